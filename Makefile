@@ -1,0 +1,39 @@
+# make figure2   from a fresh clone to runs/demo/figure2.png (about 15 minutes on 2 CPU cores)
+# make test      every test but the minutes-long ones; make test-slow runs those
+# make lint      ruff and mypy
+# make clean     removes what make and the demo made (not .venv); make distclean removes .venv too
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+RUN := runs/demo
+
+.PHONY: figure2 install test test-slow lint clean distclean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: Python 3.11 or newer is needed; say which with make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+test: $(INSTALLED)
+	$(PY) -m pytest -m 'not slow'
+
+test-slow: $(INSTALLED)
+	$(PY) -m pytest -m slow
+
+lint: $(INSTALLED)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+clean:
+	rm -rf runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

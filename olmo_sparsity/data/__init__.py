@@ -1,0 +1,1 @@
+"""Text to token files: corpora, tokenizers, and the files that training and analysis read."""

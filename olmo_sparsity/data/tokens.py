@@ -1,0 +1,177 @@
+"""Token files as OLMo has them: raw memory maps of token ids, every document ended by the EOS id.
+
+A prepared corpus is a folder with `manifest.json` (`CorpusManifest`), `tokenizer.json` and the token files of its
+splits. Shapes: n tokens of one document or file, T tokens of one training window.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import sha256_file, write_json
+
+MANIFEST_NAME = "manifest.json"
+TOKENIZER_NAME = "tokenizer.json"
+MANIFEST_VERSION = 1
+DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """One token file of a corpus, as its manifest describes it."""
+
+    name: str
+    """File name inside the corpus folder."""
+    tokens: int
+    """Number of token ids, EOS included."""
+    documents: int
+    """Number of documents, each ended by one EOS id."""
+    sha256: str
+    """Checksum of the file's bytes."""
+
+
+@dataclass(frozen=True)
+class CorpusManifest:
+    """What a prepared corpus holds and how it was made; stands beside the token files as `manifest.json`."""
+
+    corpus: str
+    """Kind of source: docs, text or c4."""
+    tokenizer_sha256: str
+    """Checksum of `tokenizer.json`; training and analysis refuse a corpus made with another tokenizer."""
+    vocab_size: int
+    eos_token_id: int
+    dtype: str
+    """uint16 or uint32."""
+    splits: dict[str, list[TokenFile]]
+    """Token files of each split; the demo and `prepare_data.py` make `train` and `heldout`."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """How it was made: source files, fractions, seed, library versions."""
+    version: int = MANIFEST_VERSION
+
+    def save(self, folder: str | Path) -> None:
+        """Write `manifest.json`, atomically."""
+        write_json(Path(folder) / MANIFEST_NAME, asdict(self))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> CorpusManifest:
+        """Read `manifest.json`. Raises `UserError` where `folder` is no finished corpus."""
+        path = Path(folder) / MANIFEST_NAME
+        if not path.is_file():
+            raise UserError(f"{folder} is no prepared corpus: {path} is missing; make it with scripts/prepare_data.py")
+        try:
+            raw = json.loads(path.read_text(encoding="utf8"))
+            if raw["version"] != MANIFEST_VERSION:
+                raise UserError(
+                    f"{path} has format version {raw['version']}, this code reads {MANIFEST_VERSION}; "
+                    "prepare the corpus again with scripts/prepare_data.py"
+                )
+            raw["splits"] = {name: [TokenFile(**f) for f in files] for name, files in raw["splits"].items()}
+            return cls(**raw)
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise UserError(f"{path} is damaged ({error!r}); prepare the corpus again") from error
+
+
+class TokenFiles:
+    """Token ids of one split, read through memory maps.
+
+    Windows and documents never cross a file. Raises `UserError` for a missing, truncated or empty file.
+    """
+
+    def __init__(self, paths: Sequence[str | Path], dtype: str, eos_token_id: int, expected: Sequence[int | None] = ()):
+        """``expected[i]`` is the number of tokens that file i must have, where it is known."""
+        if not paths:
+            raise UserError("no token files are given; set corpus.path or data.paths")
+        if dtype not in DTYPES:
+            raise UserError(f"token files of type {dtype!r} are not supported; choose one of {', '.join(DTYPES)}")
+        self.paths = [Path(path) for path in paths]
+        self.dtype = np.dtype(DTYPES[dtype])
+        self.eos_token_id = eos_token_id
+        wanted = list(expected) or [None] * len(self.paths)
+        self.arrays = [self._open(path, tokens) for path, tokens in zip(self.paths, wanted, strict=True)]
+
+    @classmethod
+    def of_split(cls, folder: str | Path, split: str, *, verify_checksums: bool = False) -> TokenFiles:
+        """The token files of one split of a prepared corpus. Raises `UserError` for an unknown split."""
+        manifest = CorpusManifest.load(folder)
+        if split not in manifest.splits:
+            raise UserError(f"{folder} has no split {split!r}; it has {', '.join(sorted(manifest.splits))}")
+        files = manifest.splits[split]
+        if verify_checksums:
+            for file in files:
+                path = Path(folder) / file.name
+                if path.is_file() and sha256_file(path) != file.sha256:
+                    raise UserError(f"checksum mismatch in {path}: the file is damaged; prepare the corpus again")
+        paths = [Path(folder) / file.name for file in files]
+        return cls(paths, manifest.dtype, manifest.eos_token_id, [file.tokens for file in files])
+
+    def _open(self, path: Path, expected: int | None) -> np.ndarray:
+        if not path.is_file():
+            raise UserError(f"token file {path} is missing; prepare the corpus again with scripts/prepare_data.py")
+        size = path.stat().st_size
+        if size == 0:
+            raise UserError(f"token file {path} is empty; prepare the corpus again")
+        if size % self.dtype.itemsize:
+            raise UserError(
+                f"token file {path} is truncated or not of type {self.dtype.name}: {size} bytes is no multiple of "
+                f"{self.dtype.itemsize}; prepare it again or set data.memmap_dtype"
+            )
+        tokens = size // self.dtype.itemsize
+        if expected is not None and tokens != expected:
+            raise UserError(
+                f"token file {path} is truncated or was changed: it has {tokens:,} tokens, its manifest says "
+                f"{expected:,}; prepare the corpus again"
+            )
+        return np.memmap(path, dtype=self.dtype, mode="r")
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of token ids in all files."""
+        return sum(len(array) for array in self.arrays)
+
+    def num_windows(self, length: int) -> int:
+        """Number of whole windows of ``length`` tokens; what is left at each file's end is not used (as in OLMo)."""
+        return sum(len(array) // length for array in self.arrays)
+
+    def locate_window(self, index: int, length: int) -> tuple[int, int]:
+        """(file, offset in it) of window ``index``; windows are numbered through all files in order."""
+        for file, array in enumerate(self.arrays):
+            windows = len(array) // length
+            if index < windows:
+                return file, index * length
+            index -= windows
+        raise IndexError(f"window {index} is beyond the last one")
+
+    @cached_property
+    def document_bounds(self) -> np.ndarray:
+        """Documents of all files, (D, 3): file, first token, one past the last (the EOS id is not part of it)."""
+        rows = []
+        for file, array in enumerate(self.arrays):
+            ends = _positions_of(array, self.eos_token_id)
+            if len(ends) == 0 or ends[-1] != len(array) - 1:
+                ends = np.append(ends, len(array))  # a last document that was cut off, as in OLMo's own files
+            starts = np.append(0, ends[:-1] + 1)
+            rows.append(np.stack([np.full_like(ends, file), starts, ends], axis=1))
+        return np.concatenate(rows)
+
+    def document(self, number: int) -> np.ndarray:
+        """Token ids of document ``number``, (n,), without its EOS."""
+        file, start, end = self.document_bounds[number]
+        return np.asarray(self.arrays[file][start:end])
+
+    def documents(self) -> Iterator[np.ndarray]:
+        """Token ids of every document, in order."""
+        return (self.document(number) for number in range(len(self.document_bounds)))
+
+
+def _positions_of(array: np.ndarray, value: int, chunk: int = 1 << 24) -> np.ndarray:
+    """Indices where ``array`` is ``value``; reads a memory map piece by piece, so memory stays constant."""
+    found = [np.flatnonzero(array[i : i + chunk] == value) + i for i in range(0, len(array), chunk)]
+    return np.concatenate(found).astype(np.int64)

@@ -1,0 +1,39 @@
+"""The one error that is meant for the user, and how a script turns it into one clear line."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Callable
+
+from olmo.exceptions import OLMoConfigurationError
+
+
+class UserError(ValueError):
+    """Bad input. The message is one line that names what is wrong and the remedy."""
+
+
+def run_script(main: Callable[[], int | None]) -> None:
+    """Run a script's ``main`` and exit: 0 when done, 1 with one line on bad input, 130 on Ctrl-C.
+
+    Only errors that a user can mend become one line; a defect of ours keeps its traceback.
+    """
+    try:
+        sys.exit(main() or 0)
+    except (UserError, OLMoConfigurationError) as error:
+        message = str(error)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        message = disk_full_message(error.filename)
+    except KeyboardInterrupt:
+        print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr)
+        sys.exit(130)
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(1)
+
+
+def disk_full_message(path: object = None) -> str:
+    """One line for a full disk; nothing half-written is left because files are renamed when whole."""
+    where = f" while writing {path}" if path else ""
+    return f"the disk is full{where}; free some space and run the same command again"
