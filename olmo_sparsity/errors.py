@@ -6,8 +6,6 @@ import errno
 import sys
 from collections.abc import Callable
 
-from olmo.exceptions import OLMoConfigurationError
-
 
 class UserError(ValueError):
     """Bad input. The message is one line that names what is wrong and the remedy."""
@@ -20,7 +18,7 @@ def run_script(main: Callable[[], int | None]) -> None:
     """
     try:
         sys.exit(main() or 0)
-    except (UserError, OLMoConfigurationError) as error:
+    except _user_errors() as error:
         message = str(error)
     except OSError as error:
         if error.errno != errno.ENOSPC:
@@ -31,6 +29,12 @@ def run_script(main: Callable[[], int | None]) -> None:
         sys.exit(130)
     print(f"error: {message}", file=sys.stderr)
     sys.exit(1)
+
+
+def _user_errors() -> tuple[type[BaseException], ...]:
+    """Errors that become one line: ours, and OLMo's where OLMo is loaded (importing it would load torch)."""
+    olmo = sys.modules.get("olmo.exceptions")
+    return (UserError, olmo.OLMoConfigurationError) if olmo else (UserError,)
 
 
 def disk_full_message(path: object = None) -> str:

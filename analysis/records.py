@@ -1,0 +1,542 @@
+"""Records of one measurement: the rows that `scripts/influence.py` writes and every figure is made from.
+
+A records folder is self-contained; nothing here needs the model or torch:
+
+    manifest.json                  what was measured on what, with which settings (`Manifest`)
+    targets.parquet                a row per sampled target (`Targets`)
+    selections/part-00000.parquet  a row per (target over tau, selector, far context) (`SelectionRow`)
+
+Parts are written whole and never changed, so a killed run loses at most its last part.
+Shapes: n sampled targets, m targets over tau whose selections are finished, K values of k,
+k_max the largest of them, N long and M short context length. Losses are in nats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import atomic_path, remove, write_json
+
+log = logging.getLogger(__name__)
+
+KIND = "olmo-sparsity records"
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+TARGETS_NAME = "targets.parquet"
+SELECTIONS_NAME = "selections"
+FAR_CONTEXTS = ("true", "placebo")
+"""The target's own far context, and that of another held-out document (METHOD 2.3, [ours])."""
+
+# Every other field of the manifest decides numbers, and a folder never mixes two values of it. A run may go
+# on after these changed: a moved checkpoint is known by its checksum.
+_NOT_SETTINGS = {
+    "checkpoint",
+    "training_seed",
+    "corpus",
+    "device",
+    "commit",
+    "versions",
+    "created",
+    "complete",
+}
+
+
+def _schema(**types: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in types.items()])
+
+
+TARGETS_SCHEMA = _schema(
+    target_id=pa.int64(),
+    document=pa.int64(),
+    position=pa.int64(),
+    token=pa.int32(),
+    loss_long_nats=pa.float64(),
+    loss_short_nats=pa.float64(),
+    gap_long_minus_short_nats=pa.float64(),
+    placebo_document=pa.int64(),
+    placebo_start=pa.int64(),
+)
+SELECTIONS_SCHEMA = _schema(
+    target_id=pa.int64(),
+    selector=pa.string(),
+    far_context=pa.string(),
+    selected=pa.list_(pa.int32()),
+    influence=pa.list_(pa.float32()),
+    loss_nats=pa.list_(pa.float64()),
+)
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that the numbers depend on; imports none of them."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "ai2-olmo", "olmo-sparsity", "numpy"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What one records folder holds and how it was measured."""
+
+    checkpoint: str
+    """Path of the checkpoint, as it was given."""
+    checkpoint_sha256: str
+    """Checksum of its weights."""
+    training_seed: int | None
+    """Seed the checkpoint was trained with, where it is known."""
+    tokenizer_sha256: str
+    corpus: str
+    """Path of the prepared corpus, as it was given."""
+    corpus_manifest_sha256: str
+    split: str
+    n_long: int
+    """N, tokens of long context."""
+    n_short: int
+    """M, tokens of short context."""
+    tau_nats: float
+    """Selectors run on the targets with L_short - L_long > tau."""
+    ks: list[int]
+    """Numbers of influential tokens at which L_k is measured, ascending."""
+    selectors: list[str]
+    seed: int
+    """Seed of the sampled targets, the placebos and the random control."""
+    targets_asked: int
+    """Number of targets asked for; a small split may hold fewer."""
+    dtype: str
+    """Number format of the forward passes."""
+    device: str
+    commit: str
+    """Commit of this code, empty where it is unknown."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Any further setting that changes the numbers."""
+    versions: dict[str, str] = field(default_factory=library_versions)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    """When the folder was begun, UTC."""
+    complete: bool = False
+    """Whether every target over tau has all its rows."""
+    version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        if not 0 < self.n_short < self.n_long:
+            raise UserError(
+                f"the short context ({self.n_short}) must be shorter than the long ({self.n_long})"
+            )
+        if not self.ks or list(self.ks) != sorted(set(self.ks)) or self.ks[0] < 1:
+            raise UserError(f"the values of k must be ascending and at least 1, not {list(self.ks)}")
+        if self.ks[-1] > self.n_long - self.n_short:
+            raise UserError(
+                f"k = {self.ks[-1]} is more than the {self.n_long - self.n_short} far tokens; "
+                "give a smaller k or a longer long context"
+            )
+        if not self.selectors or len(set(self.selectors)) != len(self.selectors):
+            raise UserError(f"name each selector once and at least one, not {list(self.selectors)}")
+
+    @property
+    def k_max(self) -> int:
+        """The largest k: so many tokens of every selection are recorded."""
+        return self.ks[-1]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hexadecimal, of the settings that decide the numbers."""
+        return _fingerprint(asdict(self))
+
+    def save(self, folder: str | Path) -> None:
+        """Write `manifest.json`, atomically."""
+        value = {"kind": KIND, "settings_fingerprint": self.fingerprint, **asdict(self)}
+        write_json(Path(folder) / MANIFEST_NAME, value)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Manifest:
+        """Read `manifest.json`. Raises `UserError` for a missing, damaged, edited or older one."""
+        path = Path(folder) / MANIFEST_NAME
+        raw = _read_manifest(path)
+        if raw.get("version") != FORMAT_VERSION:
+            raise UserError(
+                f"{folder} has records of format version {raw.get('version')}, this code reads "
+                f"{FORMAT_VERSION}; measure again into another --out, or with --overwrite"
+            )
+        fingerprint = raw.pop("settings_fingerprint", None)
+        del raw["kind"]
+        if (odd := raw.keys() ^ {each.name for each in fields(cls)}) or _fingerprint(raw) != fingerprint:
+            what = (
+                f"wrong fields: {', '.join(sorted(odd))}"
+                if odd
+                else "its settings do not fit their fingerprint"
+            )
+            raise UserError(
+                f"{path} was edited or damaged ({what}); restore it, or measure again with "
+                "scripts/influence.py --overwrite"
+            )
+        return cls(**raw)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest's JSON, version and fields not yet checked. Raises `UserError` if it is none of ours."""
+    if not path.is_file():
+        raise UserError(
+            f"{path.parent} has no records ({path.name} is missing); make them with scripts/influence.py"
+        )
+    try:
+        raw = json.loads(path.read_text(encoding="utf8"))
+    except ValueError as error:
+        raise UserError(
+            f"{path} is damaged ({error}); give another --out, or remove the folder to measure again"
+        ) from error
+    if not isinstance(raw, dict) or raw.get("kind") != KIND:
+        raise UserError(
+            f"{path.parent} is no records folder: its {path.name} is of another kind; give another --out"
+        )
+    return raw
+
+
+def _settings(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in manifest.items() if name not in _NOT_SETTINGS}
+
+
+def _fingerprint(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(_settings(manifest), sort_keys=True).encode()).hexdigest()
+
+
+def _differences(old: Manifest, new: Manifest) -> str:
+    """``setting old -> new`` for every setting that differs; of a checksum, the path and its first digits."""
+    pair = [(each, {**_settings(asdict(each)), **each.options}) for each in (old, new)]
+    found = []
+    for name in dict.fromkeys([*pair[0][1], *pair[1][1]]):
+        values = [settings.get(name) for _, settings in pair]
+        if values[0] == values[1] or name == "options":
+            continue
+        if name.endswith("sha256"):
+            name = name.removesuffix("_sha256").removesuffix("_manifest")
+            values = [
+                f"{getattr(each, name, '')} ({checksum[:12]})".strip()
+                for (each, _), checksum in zip(pair, map(str, values), strict=True)
+            ]
+        found.append(f"{name} {values[0]} -> {values[1]}")
+    return ", ".join(found)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The sampled targets; every array is (n,), and row i of each belongs to the same target."""
+
+    target_id: np.ndarray
+    """Unique and stable number of the target, int64."""
+    document: np.ndarray
+    """Number of its document in the split, int64: the unit of resampling."""
+    position: np.ndarray
+    """t, index of the target token in its document, int64."""
+    token: np.ndarray
+    """The target's token id, int32."""
+    loss_long_nats: np.ndarray
+    """L_long, float64."""
+    loss_short_nats: np.ndarray
+    """L_short, float64."""
+    placebo_document: np.ndarray
+    """Document that the placebo far context is taken from, int64."""
+    placebo_start: np.ndarray
+    """Index in that document of the placebo far context's first token, int64."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            dtype = TARGETS_SCHEMA.field(each.name).type.to_pandas_dtype()
+            array = np.ascontiguousarray(getattr(self, each.name), dtype=dtype)
+            object.__setattr__(self, each.name, array)  # frozen: callers may pass lists or other widths
+            if array.ndim != 1 or len(array) != len(self.target_id):
+                raise ValueError(f"{each.name} has shape {array.shape}, target_id {self.target_id.shape}")
+        if len(np.unique(self.target_id)) != len(self.target_id):
+            raise ValueError("target ids repeat")
+        if not np.isfinite([self.loss_long_nats, self.loss_short_nats]).all():
+            raise ValueError("a target's loss is not finite")
+
+    def __len__(self) -> int:
+        return len(self.target_id)
+
+    @property
+    def gap_long_minus_short_nats(self) -> np.ndarray:
+        """L_long - L_short, (n,): negative where the long context helps."""
+        return self.loss_long_nats - self.loss_short_nats
+
+    def over(self, tau_nats: float) -> np.ndarray:
+        """Indices, ascending, of the targets with L_short - L_long > tau: those that selectors run on."""
+        return np.flatnonzero(-self.gap_long_minus_short_nats > tau_nats)
+
+    def to_table(self) -> pa.Table:
+        """The rows of `targets.parquet`."""
+        arrays = [pa.array(getattr(self, name)) for name in TARGETS_SCHEMA.names]
+        return pa.Table.from_arrays(arrays, schema=TARGETS_SCHEMA)
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> Targets:
+        """The inverse of `to_table`."""
+        return cls(**{each.name: table[each.name].to_numpy() for each in fields(cls)})
+
+
+@dataclass(frozen=True)
+class SelectionRow:
+    """What one selector chose for one target in one far context, and what the choice is worth."""
+
+    target_id: int
+    selector: str
+    far_context: str
+    """`true` or `placebo`."""
+    selected: Sequence[int] | np.ndarray
+    """Position ids, in 0..N-M-1, of the first k_max tokens, most influential first, (k_max,)."""
+    influence: Sequence[float] | np.ndarray
+    """Influence of each in nats, in the same order, (k_max,)."""
+    loss_nats: Sequence[float] | np.ndarray
+    """L_k for each k of the manifest's ``ks``, (K,)."""
+
+
+class RecordWriter:
+    """Writes one records folder, or goes on with one that an earlier run left unfinished.
+
+    Args:
+        folder: where the records go.
+        manifest: what is about to be measured; ``writer.manifest`` is what stands in the folder.
+        overwrite: remove records that are already there, whatever their settings.
+
+    Raises `UserError` if the folder has records of other settings or an older format, or is something else.
+    """
+
+    def __init__(self, folder: str | Path, manifest: Manifest, *, overwrite: bool = False):
+        self.folder = Path(folder)
+        self.selections = self.folder / SELECTIONS_NAME
+        path = self.folder / MANIFEST_NAME
+        if overwrite and path.exists():
+            _read_manifest(path)  # refuses: that folder is something else, and nothing of it is deleted
+            remove(self.selections)
+            remove(self.folder / TARGETS_NAME)
+            remove(path)
+        self.manifest = self._continue(manifest) if path.exists() else self._begin(manifest)
+        for leftover in [*self.folder.glob(".*.tmp-*"), *self.selections.glob(".*.tmp-*")]:
+            remove(leftover)  # of a killed writer
+
+    def _begin(self, manifest: Manifest) -> Manifest:
+        if self.selections.exists() or (self.folder / TARGETS_NAME).exists():
+            raise UserError(
+                f"{self.folder} has records but no {MANIFEST_NAME}; give another --out or remove it"
+            )
+        manifest = replace(manifest, complete=False)
+        manifest.save(self.folder)
+        return manifest
+
+    def _continue(self, manifest: Manifest) -> Manifest:
+        old = Manifest.load(self.folder)
+        if old.fingerprint != manifest.fingerprint:
+            raise UserError(
+                f"{self.folder} was measured with other settings: {_differences(old, manifest)}; "
+                "give another --out, or --overwrite to start anew"
+            )
+        if (old.commit, old.versions) != (manifest.commit, manifest.versions):
+            log.warning("%s was begun with another commit or other library versions", self.folder)
+        # a part may have been removed since, as the remedy for a damaged one says
+        return replace(old, complete=old.complete and not _missing(self.folder, old))
+
+    @property
+    def targets(self) -> Targets | None:
+        """The targets that an earlier run wrote, or None: nothing needs to be sampled or scored again."""
+        return _read_targets(self.folder) if (self.folder / TARGETS_NAME).exists() else None
+
+    def write_targets(self, targets: Targets) -> None:
+        """Write `targets.parquet`; where it is there already it must hold the same targets, and is kept."""
+        written = self.targets
+        if written is None:
+            _write_table(targets.to_table(), self.folder / TARGETS_NAME)
+            return
+        for name in ("target_id", "document", "position", "token", "placebo_document", "placebo_start"):
+            if not np.array_equal(getattr(written, name), getattr(targets, name)):
+                raise UserError(
+                    f"{self.folder} has other targets than this run sampled ({name} differs); "
+                    "give another --out, or --overwrite to start anew"
+                )
+
+    def finished_targets(self) -> set[int]:
+        """Ids of the targets that have a row for every selector and far context."""
+        return _finished(_read_parts(self.folder, ["target_id", "selector", "far_context"]), self.manifest)
+
+    def append(self, rows: Sequence[SelectionRow]) -> None:
+        """Write ``rows`` as one further part: all of them or, if the process dies, none."""
+        if not rows:
+            return
+        for row in rows:
+            self._check(row)
+        columns = {name: [getattr(row, name) for row in rows] for name in SELECTIONS_SCHEMA.names}
+        table = pa.Table.from_pydict(columns, schema=SELECTIONS_SCHEMA)
+        numbers = [int(path.stem.rpartition("-")[2]) for path in _part_paths(self.folder)]
+        _write_table(table, self.selections / f"part-{max(numbers, default=-1) + 1:05d}.parquet")
+
+    def _check(self, row: SelectionRow) -> None:
+        what = f"row of target {row.target_id}, {row.selector}, {row.far_context}"
+        if row.selector not in self.manifest.selectors or row.far_context not in FAR_CONTEXTS:
+            raise ValueError(f"{what}: not among {self.manifest.selectors} and {FAR_CONTEXTS}")
+        selected = np.asarray(row.selected)
+        if selected.shape != (self.manifest.k_max,) or len(np.unique(selected)) != len(selected):
+            raise ValueError(
+                f"{what}: {self.manifest.k_max} different tokens must be selected, not {row.selected}"
+            )
+        if selected.min() < 0 or selected.max() >= self.manifest.n_long - self.manifest.n_short:
+            raise ValueError(f"{what}: a selected token is not in the far context: {row.selected}")
+        if np.shape(row.influence) != selected.shape or np.shape(row.loss_nats) != (len(self.manifest.ks),):
+            raise ValueError(f"{what}: one influence per selected token and one loss per k are needed")
+        if not np.isfinite(row.loss_nats).all():
+            raise ValueError(f"{what}: a loss is not finite: {row.loss_nats}")
+
+    def finish(self) -> None:
+        """Mark the folder complete. Raises `ValueError` while a target over tau lacks rows."""
+        if missing := _missing(self.folder, self.manifest):
+            raise ValueError(
+                f"{len(missing)} targets over tau lack rows in {self.folder}, e.g. {min(missing)}"
+            )
+        self.manifest = replace(self.manifest, complete=True)
+        self.manifest.save(self.folder)
+
+
+@dataclass(frozen=True)
+class Records:
+    """One records folder in memory. Dictionaries are keyed by selector, then by one of `FAR_CONTEXTS`."""
+
+    folder: Path
+    manifest: Manifest
+    targets: Targets
+    """All sampled targets."""
+    over: np.ndarray
+    """Indices into ``targets``, ascending, of those over tau with finished selections, (m,)."""
+    loss_nats: dict[str, dict[str, np.ndarray]]
+    """L_k, float64 (m, K); row i belongs to target ``over[i]``."""
+    selected: dict[str, dict[str, np.ndarray]]
+    """Position ids of the selected tokens, most influential first, int32 (m, k_max)."""
+    influence: dict[str, dict[str, np.ndarray]]
+    """Their influence in nats, float32 (m, k_max)."""
+
+
+def load_records(folder: str | Path) -> Records:
+    """Read a records folder.
+
+    An unfinished one is read as far as it goes, with a warning. Raises `UserError` where nothing can be read
+    or something is damaged.
+    """
+    folder = Path(folder)
+    manifest = Manifest.load(folder)
+    again = "run the same scripts/influence.py command again to finish it"
+    if not (folder / TARGETS_NAME).exists():
+        raise UserError(f"{folder} has no targets yet ({TARGETS_NAME} is missing); {again}")
+    targets = _read_targets(folder)
+    parts = _read_parts(folder, SELECTIONS_SCHEMA.names)
+    wanted = targets.over(manifest.tau_nats)
+    finished = np.fromiter(_finished(parts, manifest), dtype=np.int64)
+    over = wanted[np.isin(targets.target_id[wanted], finished)]
+    if len(over) < len(wanted):
+        if manifest.complete:
+            raise UserError(
+                f"{folder} is damaged: {len(wanted) - len(over)} of {len(wanted)} targets over tau lack "
+                f"rows, though it was finished; {again}"
+            )
+        if len(over) == 0:
+            raise UserError(f"no target of {folder} is finished yet; {again}")
+    if not manifest.complete:
+        log.warning("%s is unfinished: %d of %d targets over tau; %s", folder, len(over), len(wanted), again)
+    arrays = _arrange(parts, manifest, targets.target_id[over], folder)
+    return Records(folder, manifest, targets, over, **arrays)
+
+
+def _arrange(parts: pa.Table, manifest: Manifest, ids: np.ndarray, folder: Path) -> dict[str, dict]:
+    """Rows of all parts as arrays in the order of ``ids``; of rows written twice the later one counts."""
+    widths = {"loss_nats": len(manifest.ks), "selected": manifest.k_max, "influence": manifest.k_max}
+    flat = {}
+    for name, width in widths.items():
+        if not pc.all(pc.equal(pc.list_value_length(parts[name]), width)).as_py() and len(parts):
+            raise UserError(f"{folder}/{SELECTIONS_NAME} is damaged: {name} is not {width} long in every row")
+        flat[name] = pc.list_flatten(parts[name]).to_numpy().reshape(-1, width)
+    row_ids = parts["target_id"].to_numpy()
+    order = np.argsort(ids, kind="stable")
+    result: dict[str, dict] = {name: {} for name in widths}
+    for selector in manifest.selectors:
+        for name in widths:
+            result[name][selector] = {}
+        for context in FAR_CONTEXTS:
+            mask = pc.and_(pc.equal(parts["selector"], selector), pc.equal(parts["far_context"], context))
+            rows = np.flatnonzero(mask.to_numpy())
+            rows = rows[np.isin(row_ids[rows], ids)]
+            row_of = np.zeros(len(ids), dtype=np.int64)
+            row_of[order[np.searchsorted(ids[order], row_ids[rows])]] = rows  # the last assignment stays
+            for name in widths:
+                result[name][selector][context] = flat[name][row_of]
+    return result
+
+
+def _finished(parts: pa.Table, manifest: Manifest) -> set[int]:
+    keys = parts.select(["target_id", "selector", "far_context"])
+    keys = keys.filter(pc.is_in(keys["selector"], pa.array(manifest.selectors)))
+    unique = keys.group_by(keys.column_names).aggregate([])
+    counts = unique.group_by("target_id").aggregate([([], "count_all")])
+    whole = pc.equal(counts["count_all"], len(manifest.selectors) * len(FAR_CONTEXTS))
+    return set(counts.filter(whole)["target_id"].to_pylist())
+
+
+def _missing(folder: Path, manifest: Manifest) -> set[int]:
+    """Ids of the targets over tau that lack rows."""
+    targets = _read_targets(folder)
+    keys = _read_parts(folder, ["target_id", "selector", "far_context"])
+    return set(targets.target_id[targets.over(manifest.tau_nats)].tolist()) - _finished(keys, manifest)
+
+
+def _part_paths(folder: Path) -> list[Path]:
+    return sorted((folder / SELECTIONS_NAME).glob("part-*.parquet"))
+
+
+def _read_parts(folder: Path, columns: list[str]) -> pa.Table:
+    schema = pa.schema([SELECTIONS_SCHEMA.field(name) for name in columns])
+    remedy = "remove that file and run the same scripts/influence.py command again"
+    tables = [_read_table(path, SELECTIONS_SCHEMA, remedy).select(columns) for path in _part_paths(folder)]
+    return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+def _read_targets(folder: Path) -> Targets:
+    path = folder / TARGETS_NAME
+    remedy = "measure again with scripts/influence.py --overwrite"
+    table = _read_table(path, TARGETS_SCHEMA, remedy)
+    try:
+        targets = Targets.from_table(table)
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); {remedy}") from error
+    if not np.array_equal(table["gap_long_minus_short_nats"].to_numpy(), targets.gap_long_minus_short_nats):
+        raise UserError(f"{path} is damaged (gap is not L_long - L_short); {remedy}")
+    return targets
+
+
+def _read_table(path: Path, schema: pa.Schema, remedy: str) -> pa.Table:
+    try:
+        with pq.ParquetFile(path) as file:
+            table = file.read()
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read ({reason}); {remedy}") from error
+    if not table.schema.equals(schema):
+        raise UserError(
+            f"{path} has columns {', '.join(table.column_names)}, not those of a record; {remedy}"
+        )
+    return table
+
+
+def _write_table(table: pa.Table, path: Path) -> None:
+    with atomic_path(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")

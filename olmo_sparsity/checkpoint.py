@@ -1,0 +1,137 @@
+"""Checkpoint folders: written whole or not at all, read without Accelerate or DeepSpeed.
+
+    RUN/step00001000/  model.safetensors  optimizer.safetensors  state.json  config.yaml  tokenizer.json
+
+No file is a pickle. `state.json` is the data and step state; tensors of the optimizer are stored under
+`<parameter>|<state>`. Random state is not stored: data order, position ids and dropout are functions of the step.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from olmo_sparsity.config import Config, load_config
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import atomic_path, sha256_file
+from olmo_sparsity.model import PositionedOLMo, empty_model
+
+log = logging.getLogger(__name__)
+
+WEIGHTS, OPTIMIZER, STATE, CONFIG, TOKENIZER = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "config.yaml",
+    "tokenizer.json",
+)
+_STEP_FOLDER = re.compile(r"step(\d+)$")
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Where a run stands; with the configuration it determines every batch that follows."""
+
+    step: int
+    """Optimizer steps done."""
+    tokens: int
+    """Tokens seen."""
+    finished: bool = False
+    """The run reached its full duration."""
+
+
+def step_folder(run: str | Path, step: int) -> Path:
+    """Folder of the checkpoint after ``step`` steps."""
+    return Path(run) / f"step{step:08d}"
+
+
+def checkpoints(run: str | Path) -> list[Path]:
+    """Checkpoint folders of a run, oldest first. Folders are renamed when whole, so all that are there are."""
+    found = [path for path in Path(run).glob("step*") if _STEP_FOLDER.match(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(_STEP_FOLDER.match(path.name).group(1)))  # type: ignore[union-attr]
+
+
+def resolve_checkpoint(path: str | Path) -> Path:
+    """A checkpoint folder, given itself or the run that holds it (then its last). Raises `UserError` for neither."""
+    path = Path(path)
+    if (path / WEIGHTS).is_file():
+        return path
+    found = checkpoints(path)
+    if not found:
+        raise UserError(f"{path} is neither a checkpoint nor a run with one; train it with scripts/train.py")
+    return found[-1]
+
+
+def save_checkpoint(
+    run: str | Path,
+    config: Config,
+    state: TrainState,
+    weights: dict[str, Tensor],
+    optimizer: dict[str, Tensor],
+    tokenizer: Path | None,
+) -> Path:
+    """Write one checkpoint folder, atomically, and return it."""
+    folder = step_folder(run, state.step)
+    with atomic_path(folder) as temporary:
+        temporary.mkdir()
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
+        save_file({name: tensor.contiguous() for name, tensor in optimizer.items()}, temporary / OPTIMIZER)
+        config.save(temporary / CONFIG)
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, temporary / TOKENIZER)
+        (temporary / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf8")
+    return folder
+
+
+def load_state(folder: Path) -> TrainState:
+    """Where the run stood at this checkpoint."""
+    try:
+        return TrainState(**json.loads((folder / STATE).read_text(encoding="utf8")))
+    except (OSError, TypeError, json.JSONDecodeError) as error:
+        raise UserError(f"{folder / STATE} cannot be read ({error}); resume from an earlier checkpoint") from error
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Tensors of a safetensors file. Raises `UserError` for a missing or damaged one."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read ({error}); use an earlier checkpoint") from error
+
+
+def load_model(checkpoint: str | Path) -> tuple[PositionedOLMo, Config]:
+    """The model of a checkpoint (or of a run's last one), on the CPU in evaluation mode, and its configuration."""
+    folder = resolve_checkpoint(checkpoint)
+    config = load_config(folder / CONFIG)
+    model = empty_model(config.model)
+    load_weights(model, folder)
+    return model.eval(), config
+
+
+def load_weights(model: torch.nn.Module, folder: Path) -> None:
+    """Load a checkpoint's weights. Raises `UserError` that names the first tensor which does not fit."""
+    tensors = load_tensors(folder / WEIGHTS)
+    expected = model.state_dict()
+    for name in sorted(expected.keys() | tensors.keys()):
+        found = tuple(tensors[name].shape) if name in tensors else "absent"
+        wanted = tuple(expected[name].shape) if name in expected else "absent"
+        if found != wanted:
+            raise UserError(
+                f"{folder / WEIGHTS} is of another model shape: {name} is {found} there and {wanted} in the "
+                "configuration; use the config.yaml beside the checkpoint"
+            )
+    model.load_state_dict(tensors)
+
+
+def weights_sha256(checkpoint: str | Path) -> str:
+    """Checksum of a checkpoint's weights, which identifies it in records."""
+    return sha256_file(resolve_checkpoint(checkpoint) / WEIGHTS)

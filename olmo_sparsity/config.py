@@ -1,0 +1,390 @@
+"""The configuration of a run: OLMo's `TrainConfig` plus ours; load, override, validate.
+
+OLMo's own YAML files load unchanged. A file may name a `base:` and hold differences only. Whatever is wrong,
+in the files or on the command line, is reported at once, before anything is allocated; each line names the
+key and a remedy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import typing
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from olmo import config as olmo
+from olmo.util import clean_opt
+from omegaconf import DictConfig, ListConfig
+from omegaconf import OmegaConf as om
+from omegaconf.errors import OmegaConfBaseException
+
+from olmo_sparsity.config_check import (
+    describe_replaced,
+    did_you_mean,
+    dotted_names,
+    expectation,
+    find_problems,
+    list_section_of,
+    parse_duration,
+    replaced_fields,
+    section_of,
+    shorten,
+    show,
+)
+from olmo_sparsity.errors import UserError
+
+__all__ = [
+    "Config",
+    "CorpusConfig",
+    "DataConfig",
+    "ModelConfig",
+    "PositionsConfig",
+    "TokenizerConfig",
+    "load_config",
+    "parse_duration",
+    "replaced_fields",
+]
+
+log = logging.getLogger(__name__)
+_COMMAND_LINE = "on the command line"
+_REFUSED = object()
+
+
+@dataclass
+class ModelConfig(olmo.ModelConfig):
+    """OLMo's model configuration and the one position encoding that OLMo lacks."""
+
+    nope: bool = False
+    """
+    No position information at all; needs `rope: false` and `alibi: false`. Without it OLMo gives such a model
+    learned absolute position embeddings.
+    """
+
+
+@dataclass
+class TokenizerConfig(olmo.TokenizerConfig):
+    identifier: str | None = None  # type: ignore[assignment]
+    """
+    A file, a tokenizer that OLMo ships, or a name on the Hugging Face Hub. Null: the corpus's own tokenizer.
+    """
+
+
+@dataclass
+class DataConfig(olmo.DataConfig):
+    drop_last: bool = True
+    """
+    Always true: every step trains on a whole global batch.
+    """
+
+
+@dataclass
+class PositionsConfig(olmo.BaseConfig):
+    """Which position ids the tokens of a training window get."""
+
+    scheme: str = "contiguous"
+    """
+    A name of `olmo_sparsity.positions.SCHEMES`: contiguous, random_start, pose.
+    """
+
+    chunks: int = 2
+    """
+    PoSE: into how many chunks a window is cut.
+    """
+
+    target_length: int | None = None
+    """
+    T': the position ids stay below it. Null: `model.max_sequence_length`. PoSE needs a longer one.
+    """
+
+    content: str = "contiguous"
+    """
+    PoSE: whether the text of the chunks is contiguous, or skips as their ids do (contiguous | skip).
+    """
+
+
+@dataclass
+class CorpusConfig(olmo.BaseConfig):
+    """The corpus to train on."""
+
+    path: str | None = None
+    """
+    A folder made by `scripts/prepare_data.py`; `data.paths`, `data.memmap_dtype` and the tokenizer then come
+    from its manifest.
+    """
+
+    train_split: str = "train"
+    """
+    The split of the corpus that is trained on.
+    """
+
+    heldout_split: str = "heldout"
+    """
+    The split of the corpus that is measured on and never trained on.
+    """
+
+
+@dataclass
+class Config(olmo.TrainConfig):
+    """Everything that decides a run. Load it with `load_config`."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """
+    Shape of the model and its position encoding.
+    """
+
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """
+    Tokenizer, where it is not the corpus's own.
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    """
+    Token files and how they are read.
+    """
+
+    positions: PositionsConfig = field(default_factory=PositionsConfig)
+    """
+    Position ids of the training windows.
+    """
+
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    """
+    A prepared corpus, in place of `data.paths`.
+    """
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, its `base:` files and overrides such as ``--optimizer.learning_rate=1e-4``.
+
+    Raises one `UserError` that lists everything that is wrong. Warns once of fields that are replaced.
+    """
+    problems = _Problems()
+    values = _read_all(Path(path), overrides, problems)
+    config = _build(_known_and_typed(Config, values, "", problems), problems)
+    if config is not None:
+        for reads, text in find_problems(config):
+            if not any(problems.touch(name) for name in reads):
+                problems.add(reads[0], text)
+    if problems.lines:
+        raise UserError(problems.message(path))
+    assert config is not None  # it is None only beside a problem
+    if replaced := replaced_fields(config):
+        log.warning("%s: no effect here: %s", path, describe_replaced(replaced))
+    return config
+
+
+class _Problems:
+    """What is wrong so far, and where each key was written."""
+
+    def __init__(self) -> None:
+        self.lines: dict[tuple[str, str], str] = {}
+        self.broken: set[str] = set()
+        self.sources: dict[str, str] = {}
+
+    def add(self, name: str, text: str) -> None:
+        """``text`` says what is wrong with the key ``name``, and the remedy."""
+        written = name
+        while written not in self.sources and "." in written:  # an element of a list, or what is missing
+            written = written.rpartition(".")[0]
+        source = self.sources.get(written)
+        self.lines[name, text] = f"{name}: {text}" + (f" ({source})" if source else "")
+
+    def add_broken(self, name: str, text: str) -> None:
+        """As `add`, for a key whose value is unusable: what depends on it is not judged any more."""
+        self.broken.add(name)
+        self.add(name, text)
+
+    def touch(self, name: str) -> bool:
+        """Whether the value of ``name``, of a part of it or of its section is unusable."""
+        return any(f"{name}.".startswith(f"{b}.") or b.startswith(f"{name}.") for b in self.broken)
+
+    def note_source(self, values: dict, source: str, prefix: str = "") -> None:
+        """Remember where the keys of ``values`` were written; empty for the file that was asked for."""
+        for key, value in values.items():
+            self.sources[f"{prefix}{key}"] = source
+            if isinstance(value, dict):
+                self.note_source(value, source, f"{prefix}{key}.")
+
+    def message(self, path: str | Path) -> str:
+        lines = list(self.lines.values())
+        if len(lines) == 1:
+            return f"{path}: {lines[0]}"
+        return "\n".join([f"{len(lines)} problems in {path}:", *(f"  {line}" for line in lines)])
+
+
+def _read_all(path: Path, overrides: Sequence[str], problems: _Problems) -> dict:
+    """The values of the base files, the file and the overrides, merged, neither checked nor resolved yet."""
+    values: dict = {}
+    for file, layer in _read_layers(path, ()):
+        problems.note_source(layer, "" if file == path else f"in {file}")
+        values = _merge(values, layer)
+    for override in overrides:
+        try:
+            layer = _plain(om.from_dotlist([clean_opt(override)]))
+        except (OmegaConfBaseException, yaml.YAMLError, ValueError, IndexError):
+            problems.add(override, "cannot be read; write --name=value or --section.name=value")
+            continue
+        problems.note_source(layer, _COMMAND_LINE)
+        values = _merge(values, layer)
+    return values
+
+
+def _read_layers(path: Path, above: tuple[Path, ...]) -> list[tuple[Path, dict]]:
+    """The file and what it is based on, base first."""
+    if path.resolve() in [file.resolve() for file in above]:
+        raise UserError(f"{above[0]}: its base files form a circle: {' -> '.join(map(str, [*above, path]))}")
+    if above and not path.is_file():
+        raise UserError(f"{above[-1]}: base: there is no file {path}; the path is relative to {above[-1]}")
+    values = _read_yaml(path)
+    base = values.pop("base", None)
+    if base is None:
+        return [(path, values)]
+    if not isinstance(base, str):
+        raise UserError(f"{path}: base: {show(base)} is no text; name one YAML file, relative to this one")
+    return [*_read_layers(path.parent / base, (*above, path)), (path, values)]
+
+
+def _read_yaml(path: Path) -> dict:
+    try:
+        raw = om.load(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such config file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is no UTF-8 text: {error.reason} at byte {error.start}") from None
+    except yaml.MarkedYAMLError as error:
+        mark, what = error.problem_mark, error.problem
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise UserError(f"{path}: {where}malformed YAML: {what}") from None
+    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: cannot be read: {_first_line(error)}") from None
+    if not isinstance(raw, DictConfig):
+        raise UserError(f"{path}: holds a list; a config is made of lines `name: value`")
+    # A section of a wrong type is reported with everything else.
+    with contextlib.suppress(OmegaConfBaseException, AttributeError):
+        raw = Config.update_legacy_settings(raw)
+    return _plain(raw)
+
+
+def _plain(config: DictConfig | ListConfig) -> Any:
+    return om.to_container(config, resolve=False)
+
+
+def _merge(below: dict, above: dict) -> dict:
+    """Sections are merged; any other value, lists included, is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _known_and_typed(cls: type, values: dict, prefix: str, problems: _Problems) -> dict:
+    """``values`` without unknown keys and values of a wrong type, which are reported."""
+    hints, kept = typing.get_type_hints(cls), {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if key not in hints:
+            question = did_you_mean(str(key), prefix, isinstance(value, dict), hints, dotted_names(Config))
+            problems.add_broken(name, f"unknown key; {question}")
+        elif (good := _typed(hints[key], value, name, problems)) is not _REFUSED:
+            kept[key] = good
+    for item in fields(cls):
+        if item.default is MISSING and item.default_factory is MISSING and item.name not in values:
+            problems.add_broken(f"{prefix}{item.name}", "is missing; every entry needs one")
+            kept[item.name] = ""  # stands in, so that all the rest can be judged
+    return kept
+
+
+def _typed(hint: Any, value: Any, name: str, problems: _Problems) -> Any:
+    """``value`` if it fits ``hint``, with what is wrong inside it left out; else `_REFUSED`."""
+    section, element = section_of(hint), list_section_of(hint)
+    if value == "???":  # OmegaConf's mark for a value that must be given
+        problems.add_broken(name, "is left open; give it a value")
+        return _REFUSED
+    if section and isinstance(value, dict):
+        return _known_and_typed(section, value, f"{name}.", problems)
+    if element and isinstance(value, list):
+        items = [_typed(element, item, f"{name}.{i}", problems) for i, item in enumerate(value)]
+        return [item for item in items if item is not _REFUSED]
+    try:
+        om.merge(_schema_of(hint), {"value": value})
+    except (OmegaConfBaseException, TypeError):
+        problems.add_broken(name, f"{show(value)} is {expectation(hint, value)}")
+        return _REFUSED
+    return value
+
+
+@cache
+def _schema_of(hint: Any) -> DictConfig:
+    """A config of one field, `value`, that takes what ``hint`` allows."""
+    return om.structured(make_dataclass("Leaf", [("value", hint)]))
+
+
+@cache
+def _schema() -> DictConfig:
+    return om.structured(Config)
+
+
+def _build(values: dict, problems: _Problems) -> Config | None:
+    """The config of values whose keys and types are right; None where even its valid part cannot be built."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # OLMo 0.6 calls a function that OmegaConf has deprecated
+        Config._register_resolvers()
+    try:
+        merged = om.merge(_schema(), values)
+        unresolved = list(_unresolved(merged, ()))
+        for keys, text in unresolved:
+            problems.add_broken(".".join(map(str, keys)), text)
+            _drop(values, keys)
+        if unresolved:
+            merged = om.merge(_schema(), values)
+        return typing.cast(Config, om.to_object(merged))
+    except (OmegaConfBaseException, TypeError, RecursionError) as error:
+        if not problems.lines:  # else this is likely what they have left behind
+            problems.add_broken(getattr(error, "full_key", None) or "config", _first_line(error))
+        return None
+
+
+def _unresolved(node: Any, path: tuple) -> Iterator[tuple[tuple, str]]:
+    """The keys whose ``${…}`` cannot be resolved or gives a value of a wrong type, and why."""
+    keys: Iterable[Any] = node if isinstance(node, DictConfig) else range(len(node))
+    for key in keys:
+        if om.is_missing(node, key):
+            continue
+        if not om.is_interpolation(node, key):
+            if isinstance(node[key], DictConfig | ListConfig):
+                yield from _unresolved(node[key], (*path, key))
+            continue
+        try:
+            node[key]
+        except (OmegaConfBaseException, RecursionError) as error:
+            yield (*path, key), f"{show(_plain(node)[key])} {_why_unresolved(error)}"
+
+
+def _why_unresolved(error: Exception) -> str:
+    text = _first_line(error)
+    if missing := re.fullmatch(r"Interpolation key '(.+)' not found", text):
+        hints, names = typing.get_type_hints(Config), dotted_names(Config)
+        return f"refers to {missing[1]}, which is no key; {did_you_mean(missing[1], '', False, hints, names)}"
+    reason = re.sub(r"^(\w+ raised|While).* interpolation.*?: ", "", text)  # without OmegaConf's preamble
+    return f"cannot be resolved: {shorten(reason, 120)}"
+
+
+def _drop(values: Any, keys: tuple) -> None:
+    """Remove the value at ``keys``; an element of a list takes the whole list with it."""
+    while isinstance(keys[-1], int):
+        keys = keys[:-1]
+    for key in keys[:-1]:
+        values = values[key]
+    values.pop(keys[-1], None)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

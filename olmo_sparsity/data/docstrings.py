@@ -1,0 +1,213 @@
+"""English text that every machine with this project has: docstrings and Python's help topics.
+
+One document per module (its docstrings in source order) and per topic. Modules are parsed, never imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import platform
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import blake2b
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from olmo_sparsity.data.text import paragraph_hash, split_paragraphs
+from olmo_sparsity.data.workers import report, run_jobs
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import atomic_path
+
+logger = logging.getLogger(__name__)
+
+PROJECT = "olmo-sparsity"
+PYTHON = "python"
+"""Stands for the standard library and the help topics among package names."""
+PARTS = 8
+"""Files the documents are divided into, each one a unit."""
+MODULES_PER_JOB = 100
+MIN_CHARACTERS = 500
+MIN_REPEATED_CHARACTERS = 100
+"""A paragraph at least this long is kept only where it stands first: packages copy whole parameter lists."""
+MIN_ASCII_SHARE = 0.9
+MIN_COMMON_WORD_SHARE = 0.1
+"""English prose with code examples has 0.15 to 0.4 of these words; grammars and tables of numbers less."""
+COMMON_WORDS = re.compile(
+    r"\b(the|of|and|to|a|in|is|for|that|it|as|be|with|this|or|are|by|on|from|an|not|if|which|can)\b",
+    re.IGNORECASE,
+)
+SKIPPED_FILES = re.compile(
+    r"(^|/)(tests?|_?vendor(ed)?|third_party|lib2to3|site-packages|dist-packages|__pycache__)/"
+    r"|(^|/)(test_[^/]*|conftest|topics)\.py$|_(test|pb2)\.py$"
+)
+BOILERPLATE = re.compile(
+    r"copyright|licen[sc]ed under|:license:|all rights reserved|SPDX-|automatically generated|auto-generated"
+    r"|^\s*\.\. (autosummary|toctree|currentmodule|module|automodule|autofunction|autoclass)::",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module's source file."""
+
+    name: str
+    """Package and path, the same on every machine."""
+    path: str
+
+
+def docs_packages(names: Sequence[str] = ()) -> dict[str, str]:
+    """Packages whose docstrings make the corpus, with their versions, sorted.
+
+    By default Python itself and everything this project depends on, directly or not, without optional extras,
+    so that whatever else is installed changes nothing. Raises `UserError` for a name that is not installed.
+    """
+    versions = {PYTHON: platform.python_version()}
+    if not names:
+        versions |= {name: package.version for name, package in _dependencies(PROJECT).items()}
+        del versions[PROJECT]
+        return dict(sorted(versions.items()))
+    for name in names:
+        if name != PYTHON:
+            try:
+                versions[canonicalize_name(name)] = distribution(name).version
+            except PackageNotFoundError as error:
+                raise UserError(
+                    f"package {name} is not installed; --packages takes {PYTHON} and installed ones"
+                ) from error
+    return {name: version for name, version in sorted(versions.items()) if name != PYTHON or PYTHON in names}
+
+
+def _dependencies(root: str) -> dict[str, Distribution]:
+    found: dict[str, Distribution] = {}
+    names = [root]
+    while names:
+        name = canonicalize_name(names.pop())
+        if name in found:
+            continue
+        try:
+            found[name] = distribution(name)
+        except PackageNotFoundError:
+            if name == PROJECT:
+                raise UserError(f"{PROJECT} is not installed; run: pip install -e .") from None
+            continue  # a requirement for another platform
+        for text in found[name].requires or []:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                names.append(requirement.name)
+    return found
+
+
+def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None:
+    """Write the documents of ``packages`` as ``PARTS`` files of JSON lines in ``folder``, all or none."""
+    modules = sorted((m for name in packages for m in _modules(name)), key=lambda m: _shuffle_key(m.name))
+    jobs = [modules[i : i + MODULES_PER_JOB] for i in range(0, len(modules), MODULES_PER_JOB)]
+    parsed = run_jobs(
+        read_docstrings,
+        jobs,
+        workers=workers,
+        description=f"reading docstrings ({len(modules):,} modules)",
+        unit="parts",
+    )
+    documents = {
+        m.name: d for job, found in zip(jobs, parsed, strict=True) for m, d in zip(job, found, strict=True)
+    }
+    if PYTHON in packages:
+        documents |= _topics()
+    texts = clean_documents(documents[name] for name in sorted(documents, key=_shuffle_key))
+    with atomic_path(folder) as temporary:
+        temporary.mkdir()
+        with ExitStack() as stack:
+            paths = [temporary / f"docs-{part:05d}.jsonl" for part in range(PARTS)]
+            files = [stack.enter_context(open(path, "w", encoding="utf8")) for path in paths]
+            for number, text in enumerate(texts):
+                files[number % PARTS].write(json.dumps({"text": text}) + "\n")
+
+
+def _shuffle_key(name: str) -> bytes:
+    """A fixed pseudo-random order: modules of a package are alike, each part should sample everything."""
+    return blake2b(name.encode(), digest_size=8).digest()
+
+
+def _modules(package: str) -> Iterator[Module]:
+    if package == PYTHON:
+        folder = Path(sysconfig.get_path("stdlib"))
+        found = ((file.relative_to(folder).as_posix(), file) for file in folder.rglob("*.py"))
+    else:
+        installed = distribution(package)
+        listed = installed.files or []
+        if not listed:
+            logger.warning("package %s has no list of its files; its docstrings are left out", package)
+        found = ((f.as_posix(), Path(str(installed.locate_file(f)))) for f in listed if f.suffix == ".py")
+    return (Module(f"{package}/{name}", str(path)) for name, path in found if not SKIPPED_FILES.search(name))
+
+
+def read_docstrings(modules: Sequence[Module]) -> list[list[str]]:
+    """Docstrings of each module, in source order; none for a file that is missing or not Python."""
+    found = [_docstrings(Path(module.path)) for module in modules]
+    report(sum(map(bool, found)))
+    return found
+
+
+def _docstrings(path: Path) -> list[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's code
+            tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    return [text for node in _documented(tree) if (text := ast.get_docstring(node))]
+
+
+def _documented(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
+) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    yield node
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _documented(child)
+
+
+def _topics() -> dict[str, list[str]]:
+    """Python's help topics, a page each."""
+    from pydoc_data.topics import topics
+
+    return {f"{PYTHON}/topics/{name}": [page] for name, page in topics.items()}
+
+
+def clean_documents(documents: Iterator[list[str]]) -> Iterator[str]:
+    """Documents that are English and long enough, their docstrings joined by blank lines.
+
+    Licence notes, directives of documentation tools, and long paragraphs that stood earlier are left out.
+    """
+    seen: set[int] = set()
+    for docstrings in documents:
+        paragraphs = [
+            p.rstrip() for text in docstrings for p in split_paragraphs(text) if not BOILERPLATE.search(p)
+        ]
+        kept = []
+        for paragraph in paragraphs:
+            digest = paragraph_hash(paragraph)
+            if len(paragraph) < MIN_REPEATED_CHARACTERS or digest not in seen:
+                kept.append(paragraph)
+            seen.add(digest)
+        text = "\n\n".join(kept)
+        if len(text) >= MIN_CHARACTERS and is_english(text):
+            yield text
+
+
+def is_english(text: str) -> bool:
+    """Whether the text is nearly all ASCII and has as many common English words as prose does."""
+    words = len(re.findall(r"[A-Za-z]+", text))
+    common = len(COMMON_WORDS.findall(text))
+    ascii_characters = len(text.encode("ascii", "ignore"))
+    return common >= MIN_COMMON_WORD_SHARE * max(1, words) and ascii_characters >= MIN_ASCII_SHARE * len(text)

@@ -1,0 +1,203 @@
+"""Jobs of preparing a corpus that run in worker processes: holding documents out, and text to token files.
+
+Each leaves whole files or none. Shapes: n tokens of one document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from olmo_sparsity.data.corpora import Unit
+from olmo_sparsity.data.text import Decontamination, SplitRule, paragraph_hashes
+from olmo_sparsity.data.tokenizers import load_tokenizer
+from olmo_sparsity.data.tokens import DTYPES, TokenFile
+from olmo_sparsity.data.workers import report
+from olmo_sparsity.files import atomic_path, write_json
+
+BATCH_CHARACTERS = 1 << 20
+"""Text tokenized at once: enough to keep the tokenizer's threads busy, little enough to bound memory."""
+PIECE_CHARACTERS = 1 << 18
+"""A longer document is tokenized in pieces, cut before a single space, where a tokenizer cuts anyway."""
+SEAM = re.compile(r"(?<=\w) (?=\w)")
+REPORT_DOCUMENTS = 1000
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How text becomes token ids."""
+
+    tokenizer: str
+    """Path of the tokenizer.json."""
+    eos_token_id: int
+    dtype: str
+    """uint16 or uint32."""
+
+
+@dataclass(frozen=True)
+class HoldOutJob:
+    """Copy the held-out documents of a unit to a file of JSON lines, and hash their paragraphs."""
+
+    unit: Unit
+    rule: SplitRule | None
+    """None: every document is held out."""
+    paragraphs: Path
+    """Hashes of their paragraphs, (P,) uint64; written first: where `documents` is, both are."""
+    documents: Path
+    min_paragraph_characters: int
+    """Shorter paragraphs are not hashed."""
+
+
+@dataclass(frozen=True)
+class EncodeJob:
+    """Write the training documents of a unit as a token file, and a record that it is done."""
+
+    unit: Unit
+    rule: SplitRule
+    encoding: Encoding
+    output: Path
+    record: Path
+    heldout_paragraphs: Path | None
+    """File of the hashes of all held-out paragraphs (uint64); None: do not look for them."""
+    limit_tokens: int | None = None
+    """Stop after the document that reaches this many tokens."""
+
+
+@dataclass(frozen=True)
+class HeldoutJob:
+    """Write the held-out documents as one token file, without what also stands in training documents."""
+
+    units: Sequence[Unit]
+    encoding: Encoding
+    output: Path
+    contaminated: frozenset[int]
+    """Hashes of the paragraphs to leave out."""
+
+
+@dataclass(frozen=True)
+class EncodedUnit:
+    """What a finished unit holds; where it had no training document, `file` is not there."""
+
+    file: TokenFile
+    contaminated: list[int] = field(default_factory=list)
+    """Hashes of the held-out paragraphs that were seen in it."""
+
+    @classmethod
+    def load(cls, record: Path) -> EncodedUnit | None:
+        """Read the record of a finished unit; None where it is not finished."""
+        if not record.is_file():
+            return None
+        raw = json.loads(record.read_text(encoding="utf8"))
+        return cls(TokenFile(**raw["file"]), raw["contaminated"])
+
+
+def hold_out(job: HoldOutJob) -> int:
+    """Do a `HoldOutJob`; returns how many documents the unit has, held out or not."""
+    hashes: set[int] = set()
+    number = 0
+    with atomic_path(job.documents) as temporary, open(temporary, "w", encoding="utf8") as file:
+        for number, text in enumerate(job.unit.documents(), start=1):
+            if job.rule is None or job.rule.is_heldout(text):
+                file.write(json.dumps({"text": text}) + "\n")
+                hashes.update(paragraph_hashes(text, job.min_paragraph_characters))
+            if number % REPORT_DOCUMENTS == 0:
+                report(REPORT_DOCUMENTS)
+        with atomic_path(job.paragraphs) as array_file, open(array_file, "wb") as handle:
+            np.save(handle, np.array(sorted(hashes), dtype=np.uint64))
+    report(number % REPORT_DOCUMENTS)
+    return number
+
+
+def encode_unit(job: EncodeJob) -> EncodedUnit:
+    """Do an `EncodeJob`."""
+    texts = (text for text in job.unit.documents() if not job.rule.is_heldout(text))
+    heldout = frozenset(np.load(job.heldout_paragraphs).tolist()) if job.heldout_paragraphs else frozenset()
+    contaminated: set[int] = set()
+
+    def written() -> Iterator[np.ndarray]:
+        tokens = 0
+        for text, ids in encode_documents(texts, job.encoding):
+            if heldout:
+                contaminated.update(heldout.intersection(paragraph_hashes(text)))
+            yield ids
+            tokens += len(ids)
+            if job.limit_tokens is not None and tokens >= job.limit_tokens:
+                return
+
+    result = EncodedUnit(write_token_file(job.output, written()), sorted(contaminated))
+    write_json(job.record, asdict(result))
+    return result
+
+
+def encode_heldout(job: HeldoutJob) -> tuple[TokenFile, dict[str, int]]:
+    """Do a `HeldoutJob`; returns also how much was removed."""
+    decontamination = Decontamination(job.contaminated)
+    cleaned = (decontamination.clean(text) for unit in job.units for text in unit.documents())
+    ids = (ids for _, ids in encode_documents(filter(None, cleaned), job.encoding))
+    return write_token_file(job.output, ids), decontamination.counts
+
+
+def write_token_file(output: Path, documents: Iterable[np.ndarray]) -> TokenFile:
+    """Write documents one after the other; without any, no file: a token file must not be empty."""
+    digest = hashlib.sha256()
+    tokens = count = 0
+    with atomic_path(output) as temporary, open(temporary, "wb") as file:
+        for ids in documents:
+            data = ids.tobytes()
+            file.write(data)
+            digest.update(data)
+            tokens += len(ids)
+            count += 1
+    if not tokens:
+        output.unlink()
+    return TokenFile(output.name, tokens, count, digest.hexdigest())
+
+
+def encode_documents(texts: Iterable[str], encoding: Encoding) -> Iterator[tuple[str, np.ndarray]]:
+    """Each text with its ids and the EOS id, (n+1,).
+
+    Where a text spells out the EOS token, that is left out: EOS ends a document and stands nowhere else.
+    """
+    tokenizer = load_tokenizer(encoding.tokenizer)
+    begun: list[np.ndarray] = []
+    for batch in _batches(_pieces(texts)):
+        encoded = tokenizer.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
+        documents = tokens = 0
+        for (_, text), piece_encoding in zip(batch, encoded, strict=True):
+            begun.append(np.array(piece_encoding.ids, dtype=np.int64))
+            if text is not None:
+                ids = np.concatenate(begun)
+                ids = np.append(ids[ids != encoding.eos_token_id], encoding.eos_token_id)
+                begun = []
+                documents, tokens = documents + 1, tokens + len(ids)
+                yield text, ids.astype(DTYPES[encoding.dtype])
+        report(documents, tokens)
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """Pieces of each text in order; the last one comes with the whole text."""
+    for text in texts:
+        start = 0
+        while seam := SEAM.search(text, start + PIECE_CHARACTERS):
+            yield text[start : seam.start()], None
+            start = seam.start()
+        yield text[start:], text
+
+
+def _batches(pieces: Iterable[tuple[str, str | None]]) -> Iterator[list[tuple[str, str | None]]]:
+    batch: list[tuple[str, str | None]] = []
+    characters = 0
+    for piece, text in pieces:
+        batch.append((piece, text))
+        characters += len(piece)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch

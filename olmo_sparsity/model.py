@@ -1,0 +1,107 @@
+"""OLMo with explicit position ids.
+
+Shapes: B batch, T tokens, P past tokens in a key-value cache, V embedding size (logits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from olmo.config import ActivationCheckpointingStrategy
+from olmo.model import OLMo, OLMoOutput
+from torch import Tensor
+
+from olmo_sparsity.config import Config, ModelConfig
+from olmo_sparsity.rope import (
+    CurrentPositions,
+    NoPositionEmbedding,
+    PositionedEmbedding,
+    PositionedRotaryEmbedding,
+    alibi_causal_bias,
+    rotary_sin_cos,
+)
+
+
+class PositionedOLMo(OLMo):
+    """OLMo whose forward pass takes ``position_ids``; without them it is OLMo, to the last bit of its weights' names.
+
+    RoPE rotates by the ids, ALiBi counts distance in ids, learned embeddings are looked up by id, NoPE ignores them.
+    No mask is made for RoPE and NoPE, so attention stays fused and causal.
+    """
+
+    config: ModelConfig
+
+    def __init__(self, config: ModelConfig, init_params: bool = True):
+        super().__init__(config, init_params)
+        self.current_positions = CurrentPositions()
+        self._olmo_checkpoint = self._activation_checkpoint_fn
+        self._activation_checkpoint_fn = self._checkpoint_with_positions
+        if config.block_group_size > 1:
+            for group in self.transformer["block_groups"]:
+                group._activation_checkpoint_fn = self._checkpoint_with_positions
+        if config.rope:
+            for block in self.blocks():
+                block.rotary_emb = PositionedRotaryEmbedding(config, self.current_positions)
+        elif config.nope:
+            self.transformer["wpe"] = NoPositionEmbedding()
+        elif not config.alibi:
+            self.transformer["wpe"].__class__ = PositionedEmbedding
+            self.transformer["wpe"].current = self.current_positions
+
+    def blocks(self) -> list[Any]:
+        """The transformer blocks in order, whether OLMo grouped them or not."""
+        if self.config.block_group_size == 1:
+            return list(self.transformer["blocks"])
+        return [block for group in self.transformer["block_groups"] for block in group]
+
+    def set_activation_checkpointing(
+        self, strategy: ActivationCheckpointingStrategy | None, checkpoint_func: Callable | None = None
+    ) -> None:
+        """As in OLMo; the recomputed layers see the position ids of their own forward pass."""
+        super().set_activation_checkpointing(strategy, checkpoint_func or self._checkpoint_with_positions)
+        self.activation_checkpointing_strategy = strategy
+
+    def _checkpoint_with_positions(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        ids, sin_cos = self.current_positions.ids, self.current_positions.sin_cos
+
+        def run(*inner: Any, **options: Any) -> Any:
+            with self.current_positions.holding(ids, sin_cos):
+                return function(*inner, **options)
+
+        return self._olmo_checkpoint(run, *args, **kwargs)
+
+    def forward(  # type: ignore[override]
+        self, input_ids: Tensor, position_ids: Tensor | None = None, **options: Any
+    ) -> OLMoOutput:
+        """Logits (B, T, V), or (B, 1, V) with ``last_logits_only``.
+
+        ``position_ids``: (B, P + T) or (1, P + T) integers, the ids of cached tokens included (OLMo caches keys before
+        rotation); None means 0 … P+T-1. ``options`` are those of `OLMo.forward` (attention_mask, attention_bias,
+        past_key_values, use_cache, last_logits_only, output_hidden_states).
+        """
+        past = options.get("past_key_values")
+        if position_ids is None:
+            length = input_ids.shape[-1] + (past[0][0].shape[-2] if past else 0)
+            ids = torch.arange(length, device=input_ids.device)[None]
+        else:
+            ids = position_ids
+            if self.config.alibi and options.get("attention_bias") is None:
+                options["attention_bias"] = alibi_causal_bias(self.config, ids)
+        sin_cos = rotary_sin_cos(self.config, ids) if self.config.rope else None
+        with self.current_positions.holding(ids, sin_cos):
+            return super().forward(input_ids, **options)
+
+
+def build_model(config: Config) -> PositionedOLMo:
+    """The model of ``config`` with freshly drawn weights on the CPU, the same for a seed on every machine."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return PositionedOLMo(replace(config.model, init_device="cpu"))
+
+
+def empty_model(config: ModelConfig) -> PositionedOLMo:
+    """A model of this shape whose weights are about to be loaded."""
+    return PositionedOLMo(replace(config, init_device="cpu"), init_params=False)

@@ -1,0 +1,85 @@
+"""Position schemes: which position id each token of a training window gets.
+
+A scheme knows nothing of the task or the model. Its ids are a pure function of (seed, epoch, example index), so that
+resuming a run, or another number of processes, changes nothing. Shapes: T tokens of a window, C chunks; T' is the
+target length that the ids stay below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from olmo_sparsity.errors import UserError
+
+_STREAM = 0x706F73  # "pos": keeps these draws apart from those of the data order, which start from the same seed
+
+
+@dataclass(frozen=True)
+class SchemeOptions:
+    """What a scheme may depend on besides the window length."""
+
+    target_length: int
+    """T': every id is below it."""
+    chunks: int = 2
+    """C, the number of chunks of PoSE."""
+
+
+Scheme = Callable[[int, SchemeOptions, np.random.Generator], np.ndarray]
+SCHEMES: dict[str, Scheme] = {}
+
+
+def register(name: str) -> Callable[[Scheme], Scheme]:
+    """Make a scheme available as ``positions.scheme: name``."""
+
+    def add(scheme: Scheme) -> Scheme:
+        SCHEMES[name] = scheme
+        return scheme
+
+    return add
+
+
+@register("contiguous")
+def contiguous(length: int, options: SchemeOptions, generator: np.random.Generator) -> np.ndarray:
+    """0 … T-1, (T,): plain RoPE."""
+    return np.arange(length, dtype=np.int64)
+
+
+@register("random_start")
+def random_start(length: int, options: SchemeOptions, generator: np.random.Generator) -> np.ndarray:
+    """s … s+T-1, (T,), s uniform on {0 … T'-T} (Cho et al. 2024)."""
+    return np.arange(length, dtype=np.int64) + generator.integers(0, options.target_length - length, endpoint=True)
+
+
+@register("pose")
+def pose(length: int, options: SchemeOptions, generator: np.random.Generator) -> np.ndarray:
+    """PoSE, (T,): C chunks that each skip ahead of the one before, up to T' (Zhu et al. 2023, arXiv 2309.10400).
+
+    C = 2 is drawn as the authors' code draws it: the first chunk has r ~ U{1 … ceil(T/2)} tokens and starts at 0, the
+    second is shifted by s ~ U{0 … T'-T}. For more chunks [ours] the C-1 cuts are a uniform subset of {1 … T-1} and
+    the C-1 shifts are sorted uniform draws from {0 … T'-T}. Ids are strictly increasing and below T'.
+    """
+    if options.chunks == 2:
+        cuts = generator.integers(1, (length + 1) // 2, size=1, endpoint=True)
+    else:
+        cuts = np.sort(generator.choice(length - 1, size=options.chunks - 1, replace=False)) + 1
+    skips = np.sort(generator.integers(0, options.target_length - length, size=options.chunks - 1, endpoint=True))
+    shifts = np.concatenate([[0], skips])
+    chunk_lengths = np.diff(np.concatenate([[0], cuts, [length]]))
+    return np.arange(length, dtype=np.int64) + np.repeat(shifts, chunk_lengths)
+
+
+def position_ids(name: str, length: int, options: SchemeOptions, *, seed: int, epoch: int, index: int) -> np.ndarray:
+    """Position ids of example ``index`` at its visit in ``epoch``, (T,) int64, strictly increasing, below T'.
+
+    Raises `UserError` for an unknown scheme or a T' below the window length.
+    """
+    if name not in SCHEMES:
+        raise UserError(f"positions.scheme: unknown scheme {name!r}; choose one of {', '.join(SCHEMES)}")
+    if options.target_length < length:
+        raise UserError(
+            f"positions.target_length: {options.target_length} is below the window of {length} tokens; raise it"
+        )
+    return SCHEMES[name](length, options, np.random.default_rng([_STREAM, seed, epoch, index]))

@@ -1,0 +1,144 @@
+"""Turn text into OLMo's token files: a folder with train and held-out files, tokenizer.json, manifest.json.
+
+    python scripts/prepare_data.py docs --out runs/demo/data
+    python scripts/prepare_data.py text --files books/*.jsonl.gz --out runs/books
+    python scripts/prepare_data.py text --files train.json.gz --heldout-files validation.json.gz \\
+        --tokenizer olmo --out runs/mine
+    python scripts/prepare_data.py c4 --limit-tokens 1000000000 --out runs/c4
+
+sources:
+  docs  docstrings of the installed packages and Python's help topics; no network, about a minute on 2 cores
+  text  your own files: .jsonl or .json with one {"text": ...} object a line (C4's layout), .txt with one
+        document a file, each of them also gzipped
+  c4    allenai/c4 (English), streamed from the Hugging Face hub, or a copy of its folder named with --dataset
+
+A run that was stopped goes on where it was when the same command is given again; a finished one is left as
+it is.
+Held-out documents lose every paragraph that also stands in a training document.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from olmo_sparsity.data.prepare import Prepared, prepare
+from olmo_sparsity.data.sources import SOURCES, PrepareSettings
+from olmo_sparsity.errors import run_script
+
+
+def main() -> int:
+    options = vars(parse_arguments())
+    out, workers, overwrite = options.pop("out"), options.pop("workers"), options.pop("overwrite")
+    prepared = prepare(PrepareSettings(**options), out, workers=workers, overwrite=overwrite)
+    print(summary(prepared, out))
+    return 0
+
+
+def summary(prepared: Prepared, out: str) -> str:
+    """What the corpus holds, a line per split, and how long it took."""
+    lines = []
+    for name, files in prepared.manifest.splits.items():
+        documents, tokens = sum(file.documents for file in files), sum(file.tokens for file in files)
+        lines.append(f"{name}: {documents:,} documents, {tokens:,} tokens in {len(files)} files")
+    removed = prepared.manifest.settings["decontamination"]
+    lines.append(
+        f"removed from heldout, because also in train: {removed['removed_paragraphs']:,} of "
+        f"{removed['paragraphs']:,} paragraphs, {removed['dropped_documents']:,} documents as a whole"
+    )
+    if prepared.tokens_written:
+        speed = prepared.tokens_written / prepared.seconds
+        lines.append(f"{out} is ready: {prepared.seconds:,.1f} s, {speed:,.0f} tokens/s")
+    else:
+        lines.append(f"{out} was ready already, made with the same settings; nothing to do")
+    return "\n".join(lines)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    default = PrepareSettings("docs")
+    parser.add_argument("source", metavar="SOURCE", help=f"one of {', '.join(SOURCES)}")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace another corpus in DIR")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes (default: one a core); changes no result"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="another seed holds out other documents")
+    parser.add_argument(
+        "--no-decontaminate",
+        dest="decontaminate",
+        action="store_false",
+        help="keep held-out paragraphs that also stand in a training document",
+    )
+    parser.add_argument(
+        "--decontaminate-min-characters",
+        type=int,
+        default=0,
+        metavar="N",
+        help="keep such paragraphs where they are shorter than this (headings, one-word answers; default: 0)",
+    )
+    group = parser.add_argument_group("text")
+    group.add_argument("--files", nargs="+", default=(), metavar="FILE", help="training files")
+    group.add_argument("--heldout-files", nargs="+", default=(), metavar="FILE", help="held-out files")
+    group = parser.add_argument_group("docs and text without --heldout-files")
+    group.add_argument(
+        "--heldout-fraction",
+        type=float,
+        default=default.heldout_fraction,
+        metavar="F",
+        help="share of the documents that is held out (default: %(default)s)",
+    )
+    group = parser.add_argument_group("docs")
+    group.add_argument(
+        "--packages", nargs="+", default=(), metavar="NAME", help="only these; python: standard library"
+    )
+    add_c4_options(parser, default)
+    group = parser.add_argument_group("tokenizer")
+    group.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="bpe (trained on the training split; default for docs and text), olmo (50,280 ids; default for "
+        "c4), or the path of a tokenizer.json",
+    )
+    group.add_argument(
+        "--vocab-size", type=int, default=default.vocab_size, metavar="N", help="bpe (default: %(default)s)"
+    )
+    group.add_argument(
+        "--tokenizer-sample-mb",
+        type=float,
+        default=default.tokenizer_sample_mb,
+        metavar="MB",
+        help="bpe: text to train it on, in millions of characters (default: %(default)s)",
+    )
+    group.add_argument(
+        "--eos-token", metavar="TOKEN", help="token that ends a document (default: the usual names)"
+    )
+    return parser.parse_args()
+
+
+def add_c4_options(parser: argparse.ArgumentParser, default: PrepareSettings) -> None:
+    group = parser.add_argument_group("c4")
+    group.add_argument(
+        "--dataset",
+        default=default.dataset,
+        help="name on the hub, or a folder of its layout (default: %(default)s)",
+    )
+    group.add_argument(
+        "--dataset-config", default=default.dataset_config, help="its configuration (default: %(default)s)"
+    )
+    group.add_argument(
+        "--limit-documents", type=int, metavar="N", help="at most this many training documents"
+    )
+    group.add_argument("--limit-tokens", type=int, metavar="N", help="about this many training tokens")
+    group.add_argument(
+        "--heldout-documents",
+        type=int,
+        default=default.heldout_documents,
+        metavar="N",
+        help="at most this many documents of the validation split (default: %(default)s)",
+    )
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,47 @@
+"""Train a model from a YAML config.
+
+examples:
+  python scripts/train.py configs/demo.yaml                           train the demo
+  python scripts/train.py configs/demo.yaml --resume                  go on after an interruption
+  python scripts/train.py configs/base.yaml --dry-run                 print the resolved config and what a step costs
+  python scripts/train.py configs/demo.yaml --save_folder=runs/b --seed=2 --optimizer.learning_rate=5e-4
+
+Any field of the config is overridden with --path.to.key=value, as in OLMo. The YAML is OLMo's own, with the sections
+`positions` and `corpus` added; `base: other.yaml` makes it an overlay of another file. A run folder holds
+metrics.jsonl and step*/ checkpoints (safetensors weights, the resolved config, optimizer and data state).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from olmo_sparsity.errors import run_script
+
+
+def main() -> None:
+    """Parse arguments and train, or show what would be trained."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", metavar="CONFIG", help="YAML file, OLMo's or an overlay of one")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint, or start if there is none")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved config, parameters and tokens per step")
+    arguments, overrides = parser.parse_known_args()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger("olmo_sparsity").setLevel(logging.INFO)
+
+    from olmo_sparsity.config import load_config
+
+    config = load_config(arguments.config, overrides)
+    if arguments.dry_run or config.dry_run:
+        from olmo_sparsity.describe import describe
+
+        sys.stdout.write(describe(config))
+        return
+    from olmo_sparsity.training.loop import train
+
+    print(f"trained: {train(config, resume=arguments.resume)}")
+
+
+if __name__ == "__main__":
+    run_script(main)
