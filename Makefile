@@ -16,9 +16,17 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: Python 3.11 or newer is needed; say which with make PYTHON=/path/to/python3.11" >&2; exit 1; }
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (a few minutes the first time)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Every stage finds out by itself whether it is done, so a second `make figure2` takes seconds.
+figure2: $(INSTALLED)
+	$(PY) scripts/prepare_data.py docs --out $(RUN)/data
+	$(PY) scripts/train.py configs/demo.yaml --resume
+	$(PY) scripts/influence.py $(RUN) --corpus $(RUN)/data --out $(RUN)/influence
+	$(PY) scripts/figure2.py $(RUN)/influence --out $(RUN)
 
 test: $(INSTALLED)
 	$(PY) -m pytest -m 'not slow'

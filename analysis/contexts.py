@@ -43,7 +43,9 @@ class Contexts:
 
     def take(self, rows: np.ndarray | slice) -> Contexts:
         """The contexts of some of the targets."""
-        return replace(self, tokens=self.tokens[rows], targets=self.targets[rows], target_id=self.target_id[rows])
+        return replace(
+            self, tokens=self.tokens[rows], targets=self.targets[rows], target_id=self.target_id[rows]
+        )
 
     def with_far(self, far: np.ndarray) -> Contexts:
         """The same targets and short contexts behind another far context, (n, F)."""
@@ -97,7 +99,9 @@ def _stratified(offered: np.ndarray, count: int, n_long: int, seed: int) -> tupl
         left -= int(grant.sum())
     documents = np.flatnonzero(quota)
     positions = [
-        np.sort(np.random.default_rng([_TARGET_STREAM, seed, d]).choice(offered[d], size=quota[d], replace=False))
+        np.sort(
+            np.random.default_rng([_TARGET_STREAM, seed, d]).choice(offered[d], size=quota[d], replace=False)
+        )
         for d in documents
     ]
     return np.repeat(documents, quota[documents]), np.concatenate(positions) + n_long
@@ -123,16 +127,30 @@ def _draw_placebos(
 
 
 def long_contexts(
-    tokens: TokenFiles, document: np.ndarray, position: np.ndarray, target_id: np.ndarray, *, n_long: int, n_short: int
+    tokens: TokenFiles,
+    document: np.ndarray,
+    position: np.ndarray,
+    target_id: np.ndarray,
+    *,
+    n_long: int,
+    n_short: int,
 ) -> Contexts:
     """The long contexts of targets at ``position`` of ``document``, read from the token files."""
     windows = np.stack(
-        [tokens.document(d)[t - n_long : t + 1].astype(np.int64) for d, t in zip(document, position, strict=True)]
+        [
+            tokens.document(d)[t - n_long : t + 1].astype(np.int64)
+            for d, t in zip(document, position, strict=True)
+        ]
     )
     return Contexts(windows[:, :-1], windows[:, -1], np.asarray(target_id), n_short)
 
 
-def placebo_contexts(tokens: TokenFiles, contexts: Contexts, document: np.ndarray, start: np.ndarray) -> Contexts:
+def placebo_contexts(
+    tokens: TokenFiles, contexts: Contexts, document: np.ndarray, start: np.ndarray
+) -> Contexts:
     """The same targets behind the F tokens that stand at ``start`` of ``document`` (METHOD 2.3 [ours])."""
-    far = [tokens.document(d)[s : s + contexts.n_far].astype(np.int64) for d, s in zip(document, start, strict=True)]
+    far = [
+        tokens.document(d)[s : s + contexts.n_far].astype(np.int64)
+        for d, s in zip(document, start, strict=True)
+    ]
     return contexts.with_far(np.stack(far))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ import numpy as np
 import torch
 
 from analysis.contexts import Contexts, SampledTargets, long_contexts, placebo_contexts, sample_targets
-from analysis.records import Manifest, RecordWriter, SelectionRow, Targets
+from analysis.manifest import Manifest
+from analysis.records import RecordWriter, SelectionRow, Targets
 from analysis.recovery import selected_losses
 from analysis.scorer import Scorer, long_and_short_losses
 from analysis.selectors import Question, find_selector, most_influential
@@ -22,6 +22,7 @@ from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest, TokenFiles
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import sha256_file
 from olmo_sparsity.progress import progress
+from olmo_sparsity.provenance import current_commit
 
 log = logging.getLogger(__name__)
 
@@ -123,16 +124,6 @@ def _manifest(settings: InfluenceSettings) -> Manifest:
     )
 
 
-def current_commit() -> str:
-    """Commit of this code, with a + behind it where files were changed since; empty outside a git checkout."""
-    here = Path(__file__).parent
-    try:
-        run = lambda *args: subprocess.run(["git", *args], cwd=here, capture_output=True, text=True, check=True).stdout  # noqa: E731
-        return run("rev-parse", "--short=12", "HEAD").strip() + ("+" if run("status", "--porcelain").strip() else "")
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
 class _Measurement:
     """One run over the targets of a records folder."""
 
@@ -155,7 +146,11 @@ class _Measurement:
     def _measure_gaps(self) -> Targets:
         settings = self.settings
         sampled = sample_targets(
-            self.tokens, settings.targets, n_long=settings.n_long, n_short=settings.n_short, seed=settings.seed
+            self.tokens,
+            settings.targets,
+            n_long=settings.n_long,
+            n_short=settings.n_short,
+            seed=settings.seed,
         )
         count = len(sampled.document)
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []

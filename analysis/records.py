@@ -13,47 +13,26 @@ k_max the largest of them, N long and M short context length. Losses are in nats
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from analysis.manifest import MANIFEST_NAME, Manifest, read_manifest, setting_differences
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path, remove, write_json
+from olmo_sparsity.files import atomic_path, remove
 
 log = logging.getLogger(__name__)
 
-KIND = "olmo-sparsity records"
-FORMAT_VERSION = 1
-MANIFEST_NAME = "manifest.json"
 TARGETS_NAME = "targets.parquet"
 SELECTIONS_NAME = "selections"
 FAR_CONTEXTS = ("true", "placebo")
 """The target's own far context, and that of another held-out document (METHOD 2.3, [ours])."""
-
-# Every other field of the manifest decides numbers, and a folder never mixes two values of it. A run may go
-# on after these changed: a moved checkpoint is known by its checksum.
-_NOT_SETTINGS = {
-    "checkpoint",
-    "training_seed",
-    "corpus",
-    "device",
-    "commit",
-    "versions",
-    "created",
-    "complete",
-}
 
 
 def _schema(**types: pa.DataType) -> pa.Schema:
@@ -79,159 +58,6 @@ SELECTIONS_SCHEMA = _schema(
     influence=pa.list_(pa.float32()),
     loss_nats=pa.list_(pa.float64()),
 )
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that the numbers depend on; imports none of them."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "ai2-olmo", "olmo-sparsity", "numpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What one records folder holds and how it was measured."""
-
-    checkpoint: str
-    """Path of the checkpoint, as it was given."""
-    checkpoint_sha256: str
-    """Checksum of its weights."""
-    training_seed: int | None
-    """Seed the checkpoint was trained with, where it is known."""
-    tokenizer_sha256: str
-    corpus: str
-    """Path of the prepared corpus, as it was given."""
-    corpus_manifest_sha256: str
-    split: str
-    n_long: int
-    """N, tokens of long context."""
-    n_short: int
-    """M, tokens of short context."""
-    tau_nats: float
-    """Selectors run on the targets with L_short - L_long > tau."""
-    ks: list[int]
-    """Numbers of influential tokens at which L_k is measured, ascending."""
-    selectors: list[str]
-    seed: int
-    """Seed of the sampled targets, the placebos and the random control."""
-    targets_asked: int
-    """Number of targets asked for; a small split may hold fewer."""
-    dtype: str
-    """Number format of the forward passes."""
-    device: str
-    commit: str
-    """Commit of this code, empty where it is unknown."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Any further setting that changes the numbers."""
-    versions: dict[str, str] = field(default_factory=library_versions)
-    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
-    """When the folder was begun, UTC."""
-    complete: bool = False
-    """Whether every target over tau has all its rows."""
-    version: int = FORMAT_VERSION
-
-    def __post_init__(self) -> None:
-        if not 0 < self.n_short < self.n_long:
-            raise UserError(
-                f"the short context ({self.n_short}) must be shorter than the long ({self.n_long})"
-            )
-        if not self.ks or list(self.ks) != sorted(set(self.ks)) or self.ks[0] < 1:
-            raise UserError(f"the values of k must be ascending and at least 1, not {list(self.ks)}")
-        if self.ks[-1] > self.n_long - self.n_short:
-            raise UserError(
-                f"k = {self.ks[-1]} is more than the {self.n_long - self.n_short} far tokens; "
-                "give a smaller k or a longer long context"
-            )
-        if not self.selectors or len(set(self.selectors)) != len(self.selectors):
-            raise UserError(f"name each selector once and at least one, not {list(self.selectors)}")
-
-    @property
-    def k_max(self) -> int:
-        """The largest k: so many tokens of every selection are recorded."""
-        return self.ks[-1]
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, of the settings that decide the numbers."""
-        return _fingerprint(asdict(self))
-
-    def save(self, folder: str | Path) -> None:
-        """Write `manifest.json`, atomically."""
-        value = {"kind": KIND, "settings_fingerprint": self.fingerprint, **asdict(self)}
-        write_json(Path(folder) / MANIFEST_NAME, value)
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Manifest:
-        """Read `manifest.json`. Raises `UserError` for a missing, damaged, edited or older one."""
-        path = Path(folder) / MANIFEST_NAME
-        raw = _read_manifest(path)
-        if raw.get("version") != FORMAT_VERSION:
-            raise UserError(
-                f"{folder} has records of format version {raw.get('version')}, this code reads "
-                f"{FORMAT_VERSION}; measure again into another --out, or with --overwrite"
-            )
-        fingerprint = raw.pop("settings_fingerprint", None)
-        del raw["kind"]
-        if (odd := raw.keys() ^ {each.name for each in fields(cls)}) or _fingerprint(raw) != fingerprint:
-            what = (
-                f"wrong fields: {', '.join(sorted(odd))}"
-                if odd
-                else "its settings do not fit their fingerprint"
-            )
-            raise UserError(
-                f"{path} was edited or damaged ({what}); restore it, or measure again with "
-                "scripts/influence.py --overwrite"
-            )
-        return cls(**raw)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest's JSON, version and fields not yet checked. Raises `UserError` if it is none of ours."""
-    if not path.is_file():
-        raise UserError(
-            f"{path.parent} has no records ({path.name} is missing); make them with scripts/influence.py"
-        )
-    try:
-        raw = json.loads(path.read_text(encoding="utf8"))
-    except ValueError as error:
-        raise UserError(
-            f"{path} is damaged ({error}); give another --out, or remove the folder to measure again"
-        ) from error
-    if not isinstance(raw, dict) or raw.get("kind") != KIND:
-        raise UserError(
-            f"{path.parent} is no records folder: its {path.name} is of another kind; give another --out"
-        )
-    return raw
-
-
-def _settings(manifest: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in manifest.items() if name not in _NOT_SETTINGS}
-
-
-def _fingerprint(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(_settings(manifest), sort_keys=True).encode()).hexdigest()
-
-
-def _differences(old: Manifest, new: Manifest) -> str:
-    """``setting old -> new`` for every setting that differs; of a checksum, the path and its first digits."""
-    pair = [(each, {**_settings(asdict(each)), **each.options}) for each in (old, new)]
-    found = []
-    for name in dict.fromkeys([*pair[0][1], *pair[1][1]]):
-        values = [settings.get(name) for _, settings in pair]
-        if values[0] == values[1] or name == "options":
-            continue
-        if name.endswith("sha256"):
-            name = name.removesuffix("_sha256").removesuffix("_manifest")
-            values = [
-                f"{getattr(each, name, '')} ({checksum[:12]})".strip()
-                for (each, _), checksum in zip(pair, map(str, values), strict=True)
-            ]
-        found.append(f"{name} {values[0]} -> {values[1]}")
-    return ", ".join(found)
 
 
 @dataclass(frozen=True)
@@ -322,7 +148,7 @@ class RecordWriter:
         self.selections = self.folder / SELECTIONS_NAME
         path = self.folder / MANIFEST_NAME
         if overwrite and path.exists():
-            _read_manifest(path)  # refuses: that folder is something else, and nothing of it is deleted
+            read_manifest(path)  # refuses: that folder is something else, and nothing of it is deleted
             remove(self.selections)
             remove(self.folder / TARGETS_NAME)
             remove(path)
@@ -343,7 +169,7 @@ class RecordWriter:
         old = Manifest.load(self.folder)
         if old.fingerprint != manifest.fingerprint:
             raise UserError(
-                f"{self.folder} was measured with other settings: {_differences(old, manifest)}; "
+                f"{self.folder} was measured with other settings: {setting_differences(old, manifest)}; "
                 "give another --out, or --overwrite to start anew"
             )
         if (old.commit, old.versions) != (manifest.commit, manifest.versions):

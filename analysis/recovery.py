@@ -13,7 +13,9 @@ from analysis.contexts import Contexts
 from analysis.scorer import Scorer, short_columns
 
 
-def selected_losses(scorer: Scorer, contexts: Contexts, selected: np.ndarray, ks: Sequence[int]) -> np.ndarray:
+def selected_losses(
+    scorer: Scorer, contexts: Contexts, selected: np.ndarray, ks: Sequence[int]
+) -> np.ndarray:
     """L_k = loss(t | C_short and the first k selected tokens), (n, K) nats.
 
     ``selected``: (n, k_max) columns of far tokens, most influential first.

@@ -29,7 +29,14 @@ class TokenModel(Protocol):
 class Scorer:
     """Computes loss(t | S) of METHOD 2.1: the model reads the kept tokens only, each at its original position id."""
 
-    def __init__(self, model: TokenModel, *, device: str = "cpu", bf16: bool = False, tokens_per_batch: int | None = None):
+    def __init__(
+        self,
+        model: TokenModel,
+        *,
+        device: str = "cpu",
+        bf16: bool = False,
+        tokens_per_batch: int | None = None,
+    ):
         self.model = model
         self.device = torch.device(device)
         self.bf16 = bf16
@@ -49,7 +56,9 @@ class Scorer:
             number = np.arange(start, min(start + rows, len(flat)))
             target, subset = np.divmod(number, subsets)
             columns = keep[target, subset]
-            flat[number] = self._forward(contexts.tokens[target[:, None], columns], columns, contexts.targets[target])
+            flat[number] = self._forward(
+                contexts.tokens[target[:, None], columns], columns, contexts.targets[target]
+            )
         return flat.reshape(count, subsets)
 
     @torch.inference_mode()
@@ -57,7 +66,9 @@ class Scorer:
         """-log p(target) in nats after reading tokens (R, L) at their position ids (R, L); (R,)."""
         autocast = torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
         with autocast:
-            output = self.model(self._tensor(tokens), position_ids=self._tensor(position_ids), last_logits_only=True)
+            output = self.model(
+                self._tensor(tokens), position_ids=self._tensor(position_ids), last_logits_only=True
+            )
         loss = F.cross_entropy(output.logits[:, -1].float(), self._tensor(targets), reduction="none")
         return loss.double().cpu().numpy()
 

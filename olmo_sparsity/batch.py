@@ -28,7 +28,9 @@ class Batch:
     def split(self, size: int) -> list[Batch]:
         """Micro-batches of at most ``size`` examples, in order."""
         parts = {name: tensor.split(size) for name, tensor in vars(self).items()}
-        return [Batch(**dict(zip(parts, tensors, strict=True))) for tensors in zip(*parts.values(), strict=True)]
+        return [
+            Batch(**dict(zip(parts, tensors, strict=True))) for tensors in zip(*parts.values(), strict=True)
+        ]
 
     def pin_memory(self) -> Batch:
         """Called by PyTorch's data loader when ``data.pin_memory`` is set."""

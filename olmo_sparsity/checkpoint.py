@@ -83,8 +83,8 @@ def save_checkpoint(
     folder = step_folder(run, state.step)
     with atomic_path(folder) as temporary:
         temporary.mkdir()
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary / WEIGHTS)
-        save_file({name: tensor.contiguous() for name, tensor in optimizer.items()}, temporary / OPTIMIZER)
+        _save_tensors(weights, temporary / WEIGHTS)
+        _save_tensors(optimizer, temporary / OPTIMIZER)
         config.save(temporary / CONFIG)
         if tokenizer is not None:
             shutil.copyfile(tokenizer, temporary / TOKENIZER)
@@ -92,12 +92,22 @@ def save_checkpoint(
     return folder
 
 
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:  # the library hides the system's error number in its text
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number.group(1)) if number else 0, str(error), str(path)) from error
+
+
 def load_state(folder: Path) -> TrainState:
     """Where the run stood at this checkpoint."""
     try:
         return TrainState(**json.loads((folder / STATE).read_text(encoding="utf8")))
     except (OSError, TypeError, json.JSONDecodeError) as error:
-        raise UserError(f"{folder / STATE} cannot be read ({error}); resume from an earlier checkpoint") from error
+        raise UserError(
+            f"{folder / STATE} cannot be read ({error}); resume from an earlier checkpoint"
+        ) from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -111,7 +121,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 def load_model(checkpoint: str | Path) -> tuple[PositionedOLMo, Config]:
     """The model of a checkpoint (or of a run's last one), on the CPU in evaluation mode, and its configuration."""
     folder = resolve_checkpoint(checkpoint)
-    config = load_config(folder / CONFIG)
+    config = load_config(folder / CONFIG, warn=False)
     model = empty_model(config.model)
     load_weights(model, folder)
     return model.eval(), config

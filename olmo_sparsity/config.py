@@ -160,10 +160,10 @@ class Config(olmo.TrainConfig):
     """
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, warn: bool = True) -> Config:
     """Read a YAML file, its `base:` files and overrides such as ``--optimizer.learning_rate=1e-4``.
 
-    Raises one `UserError` that lists everything that is wrong. Warns once of fields that are replaced.
+    Raises one `UserError` that lists everything that is wrong. With ``warn``, warns once of fields that are replaced.
     """
     problems = _Problems()
     values = _read_all(Path(path), overrides, problems)
@@ -175,7 +175,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     if problems.lines:
         raise UserError(problems.message(path))
     assert config is not None  # it is None only beside a problem
-    if replaced := replaced_fields(config):
+    if warn and (replaced := replaced_fields(config)):
         log.warning("%s: no effect here: %s", path, describe_replaced(replaced))
     return config
 

@@ -26,7 +26,7 @@ Problem = tuple[tuple[str, ...], str]
 """The fields that were looked at, the one to name first, and what is wrong with it."""
 
 _HONOURED_BY_SECTION = {
-    "": """run_name seed epoch save_folder save_interval save_interval_unsharded save_num_checkpoints_to_keep
+    "": """run_name seed epoch dry_run save_folder save_interval save_interval_unsharded save_num_checkpoints_to_keep
         save_num_unsharded_checkpoints_to_keep save_overwrite max_duration stop_at stop_after time_limit
         global_train_batch_size device_train_microbatch_size max_grad_norm precision console_log_interval
         compile activation_checkpointing""",
@@ -71,7 +71,6 @@ REPLACED = {name: reason for reason, names in _REPLACED_BY_REASON.items() for na
 """Fields, or whole sections, that change nothing about the result; what this engine has in their place."""
 
 REFUSED = {
-    "dry_run": "there is no dry run; leave it out, and set stop_at: 1 for a short trial",
     "softmax_auxiliary_loss": "the auxiliary loss is not implemented; set it to false",
     "max_grad_norm_ratio": "only a fixed limit is implemented; set it to null and use max_grad_norm",
     "early_stopping_factor": "early stopping is not implemented; set it to null and use stop_at",

@@ -12,7 +12,7 @@ def describe(config: Config) -> str:
     """The resolved config as YAML, then parameter counts and the arithmetic of one step; allocates no optimizer."""
     model = empty_model(config.model)
     total = sum(parameter.numel() for parameter in model.parameters())
-    embedding = model.transformer["wte"].weight.numel()
+    embedding = model.get_parameter("transformer.wte.weight").numel()
     batch, length = config.global_train_batch_size, config.model.max_sequence_length
     amount, unit = parse_duration(config.max_duration)
     lines = [

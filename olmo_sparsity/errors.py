@@ -6,6 +6,8 @@ import errno
 import sys
 from collections.abc import Callable
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 class UserError(ValueError):
     """Bad input. The message is one line that names what is wrong and the remedy."""
@@ -21,9 +23,9 @@ def run_script(main: Callable[[], int | None]) -> None:
     except _user_errors() as error:
         message = str(error)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in _NO_ROOM:
             raise
-        message = disk_full_message(error.filename)
+        message = _disk_full(error.filename)
     except KeyboardInterrupt:
         print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
@@ -37,7 +39,7 @@ def _user_errors() -> tuple[type[BaseException], ...]:
     return (UserError, olmo.OLMoConfigurationError) if olmo else (UserError,)
 
 
-def disk_full_message(path: object = None) -> str:
+def _disk_full(path: object) -> str:
     """One line for a full disk; nothing half-written is left because files are renamed when whole."""
-    where = f" while writing {path}" if path else ""
-    return f"the disk is full{where}; free some space and run the same command again"
+    where = f" (writing {path})" if path else ""
+    return f"the disk is full, or a quota is reached{where}; make room and run the same command again"

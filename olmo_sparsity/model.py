@@ -39,23 +39,24 @@ class PositionedOLMo(OLMo):
         self.current_positions = CurrentPositions()
         self._olmo_checkpoint = self._activation_checkpoint_fn
         self._activation_checkpoint_fn = self._checkpoint_with_positions
-        if config.block_group_size > 1:
-            for group in self.transformer["block_groups"]:
-                group._activation_checkpoint_fn = self._checkpoint_with_positions
+        parts: Any = self.transformer
+        for group in parts["block_groups"] if config.block_group_size > 1 else ():
+            group._activation_checkpoint_fn = self._checkpoint_with_positions
         if config.rope:
             for block in self.blocks():
                 block.rotary_emb = PositionedRotaryEmbedding(config, self.current_positions)
         elif config.nope:
-            self.transformer["wpe"] = NoPositionEmbedding()
+            parts["wpe"] = NoPositionEmbedding()
         elif not config.alibi:
-            self.transformer["wpe"].__class__ = PositionedEmbedding
-            self.transformer["wpe"].current = self.current_positions
+            parts["wpe"].__class__ = PositionedEmbedding  # keeps OLMo's initial weights
+            parts["wpe"].current = self.current_positions
 
     def blocks(self) -> list[Any]:
         """The transformer blocks in order, whether OLMo grouped them or not."""
+        parts: Any = self.transformer
         if self.config.block_group_size == 1:
-            return list(self.transformer["blocks"])
-        return [block for group in self.transformer["block_groups"] for block in group]
+            return list(parts["blocks"])
+        return [block for group in parts["block_groups"] for block in group]
 
     def set_activation_checkpointing(
         self, strategy: ActivationCheckpointingStrategy | None, checkpoint_func: Callable | None = None
@@ -92,7 +93,7 @@ class PositionedOLMo(OLMo):
                 options["attention_bias"] = alibi_causal_bias(self.config, ids)
         sin_cos = rotary_sin_cos(self.config, ids) if self.config.rope else None
         with self.current_positions.holding(ids, sin_cos):
-            return super().forward(input_ids, **options)
+            return super().forward(input_ids, **options)  # type: ignore[arg-type]
 
 
 def build_model(config: Config) -> PositionedOLMo:

@@ -14,7 +14,9 @@ import numpy as np
 
 from olmo_sparsity.errors import UserError
 
-_STREAM = 0x706F73  # "pos": keeps these draws apart from those of the data order, which start from the same seed
+_STREAM = (
+    0x706F73  # "pos": keeps these draws apart from those of the data order, which start from the same seed
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ def contiguous(length: int, options: SchemeOptions, generator: np.random.Generat
 @register("random_start")
 def random_start(length: int, options: SchemeOptions, generator: np.random.Generator) -> np.ndarray:
     """s … s+T-1, (T,), s uniform on {0 … T'-T} (Cho et al. 2024)."""
-    return np.arange(length, dtype=np.int64) + generator.integers(0, options.target_length - length, endpoint=True)
+    return np.arange(length, dtype=np.int64) + generator.integers(
+        0, options.target_length - length, endpoint=True
+    )
 
 
 @register("pose")
@@ -61,17 +65,22 @@ def pose(length: int, options: SchemeOptions, generator: np.random.Generator) ->
     second is shifted by s ~ U{0 … T'-T}. For more chunks [ours] the C-1 cuts are a uniform subset of {1 … T-1} and
     the C-1 shifts are sorted uniform draws from {0 … T'-T}. Ids are strictly increasing and below T'.
     """
+    cuts: np.ndarray
     if options.chunks == 2:
         cuts = generator.integers(1, (length + 1) // 2, size=1, endpoint=True)
     else:
         cuts = np.sort(generator.choice(length - 1, size=options.chunks - 1, replace=False)) + 1
-    skips = np.sort(generator.integers(0, options.target_length - length, size=options.chunks - 1, endpoint=True))
+    skips = np.sort(
+        generator.integers(0, options.target_length - length, size=options.chunks - 1, endpoint=True)
+    )
     shifts = np.concatenate([[0], skips])
     chunk_lengths = np.diff(np.concatenate([[0], cuts, [length]]))
     return np.arange(length, dtype=np.int64) + np.repeat(shifts, chunk_lengths)
 
 
-def position_ids(name: str, length: int, options: SchemeOptions, *, seed: int, epoch: int, index: int) -> np.ndarray:
+def position_ids(
+    name: str, length: int, options: SchemeOptions, *, seed: int, epoch: int, index: int
+) -> np.ndarray:
     """Position ids of example ``index`` at its visit in ``epoch``, (T,) int64, strictly increasing, below T'.
 
     Raises `UserError` for an unknown scheme or a T' below the window length.

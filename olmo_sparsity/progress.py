@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 15.0
@@ -25,7 +33,9 @@ class _RateColumn(ProgressColumn):
 
 
 @contextmanager
-def progress(description: str, total: int, unit: str, *, done: int = 0, enabled: bool = True) -> Iterator[Advance]:
+def progress(
+    description: str, total: int, unit: str, *, done: int = 0, enabled: bool = True
+) -> Iterator[Advance]:
     """Show progress on standard error while the block runs; yields ``advance(n=1, note="")``.
 
     ``total`` and ``done`` count ``unit``s (plural, "targets"); ``done`` is what an earlier run finished.

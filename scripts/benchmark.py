@@ -26,10 +26,16 @@ from olmo_sparsity.errors import run_script
 
 def main() -> None:
     """Parse arguments, run one benchmark, print its table or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=sorted(BENCHMARKS), help="what to measure")
-    parser.add_argument("--config", default="configs/demo.yaml", help="its shape, batch and precision (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=12, help="how often each is timed (default: %(default)s)")
+    parser.add_argument(
+        "--config", default="configs/demo.yaml", help="its shape, batch and precision (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=12, help="how often each is timed (default: %(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=4, help="steps per timing (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     arguments, overrides = parser.parse_known_args()
@@ -58,7 +64,12 @@ def benchmark_train(config_path: str, overrides: list[str], rounds: int, steps: 
         runners = {
             "olmo": _plain_step(config, olmo, precision, batch.input_ids, batch.labels, {}),
             "position_ids": _plain_step(
-                config, positioned, precision, batch.input_ids, batch.labels, {"position_ids": batch.position_ids}
+                config,
+                positioned,
+                precision,
+                batch.input_ids,
+                batch.labels,
+                {"position_ids": batch.position_ids},
             ),
             "loop": _loop_step(config, engine),
         }
@@ -80,9 +91,15 @@ def _with_random_tokens(config: Any, folder: Path) -> Any:
 
     count = 64 * config.global_train_batch_size * config.model.max_sequence_length
     dtype = np.uint16 if config.model.vocab_size <= 1 << 16 else np.uint32
-    np.random.default_rng(0).integers(0, config.model.vocab_size, count).astype(dtype).tofile(folder / "tokens.npy")
-    data = replace(config.data, paths=[str(folder / "tokens.npy")], memmap_dtype=dtype.__name__, datasets=None)
-    return replace(config, data=data, corpus=replace(config.corpus, path=None), save_folder=str(folder / "run"))
+    np.random.default_rng(0).integers(0, config.model.vocab_size, count).astype(dtype).tofile(
+        folder / "tokens.npy"
+    )
+    data = replace(
+        config.data, paths=[str(folder / "tokens.npy")], memmap_dtype=dtype.__name__, datasets=None
+    )
+    return replace(
+        config, data=data, corpus=replace(config.corpus, path=None), save_folder=str(folder / "run")
+    )
 
 
 def _first_batch(config: Any) -> Any:
@@ -104,7 +121,9 @@ def _unmodified_olmo(config: Any) -> Any:
     return model
 
 
-def _plain_step(config: Any, model: Any, precision: str, ids: Any, labels: Any, options: dict) -> Callable[[], None]:
+def _plain_step(
+    config: Any, model: Any, precision: str, ids: Any, labels: Any, options: dict
+) -> Callable[[], None]:
     """Forward, backward, clip, step, as short as PyTorch allows; fused AdamW, micro-batches of the config."""
     import torch
     import torch.nn.functional as F
@@ -114,7 +133,11 @@ def _plain_step(config: Any, model: Any, precision: str, ids: Any, labels: Any, 
     optimizer = torch.optim.AdamW(groups, lr=1e-5, weight_decay=config.optimizer.weight_decay, fused=True)
     size = config.device_train_microbatch_size
     parts = [
-        (ids[i : i + size], labels[i : i + size], {name: value[i : i + size] for name, value in options.items()})
+        (
+            ids[i : i + size],
+            labels[i : i + size],
+            {name: value[i : i + size] for name, value in options.items()},
+        )
         for i in range(0, len(ids), size)
     ]
 
@@ -122,7 +145,9 @@ def _plain_step(config: Any, model: Any, precision: str, ids: Any, labels: Any, 
         for part, label, more in parts:
             with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
                 logits = model(part, **more).logits
-                loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), label[:, :-1].flatten()) / len(parts)
+                loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), label[:, :-1].flatten()) / len(
+                    parts
+                )
             loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
         optimizer.step()
@@ -188,7 +213,9 @@ def print_table(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    about = ", ".join(f"{key} {value}" for key, value in result.items() if key not in ("results", "benchmark"))
+    about = ", ".join(
+        f"{key} {value}" for key, value in result.items() if key not in ("results", "benchmark")
+    )
     table = Table(title=f"{result['benchmark']}: {about}", title_justify="left")
     table.add_column("")
     for column in (result["unit"], f"ratio to {result['baseline']}", "lowest", "highest"):

@@ -1,6 +1,7 @@
 """Figure 2 from records: mean loss and recovery against the number k of influential far tokens.
 
-    python scripts/figure2.py runs/demo/records
+example:
+  python scripts/figure2.py runs/demo/influence
 
 reads the records that scripts/influence.py wrote (no model is needed), writes figure2.png, figure2.pdf and
 summary.json beside them and prints the numbers. It takes seconds and may be repeated at will: the same

@@ -23,22 +23,59 @@ def main() -> None:
     from analysis.influence import InfluenceSettings, measure_influence
     from analysis.selectors import SELECTORS
 
-    default = {field.name: field.default for field in fields(InfluenceSettings) if field.default is not MISSING}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = {
+        field.name: field.default for field in fields(InfluenceSettings) if field.default is not MISSING
+    }
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkpoint", help="checkpoint folder, or a run folder (then its last checkpoint)")
-    parser.add_argument("--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer")
+    parser.add_argument(
+        "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
+    )
     parser.add_argument("--out", required=True, help="folder for the records")
-    parser.add_argument("--split", default=default["split"], help="split of the corpus (default: %(default)s)")
-    parser.add_argument("--n-long", type=int, default=default["n_long"], help="N, long context (default: %(default)s tokens)")
-    parser.add_argument("--n-short", type=int, default=default["n_short"], help="M, short context (default: %(default)s tokens)")
-    parser.add_argument("--tau", type=float, default=default["tau_nats"], help="threshold on L_short - L_long (default: %(default)s nat)")
-    parser.add_argument("--k", default=",".join(map(str, default["ks"])), help="numbers of tokens, comma-separated (default: %(default)s)")
-    parser.add_argument("--selectors", default=",".join(default["selectors"]), help=f"comma-separated, of: {', '.join(SELECTORS)} (default: %(default)s)")
-    parser.add_argument("--targets", type=int, default=default["targets"], help="targets to sample (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=default["seed"], help="seed of targets, placebos and the random control (default: %(default)s)")
+    parser.add_argument(
+        "--split", default=default["split"], help="split of the corpus (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--n-long", type=int, default=default["n_long"], help="N, long context (default: %(default)s tokens)"
+    )
+    parser.add_argument(
+        "--n-short",
+        type=int,
+        default=default["n_short"],
+        help="M, short context (default: %(default)s tokens)",
+    )
+    parser.add_argument(
+        "--tau",
+        type=float,
+        default=default["tau_nats"],
+        help="threshold on L_short - L_long (default: %(default)s nat)",
+    )
+    parser.add_argument(
+        "--k",
+        default=",".join(map(str, default["ks"])),
+        help="numbers of tokens, comma-separated (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--selectors",
+        default=",".join(default["selectors"]),
+        help=f"comma-separated, of: {', '.join(SELECTORS)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--targets", type=int, default=default["targets"], help="targets to sample (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=default["seed"],
+        help="seed of targets, placebos and the random control (default: %(default)s)",
+    )
     parser.add_argument("--bf16", action="store_true", help="score in bf16: faster, coarser")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
-    parser.add_argument("--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out")
+    parser.add_argument(
+        "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
+    )
     parser.add_argument("--overwrite", action="store_true", help="remove records that are in --out")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
@@ -54,7 +91,9 @@ def _ascending_integers(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
-        raise UserError(f"--k takes whole numbers with commas between them, such as 1,2,4,8, not {text!r}") from error
+        raise UserError(
+            f"--k takes whole numbers with commas between them, such as 1,2,4,8, not {text!r}"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Turn text into OLMo's token files: a folder with train and held-out files, tokenizer.json, manifest.json.
 
+examples:
     python scripts/prepare_data.py docs --out runs/demo/data
     python scripts/prepare_data.py text --files books/*.jsonl.gz --out runs/books
     python scripts/prepare_data.py text --files train.json.gz --heldout-files validation.json.gz \\
@@ -12,9 +13,8 @@ sources:
         document a file, each of them also gzipped
   c4    allenai/c4 (English), streamed from the Hugging Face hub, or a copy of its folder named with --dataset
 
-A run that was stopped goes on where it was when the same command is given again; a finished one is left as
-it is.
-Held-out documents lose every paragraph that also stands in a training document.
+A run that was stopped goes on where it was when the same command is given again; a finished corpus is left as
+it is. Held-out documents lose every paragraph that also stands in a training document.
 """
 
 from __future__ import annotations
@@ -94,6 +94,11 @@ def parse_arguments() -> argparse.Namespace:
         "--packages", nargs="+", default=(), metavar="NAME", help="only these; python: standard library"
     )
     add_c4_options(parser, default)
+    add_tokenizer_options(parser, default)
+    return parser.parse_args()
+
+
+def add_tokenizer_options(parser: argparse.ArgumentParser, default: PrepareSettings) -> None:
     group = parser.add_argument_group("tokenizer")
     group.add_argument(
         "--tokenizer",
@@ -114,7 +119,6 @@ def parse_arguments() -> argparse.Namespace:
     group.add_argument(
         "--eos-token", metavar="TOKEN", help="token that ends a document (default: the usual names)"
     )
-    return parser.parse_args()
 
 
 def add_c4_options(parser: argparse.ArgumentParser, default: PrepareSettings) -> None:

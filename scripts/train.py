@@ -22,10 +22,16 @@ from olmo_sparsity.errors import run_script
 
 def main() -> None:
     """Parse arguments and train, or show what would be trained."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", metavar="CONFIG", help="YAML file, OLMo's or an overlay of one")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint, or start if there is none")
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved config, parameters and tokens per step")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the last checkpoint, or start if there is none"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved config, parameters and tokens per step"
+    )
     arguments, overrides = parser.parse_known_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("olmo_sparsity").setLevel(logging.INFO)

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from tests import tiny
 
 from analysis.contexts import long_contexts, placebo_contexts, sample_targets
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.errors import UserError
+from tests import tiny
 
 LENGTHS = [30, 12, 50, 21, 200, 5]
 N, M = 20, 6

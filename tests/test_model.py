@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from olmo.config import ActivationCheckpointingStrategy
 from olmo.config import ModelConfig as OLMoModelConfig
 from olmo.model import OLMo
+
 from tests import tiny
 
 ENCODINGS = {
@@ -111,7 +112,7 @@ def test_nope_ignores_ids_and_has_no_position_embedding():
 
 @pytest.mark.parametrize("encoding", sorted(ENCODINGS))
 def test_a_dropped_token_is_a_masked_token(encoding):
-    """METHOD 2.1: the subsequence at the original ids equals hiding the dropped tokens from every query of every layer."""
+    """METHOD 2.1: the subsequence at the original ids equals hiding the dropped tokens from every query and layer."""
     model = tiny.model(**ENCODINGS[encoding])
     ids = tokens(batch=2, length=24)
     dropped = torch.tensor([0, 3, 4, 11, 17])

@@ -11,7 +11,10 @@ LENGTH, TARGET = 16, 40
 def draw(name, count, chunks=2, length=LENGTH, target=TARGET, **where):
     options = SchemeOptions(target_length=target, chunks=chunks)
     return np.stack(
-        [position_ids(name, length, options, **{"seed": 7, "epoch": 0, "index": i, **where}) for i in range(count)]
+        [
+            position_ids(name, length, options, **{"seed": 7, "epoch": 0, "index": i, **where})
+            for i in range(count)
+        ]
     )
 
 

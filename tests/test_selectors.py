@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from tests import tiny
 
 from analysis.contexts import Contexts
 from analysis.recovery import selected_losses
 from analysis.scorer import Scorer, long_and_short_losses
 from analysis.selectors import SELECTORS, Question, find_selector, most_influential
 from olmo_sparsity.errors import UserError
+from tests import tiny
 
 N, M, VOCABULARY = 14, 4, 50
 FAR = N - M
@@ -103,7 +103,9 @@ def test_all_far_tokens_recover_the_long_loss(model):
     contexts = make_contexts()
     long, _ = long_and_short_losses(Scorer(model), contexts)
     everything = np.tile(np.arange(FAR), (len(contexts), 1))
-    np.testing.assert_allclose(selected_losses(Scorer(model), contexts, everything, (FAR,))[:, 0], long, atol=2e-5)
+    np.testing.assert_allclose(
+        selected_losses(Scorer(model), contexts, everything, (FAR,))[:, 0], long, atol=2e-5
+    )
 
 
 class Planted:
@@ -121,7 +123,9 @@ class Planted:
 
 
 @pytest.mark.parametrize("columns", [(2, 7), (0, 9)])
-@pytest.mark.parametrize(("name", "conjunction"), [("leave-one-out", False), ("leave-one-out", True), ("leave-one-in", False)])
+@pytest.mark.parametrize(
+    ("name", "conjunction"), [("leave-one-out", False), ("leave-one-out", True), ("leave-one-in", False)]
+)
 def test_exactly_the_two_planted_tokens_are_found(name, conjunction, columns):
     contexts = make_contexts(1)
     scorer = Scorer(Planted(columns, int(contexts.targets[0]), conjunction))
@@ -150,7 +154,12 @@ def test_random_is_a_function_of_seed_and_target_alone(model):
     part = find_selector("random")(Question(Scorer(model), contexts.take(slice(2, 3)), seed=5))
     assert np.array_equal(whole[2:3], part)
     assert not np.array_equal(whole, find_selector("random")(Question(Scorer(model), contexts, seed=6)))
-    first = np.array([most_influential(find_selector("random")(Question(Scorer(model), contexts, s)), 1)[:, 0] for s in range(300)])
+    first = np.array(
+        [
+            most_influential(find_selector("random")(Question(Scorer(model), contexts, s)), 1)[:, 0]
+            for s in range(300)
+        ]
+    )
     assert np.bincount(first.ravel(), minlength=FAR).min() > 60  # 120 expected of each
 
 
@@ -163,7 +172,12 @@ def test_nearest_takes_the_far_tokens_next_to_the_short_context(model):
 def test_choices_do_not_depend_on_how_targets_are_batched(model, name):
     contexts = make_contexts(5)
     together = find_selector(name)(Question(Scorer(model), contexts, seed=1))
-    alone = [find_selector(name)(Question(Scorer(model, tokens_per_batch=16), contexts.take(slice(i, i + 1)), seed=1)) for i in range(5)]
+    alone = [
+        find_selector(name)(
+            Question(Scorer(model, tokens_per_batch=16), contexts.take(slice(i, i + 1)), seed=1)
+        )
+        for i in range(5)
+    ]
     np.testing.assert_allclose(together, np.concatenate(alone), atol=2e-5)
 
 

@@ -10,7 +10,9 @@ import pytest
 from olmo_sparsity.config import load_config
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(path for folder in ("olmo_sparsity", "analysis", "scripts") for path in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(
+    path for folder in ("olmo_sparsity", "analysis", "scripts") for path in (ROOT / folder).rglob("*.py")
+)
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 ENGINES = {"accelerate", "deepspeed"}
 
@@ -45,13 +47,25 @@ def test_imports_point_one_way(path):
 @pytest.mark.parametrize("module", ["analysis.influence", "analysis.scorer", "analysis.selectors"])
 def test_analysis_runs_without_the_engines(module):
     code = f"import sys, {module}; print(sorted({{'accelerate', 'deepspeed'}} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+        ).stdout.strip()
+        == "[]"
+    )
 
 
-@pytest.mark.parametrize("module", ["analysis.records", "analysis.statistics", "analysis.summary", "analysis.plots"])
+@pytest.mark.parametrize(
+    "module", ["analysis.records", "analysis.statistics", "analysis.summary", "analysis.plots"]
+)
 def test_figures_are_made_without_torch(module):
     code = f"import sys, {module}; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == "False"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+        ).stdout.strip()
+        == "False"
+    )
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
@@ -76,5 +90,9 @@ def test_packages_do_not_print():
     for path in SOURCES:
         if path.relative_to(ROOT).parts[0] != "scripts":
             calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
-            printed = [n.lineno for n in calls if getattr(n.func, "id", "") == "print" and not any(k.arg == "file" for k in n.keywords)]
+            printed = [
+                n.lineno
+                for n in calls
+                if getattr(n.func, "id", "") == "print" and not any(k.arg == "file" for k in n.keywords)
+            ]
             assert not printed, f"{path}: prints at lines {printed}"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from analysis.manifest import Manifest
 from analysis.records import (
     FAR_CONTEXTS,
-    Manifest,
     Records,
     RecordWriter,
     SelectionRow,

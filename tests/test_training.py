@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests import tiny
 
 from olmo_sparsity.checkpoint import WEIGHTS, checkpoints, load_model, load_state
 from olmo_sparsity.config import load_config
@@ -19,6 +18,7 @@ from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.schedule import Schedule
+from tests import tiny
 
 
 def losses(folder):
@@ -50,7 +50,9 @@ def test_the_loss_falls_and_a_checkpoint_holds_the_final_weights(tmp_path):
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, dropout):
     """Bit for bit on the CPU in fp32, over an epoch's end, with dropout's random state too."""
     settings = {"model": {"residual_dropout": dropout}}
-    whole = tiny.train_config(tmp_path, "--max_duration=20", f"--save_folder={tmp_path / 'whole'}", **settings)
+    whole = tiny.train_config(
+        tmp_path, "--max_duration=20", f"--save_folder={tmp_path / 'whole'}", **settings
+    )
     train(whole)
     parts = replace(whole, save_folder=str(tmp_path / "parts"))
     for stop in (3, 11, None):
@@ -129,20 +131,22 @@ def test_the_logged_learning_rate_is_the_one_applied(tmp_path):
         )
         before = build_model(config).state_dict()
         after = load_file(train(config) / WEIGHTS)
-        assert read_metrics(tmp_path / rate / "metrics.jsonl")[0]["learning_rate"] == pytest.approx(float(rate), abs=1e-9)
+        assert read_metrics(tmp_path / rate / "metrics.jsonl")[0]["learning_rate"] == pytest.approx(
+            float(rate), abs=1e-9
+        )
         moved.append({name: after[name] - before[name] for name in after})
     for name in moved[0]:
         torch.testing.assert_close(2 * moved[0][name], moved[1][name], atol=2e-7, rtol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("duration", "steps"), [("8", 8), ("1024T", 8), ("2ep", 2 * 8)]
-)
+@pytest.mark.parametrize(("duration", "steps"), [("8", 8), ("1024T", 8), ("2ep", 2 * 8)])
 def test_duration_in_steps_tokens_and_epochs(tmp_path, duration, steps):
     config = tiny.train_config(tmp_path, f"--max_duration={duration}")
     data = TrainingData(config)
     assert data.steps_per_epoch == 12 * 91 // 32 // 4
-    schedule = Schedule.of_run(config, tokens_per_step=data.tokens_per_step, steps_per_epoch=data.steps_per_epoch)
+    schedule = Schedule.of_run(
+        config, tokens_per_step=data.tokens_per_step, steps_per_epoch=data.steps_per_epoch
+    )
     assert schedule.max_steps == steps
 
 
@@ -166,7 +170,9 @@ def test_processes_share_each_global_batch_and_see_the_same_positions(tmp_path):
 def test_loader_workers_change_nothing(tmp_path):
     config = tiny.train_config(tmp_path)
     alone = TrainingData(config).batches(0)
-    workers = TrainingData(replace(config, data=replace(config.data, num_workers=2, prefetch_factor=2))).batches(0)
+    workers = TrainingData(
+        replace(config, data=replace(config.data, num_workers=2, prefetch_factor=2))
+    ).batches(0)
     for _ in range(5):
         a, b = next(alone), next(workers)
         assert torch.equal(a.input_ids, b.input_ids)
@@ -194,7 +200,9 @@ def test_an_epoch_reads_every_window_once_and_redraws_skips(tmp_path):
     assert tokens[0] == tokens[1] == sorted(tuple(map(int, row)) for row in windows)
     orders = [[tuple(b.input_ids[0].tolist()) for b in epoch] for epoch in epochs]
     assert orders[0] != orders[1]
-    positions = [{tuple(b.input_ids[0].tolist()): tuple(b.position_ids[0].tolist()) for b in e} for e in epochs]
+    positions = [
+        {tuple(b.input_ids[0].tolist()): tuple(b.position_ids[0].tolist()) for b in e} for e in epochs
+    ]
     assert sum(positions[0][key] != positions[1][key] for key in positions[0]) > len(positions[0]) // 2
 
 
@@ -226,7 +234,13 @@ def test_content_skips_with_the_ids_inside_one_document(tmp_path):
 def test_instance_filter_masks_windows_of_endless_repetition(tmp_path):
     documents = [(np.random.default_rng(1).integers(1, 50, 63)).tolist(), [9] * 64]
     corpus = tiny.write_corpus(tmp_path / "corpus", {"train": documents})
-    section = {"instance_filter": {"repetition_max_period": 13, "repetition_min_period": 1, "repetition_max_count": 30}}
+    section = {
+        "instance_filter": {
+            "repetition_max_period": 13,
+            "repetition_min_period": 1,
+            "repetition_max_count": 30,
+        }
+    }
     config = load_config(tiny.write_yaml(tmp_path, corpus, data=section, global_train_batch_size=1))
     dataset = TrainingData(config).dataset
     assert [bool(dataset[i]["counts"]) for i in range(4)] == [True, True, False, False]
@@ -236,7 +250,9 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path, monkeypatch):
     config = tiny.train_config(tmp_path, "--max_duration=8", "--save_interval=4")
     steps = []
     original = Engine.forward_backward
-    monkeypatch.setattr(Engine, "forward_backward", lambda self, batch: math.nan if len(steps) == 5 else original(self, batch))
+    monkeypatch.setattr(
+        Engine, "forward_backward", lambda self, batch: math.nan if len(steps) == 5 else original(self, batch)
+    )
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda self, *args: steps.append(1) or step(self, *args))
     with pytest.raises(UserError, match="the loss is nan at step 6"):

@@ -39,7 +39,7 @@ class Unit(Protocol):
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Local files, plain or gzipped: JSON lines with a ``text`` field (C4's layout), or a text document each."""
+    """Local files, plain or gzipped: JSON lines with a ``text`` field (as C4), or one text document each."""
 
     paths: tuple[str, ...]
 
@@ -192,8 +192,8 @@ def _check_hub(dataset: str) -> None:
     except (OSError, httpx.HTTPError, HfHubHTTPError) as error:
         raise StoppedEarly(
             f"the Hugging Face hub cannot be reached ({one_line(error)}); run this where there is a network "
-            "(a login node), or copy the data set's folder here and name it with --dataset, or use local files: "
-            "prepare_data.py text --files"
+            "(a login node), or copy the data set's folder here and name it with --dataset, or use local "
+            "files: prepare_data.py text --files"
         ) from error
 
 

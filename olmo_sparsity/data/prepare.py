@@ -209,9 +209,7 @@ def _encode_training(
         output, record = out / f"{name}.npy", out / WORK_NAME / f"{name}.json"
         jobs.append(EncodeJob(unit, rule, encoding, output, record, paragraphs, corpus.limit_tokens))
     records = {job.record: EncodedUnit.load(job.record) for job in jobs}
-    done = {
-        path: unit for path, unit in records.items() if unit and _is_whole(out, unit.file, encoding.dtype)
-    }
+    done = {path: old for path, old in records.items() if old and _is_whole(out, old.file, encoding.dtype)}
     todo = [job for job in jobs if job.record not in done]
     new = run_jobs(
         encode_unit, todo, workers=workers, description="tokenizing", unit=corpus.unit_name, done=len(done)

@@ -65,7 +65,9 @@ class CorpusManifest:
         """Read `manifest.json`. Raises `UserError` where `folder` is no finished corpus."""
         path = Path(folder) / MANIFEST_NAME
         if not path.is_file():
-            raise UserError(f"{folder} is no prepared corpus: {path} is missing; make it with scripts/prepare_data.py")
+            raise UserError(
+                f"{folder} is no prepared corpus: {path} is missing; make it with scripts/prepare_data.py"
+            )
         try:
             raw = json.loads(path.read_text(encoding="utf8"))
             if raw["version"] != MANIFEST_VERSION:
@@ -85,12 +87,16 @@ class TokenFiles:
     Windows and documents never cross a file. Raises `UserError` for a missing, truncated or empty file.
     """
 
-    def __init__(self, paths: Sequence[str | Path], dtype: str, eos_token_id: int, expected: Sequence[int | None] = ()):
+    def __init__(
+        self, paths: Sequence[str | Path], dtype: str, eos_token_id: int, expected: Sequence[int | None] = ()
+    ):
         """``expected[i]`` is the number of tokens that file i must have, where it is known."""
         if not paths:
             raise UserError("no token files are given; set corpus.path or data.paths")
         if dtype not in DTYPES:
-            raise UserError(f"token files of type {dtype!r} are not supported; choose one of {', '.join(DTYPES)}")
+            raise UserError(
+                f"token files of type {dtype!r} are not supported; choose one of {', '.join(DTYPES)}"
+            )
         self.paths = [Path(path) for path in paths]
         self.dtype = np.dtype(DTYPES[dtype])
         self.eos_token_id = eos_token_id
@@ -108,13 +114,17 @@ class TokenFiles:
             for file in files:
                 path = Path(folder) / file.name
                 if path.is_file() and sha256_file(path) != file.sha256:
-                    raise UserError(f"checksum mismatch in {path}: the file is damaged; prepare the corpus again")
+                    raise UserError(
+                        f"checksum mismatch in {path}: the file is damaged; prepare the corpus again"
+                    )
         paths = [Path(folder) / file.name for file in files]
         return cls(paths, manifest.dtype, manifest.eos_token_id, [file.tokens for file in files])
 
     def _open(self, path: Path, expected: int | None) -> np.ndarray:
         if not path.is_file():
-            raise UserError(f"token file {path} is missing; prepare the corpus again with scripts/prepare_data.py")
+            raise UserError(
+                f"token file {path} is missing; prepare the corpus again with scripts/prepare_data.py"
+            )
         size = path.stat().st_size
         if size == 0:
             raise UserError(f"token file {path} is empty; prepare the corpus again")

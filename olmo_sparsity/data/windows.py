@@ -16,12 +16,12 @@ from olmo.data import IterableDataset
 from olmo.data.util import find_periodic_sequences
 from torch.utils.data import DataLoader, Dataset
 
+from olmo_sparsity import positions
 from olmo_sparsity.batch import Batch
 from olmo_sparsity.config import Config
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFiles
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import sha256_file
-from olmo_sparsity import positions
 
 
 class WindowDataset(Dataset[dict[str, Any]]):
@@ -74,7 +74,7 @@ class WindowDataset(Dataset[dict[str, Any]]):
 
 
 def collate(items: list[dict[str, Any]]) -> Batch:
-    """Stack windows to a batch whose labels are the next tokens; a window's last token predicts nothing (as in OLMo)."""
+    """Stack windows to a batch; labels are the next tokens, and a window's last predicts nothing (as in OLMo)."""
     input_ids = torch.from_numpy(np.stack([item["input_ids"] for item in items]))
     labels = input_ids.roll(-1, dims=1)
     counts = torch.tensor([item["counts"] for item in items])
@@ -109,7 +109,7 @@ class TrainingData:
         return self.batch_size * self.dataset.length
 
     def batches(self, first_step: int) -> Iterator[Batch]:
-        """This process's part of the global batches from step ``first_step`` (0 is the first of the run) on, for ever."""
+        """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, for ever."""
         epoch, step_in_epoch = divmod(first_step, self.steps_per_epoch)
         while True:
             yield from self._epoch(epoch, step_in_epoch)
@@ -138,6 +138,7 @@ class TrainingData:
             num_workers=data.num_workers,
             pin_memory=data.pin_memory and torch.cuda.is_available(),
             prefetch_factor=data.prefetch_factor if data.num_workers else None,
+            persistent_workers=data.persistent_workers and data.num_workers > 0,
             timeout=data.timeout if data.num_workers else 0,
         )
 
@@ -178,7 +179,9 @@ def check_corpus_matches(config: Config, manifest: CorpusManifest) -> None:
     path = run_tokenizer(config)
     assert path is not None, "a corpus has a tokenizer"
     if sha256_file(path) != manifest.tokenizer_sha256:
-        raise UserError(f"the tokenizer {path} is not the one that {config.corpus.path} was made with; prepare it again")
+        raise UserError(
+            f"the tokenizer {path} is not the one that {config.corpus.path} was made with; prepare it again"
+        )
 
 
 def run_tokenizer(config: Config) -> Path | None:
@@ -197,7 +200,9 @@ def run_tokenizer(config: Config) -> Path | None:
 
     try:
         return Path(hf_hub_download(name, TOKENIZER_NAME))
-    except Exception as error:  # the hub client raises many kinds; each means that there is no such tokenizer here
+    except (
+        Exception
+    ) as error:  # the hub client raises many kinds; each means that there is no such tokenizer here
         raise UserError(
             f"tokenizer.identifier: {name!r} is no file, no tokenizer that OLMo ships, and cannot be fetched from the "
             f"Hugging Face Hub ({type(error).__name__}); give the path of a tokenizer.json"

@@ -44,7 +44,9 @@ class Engine:
     """Runs forward, backward and optimizer steps of one model over all processes."""
 
     def __init__(self, config: Config, model: PositionedOLMo):
-        self.accelerator = Accelerator(mixed_precision=chosen_precision(config), cpu=not torch.cuda.is_available())
+        self.accelerator = Accelerator(
+            mixed_precision=chosen_precision(config), cpu=not torch.cuda.is_available()
+        )
         self.micro_batch_size = config.device_train_microbatch_size
         if config.activation_checkpointing is not None:
             model.set_activation_checkpointing(config.activation_checkpointing)
@@ -90,7 +92,7 @@ class Engine:
         return float(self._sum_over_processes(total) / count)
 
     def _sum_over_processes(self, value: Tensor) -> Tensor:
-        return self.accelerator.reduce(value.to(self.device), reduction="sum")  # type: ignore[return-value]
+        return self.accelerator.reduce(value.to(self.device), reduction="sum")
 
     def step(self, learning_rate: float, max_grad_norm: float | None) -> float:
         """Clip, update the weights, forget the gradients; returns the gradient norm before clipping."""

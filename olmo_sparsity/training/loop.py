@@ -1,12 +1,14 @@
-"""The training loop: batch, forward, backward, step, log, save. One loop for every model, task and number of processes."""
+"""The training loop: batch, forward, backward, step, log, save. One for every model, task and number of processes."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from olmo_sparsity.checkpoint import (
     CONFIG,
@@ -17,6 +19,7 @@ from olmo_sparsity.checkpoint import (
     load_tensors,
     load_weights,
     save_checkpoint,
+    step_folder,
 )
 from olmo_sparsity.config import Config, load_config
 from olmo_sparsity.data.windows import TrainingData, run_tokenizer
@@ -24,6 +27,7 @@ from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import remove
 from olmo_sparsity.model import PositionedOLMo, build_model
 from olmo_sparsity.progress import progress
+from olmo_sparsity.provenance import append_provenance
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.metrics import MetricsFile
 from olmo_sparsity.training.optimizer_state import export_state, import_state
@@ -44,7 +48,9 @@ def train(config: Config, *, resume: bool = False) -> Path:
         log.info("%s is finished already", last)
         return last
     engine = Engine(config, _initial_model(config, last))
-    data = TrainingData(config, rank=engine.accelerator.process_index, world_size=engine.accelerator.num_processes)
+    data = TrainingData(
+        config, rank=engine.accelerator.process_index, world_size=engine.accelerator.num_processes
+    )
     schedule = Schedule.of_run(
         config, tokens_per_step=data.tokens_per_step, steps_per_epoch=data.steps_per_epoch
     )
@@ -53,23 +59,23 @@ def train(config: Config, *, resume: bool = False) -> Path:
         first_step = load_state(last).step
         import_state(engine.raw_optimizer, load_tensors(last / OPTIMIZER))
         log.info("resuming from %s", last)
+    if engine.is_main:
+        append_provenance(config.save_folder)
     return _run(config, engine, data, schedule, first_step)
 
 
 def _run(config: Config, engine: Engine, data: TrainingData, schedule: Schedule, first_step: int) -> Path:
-    """The loop itself, from after ``first_step`` steps to the last."""
-    metrics = MetricsFile(config.save_folder, first_step) if engine.is_main else None
+    """The loop itself, from after ``first_step`` steps to the last; returns the last checkpoint's folder."""
     last_step = min(schedule.last_step, first_step + (config.stop_after or schedule.max_steps))
-    started = time.monotonic()
-    folder = None
+    deadline = time.monotonic() + (config.time_limit or math.inf)
     batches = data.batches(first_step)
-    with progress(
-        "training", last_step * data.tokens_per_step, "tokens", done=first_step * data.tokens_per_step, enabled=engine.is_main
-    ) as advance:
+    folder = step_folder(config.save_folder, first_step)
+    with _Monitor(config, data, first_step, last_step, enabled=engine.is_main) as monitor:
         for step in range(first_step + 1, last_step + 1):
-            step_started = time.monotonic()
             batch = next(batches)
-            engine.seed_dropout(config.seed, step)  # after reading: PyTorch's loader draws from the same generator
+            engine.seed_dropout(
+                config.seed, step
+            )  # after reading: PyTorch's loader draws from the same generator
             loss = engine.forward_backward(batch)
             if not math.isfinite(loss):
                 raise UserError(
@@ -78,28 +84,45 @@ def _run(config: Config, engine: Engine, data: TrainingData, schedule: Schedule,
                 )
             learning_rate = schedule.learning_rate(step)
             grad_norm = engine.step(learning_rate, schedule.max_grad_norm(step))
-            advance(data.tokens_per_step, note=f"loss {loss:.3f}")
-            if metrics is not None and (step % config.console_log_interval == 0 or step == last_step):
-                metrics.write(
-                    {
-                        "step": step,
-                        "tokens": step * data.tokens_per_step,
-                        "loss_nats": loss,
-                        "learning_rate": learning_rate,
-                        "grad_norm": grad_norm,
-                        "tokens_per_second": data.tokens_per_step / (time.monotonic() - step_started),
-                    }
-                )
-            out_of_time = config.time_limit is not None and time.monotonic() - started > config.time_limit
+            monitor.log(step, {"loss_nats": loss, "learning_rate": learning_rate, "grad_norm": grad_norm})
+            out_of_time = time.monotonic() > deadline
             if step == last_step or out_of_time or _saves_at(config, step):
                 folder = _save(config, engine, schedule, step)
             if out_of_time:
                 log.warning("time_limit reached after step %d; go on with --resume", step)
                 break
-    if metrics is not None:
-        metrics.close()
-    assert folder is not None, "the last step saves"
     return folder
+
+
+class _Monitor:
+    """Progress bar and metrics.jsonl of the main process; silent in the others."""
+
+    def __init__(self, config: Config, data: TrainingData, first_step: int, last_step: int, *, enabled: bool):
+        self.tokens_per_step = data.tokens_per_step
+        self.log_interval, self.last_step = config.console_log_interval, last_step
+        self.step_times = deque([time.monotonic()], maxlen=config.speed_monitor.window_size + 1)
+        self.metrics = MetricsFile(config.save_folder, first_step) if enabled else None
+        total, done = last_step * data.tokens_per_step, first_step * data.tokens_per_step
+        self.bar = progress("training", total, "tokens", done=done, enabled=enabled)
+
+    def __enter__(self) -> _Monitor:
+        self.advance = self.bar.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.bar.__exit__(*error)
+        if self.metrics is not None:
+            self.metrics.close()
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Show and, at the interval, write one step's values."""
+        self.step_times.append(time.monotonic())
+        self.advance(self.tokens_per_step, note=f"loss {values['loss_nats']:.3f}")
+        if self.metrics is not None and (step % self.log_interval == 0 or step == self.last_step):
+            seconds = self.step_times[-1] - self.step_times[0]
+            rate = (len(self.step_times) - 1) * self.tokens_per_step / seconds
+            row = {"step": step, "tokens": step * self.tokens_per_step, **values, "tokens_per_second": rate}
+            self.metrics.write(row)
 
 
 def _last_checkpoint(config: Config, resume: bool) -> Path | None:
@@ -122,13 +145,18 @@ def _last_checkpoint(config: Config, resume: bool) -> Path | None:
 
 def _refuse_another_run(config: Config, folder: Path) -> None:
     """A run goes on only with the settings that decide its losses; its length and what it writes may change."""
-    before, now = asdict(load_config(folder / CONFIG)), asdict(config)
+    before, now = asdict(load_config(folder / CONFIG, warn=False)), asdict(config)
     for section in ("model", "optimizer", "positions", "corpus", "data", "seed", "global_train_batch_size"):
         old, new = before[section], now[section]
         if not isinstance(old, dict):
             old, new = {"": old}, {"": new}
         for key in old:
-            if old[key] != new.get(key) and key not in ("init_device", "num_workers", "prefetch_factor", "pin_memory"):
+            if old[key] != new.get(key) and key not in (
+                "init_device",
+                "num_workers",
+                "prefetch_factor",
+                "pin_memory",
+            ):
                 name = f"{section}.{key}".rstrip(".")
                 raise UserError(
                     f"cannot resume {folder}: {name} was {old[key]} and is now {new.get(key)}; set it back, or choose "
@@ -148,18 +176,15 @@ def _saves_at(config: Config, step: int) -> bool:
     return any(interval is not None and step % interval == 0 for interval in intervals)
 
 
-def _save(config: Config, engine: Engine, schedule: Schedule, step: int) -> Path | None:
+def _save(config: Config, engine: Engine, schedule: Schedule, step: int) -> Path:
     """Write a checkpoint from the main process and drop those beyond the number to keep."""
     engine.wait()
-    folder = None
     if engine.is_main:
         state = TrainState(step, step * schedule.tokens_per_step, finished=step >= schedule.max_steps)
         weights, optimizer = engine.weights(), export_state(engine.raw_optimizer)
-        folder = save_checkpoint(config.save_folder, config, state, weights, optimizer, run_tokenizer(config))
+        save_checkpoint(config.save_folder, config, state, weights, optimizer, run_tokenizer(config))
         keep = max(config.save_num_checkpoints_to_keep, config.save_num_unsharded_checkpoints_to_keep)
-        if keep > 0:
-            for old in checkpoints(config.save_folder)[:-keep]:
-                remove(old)
+        for old in checkpoints(config.save_folder)[: -keep if keep > 0 else 0]:
+            remove(old)
     engine.wait()
-    return folder
-
+    return step_folder(config.save_folder, step)

@@ -20,7 +20,7 @@ class MetricsFile:
         kept = [row for row in read_metrics(self.path) if row["step"] <= done_steps] if done_steps else []
         with atomic_path(self.path) as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf8")
-        self.file = open(self.path, "a", encoding="utf8")
+        self.file = open(self.path, "a", encoding="utf8")  # noqa: SIM115 (open as long as the run)
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one row and hand it to the operating system at once."""

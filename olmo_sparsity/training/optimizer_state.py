@@ -1,4 +1,4 @@
-"""An optimizer's state as named tensors, so that it can be stored without pickles and read on any number of processes."""
+"""An optimizer's state as named tensors: stored without pickles, read on any number of processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def import_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -
     for full_name, tensor in tensors.items():
         name, key = full_name.rsplit(SEPARATOR, 1)
         if name not in parameters:
-            raise UserError(f"the checkpoint's optimizer state has {name}, which this model has not; check the config")
+            raise UserError(
+                f"the checkpoint's optimizer state has {name}, which this model has not; check the config"
+            )
         parameter = parameters[name]
         on_device = key != "step" or bool(optimizer.param_groups[0].get("fused"))
         optimizer.state[parameter][key] = tensor.to(parameter.device) if on_device else tensor.clone()
