@@ -50,7 +50,7 @@ class InfluenceSettings:
     """Selectors run on targets with L_short - L_long > tau."""
     ks: tuple[int, ...] = (1, 2, 4, 8)
     selectors: tuple[str, ...] = ("leave-one-out", "leave-one-in", "random", "nearest")
-    targets: int = 4000
+    targets: int = 1000
     """Targets to sample."""
     seed: int = 0
     bf16: bool = False

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests import tiny
 
 import analysis.influence as influence_module
 from analysis.influence import InfluenceSettings, measure_influence
@@ -21,6 +20,7 @@ from olmo_sparsity.checkpoint import load_model
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.training.loop import train
+from tests import tiny
 
 ROOT = Path(__file__).parents[1]
 N, M, KS = 20, 5, (1, 2, 4)
@@ -57,7 +57,9 @@ def arrays(records):
 
 @torch.no_grad()
 def plain_loss(model, window, kept, token):
-    logits = model(torch.tensor([[int(window[j]) for j in kept]]), position_ids=torch.tensor([list(kept)])).logits
+    logits = model(
+        torch.tensor([[int(window[j]) for j in kept]]), position_ids=torch.tensor([list(kept)])
+    ).logits
     return float(-logits[0, -1].double().log_softmax(-1)[token])
 
 
@@ -83,9 +85,13 @@ def test_records_equal_a_plain_computation(trained, tmp_path):
                 chosen = records.selected[selector][context][row]
                 for column, k in enumerate(KS):
                     expected = plain_loss(model, text, sorted(chosen[:k].tolist()) + short, token)
-                    assert records.loss_nats[selector][context][row, column] == pytest.approx(expected, abs=1e-4)
+                    assert records.loss_nats[selector][context][row, column] == pytest.approx(
+                        expected, abs=1e-4
+                    )
             long = plain_loss(model, text, range(N), token)
-            gains = [plain_loss(model, text, [j for j in range(N) if j != i], token) - long for i in range(far)]
+            gains = [
+                plain_loss(model, text, [j for j in range(N) if j != i], token) - long for i in range(far)
+            ]
             first = records.selected["leave-one-out"][context][row, 0]
             assert gains[first] == pytest.approx(max(gains), abs=1e-4)
 
@@ -190,7 +196,19 @@ def script(*arguments, **options):
 
 def influence_command(trained, out, *more):
     paths = (trained / "run", "--corpus", trained / "corpus", "--out", out)
-    return ("scripts/influence.py", *paths, "--n-long", N, "--n-short", M, "--tau", "0.05", "--k", "1,2", *more)
+    return (
+        "scripts/influence.py",
+        *paths,
+        "--n-long",
+        N,
+        "--n-short",
+        M,
+        "--tau",
+        "0.05",
+        "--k",
+        "1,2",
+        *more,
+    )
 
 
 def test_the_script_measures_and_figure2_draws(trained, tmp_path):
@@ -226,7 +244,9 @@ def test_scripts_end_bad_input_with_one_line_and_a_code(arguments, message):
 
 
 def test_ctrl_c_keeps_finished_records_and_says_how_to_go_on(trained, tmp_path):
-    run = script(*influence_command(trained, tmp_path / "records", "--targets", 10_000, "--tokens-per-batch", 32))
+    run = script(
+        *influence_command(trained, tmp_path / "records", "--targets", 10_000, "--tokens-per-batch", 32)
+    )
     deadline = time.monotonic() + 60
     while not (tmp_path / "records" / "manifest.json").is_file() and time.monotonic() < deadline:
         time.sleep(0.05)
