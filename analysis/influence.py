@@ -70,12 +70,15 @@ def measure_influence(settings: InfluenceSettings) -> Path:
     for name in settings.selectors:
         find_selector(name)
     tokens = _open_heldout(settings)
-    writer = RecordWriter(settings.out, _manifest(settings), overwrite=settings.overwrite)
+    sampled = sample_targets(
+        tokens, settings.targets, n_long=settings.n_long, n_short=settings.n_short, seed=settings.seed
+    )
+    manifest, scorer = _manifest(settings), _build_scorer(settings)
+    writer = RecordWriter(settings.out, manifest, overwrite=settings.overwrite)  # all input is checked by now
     if writer.manifest.complete:
         log.info("%s is complete already", settings.out)
-        return Path(settings.out)
-    measurement = _Measurement(settings, tokens, _build_scorer(settings), writer)
-    measurement.run()
+    else:
+        _Measurement(settings, tokens, scorer, writer).run(sampled)
     return Path(settings.out)
 
 
@@ -130,11 +133,12 @@ class _Measurement:
     def __init__(self, settings: InfluenceSettings, tokens: TokenFiles, scorer: Scorer, writer: RecordWriter):
         self.settings, self.tokens, self.scorer, self.writer = settings, tokens, scorer, writer
 
-    def run(self) -> None:
+    def run(self, sampled: SampledTargets) -> None:
         """Targets first, then the selections of those over tau that are not finished yet."""
-        targets = self.writer.targets or self._measure_gaps()
+        targets = self.writer.targets or self._measure_gaps(sampled)
         over = targets.over(self.settings.tau_nats)
         if len(over) == 0:
+            self.writer.discard()
             largest = -targets.gap_long_minus_short_nats.min()
             raise UserError(
                 f"none of {len(targets):,} targets gains more than tau = {self.settings.tau_nats} nats from the long "
@@ -143,15 +147,7 @@ class _Measurement:
         self._select(targets, over)
         self.writer.finish()
 
-    def _measure_gaps(self) -> Targets:
-        settings = self.settings
-        sampled = sample_targets(
-            self.tokens,
-            settings.targets,
-            n_long=settings.n_long,
-            n_short=settings.n_short,
-            seed=settings.seed,
-        )
+    def _measure_gaps(self, sampled: SampledTargets) -> Targets:
         count = len(sampled.document)
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         with progress("long and short losses", count, "targets") as advance:

@@ -226,6 +226,14 @@ class RecordWriter:
         if not np.isfinite(row.loss_nats).all():
             raise ValueError(f"{what}: a loss is not finite: {row.loss_nats}")
 
+    def discard(self) -> None:
+        """Remove a folder in which nothing was selected, so that the next try may have other settings."""
+        assert not _part_paths(self.folder), "finished selections are never discarded"
+        for path in (self.folder / TARGETS_NAME, self.folder / MANIFEST_NAME):
+            remove(path)
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
     def finish(self) -> None:
         """Mark the folder complete. Raises `ValueError` while a target over tau lacks rows."""
         if missing := _missing(self.folder, self.manifest):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from omegaconf import OmegaConf
 
 from olmo_sparsity.config import Config, parse_duration
-from olmo_sparsity.model import empty_model
+from olmo_sparsity.model import PositionedOLMo
 
 
 def describe(config: Config) -> str:
     """The resolved config as YAML, then parameter counts and the arithmetic of one step; allocates no optimizer."""
-    model = empty_model(config.model)
+    model = PositionedOLMo(replace(config.model, init_device="meta"), init_params=False)  # shapes, no memory
     total = sum(parameter.numel() for parameter in model.parameters())
     embedding = model.get_parameter("transformer.wte.weight").numel()
     batch, length = config.global_train_batch_size, config.model.max_sequence_length
