@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,13 @@ import torch
 
 from analysis.contexts import Contexts, SampledTargets, long_contexts, placebo_contexts, sample_targets
 from analysis.manifest import Manifest
+from analysis.models import LoadedModel, find_model, load_for_analysis
 from analysis.records import RecordWriter, SelectionRow, Targets
 from analysis.recovery import selected_losses
 from analysis.scorer import Scorer, long_and_short_losses
 from analysis.selectors import Question, find_selector, most_influential
-from olmo_sparsity.checkpoint import TOKENIZER, load_model, resolve_checkpoint, weights_sha256
-from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest, TokenFiles
+from analysis.shard import Shard
+from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import sha256_file
 from olmo_sparsity.progress import progress
@@ -26,7 +27,9 @@ from olmo_sparsity.provenance import current_commit
 
 log = logging.getLogger(__name__)
 
-TARGETS_PER_GAP_BATCH = 64
+TARGETS_PER_BLOCK = 64
+"""Targets whose gaps are one batch. Shards take whole blocks, so that every forward pass of a shard is one of the
+unsharded measurement: a batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
 SECONDS_BETWEEN_PARTS = 20.0
 
@@ -36,7 +39,7 @@ class InfluenceSettings:
     """What is measured on what."""
 
     checkpoint: str
-    """Checkpoint folder, or a run (then its last)."""
+    """Checkpoint folder, a run (then its last), or a directory of a causal language model of transformers."""
     corpus: str
     """Prepared corpus."""
     out: str
@@ -60,6 +63,13 @@ class InfluenceSettings:
     tokens_per_batch: int | None = None
     """Tokens of one forward pass; None chooses. Results do not depend on it but for rounding."""
     overwrite: bool = False
+    shard: Shard | None = None
+    """The part of the targets to measure, into a folder of its own beneath ``out``; None for all of them."""
+
+    @property
+    def folder(self) -> Path:
+        """Where this measurement's records go."""
+        return self.shard.folder(self.out) if self.shard else Path(self.out)
 
 
 def measure_influence(settings: InfluenceSettings) -> Path:
@@ -69,48 +79,40 @@ def measure_influence(settings: InfluenceSettings) -> Path:
     """
     for name in settings.selectors:
         find_selector(name)
-    tokens = _open_heldout(settings)
+    folder = find_model(settings.checkpoint)
+    tokens = TokenFiles.of_split(settings.corpus, settings.split)
     sampled = sample_targets(
         tokens, settings.targets, n_long=settings.n_long, n_short=settings.n_short, seed=settings.seed
     )
-    manifest, scorer = _manifest(settings), _build_scorer(settings)
-    writer = RecordWriter(settings.out, manifest, overwrite=settings.overwrite)  # all input is checked by now
+    loaded = load_for_analysis(folder)  # the slowest check comes last
+    loaded.check_corpus(settings.corpus)
+    loaded.check_context(settings.n_long)
+    manifest, scorer = _manifest(settings, loaded), _build_scorer(settings, loaded)
+    if settings.shard:
+        settings.shard.check(len(sampled.document), TARGETS_PER_BLOCK)
+        manifest = replace(manifest, options={**manifest.options, **settings.shard.options})
+    # all input is checked by now
+    writer = RecordWriter(settings.folder, manifest, overwrite=settings.overwrite)
     if writer.manifest.complete:
-        log.info("%s is complete already", settings.out)
+        log.info("%s is complete already", settings.folder)
     else:
         _Measurement(settings, tokens, scorer, writer).run(sampled)
-    return Path(settings.out)
+    return settings.folder
 
 
-def _build_scorer(settings: InfluenceSettings) -> Scorer:
-    model, _ = load_model(settings.checkpoint)
+def _build_scorer(settings: InfluenceSettings, loaded: LoadedModel) -> Scorer:
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return Scorer(
-        model.to(device), device=device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
+        loaded.model.to(device), device=device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
     )
 
 
-def _open_heldout(settings: InfluenceSettings) -> TokenFiles:
-    """The held-out split, refused where another tokenizer made it than the checkpoint's."""
-    checkpoint = resolve_checkpoint(settings.checkpoint)
-    manifest = CorpusManifest.load(settings.corpus)
-    own = checkpoint / TOKENIZER
-    if not own.is_file() or sha256_file(own) != manifest.tokenizer_sha256:
-        raise UserError(
-            f"{settings.corpus} was made with another tokenizer than {checkpoint} was trained with; prepare the text "
-            f"with --tokenizer {own}"
-        )
-    return TokenFiles.of_split(settings.corpus, settings.split)
-
-
-def _manifest(settings: InfluenceSettings) -> Manifest:
-    checkpoint = resolve_checkpoint(settings.checkpoint)
-    _, config = load_model(checkpoint)
+def _manifest(settings: InfluenceSettings, loaded: LoadedModel) -> Manifest:
     return Manifest(
-        checkpoint=str(checkpoint),
-        checkpoint_sha256=weights_sha256(checkpoint),
-        training_seed=config.seed,
-        tokenizer_sha256=sha256_file(checkpoint / TOKENIZER),
+        checkpoint=str(loaded.checkpoint),
+        checkpoint_sha256=loaded.weights_sha256,
+        training_seed=loaded.training_seed,
+        tokenizer_sha256=sha256_file(loaded.tokenizer_file),
         corpus=settings.corpus,
         corpus_manifest_sha256=sha256_file(Path(settings.corpus) / MANIFEST_NAME),
         split=settings.split,
@@ -137,7 +139,7 @@ class _Measurement:
         """Targets first, then the selections of those over tau that are not finished yet."""
         targets = self.writer.targets or self._measure_gaps(sampled)
         over = targets.over(self.settings.tau_nats)
-        if len(over) == 0:
+        if len(over) == 0 and not self.settings.shard:  # another shard may hold some
             self.writer.discard()
             largest = -targets.gap_long_minus_short_nats.min()
             raise UserError(
@@ -148,27 +150,44 @@ class _Measurement:
         self.writer.finish()
 
     def _measure_gaps(self, sampled: SampledTargets) -> Targets:
-        count = len(sampled.document)
+        mine = list(self._blocks(len(sampled.document)))
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        with progress("long and short losses", count, "targets") as advance:
-            for start in range(0, count, TARGETS_PER_GAP_BATCH):
-                rows = np.arange(start, min(start + TARGETS_PER_GAP_BATCH, count))
+        target_id = np.concatenate(mine)
+        with progress("long and short losses", len(target_id), "targets") as advance:
+            for rows in mine:
                 contexts = self._contexts(sampled, rows, rows)
                 parts.append((contexts.targets, *long_and_short_losses(self.scorer, contexts)))
                 advance(len(rows))
         token, long, short = (np.concatenate(column) for column in zip(*parts, strict=True))
         targets = Targets(
-            target_id=np.arange(count),
-            document=sampled.document,
-            position=sampled.position,
+            target_id=target_id,
+            document=sampled.document[target_id],
+            position=sampled.position[target_id],
             token=token,
             loss_long_nats=long,
             loss_short_nats=short,
-            placebo_document=sampled.placebo_document,
-            placebo_start=sampled.placebo_start,
+            placebo_document=sampled.placebo_document[target_id],
+            placebo_start=sampled.placebo_start[target_id],
         )
         self.writer.write_targets(targets)
         return targets
+
+    def _blocks(self, count: int) -> Iterator[np.ndarray]:
+        """Target ids of each block that is measured here: every block, or this shard's."""
+        for number, start in enumerate(range(0, count, TARGETS_PER_BLOCK)):
+            if self.settings.shard is None or self.settings.shard.takes(number):
+                yield np.arange(start, min(start + TARGETS_PER_BLOCK, count))
+
+    def _rounds(self, targets: Targets, over: np.ndarray) -> Iterator[np.ndarray]:
+        """Rows of the unfinished targets over tau, a few of one block at a time."""
+        finished = self.writer.finished_targets()
+        block = targets.target_id[over] // TARGETS_PER_BLOCK
+        for number in np.unique(block):
+            rows = over[block == number]
+            for start in range(0, len(rows), TARGETS_PER_ROUND):
+                together = rows[start : start + TARGETS_PER_ROUND]
+                if not finished.issuperset(targets.target_id[together].tolist()):
+                    yield together
 
     def _contexts(self, at: SampledTargets | Targets, rows: np.ndarray, target_id: np.ndarray) -> Contexts:
         return long_contexts(
@@ -182,14 +201,13 @@ class _Measurement:
 
     def _select(self, targets: Targets, over: np.ndarray) -> None:
         """Run every selector on the true and the placebo far context, a few targets at a time."""
-        finished = self.writer.finished_targets()
-        todo = over[[int(targets.target_id[row]) not in finished for row in over]]
+        rounds = list(self._rounds(targets, over))
+        done = len(over) - sum(map(len, rounds))
         pending: list[SelectionRow] = []
         written = time.monotonic()
-        with progress("selecting tokens", len(over), "targets", done=len(over) - len(todo)) as advance:
+        with progress("selecting tokens", len(over), "targets", done=done) as advance:
             try:
-                for start in range(0, len(todo), TARGETS_PER_ROUND):
-                    rows = todo[start : start + TARGETS_PER_ROUND]
+                for rows in rounds:
                     contexts = self._contexts(targets, rows, targets.target_id[rows])
                     placebo = placebo_contexts(
                         self.tokens, contexts, targets.placebo_document[rows], targets.placebo_start[rows]

@@ -29,7 +29,7 @@ CONTROLS = ("random", "nearest")
 DEFAULT_SELECTOR = "leave-one-out"
 DPI = 200
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 8.5,
     "axes.titlesize": 9.5,
     "axes.labelsize": 9,
@@ -138,7 +138,7 @@ def figure2(summary: Json, panels: Sequence[Panel] = PANELS) -> Figure:
     """All panels, one legend below them, and what was measured above them."""
     columns = len(panels) if len(panels) <= 3 else 2
     rows = math.ceil(len(panels) / columns)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(3.7 * columns, 3.3 * rows + 0.8), layout=ConstrainedLayoutEngine(w_pad=0.08))
         FigureCanvasAgg(figure)  # Agg whatever the backend of the process; pyplot's state is not touched
         for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
@@ -174,7 +174,7 @@ def save_figure(figure: Figure, folder: str | Path, name: str = "figure2") -> li
     for path in paths:
         kind = path.suffix[1:]
         metadata = {"CreationDate": None} if kind == "pdf" else None
-        with atomic_path(path) as temporary, matplotlib.rc_context(_STYLE):
+        with atomic_path(path) as temporary, matplotlib.rc_context(STYLE):
             figure.savefig(temporary, format=kind, dpi=DPI, metadata=metadata)
     return paths
 

@@ -1,6 +1,6 @@
 """Checkpoint folders: written whole or not at all, read without Accelerate or DeepSpeed.
 
-    RUN/step00001000/  model.safetensors  optimizer.safetensors  state.json  config.yaml  tokenizer.json
+    RUN/step00001000/  model.safetensors  optimizer.safetensors  state.json  config.yaml  tokenizer.json  checksums.json
 
 No file is a pickle. `state.json` is the data and step state; tensors of the optimizer are stored under
 `<parameter>|<state>`. Random state is not stored: data order, position ids and dropout are functions of the step.
@@ -34,6 +34,7 @@ WEIGHTS, OPTIMIZER, STATE, CONFIG, TOKENIZER = (
     "config.yaml",
     "tokenizer.json",
 )
+CHECKSUMS = "checksums.json"
 _STEP_FOLDER = re.compile(r"step(\d+)$")
 
 
@@ -55,9 +56,37 @@ def step_folder(run: str | Path, step: int) -> Path:
 
 
 def checkpoints(run: str | Path) -> list[Path]:
-    """Checkpoint folders of a run, oldest first. Folders are renamed when whole, so all that are there are."""
+    """Checkpoint folders of a run, oldest first; they are renamed into place when whole."""
     found = [path for path in Path(run).glob("step*") if _STEP_FOLDER.match(path.name) and path.is_dir()]
     return sorted(found, key=lambda path: int(_STEP_FOLDER.match(path.name).group(1)))  # type: ignore[union-attr]
+
+
+def what_is_torn(folder: Path) -> str | None:
+    """What is wrong with a checkpoint's files, in words; None where all have the sizes and checksums noted in it.
+
+    Folders are renamed when whole, so this finds what happened later: a copy that was cut off, a disk that failed.
+    """
+    try:
+        noted = json.loads((folder / CHECKSUMS).read_text(encoding="utf8"))
+    except (OSError, json.JSONDecodeError):
+        return f"{CHECKSUMS} is missing or damaged"
+    for name, expected in noted.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != expected["bytes"] or sha256_file(path) != expected["sha256"]:
+            return f"{name} is damaged"
+    return None
+
+
+def last_whole_checkpoint(run: str | Path) -> Path | None:
+    """The latest checkpoint whose files are whole; torn ones are skipped with a warning."""
+    for folder in reversed(checkpoints(run)):
+        torn = what_is_torn(folder)
+        if torn is None:
+            return folder
+        log.warning("skipping the torn checkpoint %s: %s", folder, torn)
+    return None
 
 
 def resolve_checkpoint(path: str | Path) -> Path:
@@ -89,6 +118,11 @@ def save_checkpoint(
         if tokenizer is not None:
             shutil.copyfile(tokenizer, temporary / TOKENIZER)
         (temporary / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf8")
+        files = {
+            path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+            for path in temporary.iterdir()
+        }
+        (temporary / CHECKSUMS).write_text(json.dumps(files) + "\n", encoding="utf8")
     return folder
 
 

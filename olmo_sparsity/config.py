@@ -13,27 +13,36 @@ import re
 import typing
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from dataclasses import MISSING, fields, make_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from olmo import config as olmo
 from olmo.util import clean_opt
 from omegaconf import DictConfig, ListConfig
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
-from olmo_sparsity.config_check import (
-    describe_replaced,
+from olmo_sparsity.config_check import find_problems, parse_duration
+from olmo_sparsity.config_fields import describe_replaced, replaced_fields
+from olmo_sparsity.config_schema import (
+    CheckpointsConfig,
+    Config,
+    CorpusConfig,
+    DataConfig,
+    DeepSpeedConfig,
+    EvaluationConfig,
+    ModelConfig,
+    PositionsConfig,
+    StreamConfig,
+    TokenizerConfig,
+)
+from olmo_sparsity.config_words import (
     did_you_mean,
     dotted_names,
     expectation,
-    find_problems,
     list_section_of,
-    parse_duration,
-    replaced_fields,
     section_of,
     shorten,
     show,
@@ -41,11 +50,15 @@ from olmo_sparsity.config_check import (
 from olmo_sparsity.errors import UserError
 
 __all__ = [
+    "CheckpointsConfig",
     "Config",
     "CorpusConfig",
     "DataConfig",
+    "DeepSpeedConfig",
+    "EvaluationConfig",
     "ModelConfig",
     "PositionsConfig",
+    "StreamConfig",
     "TokenizerConfig",
     "load_config",
     "parse_duration",
@@ -55,109 +68,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 _COMMAND_LINE = "on the command line"
 _REFUSED = object()
-
-
-@dataclass
-class ModelConfig(olmo.ModelConfig):
-    """OLMo's model configuration and the one position encoding that OLMo lacks."""
-
-    nope: bool = False
-    """
-    No position information at all; needs `rope: false` and `alibi: false`. Without it OLMo gives such a model
-    learned absolute position embeddings.
-    """
-
-
-@dataclass
-class TokenizerConfig(olmo.TokenizerConfig):
-    identifier: str | None = None  # type: ignore[assignment]
-    """
-    A file, a tokenizer that OLMo ships, or a name on the Hugging Face Hub. Null: the corpus's own tokenizer.
-    """
-
-
-@dataclass
-class DataConfig(olmo.DataConfig):
-    drop_last: bool = True
-    """
-    Always true: every step trains on a whole global batch.
-    """
-
-
-@dataclass
-class PositionsConfig(olmo.BaseConfig):
-    """Which position ids the tokens of a training window get."""
-
-    scheme: str = "contiguous"
-    """
-    A name of `olmo_sparsity.positions.SCHEMES`: contiguous, random_start, pose.
-    """
-
-    chunks: int = 2
-    """
-    PoSE: into how many chunks a window is cut.
-    """
-
-    target_length: int | None = None
-    """
-    T': the position ids stay below it. Null: `model.max_sequence_length`. PoSE needs a longer one.
-    """
-
-    content: str = "contiguous"
-    """
-    PoSE: whether the text of the chunks is contiguous, or skips as their ids do (contiguous | skip).
-    """
-
-
-@dataclass
-class CorpusConfig(olmo.BaseConfig):
-    """The corpus to train on."""
-
-    path: str | None = None
-    """
-    A folder made by `scripts/prepare_data.py`; `data.paths`, `data.memmap_dtype` and the tokenizer then come
-    from its manifest.
-    """
-
-    train_split: str = "train"
-    """
-    The split of the corpus that is trained on.
-    """
-
-    heldout_split: str = "heldout"
-    """
-    The split of the corpus that is measured on and never trained on.
-    """
-
-
-@dataclass
-class Config(olmo.TrainConfig):
-    """Everything that decides a run. Load it with `load_config`."""
-
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """
-    Shape of the model and its position encoding.
-    """
-
-    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    """
-    Tokenizer, where it is not the corpus's own.
-    """
-
-    data: DataConfig = field(default_factory=DataConfig)
-    """
-    Token files and how they are read.
-    """
-
-    positions: PositionsConfig = field(default_factory=PositionsConfig)
-    """
-    Position ids of the training windows.
-    """
-
-    corpus: CorpusConfig = field(default_factory=CorpusConfig)
-    """
-    A prepared corpus, in place of `data.paths`.
-    """
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, warn: bool = True) -> Config:
@@ -222,7 +132,9 @@ class _Problems:
 def _read_all(path: Path, overrides: Sequence[str], problems: _Problems) -> dict:
     """The values of the base files, the file and the overrides, merged, neither checked nor resolved yet."""
     values: dict = {}
-    for file, layer in _read_layers(path, ()):
+    bases = [override.split("=", 1)[1] for override in overrides if override.startswith("--base=")]
+    overrides = [override for override in overrides if not override.startswith("--base=")]
+    for file, layer in _read_layers(path, (), Path(bases[-1]) if bases else None):
         problems.note_source(layer, "" if file == path else f"in {file}")
         values = _merge(values, layer)
     for override in overrides:
@@ -236,14 +148,18 @@ def _read_all(path: Path, overrides: Sequence[str], problems: _Problems) -> dict
     return values
 
 
-def _read_layers(path: Path, above: tuple[Path, ...]) -> list[tuple[Path, dict]]:
-    """The file and what it is based on, base first."""
+def _read_layers(
+    path: Path, above: tuple[Path, ...], other_base: Path | None = None
+) -> list[tuple[Path, dict]]:
+    """The file and what it is based on, base first; ``other_base`` stands in for the base that the file names."""
     if path.resolve() in [file.resolve() for file in above]:
         raise UserError(f"{above[0]}: its base files form a circle: {' -> '.join(map(str, [*above, path]))}")
     if above and not path.is_file():
         raise UserError(f"{above[-1]}: base: there is no file {path}; the path is relative to {above[-1]}")
     values = _read_yaml(path)
     base = values.pop("base", None)
+    if other_base is not None:
+        return [*_read_layers(other_base, (*above, path)), (path, values)]
     if base is None:
         return [(path, values)]
     if not isinstance(base, str):

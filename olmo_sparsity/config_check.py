@@ -1,97 +1,28 @@
-"""What the keys of a config mean to this engine, and what values go together.
-
-Every field of OLMo's `TrainConfig` is in exactly one of three tables: honoured, replaced (accepted with a
-warning), refused (it would change the result, and is not implemented). A test holds the tables complete, so
-that a new version of OLMo cannot add a field that is silently ignored.
-"""
+"""Which values of a config this engine can run, and which go together."""
 
 from __future__ import annotations
 
 import difflib
 import math
-import types
 import typing
 from collections.abc import Iterator
-from dataclasses import is_dataclass
-from enum import Enum
-from functools import cache, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from olmo_sparsity.config_fields import REFUSED, field_value
+from olmo_sparsity.config_words import show
 from olmo_sparsity.errors import UserError
 
 if TYPE_CHECKING:
-    from olmo_sparsity.config import Config
+    from olmo_sparsity.config_schema import Config
 
 Problem = tuple[tuple[str, ...], str]
 """The fields that were looked at, the one to name first, and what is wrong with it."""
 
-_HONOURED_BY_SECTION = {
-    "": """run_name seed epoch dry_run save_folder save_interval save_interval_unsharded save_num_checkpoints_to_keep
-        save_num_unsharded_checkpoints_to_keep save_overwrite max_duration stop_at stop_after time_limit
-        global_train_batch_size device_train_microbatch_size max_grad_norm precision console_log_interval
-        compile activation_checkpointing""",
-    "model.": """d_model n_heads n_kv_heads clip_qkv n_layers mlp_ratio mlp_hidden_size activation_type
-        block_type block_group_size alibi alibi_bias_max rope rope_full_precision rope_theta nope
-        flash_attention attention_dropout multi_query_attention attention_layer_norm residual_dropout
-        embedding_dropout embedding_layer_norm layer_norm_type layer_norm_with_affine layer_norm_eps
-        attention_layer_norm_with_affine max_sequence_length include_bias bias_for_layer_norm scale_logits
-        vocab_size embedding_size weight_tying eos_token_id pad_token_id init_fn init_std init_cutoff_factor
-        scale_emb_init emb_init_std norm_after""",
-    "optimizer.": """name learning_rate weight_decay betas eps selective_updates decay_norm_and_bias
-        decay_embeddings""",
-    "scheduler.": """name units t_warmup t_max alpha_f grad_clip_warmup_steps grad_clip_warmup_factor
-        warmup_min_lr""",
-    "data.": """paths memmap_dtype datasets num_workers pin_memory prefetch_factor persistent_workers timeout
-        seed instance_filter""",
-    "tokenizer.": "identifier",
-    "speed_monitor.": "window_size",
-    "positions.": "scheme chunks target_length content",
-    "corpus.": "path train_split heldout_split",
-}
-HONOURED = frozenset(
-    section + name for section, names in _HONOURED_BY_SECTION.items() for name in names.split()
-)
-"""Fields, or whole sections (compile, data.instance_filter), that do here what they do in OLMo."""
-
-_REPLACED_BY_REASON = {
-    "Accelerate or DeepSpeed spreads the work": """distributed_strategy fsdp ddp device_train_batch_size
-        device_train_grad_accum model.init_device model.precision""",
-    "checkpoints here have one format, in save_folder": """remote_save_folder sharded_checkpointer
-        load_path_sharded_checkpointer new_style_checkpoints save_interval_ephemeral force_save_unsharded
-        no_pre_train_checkpoint save_data_indices""",
-    "metrics go to metrics.jsonl": """wandb optimizer.metrics_log_interval optimizer.record_update_metrics
-        speed_monitor.gpu_flops_available module_outputs_save_steps python_profiling torch_profiling""",
-    "evaluators are not run in training yet": """evaluators eval_interval eval_subset_num_batches eval_on_load
-        device_eval_batch_size hf_datasets_cache_dir""",
-    "windows are always full": "data.pad_direction tokenizer.truncate_direction",
-    "the loop has its own way": """canceled_check_interval extra_steps_after_cancel gen1_gc_interval
-        fused_loss auxiliary_loss_multiplier""",
-}
-REPLACED = {name: reason for reason, names in _REPLACED_BY_REASON.items() for name in names.split()}
-"""Fields, or whole sections, that change nothing about the result; what this engine has in their place."""
-
-REFUSED = {
-    "softmax_auxiliary_loss": "the auxiliary loss is not implemented; set it to false",
-    "max_grad_norm_ratio": "only a fixed limit is implemented; set it to null and use max_grad_norm",
-    "early_stopping_factor": "early stopping is not implemented; set it to null and use stop_at",
-    "fast_forward_batches": "no data can be skipped; set it to null",
-    "restore_dataloader": "a resumed run goes on where its data stopped; set it to true, or start a new run",
-    "reset_optimizer_state": "a resumed run keeps its optimizer; set it to false, or start a new run",
-    "reset_trainer_state": "a resumed run keeps its step and its data; set it to false, or start a new run",
-    "load_path": "set it to null, and pass --resume with the run's folder",
-    "try_load_latest_save": "set it to false, and pass --resume with the run's folder",
-    "optimizer.no_decay_norm_and_bias": "OLMo ignores it; set decay_norm_and_bias and decay_embeddings",
-    "data.label_mask_paths": "label masks are not implemented; set it to null",
-    "data.generate_attention_mask": "windows have no padding to mask; set it to false",
-    "data.generate_doc_lengths": "attention inside documents only is not implemented; set it to false",
-    "data.drop_last": "every step trains on a whole global batch; set it to true",
-}
-"""Fields that would change the result and are not implemented, each with the remedy."""
-
 _POSITIVE_BY_SECTION = {
     "": """global_train_batch_size device_train_microbatch_size console_log_interval save_interval
         save_interval_unsharded max_grad_norm time_limit""",
-    "speed_monitor.": "window_size",
+    "speed_monitor.": "window_size gpu_flops_available",
+    "evaluation.": "interval windows batch_size position_length position_bins",
     "model.": """d_model n_heads n_kv_heads n_layers mlp_ratio mlp_hidden_size block_group_size
         max_sequence_length vocab_size""",
 }
@@ -99,6 +30,7 @@ _POSITIVE = [section + name for section, names in _POSITIVE_BY_SECTION.items() f
 _PRECISIONS = ("amp_bf16", "fp32")
 _UNITS = {"": "steps", "T": "tokens", "ep": "epochs"}
 _CONTENTS = ("contiguous", "skip")
+_STREAM_SOURCES = ("c4", "text")
 
 
 def parse_duration(value: int | str) -> tuple[float, str]:
@@ -119,43 +51,28 @@ def parse_duration(value: int | str) -> tuple[float, str]:
     return number, _UNITS[suffix]
 
 
-def replaced_fields(config: Config) -> list[str]:
-    """The fields of ``config`` that ask for something which this engine does otherwise.
-
-    A field that has its default, or that asks for nothing (null, false, 0, an empty list), is not among them.
-    """
-    defaults = type(config)()
-    values = {name: _get(config, name) for name in REPLACED}
-    if values["model.init_device"] == "cpu":
-        values["model.init_device"] = None  # weights are drawn on the CPU anyway
-    return [name for name, value in values.items() if value and value != _get(defaults, name)]
-
-
-def describe_replaced(names: list[str]) -> str:
-    """One line: the fields, grouped by what this engine has in their place."""
-    grouped: dict[str, list[str]] = {}
-    for name in names:
-        grouped.setdefault(REPLACED[name], []).append(name)
-    return "; ".join(f"{', '.join(group)} ({reason})" for reason, group in grouped.items())
-
-
 def find_problems(config: Config) -> Iterator[Problem]:
     """Everything about the values of ``config`` that this engine cannot or must not run."""
     defaults = type(config)()
     for name, remedy in REFUSED.items():
-        value, default = _get(config, name), _get(defaults, name)
+        value, default = field_value(config, name), field_value(defaults, name)
         if value != default and (value or default):
             yield (name,), f"{show(value)} is not supported: {remedy}"
     for name in _POSITIVE:
-        value = _get(config, name)
+        value = field_value(config, name)
         if value is not None and not value > 0:
             yield (name,), f"{show(value)} is not above 0; give a positive number"
-    for check in (_check_model, _check_position_encoding, _check_positions, _check_data, _check_optimization):
+    for check in (
+        _check_model,
+        _check_position_encoding,
+        _check_positions,
+        _check_documents,
+        _check_data,
+        _check_stream,
+        _check_optimization,
+        _check_evaluation,
+    ):
         yield from check(config)
-
-
-def _get(config: Any, name: str) -> Any:
-    return reduce(getattr, name.split("."), config)
 
 
 def _check_model(config: Config) -> Iterator[Problem]:
@@ -228,17 +145,87 @@ def _check_positions(config: Config) -> Iterator[Problem]:
         )
 
 
+def _check_documents(config: Config) -> Iterator[Problem]:
+    if not config.positions.restart_at_documents:
+        return
+    name, scheme = "positions.restart_at_documents", config.positions.scheme
+    if not config.masks_documents:
+        yield (
+            (name, "positions.doc_mask", "data.generate_doc_lengths"),
+            "needs positions.doc_mask: true: else a token sees those of other documents at the ids of its own",
+        )
+    if scheme != "contiguous":
+        yield (
+            (name, "positions.scheme"),
+            f"needs positions.scheme: contiguous, not {scheme}: the ids that {scheme} draws would be lost at every "
+            "document; set it to false, positions.doc_mask works with every scheme",
+        )
+
+
+def _check_evaluation(config: Config) -> Iterator[Problem]:
+    evaluation, model = config.evaluation, config.model
+    length, window = evaluation.position_length, model.max_sequence_length
+    lengths = ("evaluation.position_length", "model.max_sequence_length")
+    if length is not None and 0 < length <= 1:
+        yield lengths[:1], f"{length} leaves nothing to predict; give 2 or more"
+    if length is not None and length > window and not (model.rope or model.alibi or model.nope):
+        yield (
+            (*lengths, "model.rope", "model.alibi", "model.nope"),
+            f"{length} is past the table of {window} learned position embeddings; set it to null",
+        )
+    longest = length or config.positions.target_length or window
+    if evaluation.position_bins >= longest > 1:
+        yield (
+            ("evaluation.position_bins", *lengths, "positions.target_length"),
+            f"{evaluation.position_bins} bins are too many for {longest} positions; give fewer",
+        )
+
+
 def _check_data(config: Config) -> Iterator[Problem]:
     data = config.data
     if data.paths and data.datasets:
         yield ("data.datasets", "data.paths"), "excludes data.paths; keep one of them"
-    given = next((name for name in ("data.paths", "data.datasets") if _get(config, name)), None)
+    given = next((name for name in ("data.paths", "data.datasets") if field_value(config, name)), None)
     if config.corpus.path is not None and given:
         yield ("corpus.path", given), f"excludes {given}; set it to null to train on those files"
     try:
         _ = data.effective_memmap_dtype
     except TypeError:
         yield ("data.memmap_dtype",), f"{show(data.memmap_dtype)} is no number type; uint16 is usual"
+
+
+def _check_stream(config: Config) -> Iterator[Problem]:
+    stream = config.corpus.stream
+    if stream is None:
+        return
+    for name in ("corpus.path", "data.paths", "data.datasets"):
+        if field_value(config, name):
+            yield (
+                ("corpus.stream", name),
+                f"excludes {name}; set that to null to stream, or corpus.stream: null",
+            )
+    if stream.source not in _STREAM_SOURCES:
+        choices = _choices(stream.source, _STREAM_SOURCES)
+        yield ("corpus.stream.source",), f"{show(stream.source)} is unknown; {choices}"
+    elif (stream.source == "text") != bool(stream.files):
+        remedy = "name them, or set source: c4" if not stream.files else "remove them, or set source: text"
+        yield (
+            ("corpus.stream.files", "corpus.stream.source"),
+            f"{len(stream.files)} files with source: {stream.source}; {remedy}",
+        )
+    if stream.readers < 1:
+        yield ("corpus.stream.readers",), f"{stream.readers} is not above 0; give a positive number"
+    if config.tokenizer.identifier is None:
+        yield (
+            ("tokenizer.identifier", "corpus.stream"),
+            "is missing, and corpus.stream needs a tokenizer; OLMo's is "
+            "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json",
+        )
+    if str(config.max_duration).strip().endswith("ep"):
+        yield (
+            ("max_duration", "corpus.stream"),
+            f"{config.max_duration}: a stream has no epochs of known length; give steps (10000) or tokens (2e9T)",
+        )
 
 
 def _check_optimization(config: Config) -> Iterator[Problem]:
@@ -268,96 +255,3 @@ def _check_optimization(config: Config) -> Iterator[Problem]:
 def _choices(given: str, choices: typing.Iterable[str]) -> str:
     near = difflib.get_close_matches(given, list(choices), 1)
     return f"choose {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def section_of(hint: Any) -> type | None:
-    """The dataclass that ``hint`` is, or is optionally."""
-    return next(
-        (choice for choice in _union(hint) if isinstance(choice, type) and is_dataclass(choice)), None
-    )
-
-
-def list_section_of(hint: Any) -> type | None:
-    """The dataclass that ``hint`` is a list of."""
-    return section_of(typing.get_args(hint)[0]) if typing.get_origin(hint) is list else None
-
-
-def _union(hint: Any) -> tuple:
-    """The types that ``hint`` allows, without None."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return tuple(choice for choice in typing.get_args(hint) if choice is not type(None))
-    return (hint,)
-
-
-def expectation(hint: Any, value: Any = None) -> str:
-    """What a value is that does not fit ``hint``: "no whole number", "none of lionw, adamw"."""
-    choices = _union(hint)
-    if choices == (bool,):
-        return "neither true nor false"
-    if isinstance(choices[0], type) and issubclass(choices[0], Enum):
-        names = [name for name in choices[0].__members__ if not name.startswith("_")]
-        near = difflib.get_close_matches(str(value), names, 1)
-        return f"none of {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else "")
-    return "no " + _noun(hint)
-
-
-def _noun(hint: Any) -> str:
-    choices = [choice for choice in _union(hint) if not (choice is int and float in _union(hint))]
-    if len(choices) > 1:
-        return " or ".join(_noun(choice) for choice in choices)
-    (choice,), args = choices, typing.get_args(choices[0])
-    if typing.get_origin(choice) is list:
-        return f"list of {_noun(args[0])}s"
-    if typing.get_origin(choice) is tuple:
-        return f"list of {len(args)} {_noun(args[0])}s"
-    if typing.get_origin(choice) is dict:
-        return f"mapping of names to a {_noun(args[1])}"
-    if is_dataclass(choice):
-        return "section; write its keys below it"
-    return {int: "whole number", float: "number", str: "text"}.get(choice, str(choice))
-
-
-def show(value: Any) -> str:
-    """A value as YAML has it, cut to fit a line."""
-    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else repr(value)
-    return shorten(text, 60)
-
-
-def shorten(text: str, length: int) -> str:
-    """``text``, cut to ``length`` characters."""
-    return text if len(text) <= length else f"{text[: length - 2]} …"
-
-
-@cache
-def dotted_names(cls: type, prefix: str = "") -> dict[str, bool]:
-    """The full name of every key of ``cls``, and whether it is a section."""
-    names: dict[str, bool] = {}
-    for key, hint in typing.get_type_hints(cls).items():
-        section = section_of(hint)
-        names[f"{prefix}{key}"] = section is not None
-        if section:
-            names |= dotted_names(section, f"{prefix}{key}.")
-    return names
-
-
-def did_you_mean(
-    key: str, prefix: str, is_section: bool, siblings: dict[str, Any], names: dict[str, bool]
-) -> str:
-    """What an unknown key may have meant: a sibling, else a key of ``names``, else where to look.
-
-    A section is only ever mistaken for a section, a value for a value.
-    """
-    alike = [name for name, hint in siblings.items() if (section_of(hint) is not None) == is_section]
-    by_last_part: dict[str, list[str]] = {}
-    for name, section in names.items():
-        if section == is_section:
-            by_last_part.setdefault(name.rpartition(".")[2], []).append(name)
-    last = key.rpartition(".")[2]
-    # A slip of the pen in a sibling, the right name in another section, then looser likenesses of both.
-    for candidates, likeness in ((alike, 0.85), (by_last_part, 1.0), (alike, 0.6), (by_last_part, 0.75)):
-        if near := difflib.get_close_matches(last, list(candidates), 1, likeness):
-            meant = [prefix + near[0]] if candidates is alike else by_last_part[near[0]][:3]
-            return f"did you mean {' or '.join(meant)}?"
-    if len(siblings) <= 12:
-        return f"{prefix.rstrip('.')} has {', '.join(siblings)}"
-    return "the keys are the fields of Config in olmo_sparsity/config.py and of TrainConfig in olmo/config.py"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 
+SECONDS_FOR_RANK_0 = 5.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -29,8 +33,16 @@ def run_script(main: Callable[[], int | None]) -> None:
     except KeyboardInterrupt:
         print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
+    _let_rank_0_speak_first()
     print(f"error: {message}", file=sys.stderr)
     sys.exit(1)
+
+
+def _let_rank_0_speak_first() -> None:
+    """All processes mostly meet the same error; rank 0 says it, and its launcher ends the others meanwhile."""
+    if int(os.environ.get("RANK", "0")) != 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(SECONDS_FOR_RANK_0)
 
 
 def _user_errors() -> tuple[type[BaseException], ...]:

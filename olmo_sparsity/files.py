@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    # The machine is part of the name: tasks on several machines may write to one shared folder.
+    temporary = path.with_name(f".{path.name}.tmp-{platform.node()}-{os.getpid()}")
     remove(temporary)
     try:
         yield temporary

@@ -21,6 +21,7 @@ from olmo_sparsity.rope import (
     PositionedEmbedding,
     PositionedRotaryEmbedding,
     alibi_causal_bias,
+    document_mask,
     rotary_sin_cos,
 )
 
@@ -29,7 +30,7 @@ class PositionedOLMo(OLMo):
     """OLMo whose forward pass takes ``position_ids``; without them it is OLMo, to the last bit of its weights' names.
 
     RoPE rotates by the ids, ALiBi counts distance in ids, learned embeddings are looked up by id, NoPE ignores them.
-    No mask is made for RoPE and NoPE, so attention stays fused and causal.
+    No mask is made for RoPE and NoPE, so attention stays fused and causal, unless ``document_ids`` ask for one.
     """
 
     config: ModelConfig
@@ -74,14 +75,27 @@ class PositionedOLMo(OLMo):
 
         return self._olmo_checkpoint(run, *args, **kwargs)
 
+    def _attention_bias(self, ids: Tensor, document_ids: Tensor | None) -> Tensor | None:
+        """What OLMo adds to attention scores, (B, 1 or H, T, T); None where fused causal attention is all there is."""
+        seen = None if document_ids is None else document_mask(document_ids)
+        if not self.config.alibi:
+            return seen
+        bias = alibi_causal_bias(self.config, ids)
+        return bias if seen is None else torch.where(seen, bias, torch.finfo(bias.dtype).min)
+
     def forward(  # type: ignore[override]
-        self, input_ids: Tensor, position_ids: Tensor | None = None, **options: Any
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        **options: Any,
     ) -> OLMoOutput:
         """Logits (B, T, V), or (B, 1, V) with ``last_logits_only``.
 
         ``position_ids``: (B, P + T) or (1, P + T) integers, the ids of cached tokens included (OLMo caches keys before
-        rotation); None means 0 … P+T-1. ``options`` are those of `OLMo.forward` (attention_mask, attention_bias,
-        past_key_values, use_cache, last_logits_only, output_hidden_states).
+        rotation); None means 0 … P+T-1. ``document_ids``: (B, P + T) integers; a token then attends only to those
+        before it that have its own document id, instead of to all before it. ``options`` are those of `OLMo.forward`
+        (attention_mask, attention_bias, past_key_values, use_cache, last_logits_only, output_hidden_states).
         """
         past = options.get("past_key_values")
         if position_ids is None:
@@ -89,8 +103,10 @@ class PositionedOLMo(OLMo):
             ids = torch.arange(length, device=input_ids.device)[None]
         else:
             ids = position_ids
-            if self.config.alibi and options.get("attention_bias") is None:
-                options["attention_bias"] = alibi_causal_bias(self.config, ids)
+        if position_ids is not None or document_ids is not None:
+            assert document_ids is None or options.get("attention_bias") is None, "the mask is made here"
+            if options.get("attention_bias") is None:
+                options["attention_bias"] = self._attention_bias(ids, document_ids)
         sin_cos = rotary_sin_cos(self.config, ids) if self.config.rope else None
         with self.current_positions.holding(ids, sin_cos):
             return super().forward(input_ids, **options)  # type: ignore[arg-type]

@@ -73,6 +73,12 @@ def alibi_causal_bias(config: ModelConfig, ids: Tensor) -> Tensor:
     return bias.masked_fill(future, torch.finfo(torch.float).min)
 
 
+def document_mask(document_ids: Tensor) -> Tensor:
+    """Which tokens each token sees: itself and those before it in its own document, (B, 1, T, T) bool, True: seen."""
+    same = document_ids[:, :, None] == document_ids[:, None, :]
+    return same.tril()[:, None]
+
+
 class PositionedEmbedding(nn.Embedding):
     """Learned absolute position embedding that looks up the current ids instead of the index it is given."""
 

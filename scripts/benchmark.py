@@ -3,10 +3,15 @@
 examples:
   python scripts/benchmark.py train                          the demo's shape
   python scripts/benchmark.py train --config configs/base.yaml --rounds 5 --json
+  python scripts/benchmark.py data --files data/c4/en/*.json.gz --rounds 5
 
-`train` times one optimizer step of (a) unmodified OLMo with a plain loop, (b) our model with position ids in the same
-plain loop, and (c) this project's whole loop, data loading and PoSE included. Ratios are throughput over that of (a),
-the median over rounds; a ratio above 1 is faster.
+`train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), our model with position ids in the same loop,
+this project's whole loop, data loading and PoSE included ("loop"), and transformers' model of the same shape trained by
+its Trainer. Ratios are throughput over that of "olmo", the median over rounds; a ratio above 1 is faster. On a GPU
+whose peak is known the loop's model FLOPs utilisation is given too. --compile.mode=default compiles ours alone.
+
+`data` times making token files of text, reading it included, as scripts/prepare_data.py does, and `datasets.map` with
+the same tokenizer (OLMo's) and as many processes as there are cores.
 """
 
 from __future__ import annotations
@@ -17,11 +22,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.errors import run_script
+from olmo_sparsity.data.workers import available_cores
+from olmo_sparsity.errors import UserError, run_script
 
 
 def main() -> None:
@@ -33,164 +38,68 @@ def main() -> None:
     parser.add_argument(
         "--config", default="configs/demo.yaml", help="its shape, batch and precision (default: %(default)s)"
     )
-    parser.add_argument(
-        "--rounds", type=int, default=12, help="how often each is timed (default: %(default)s)"
-    )
+    parser.add_argument("--rounds", type=int, help="how often each is timed (default: 12; data: 5)")
     parser.add_argument("--steps", type=int, default=4, help="steps per timing (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    parser.add_argument(
+        "--files", nargs="+", default=(), help="data: text in C4's layout (default: some is made up)"
+    )
     arguments, overrides = parser.parse_known_args()
-    result = BENCHMARKS[arguments.name](arguments.config, overrides, arguments.rounds, arguments.steps)
+    result = BENCHMARKS[arguments.name](arguments, overrides)
     if arguments.json:
         print(json.dumps(result))
     else:
         print_table(result)
 
 
-def benchmark_train(config_path: str, overrides: list[str], rounds: int, steps: int) -> dict[str, Any]:
-    """Tokens per second of a training step, ours against unmodified OLMo."""
-    from olmo_sparsity.config import load_config
-    from olmo_sparsity.model import build_model
-    from olmo_sparsity.training.engine import Engine
+def benchmark_data(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    """Tokens per second of preparing text, ours against `datasets.map`."""
+    from benchmarks.data import MAP, count_tokens, data_runners, generated_files
 
-    config = load_config(config_path, overrides)
-    config = replace(config, compile=None)  # both sides eager
+    if overrides:
+        raise UserError(f"{overrides[0]} is not for benchmark data")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = arguments.files or generated_files(folder)
+        runners = data_runners(files, folder)
+        seconds = time_in_turn(runners, arguments.rounds or 5, lambda: None, warm_up=1)
+        tokens = count_tokens(folder)
+    result = summarise(seconds, baseline=MAP, amount=tokens, unit="tokens/s")
+    return result | {"benchmark": "data", "files": len(files), "tokens": tokens, "cores": available_cores()}
+
+
+def benchmark_train(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    """Tokens per second of a training step: ours, unmodified OLMo's, and transformers' Trainer's."""
+    from benchmarks.train import OLMO, TrainBenchmark
+
     with tempfile.TemporaryDirectory() as folder:
-        config = _with_random_tokens(config, Path(folder))
-        engine = Engine(config, build_model(config))
-        device, precision = engine.device, engine.accelerator.mixed_precision
-        batch = _first_batch(config).to(device)
-        olmo = _unmodified_olmo(config).to(device)
-        positioned = build_model(config).to(device)
-        runners = {
-            "olmo": _plain_step(config, olmo, precision, batch.input_ids, batch.labels, {}),
-            "position_ids": _plain_step(
-                config,
-                positioned,
-                precision,
-                batch.input_ids,
-                batch.labels,
-                {"position_ids": batch.position_ids},
-            ),
-            "loop": _loop_step(config, engine),
-        }
-        seconds = time_in_turn(runners, rounds, steps, _synchronise(device))
-    tokens = steps * config.global_train_batch_size * config.model.max_sequence_length
-    return summarise(seconds, baseline="olmo", amount=tokens, unit="tokens/s") | {
-        "benchmark": "train",
-        "device": str(device),
-        "precision": precision,
-        "parameters": sum(parameter.numel() for parameter in olmo.parameters()),
-        "window": config.model.max_sequence_length,
-        "batch": config.global_train_batch_size,
-    }
-
-
-def _with_random_tokens(config: Any, folder: Path) -> Any:
-    """The same config over a file of random tokens, so that a benchmark needs no corpus."""
-    import numpy as np
-
-    count = 64 * config.global_train_batch_size * config.model.max_sequence_length
-    dtype = np.uint16 if config.model.vocab_size <= 1 << 16 else np.uint32
-    np.random.default_rng(0).integers(0, config.model.vocab_size, count).astype(dtype).tofile(
-        folder / "tokens.npy"
-    )
-    data = replace(
-        config.data, paths=[str(folder / "tokens.npy")], memmap_dtype=dtype.__name__, datasets=None
-    )
-    return replace(
-        config, data=data, corpus=replace(config.corpus, path=None), save_folder=str(folder / "run")
-    )
-
-
-def _first_batch(config: Any) -> Any:
-    from olmo_sparsity.data.windows import TrainingData
-
-    return next(TrainingData(config).batches(0))
-
-
-def _unmodified_olmo(config: Any) -> Any:
-    """OLMo from its own wheel, same shape and weights."""
-    from olmo.config import ModelConfig
-    from olmo.model import OLMo
-
-    from olmo_sparsity.model import build_model
-
-    values = {name: value for name, value in vars(config.model).items() if name != "nope"}
-    model = OLMo(ModelConfig(**{**values, "init_device": "cpu"}))
-    model.load_state_dict(build_model(config).state_dict())
-    return model
-
-
-def _plain_step(
-    config: Any, model: Any, precision: str, ids: Any, labels: Any, options: dict
-) -> Callable[[], None]:
-    """Forward, backward, clip, step, as short as PyTorch allows; fused AdamW, micro-batches of the config."""
-    import torch
-    import torch.nn.functional as F
-    from olmo.optim import get_param_groups
-
-    groups = get_param_groups(config, model)
-    optimizer = torch.optim.AdamW(groups, lr=1e-5, weight_decay=config.optimizer.weight_decay, fused=True)
-    size = config.device_train_microbatch_size
-    parts = [
-        (
-            ids[i : i + size],
-            labels[i : i + size],
-            {name: value[i : i + size] for name, value in options.items()},
-        )
-        for i in range(0, len(ids), size)
-    ]
-
-    def step() -> None:
-        for part, label, more in parts:
-            with torch.autocast(ids.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-                logits = model(part, **more).logits
-                loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), label[:, :-1].flatten()) / len(
-                    parts
-                )
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
-
-
-def _loop_step(config: Any, engine: Any) -> Callable[[], None]:
-    """One step of this project's loop: read, draw positions, forward, backward, clip, step."""
-    from olmo_sparsity.data.windows import TrainingData
-
-    batches = TrainingData(config).batches(0)
-
-    def step() -> None:
-        engine.forward_backward(next(batches))
-        engine.step(1e-5, config.max_grad_norm)
-
-    return step
-
-
-def _synchronise(device: Any) -> Callable[[], None]:
-    import torch
-
-    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+        benchmark = TrainBenchmark(arguments.config, overrides, arguments.steps, Path(folder))
+        seconds = time_in_turn(benchmark.runners(), arguments.rounds or 12, benchmark.synchronise)
+    result = summarise(seconds, baseline=OLMO, amount=benchmark.tokens_per_call, unit="tokens/s")
+    return result | {"benchmark": "train", **benchmark.about()}
 
 
 def time_in_turn(
-    runners: dict[str, Callable[[], None]], rounds: int, steps: int, synchronise: Callable[[], None]
+    runners: dict[str, Callable[[], float | None]],
+    rounds: int,
+    synchronise: Callable[[], None],
+    warm_up: int = 2,
 ) -> dict[str, list[float]]:
-    """Seconds of ``steps`` calls of each runner, round by round; the order turns so that none is always first."""
+    """Seconds of each runner, round by round; the order turns so that none is always first.
+
+    A runner that returns seconds has timed itself, without what should not count.
+    """
     names = list(runners)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(-2, rounds):  # two rounds to warm up
+    for number in range(-warm_up, rounds):
         for shift in range(len(names)):
             name = names[(number + shift) % len(names)]
             synchronise()
             started = time.perf_counter()
-            for _ in range(steps):
-                runners[name]()
+            own = runners[name]()
             synchronise()
             if number >= 0:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(time.perf_counter() - started if own is None else own)
     return seconds
 
 
@@ -226,7 +135,7 @@ def print_table(result: dict[str, Any]) -> None:
     Console().print(table)
 
 
-BENCHMARKS = {"train": benchmark_train}
+BENCHMARKS = {"data": benchmark_data, "train": benchmark_train}
 
 
 if __name__ == "__main__":

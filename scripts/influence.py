@@ -1,12 +1,15 @@
 """Measure how much the far context helps a model, and how much of that k influential far tokens recover (Eq. 20).
 
-example:
+examples:
   python scripts/influence.py runs/demo --corpus runs/demo/data --out runs/demo/influence
+  python scripts/influence.py runs/demo --corpus runs/demo/data --out runs/demo/influence --shard 3/8
 
 For sampled targets of the held-out split it computes L_long (N tokens of context) and L_short (the last M of them).
 Where L_short - L_long exceeds tau, every selector ranks the N - M far tokens, and L_k is measured with the short
 context and the first k of them. The same is done on a placebo: the far context of another document. Records are
 written as they are finished; the same command goes on after an interruption. Draw them with scripts/figure2.py.
+With --shard i/n, n jobs measure a part each, which scripts/merge_records.py puts together (scripts/submit.py influence
+does both under SLURM); the records are those of one run without --shard.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ def main() -> None:
     """Parse arguments and measure."""
     from analysis.influence import InfluenceSettings, measure_influence
     from analysis.selectors import SELECTORS
+    from analysis.shard import Shard
 
     default = {
         field.name: field.default for field in fields(InfluenceSettings) if field.default is not MISSING
@@ -29,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkpoint", help="checkpoint folder, or a run folder (then its last checkpoint)")
+    parser.add_argument("checkpoint", help="checkpoint, run (then its last one), or transformers directory")
     parser.add_argument(
         "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
     )
@@ -76,11 +80,15 @@ def main() -> None:
     parser.add_argument(
         "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
     )
+    parser.add_argument(
+        "--shard", metavar="I/N", help="measure part I (from 1) of N, into a folder beneath --out"
+    )
     parser.add_argument("--overwrite", action="store_true", help="remove records that are in --out")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("analysis").setLevel(logging.INFO)
     values = vars(arguments)
+    values["shard"] = Shard.parse(values["shard"]) if values["shard"] else None
     values["tau_nats"] = values.pop("tau")
     values["ks"] = _ascending_integers(values.pop("k"))
     values["selectors"] = tuple(name.strip() for name in values["selectors"].split(","))

@@ -6,6 +6,8 @@ examples:
     python scripts/prepare_data.py text --files train.json.gz --heldout-files validation.json.gz \\
         --tokenizer olmo --out runs/mine
     python scripts/prepare_data.py c4 --limit-tokens 1000000000 --out runs/c4
+    python scripts/prepare_data.py c4 --out runs/c4 --shard 3/64       # a task of a SLURM array, 64 of them
+    python scripts/prepare_data.py c4 --out runs/c4 --merge            # when all 64 are done
 
 sources:
   docs  docstrings of the installed packages and Python's help topics; no network, about a minute on 2 cores
@@ -15,23 +17,49 @@ sources:
 
 A run that was stopped goes on where it was when the same command is given again; a finished corpus is left as
 it is. Held-out documents lose every paragraph that also stands in a training document.
+
+--shard i/n prepares a share of the input (files, or shards of C4) into the same --out, at the same time as the
+other shares, on any machine that sees the folder; --merge then writes the held-out split and the manifest, or names
+the shares that are missing. The result has the same bytes as without --shard.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from olmo_sparsity.data.prepare import Prepared, prepare
+from olmo_sparsity.data.prepare import Prepared, prepare, prepare_shard
+from olmo_sparsity.data.shards import PreparedShard, Shard
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
-from olmo_sparsity.errors import run_script
+from olmo_sparsity.errors import UserError, run_script
 
 
 def main() -> int:
     options = vars(parse_arguments())
     out, workers, overwrite = options.pop("out"), options.pop("workers"), options.pop("overwrite")
-    prepared = prepare(PrepareSettings(**options), out, workers=workers, overwrite=overwrite)
-    print(summary(prepared, out))
+    shard, merge = options.pop("shard"), options.pop("merge")
+    settings = PrepareSettings(**options)
+    if overwrite and (shard or merge):
+        raise UserError(
+            "--overwrite would remove the work of other shards; remove the folder before they start"
+        )
+    if shard and merge:
+        raise UserError("--merge is for when all shards are done; give it without --shard")
+    if shard:
+        print(shard_summary(prepare_shard(settings, out, Shard.parse(shard), workers=workers), out))
+    else:
+        print(summary(prepare(settings, out, workers=workers, overwrite=overwrite, merge=merge), out))
     return 0
+
+
+def shard_summary(prepared: PreparedShard, out: str) -> str:
+    """What a share holds, and how long it took."""
+    if prepared.corpus_is_ready:
+        return f"{out} was ready already, made with the same settings; nothing to do"
+    speed = prepared.tokens_written / prepared.seconds
+    return (
+        f"shard {prepared.shard}: {prepared.documents:,} documents, {prepared.tokens:,} tokens in "
+        f"{prepared.units} units\n{prepared.seconds:,.1f} s, {speed:,.0f} tokens/s; when every shard is done: --merge"
+    )
 
 
 def summary(prepared: Prepared, out: str) -> str:
@@ -64,6 +92,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--workers", type=int, metavar="N", help="processes (default: one a core); changes no result"
     )
+    parser.add_argument(
+        "--shard", metavar="I/N", help="prepare share I (from 1) of N only; not for docs, nor --tokenizer bpe"
+    )
+    parser.add_argument("--merge", action="store_true", help="finish a corpus whose shards are all done")
     parser.add_argument("--seed", type=int, default=0, help="another seed holds out other documents")
     parser.add_argument(
         "--no-decontaminate",

@@ -5,22 +5,25 @@ examples:
   python scripts/train.py configs/demo.yaml --resume                  go on after an interruption
   python scripts/train.py configs/base.yaml --dry-run                 print the resolved config and what a step costs
   python scripts/train.py configs/demo.yaml --save_folder=runs/b --seed=2 --optimizer.learning_rate=5e-4
+  torchrun --nproc_per_node 8 scripts/train.py configs/base.yaml --deepspeed.config=configs/deepspeed/zero1.json
 
 Any field of the config is overridden with --path.to.key=value, as in OLMo. The YAML is OLMo's own, with the sections
 `positions` and `corpus` added; `base: other.yaml` makes it an overlay of another file. A run folder holds
 metrics.jsonl and step*/ checkpoints (safetensors weights, the resolved config, optimizer and data state).
+On SIGUSR1 or SIGTERM, or at time_limit, the run saves and exits with code 85: the same command with --resume goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 
 from olmo_sparsity.errors import run_script
 
 
-def main() -> None:
+def main() -> int:
     """Parse arguments and train, or show what would be trained."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -43,10 +46,20 @@ def main() -> None:
         from olmo_sparsity.describe import describe
 
         sys.stdout.write(describe(config))
-        return
+        return 0
     from olmo_sparsity.training.loop import train
+    from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE, StoppedBySignal
 
-    print(f"trained: {train(config, resume=arguments.resume)}")
+    is_main = int(os.environ.get("RANK", "0")) == 0
+    try:
+        folder = train(config, resume=arguments.resume)
+    except StoppedBySignal as stop:
+        if is_main:
+            print(stop)
+        return REQUEUE_EXIT_CODE
+    if is_main:
+        print(f"trained: {folder}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def test_imports_point_one_way(path):
     package = path.relative_to(ROOT).parts[0]
     above = {"olmo_sparsity": {"analysis", "scripts"}, "analysis": {"scripts"}, "scripts": set()}[package]
     assert not tops(path) & (above | {"tests"})
-    if path != ROOT / "olmo_sparsity" / "training" / "engine.py":
-        assert not tops(path) & ENGINES, "only olmo_sparsity.training.engine imports Accelerate and DeepSpeed"
+    if path.parent != ROOT / "olmo_sparsity" / "training" or path.name not in ("engine.py", "zero.py"):
+        assert not tops(path) & ENGINES, "only training/engine.py and zero.py import Accelerate and DeepSpeed"
     if package == "analysis":
         assert not {name for name in imported_modules(path) if name.startswith("olmo_sparsity.training")}
 
@@ -72,7 +72,7 @@ def test_figures_are_made_without_torch(module):
 def test_every_yaml_loads(path):
     config = load_config(path)
     assert config.model.d_model > 0
-    assert config.model.rope, "all shipped configs are RoPE"
+    assert config.model.rope == (path.stem not in ("nope", "alibi"))
 
 
 def test_there_are_configs_to_load():

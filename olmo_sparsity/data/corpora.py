@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from typing import Any, Protocol
 from olmo_sparsity.data.workers import StoppedEarly
 from olmo_sparsity.errors import UserError
 
+log = logging.getLogger(__name__)
+
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 TEXT_SUFFIXES = (".txt", ".txt.gz")
 TEXT_UNIT_BYTES = 16 << 20
@@ -26,6 +30,7 @@ TEXT_UNIT_BYTES = 16 << 20
 HUB_UNIT_DOCUMENTS = 50_000
 HUB_UNIT_TOKENS = 25_000_000
 """With a limit on documents or tokens, shards are put together in units of about this size."""
+SHARD_NAME = re.compile(r"^(.*?)(\d{5})-of-(\d{5})")
 HUB_TIMEOUT_SECONDS = 10.0
 
 
@@ -167,6 +172,11 @@ def hub_units(
         raise UserError(
             f"{dataset}, config {config}, has no readable split {split}: {one_line(error)}"
         ) from error
+    if missing := missing_shards(Path(dataset), split):
+        log.warning(
+            "%s is a copy that lacks %d shards of %s (%s); they are left out: copy them too to have all of it",
+            *(dataset, len(missing), split, ", ".join(missing[:5]) + ", …" * (len(missing) > 5)),
+        )
     if limit_documents is not None:
         count = min(count, -(-limit_documents // HUB_UNIT_DOCUMENTS))
     if limit_tokens is not None:
@@ -177,6 +187,20 @@ def hub_units(
     ]
     units = [HubShards(dataset, config, split, index, count, shares[index]) for index in range(count)]
     return units, None if limit_tokens is None else -(-limit_tokens // count)
+
+
+def missing_shards(folder: Path, split: str) -> list[str]:
+    """Names of the shards, "00003-of-01024", that a local copy of a split lacks beside those that it has."""
+    found: dict[tuple[Path, str, int], set[int]] = {}
+    for path in folder.rglob("*-of-*") if folder.is_dir() else ():
+        match = SHARD_NAME.search(path.name)
+        if match and split in match[1]:
+            found.setdefault((path.parent, match[1], int(match[3])), set()).add(int(match[2]))
+    return [
+        f"{number:05d}-of-{count:05d}"
+        for (_, _, count), numbers in sorted(found.items())
+        for number in sorted(set(range(count)) - numbers)
+    ]
 
 
 def _check_hub(dataset: str) -> None:

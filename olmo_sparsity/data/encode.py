@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from olmo_sparsity.data.corpora import Unit
 from olmo_sparsity.data.text import Decontamination, SplitRule, paragraph_hashes
 from olmo_sparsity.data.tokenizers import load_tokenizer
 from olmo_sparsity.data.tokens import DTYPES, TokenFile
+from olmo_sparsity.data.words import WordEncoder, cuts_at_words
 from olmo_sparsity.data.workers import report
 from olmo_sparsity.files import atomic_path, write_json
 
@@ -164,13 +166,13 @@ def encode_documents(texts: Iterable[str], encoding: Encoding) -> Iterator[tuple
 
     Where a text spells out the EOS token, that is left out: EOS ends a document and stands nowhere else.
     """
-    tokenizer = load_tokenizer(encoding.tokenizer)
+    stat = Path(encoding.tokenizer).stat()
+    encode = _encoder(encoding.tokenizer, encoding.dtype, stat.st_size, stat.st_mtime_ns)
     begun: list[np.ndarray] = []
     for batch in _batches(_pieces(texts)):
-        encoded = tokenizer.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
         documents = tokens = 0
-        for (_, text), piece_encoding in zip(batch, encoded, strict=True):
-            begun.append(np.array(piece_encoding.ids, dtype=np.int64))
+        for (_, text), piece_ids in zip(batch, encode([piece for piece, _ in batch]), strict=True):
+            begun.append(piece_ids)
             if text is not None:
                 ids = np.concatenate(begun)
                 ids = np.append(ids[ids != encoding.eos_token_id], encoding.eos_token_id)
@@ -178,6 +180,20 @@ def encode_documents(texts: Iterable[str], encoding: Encoding) -> Iterator[tuple
                 documents, tokens = documents + 1, tokens + len(ids)
                 yield text, ids.astype(DTYPES[encoding.dtype])
         report(documents, tokens)
+
+
+@lru_cache(maxsize=2)
+def _encoder(path: str, dtype: str, size: int, modified_ns: int) -> Callable[[list[str]], list[np.ndarray]]:
+    """Texts to ids; kept, because it remembers words, for as long as the file at ``path`` is the same."""
+    tokenizer, kind = load_tokenizer(path), np.dtype(DTYPES[dtype])
+    if cuts_at_words(tokenizer):
+        return WordEncoder(tokenizer, kind).encode
+
+    def encode(texts: list[str]) -> list[np.ndarray]:
+        encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(one.ids, dtype=kind) for one in encoded]
+
+    return encode
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[tuple[str, str | None]]:

@@ -8,7 +8,6 @@ was killed goes on where it stopped.
 
 from __future__ import annotations
 
-import errno
 import json
 import platform
 import time
@@ -31,20 +30,36 @@ from olmo_sparsity.data.encode import (
     encode_unit,
     hold_out,
 )
+from olmo_sparsity.data.shards import (
+    SHARDS_NAME,
+    PreparedShard,
+    Shard,
+    check_shardable,
+    refuse_missing,
+)
 from olmo_sparsity.data.sources import Corpus, PrepareSettings, find_source
 from olmo_sparsity.data.text import SplitRule
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer, tokenizer_file, train_bpe
-from olmo_sparsity.data.tokens import DTYPES, MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
+from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest
 from olmo_sparsity.data.workers import StoppedEarly, available_cores, run_jobs
+from olmo_sparsity.data.workspace import (
+    REQUEST_NAME,
+    WORK_NAME,
+    claim,
+    finished_corpus,
+    is_whole,
+    join,
+    remove_if_empty,
+    remove_outputs,
+    remove_temporaries,
+    remove_temporaries_of,
+)
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path, remove, sha256_file, write_json
+from olmo_sparsity.files import atomic_path, remove, sha256_file
 from olmo_sparsity.progress import progress
 
-WORK_NAME = ".partial"
-REQUEST_NAME = "request.json"
 PIPELINE_VERSION = 1
 """Raise it when the same settings make other token files: older unfinished work is then refused."""
-OUTPUT_PATTERNS = (MANIFEST_NAME, TOKENIZER_NAME, "train-*.npy", "heldout-*.npy", WORK_NAME)
 
 
 @dataclass(frozen=True)
@@ -58,46 +73,94 @@ class Prepared:
 
 
 def prepare(
-    settings: PrepareSettings, out: str | Path, *, workers: int | None = None, overwrite: bool = False
+    settings: PrepareSettings,
+    out: str | Path,
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    merge: bool = False,
 ) -> Prepared:
     """Make the corpus that ``settings`` describe in folder ``out``, or finish it, or find it finished.
 
-    ``workers`` is the number of processes (default: the cores there are); results do not depend on it. Raises
-    `UserError` for bad input, leaving nothing behind, and for a folder that holds another corpus, leaving
-    that alone unless ``overwrite``.
+    ``workers`` is the number of processes (default: the cores there are); results do not depend on it. With
+    ``merge`` every training unit must be there already, made by `prepare_shard`. Raises `UserError` for bad
+    input, leaving nothing behind, and for a folder that holds another corpus, leaving that alone unless
+    ``overwrite``.
     """
     start = time.monotonic()
     out = Path(out)
     source = find_source(settings.source)
     settings.check()
-    request = json.loads(json.dumps({"pipeline": PIPELINE_VERSION, **settings.request()}))
-    if not overwrite and (finished := _finished(out, request)) is not None:
+    request = _request(settings)
+    if not overwrite and (finished := finished_corpus(out, request)) is not None:
         remove(out / WORK_NAME)  # left there by a run that was killed at its very end
         return Prepared(finished, time.monotonic() - start, 0)
-    _claim(out, request, settings, overwrite)
+    if merge and not (out / WORK_NAME / REQUEST_NAME).is_file():
+        raise UserError(f"{out} has nothing to merge; make its parts with --shard 1/n … n/n first")
+    claim(out, request, settings, overwrite)
     try:
         corpus = source.corpus(settings, out / WORK_NAME, workers or available_cores())
-        manifest, written = _make(settings, request, corpus, out, workers or available_cores())
+        manifest, written = _make(settings, request, corpus, out, workers or available_cores(), merge)
     except BaseException as error:
-        _remove_temporaries(out)  # of workers that were stopped in the middle
-        bad_input = isinstance(error, UserError) and not isinstance(error, StoppedEarly)
+        remove_temporaries(out)  # of workers that were stopped in the middle
+        of_shards = (
+            merge or (out / WORK_NAME / SHARDS_NAME).is_file()
+        )  # the work of many tasks is not thrown away
+        bad_input = isinstance(error, UserError) and not isinstance(error, StoppedEarly) and not of_shards
         if bad_input or [path.name for path in (out / WORK_NAME).iterdir()] == [REQUEST_NAME]:
-            _remove_outputs(out)
-            _remove_if_empty(out)
+            remove_outputs(out)
+            remove_if_empty(out)
         raise
     remove(out / WORK_NAME)
     return Prepared(manifest, time.monotonic() - start, written)
 
 
+def prepare_shard(
+    settings: PrepareSettings, out: str | Path, shard: Shard, *, workers: int | None = None
+) -> PreparedShard:
+    """Make one share of the training units; other shares may be made in the same folder at the same time.
+
+    `prepare` with ``merge`` then makes the corpus whole, with the bytes that it would have had in one go. Raises
+    `UserError` for bad input, and for settings that need a look at all the text; finished units are kept.
+    """
+    start = time.monotonic()
+    out, workers = Path(out), workers or available_cores()
+    settings.check()
+    check_shardable(settings)
+    request = _request(settings)
+    if (out / MANIFEST_NAME).is_file():
+        if finished_corpus(out, request) is None:
+            raise UserError(f"{out} is finished but damaged; run the command without --shard to mend it")
+        return PreparedShard(shard, 0, 0, 0, time.monotonic() - start, 0, corpus_is_ready=True)
+    join(out, request, settings, shard)
+    try:
+        corpus = find_source(settings.source).corpus(settings, out / WORK_NAME, workers)
+        rule = SplitRule(settings.seed, 0.0)
+        _, paragraphs = _hold_out(corpus, rule, settings, out / WORK_NAME, workers)
+        encoding, _ = _make_tokenizer(settings, corpus, rule, out)
+        hashes = paragraphs if settings.decontaminate else None
+        units, written = _encode_training(corpus, rule, encoding, hashes, out, workers, shard=shard)
+    except BaseException:
+        remove_temporaries_of(out, shard)
+        raise
+    documents, tokens = sum(u.file.documents for u in units), sum(u.file.tokens for u in units)
+    return PreparedShard(shard, len(units), documents, tokens, time.monotonic() - start, written)
+
+
+def _request(settings: PrepareSettings) -> dict[str, Any]:
+    """What the corpus depends on, as JSON gives it back."""
+    return json.loads(json.dumps({"pipeline": PIPELINE_VERSION, **settings.request()}))
+
+
 def _make(
-    settings: PrepareSettings, request: dict[str, Any], corpus: Corpus, out: Path, workers: int
+    settings: PrepareSettings, request: dict[str, Any], corpus: Corpus, out: Path, workers: int, merge: bool
 ) -> tuple[CorpusManifest, int]:
     """All stages; returns the saved manifest and the number of tokens written by this run."""
     rule = SplitRule(settings.seed, 0.0 if corpus.heldout else settings.heldout_fraction)
     heldout, paragraphs = _hold_out(corpus, rule, settings, out / WORK_NAME, workers)
     encoding, vocab_size = _make_tokenizer(settings, corpus, rule, out)
     units, written = _encode_training(
-        corpus, rule, encoding, paragraphs if settings.decontaminate else None, out, workers
+        corpus, rule, encoding, paragraphs if settings.decontaminate else None, out, workers, merge=merge
     )
     train = [unit.file for unit in units if unit.file.tokens]
     if not train:
@@ -162,8 +225,9 @@ def _hold_out(
             f"{settings.heldout_fraction:g}), give more text, or name held-out files with --heldout-files"
         )
     path = work / "paragraphs.npy"
-    with atomic_path(path) as temporary, open(temporary, "wb") as file:
-        np.save(file, np.unique(np.concatenate([np.load(job.paragraphs) for job in jobs])))
+    if not path.is_file():  # another shard may be reading it
+        with atomic_path(path) as temporary, open(temporary, "wb") as file:
+            np.save(file, np.unique(np.concatenate([np.load(job.paragraphs) for job in jobs])))
     return [TextFiles((str(job.documents),)) for job in jobs], path
 
 
@@ -200,98 +264,36 @@ def _sample(corpus: Corpus, rule: SplitRule, characters: float) -> Iterator[str]
 
 
 def _encode_training(
-    corpus: Corpus, rule: SplitRule, encoding: Encoding, paragraphs: Path | None, out: Path, workers: int
+    corpus: Corpus,
+    rule: SplitRule,
+    encoding: Encoding,
+    paragraphs: Path | None,
+    out: Path,
+    workers: int,
+    *,
+    shard: Shard | None = None,
+    merge: bool = False,
 ) -> tuple[list[EncodedUnit], int]:
-    """Token files of the training split in the order of the units, and how many tokens this run wrote."""
+    """Token files of the training split in the order of the units, and how many tokens this run wrote.
+
+    Only those of ``shard`` where one is given; with ``merge`` all of them must be there.
+    """
     jobs = []
     for index, unit in enumerate(corpus.train):
+        if shard is not None and not shard.has(index):
+            continue
         name = f"train-{index:05d}"
         output, record = out / f"{name}.npy", out / WORK_NAME / f"{name}.json"
         jobs.append(EncodeJob(unit, rule, encoding, output, record, paragraphs, corpus.limit_tokens))
     records = {job.record: EncodedUnit.load(job.record) for job in jobs}
-    done = {path: old for path, old in records.items() if old and _is_whole(out, old.file, encoding.dtype)}
+    done = {path: old for path, old in records.items() if old and is_whole(out, old.file, encoding.dtype)}
     todo = [job for job in jobs if job.record not in done]
+    if merge:
+        refuse_missing(
+            out / WORK_NAME, [i for i, job in enumerate(jobs) if job.record not in done], len(jobs)
+        )
     new = run_jobs(
         encode_unit, todo, workers=workers, description="tokenizing", unit=corpus.unit_name, done=len(done)
     )
     done |= {job.record: unit for job, unit in zip(todo, new, strict=True)}
     return [done[job.record] for job in jobs], sum(unit.file.tokens for unit in new)
-
-
-def _finished(out: Path, request: dict[str, Any]) -> CorpusManifest | None:
-    """The manifest where ``out`` holds this corpus, whole. Raises `UserError` where it holds another one."""
-    if not (out / MANIFEST_NAME).is_file():
-        return None
-    manifest = CorpusManifest.load(out)
-    _refuse_other(out, manifest.settings, request)
-    files = [file for split in manifest.splits.values() for file in split]
-    tokenizer_is_there = (out / TOKENIZER_NAME).is_file()
-    return (
-        manifest
-        if tokenizer_is_there and all(_is_whole(out, file, manifest.dtype) for file in files)
-        else None
-    )
-
-
-def _is_whole(out: Path, file: TokenFile, dtype: str) -> bool:
-    path = out / file.name
-    size = path.stat().st_size if path.is_file() else 0
-    return size == file.tokens * np.dtype(DTYPES[dtype]).itemsize
-
-
-def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -> None:
-    differing = [key for key, value in request.items() if earlier.get(key) != value]
-    if differing:
-        raise UserError(
-            f"{out} holds a corpus made with other settings ({', '.join(differing)}); choose another --out, "
-            "or pass --overwrite to replace it"
-        )
-
-
-def _claim(out: Path, request: dict[str, Any], settings: PrepareSettings, overwrite: bool) -> None:
-    """Make ``out`` ready for work: new, to be gone on with, or cleared. Raises `UserError` for another's."""
-    path = out / WORK_NAME / REQUEST_NAME
-    if (
-        settings.tokenizer_name != "bpe"
-        and tokenizer_file(settings.tokenizer_name).resolve() == (out / TOKENIZER_NAME).resolve()
-    ):
-        raise UserError(
-            f"--tokenizer names the file that would be written, {out / TOKENIZER_NAME}; choose another --out"
-        )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        resumable = path.is_file() and not (out / MANIFEST_NAME).is_file()
-        if overwrite or (out / MANIFEST_NAME).is_file():
-            _remove_outputs(
-                out
-            )  # in the second case it is this corpus, damaged: `_finished` refused any other
-        elif resumable:
-            _refuse_other(out, json.loads(path.read_text(encoding="utf8")), request)
-        elif foreign := [file.name for pattern in OUTPUT_PATTERNS for file in out.glob(pattern)]:
-            raise UserError(
-                f"{out} has {foreign[0]} but no record of how it was made; choose another --out, or pass "
-                "--overwrite to replace it"
-            )
-        _remove_temporaries(out)
-        write_json(path, request)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        raise UserError(f"cannot write to {out} ({error.strerror}); choose another --out") from error
-
-
-def _remove_outputs(out: Path) -> None:
-    for pattern in OUTPUT_PATTERNS:
-        for path in out.glob(pattern):
-            remove(path)
-
-
-def _remove_temporaries(out: Path) -> None:
-    for folder in (out, out / WORK_NAME):
-        for path in folder.glob(".*.tmp-*"):
-            remove(path)
-
-
-def _remove_if_empty(out: Path) -> None:
-    if not any(out.iterdir()):
-        out.rmdir()

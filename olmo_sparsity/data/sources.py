@@ -130,6 +130,8 @@ class Source:
     """Used where none is asked for."""
     settings: Sequence[str]
     """Names of the settings that not every source has."""
+    heldout_is_apart: Callable[[PrepareSettings], bool]
+    """Whether the held-out documents are named, not chosen among the training documents."""
 
 
 def find_source(name: str) -> Source:
@@ -181,7 +183,13 @@ def _c4_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
 C4_SETTINGS = ("dataset", "dataset_config", "limit_documents", "limit_tokens", "heldout_documents")
 
 SOURCES = {
-    "docs": Source(_identify_docs, _docs_corpus, "bpe", ("packages", "heldout_fraction")),
-    "text": Source(_identify_text, _text_corpus, "bpe", ("files", "heldout_files", "heldout_fraction")),
-    "c4": Source(_identify_c4, _c4_corpus, "olmo", C4_SETTINGS),
+    "docs": Source(_identify_docs, _docs_corpus, "bpe", ("packages", "heldout_fraction"), lambda _: False),
+    "text": Source(
+        _identify_text,
+        _text_corpus,
+        "bpe",
+        ("files", "heldout_files", "heldout_fraction"),
+        lambda settings: bool(settings.heldout_files),
+    ),
+    "c4": Source(_identify_c4, _c4_corpus, "olmo", C4_SETTINGS, lambda _: True),
 }

@@ -101,6 +101,7 @@ class TokenFiles:
         self.dtype = np.dtype(DTYPES[dtype])
         self.eos_token_id = eos_token_id
         wanted = list(expected) or [None] * len(self.paths)
+        self._window_ends: dict[int, np.ndarray] = {}
         self.arrays = [self._open(path, tokens) for path, tokens in zip(self.paths, wanted, strict=True)]
 
     @classmethod
@@ -113,10 +114,8 @@ class TokenFiles:
         if verify_checksums:
             for file in files:
                 path = Path(folder) / file.name
-                if path.is_file() and sha256_file(path) != file.sha256:
-                    raise UserError(
-                        f"checksum mismatch in {path}: the file is damaged; prepare the corpus again"
-                    )
+                if path.is_file():
+                    check_checksum(path, file.sha256, sha256_file(path))
         paths = [Path(folder) / file.name for file in files]
         return cls(paths, manifest.dtype, manifest.eos_token_id, [file.tokens for file in files])
 
@@ -139,7 +138,9 @@ class TokenFiles:
                 f"token file {path} is truncated or was changed: it has {tokens:,} tokens, its manifest says "
                 f"{expected:,}; prepare the corpus again"
             )
-        return np.memmap(path, dtype=self.dtype, mode="r")
+        array = np.memmap(path, dtype=self.dtype, mode="r")
+        _refuse_other_layout(path, array)
+        return array
 
     @property
     def num_tokens(self) -> int:
@@ -152,12 +153,13 @@ class TokenFiles:
 
     def locate_window(self, index: int, length: int) -> tuple[int, int]:
         """(file, offset in it) of window ``index``; windows are numbered through all files in order."""
-        for file, array in enumerate(self.arrays):
-            windows = len(array) // length
-            if index < windows:
-                return file, index * length
-            index -= windows
-        raise IndexError(f"window {index} is beyond the last one")
+        if length not in self._window_ends:
+            self._window_ends[length] = np.cumsum([len(array) // length for array in self.arrays])
+        ends = self._window_ends[length]
+        file = int(np.searchsorted(ends, index, side="right"))
+        if file == len(ends):
+            raise IndexError(f"window {index} is beyond the last one")
+        return file, (index - (int(ends[file - 1]) if file else 0)) * length
 
     @cached_property
     def document_bounds(self) -> np.ndarray:
@@ -179,6 +181,28 @@ class TokenFiles:
     def documents(self) -> Iterator[np.ndarray]:
         """Token ids of every document, in order."""
         return (self.document(number) for number in range(len(self.document_bounds)))
+
+
+def check_checksum(path: Path, expected: str, found: str) -> None:
+    """Refuse a token file that is not the one its manifest describes."""
+    if expected != found:
+        raise UserError(
+            f"checksum mismatch in {path}: its manifest says sha256 {expected}, the file has {found}; copy it again "
+            "from where it was prepared, or prepare the corpus again"
+        )
+
+
+def _refuse_other_layout(path: Path, array: np.ndarray) -> None:
+    """Files that could be read as token ids and are something else."""
+    if bytes(array[:4].tobytes()[:6]) == b"\x93NUMPY":
+        raise UserError(
+            f"{path} was written by numpy.save; token files hold nothing but the ids: "
+            "write them with numpy.load(old).tofile(new)"
+        )
+    if array.dtype == np.uint16 and len(array) >= 64 and not array[1:4096:2].any():
+        raise UserError(
+            f"{path} holds ids of 4 bytes, read as 2 (every other id is 0); set data.memmap_dtype: uint32"
+        )
 
 
 def _positions_of(array: np.ndarray, value: int, chunk: int = 1 << 24) -> np.ndarray:

@@ -24,44 +24,45 @@ from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import sha256_file
 
 
-class WindowDataset(Dataset[dict[str, Any]]):
-    """Windows of T tokens with position ids; set ``epoch`` before reading, because ids are redrawn at every visit."""
+class WindowMaker:
+    """Makes a window of T tokens, with its position ids, of a stretch of text."""
 
-    def __init__(self, config: Config, tokens: TokenFiles):
-        self.tokens = tokens
+    def __init__(self, config: Config):
         self.length = config.model.max_sequence_length
         self.scheme = config.positions.scheme
         self.options = positions.SchemeOptions(
             target_length=config.positions.target_length or self.length, chunks=config.positions.chunks
         )
         self.skip_content = config.positions.content == "skip"
+        self.doc_mask = config.masks_documents
+        self.restart = config.positions.restart_at_documents
         self.filter = config.data.instance_filter
+        self.eos_token_id = config.model.eos_token_id
         self.seed = config.seed
-        self.epoch = 0
+        self.reach = self.options.target_length if self.skip_content else self.length
+        """How many tokens from its start on a window may take its own from."""
 
-    def __len__(self) -> int:
-        return self.tokens.num_windows(self.length)
+    def make(self, stretch: np.ndarray, *, epoch: int, index: int) -> dict[str, Any]:
+        """Window ``index`` of ``epoch``, from the text at its start: `reach` tokens, or fewer, at least T.
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """``input_ids`` and ``position_ids`` (T,) int64, and ``counts``: False where the instance filter drops it."""
-        file, start = self.tokens.locate_window(index, self.length)
+        ``input_ids`` and ``position_ids`` (T,) int64, and ``counts``: False where the instance filter drops it.
+        """
         ids = positions.position_ids(
-            self.scheme, self.length, self.options, seed=self.seed, epoch=self.epoch, index=index
+            self.scheme, self.length, self.options, seed=self.seed, epoch=epoch, index=index
         )
-        offsets = self._content_offsets(file, start, ids)
-        window = np.asarray(self.tokens.arrays[file][start : start + self.length])
-        if offsets is not None:
-            window = np.asarray(self.tokens.arrays[file][start + offsets])
+        window = stretch[ids] if self._skips(stretch) else stretch[: self.length]
         window = window.astype(np.int64)
-        return {"input_ids": window, "position_ids": ids, "counts": self._passes_filter(window)}
+        item: dict[str, Any] = {"input_ids": window, "position_ids": ids}
+        item["counts"] = self._passes_filter(window)
+        if self.doc_mask:
+            item["document_ids"] = document_ids(window, self.eos_token_id)
+        if self.restart:
+            item["position_ids"] = restarted_ids(item["document_ids"])
+        return item
 
-    def _content_offsets(self, file: int, start: int, ids: np.ndarray) -> np.ndarray | None:
+    def _skips(self, stretch: np.ndarray) -> bool:
         """With ``content: skip``, the text skips as the ids do, where its document goes on for T' tokens."""
-        if not self.skip_content:
-            return None
-        stretch = self.tokens.arrays[file][start : start + self.options.target_length]
-        whole = len(stretch) == self.options.target_length and not (stretch == self.tokens.eos_token_id).any()
-        return ids if whole else None
+        return self.skip_content and len(stretch) == self.reach and not (stretch == self.eos_token_id).any()
 
     def _passes_filter(self, window: np.ndarray) -> bool:
         """OLMo's instance filter: no n-gram of few tokens is repeated too often."""
@@ -73,6 +74,38 @@ class WindowDataset(Dataset[dict[str, Any]]):
         return all(match.times < self.filter.repetition_max_count for match in found)
 
 
+class WindowDataset(Dataset[dict[str, Any]]):
+    """Windows of token files; set ``epoch`` before reading, because ids are redrawn at every visit."""
+
+    def __init__(self, config: Config, tokens: TokenFiles):
+        self.tokens = tokens
+        self.maker = WindowMaker(config)
+        self.length = self.maker.length
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return self.tokens.num_windows(self.length)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Window ``index`` of this epoch, as `WindowMaker.make` gives it."""
+        file, start = self.tokens.locate_window(index, self.length)
+        stretch = np.asarray(self.tokens.arrays[file][start : start + self.maker.reach])
+        return self.maker.make(stretch, epoch=self.epoch, index=index)
+
+
+def document_ids(window: np.ndarray, eos_token_id: int) -> np.ndarray:
+    """The number of each token's document within its window, (T,) int64; an EOS is the last token of its document."""
+    ends = window == eos_token_id
+    return np.cumsum(ends) - ends
+
+
+def restarted_ids(documents: np.ndarray) -> np.ndarray:
+    """Position ids that count from 0 in every document, (T,) int64, given `document_ids`."""
+    index = np.arange(len(documents))
+    starts = np.flatnonzero(np.diff(documents, prepend=-1))
+    return index - starts[documents]
+
+
 def collate(items: list[dict[str, Any]]) -> Batch:
     """Stack windows to a batch; labels are the next tokens, and a window's last predicts nothing (as in OLMo)."""
     input_ids = torch.from_numpy(np.stack([item["input_ids"] for item in items]))
@@ -81,7 +114,14 @@ def collate(items: list[dict[str, Any]]) -> Batch:
     loss_mask = counts[:, None].expand(input_ids.shape).clone()
     loss_mask[:, -1] = False
     position_ids = torch.from_numpy(np.stack([item["position_ids"] for item in items]))
-    return Batch(input_ids=input_ids, position_ids=position_ids, labels=labels, loss_mask=loss_mask)
+    documents = [item["document_ids"] for item in items if "document_ids" in item]
+    return Batch(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        labels=labels,
+        loss_mask=loss_mask,
+        document_ids=torch.from_numpy(np.stack(documents)) if documents else None,
+    )
 
 
 class TrainingData:
@@ -91,11 +131,7 @@ class TrainingData:
         self.config, self.rank, self.world_size = config, rank, world_size
         self.dataset = WindowDataset(config, open_training_tokens(config))
         self.batch_size = config.global_train_batch_size
-        if self.batch_size % world_size:
-            raise UserError(
-                f"global_train_batch_size {self.batch_size} cannot be shared by {world_size} processes; "
-                f"make it a multiple of {world_size}"
-            )
+        check_batch_is_shared(self.batch_size, world_size)
         self.steps_per_epoch = len(self.dataset) // self.batch_size
         if self.steps_per_epoch == 0:
             raise UserError(
@@ -143,6 +179,15 @@ class TrainingData:
         )
 
 
+def check_batch_is_shared(batch_size: int, world_size: int) -> None:
+    """Refuse a global batch that is no whole number of windows for each process."""
+    if batch_size % world_size:
+        raise UserError(
+            f"global_train_batch_size {batch_size} cannot be shared by {world_size} processes; "
+            f"make it a multiple of {world_size}"
+        )
+
+
 def open_training_tokens(config: Config) -> TokenFiles:
     """The token files that ``config`` trains on, checked against its tokenizer and vocabulary.
 
@@ -155,14 +200,23 @@ def open_training_tokens(config: Config) -> TokenFiles:
     paths = config.data.paths or [
         path for _, group in sorted((config.data.datasets or {}).items()) for path in group
     ]
+    if url := next((path for path in paths if "://" in str(path)), None):
+        raise UserError(
+            f"data.paths: {url} is a URL, and only local files are read; download them first and name the copies"
+        )
     tokens = TokenFiles(paths, config.data.memmap_dtype, config.model.eos_token_id)
+    check_vocabulary(config, tokens)
+    return tokens
+
+
+def check_vocabulary(config: Config, tokens: TokenFiles) -> None:
+    """Refuse token files whose first tokens have ids that the model does not have."""
     largest = max(int(array[: 1 << 20].max()) for array in tokens.arrays)
     if largest >= config.model.vocab_size:
         raise UserError(
             f"the token files hold id {largest}, beyond model.vocab_size {config.model.vocab_size}: they were made "
             "with another tokenizer or another data.memmap_dtype"
         )
-    return tokens
 
 
 def check_corpus_matches(config: Config, manifest: CorpusManifest) -> None:

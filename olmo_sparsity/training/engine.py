@@ -1,22 +1,29 @@
-"""Devices, precision and processes. The only module that imports Accelerate."""
+"""Devices, precision and processes. Only this module and `zero.py` import Accelerate."""
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
+from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate.state import AcceleratorState
 from olmo.optim import build_optimizer
 from torch import Tensor
 
 from olmo_sparsity.batch import Batch
 from olmo_sparsity.config import Config
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.evaluate import HeldoutEvaluation
 from olmo_sparsity.model import PositionedOLMo
+from olmo_sparsity.training.optimizer_state import export_state, import_state
 
 log = logging.getLogger(__name__)
 
@@ -40,27 +47,59 @@ def chosen_precision(config: Config) -> str:
     return "bf16" if has_bf16 else "no"
 
 
+def rendezvous_timeout() -> timedelta:
+    """How long processes wait for each other before they end: OLMO_SPARSITY_TIMEOUT seconds, else ten minutes."""
+    return timedelta(seconds=float(os.environ.get("OLMO_SPARSITY_TIMEOUT", "600")))
+
+
 class Engine:
     """Runs forward, backward and optimizer steps of one model over all processes."""
 
     def __init__(self, config: Config, model: PositionedOLMo):
-        self.accelerator = Accelerator(
-            mixed_precision=chosen_precision(config), cpu=not torch.cuda.is_available()
-        )
+        try:
+            self.accelerator = self._make_accelerator(config)
+        except torch.distributed.DistError as error:
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            seconds = rendezvous_timeout().total_seconds()
+            raise UserError(
+                f"no connection to the other processes at {address} within {seconds:.0f} s "
+                f"({str(error).splitlines()[0]}); check that rank 0 runs there and that its port is open"
+            ) from error
         self.micro_batch_size = config.device_train_microbatch_size
         if config.activation_checkpointing is not None:
             model.set_activation_checkpointing(config.activation_checkpointing)
+        self._shapes = {name: tensor.shape for name, tensor in model.named_parameters()}
         self.raw_model = model.to(self.accelerator.device).train()
         optimizer = build_optimizer(config, model)
-        for group in optimizer.param_groups:
-            group["fused"] = True  # one kernel for all parameters; OLMo's builder has no switch for it
+        if isinstance(optimizer, torch.optim.AdamW):
+            for group in optimizer.param_groups:
+                group["fused"] = True  # one kernel for all parameters; OLMo's builder has no switch for it
         compiled = torch.compile(model, **asdict(config.compile)) if config.compile is not None else model
         self.model, self.optimizer = self.accelerator.prepare(compiled, optimizer)
+
+    def _make_accelerator(self, config: Config) -> Accelerator:
+        on_cpu = not torch.cuda.is_available()
+        handlers = []
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            # gloo by name: without it processes on CPUs would each believe to be alone
+            backend = "gloo" if on_cpu else "nccl"
+            handlers = [InitProcessGroupKwargs(backend=backend, timeout=rendezvous_timeout())]
+        return Accelerator(mixed_precision=chosen_precision(config), cpu=on_cpu, kwargs_handlers=handlers)
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes files and shows progress."""
         return self.accelerator.is_main_process
+
+    @property
+    def rank(self) -> int:
+        """Number of this process among all, from 0."""
+        return self.accelerator.process_index
+
+    @property
+    def processes(self) -> int:
+        """How many processes there are."""
+        return self.accelerator.num_processes
 
     @property
     def device(self) -> torch.device:
@@ -78,20 +117,44 @@ class Engine:
         Each micro-batch contributes its sum over tokens divided by the number of loss tokens of the *global* batch, so
         the split into processes and micro-batches changes nothing but rounding.
         """
-        count = self._sum_over_processes(torch.tensor(float(batch.num_loss_tokens)))
+        count = self.sum_over_processes(torch.tensor(float(batch.num_loss_tokens)))
         total = torch.zeros((), device=self.device)
         parts = batch.split(self.micro_batch_size)
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.model):
-                with self.accelerator.autocast():
+            with self._synchronising(last):
+                with self._forward_context():
                     loss_sum = token_loss_sum(self.model, part.to(self.device))
                 # Processes average their gradients; times their number makes it the sum over the global batch.
-                self.accelerator.backward(loss_sum * (self.accelerator.num_processes / count))
+                self._backward(loss_sum * (self.accelerator.num_processes / count), last)
             total += loss_sum.detach()
-        return float(self._sum_over_processes(total) / count)
+        return float(self.sum_over_processes(total) / count)
 
-    def _sum_over_processes(self, value: Tensor) -> Tensor:
+    def _forward_context(self) -> Any:
+        return self.accelerator.autocast()
+
+    def _synchronising(self, last: bool) -> Any:
+        """Context in which gradients are exchanged between processes after the last micro-batch only."""
+        return nullcontext() if last else self.accelerator.no_sync(self.model)
+
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        self.accelerator.backward(loss)
+
+    def evaluate(self, heldout: HeldoutEvaluation) -> dict[str, Any]:
+        """Held-out losses, as a row of metrics; leaves the training state as it was. Collective."""
+
+        @torch.no_grad()
+        def forward(batch: Batch) -> Tensor:
+            with self._forward_context():
+                return self.model(**batch.model_inputs).logits
+
+        self.model.eval()
+        row = heldout.run(forward, self.sum_over_processes, self.device)
+        self.model.train()
+        return row
+
+    def sum_over_processes(self, value: Tensor) -> Tensor:
+        """The sum of ``value`` over all processes, on this process's device."""
         return self.accelerator.reduce(value.to(self.device), reduction="sum")
 
     def step(self, learning_rate: float, max_grad_norm: float | None) -> float:
@@ -105,21 +168,58 @@ class Engine:
         return float(norm) if norm is not None else float("nan")
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's weights on the CPU, by OLMo's names."""
+        """The whole model's weights on the CPU, by OLMo's names. Collective."""
         return {name: tensor.detach().cpu() for name, tensor in self.raw_model.state_dict().items()}
 
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """The whole optimizer state, as `optimizer_state.export_state` names it. Collective."""
+        return export_state(self._raw_optimizer)
+
+    def load_optimizer_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `optimizer_tensors` gave, on any engine and any number of processes."""
+        import_state(self._raw_optimizer, tensors)
+
     @property
-    def raw_optimizer(self) -> torch.optim.Optimizer:
-        """OLMo's optimizer beneath Accelerate's wrapper."""
-        return getattr(self.optimizer, "optimizer", self.optimizer)
+    def _raw_optimizer(self) -> torch.optim.Optimizer:
+        return getattr(self.optimizer, "optimizer", self.optimizer)  # beneath Accelerate's wrapper
+
+    def any_process(self, flag: bool) -> bool:
+        """Whether ``flag`` is set on at least one process. Collective."""
+        return bool(self.sum_over_processes(torch.tensor(float(flag))) > 0)
+
+    def on_main(self, action: Callable[[], object]) -> None:
+        """Run ``action`` in the main process; where it fails there, every process fails, and none waits for ever."""
+        failure: Exception | None = None
+        if self.is_main:
+            try:
+                action()
+            except (UserError, OSError) as error:
+                failure = error
+        if self.any_process(failure is not None):
+            raise failure or UserError("the main process failed; its message says why")
 
     def wait(self) -> None:
         """Let every process reach this point."""
         self.accelerator.wait_for_everyone()
 
+    def close(self) -> None:
+        """Leave the process group, so that no process ends with a warning or hangs."""
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+            AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def make_engine(config: Config, model: PositionedOLMo) -> Engine:
+    """The engine that ``config`` asks for: plain, or DeepSpeed's ZeRO."""
+    if config.deepspeed.config is None:
+        return Engine(config, model)
+    from olmo_sparsity.training.zero import ZeroEngine
+
+    return ZeroEngine(config, model)
+
 
 def token_loss_sum(model: Any, batch: Batch) -> Tensor:
     """Sum over the tokens that count of -log p(label), in nats; a scalar that gradients flow through."""
-    logits = model(batch.input_ids, position_ids=batch.position_ids).logits
+    logits = model(**batch.model_inputs).logits
     labels = batch.labels.masked_fill(~batch.loss_mask, -100)
     return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum")

@@ -20,13 +20,13 @@ class Schedule:
     tokens_per_step: int
 
     @classmethod
-    def of_run(cls, config: Config, *, tokens_per_step: int, steps_per_epoch: int) -> Schedule:
+    def of_run(cls, config: Config, *, tokens_per_step: int, steps_per_epoch: int | None) -> Schedule:
         """The schedule of ``config``, whose `max_duration` counts steps, tokens ("2e9T") or epochs ("2ep")."""
         amount, unit = parse_duration(config.max_duration)
         steps = {
             "steps": amount,
             "tokens": amount / tokens_per_step,
-            "epochs": amount * steps_per_epoch,
+            "epochs": amount * (steps_per_epoch or 0),  # None of a stream, whose config has no epochs
         }[unit]
         return cls(config, max(1, int(steps)), tokens_per_step)
 

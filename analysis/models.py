@@ -1,0 +1,269 @@
+"""The model that is analysed: a checkpoint of this project, or a directory that transformers loads.
+
+Both answer one call, `analysis.scorer.TokenModel`: logits for tokens at explicit position ids. No remote code is run.
+Shapes: R rows, L tokens, N tokens of long context, V vocabulary (logits).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from olmo_sparsity.checkpoint import TOKENIZER, load_model, resolve_checkpoint, weights_sha256
+from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.data.tokenizers import load_tokenizer
+from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.export import EXPORT_KIND, EXPORT_NAME, quiet_transformers
+from olmo_sparsity.files import sha256_file
+
+OWN_FAMILY = "olmo-sparsity"
+TRANSFORMERS_CONFIG = "config.json"
+_WEIGHTS, _WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+_NOT_WHAT_IS_TOKENIZED = ("post_processor", "truncation", "padding")  # corpora are encoded without them
+_RELATIVE_TOLERANCE = 1e-3
+
+
+class PositionedCausalLM(nn.Module):
+    """A causal language model of transformers that rotates by, or looks up, the position ids it is given."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        *,
+        last_logits_only: bool = False,
+        attention_mask: Tensor | None = None,
+    ) -> Any:
+        """An object whose ``logits`` are (R, L, V), or (R, 1, V) with ``last_logits_only``.
+
+        ``input_ids`` and ``position_ids`` are (R, L). ``attention_mask`` (R, L): 0 hides a token from every query.
+        """
+        return self.model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            # Without a mask transformers takes an id jump for the beginning of another packed document, and cuts
+            # attention there without a word (METHOD section 4).
+            attention_mask=torch.ones_like(input_ids) if attention_mask is None else attention_mask,
+            use_cache=False,
+            logits_to_keep=1 if last_logits_only else 0,
+        )
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in evaluation mode, on the CPU in fp32, and what identifies it in records."""
+
+    model: nn.Module
+    """Called as `analysis.scorer.TokenModel`."""
+    checkpoint: Path
+    """Its folder."""
+    family: str
+    """`OWN_FAMILY`, or transformers' model type, such as llama."""
+    weights_sha256: str
+    training_seed: int | None
+    """None where it is unknown."""
+    max_positions: int | None
+    """Position ids must stay below it; None where any do."""
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """Its tokenizer.json, which need not exist."""
+        return self.checkpoint / TOKENIZER
+
+    def check_corpus(self, corpus: str | Path) -> None:
+        """Raise `UserError` where the corpus was made with another tokenizer than the model's."""
+        made_with = CorpusManifest.load(corpus).tokenizer_sha256
+        if not self.tokenizer_file.is_file():
+            raise UserError(
+                f"{self.tokenizer_file} is missing, so that nobody knows whether {corpus} was made with the same "
+                "tokenizer; copy it there"
+            )
+        if sha256_file(self.tokenizer_file) == made_with:
+            return
+        kept = Path(corpus) / TOKENIZER_NAME
+        same_file = kept.is_file() and sha256_file(kept) == made_with
+        if not (same_file and tokenization(kept) == tokenization(self.tokenizer_file)):
+            raise UserError(
+                f"{corpus} was made with another tokenizer than {self.checkpoint} was trained with; prepare the text "
+                f"with --tokenizer {self.tokenizer_file}"
+            )
+
+    def check_context(self, n_long: int) -> None:
+        """Raise `UserError` where the model cannot be measured on N tokens of long context.
+
+        Its positions may not reach so far; or its position ids may have no effect, or dropping tokens may not equal
+        hiding them (a sliding window shorter than N, a recurrent layer), as a trial on random tokens shows.
+        """
+        if self.max_positions is not None and n_long > self.max_positions:
+            raise UserError(
+                f"N = {n_long:,} is beyond the {self.max_positions:,} positions of {self.checkpoint}; lower --n-long "
+                f"to at most {self.max_positions:,}"
+            )
+        # This project's own models are shown to be right by its tests.
+        if isinstance(self.model, PositionedCausalLM):
+            _try_positions(self, self.model, n_long)
+
+
+def tokenization(path: Path) -> dict[str, Any]:
+    """What a tokenizer.json does to text, however it was written down: vocabulary, merges, pre-tokenizer, …"""
+    parsed = json.loads(load_tokenizer(path).to_str())
+    return {key: value for key, value in parsed.items() if key not in _NOT_WHAT_IS_TOKENIZED}
+
+
+def find_model(path: str | Path) -> Path:
+    """The folder that ``path`` means: itself, or a run's last checkpoint. Raises `UserError` where it is neither."""
+    path = Path(path)
+    return path if (path / TRANSFORMERS_CONFIG).is_file() else resolve_checkpoint(path)
+
+
+def load_for_analysis(path: str | Path) -> LoadedModel:
+    """Load a checkpoint of this project, a run (then its last one), or a transformers directory.
+
+    Raises `UserError` where it is none of them, is damaged, or needs what this project never does: remote code, or
+    weights that are pickles.
+    """
+    folder = find_model(path)
+    if (folder / TRANSFORMERS_CONFIG).is_file():
+        return _load_directory(folder)
+    model, config = load_model(folder)
+    return LoadedModel(
+        model=model,
+        checkpoint=folder,
+        family=OWN_FAMILY,
+        weights_sha256=weights_sha256(folder),
+        training_seed=config.seed,
+        max_positions=config.model.max_sequence_length if _has_learned_positions(config.model) else None,
+    )
+
+
+def _has_learned_positions(config: ModelConfig) -> bool:
+    return not (config.rope or config.alibi or config.nope)
+
+
+def _load_directory(folder: Path) -> LoadedModel:
+    files = _weight_files(folder)
+    model = _from_pretrained(folder)
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UserError(
+            f"{folder} ({model.config.model_type}) takes no position ids, so that no token can be dropped from its "
+            "context; give a model with rotary or learned positions"
+        )
+    return LoadedModel(
+        model=PositionedCausalLM(model).eval(),
+        checkpoint=folder,
+        family=model.config.model_type,
+        weights_sha256=_sha256_of_all(files),
+        training_seed=_exported_seed(folder),
+        max_positions=getattr(model.config.get_text_config(), "max_position_embeddings", None),
+    )
+
+
+def _from_pretrained(folder: Path) -> Any:
+    """The transformers model of a directory, whole."""
+    from transformers import AutoModelForCausalLM
+
+    loader: Any = AutoModelForCausalLM
+    try:
+        with quiet_transformers():
+            model, loading = loader.from_pretrained(
+                folder,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise UserError(
+            f"{folder} cannot be loaded by transformers ({reason}); give another model"
+        ) from error
+    if absent := sorted(map(str, [*loading["missing_keys"], *loading["mismatched_keys"]])):
+        raise UserError(  # transformers would draw them at random
+            f"{folder} lacks {len(absent)} of its model's weights, such as {absent[0]}; save it again with "
+            "save_pretrained"
+        )
+    return model
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a directory in order of their names. Raises `UserError` where one is missing."""
+    index = folder / _WEIGHTS_INDEX
+    if (folder / _WEIGHTS).is_file() or not index.is_file():
+        names = [_WEIGHTS]
+    else:
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise UserError(f"{index} is damaged ({error!r}); save the model again") from error
+    for name in names:
+        if not (folder / name).is_file():
+            raise UserError(
+                f"{folder / name} is missing; save the model with save_pretrained, which writes safetensors (weights "
+                "that are pickles are never read)"
+            )
+    return [folder / name for name in names]
+
+
+def _sha256_of_all(files: list[Path]) -> str:
+    """SHA-256 of the files' bytes one after the other; of one file it is the file's own."""
+    if len(files) == 1:
+        return sha256_file(files[0])
+    digest = hashlib.sha256()
+    for path in files:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _exported_seed(folder: Path) -> int | None:
+    """Training seed of a directory that scripts/export_hf.py wrote."""
+    path = folder / EXPORT_NAME
+    if not path.is_file():
+        return None
+    try:
+        note = json.loads(path.read_text(encoding="utf8"))
+        return note["training_seed"] if note["kind"] == EXPORT_KIND else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error!r}); export the checkpoint again") from error
+
+
+@torch.inference_mode()
+def _try_positions(loaded: LoadedModel, model: PositionedCausalLM, n_long: int) -> None:
+    """Drop every second of N random tokens, and hide the same ones: the logits must be equal, and depend on the ids."""
+    rows = model.model.get_input_embeddings().weight.shape[0]
+    tokens = torch.randint(rows, (1, n_long), generator=torch.Generator().manual_seed(0))
+    ids = torch.arange(n_long)[None]
+    kept = torch.arange(n_long) % 2 == (n_long - 1) % 2  # the last token is one of them
+    dropped, moved, hidden = (
+        model(each, position_ids=at, last_logits_only=True, attention_mask=mask).logits[:, -1]
+        for each, at, mask in (
+            (tokens[:, kept], ids[:, kept], None),
+            (tokens[:, kept], ids[:, : int(kept.sum())], None),
+            (tokens, ids, kept[None].long()),
+        )
+    )
+    if n_long > 2 and torch.equal(dropped, moved):
+        raise UserError(
+            f"{loaded.checkpoint} ({loaded.family}) does not read its position ids (ALiBi, or no positions at all), so "
+            "that no token can be dropped from its context; give a model with rotary or learned positions"
+        )
+    if float((dropped - hidden).abs().max()) > _RELATIVE_TOLERANCE * float(hidden.std()):
+        raise UserError(
+            f"{loaded.checkpoint} ({loaded.family}): dropping tokens from a context of N = {n_long:,} does not equal "
+            "hiding them (a sliding window or a recurrent layer does that); lower --n-long, or give another model"
+        )

@@ -1,0 +1,111 @@
+"""Parts of preparing a corpus that run as tasks of their own, on any machine that shares the folder.
+
+    task 1/n … task n/n: train-*.npy and their records ──► merge: held-out split, manifest
+
+Every task writes the files of its own units; what all of them need (request, tokenizer, held-out documents) each
+makes if it is not there, with the same bytes, and renames it into place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from olmo_sparsity.data.sources import PrepareSettings, find_source
+from olmo_sparsity.data.workers import StoppedEarly
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import write_json
+
+SHARDS_NAME = "shards.json"
+MAX_NAMED = 20
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Share ``number`` (from 1) of ``count`` of a corpus's units."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read "3/16". Raises `UserError` for anything that is no such share."""
+        match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
+            raise UserError(f"--shard {text} is no share; write i/n with i from 1 to n, as in --shard 3/16")
+        return cls(int(match[1]), int(match[2]))
+
+    def has(self, index: int) -> bool:
+        """Whether unit ``index`` (from 0) is in this share."""
+        return index % self.count == self.number - 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+@dataclass(frozen=True)
+class PreparedShard:
+    """What a finished share of a corpus holds, and what this run did for it."""
+
+    shard: Shard
+    units: int
+    documents: int
+    tokens: int
+    seconds: float
+    tokens_written: int
+    """By this run; the rest was there already."""
+    corpus_is_ready: bool = False
+    """All shares were merged already; nothing was left to do."""
+
+
+def check_shardable(settings: PrepareSettings) -> None:
+    """Refuse what needs a look at the whole text before the first token is written."""
+    problems = []
+    if settings.tokenizer_name == "bpe":
+        problems.append(
+            "--shard needs a tokenizer that is there already, and bpe is trained on all the text; pass "
+            "--tokenizer olmo, or a tokenizer.json made by an earlier run without --shard"
+        )
+    apart = find_source(settings.source).heldout_is_apart(settings)
+    if not apart:
+        problems.append(
+            f"--shard needs held-out text of its own, and {settings.source} would be searched as a whole for "
+            "documents to hold out; name --heldout-files, or run without --shard"
+        )
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def record_count(work: Path, shard: Shard) -> None:
+    """Write down how many shares there are. Raises `UserError` where tasks of another number have begun."""
+    known = recorded_count(work)
+    if known is None:
+        write_json(work / SHARDS_NAME, {"count": shard.count})
+    elif known != shard.count:
+        raise UserError(
+            f"{work.parent} was begun with {known} shards; go on with --shard i/{known}, or finish it without "
+            "--shard"
+        )
+
+
+def recorded_count(work: Path) -> int | None:
+    """How many shares the corpus was divided into; None where it was not."""
+    path = work / SHARDS_NAME
+    return int(json.loads(path.read_text(encoding="utf8"))["count"]) if path.is_file() else None
+
+
+def refuse_missing(work: Path, missing: Sequence[int], units: int) -> None:
+    """Name the shares whose units ``missing`` (from 0) are not finished. Raises `StoppedEarly` if there are any."""
+    if not missing:
+        return
+    count = recorded_count(work) or 1
+    shards = sorted({index % count + 1 for index in missing})
+    named = ", ".join(map(str, shards[:MAX_NAMED])) + (", …" if len(shards) > MAX_NAMED else "")
+    raise StoppedEarly(
+        f"{len(missing)} of {units} units are not finished in {work.parent}, of "
+        f"{'shard' if len(shards) == 1 else 'shards'} {named} of {count}; run these again with --shard i/{count}, "
+        "then --merge: what is finished is kept"
+    )

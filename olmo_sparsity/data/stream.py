@@ -1,0 +1,352 @@
+"""Training on text that is tokenized on the way, with no preparation, and resumed exactly.
+
+    shards ──dealt──► readers ──► tokens of one shard after another ──► windows, one from each reader in turn
+
+Window k of a run comes from reader k mod R and is that reader's window k div R, so it is a function of the config
+and the text alone: any number of processes reads the same global batches, and a resumed run needs its step and
+nothing else. Marks beside the run say how many tokens lie before a document, so that it need not tokenize again what
+it has trained on. Windows are those of the prepared corpus: they do not cross shards, whose last tokens are left out.
+
+Shapes: T tokens of a window; R readers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import multiprocessing
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from olmo_sparsity.batch import Batch
+from olmo_sparsity.config import Config, StreamConfig
+from olmo_sparsity.data.corpora import Unit, check_files, file_units, hub_units
+from olmo_sparsity.data.encode import Encoding, encode_documents
+from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer
+from olmo_sparsity.data.windows import WindowMaker, check_batch_is_shared, collate, run_tokenizer
+from olmo_sparsity.data.workers import available_cores
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import sha256_file
+
+log = logging.getLogger(__name__)
+
+MARKS_NAME = "stream"
+"""Folder in the run's."""
+MARK_TOKENS = 1 << 20
+"""About a second of tokenizing lies between two marks."""
+_STREAM = 0x737472  # "str": keeps these draws apart from others that start from the same seed
+
+
+@dataclass(frozen=True)
+class StreamText:
+    """The text of a run, and how it becomes tokens."""
+
+    units: tuple[Unit, ...]
+    encoding: Encoding
+    identity: str
+    """Changes with the text or the tokenizer, as far as that is seen without reading all of it."""
+
+
+def open_stream(config: Config) -> StreamText:
+    """Find the text and tokenizer of ``config``. Raises `UserError` where one is missing or they do not fit."""
+    assert config.corpus.stream is not None
+    stream = config.corpus.stream
+    path = run_tokenizer(config)
+    assert path is not None, "the config check asks for one"
+    tokenizer = load_tokenizer(path)
+    for name, found, fits in [
+        ("vocab_size", id_range(tokenizer), id_range(tokenizer) <= config.model.vocab_size),
+        ("eos_token_id", find_eos(tokenizer), find_eos(tokenizer) == config.model.eos_token_id),
+    ]:
+        if not fits:
+            raise UserError(
+                f"the tokenizer {path} has {name} {found}, the model has {getattr(config.model, name)}; "
+                f"set --model.{name}={found} or name the model's tokenizer"
+            )
+    dtype = "uint16" if config.model.vocab_size <= 2**16 else "uint32"
+    units, about = _units(stream)
+    words = json.dumps([about, sha256_file(path), config.model.eos_token_id])
+    identity = sha256(words.encode()).hexdigest()[:16]
+    return StreamText(tuple(units), Encoding(str(path), config.model.eos_token_id, dtype), identity)
+
+
+def _units(stream: StreamConfig) -> tuple[list[Any], list[Any]]:
+    """The units, and what tells whether they are the same another time."""
+    if stream.source == "text":
+        check_files(stream.files, [])
+        return file_units(stream.files), [
+            [Path(path).name, Path(path).stat().st_size] for path in stream.files
+        ]
+    units, _ = hub_units(stream.dataset, stream.dataset_config, stream.split)
+    return units, [stream.dataset, stream.dataset_config, stream.split, len(units)]
+
+
+class Marks:
+    """How many tokens lie before some documents of a unit, and in units that were read to their end.
+
+    These are facts of the text: it does not matter which process or run found them, only that a line is whole.
+    Every process appends to a file of its own and has read all of them when it starts.
+    """
+
+    def __init__(self, folder: Path, identity: str, writer: str):
+        self.folder, self.identity, self.writer = folder, identity, writer
+        self.known: dict[int, list[tuple[int, int]]] = {}
+        self.ends: dict[int, int] = {}
+        for path in sorted(folder.glob("marks-*.jsonl")):
+            for line in path.read_text(encoding="utf8").splitlines():
+                self._read(line)
+        for marks in self.known.values():
+            marks.sort()
+
+    def _read(self, line: str) -> None:
+        try:
+            identity, unit, documents, tokens, is_end = json.loads(line)
+        except ValueError:
+            return  # a line that a killed process has not finished
+        if identity == self.identity:
+            self._keep(unit, documents, tokens, is_end)
+
+    def _keep(self, unit: int, documents: int, tokens: int, is_end: bool) -> None:
+        if is_end:
+            self.ends[unit] = tokens
+        else:
+            self.known.setdefault(unit, []).append((tokens, documents))
+
+    def before(self, unit: int, token: int) -> tuple[int, int]:
+        """(documents, tokens) of the last mark at or before ``token``."""
+        marks = self.known.get(unit, [])
+        place = bisect_right(marks, (token, math.inf))
+        return (marks[place - 1][1], marks[place - 1][0]) if place else (0, 0)
+
+    def add(self, unit: int, documents: int, tokens: int, *, is_end: bool = False) -> None:
+        """Write down a mark, where it is far enough from the last one, or the end of a unit."""
+        last = self.known[unit][-1][0] if unit in self.known else 0
+        if self.ends.get(unit) == tokens if is_end else tokens < last + MARK_TOKENS:
+            return
+        self._keep(unit, documents, tokens, is_end)
+        self._write(unit, documents, tokens, is_end)
+
+    def begin(self) -> None:
+        """Write down which text this run began with."""
+        self._write(-1, 0, 0, False)
+
+    def _write(self, unit: int, documents: int, tokens: int, is_end: bool) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / f"marks-{self.writer}.jsonl", "a", encoding="utf8") as file:
+            file.write("\n" * self._follows_torn_line(file.name))
+            file.write(json.dumps([self.identity, unit, documents, tokens, is_end]) + "\n")
+
+    @staticmethod
+    def _follows_torn_line(path: str) -> bool:
+        with open(path, "rb") as file:
+            if not file.seek(0, os.SEEK_END):
+                return False
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+
+    def refuse_other_text(self) -> None:
+        """Refuse a run that began with other text: where there are marks, some must be of this text."""
+        if not (self.known or self.ends) and any(self.folder.glob("marks-*.jsonl")):
+            raise UserError(
+                f"the text or the tokenizer of corpus.stream is not the one this run began with ({self.folder}); put "
+                "it back, or choose another --save_folder"
+            )
+
+
+class Reader:
+    """One of R readers: its share of the units, one after the other, again and again, in a new order each time."""
+
+    def __init__(
+        self, text: StreamText, marks: Marks, units: np.ndarray, seed: list[int], maker: WindowMaker
+    ):
+        """``units`` are numbers of `text.units`; ``seed`` decides their order."""
+        self.text, self.marks, self.units, self.seed = text, marks, units, seed
+        self.length, self.reach = maker.length, maker.reach
+
+    def stretches(self, first: int) -> Iterator[np.ndarray]:
+        """The text at the start of each window from the reader's window ``first`` on: `reach` tokens, or at least T."""
+        skip = first
+        for visit in count():
+            windows = 0
+            for unit in np.random.default_rng([*self.seed, visit]).permutation(self.units).tolist():
+                if unit not in self.marks.ends or self.marks.ends[unit] // self.length > skip:
+                    yield from self._stretches_of(unit, skip)
+                found = self.marks.ends[unit] // self.length
+                windows, skip = windows + found, max(0, skip - found)
+            if not windows:
+                raise UserError(
+                    f"corpus.stream: a reader's share of the text has no window of {self.length} tokens; give more "
+                    "or longer files, or lower corpus.stream.readers or model.max_sequence_length"
+                )
+
+    def _stretches_of(self, unit: int, first: int) -> Iterator[np.ndarray]:
+        start = first * self.length
+        documents, tokens = self.marks.before(unit, start)
+        buffer, base = np.empty(0, np.int64), tokens  # of the first token in the buffer
+        parts: list[np.ndarray] = []
+        texts = islice(self.text.units[unit].documents(), documents, None)
+        for _, ids in encode_documents(texts, self.text.encoding):
+            documents, tokens = documents + 1, tokens + len(ids)
+            self.marks.add(unit, documents, tokens)
+            parts.append(ids)
+            if tokens < start + self.reach:
+                if start >= tokens:  # still before the first window
+                    parts, buffer, base = [], buffer[:0], tokens
+                continue
+            buffer = np.concatenate([buffer, *parts]) if len(buffer) else np.concatenate(parts)
+            parts = []
+            while base + len(buffer) >= start + self.reach:
+                yield buffer[start - base :][: self.reach]
+                start += self.length
+            buffer, base = buffer[max(0, start - base) :], max(base, min(start, tokens))
+        self.marks.add(unit, documents, tokens, is_end=True)
+        buffer = np.concatenate([buffer.astype(np.int64), *parts])
+        while base + len(buffer) >= start + self.length:
+            yield buffer[start - base :][: self.reach]
+            start += self.length
+
+
+class WindowStream(IterableDataset[dict[str, Any]]):
+    """The windows of one process in the order it trains on them, from its window ``first`` on.
+
+    A loader's worker is a finer process: worker w of n gives the windows w, w + n, …, which is the order in which a
+    loader takes single items from its workers.
+    """
+
+    def __init__(self, config: Config, text: StreamText, *, rank: int, world_size: int, first: int):
+        self.config, self.text = config, text
+        self.rank, self.world_size, self.first = rank, world_size, first
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        windows = self._windows(number, workers)
+        if worker is None:
+            yield from windows
+            return
+        try:
+            yield from windows
+        except UserError as error:  # as an item: a loader would wrap the one line in its traceback
+            yield error
+
+    def _windows(self, worker: int, workers: int) -> Iterator[dict[str, Any]]:
+        """Windows ``first + worker``, and every ``workers``-th after it, of this process."""
+        assert self.config.corpus.stream is not None
+        maker, epoch = WindowMaker(self.config), self.config.epoch or 0
+        folder = Path(self.config.save_folder) / MARKS_NAME
+        marks = Marks(folder, self.text.identity, f"{self.rank:05d}-{worker:02d}")
+        if self.first:
+            marks.refuse_other_text()
+        else:
+            marks.begin()
+        readers = min(self.config.corpus.stream.readers, len(self.text.units))
+        seed = self.config.seed if self.config.data.seed is None else self.config.data.seed
+        order = np.random.default_rng([_STREAM, seed, epoch]).permutation(len(self.text.units))
+        streams: dict[int, tuple[int, Iterator[np.ndarray]]] = {}
+        begin = (self.first + worker) * self.world_size + self.rank
+        for index in count(begin, workers * self.world_size):
+            window, number = divmod(index, readers)
+            if number not in streams:
+                reader = Reader(
+                    self.text, marks, order[number::readers], [_STREAM, seed, epoch, number], maker
+                )
+                streams[number] = window, reader.stretches(window)
+            following, stretches = streams[number]
+            stretch = next(islice(stretches, window - following, None))
+            streams[number] = window + 1, stretches
+            yield maker.make(stretch, epoch=epoch, index=index)
+
+
+class StreamedData:
+    """As `TrainingData`, of a stream: this process's share of every global batch, for any step."""
+
+    steps_per_epoch = None
+    """Not known: nobody has counted the tokens."""
+
+    def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
+        self.config, self.rank, self.world_size = config, rank, world_size
+        self.batch_size = config.global_train_batch_size
+        check_batch_is_shared(self.batch_size, world_size)
+        self.text = open_stream(config)
+        self._warn_of_repeated_work()
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one global batch."""
+        return self.batch_size * self.config.model.max_sequence_length
+
+    def batches(self, first_step: int) -> Iterator[Batch]:
+        """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, for ever."""
+        share = self.batch_size // self.world_size
+        windows = self._windows(first_step * share)
+        pin = self.config.data.pin_memory and torch.cuda.is_available()
+        while True:
+            items = list(islice(windows, share))
+            if error := next((item for item in items if isinstance(item, UserError)), None):
+                raise error
+            batch = collate(items)
+            yield batch.pin_memory() if pin else batch
+
+    def _windows(self, first: int) -> Iterator[Any]:
+        data = self.config.data
+        stream = WindowStream(self.config, self.text, rank=self.rank, world_size=self.world_size, first=first)
+        if not data.num_workers:
+            return iter(stream)
+        # Single windows are what workers can share evenly; they are put together here.
+        prefetch = (data.prefetch_factor or 2) * self.batch_size // self.world_size // data.num_workers
+        return iter(
+            DataLoader(
+                stream,
+                batch_size=None,
+                collate_fn=_as_it_is,
+                num_workers=data.num_workers,
+                prefetch_factor=max(2, prefetch),
+                timeout=data.timeout,
+                multiprocessing_context=_fork_server(),
+                worker_init_fn=_share_cores,
+            )
+        )
+
+    def _warn_of_repeated_work(self) -> None:
+        assert self.config.corpus.stream is not None
+        readers = min(self.config.corpus.stream.readers, len(self.text.units))
+        parts = self.world_size * max(1, self.config.data.num_workers)
+        times = parts // math.gcd(readers, parts)
+        if times > 1 and self.rank == 0:
+            log.warning(
+                "corpus.stream: every token is tokenized by %d processes or workers; make corpus.stream.readers (at "
+                "most %d, the number of shards or files) a multiple of %d to do it once",
+                times,
+                len(self.text.units),
+                parts,
+            )
+
+
+def _fork_server() -> Any:
+    """Where workers start: a fork of this process would copy the threads of the hub's client in mid-flight."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # the imports take seconds; once is enough
+    return context
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def _share_cores(worker: int) -> None:
+    """Give the tokenizer's threads in a worker their share of the machine."""
+    info = get_worker_info()
+    assert info is not None
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * info.num_workers
+    os.environ["RAYON_NUM_THREADS"] = str(max(1, available_cores() // processes))

@@ -1,0 +1,153 @@
+"""The folder that a corpus is made in: whose it is, what is finished in it, what may be removed.
+
+Unfinished work has its state in `.partial`, the request that it answers among it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from olmo_sparsity.data.shards import Shard, record_count
+from olmo_sparsity.data.sources import PrepareSettings
+from olmo_sparsity.data.tokenizers import tokenizer_file
+from olmo_sparsity.data.tokens import DTYPES, MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import remove, write_json
+
+WORK_NAME = ".partial"
+REQUEST_NAME = "request.json"
+OUTPUT_PATTERNS = (MANIFEST_NAME, TOKENIZER_NAME, "train-*.npy", "heldout-*.npy", WORK_NAME)
+
+
+def finished_corpus(out: Path, request: dict[str, Any]) -> CorpusManifest | None:
+    """The manifest where ``out`` holds this corpus, whole. Raises `UserError` where it holds another one."""
+    if not (out / MANIFEST_NAME).is_file():
+        return None
+    manifest = CorpusManifest.load(out)
+    _refuse_other(out, manifest.settings, request)
+    files = [file for split in manifest.splits.values() for file in split]
+    tokenizer_is_there = (out / TOKENIZER_NAME).is_file()
+    return (
+        manifest
+        if tokenizer_is_there and all(is_whole(out, file, manifest.dtype) for file in files)
+        else None
+    )
+
+
+def is_whole(out: Path, file: TokenFile, dtype: str) -> bool:
+    """Whether a token file is there in its full size."""
+    path = out / file.name
+    size = path.stat().st_size if path.is_file() else 0
+    return size == file.tokens * np.dtype(DTYPES[dtype]).itemsize
+
+
+def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -> None:
+    differing = [key for key, value in request.items() if earlier.get(key) != value]
+    if differing:
+        raise UserError(
+            f"{out} holds a corpus made with other settings ({', '.join(differing)}); choose another --out, "
+            "or pass --overwrite to replace it"
+        )
+
+
+def claim(out: Path, request: dict[str, Any], settings: PrepareSettings, overwrite: bool) -> None:
+    """Make ``out`` ready for work: new, to be gone on with, or cleared. Raises `UserError` for another's."""
+    path = out / WORK_NAME / REQUEST_NAME
+    _refuse_own_tokenizer(out, settings)
+    with _writing_to(out):
+        out.mkdir(parents=True, exist_ok=True)
+        resumable = path.is_file() and not (out / MANIFEST_NAME).is_file()
+        if overwrite or (out / MANIFEST_NAME).is_file():
+            remove_outputs(
+                out
+            )  # in the second case it is this corpus, damaged: `finished_corpus` refused any other
+        elif resumable:
+            _refuse_other(out, json.loads(path.read_text(encoding="utf8")), request)
+        else:
+            _refuse_foreign(out, OUTPUT_PATTERNS)
+        remove_temporaries(out)
+        write_json(path, request)
+
+
+def join(out: Path, request: dict[str, Any], settings: PrepareSettings, shard: Shard) -> None:
+    """Make ``out`` ready for one shard, beside others that may be at work: nothing of theirs is touched."""
+    path = out / WORK_NAME / REQUEST_NAME
+    _refuse_own_tokenizer(out, settings)
+    with _writing_to(out):
+        out.mkdir(parents=True, exist_ok=True)
+        if not path.is_file():
+            try:
+                _refuse_foreign(out, [name for name in OUTPUT_PATTERNS if name != WORK_NAME])
+            except UserError:
+                if not path.is_file():  # another shard writes it before anything else
+                    raise
+        if path.is_file():
+            _refuse_other(out, json.loads(path.read_text(encoding="utf8")), request)
+        else:
+            write_json(path, request)
+        record_count(out / WORK_NAME, shard)
+        remove_temporaries_of(out, shard)
+
+
+def _refuse_own_tokenizer(out: Path, settings: PrepareSettings) -> None:
+    if settings.tokenizer_name == "bpe":
+        return
+    if tokenizer_file(settings.tokenizer_name).resolve() == (out / TOKENIZER_NAME).resolve():
+        raise UserError(
+            f"--tokenizer names the file that would be written, {out / TOKENIZER_NAME}; choose another --out"
+        )
+
+
+def _refuse_foreign(out: Path, patterns: Sequence[str]) -> None:
+    if foreign := [file.name for pattern in patterns for file in out.glob(pattern)]:
+        raise UserError(
+            f"{out} has {foreign[0]} but no record of how it was made; choose another --out, or pass "
+            "--overwrite to replace it"
+        )
+
+
+@contextmanager
+def _writing_to(out: Path) -> Iterator[None]:
+    """One line for a folder that cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise UserError(f"cannot write to {out} ({error.strerror}); choose another --out") from error
+
+
+def remove_outputs(out: Path) -> None:
+    """Remove everything that preparing a corpus writes."""
+    for pattern in OUTPUT_PATTERNS:
+        for path in out.glob(pattern):
+            remove(path)
+
+
+def remove_temporaries(out: Path) -> None:
+    """Remove what stopped processes have left half written."""
+    for folder in (out, out / WORK_NAME):
+        for path in folder.glob(".*.tmp-*"):
+            remove(path)
+
+
+def remove_temporaries_of(out: Path, shard: Shard) -> None:
+    """Only those of the shard's own units: other shards may be writing theirs."""
+    for folder in (out, out / WORK_NAME):
+        for path in folder.glob(".train-*.tmp-*"):
+            index = path.name.removeprefix(".train-").partition(".")[0]
+            if index.isdigit() and shard.has(int(index)):
+                remove(path)
+
+
+def remove_if_empty(out: Path) -> None:
+    """Remove a folder that holds nothing."""
+    if not any(out.iterdir()):
+        out.rmdir()

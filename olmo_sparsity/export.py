@@ -1,0 +1,383 @@
+"""Checkpoints as directories that transformers loads, without remote code.
+
+    DIR/  config.json  generation_config.json  model.safetensors  tokenizer.json  tokenizer_config.json
+          olmo_sparsity.json, which says what it was made of
+
+The class is the one whose arithmetic is exactly that of the checkpoint; a shape that none has is refused by name.
+
+| checkpoint                                                    | class |
+|---------------------------------------------------------------|-------|
+| RMSNorm before each layer                                     | Llama |
+| LayerNorm without weights before each layer, clip_qkv or not  | Olmo  |
+| RMSNorm after each layer and on queries and keys              | Olmo2 |
+
+All of them with RoPE and SwiGLU and without biases. Shapes: B batch, T tokens, V embedding size (logits).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from olmo.config import ActivationType, BlockType, LayerNormType
+from safetensors import SafetensorError
+from torch import Tensor
+
+from olmo_sparsity.checkpoint import (
+    STATE,
+    TOKENIZER,
+    load_model,
+    load_state,
+    resolve_checkpoint,
+    weights_sha256,
+)
+from olmo_sparsity.config import Config, ModelConfig
+from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import atomic_path, sha256_file, write_json
+from olmo_sparsity.model import PositionedOLMo
+from olmo_sparsity.provenance import provenance
+
+EXPORT_NAME = "olmo_sparsity.json"
+EXPORT_KIND = "olmo-sparsity export"
+_OLMO_EPS = 1e-5  # written into transformers' Olmo, not read from its config
+_ADDING_PROCESSORS = {"TemplateProcessing", "BertProcessing", "RobertaProcessing"}
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written."""
+
+    folder: Path
+    architecture: str
+    """Class of transformers, such as LlamaForCausalLM."""
+    parameters: int
+    max_positions: int
+    """Position ids that the checkpoint was trained on are below it."""
+
+
+def export_checkpoint(
+    checkpoint: str | Path, out: str | Path, *, tokenizer: str | None = None, overwrite: bool = False
+) -> Export:
+    """Write the directory ``out``, whole or not at all, after comparing logits of both models.
+
+    ``tokenizer``: a tokenizer.json, or "olmo", for a checkpoint without its own. With ``overwrite`` an earlier export
+    is replaced, and nothing else ever is. Raises `UserError` for bad input and for a shape that no class has.
+    """
+    source, out = resolve_checkpoint(checkpoint), Path(out)
+    if (source / "config.json").is_file():
+        raise UserError(f"{source} is a transformers directory already; give a checkpoint of this project")
+    _check_target(out, overwrite)
+    original, config = load_model(source)
+    family_of(config.model)
+    tokens = _find_tokenizer(source, tokenizer, config.model)
+    model = to_transformers(original, config)
+    assert_same_logits(original, model, config)
+    with atomic_path(out) as temporary, _full_disk_as_os_error(out):
+        temporary.mkdir()
+        with quiet_transformers():
+            model.save_pretrained(temporary)
+        _save_tokenizer(tokens, temporary, config)
+        write_json(temporary / EXPORT_NAME, _note(source, tokens, config, model))
+    return Export(out, type(model).__name__, model.num_parameters(), position_reach(config))
+
+
+def family_of(config: ModelConfig) -> str:
+    """The transformers family that computes exactly this shape: llama, olmo or olmo2.
+
+    Raises one `UserError` that names everything about the shape that does not fit.
+    """
+    if config.norm_after or config.attention_layer_norm:
+        family, misfits = "olmo2", _misfits_of_olmo2(config)
+    elif config.layer_norm_type == LayerNormType.rms:
+        family, misfits = "llama", _clipped(config, "Llama")
+    else:
+        family, misfits = "olmo", _misfits_of_olmo(config)
+    misfits = [*_misfits_of_all(config), *misfits]
+    if misfits:
+        raise UserError(
+            f"transformers has no class for this shape (Llama, Olmo or Olmo2): {'; '.join(misfits)}; use the "
+            "checkpoint folder itself, which scripts/influence.py reads"
+        )
+    return family
+
+
+def _misfits_of_all(config: ModelConfig) -> list[str]:
+    normed = config.layer_norm_with_affine or (
+        config.attention_layer_norm and config.attention_layer_norm_with_affine
+    )
+    inherited = config.bias_for_layer_norm is None and config.include_bias
+    encoding = (
+        "model.alibi: true" if config.alibi else "model.nope: true" if config.nope else "learned positions"
+    )
+    found = {
+        f"{encoding}, not RoPE": not config.rope,
+        f"model.activation_type: {config.activation_type}, not swiglu": (
+            config.activation_type != ActivationType.swiglu
+        ),
+        "model.include_bias: true": config.include_bias,
+        "model.bias_for_layer_norm: true": normed and bool(config.bias_for_layer_norm or inherited),
+        "model.scale_logits: true": config.scale_logits,
+        "model.embedding_layer_norm: true": config.embedding_layer_norm,
+        "model.block_type: llama with norm_after, which that block ignores": (
+            config.block_type == BlockType.llama and config.norm_after
+        ),
+    }
+    return [text for text, misfit in found.items() if misfit]
+
+
+def _misfits_of_olmo(config: ModelConfig) -> list[str]:
+    kind = config.layer_norm_type
+    found = {
+        f"model.layer_norm_type: {kind} with layer_norm_with_affine: true": config.layer_norm_with_affine,
+        f"model.layer_norm_eps: {config.layer_norm_eps}, not {_OLMO_EPS} as in Olmo": (
+            config.layer_norm_eps != _OLMO_EPS
+        ),
+    }
+    return [text for text, misfit in found.items() if misfit]
+
+
+def _misfits_of_olmo2(config: ModelConfig) -> list[str]:
+    found = {
+        "model.attention_layer_norm: true without norm_after": not config.norm_after,
+        "model.norm_after: true without attention_layer_norm": not config.attention_layer_norm,
+        f"model.layer_norm_type: {config.layer_norm_type} with norm_after or attention_layer_norm": (
+            config.layer_norm_type != LayerNormType.rms
+        ),
+    }
+    return [text for text, misfit in found.items() if misfit] + _clipped(config, "Olmo2")
+
+
+def _clipped(config: ModelConfig, family: str) -> list[str]:
+    return [] if config.clip_qkv is None else [f"model.clip_qkv: {config.clip_qkv}, which {family} lacks"]
+
+
+def position_reach(config: Config) -> int:
+    """One more than the largest position id of training: T' of the position scheme, or the window."""
+    window = config.model.max_sequence_length
+    if config.positions.scheme == "contiguous":  # it ignores the target length
+        return window
+    return config.positions.target_length or window
+
+
+def to_transformers(model: PositionedOLMo, config: Config) -> Any:
+    """The transformers model with copies of the weights of ``model``, on the CPU in evaluation mode."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    with quiet_transformers(), torch.random.fork_rng(devices=[]):  # it draws weights before they are replaced
+        exported = AutoModelForCausalLM.from_config(_transformers_config(config))
+    exported.load_state_dict(_weights(model), strict=True)
+    exported.generation_config = GenerationConfig(
+        eos_token_id=config.model.eos_token_id, pad_token_id=config.model.pad_token_id
+    )
+    return exported.eval()
+
+
+def _transformers_config(config: Config) -> Any:
+    from transformers import AutoConfig
+
+    shape, family = config.model, family_of(config.model)
+    eps = {} if family == "olmo" else {"rms_norm_eps": shape.layer_norm_eps}
+    clip = {"clip_qkv": shape.clip_qkv} if family == "olmo" else {}
+    hidden = shape.mlp_hidden_size or shape.mlp_ratio * shape.d_model
+    return AutoConfig.for_model(
+        family,
+        # The rows that pad the vocabulary stay: softmax runs over them in training and analysis too, so that cutting
+        # them off would change every probability.
+        vocab_size=shape.embedding_size or shape.vocab_size,
+        hidden_size=shape.d_model,
+        intermediate_size=hidden // 2,  # OLMo counts both halves of SwiGLU
+        num_hidden_layers=shape.n_layers,
+        num_attention_heads=shape.n_heads,
+        num_key_value_heads=shape.effective_n_kv_heads,
+        max_position_embeddings=position_reach(config),
+        rope_parameters={"rope_type": "default", "rope_theta": float(shape.rope_theta)},
+        tie_word_embeddings=shape.weight_tying,
+        attention_dropout=shape.attention_dropout,
+        initializer_range=shape.init_std,
+        bos_token_id=None,
+        eos_token_id=shape.eos_token_id,
+        # A padding id of the model makes its embedding row untrainable; the end-of-text row must stay trainable.
+        pad_token_id=None if shape.pad_token_id == shape.eos_token_id else shape.pad_token_id,
+        **eps,
+        **clip,
+    )
+
+
+def _weights(model: PositionedOLMo) -> dict[str, Tensor]:
+    """Weights under transformers' names; read from modules, so that OLMo's grouping of blocks does not matter."""
+    parts: Any = model.transformer
+    head = parts["wte"] if model.config.weight_tying else parts["ff_out"]
+    tensors = {"model.embed_tokens.weight": parts["wte"].weight, "lm_head.weight": head.weight}
+    if (final := _norm_weight(parts["ln_f"], model.config)) is not None:
+        tensors["model.norm.weight"] = final
+    for number, block in enumerate(model.blocks()):
+        for name, tensor in _block_weights(block, model.config).items():
+            tensors[f"model.layers.{number}.{name}.weight"] = tensor
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def _block_weights(block: Any, config: ModelConfig) -> dict[str, Tensor]:
+    if config.block_type == BlockType.llama:
+        q, k, v = block.q_proj.weight, block.k_proj.weight, block.v_proj.weight
+    else:
+        q, k, v = block.att_proj.weight.split(block.fused_dims)
+    up, gate = block.ff_proj.weight.chunk(2)  # OLMo: silu(second half) * first half
+    before = ("input_layernorm", "post_attention_layernorm")
+    after = ("post_attention_layernorm", "post_feedforward_layernorm")
+    norms = dict(zip(after if config.norm_after else before, (block.attn_norm, block.ff_norm), strict=True))
+    if config.attention_layer_norm:
+        norms |= {"self_attn.q_norm": block.q_norm, "self_attn.k_norm": block.k_norm}
+    scales = {name: _norm_weight(norm, config) for name, norm in norms.items()}
+    return {
+        "self_attn.q_proj": q,
+        "self_attn.k_proj": k,
+        "self_attn.v_proj": v,
+        "self_attn.o_proj": block.attn_out.weight,
+        "mlp.up_proj": up,
+        "mlp.gate_proj": gate,
+        "mlp.down_proj": block.ff_out.weight,
+    } | {name: scale for name, scale in scales.items() if scale is not None}
+
+
+def _norm_weight(norm: Any, config: ModelConfig) -> Tensor | None:
+    """Weight of a norm as transformers has it: Llama's RMSNorm has one always, Olmo's LayerNorm never."""
+    if config.layer_norm_type != LayerNormType.rms:
+        return None
+    return torch.ones(norm.normalized_shape) if norm.weight is None else norm.weight
+
+
+@torch.inference_mode()
+def assert_same_logits(original: PositionedOLMo, exported: Any, config: Config) -> None:
+    """Compare logits (1, T, V) of both on random tokens, at contiguous and at jumping position ids."""
+    reach = position_reach(config)
+    length = min(config.model.max_sequence_length, reach, 64)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.model.vocab_size, (1, length), generator=generator)
+    jumping = torch.randperm(reach, generator=generator)[:length].sort().values[None]
+    for ids in (torch.arange(length)[None], jumping):
+        expected = original(tokens, position_ids=ids).logits
+        # Without a mask, transformers takes a jump of the ids for the beginning of another document.
+        mask = torch.ones_like(tokens)
+        found = exported(tokens, position_ids=ids, attention_mask=mask, use_cache=False).logits
+        scale = float(expected.abs().nan_to_num().max())
+        same = torch.allclose(found, expected, rtol=0.0, atol=1e-3 * scale + 1e-6, equal_nan=True)
+        assert same, (
+            f"exported logits differ by up to {(found - expected).abs().max()}; this is a defect of ours"
+        )
+
+
+def _check_target(out: Path, overwrite: bool) -> None:
+    if not out.exists():
+        return
+    if not overwrite:
+        raise UserError(
+            f"{out} exists already; give another --out, or --overwrite to replace an earlier export"
+        )
+    if not (out / EXPORT_NAME).is_file():
+        raise UserError(
+            f"{out} is no earlier export ({EXPORT_NAME} is missing) and is left alone; give another --out"
+        )
+
+
+def _find_tokenizer(source: Path, given: str | None, config: ModelConfig) -> Path:
+    own = source / TOKENIZER
+    if given is None and not own.is_file():
+        raise UserError(
+            f"{own} is missing; name the tokenizer that the model was trained with: --tokenizer FILE"
+        )
+    path = tokenizer_file(given) if given else own
+    tokenizer = load_tokenizer(path)
+    rows = config.embedding_size or config.vocab_size
+    if (ids := id_range(tokenizer)) > rows:
+        raise UserError(
+            f"{path} has ids up to {ids - 1:,}, the model only {rows:,} embeddings; name its own tokenizer"
+        )
+    if tokenizer.id_to_token(config.eos_token_id) is None:
+        raise UserError(
+            f"{path} has no token of id {config.eos_token_id}, the model's eos_token_id; name its own"
+        )
+    return path
+
+
+def _save_tokenizer(path: Path, folder: Path, config: Config) -> None:
+    """tokenizer_config.json by transformers; tokenizer.json byte for byte, unless it would add, cut or pad tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    document = json.loads(path.read_text(encoding="utf8"))
+    plain = without_additions(document)
+    tokenizer, shape = load_tokenizer(path), config.model
+    eos = tokenizer.id_to_token(shape.eos_token_id)
+    special = {token["content"] for token in document["added_tokens"] if token["special"]}
+    pad = tokenizer.id_to_token(shape.pad_token_id)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=eos,
+        pad_token=pad if pad in special else eos,  # naming an ordinary token would change how text is split
+        model_max_length=position_reach(config),
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.save_pretrained(folder)
+    if plain == document:
+        shutil.copyfile(path, folder / TOKENIZER)
+    else:
+        (folder / TOKENIZER).write_text(json.dumps(plain, ensure_ascii=False), encoding="utf8")
+
+
+def without_additions(document: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer.json that adds no beginning or end token, cuts nothing and pads nothing: as corpora are encoded."""
+    processor = document.get("post_processor")
+    if processor and processor["type"] == "Sequence":
+        kept = [each for each in processor["processors"] if each["type"] not in _ADDING_PROCESSORS]
+        processor = {**processor, "processors": kept}
+    elif processor and processor["type"] in _ADDING_PROCESSORS:
+        processor = None
+    return {**document, "post_processor": processor, "truncation": None, "padding": None}
+
+
+def _note(source: Path, tokenizer: Path, config: Config, model: Any) -> dict[str, Any]:
+    return {
+        "kind": EXPORT_KIND,
+        "source": str(source),
+        "source_weights_sha256": weights_sha256(source),
+        "step": load_state(source).step if (source / STATE).is_file() else None,
+        "training_seed": config.seed,
+        "architecture": type(model).__name__,
+        "max_positions": position_reach(config),
+        "tokenizer_sha256": sha256_file(tokenizer),
+        **provenance(),
+    }
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars, and no warnings of the libraries that transformers imports where they are installed."""
+    from transformers.utils import logging as transformers_logging
+
+    bars, level = transformers_logging.is_progress_bar_enabled(), logging.root.manager.disable
+    transformers_logging.disable_progress_bar()
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _full_disk_as_os_error(path: Path) -> Iterator[None]:
+    """safetensors hides the system's error number in its text; a full disk must read as one."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number.group(1)) if number else 0, str(error), str(path)) from error

@@ -1,0 +1,72 @@
+"""Model FLOPs of training, and what a device can do at most: their quotient is the model FLOPs utilisation (MFU).
+
+Counted, as in PaLM (Chowdhery et al. 2022, appendix B): the matrix products that the model's definition asks for, two
+FLOPs a multiply-add, forward once and backward twice. Not counted: recomputation under activation checkpointing,
+norms, activations, softmax, the loss, the optimizer, the embedding look-up. Attention counts as the full T x T
+matrix, also where a causal kernel skips half of it: MFU figures of others mean the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import torch
+
+from olmo_sparsity.config import Config, ModelConfig
+from olmo_sparsity.model import PositionedOLMo
+
+_PEAK_TERAFLOPS = (
+    # name as torch.cuda.get_device_name gives it, dense bf16 (fp16 on V100) TFLOP/s of NVIDIA's data sheets;
+    # the first that fits counts, so variants stand before the plain name
+    (r"\bB200\b", 2250.0),
+    (r"\bGH200\b", 989.4),
+    (r"\bH200 NVL\b", 835.5),
+    (r"\bH200\b", 989.4),
+    (r"\bH100 NVL\b", 835.5),
+    (r"\bH100 PCIe\b", 756.0),
+    (r"\bH(100|800)\b", 989.4),
+    (r"\bA(100|800)\b", 312.0),
+    (r"\bA40\b", 149.7),
+    (r"\bA30\b", 165.0),
+    (r"\bL40S\b", 362.0),
+    (r"\bL40\b", 181.0),
+    (r"\bL4\b", 121.0),
+    (r"\bV100-PCIE", 112.0),
+    (r"\bV100\b", 125.0),
+)
+
+
+def flops_per_token(config: ModelConfig) -> float:
+    """Model FLOPs of training on one token, forward and backward: 6 N + 12 L d T (PaLM, appendix B).
+
+    N: elements of all matrices that every token is multiplied with: the output projection is one of them, tied or not;
+    the look-up tables of tokens and positions are not. L layers, d = `d_model`, T = `max_sequence_length`.
+    """
+    model = PositionedOLMo(replace(config, init_device="meta"), init_params=False)  # shapes, no memory
+    tables = {"transformer.wte.weight", "transformer.wpe.weight"}
+    matrices = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 2 and name not in tables
+    )
+    if config.weight_tying:
+        matrices += model.get_parameter("transformer.wte.weight").numel()
+    return 6.0 * matrices + 12.0 * config.n_layers * config.d_model * config.max_sequence_length
+
+
+def peak_flops(config: Config, device: torch.device) -> float | None:
+    """FLOP/s that one device does at most in dense bf16, whatever the run's precision; None where it is not known.
+
+    `speed_monitor.gpu_flops_available` overrides the table. A processor, or part of a GPU (MIG), is not guessed.
+    """
+    if config.speed_monitor.gpu_flops_available is not None:
+        return float(config.speed_monitor.gpu_flops_available)
+    return known_peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def known_peak_flops(name: str) -> float | None:
+    """Dense bf16 FLOP/s of the GPU of this name; None for one that is not in the table."""
+    if "MIG" in name:
+        return None
+    return next((peak * 1e12 for pattern, peak in _PEAK_TERAFLOPS if re.search(pattern, name)), None)

@@ -1,0 +1,137 @@
+"""Weights & Biases and TensorBoard, for those who ask for them; neither is imported otherwise."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import uuid
+from pathlib import Path
+from typing import Any, Protocol
+
+from olmo_sparsity.config import Config
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import atomic_path
+
+log = logging.getLogger(__name__)
+
+RUN_ID_NAME = "wandb_run_id.txt"
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+class Tracker(Protocol):
+    """Something that shows the rows of `metrics.jsonl` elsewhere."""
+
+    interval: int
+    """Rows of training are written every so many steps; held-out losses always."""
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        """Hand over the values of one step."""
+
+    def close(self, failed: bool) -> None:
+        """Finish; ``failed``: the run ends with an error."""
+
+
+def check_packages(config: Config) -> None:
+    """Raise `UserError` where the config asks for a tracker that is not installed; every process may call it."""
+    wanted = {"wandb": config.wandb is not None, "tensorboard": config.tensorboard}
+    for package, asked in wanted.items():
+        if asked and importlib.util.find_spec(package) is None:
+            off = "wandb: null" if package == "wandb" else "tensorboard: false"
+            raise UserError(f"{package} is asked for and not installed; pip install {package}, or set {off}")
+    if config.wandb is not None and not config.wandb.rank_zero_only:
+        log.warning("wandb.rank_zero_only: false has no effect: metrics are sums over all processes already")
+
+
+def open_trackers(config: Config, first_step: int) -> list[Tracker]:
+    """The trackers that the config asks for; a run that is resumed after ``first_step`` goes on in the same one."""
+    check_packages(config)
+    trackers: list[Tracker] = []
+    if config.tensorboard:
+        trackers.append(TensorBoard(config, first_step))
+    if config.wandb is not None:
+        trackers.append(WeightsAndBiases(config, first_step))
+    return trackers
+
+
+class WeightsAndBiases:
+    """OLMo's section `wandb`. ``WANDB_MODE=offline`` works, and `wandb sync` uploads later."""
+
+    def __init__(self, config: Config, first_step: int):
+        """Raises `UserError` where no run can be opened: not logged in, no such project, no network."""
+        import wandb
+
+        options = config.wandb
+        assert options is not None
+        self.interval = options.log_interval
+        folder = Path(config.save_folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.run: Any = wandb.init(
+                dir=str(folder),
+                project=options.project,
+                entity=options.entity,
+                group=options.group,
+                name=options.name,
+                tags=options.tags,
+                config=config.asdict(exclude=["wandb"]),
+                id=_run_id(folder, new=first_step == 0),
+                resume="allow",
+            )
+        except wandb.Error as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"wandb: no run can be opened for entity {options.entity!r}, project {options.project!r} ({reason}); "
+                "run `wandb login`, set --wandb.entity (OLMo's default is ai2-llm), WANDB_MODE=offline, or --wandb=null"
+            ) from error
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        """Log one row, but for steps that the run has from before an interruption: it takes no step twice."""
+        if step >= self.run.step:
+            self.run.log(_scalars(row), step=step)
+
+    def close(self, failed: bool) -> None:
+        """Upload the rest and mark the run as finished or failed."""
+        self.run.finish(exit_code=int(failed))
+
+
+class TensorBoard:
+    """Event files in the folder `tensorboard` of the run."""
+
+    def __init__(self, config: Config, first_step: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.interval = config.console_log_interval
+        # purge_step hides what an interrupted run wrote beyond its last checkpoint
+        self.writer: Any = SummaryWriter(
+            str(Path(config.save_folder) / TENSORBOARD_FOLDER), purge_step=first_step + 1
+        )
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        """Write one row and hand it to the operating system."""
+        for name, value in _scalars(row).items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+    def close(self, failed: bool) -> None:
+        """Close the event file."""
+        self.writer.close()
+
+
+def _scalars(row: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a row; the loss by position becomes one number a bin, named so that bins sort by position."""
+    values = {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
+    bins = row.get("heldout_loss_by_position", [])
+    width = len(str(bins[-1]["to"])) if bins else 0
+    for each in bins:
+        place = f"{each['from']:0{width}d}-{each['to']:0{width}d}"
+        values[f"heldout_loss_nats_by_position/{place}"] = each["loss_nats"]
+    return values
+
+
+def _run_id(folder: Path, *, new: bool) -> str:
+    """Name of the Weights & Biases run that belongs to this run folder; a new one for a run from the start."""
+    path = folder / RUN_ID_NAME
+    if new or not path.is_file():
+        with atomic_path(path) as temporary:
+            temporary.write_text(uuid.uuid4().hex[:12] + "\n", encoding="utf8")
+    return path.read_text(encoding="utf8").strip()

@@ -1,0 +1,222 @@
+"""DeepSpeed's ZeRO 0 to 3, through Accelerate, behind the interface of `Engine`.
+
+Numbers are those of the plain engine: weights and optimizer state in fp32, bf16 by autocast where the config says so,
+the loss normalised per token of the global batch. Every value of the DeepSpeed configuration that the YAML also knows
+is filled in from there; the JSON holds "auto" in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
+from torch import Tensor, nn
+
+from olmo_sparsity.config import Config
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.training.engine import Engine, chosen_precision, rendezvous_timeout
+from olmo_sparsity.training.optimizer_state import SEPARATOR, export_state, import_state
+
+AUTO = "auto"
+
+
+def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
+    """DeepSpeed's configuration: the JSON that the YAML names, its "auto" values filled in from the YAML.
+
+    Raises `UserError` where the JSON states a value that the YAML decides, or micro-batches do not divide a batch.
+    """
+    path = Path(str(config.deepspeed.config))
+    try:
+        values = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(
+            f"deepspeed.config: {path} cannot be read ({error}); see configs/deepspeed/"
+        ) from error
+    per_process = config.global_train_batch_size // world_size
+    micro = min(config.device_train_microbatch_size, per_process)
+    if per_process % micro:
+        raise UserError(
+            f"with DeepSpeed every micro-batch has the same size: {per_process} windows a process cannot be cut into "
+            f"micro-batches of {micro}; change device_train_microbatch_size"
+        )
+    derived: dict[str, Any] = {
+        "train_batch_size": config.global_train_batch_size,
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": per_process // micro,
+        "gradient_clipping": config.max_grad_norm or 0.0,
+        "torch_autocast": {"enabled": chosen_precision(config) == "bf16", "dtype": "bfloat16"},
+    }
+    for name, value in derived.items():
+        if values.get(name, AUTO) != AUTO:
+            raise UserError(f'{path}: {name} is decided by the YAML; write "auto" there')
+        values[name] = value
+    for name in ("optimizer", "scheduler", "bf16", "fp16"):
+        if name in values:
+            raise UserError(f"{path}: {name} is decided by the YAML; remove it there")
+    if config.deepspeed.offload_optimizer:
+        if values["zero_optimization"]["stage"] == 0:
+            raise UserError(
+                "deepspeed.offload_optimizer needs ZeRO stage 1, 2 or 3; choose another deepspeed.config"
+            )
+        values["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        values["zero_force_ds_cpu_optimizer"] = (
+            False  # OLMo's own AdamW, so that offloading changes no result
+        )
+    return values
+
+
+class ZeroEngine(Engine):
+    """The engine over DeepSpeed. Gathering weights and optimizer state is collective: every process calls it."""
+
+    def _make_accelerator(self, config: Config) -> Accelerator:
+        _pretend_a_launcher()
+        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+        os.environ.pop("ACCELERATE_USE_CPU", None)  # it would turn the plug-in off
+        if torch.cuda.is_available():
+            backend = "nccl"
+        else:
+            backend = "gloo"  # unnamed, every process would silently believe to be alone
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, int(os.environ["WORLD_SIZE"])))
+        process_group = InitProcessGroupKwargs(backend=backend, timeout=rendezvous_timeout())
+        accelerator = Accelerator(
+            deepspeed_plugin=plugin, mixed_precision="no", kwargs_handlers=[process_group]
+        )
+        assert accelerator.num_processes == int(os.environ["WORLD_SIZE"]), "each process believes to be alone"
+        return accelerator
+
+    @property
+    def stage(self) -> int:
+        """ZeRO stage."""
+        return self.model.zero_optimization_stage()
+
+    def _forward_context(self) -> Any:
+        return nullcontext()  # DeepSpeed enters autocast itself
+
+    def _synchronising(self, last: bool) -> Any:
+        return nullcontext()  # the boundary below says the same to DeepSpeed
+
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        self.model.set_gradient_accumulation_boundary(is_boundary=last)
+        self.model.backward(loss, scale_wrt_gas=False)  # the loss is scaled for the whole batch already
+
+    def step(self, learning_rate: float, max_grad_norm: float | None) -> float:
+        """As `Engine.step`; DeepSpeed clips by its own configuration, which holds the same bound."""
+        for group in self.model.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = self._gradient_norm_of_stage_0() if self.stage == 0 else None
+        self.model.step()
+        if norm is None:
+            norm = self.model.get_global_grad_norm()
+        return math.nan if norm is None else float(norm)
+
+    def _gradient_norm_of_stage_0(self) -> Tensor:
+        """DeepSpeed notes no norm without a ZeRO optimizer; all processes hold the same gradients by now."""
+        gradients = [parameter.grad for _, parameter in self._parameters() if parameter.grad is not None]
+        return nn.utils.get_total_norm(gradients)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The whole model's weights on the CPU, by OLMo's names."""
+        if self.stage < 3:
+            return super().weights()
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        return {name: safe_get_full_fp32_param(parameter).cpu() for name, parameter in self._parameters()}
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """The whole optimizer state, as `optimizer_state.export_state` names it."""
+        if self.stage == 0:
+            return export_state(self.model.optimizer)
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        self._link_states()
+        step = next(iter(self._base_optimizer.state.values()))["step"]
+        tensors = {}
+        for name, parameter in self._parameters():
+            for key in self._state_keys:
+                full = safe_get_full_optimizer_state(parameter, key)
+                tensors[f"{name}{SEPARATOR}{key}"] = full.reshape(self._shapes[name]).cpu().clone()
+            tensors[f"{name}{SEPARATOR}step"] = torch.as_tensor(float(step))
+        return tensors
+
+    def load_optimizer_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Restore the state on this number of processes and this stage, whatever it was written with."""
+        if self.stage == 0:
+            import_state(self.model.optimizer, tensors)
+            return
+        step = next(tensor for name, tensor in tensors.items() if name.endswith(f"{SEPARATOR}step"))
+        for flat in self._flat_groups():
+            empty = {key: torch.zeros_like(flat.data) for key in self._state_keys}
+            on_device = bool(self._base_optimizer.param_groups[0].get("fused"))
+            self._base_optimizer.state[flat] = {
+                "step": step.clone().to(flat.device if on_device else "cpu"),
+                **empty,
+            }
+        self._link_states()
+        for name, parameter in self._parameters():
+            for key in self._state_keys:
+                self._set_state(parameter, tensors[f"{name}{SEPARATOR}{key}"], key)
+
+    def _link_states(self) -> None:
+        """Let stages 1 and 2 find each parameter's state in the flat partitions.
+
+        DeepSpeed does so once, after its first group of parameters has stepped, when the others have no state yet.
+        """
+        if self.stage < 3:
+            self.model.optimizer._hp_optimizer_states_linked = False
+            self.model.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _set_state(self, parameter: nn.Parameter, full: Tensor, key: str) -> None:
+        from deepspeed.utils import (
+            safe_get_local_optimizer_state,
+            safe_set_full_optimizer_state,
+            safe_set_local_optimizer_state,
+        )
+
+        if self.stage < 3:
+            safe_set_full_optimizer_state(parameter, full.to(self.device), key)
+            return
+        # Stage 3 pads a parameter to a multiple of the processes; DeepSpeed's "full" setter forgets the padding.
+        size = safe_get_local_optimizer_state(parameter, key).numel()
+        padded = torch.zeros(size * self.accelerator.num_processes)
+        padded[: full.numel()] = full.flatten()
+        rank = self.accelerator.process_index
+        safe_set_local_optimizer_state(
+            parameter, padded[rank * size : (rank + 1) * size].to(self.device), key
+        )
+
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.raw_model.named_parameters())
+
+    @property
+    def _base_optimizer(self) -> torch.optim.Optimizer:
+        return self.model.optimizer.optimizer
+
+    @property
+    def _state_keys(self) -> tuple[str, ...]:
+        return (
+            ("exp_avg", "exp_avg_sq") if isinstance(self._base_optimizer, torch.optim.AdamW) else ("exp_avg",)
+        )
+
+    def _flat_groups(self) -> list[Tensor]:
+        """The flat fp32 partitions that the base optimizer steps on."""
+        zero = self.model.optimizer
+        return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
+
+
+def _pretend_a_launcher() -> None:
+    """DeepSpeed wants a launcher's variables; alone, this process is rank 0 of 1."""
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in alone.items()}, MASTER_ADDR="127.0.0.1")

@@ -1,0 +1,112 @@
+"""Text to tokens on disk: our preparation and `datasets.map`, with the same tokenizer, cores and files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from olmo_sparsity.data.prepare import prepare
+from olmo_sparsity.data.sources import PrepareSettings
+from olmo_sparsity.data.tokenizers import find_eos, load_tokenizer, tokenizer_file
+from olmo_sparsity.data.workers import available_cores
+
+GENERATED_FILES = 4
+GENERATED_DOCUMENTS = 3000
+OURS, MAP, MAP_ONLY = "prepare_data", "datasets.map", "datasets.map, text loaded before"
+
+
+def data_runners(files: Sequence[str], folder: Path) -> dict[str, Callable[[], None]]:
+    """What is timed: each reads ``files`` and writes every token to ``folder``.
+
+    `datasets.map` does nothing but tokenize and write; ours also hashes, checks and removes what the held-out text
+    shares with the training text. The third has its text loaded from an Arrow file, uncompressed and parsed before.
+    """
+    import datasets
+
+    datasets.disable_progress_bars()
+    # Each process is to have one thread, as is best where there are as many processes as cores.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    heldout = folder / "heldout.jsonl"
+    heldout.write_text(json.dumps({"text": "A document that is held out."}) + "\n")
+    loaded = _load(files, folder / "loaded")
+    return {
+        MAP: lambda: _map(_load(files, _fresh(folder / "map")), _fresh(folder / "mapped")),
+        MAP_ONLY: lambda: _map(loaded, _fresh(folder / "mapped")),
+        OURS: lambda: _prepare(files, str(heldout), _fresh(folder / "ours")),
+    }
+
+
+def _fresh(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+def _prepare(files: Sequence[str], heldout: str, out: Path) -> None:
+    prepare(PrepareSettings("text", files, [heldout], tokenizer="olmo"), out)
+
+
+def _load(files: Sequence[str], cache: Path) -> Any:
+    from datasets import load_dataset
+
+    workers = min(available_cores(), len(files))
+    loaded = load_dataset(
+        "json", data_files=list(files), split="train", cache_dir=str(cache), num_proc=workers
+    )
+    return loaded.select_columns(["text"])
+
+
+def _map(text: Any, folder: Path) -> None:
+    text.map(
+        Tokenize(str(tokenizer_file("olmo"))),
+        batched=True,
+        num_proc=available_cores(),
+        remove_columns=["text"],
+        cache_file_name=str(folder / "tokens.arrow"),
+        load_from_cache_file=False,
+    )
+
+
+class Tokenize:
+    """What a user would pass to `datasets.map`: ids and EOS; loads its tokenizer where it runs."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self.tokenizer: Any = None
+
+    def __call__(self, batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        if self.tokenizer is None:
+            self.tokenizer = load_tokenizer(self.path)
+            self.eos = find_eos(self.tokenizer)
+        encoded = self.tokenizer.encode_batch_fast(batch["text"], add_special_tokens=False)
+        return {"input_ids": [[*one.ids, self.eos] for one in encoded]}
+
+
+def count_tokens(folder: Path) -> int:
+    """Training tokens that our preparation has written."""
+    return sum(path.stat().st_size for path in (folder / "ours").glob("train-*.npy")) // 2
+
+
+def generated_files(folder: Path) -> list[str]:
+    """English-like text in C4's layout, made of lines of Python's help topics; some 20 MB."""
+    from pydoc_data.topics import topics
+
+    lines = [line for page in topics.values() for line in str(page).splitlines() if len(line) > 40]
+    paths = []
+    for number in range(GENERATED_FILES):
+        draw = np.random.default_rng(number)
+        path = folder / f"text-{number:05d}.json.gz"
+        with gzip.open(path, "wt", encoding="utf8", compresslevel=1) as file:
+            for _ in range(GENERATED_DOCUMENTS):
+                chosen = draw.integers(len(lines), size=int(draw.integers(5, 50)))
+                text = "\n".join(lines[i] for i in chosen)
+                file.write(json.dumps({"text": text, "timestamp": "", "url": ""}) + "\n")
+        paths.append(str(path))
+    return paths

@@ -1,0 +1,202 @@
+"""One optimizer step, ours against unmodified OLMo in a plain loop and transformers' Trainer on the same shape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from olmo.config import ModelConfig
+from olmo.model import OLMo
+from olmo.optim import get_param_groups
+from torch import Tensor, nn
+
+from olmo_sparsity.config import Config, load_config
+from olmo_sparsity.data.windows import TrainingData
+from olmo_sparsity.export import quiet_transformers, to_transformers
+from olmo_sparsity.model import build_model
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.flops import flops_per_token, peak_flops
+
+OLMO = "olmo"
+LEARNING_RATE = 1e-5
+WARM_UP_STEPS = 1
+Runner = Callable[[], float | None]
+
+
+class TrainBenchmark:
+    """Everything that is timed, on one shape, batch and precision; each call makes ``steps`` optimizer steps."""
+
+    def __init__(self, config_path: str, overrides: list[str], steps: int, folder: Path):
+        self.config = _with_random_tokens(load_config(config_path, overrides), folder)
+        self.steps, self.folder = steps, folder
+        self.engine = Engine(self.config, build_model(self.config))
+        self.device = self.engine.device
+        self.precision = self.engine.accelerator.mixed_precision
+        self.batch = next(TrainingData(self.config).batches(0)).to(self.device)
+
+    @property
+    def tokens_per_call(self) -> int:
+        """Tokens that one call of a runner trains on."""
+        return self.steps * self.config.global_train_batch_size * self.config.model.max_sequence_length
+
+    def runners(self) -> dict[str, Runner]:
+        """What is timed, by name."""
+        ids, position_ids = self.batch.input_ids, self.batch.position_ids
+        positioned = build_model(self.config).to(self.device)
+        compared: dict[str, Runner] = {
+            OLMO: self._plain_steps(_unmodified_olmo(self.config).to(self.device), ids, {}),
+            "position_ids": self._plain_steps(positioned, ids, {"position_ids": position_ids}),
+            "loop": self._loop_steps(),
+        }
+        return {**compared, "transformers Trainer": self._trainer_steps()}
+
+    def synchronise(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def about(self) -> dict[str, Any]:
+        """What was measured on."""
+        config = self.config
+        return {
+            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
+            "precision": self.precision,
+            "compiled": config.compile is not None,
+            "parameters": sum(parameter.numel() for parameter in self.engine.raw_model.parameters()),
+            "window": config.model.max_sequence_length,
+            "batch": config.global_train_batch_size,
+            "flops_per_token": flops_per_token(config.model),
+            "peak_flops": peak_flops(config, self.device),
+        }
+
+    def _plain_steps(self, model: nn.Module, ids: Tensor, options: dict[str, Tensor]) -> Runner:
+        """Forward, backward, clip, step, as short as PyTorch allows; fused AdamW, micro-batches of the config."""
+        config, size, labels = self.config, self.config.device_train_microbatch_size, self.batch.labels
+        groups = get_param_groups(config, model)
+        optimizer = torch.optim.AdamW(
+            groups, lr=LEARNING_RATE, weight_decay=config.optimizer.weight_decay, fused=True
+        )
+        starts = range(0, len(ids), size)
+
+        def run() -> None:
+            for _ in range(self.steps):
+                for i in starts:
+                    part = {name: value[i : i + size] for name, value in options.items()}
+                    with torch.autocast(
+                        ids.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"
+                    ):
+                        logits = model(ids[i : i + size], **part).logits
+                        losses = logits[:, :-1].flatten(0, 1).float(), labels[i : i + size, :-1].flatten()
+                        loss = F.cross_entropy(*losses) / len(starts)
+                    loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm or float("inf"))
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+        return run
+
+    def _loop_steps(self) -> Runner:
+        """This project's loop: read, draw positions, forward, backward, clip, step."""
+        batches = TrainingData(self.config).batches(0)
+
+        def run() -> None:
+            for _ in range(self.steps):
+                self.engine.forward_backward(next(batches))
+                self.engine.step(LEARNING_RATE, self.config.max_grad_norm)
+
+        return run
+
+    def _trainer_steps(self) -> Runner:
+        """transformers' Trainer on its own model of this shape; what it does before its steps is not counted."""
+        from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+        config = self.config
+        size = min(config.device_train_microbatch_size, config.global_train_batch_size)
+        model = to_transformers(build_model(config), config)
+        groups = [
+            {
+                "params": [p for p in model.parameters() if p.dim() >= 2],
+                "weight_decay": config.optimizer.weight_decay,
+            },
+            {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        arguments = TrainingArguments(
+            output_dir=str(self.folder / "trainer"),
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=config.global_train_batch_size // size,
+            max_steps=WARM_UP_STEPS + self.steps,
+            learning_rate=LEARNING_RATE,
+            lr_scheduler_type="constant",
+            max_grad_norm=config.max_grad_norm or 0.0,
+            bf16=self.precision == "bf16",
+            use_cpu=self.device.type == "cpu",
+            logging_strategy="no",
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+
+        class Clock(TrainerCallback):
+            def on_step_end(clock, args: Any, state: Any, control: Any, **more: Any) -> None:
+                if state.global_step in (WARM_UP_STEPS, args.max_steps):
+                    self.synchronise()
+                    times.append(time.perf_counter())
+
+        times: list[float] = []
+        trainer = Trainer(
+            model=model,
+            args=arguments,
+            train_dataset=_Windows(config),
+            callbacks=[Clock()],
+            optimizers=(torch.optim.AdamW(groups, fused=True), None),
+        )
+        trainer.remove_callback(PrinterCallback)
+
+        def run() -> float:
+            times.clear()
+            with quiet_transformers():
+                trainer.train()
+            return times[1] - times[0]
+
+        return run
+
+
+class _Windows(torch.utils.data.Dataset):
+    """The same windows as Trainer wants them."""
+
+    def __init__(self, config: Config):
+        self.dataset = TrainingData(config).dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = torch.from_numpy(self.dataset[index]["input_ids"])
+        return {"input_ids": ids, "labels": ids}
+
+
+def _with_random_tokens(config: Config, folder: Path) -> Config:
+    """The same config over a file of random tokens, so that a benchmark needs no corpus."""
+    count = 64 * config.global_train_batch_size * config.model.max_sequence_length
+    dtype = np.uint16 if config.model.vocab_size <= 1 << 16 else np.uint32
+    tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, count).astype(dtype)
+    tokens.tofile(folder / "tokens.npy")
+    data = replace(
+        config.data, paths=[str(folder / "tokens.npy")], memmap_dtype=dtype.__name__, datasets=None
+    )
+    corpus = replace(config.corpus, path=None, stream=None)
+    return replace(config, data=data, corpus=corpus, save_folder=str(folder / "run"))
+
+
+def _unmodified_olmo(config: Config) -> OLMo:
+    """OLMo from its own wheel, same shape and weights."""
+    values = {name: value for name, value in vars(config.model).items() if name != "nope"}
+    model = OLMo(ModelConfig(**{**values, "init_device": "cpu"}))
+    model.load_state_dict(build_model(config).state_dict())
+    return model

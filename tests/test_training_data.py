@@ -1,0 +1,127 @@
+"""Prepared token files at the start of training: verified once, and OLMo's own taken as they are."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from olmo_sparsity.config import Config
+from olmo_sparsity.data import training_data
+from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.data.training_data import VERIFIED_NAME, open_training_data, verify_checksums
+from olmo_sparsity.data.windows import TrainingData
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import sha256_file
+from tests import tiny
+
+
+def bare(config: Config, paths: list, dtype: str = "uint16") -> Config:
+    """``config`` on token files without a manifest."""
+    data = replace(config.data, paths=list(map(str, paths)), memmap_dtype=dtype)
+    return replace(config, corpus=replace(config.corpus, path=None), data=data)
+
+
+def change_one_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4] ^= 1
+    path.write_bytes(data)
+
+
+def test_files_are_read_again_only_when_they_were_touched(tmp_path, monkeypatch):
+    config = tiny.train_config(tmp_path)
+    read = []
+    original = training_data._sha256
+    monkeypatch.setattr(
+        training_data, "_sha256", lambda path, *rest: read.append(path) or original(path, *rest)
+    )
+    path = tmp_path / "corpus" / "train-00000.npy"
+    verify_checksums(config)
+    verify_checksums(config)
+    assert read == [path]
+    os.utime(path, ns=(1, 1))
+    verify_checksums(config)
+    assert read == [path] * 2
+    (tmp_path / "run" / VERIFIED_NAME).write_text("{torn")
+    verify_checksums(config)
+    assert read == [path] * 3
+    evaluated = replace(config, evaluation=replace(config.evaluation, interval=5))
+    verify_checksums(evaluated)
+    assert read[3:] == [tmp_path / "corpus" / "heldout-00000.npy"]
+
+
+def test_a_changed_file_is_named_with_both_checksums(tmp_path):
+    config = tiny.train_config(tmp_path)
+    path = tmp_path / "corpus" / "train-00000.npy"
+    before = sha256_file(path)
+    verify_checksums(config)
+    change_one_byte(path)
+    with pytest.raises(UserError) as error:
+        verify_checksums(config)
+    message = str(error.value)
+    assert f"checksum mismatch in {path}: its manifest says sha256 {before}" in message
+    assert f"the file has {sha256_file(path)}; copy it again" in message and "\n" not in message
+    with pytest.raises(UserError, match="checksum mismatch"):  # it was not remembered as right
+        verify_checksums(config)
+    verify_checksums(replace(config, corpus=replace(config.corpus, verify_checksums=False)))
+    verify_checksums(bare(config, [path]))
+    with pytest.raises(UserError, match="checksum mismatch"):
+        TokenFiles.of_split(tmp_path / "corpus", "train", verify_checksums=True)
+
+
+def test_nothing_is_written_for_a_bad_corpus(tmp_path):
+    config = tiny.train_config(tmp_path)
+    change_one_byte(tmp_path / "corpus" / "train-00000.npy")
+    with pytest.raises(UserError):
+        verify_checksums(config)
+    (tmp_path / "corpus" / "train-00000.npy").unlink()
+    with pytest.raises(UserError, match=r"train-00000\.npy is missing; prepare"):
+        open_training_data(config)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_olmos_token_files_are_taken_as_they_are(tmp_path, dtype):
+    """Several of them, cut anywhere: the windows of each file, none across two."""
+    config = tiny.train_config(tmp_path)
+    ids = np.random.default_rng(0).integers(0, 50, 1000).astype(dtype)
+    paths = [tmp_path / f"part-{i}.npy" for i in range(3)]
+    for path, part in zip(paths, np.split(ids, [333, 700]), strict=True):
+        part.tofile(path)
+    data = open_training_data(bare(config, paths, dtype))
+    assert isinstance(data, TrainingData)
+    expected = [ids[start : start + 32].tolist() for first, last in [(0, 333), (333, 700), (700, 1000)]
+                for start in range(first, last - 31, 32)]  # fmt: skip
+    assert [data.dataset[i]["input_ids"].tolist() for i in range(len(data.dataset))] == expected
+    batch = next(data.batches(0))
+    assert batch.input_ids.dtype == torch.int64
+    by_group = bare(config, [])
+    groups = {"b": [str(paths[2])], "a": [str(paths[0]), str(paths[1])]}
+    by_group = replace(by_group, data=replace(by_group.data, paths=None, memmap_dtype=dtype, datasets=groups))
+    assert torch.equal(next(open_training_data(by_group).batches(0)).input_ids, batch.input_ids)
+    with pytest.raises(IndexError):
+        data.dataset[len(expected)]
+
+
+def test_files_that_are_something_else_are_refused(tmp_path):
+    config = tiny.train_config(tmp_path)
+    ids = np.arange(1000, dtype=np.uint32) % 50
+    ids.tofile(tmp_path / "wide.npy")
+    np.save(tmp_path / "saved.npy", ids)
+    cases = {
+        "s3://bucket/part-0.npy": "is a URL, and only local files are read; download them first",
+        "https://olmo-data.org/part-0.npy": "is a URL",
+        str(tmp_path / "none.npy"): "is missing",
+        str(tmp_path / "wide.npy"): "set data.memmap_dtype: uint32",
+        str(tmp_path / "saved.npy"): "was written by numpy.save",
+    }
+    for path, message in cases.items():
+        with pytest.raises(UserError, match=message) as error:
+            open_training_data(bare(config, [path]))
+        assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=r"written by numpy\.save"):
+        open_training_data(bare(config, [tmp_path / "saved.npy"], "uint32"))
