@@ -18,7 +18,7 @@ from analysis.records import RecordWriter, SelectionRow, Targets
 from analysis.recovery import selected_losses
 from analysis.scorer import Scorer, long_and_short_losses
 from analysis.selectors import Question, find_selector, most_influential
-from analysis.shard import Shard
+from analysis.shard import MeasurementShard
 from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import sha256_file
@@ -63,7 +63,7 @@ class InfluenceSettings:
     tokens_per_batch: int | None = None
     """Tokens of one forward pass; None chooses. Results do not depend on it but for rounding."""
     overwrite: bool = False
-    shard: Shard | None = None
+    shard: MeasurementShard | None = None
     """The part of the targets to measure, into a folder of its own beneath ``out``; None for all of them."""
 
     @property
@@ -175,7 +175,7 @@ class _Measurement:
     def _blocks(self, count: int) -> Iterator[np.ndarray]:
         """Target ids of each block that is measured here: every block, or this shard's."""
         for number, start in enumerate(range(0, count, TARGETS_PER_BLOCK)):
-            if self.settings.shard is None or self.settings.shard.takes(number):
+            if self.settings.shard is None or self.settings.shard.has(number):
                 yield np.arange(start, min(start + TARGETS_PER_BLOCK, count))
 
     def _rounds(self, targets: Targets, over: np.ndarray) -> Iterator[np.ndarray]:

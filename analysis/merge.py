@@ -20,7 +20,7 @@ from analysis.records import (
     Targets,
     load_records,
 )
-from analysis.shard import Shard
+from analysis.shard import MeasurementShard
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import remove
 
@@ -58,9 +58,9 @@ def merge_records(out: str | Path) -> Path:
     return out
 
 
-def _all_shards(out: Path) -> list[Shard]:
+def _all_shards(out: Path) -> list[MeasurementShard]:
     """The shards that ``out`` should hold, by what their folders say about their number."""
-    found = {shard for path in out.glob("shard-*-of-*") if (shard := Shard.of_folder(path))}
+    found = {shard for path in out.glob("shard-*-of-*") if (shard := MeasurementShard.of_folder(path))}
     counts = sorted({shard.count for shard in found})
     if not counts:
         raise UserError(
@@ -70,7 +70,7 @@ def _all_shards(out: Path) -> list[Shard]:
         raise UserError(
             f"{out} has shards of {' and of '.join(map(str, counts))}; remove the folders of all but one division"
         )
-    shards = [Shard(number, counts[0]) for number in range(1, counts[0] + 1)]
+    shards = [MeasurementShard(number, counts[0]) for number in range(1, counts[0] + 1)]
     absent = [shard for shard in shards if not (shard.folder(out) / MANIFEST_NAME).is_file()]
     unfinished = [
         shard for shard in shards if shard not in absent and not Manifest.load(shard.folder(out)).complete
@@ -88,7 +88,7 @@ def _all_shards(out: Path) -> list[Shard]:
     return shards
 
 
-def _load_shard(shard: Shard, out: Path) -> Records:
+def _load_shard(shard: MeasurementShard, out: Path) -> Records:
     records = load_records(shard.folder(out))
     if records.manifest.options.get("shard") != str(shard):
         raise UserError(

@@ -31,7 +31,7 @@ model: {d_model: 64, n_heads: 4, n_layers: 2, mlp_ratio: 4, vocab_size: 256, emb
 optimizer: {name: adamw, learning_rate: 1.0e-3, weight_decay: 0.1}
 scheduler: {name: linear_with_warmup, t_warmup: 30, alpha_f: 0.0, warmup_min_lr: 0.0}
 positions: {scheme: pose, target_length: 256}
-max_duration: 1500
+max_duration: 4000
 save_interval: 7
 save_num_checkpoints_to_keep: 2
 global_train_batch_size: 8

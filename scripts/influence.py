@@ -25,7 +25,7 @@ def main() -> None:
     """Parse arguments and measure."""
     from analysis.influence import InfluenceSettings, measure_influence
     from analysis.selectors import SELECTORS
-    from analysis.shard import Shard
+    from analysis.shard import MeasurementShard
 
     default = {
         field.name: field.default for field in fields(InfluenceSettings) if field.default is not MISSING
@@ -88,7 +88,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("analysis").setLevel(logging.INFO)
     values = vars(arguments)
-    values["shard"] = Shard.parse(values["shard"]) if values["shard"] else None
+    shard = MeasurementShard.parse(values["shard"]) if values["shard"] else None
+    values["shard"] = shard if shard is not None and shard.count > 1 else None
     values["tau_nats"] = values.pop("tau")
     values["ks"] = _ascending_integers(values.pop("k"))
     values["selectors"] = tuple(name.strip() for name in values["selectors"].split(","))

@@ -28,9 +28,10 @@ from __future__ import annotations
 import argparse
 
 from olmo_sparsity.data.prepare import Prepared, prepare, prepare_shard
-from olmo_sparsity.data.shards import PreparedShard, Shard
+from olmo_sparsity.data.shards import PreparedShard
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
 from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.shard import Shard
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -27,7 +28,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def launch(processes, folder, *overrides, stage=None, environment=None):
+def launch(processes, folder, *overrides, stage=None, environment=None, before=None):
     """Start training as a user would; returns the running launcher."""
     command = [sys.executable, "scripts/train.py"]
     if processes > 1:
@@ -49,6 +50,7 @@ def launch(processes, folder, *overrides, stage=None, environment=None):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=before,
     )
 
 
@@ -136,23 +138,29 @@ def test_a_batch_that_processes_cannot_share_ends_every_process(folder, tmp_path
     assert "Traceback (most recent call last)" not in errors.split("error: ")[0]
 
 
-def test_an_unreachable_rendezvous_names_the_address(folder, tmp_path):
+def test_a_full_disk_while_saving_ends_every_process(folder, tmp_path):
+    """A file-size limit stands for the full disk; only the main process writes, and the other must not wait for it."""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    process = launch(2, folder, f"--save_folder={tmp_path / 'run'}", before=limit)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "the disk is full" in error_lines(errors)[0]
+    assert not list((tmp_path / "run").glob("*step*"))
+
+
+def test_an_unreachable_rank_0_is_named_in_one_line(folder, tmp_path):
     port = free_port()
-    environment = {
-        "RANK": "0",  # of a group whose store another host should hold
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OLMO_SPARSITY_TIMEOUT": "2",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
+    environment = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OLMO_SPARSITY_TIMEOUT": "2"}
     process = launch(1, folder, f"--save_folder={tmp_path}", environment=environment)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
-    [line] = error_lines(errors)
-    assert f"no connection to the other processes at 127.0.0.1:{port} within 2 s" in line
+    [line] = errors.splitlines()
+    assert line.startswith(f"error: no connection to rank 0 at 127.0.0.1:{port} within 2 s")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from analysis.influence import InfluenceSettings, measure_influence
 from analysis.manifest import Manifest
 from analysis.merge import merge_records
 from analysis.records import load_records
-from analysis.shard import Shard
+from analysis.shard import MeasurementShard
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.training.loop import train
 from tests import tiny
@@ -43,7 +43,7 @@ def settings(trained, out, shard=None, **changes):
         "selectors": ("leave-one-out", "random"),
         "targets": 300,  # 5 blocks of 64, so that shards have 2, 2 and 1
         "device": "cpu",
-        "shard": Shard(shard, COUNT) if shard else None,
+        "shard": MeasurementShard(shard, COUNT) if shard else None,
     }
     return InfluenceSettings(**{**values, **changes})
 
@@ -80,7 +80,7 @@ def assert_same_records(a, b):
 
 def test_merged_shards_equal_the_unsharded_run_bit_for_bit(whole, out):
     assert len(whole.over) > 20
-    parts = [load_records(Shard(number, COUNT).folder(out)) for number in (1, 2, 3)]
+    parts = [load_records(MeasurementShard(number, COUNT).folder(out)) for number in (1, 2, 3)]
     assert all(len(part.targets) < 300 for part in parts)
     merged = load_records(merge_records(out))
     assert_same_records(whole, merged)
@@ -129,7 +129,7 @@ def test_a_killed_merge_leaves_no_records_and_is_done_again(whole, out, monkeypa
 
 
 def test_an_interrupted_shard_goes_on_and_still_equals_the_unsharded_run(trained, whole, out, monkeypatch):
-    folder = Shard(1, COUNT).folder(out)
+    folder = MeasurementShard(1, COUNT).folder(out)
     shutil.rmtree(folder)
     original, calls = influence_module.selected_losses, []
 
@@ -150,8 +150,8 @@ def test_an_interrupted_shard_goes_on_and_still_equals_the_unsharded_run(trained
 
 
 def test_missing_and_unfinished_shards_are_all_named_in_one_line(out):
-    shutil.rmtree(Shard(3, COUNT).folder(out))
-    unfinished = Shard(1, COUNT).folder(out)
+    shutil.rmtree(MeasurementShard(3, COUNT).folder(out))
+    unfinished = MeasurementShard(1, COUNT).folder(out)
     replace(Manifest.load(unfinished), complete=False).save(unfinished)
     with pytest.raises(UserError, match="missing shard 3/3; unfinished shard 1/3") as error:
         merge_records(out)
@@ -160,14 +160,14 @@ def test_missing_and_unfinished_shards_are_all_named_in_one_line(out):
 
 
 def test_a_shard_of_other_settings_is_refused(trained, out):
-    shutil.rmtree(Shard(2, COUNT).folder(out))
+    shutil.rmtree(MeasurementShard(2, COUNT).folder(out))
     measure_influence(settings(trained, out, 2, seed=5))
     with pytest.raises(UserError, match="other settings than .*seed 0 -> 5"):
         merge_records(out)
 
 
 def test_two_divisions_are_refused(trained, out):
-    measure_influence(replace(settings(trained, out), shard=Shard(1, 2)))
+    measure_influence(replace(settings(trained, out), shard=MeasurementShard(1, 2)))
     with pytest.raises(UserError, match="shards of 2 and of 3; remove the folders of all but one"):
         merge_records(out)
 
@@ -192,25 +192,25 @@ def test_a_shard_without_a_target_over_tau_is_finished_and_only_all_of_them_are_
 
 def test_more_shards_than_blocks_are_refused(trained, tmp_path):
     with pytest.raises(UserError, match="300 targets make 5 blocks of 64, too few for 6 shards"):
-        measure_influence(replace(settings(trained, tmp_path / "out"), shard=Shard(1, 6)))
+        measure_influence(replace(settings(trained, tmp_path / "out"), shard=MeasurementShard(1, 6)))
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b", "1/0", "-1/2"])
 def test_a_shard_that_is_none_is_refused(text):
     with pytest.raises(UserError, match="i/n with i from 1 to n"):
-        Shard.parse(text)
+        MeasurementShard.parse(text)
 
 
 def test_one_shard_of_one_is_everything():
-    assert Shard.parse("1/1") is None
-    assert Shard.parse("2/3") == Shard(2, 3)
+    assert all(MeasurementShard.parse("1/1").has(block) for block in range(10))
+    assert MeasurementShard.parse("2/3") == MeasurementShard(2, 3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_every_block_is_in_exactly_one_shard(count):
     for block in range(30):
-        assert sum(Shard(number, count).takes(block) for number in range(1, count + 1)) == 1
+        assert sum(MeasurementShard(number, count).has(block) for number in range(1, count + 1)) == 1
 
 
 def test_the_scripts_measure_merge_and_draw(trained, tmp_path):

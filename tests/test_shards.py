@@ -13,9 +13,9 @@ from olmo_sparsity.data import encode
 from olmo_sparsity.data import prepare as prepare_module
 from olmo_sparsity.data.corpora import hub_units
 from olmo_sparsity.data.prepare import prepare, prepare_shard
-from olmo_sparsity.data.shards import Shard
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.errors import UserError
+from olmo_sparsity.shard import Shard
 from tests.test_corpora import c4_folder, needs_c4_sample, write_lines
 from tests.test_prepare import SCRIPT, contents, run_main, some_files, some_texts
 
@@ -40,7 +40,7 @@ def test_a_share_is_read_from_text():
     assert Shard.parse("2/3") == Shard(2, 3)
     assert [Shard(2, 3).has(index) for index in range(6)] == [False, True, False, False, True, False]
     for text in ("0/3", "4/3", "3", "a/b", "1/0", "-1/2"):
-        with pytest.raises(UserError, match="write i/n"):
+        with pytest.raises(UserError, match="i/n with i from 1 to n"):
             Shard.parse(text)
 
 
@@ -167,7 +167,7 @@ def test_what_shards_cannot_do_is_refused_with_the_remedy(tmp_path, settings, ca
         "name --heldout-files": [*files, "--tokenizer", "olmo", "--shard", "1/2"],
         "pass --tokenizer olmo": [*files, "--heldout-files", *settings.heldout_files, "--shard", "1/2"],
         "docs would be searched": ["docs", "--out", str(out), "--tokenizer", "olmo", "--shard", "1/2"],
-        "write i/n": [*arguments(settings, out), "--shard", "3/2"],
+        "i/n with i from 1 to n": [*arguments(settings, out), "--shard", "3/2"],
         "has nothing to merge": [*arguments(settings, out), "--merge"],
         "without --shard": [*arguments(settings, out), "--merge", "--shard", "1/2"],
         "--overwrite would remove": [*arguments(settings, out), "--overwrite", "--shard", "1/2"],

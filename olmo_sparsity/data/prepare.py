@@ -33,7 +33,6 @@ from olmo_sparsity.data.encode import (
 from olmo_sparsity.data.shards import (
     SHARDS_NAME,
     PreparedShard,
-    Shard,
     check_shardable,
     refuse_missing,
 )
@@ -57,6 +56,7 @@ from olmo_sparsity.data.workspace import (
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import atomic_path, remove, sha256_file
 from olmo_sparsity.progress import progress
+from olmo_sparsity.shard import Shard
 
 PIPELINE_VERSION = 1
 """Raise it when the same settings make other token files: older unfinished work is then refused."""

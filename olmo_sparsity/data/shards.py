@@ -9,7 +9,6 @@ makes if it is not there, with the same bytes, and renames it into place.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,32 +17,10 @@ from olmo_sparsity.data.sources import PrepareSettings, find_source
 from olmo_sparsity.data.workers import StoppedEarly
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import write_json
+from olmo_sparsity.shard import Shard
 
 SHARDS_NAME = "shards.json"
 MAX_NAMED = 20
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Share ``number`` (from 1) of ``count`` of a corpus's units."""
-
-    number: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """Read "3/16". Raises `UserError` for anything that is no such share."""
-        match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-        if not match or not 1 <= int(match[1]) <= int(match[2]):
-            raise UserError(f"--shard {text} is no share; write i/n with i from 1 to n, as in --shard 3/16")
-        return cls(int(match[1]), int(match[2]))
-
-    def has(self, index: int) -> bool:
-        """Whether unit ``index`` (from 0) is in this share."""
-        return index % self.count == self.number - 1
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
 
 
 @dataclass(frozen=True)

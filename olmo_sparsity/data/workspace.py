@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.data.shards import Shard, record_count
+from olmo_sparsity.data.shards import record_count
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import tokenizer_file
 from olmo_sparsity.data.tokens import DTYPES, MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import remove, write_json
+from olmo_sparsity.shard import Shard
 
 WORK_NAME = ".partial"
 REQUEST_NAME = "request.json"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -52,19 +54,39 @@ def rendezvous_timeout() -> timedelta:
     return timedelta(seconds=float(os.environ.get("OLMO_SPARSITY_TIMEOUT", "600")))
 
 
+def wait_for_rank_0() -> None:
+    """Return when rank 0 can be reached; PyTorch's own message, when it cannot, is a page of C++ addresses.
+
+    Raises `TimeoutError` that names the address.
+    """
+    if int(os.environ.get("RANK", "0")) == 0 or "MASTER_ADDR" not in os.environ:
+        return
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    seconds = rendezvous_timeout().total_seconds()
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(address, timeout=max(1.0, deadline - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                where = f"{address[0]}:{address[1]}"
+                raise TimeoutError(
+                    f"no connection to rank 0 at {where} within {seconds:.0f} s ({error})"
+                ) from None
+        time.sleep(0.5)
+
+
 class Engine:
     """Runs forward, backward and optimizer steps of one model over all processes."""
 
     def __init__(self, config: Config, model: PositionedOLMo):
         try:
+            wait_for_rank_0()
             self.accelerator = self._make_accelerator(config)
-        except torch.distributed.DistError as error:
-            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            seconds = rendezvous_timeout().total_seconds()
-            raise UserError(
-                f"no connection to the other processes at {address} within {seconds:.0f} s "
-                f"({str(error).splitlines()[0]}); check that rank 0 runs there and that its port is open"
-            ) from error
+        except (torch.distributed.DistError, TimeoutError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{reason}; check that rank 0 runs there and that its port is open") from error
         self.micro_batch_size = config.device_train_microbatch_size
         if config.activation_checkpointing is not None:
             model.set_activation_checkpointing(config.activation_checkpointing)

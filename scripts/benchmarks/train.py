@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +34,8 @@ class TrainBenchmark:
     """Everything that is timed, on one shape, batch and precision; each call makes ``steps`` optimizer steps."""
 
     def __init__(self, config_path: str, overrides: list[str], steps: int, folder: Path):
+        if not torch.cuda.is_available():
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns on standard output
         self.config = _with_random_tokens(load_config(config_path, overrides), folder)
         self.steps, self.folder = steps, folder
         self.engine = Engine(self.config, build_model(self.config))
