@@ -57,6 +57,7 @@ def current_commit() -> str:
 
 def _git(*arguments: str) -> str:
     here = Path(__file__).parent
+    # Without optional locks: a run that is killed here must not leave the user's checkout locked.
     return subprocess.run(
-        ["git", *arguments], cwd=here, capture_output=True, text=True, check=True
+        ["git", "--no-optional-locks", *arguments], cwd=here, capture_output=True, text=True, check=True
     ).stdout.strip()

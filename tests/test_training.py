@@ -334,3 +334,47 @@ def test_olmo_token_files_without_a_manifest_are_read(tmp_path):
     assert torch.equal(a.input_ids, b.input_ids)
     with pytest.raises(UserError, match="beyond model.vocab_size"):
         TrainingData(replace(bare, model=replace(bare.model, vocab_size=10)))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "no checksums"])
+def test_a_torn_checkpoint_is_skipped_with_a_warning(tmp_path, caplog, damage):
+    whole = tiny.train_config(tmp_path, f"--save_folder={tmp_path / 'whole'}")
+    train(whole)
+    config = replace(whole, save_folder=str(tmp_path / "run"))
+    train(replace(config, stop_at=7, save_interval=3))  # steps 3, 6 and 7
+    last = checkpoints(tmp_path / "run")[-1]
+    weights = last / WEIGHTS
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif damage == "changed":
+        weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    else:
+        (weights if damage == "missing" else last / "checksums.json").unlink()
+    train(config, resume=True)
+    assert f"skipping the torn checkpoint {last}" in caplog.text
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_every_pth_checkpoint_is_kept_besides_the_last(tmp_path):
+    options = ("--save_interval=1", "--save_num_checkpoints_to_keep=2", "--checkpoints.keep_every=3")
+    train(tiny.train_config(tmp_path, *options))
+    assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")] == [3, 6, 7, 8]
+
+
+def test_a_checkpoint_of_another_shape_names_the_tensor(tmp_path):
+    folder = train(tiny.train_config(tmp_path))
+    path = folder / "config.yaml"
+    path.write_text(path.read_text().replace("n_layers: 2", "n_layers: 1"))
+    with pytest.raises(
+        UserError, match=r"another model shape: transformer\.blocks\.1\.\S+ is .* there and absent"
+    ):
+        load_model(folder)
+
+
+def test_half_written_files_of_a_killed_run_are_removed(tmp_path):
+    config = tiny.train_config(tmp_path)
+    leftover = tmp_path / "run" / ".step00000004.tmp-elsewhere-1"
+    leftover.mkdir(parents=True)
+    (leftover / WEIGHTS).write_bytes(b"half")
+    train(config, resume=True)
+    assert not leftover.exists()
