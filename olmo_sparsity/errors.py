@@ -23,7 +23,7 @@ def run_script(main: Callable[[], int | None]) -> None:
     Only errors that a user can mend become one line; a defect of ours keeps its traceback.
     """
     try:
-        sys.exit(main() or 0)
+        _leave(main() or 0)
     except _user_errors() as error:
         message = str(error)
     except OSError as error:
@@ -32,10 +32,23 @@ def run_script(main: Callable[[], int | None]) -> None:
         message = _disk_full(error.filename)
     except KeyboardInterrupt:
         print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr)
-        sys.exit(130)
+        _leave(130)
     _let_rank_0_speak_first()
     print(f"error: {message}", file=sys.stderr)
-    sys.exit(1)
+    _leave(1)
+
+
+def _leave(code: int) -> None:
+    """Exit; one process of several does so at once.
+
+    The threads of a process group may abort or stall an interpreter that is tearing down, and a launcher would take
+    the finished run for a failed one. Everything is written by now.
+    """
+    if "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _let_rank_0_speak_first() -> None:

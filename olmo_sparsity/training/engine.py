@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator, InitProcessGroupKwargs
-from accelerate.state import AcceleratorState
 from olmo.optim import build_optimizer
 from torch import Tensor
 
@@ -223,12 +222,6 @@ class Engine:
     def wait(self) -> None:
         """Let every process reach this point."""
         self.accelerator.wait_for_everyone()
-
-    def close(self) -> None:
-        """Leave the process group, so that no process ends with a warning or hangs."""
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-            AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def make_engine(config: Config, model: PositionedOLMo) -> Engine:

@@ -39,21 +39,18 @@ def train(config: Config, *, resume: bool = False) -> Path:
     if last is not None:
         load_weights(model, last)
     engine = make_engine(config, model)
-    try:
-        data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
-        engine.on_main(lambda: verify_checksums(config))
-        schedule = Schedule.of_run(
-            config, tokens_per_step=data.tokens_per_step, steps_per_epoch=data.steps_per_epoch
-        )
-        first_step = 0
-        if last is not None:
-            first_step = load_state(last).step
-            engine.load_optimizer_tensors(load_tensors(last / OPTIMIZER))
-            log.info("resuming from %s", last)
-        engine.on_main(lambda: append_provenance(config.save_folder))
-        return _run(config, engine, data, schedule, first_step)
-    finally:
-        engine.close()
+    data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
+    engine.on_main(lambda: verify_checksums(config))
+    schedule = Schedule.of_run(
+        config, tokens_per_step=data.tokens_per_step, steps_per_epoch=data.steps_per_epoch
+    )
+    first_step = 0
+    if last is not None:
+        first_step = load_state(last).step
+        engine.load_optimizer_tensors(load_tensors(last / OPTIMIZER))
+        log.info("resuming from %s", last)
+    engine.on_main(lambda: append_provenance(config.save_folder))
+    return _run(config, engine, data, schedule, first_step)
 
 
 def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedule, first_step: int) -> Path:
