@@ -242,15 +242,15 @@ def test_scripts_end_bad_input_with_one_line_and_a_code(arguments, message):
 
 
 def test_ctrl_c_keeps_finished_records_and_says_how_to_go_on(trained, tmp_path):
-    run = script(
-        *influence_command(trained, tmp_path / "records", "--targets", 10_000, "--tokens-per-batch", 1)
-    )
+    corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(60, 80, seed=1)})
+    slow = ("--targets", 2000, "--tokens-per-batch", 1, "--corpus", corpus)  # half a minute of selecting
+    run = script(*influence_command(trained, tmp_path / "records", *slow))
     deadline = time.monotonic() + 60
     while not (tmp_path / "records" / "manifest.json").is_file() and time.monotonic() < deadline:
         time.sleep(0.05)
     while not (tmp_path / "records" / "targets.parquet").is_file() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(1.5)  # of about five seconds: one row a forward pass
+    time.sleep(1.5)
     os.kill(run.pid, signal.SIGINT)
     _, errors = run.communicate(timeout=30)
     assert run.returncode == 130
