@@ -24,8 +24,23 @@ from olmo_sparsity.errors import UserError, run_script
 def main() -> None:
     """Parse arguments and measure."""
     from analysis.influence import InfluenceSettings, measure_influence
-    from analysis.selectors import SELECTORS
     from analysis.shard import MeasurementShard
+
+    arguments = _parser().parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger("analysis").setLevel(logging.INFO)
+    values = vars(arguments)
+    shard = MeasurementShard.parse(values["shard"]) if values["shard"] else None
+    values["shard"] = shard if shard is not None and shard.count > 1 else None
+    values["tau_nats"] = values.pop("tau")
+    values["ks"] = _ascending_integers(values.pop("k"))
+    values["selectors"] = tuple(name.strip() for name in values["selectors"].split(","))
+    print(f"records: {measure_influence(InfluenceSettings(**values))}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    from analysis.influence import InfluenceSettings
+    from analysis.selectors import SELECTORS
 
     default = {
         field.name: field.default for field in fields(InfluenceSettings) if field.default is not MISSING
@@ -84,16 +99,7 @@ def main() -> None:
         "--shard", metavar="I/N", help="measure part I (from 1) of N, into a folder beneath --out"
     )
     parser.add_argument("--overwrite", action="store_true", help="remove records that are in --out")
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger("analysis").setLevel(logging.INFO)
-    values = vars(arguments)
-    shard = MeasurementShard.parse(values["shard"]) if values["shard"] else None
-    values["shard"] = shard if shard is not None and shard.count > 1 else None
-    values["tau_nats"] = values.pop("tau")
-    values["ks"] = _ascending_integers(values.pop("k"))
-    values["selectors"] = tuple(name.strip() for name in values["selectors"].split(","))
-    print(f"records: {measure_influence(InfluenceSettings(**values))}")
+    return parser
 
 
 def _ascending_integers(text: str) -> tuple[int, ...]:
