@@ -76,7 +76,10 @@ def benchmark_train(arguments: argparse.Namespace, overrides: list[str]) -> dict
         benchmark = TrainBenchmark(arguments.config, overrides, arguments.steps, Path(folder))
         seconds = time_in_turn(benchmark.runners(), arguments.rounds or 12, benchmark.synchronise)
     result = summarise(seconds, baseline=OLMO, amount=benchmark.tokens_per_call, unit="tokens/s")
-    return result | {"benchmark": "train", **benchmark.about()}
+    about = benchmark.about()
+    flops_per_second = result["results"]["loop"]["rate"] * about["flops_per_token"]
+    mfu = flops_per_second / about["peak_flops"] if about["peak_flops"] else None
+    return result | {"benchmark": "train", **about, "loop_mfu": mfu}
 
 
 def time_in_turn(

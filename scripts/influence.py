@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import logging
 from dataclasses import MISSING, fields
+from typing import Any
 
 from olmo_sparsity.errors import UserError, run_script
 
@@ -40,7 +41,6 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     from analysis.influence import InfluenceSettings
-    from analysis.selectors import SELECTORS
 
     default = {
         field.name: field.default for field in fields(InfluenceSettings) if field.default is not MISSING
@@ -56,6 +56,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--split", default=default["split"], help="split of the corpus (default: %(default)s)"
     )
+    _add_what_is_measured(parser, default)
+    parser.add_argument("--bf16", action="store_true", help="score in bf16: faster, coarser")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    parser.add_argument(
+        "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
+    )
+    parser.add_argument(
+        "--shard", metavar="I/N", help="measure part I (from 1) of N, into a folder beneath --out"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="remove records that are in --out")
+    return parser
+
+
+def _add_what_is_measured(parser: argparse.ArgumentParser, default: dict[str, Any]) -> None:
+    """Arguments that decide the numbers."""
+    from analysis.selectors import SELECTORS
+
     parser.add_argument(
         "--n-long", type=int, default=default["n_long"], help="N, long context (default: %(default)s tokens)"
     )
@@ -90,16 +107,6 @@ def _parser() -> argparse.ArgumentParser:
         default=default["seed"],
         help="seed of targets, placebos and the random control (default: %(default)s)",
     )
-    parser.add_argument("--bf16", action="store_true", help="score in bf16: faster, coarser")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
-    parser.add_argument(
-        "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
-    )
-    parser.add_argument(
-        "--shard", metavar="I/N", help="measure part I (from 1) of N, into a folder beneath --out"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="remove records that are in --out")
-    return parser
 
 
 def _ascending_integers(text: str) -> tuple[int, ...]:
