@@ -1,75 +1,31 @@
-"""The whole measurement: sample targets, find their gaps, let every selector choose, write records."""
+"""The whole measurement: check the input, sample targets, find their gaps, let every selector choose, write records."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from analysis.contexts import Contexts, SampledTargets, long_contexts, placebo_contexts, sample_targets
+from analysis.choosing import Chooser, ModelChooser, RecordedChooser, recorded_manifest
+from analysis.contexts import sample_targets
 from analysis.manifest import Manifest
+from analysis.measurement import TARGETS_PER_BLOCK, Measurement
+from analysis.memory import GB, default_limit_bytes, tokens_that_fit
 from analysis.models import LoadedModel, find_model, load_for_analysis
-from analysis.records import RecordWriter, SelectionRow, Targets
-from analysis.recovery import selected_losses
-from analysis.scorer import Scorer, long_and_short_losses
-from analysis.selectors import Question, find_selector, most_influential
-from analysis.shard import MeasurementShard
+from analysis.readable import Reader
+from analysis.records import RecordWriter
+from analysis.scorer import Scorer
+from analysis.selectors import check_selector
+from analysis.settings import InfluenceSettings
+from analysis.text import TextDecoder
 from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import sha256_file
-from olmo_sparsity.progress import progress
 from olmo_sparsity.provenance import current_commit
 
 log = logging.getLogger(__name__)
-
-TARGETS_PER_BLOCK = 64
-"""Targets whose gaps are one batch. Shards take whole blocks, so that every forward pass of a shard is one of the
-unsharded measurement: a batch of another size could differ in the last bits of a loss."""
-TARGETS_PER_ROUND = 4
-SECONDS_BETWEEN_PARTS = 20.0
-
-
-@dataclass(frozen=True)
-class InfluenceSettings:
-    """What is measured on what."""
-
-    checkpoint: str
-    """Checkpoint folder, a run (then its last), or a directory of a causal language model of transformers."""
-    corpus: str
-    """Prepared corpus."""
-    out: str
-    """Folder of the records."""
-    split: str = "heldout"
-    n_long: int = 128
-    """N."""
-    n_short: int = 16
-    """M."""
-    tau_nats: float = 1.0
-    """Selectors run on targets with L_short - L_long > tau."""
-    ks: tuple[int, ...] = (1, 2, 4, 8)
-    selectors: tuple[str, ...] = ("leave-one-out", "leave-one-in", "random", "nearest")
-    targets: int = 1000
-    """Targets to sample."""
-    seed: int = 0
-    bf16: bool = False
-    """Score in bf16: about twice as fast where the machine has it, but influences below 0.01 nats are noise."""
-    device: str | None = None
-    """cpu, cuda, or None for a GPU where there is one."""
-    tokens_per_batch: int | None = None
-    """Tokens of one forward pass; None chooses. Results do not depend on it but for rounding."""
-    overwrite: bool = False
-    shard: MeasurementShard | None = None
-    """The part of the targets to measure, into a folder of its own beneath ``out``; None for all of them."""
-
-    @property
-    def folder(self) -> Path:
-        """Where this measurement's records go."""
-        return self.shard.folder(self.out) if self.shard else Path(self.out)
 
 
 def measure_influence(settings: InfluenceSettings) -> Path:
@@ -77,42 +33,115 @@ def measure_influence(settings: InfluenceSettings) -> Path:
 
     Run again with the same settings, it goes on where an interrupted run stopped. Raises `UserError` for bad input.
     """
-    for name in settings.selectors:
-        find_selector(name)
-    folder = find_model(settings.checkpoint)
+    _check_settings(settings)
+    recorded = recorded_manifest(settings.checkpoint)
+    if recorded and not settings.evaluate_with:
+        raise UserError(
+            f"{settings.checkpoint} is a records folder; give a checkpoint, or another one with --evaluate-with"
+        )
+    given = [path for path in (None if recorded else settings.checkpoint, settings.evaluate_with) if path]
+    folders = [find_model(path) for path in given]
     tokens = TokenFiles.of_split(settings.corpus, settings.split)
     sampled = sample_targets(
         tokens, settings.targets, n_long=settings.n_long, n_short=settings.n_short, seed=settings.seed
     )
-    loaded = load_for_analysis(folder)  # the slowest check comes last
-    loaded.check_corpus(settings.corpus)
-    loaded.check_context(settings.n_long)
-    manifest, scorer = _manifest(settings, loaded), _build_scorer(settings, loaded)
     if settings.shard:
         settings.shard.check(len(sampled.document), TARGETS_PER_BLOCK)
-        manifest = replace(manifest, options={**manifest.options, **settings.shard.options})
+    roles = _assign_roles(settings, folders, recorded)
     # all input is checked by now
-    writer = RecordWriter(settings.folder, manifest, overwrite=settings.overwrite)
+    writer = RecordWriter(settings.folder, roles.manifest, overwrite=settings.overwrite)
     if writer.manifest.complete:
         log.info("%s is complete already", settings.folder)
-    else:
-        _Measurement(settings, tokens, scorer, writer).run(sampled)
+        return settings.folder
+    reader = Reader(tokens, TextDecoder.from_file(roles.tokenizer_file))
+    Measurement(settings, tokens, reader, roles.evaluator, roles.chooser, roles.crossfit, writer).run(sampled)
     return settings.folder
 
 
+@dataclass(frozen=True)
+class _Roles:
+    """Who selects, who evaluates, and how records name them."""
+
+    chooser: Chooser
+    evaluator: Scorer
+    crossfit: bool
+    manifest: Manifest
+    tokenizer_file: Path
+
+
+def _assign_roles(settings: InfluenceSettings, folders: list[Path], recorded: Manifest | None) -> _Roles:
+    """Load and check the models; ``recorded`` stands in for the first where records of it select."""
+    loaded = [_load_checked(folder, settings) for folder in folders]
+    scorers = [_build_scorer(settings, model) for model in loaded]
+    chooser: Chooser
+    if recorded:
+        chooser = RecordedChooser(settings.checkpoint)
+        chooser.check(settings, sha256_file(Path(settings.corpus) / MANIFEST_NAME))
+        selects = (recorded.checkpoint, recorded.checkpoint_sha256, recorded.training_seed)
+    else:
+        chooser = ModelChooser(scorers[0], seed=settings.seed, k_max=max(settings.ks))
+        selects = _identity(loaded[0])
+    evaluates = _identity(loaded[-1]) if settings.evaluate_with else (None, None, None)
+    if evaluates[1] == selects[1]:
+        raise UserError(
+            f"{selects[0]} would select and evaluate (the weights are the same); cross-fitting takes "
+            "checkpoints trained from two seeds"
+        )
+    manifest = _manifest(settings, selects, evaluates, loaded[-1].tokenizer_file)
+    return _Roles(chooser, scorers[-1], bool(settings.evaluate_with), manifest, loaded[-1].tokenizer_file)
+
+
+def _check_settings(settings: InfluenceSettings) -> None:
+    for name in settings.selectors:
+        check_selector(name, k_max=max(settings.ks), n_far=settings.n_long - settings.n_short)
+    if settings.limit is not None and settings.limit < 1:
+        raise UserError(f"--limit {settings.limit} leaves nothing to measure; give 1 or more")
+
+
+def _load_checked(folder: Path, settings: InfluenceSettings) -> LoadedModel:
+    loaded = load_for_analysis(folder)
+    loaded.check_corpus(settings.corpus)
+    loaded.check_context(settings.n_long)
+    return loaded
+
+
+def _device(settings: InfluenceSettings) -> str:
+    return settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def _build_scorer(settings: InfluenceSettings, loaded: LoadedModel) -> Scorer:
-    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Scorer(
-        loaded.model.to(device), device=device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
+    device = torch.device(_device(settings))
+    model = loaded.model.to(device)
+    asked = settings.memory_limit_gb
+    limit_bytes = default_limit_bytes(device) if asked is None else asked * GB
+    tokens_per_batch = settings.tokens_per_batch or tokens_that_fit(
+        model, device, settings.n_long, limit_bytes
     )
+    return Scorer(model, device=str(device), bf16=settings.bf16, tokens_per_batch=tokens_per_batch)
 
 
-def _manifest(settings: InfluenceSettings, loaded: LoadedModel) -> Manifest:
-    return Manifest(
-        checkpoint=str(loaded.checkpoint),
-        checkpoint_sha256=loaded.weights_sha256,
-        training_seed=loaded.training_seed,
-        tokenizer_sha256=sha256_file(loaded.tokenizer_file),
+_Identity = tuple[str | None, str | None, int | None]
+"""Path, checksum of the weights, training seed."""
+
+
+def _identity(loaded: LoadedModel) -> tuple[str, str, int | None]:
+    return str(loaded.checkpoint), loaded.weights_sha256, loaded.training_seed
+
+
+def _manifest(
+    settings: InfluenceSettings,
+    selects: tuple[str, str, int | None],
+    evaluates: _Identity,
+    tokenizer_file: Path,
+) -> Manifest:
+    manifest = Manifest(
+        checkpoint=selects[0],
+        checkpoint_sha256=selects[1],
+        training_seed=selects[2],
+        evaluation_checkpoint=evaluates[0],
+        evaluation_checkpoint_sha256=evaluates[1],
+        evaluation_training_seed=evaluates[2],
+        tokenizer_sha256=sha256_file(tokenizer_file),
         corpus=settings.corpus,
         corpus_manifest_sha256=sha256_file(Path(settings.corpus) / MANIFEST_NAME),
         split=settings.split,
@@ -124,112 +153,7 @@ def _manifest(settings: InfluenceSettings, loaded: LoadedModel) -> Manifest:
         seed=settings.seed,
         targets_asked=settings.targets,
         dtype="bf16" if settings.bf16 else "fp32",
-        device=settings.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device=_device(settings),
         commit=current_commit(),
     )
-
-
-class _Measurement:
-    """One run over the targets of a records folder."""
-
-    def __init__(self, settings: InfluenceSettings, tokens: TokenFiles, scorer: Scorer, writer: RecordWriter):
-        self.settings, self.tokens, self.scorer, self.writer = settings, tokens, scorer, writer
-
-    def run(self, sampled: SampledTargets) -> None:
-        """Targets first, then the selections of those over tau that are not finished yet."""
-        targets = self.writer.targets or self._measure_gaps(sampled)
-        over = targets.over(self.settings.tau_nats)
-        if len(over) == 0 and not self.settings.shard:  # another shard may hold some
-            self.writer.discard()
-            largest = -targets.gap_long_minus_short_nats.min()
-            raise UserError(
-                f"none of {len(targets):,} targets gains more than tau = {self.settings.tau_nats} nats from the long "
-                f"context (the most is {largest:.2f}); lower --tau, raise --targets, or train the model for longer"
-            )
-        self._select(targets, over)
-        self.writer.finish()
-
-    def _measure_gaps(self, sampled: SampledTargets) -> Targets:
-        mine = list(self._blocks(len(sampled.document)))
-        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        target_id = np.concatenate(mine)
-        with progress("long and short losses", len(target_id), "targets") as advance:
-            for rows in mine:
-                contexts = self._contexts(sampled, rows, rows)
-                parts.append((contexts.targets, *long_and_short_losses(self.scorer, contexts)))
-                advance(len(rows))
-        token, long, short = (np.concatenate(column) for column in zip(*parts, strict=True))
-        targets = Targets(
-            target_id=target_id,
-            document=sampled.document[target_id],
-            position=sampled.position[target_id],
-            token=token,
-            loss_long_nats=long,
-            loss_short_nats=short,
-            placebo_document=sampled.placebo_document[target_id],
-            placebo_start=sampled.placebo_start[target_id],
-        )
-        self.writer.write_targets(targets)
-        return targets
-
-    def _blocks(self, count: int) -> Iterator[np.ndarray]:
-        """Target ids of each block that is measured here: every block, or this shard's."""
-        for number, start in enumerate(range(0, count, TARGETS_PER_BLOCK)):
-            if self.settings.shard is None or self.settings.shard.has(number):
-                yield np.arange(start, min(start + TARGETS_PER_BLOCK, count))
-
-    def _rounds(self, targets: Targets, over: np.ndarray) -> Iterator[np.ndarray]:
-        """Rows of the unfinished targets over tau, a few of one block at a time."""
-        finished = self.writer.finished_targets()
-        block = targets.target_id[over] // TARGETS_PER_BLOCK
-        for number in np.unique(block):
-            rows = over[block == number]
-            for start in range(0, len(rows), TARGETS_PER_ROUND):
-                together = rows[start : start + TARGETS_PER_ROUND]
-                if not finished.issuperset(targets.target_id[together].tolist()):
-                    yield together
-
-    def _contexts(self, at: SampledTargets | Targets, rows: np.ndarray, target_id: np.ndarray) -> Contexts:
-        return long_contexts(
-            self.tokens,
-            at.document[rows],
-            at.position[rows],
-            target_id,
-            n_long=self.settings.n_long,
-            n_short=self.settings.n_short,
-        )
-
-    def _select(self, targets: Targets, over: np.ndarray) -> None:
-        """Run every selector on the true and the placebo far context, a few targets at a time."""
-        rounds = list(self._rounds(targets, over))
-        done = len(over) - sum(map(len, rounds))
-        pending: list[SelectionRow] = []
-        written = time.monotonic()
-        with progress("selecting tokens", len(over), "targets", done=done) as advance:
-            try:
-                for rows in rounds:
-                    contexts = self._contexts(targets, rows, targets.target_id[rows])
-                    placebo = placebo_contexts(
-                        self.tokens, contexts, targets.placebo_document[rows], targets.placebo_start[rows]
-                    )
-                    pending += self._selections(contexts, "true") + self._selections(placebo, "placebo")
-                    advance(len(rows))
-                    if time.monotonic() - written > SECONDS_BETWEEN_PARTS:
-                        self.writer.append(pending)
-                        pending, written = [], time.monotonic()
-            finally:  # on Ctrl-C too: what is finished stays
-                self.writer.append(pending)
-
-    def _selections(self, contexts: Contexts, far_context: str) -> list[SelectionRow]:
-        ks: Sequence[int] = self.settings.ks
-        rows = []
-        for name in self.settings.selectors:
-            influence = find_selector(name)(Question(self.scorer, contexts, self.settings.seed))
-            selected = most_influential(influence, max(ks))
-            losses = selected_losses(self.scorer, contexts, selected, ks)
-            chosen = np.take_along_axis(influence, selected, axis=1)
-            rows += [
-                SelectionRow(int(contexts.target_id[i]), name, far_context, selected[i], chosen[i], losses[i])
-                for i in range(len(contexts))
-            ]
-        return rows
+    return replace(manifest, options={**settings.shard.options}) if settings.shard else manifest

@@ -18,7 +18,7 @@ from olmo_sparsity.files import write_json
 from olmo_sparsity.provenance import library_versions
 
 KIND = "olmo-sparsity records"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 
 # Every other field of the manifest decides numbers, and a folder never mixes two values of it. A run may go
@@ -26,6 +26,8 @@ MANIFEST_NAME = "manifest.json"
 _NOT_SETTINGS = {
     "checkpoint",
     "training_seed",
+    "evaluation_checkpoint",
+    "evaluation_training_seed",
     "corpus",
     "device",
     "commit",
@@ -68,6 +70,12 @@ class Manifest:
     device: str
     commit: str
     """Commit of this code, empty where it is unknown."""
+    evaluation_checkpoint: str | None = None
+    """Path of the checkpoint that evaluates what the other one selected (cross-fitting, METHOD 2.3); else None."""
+    evaluation_checkpoint_sha256: str | None = None
+    """Checksum of its weights."""
+    evaluation_training_seed: int | None = None
+    """Seed it was trained with, where it is known."""
     options: dict[str, Any] = field(default_factory=dict)
     """Any further setting that changes the numbers."""
     versions: dict[str, str] = field(default_factory=library_versions)
@@ -96,6 +104,11 @@ class Manifest:
     def k_max(self) -> int:
         """The largest k: so many tokens of every selection are recorded."""
         return self.ks[-1]
+
+    @property
+    def crossfit(self) -> bool:
+        """Whether one checkpoint selected and another evaluated."""
+        return self.evaluation_checkpoint_sha256 is not None
 
     @property
     def fingerprint(self) -> str:

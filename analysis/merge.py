@@ -8,18 +8,18 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from analysis.manifest import MANIFEST_NAME, Manifest, setting_differences
 from analysis.records import (
-    FAR_CONTEXTS,
+    EXAMPLES_NAME,
     SELECTIONS_NAME,
     TARGETS_NAME,
     Records,
     RecordWriter,
-    SelectionRow,
-    Targets,
     load_records,
 )
+from analysis.rows import FAR_CONTEXTS, Examples, SelectionRow, Targets
 from analysis.shard import MeasurementShard
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import remove
@@ -49,9 +49,10 @@ def merge_records(out: str | Path) -> Path:
     remove(temporary)  # of a killed merge
     writer = RecordWriter(temporary, manifest)
     writer.write_targets(targets)
+    writer.write_examples(_merged_examples(shards))
     writer.append([row for records in shards for row in _rows(records)])
     writer.finish()  # refuses while a target over tau lacks rows
-    for name in (TARGETS_NAME, SELECTIONS_NAME, MANIFEST_NAME):
+    for name in (TARGETS_NAME, EXAMPLES_NAME, SELECTIONS_NAME, MANIFEST_NAME):
         remove(out / name)  # without a manifest beside it nobody could read it
         os.replace(temporary / name, out / name)
     temporary.rmdir()
@@ -148,6 +149,12 @@ def _merged_targets(out: Path, shards: list[Records]) -> Targets:
             f"the shards of {out} do not hold every target once; measure them again with --overwrite"
         )
     return Targets(**columns)
+
+
+def _merged_examples(shards: list[Records]) -> Examples:
+    """The examples of all shards in the order of their targets, as an unsharded run writes them."""
+    table = pa.concat_tables([records.examples.to_table() for records in shards if records.examples])
+    return Examples.from_table(table.sort_by("target_id"))
 
 
 def _rows(records: Records) -> list[SelectionRow]:

@@ -1,6 +1,6 @@
 """The model that is analysed: a checkpoint of this project, or a directory that transformers loads.
 
-Both answer one call, `analysis.scorer.TokenModel`: logits for tokens at explicit position ids. No remote code is run.
+Both answer the calls of `analysis.adapters.AnalysedModel`. No remote code is run.
 Shapes: R rows, L tokens, N tokens of long context, V vocabulary (logits).
 """
 
@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
+from analysis.adapters import OlmoForAnalysis, PositionedCausalLM
 from olmo_sparsity.checkpoint import TOKENIZER, load_model, resolve_checkpoint, weights_sha256
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.data.tokenizers import load_tokenizer
@@ -30,36 +32,7 @@ TRANSFORMERS_CONFIG = "config.json"
 _WEIGHTS, _WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _NOT_WHAT_IS_TOKENIZED = ("post_processor", "truncation", "padding")  # corpora are encoded without them
 _RELATIVE_TOLERANCE = 1e-3
-
-
-class PositionedCausalLM(nn.Module):
-    """A causal language model of transformers that rotates by, or looks up, the position ids it is given."""
-
-    def __init__(self, model: Any):
-        super().__init__()
-        self.model = model
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        *,
-        last_logits_only: bool = False,
-        attention_mask: Tensor | None = None,
-    ) -> Any:
-        """An object whose ``logits`` are (R, L, V), or (R, 1, V) with ``last_logits_only``.
-
-        ``input_ids`` and ``position_ids`` are (R, L). ``attention_mask`` (R, L): 0 hides a token from every query.
-        """
-        return self.model(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            # Without a mask transformers takes an id jump for the beginning of another packed document, and cuts
-            # attention there without a word (METHOD section 4).
-            attention_mask=torch.ones_like(input_ids) if attention_mask is None else attention_mask,
-            use_cache=False,
-            logits_to_keep=1 if last_logits_only else 0,
-        )
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -67,7 +40,7 @@ class LoadedModel:
     """A model in evaluation mode, on the CPU in fp32, and what identifies it in records."""
 
     model: nn.Module
-    """Called as `analysis.scorer.TokenModel`."""
+    """An `analysis.adapters.AnalysedModel`."""
     checkpoint: Path
     """Its folder."""
     family: str
@@ -124,9 +97,32 @@ def tokenization(path: Path) -> dict[str, Any]:
 
 
 def find_model(path: str | Path) -> Path:
-    """The folder that ``path`` means: itself, or a run's last checkpoint. Raises `UserError` where it is neither."""
+    """The folder that ``path`` means: itself, a run's last checkpoint, or the local copy of a model of the hub.
+
+    A path that does not exist and reads like ``owner/name`` is a model of the Hugging Face hub; its configuration,
+    tokenizer and safetensors weights are downloaded, or found in the cache. Raises `UserError` for anything else.
+    """
+    if not Path(path).exists() and _HUB_ID.fullmatch(str(path)):
+        return _from_hub(str(path))
     path = Path(path)
     return path if (path / TRANSFORMERS_CONFIG).is_file() else resolve_checkpoint(path)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise UserError(
+            f"{name} is neither a folder here nor a model that could be fetched from the hub ({reason}); check the "
+            "spelling and the connection, or download it first"
+        ) from error
+    if not (folder / TRANSFORMERS_CONFIG).is_file():
+        raise UserError(f"{name} on the hub has no {TRANSFORMERS_CONFIG}; it is no model of transformers")
+    return folder
 
 
 def load_for_analysis(path: str | Path) -> LoadedModel:
@@ -140,7 +136,7 @@ def load_for_analysis(path: str | Path) -> LoadedModel:
         return _load_directory(folder)
     model, config = load_model(folder)
     return LoadedModel(
-        model=model,
+        model=OlmoForAnalysis(model).eval().requires_grad_(False),
         checkpoint=folder,
         family=OWN_FAMILY,
         weights_sha256=weights_sha256(folder),
@@ -162,7 +158,7 @@ def _load_directory(folder: Path) -> LoadedModel:
             "context; give a model with rotary or learned positions"
         )
     return LoadedModel(
-        model=PositionedCausalLM(model).eval(),
+        model=PositionedCausalLM(model).eval().requires_grad_(False),
         checkpoint=folder,
         family=model.config.model_type,
         weights_sha256=_sha256_of_all(files),

@@ -4,6 +4,7 @@ A records folder is self-contained; nothing here needs the model or torch:
 
     manifest.json                  what was measured on what, with which settings (`Manifest`)
     targets.parquet                a row per sampled target (`Targets`)
+    examples.parquet               the text of every target over tau (`Examples`), for people to read
     selections/part-00000.parquet  a row per (target over tau, selector, far context) (`SelectionRow`)
 
 Parts are written whole and never changed, so a killed run loses at most its last part.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analysis.manifest import MANIFEST_NAME, Manifest, read_manifest, setting_differences
+from analysis.rows import (
+    EXAMPLES_SCHEMA,
+    FAR_CONTEXTS,
+    SELECTIONS_SCHEMA,
+    TARGETS_SCHEMA,
+    Examples,
+    SelectionRow,
+    Targets,
+)
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import atomic_path, remove
 
@@ -31,105 +41,7 @@ log = logging.getLogger(__name__)
 
 TARGETS_NAME = "targets.parquet"
 SELECTIONS_NAME = "selections"
-FAR_CONTEXTS = ("true", "placebo")
-"""The target's own far context, and that of another held-out document (METHOD 2.3, [ours])."""
-
-
-def _schema(**types: pa.DataType) -> pa.Schema:
-    return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in types.items()])
-
-
-TARGETS_SCHEMA = _schema(
-    target_id=pa.int64(),
-    document=pa.int64(),
-    position=pa.int64(),
-    token=pa.int32(),
-    loss_long_nats=pa.float64(),
-    loss_short_nats=pa.float64(),
-    gap_long_minus_short_nats=pa.float64(),
-    placebo_document=pa.int64(),
-    placebo_start=pa.int64(),
-)
-SELECTIONS_SCHEMA = _schema(
-    target_id=pa.int64(),
-    selector=pa.string(),
-    far_context=pa.string(),
-    selected=pa.list_(pa.int32()),
-    influence=pa.list_(pa.float32()),
-    loss_nats=pa.list_(pa.float64()),
-)
-
-
-@dataclass(frozen=True)
-class Targets:
-    """The sampled targets; every array is (n,), and row i of each belongs to the same target."""
-
-    target_id: np.ndarray
-    """Unique and stable number of the target, int64."""
-    document: np.ndarray
-    """Number of its document in the split, int64: the unit of resampling."""
-    position: np.ndarray
-    """t, index of the target token in its document, int64."""
-    token: np.ndarray
-    """The target's token id, int32."""
-    loss_long_nats: np.ndarray
-    """L_long, float64."""
-    loss_short_nats: np.ndarray
-    """L_short, float64."""
-    placebo_document: np.ndarray
-    """Document that the placebo far context is taken from, int64."""
-    placebo_start: np.ndarray
-    """Index in that document of the placebo far context's first token, int64."""
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            dtype = TARGETS_SCHEMA.field(each.name).type.to_pandas_dtype()
-            array = np.ascontiguousarray(getattr(self, each.name), dtype=dtype)
-            object.__setattr__(self, each.name, array)  # frozen: callers may pass lists or other widths
-            if array.ndim != 1 or len(array) != len(self.target_id):
-                raise ValueError(f"{each.name} has shape {array.shape}, target_id {self.target_id.shape}")
-        if len(np.unique(self.target_id)) != len(self.target_id):
-            raise ValueError("target ids repeat")
-        if not np.isfinite([self.loss_long_nats, self.loss_short_nats]).all():
-            raise ValueError("a target's loss is not finite")
-
-    def __len__(self) -> int:
-        return len(self.target_id)
-
-    @property
-    def gap_long_minus_short_nats(self) -> np.ndarray:
-        """L_long - L_short, (n,): negative where the long context helps."""
-        return self.loss_long_nats - self.loss_short_nats
-
-    def over(self, tau_nats: float) -> np.ndarray:
-        """Indices, ascending, of the targets with L_short - L_long > tau: those that selectors run on."""
-        return np.flatnonzero(-self.gap_long_minus_short_nats > tau_nats)
-
-    def to_table(self) -> pa.Table:
-        """The rows of `targets.parquet`."""
-        arrays = [pa.array(getattr(self, name)) for name in TARGETS_SCHEMA.names]
-        return pa.Table.from_arrays(arrays, schema=TARGETS_SCHEMA)
-
-    @classmethod
-    def from_table(cls, table: pa.Table) -> Targets:
-        """The inverse of `to_table`."""
-        return cls(**{each.name: table[each.name].to_numpy() for each in fields(cls)})
-
-
-@dataclass(frozen=True)
-class SelectionRow:
-    """What one selector chose for one target in one far context, and what the choice is worth."""
-
-    target_id: int
-    selector: str
-    far_context: str
-    """`true` or `placebo`."""
-    selected: Sequence[int] | np.ndarray
-    """Position ids, in 0..N-M-1, of the first k_max tokens, most influential first, (k_max,)."""
-    influence: Sequence[float] | np.ndarray
-    """Influence of each in nats, in the same order, (k_max,)."""
-    loss_nats: Sequence[float] | np.ndarray
-    """L_k for each k of the manifest's ``ks``, (K,)."""
+EXAMPLES_NAME = "examples.parquet"
 
 
 class RecordWriter:
@@ -150,6 +62,7 @@ class RecordWriter:
         if overwrite and path.exists():
             read_manifest(path)  # refuses: that folder is something else, and nothing of it is deleted
             remove(self.selections)
+            remove(self.folder / EXAMPLES_NAME)
             remove(self.folder / TARGETS_NAME)
             remove(path)
         self.manifest = self._continue(manifest) if path.exists() else self._begin(manifest)
@@ -195,6 +108,12 @@ class RecordWriter:
                     "give another --out, or --overwrite to start anew"
                 )
 
+    def write_examples(self, examples: Examples) -> None:
+        """Write `examples.parquet`, unless it is there."""
+        path = self.folder / EXAMPLES_NAME
+        if not path.exists():
+            _write_table(examples.to_table(), path)
+
     def finished_targets(self) -> set[int]:
         """Ids of the targets that have a row for every selector and far context."""
         return _finished(_read_parts(self.folder, ["target_id", "selector", "far_context"]), self.manifest)
@@ -229,8 +148,8 @@ class RecordWriter:
     def discard(self) -> None:
         """Remove a folder in which nothing was selected, so that the next try may have other settings."""
         assert not _part_paths(self.folder), "finished selections are never discarded"
-        for path in (self.folder / TARGETS_NAME, self.folder / MANIFEST_NAME):
-            remove(path)
+        for name in (EXAMPLES_NAME, TARGETS_NAME, MANIFEST_NAME):
+            remove(self.folder / name)
         if not any(self.folder.iterdir()):
             self.folder.rmdir()
 
@@ -259,7 +178,9 @@ class Records:
     selected: dict[str, dict[str, np.ndarray]]
     """Position ids of the selected tokens, most influential first, int32 (m, k_max)."""
     influence: dict[str, dict[str, np.ndarray]]
-    """Their influence in nats, float32 (m, k_max)."""
+    """Their influence, float32 (m, k_max), in nats but for the selector attention (share of the attention)."""
+    examples: Examples | None = None
+    """Text of the targets over tau, for people to read; None where none was written."""
 
 
 def load_records(folder: str | Path) -> Records:
@@ -289,7 +210,7 @@ def load_records(folder: str | Path) -> Records:
     if not manifest.complete:
         log.warning("%s is unfinished: %d of %d targets over tau; %s", folder, len(over), len(wanted), again)
     arrays = _arrange(parts, manifest, targets.target_id[over], folder)
-    return Records(folder, manifest, targets, over, **arrays)
+    return Records(folder, manifest, targets, over, **arrays, examples=_read_examples(folder))
 
 
 def _arrange(parts: pa.Table, manifest: Manifest, ids: np.ndarray, folder: Path) -> dict[str, dict]:
@@ -355,6 +276,14 @@ def _read_targets(folder: Path) -> Targets:
     if not np.array_equal(table["gap_long_minus_short_nats"].to_numpy(), targets.gap_long_minus_short_nats):
         raise UserError(f"{path} is damaged (gap is not L_long - L_short); {remedy}")
     return targets
+
+
+def _read_examples(folder: Path) -> Examples | None:
+    path = folder / EXAMPLES_NAME
+    if not path.exists():
+        return None
+    remedy = "remove that file and run the same scripts/influence.py command again"
+    return Examples.from_table(_read_table(path, EXAMPLES_SCHEMA, remedy))
 
 
 def _read_table(path: Path, schema: pa.Schema, remedy: str) -> pa.Table:

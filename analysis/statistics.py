@@ -1,4 +1,4 @@
-"""Cluster bootstrap: 95 % intervals that know that targets of one document are not independent (METHOD 2.4).
+"""Cluster bootstrap and permutation test that know that targets of one document are not independent (METHOD 2.4).
 
 Every figure is a function of column sums over targets: a mean is Σ loss / Σ 1, recovery is
 Σ (L_short - L_k) / Σ (L_short - L_long). So one resample needs only the sums per document, and all
@@ -9,14 +9,16 @@ Shapes: n targets, C columns, D documents (clusters), R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 DEFAULT_RESAMPLES = 2000
 LEVEL = 0.95
-_CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts held at once: 32 MiB of int64
+_CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts or signs held at once: 32 MiB of int64
+_SIGN_STREAM = 4  # keeps the signs of a seed apart from its resamples
+_TIE = 1e-12  # of Σ |difference|: rounding must not decide whether a flipped sum ties with the observed one
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """From column sums (…, C) to values (…,); NaN where it is not defined, as a ratio over nothing is."""
@@ -115,6 +117,41 @@ def cluster_bootstrap(
     return ClusterBootstrap(columns, clusters, resamples=resamples, seed=seed).interval(statistic)
 
 
+def sign_flip_p_values(
+    differences: np.ndarray, clusters: np.ndarray, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+) -> np.ndarray:
+    """Permutation test of paired differences whose unit of exchange is the cluster: two-sided p-values, (C,).
+
+    Null hypothesis: the two sides of the pairs (here the true and the placebo far context) are exchangeable by
+    document. Swapping them for all targets of a document flips the sign of its sum of differences, and every
+    pattern of signs over documents is as likely as the observed one. The statistic is |Σ over targets|; a pattern
+    counts as extreme where it is at least as large as the observed value.
+
+    With 2^D <= R all patterns are enumerated: p = #extreme / 2^D, exact, the observed pattern being one of them.
+    Otherwise R patterns are drawn: p = (1 + #extreme) / (1 + R), never 0. D counts the documents in which a
+    difference is not zero; the others cannot change a sum.
+
+    Args:
+        differences: (n, C), first side minus second; every column is tested by itself, on the same signs.
+        clusters: (n,), the document of each row.
+        resamples: R.
+        seed: of the signs; the same arguments give the same p-values.
+    """
+    sums = cluster_sums(np.asarray(differences, dtype=np.float64), clusters)
+    sums = sums[sums.any(axis=1)]
+    documents = len(sums)
+    least = np.abs(sums.sum(axis=0)) - _TIE * np.abs(sums).sum(axis=0)
+    if 2**documents <= resamples:
+        patterns = np.arange(2**documents)[:, None] >> np.arange(documents)
+        return (np.abs(_signs(patterns % 2) @ sums) >= least).mean(axis=0)
+    rng = np.random.default_rng([_SIGN_STREAM, seed])
+    extreme = np.zeros(sums.shape[1], dtype=np.int64)
+    for rows in _chunks(resamples, documents):
+        signs = _signs(rng.integers(2, size=(len(rows), documents)))
+        extreme += (np.abs(signs @ sums) >= least).sum(axis=0)
+    return (1 + extreme) / (1 + resamples)
+
+
 def cluster_sums(columns: np.ndarray, clusters: np.ndarray) -> np.ndarray:
     """Sums of ``columns`` (n, C) over the rows of each cluster, (D, C), clusters in ascending order."""
     _, index = np.unique(clusters, return_inverse=True)
@@ -126,11 +163,22 @@ def cluster_sums(columns: np.ndarray, clusters: np.ndarray) -> np.ndarray:
 def _resample(per_cluster: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
     """Sums over D clusters drawn with replacement, (R, C); memory does not grow with R · D."""
     clusters = len(per_cluster)
-    chunk = max(1, _CHUNK_ELEMENTS // clusters)
     sums = np.empty((resamples, per_cluster.shape[1]))
-    for first in range(0, resamples, chunk):
-        rows = min(chunk, resamples - first)
-        drawn = rng.integers(clusters, size=(rows, clusters)) + clusters * np.arange(rows)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=rows * clusters).reshape(rows, clusters)
-        sums[first : first + rows] = counts.astype(np.float64) @ per_cluster
+    for rows in _chunks(resamples, clusters):
+        drawn = rng.integers(clusters, size=(len(rows), clusters))
+        drawn += clusters * np.arange(len(rows))[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
+        sums[rows.start : rows.stop] = counts.astype(np.float64) @ per_cluster
     return sums
+
+
+def _chunks(resamples: int, clusters: int) -> Iterator[range]:
+    """The resamples, so many at a time that a (rows, clusters) array stays small."""
+    size = max(1, _CHUNK_ELEMENTS // max(1, clusters))
+    for first in range(0, resamples, size):
+        yield range(first, min(first + size, resamples))
+
+
+def _signs(bits: np.ndarray) -> np.ndarray:
+    """0 becomes 1 and 1 becomes -1."""
+    return 1.0 - 2.0 * bits

@@ -4,32 +4,43 @@
     placebo recovery(k) = the same sums, L_k measured in the placebo far context, same denominator   [ours]
     net recovery(k)     = recovery(k) - placebo recovery(k)                                          [ours]
 
-The sums run over the targets with L_short - L_long > tau. Losses are means in nats per token; recoveries are
-fractions of the gain. Every interval is a 95 % cluster bootstrap by document, and all share their resamples.
+The sums run over the targets with L_short - L_long > tau; under cross-fitting the selecting model decides which
+these are, and every loss is the evaluating model's. Losses are means in nats per token; recoveries are fractions of
+the gain. Every interval is a 95 % cluster bootstrap by document, and all share their resamples.
 Shapes: n sampled targets, m of them over tau.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from analysis.records import FAR_CONTEXTS, Records
-from analysis.statistics import (
-    DEFAULT_RESAMPLES,
-    ClusterBootstrap,
-    Interval,
-    Statistic,
-    difference,
-    ratio_of_sums,
+from analysis.dependencies import (
+    distance_columns,
+    distance_numbers,
+    kind_columns,
+    kind_numbers,
+    needed_columns,
+    needed_numbers,
+)
+from analysis.records import Records
+from analysis.statistics import DEFAULT_RESAMPLES, difference
+from analysis.sums import (
+    ALL,
+    Columns,
+    Json,
+    MeasuredTargets,
+    SumsBootstrap,
+    default_selector,
+    nats,
+    over_tau_column,
+    refuse_without_gain,
 )
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import write_json
@@ -37,56 +48,58 @@ from olmo_sparsity.files import write_json
 GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)
 """Inner edges of the bins of L_short - L_long; those not above tau are left out. [ours]"""
 DEFAULT_K = 4
-"""The k of the recovery by bins, where it was measured."""
+"""The k of everything that is shown at one k only, where it was measured."""
 FEW_DOCUMENTS = 30
 """Below this many documents with a target over tau, percentile intervals are known to be too narrow."""
-
-Json = dict[str, Any]
 
 
 def summarize(
     records: Records, resamples: int = DEFAULT_RESAMPLES, seed: int = 0, *, k_of_bins: int | None = None
 ) -> Json:
-    """All numbers of Figure 2 as one JSON value.
+    """All numbers of the figures as one JSON value.
 
     Args:
-        records: of one checkpoint on one corpus.
-        resamples: bootstrap resamples, at least 1,000 for what is shown.
-        seed: of the bootstrap.
-        k_of_bins: the k of ``gain_bins``; by default 4, or the closest k that was measured.
+        records: of one checkpoint on one corpus, or of two that are cross-fitted.
+        resamples: bootstrap resamples, at least 1,000 for what is shown; also patterns of the permutation test.
+        seed: of both.
+        k_of_bins: the k of ``gain_bins``, ``comparisons``, ``kinds`` and ``distances``; by default 4, or the
+            closest k that was measured.
 
-    Raises `UserError` if no target is over tau, or ``k_of_bins`` was not measured.
+    Raises `UserError` if no target is over tau, the gains over tau sum to nothing, or ``k_of_bins`` was not measured.
     """
     targets, manifest = records.targets, records.manifest
-    _refuse_without_targets(records)
-    k_of_bins = _choose_k(manifest.ks, k_of_bins)
+    refuse_without_gain(records)
+    k = _choose_k(manifest.ks, k_of_bins)
+    measured = MeasuredTargets(records)
     bins = gain_bins(manifest.tau_nats)
-    columns = _columns(records, bins, k_of_bins)
-    bootstrap = _NamedBootstrap(columns, targets.document, resamples, seed)
-    documents_over = len(np.unique(targets.document[records.over]))
+    in_bins = _members_of_bins(records, bins)
+    columns = _columns(records, measured, in_bins, k)
+    bootstrap = SumsBootstrap(columns, targets.document, resamples, seed)
     return {
         "targets": len(targets),
         "targets_over_tau": len(targets.over(manifest.tau_nats)),
         "documents": len(np.unique(targets.document)),
-        "share_over_tau": bootstrap.ratio("over", "one").as_dict(),
-        "loss_short": bootstrap.ratio("short over tau", "measured").as_dict(),
-        "loss_long": bootstrap.ratio("long over tau", "measured").as_dict(),
+        "share_over_tau": bootstrap.ratio("over", "one"),
+        "loss_short": bootstrap.ratio("short over tau", ("targets", ALL)),
+        "loss_long": bootstrap.ratio("long over tau", ("targets", ALL)),
         "all_targets": {
-            "loss_short": bootstrap.ratio("short", "one").as_dict(),
-            "loss_long": bootstrap.ratio("long", "one").as_dict(),
-            "gap_short_minus_long": bootstrap.ratio("gain", "one").as_dict(),
+            "loss_short": bootstrap.ratio("short", "one"),
+            "loss_long": bootstrap.ratio("long", "one"),
+            "gap_short_minus_long": bootstrap.ratio("gain", "one"),
         },
-        "selectors": {
-            selector: {str(k): _of_selector(bootstrap, selector, k) for k in manifest.ks}
-            for selector in manifest.selectors
-        },
+        "selectors": _per_selector(bootstrap, measured, resamples, seed),
+        "comparisons": _comparisons(bootstrap, measured, k),
         "gain_bins": {
-            "k": k_of_bins,
+            "k": k,
             "bins": [
-                _of_bin(bootstrap, columns, records, number, edges) for number, edges in enumerate(bins)
+                _of_bin(bootstrap, measured, number, edges, in_bins[number], k)
+                for number, edges in enumerate(bins)
             ],
         },
-        "settings": _settings(records, documents_over, resamples, seed),
+        "kinds": kind_numbers(bootstrap, records, measured, k),
+        "distances": distance_numbers(bootstrap, records, k),
+        "tokens_needed": needed_numbers(bootstrap, measured),
+        "settings": _settings(records, resamples, seed),
     }
 
 
@@ -101,153 +114,97 @@ def write_summary(summary: Json, path: str | Path) -> None:
     write_json(path, summary)
 
 
-def render_table(summary: Json) -> Group:
-    """The summary as a table for a terminal of 80 columns; recoveries in per cent."""
-    settings = summary["settings"]
-    over = summary["share_over_tau"]
-    head = Text.assemble(
-        (f"{summary['targets']:,} targets", "bold"),
-        f" of {summary['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}\n",
-        (f"{summary['targets_over_tau']:,} over tau", "bold"),
-        f" (L_short - L_long > {nats(settings['tau_nats'])}): {_percent(over, 1)} % of them; over these\n",
-        f"L_short {_loss(summary['loss_short'])}   L_long {_loss(summary['loss_long'])} nats per token",
-    )
-    if not settings["complete"]:
-        head.append(f"\nunfinished: {settings['targets_measured']:,} measured so far", "yellow")
-    if settings["documents_over_tau"] < FEW_DOCUMENTS:
-        head.append(
-            f"\nonly {settings['documents_over_tau']} documents bear on this: rough intervals", "yellow"
-        )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("selector", no_wrap=True)
-    for name in ("k", "L_k [nats]", "recovery [%]", "placebo [%]", "net [%]"):
-        table.add_column(Text(name), justify="right", no_wrap=True)
-    for selector, per_k in summary["selectors"].items():
-        for number, (k, values) in enumerate(per_k.items()):
-            shares = [_percent(values[f"{kind}recovery"]) for kind in ("", "placebo_", "net_")]
-            last = number == len(per_k) - 1
-            table.add_row(
-                selector if number == 0 else "", k, _loss(values["loss"]), *shares, end_section=last
-            )
-    note = f"[95 % interval]: {settings['resamples']:,} resamples of documents; net = recovery - placebo"
-    return Group(head, Text(), table, Text(note, style="dim"))
-
-
-class _NamedBootstrap:
-    """A cluster bootstrap whose columns have names."""
-
-    def __init__(self, columns: dict[Hashable, np.ndarray], documents: np.ndarray, resamples: int, seed: int):
-        self.index = {name: number for number, name in enumerate(columns)}
-        matrix = np.stack(list(columns.values()), axis=1)
-        self.bootstrap = ClusterBootstrap(matrix, documents, resamples=resamples, seed=seed)
-
-    def statistic(self, numerator: Hashable, denominator: Hashable) -> Statistic:
-        return ratio_of_sums(self.index[numerator], self.index[denominator])
-
-    def ratio(self, numerator: Hashable, denominator: Hashable) -> Interval:
-        return self.bootstrap.interval(self.statistic(numerator, denominator))
-
-    def recoveries(self, true: Hashable, placebo: Hashable, gain: Hashable) -> Json:
-        """Recovery, its placebo and their paired difference."""
-        of_true, of_placebo = self.statistic(true, gain), self.statistic(placebo, gain)
-        statistics = {
-            "recovery": of_true,
-            "placebo_recovery": of_placebo,
-            "net_recovery": difference(of_true, of_placebo),
-        }
-        return {name: self.bootstrap.interval(each).as_dict() for name, each in statistics.items()}
-
-
-def _columns(records: Records, bins: list[tuple[float, float]], k_of_bins: int) -> dict[Hashable, np.ndarray]:
+def _columns(records: Records, measured: MeasuredTargets, in_bins: list[np.ndarray], k: int) -> Columns:
     """What is summed over targets, each (n,); zero where a target does not belong to the sum."""
-    targets, manifest, over = records.targets, records.manifest, records.over
-    gain = -targets.gap_long_minus_short_nats
-    short = targets.loss_short_nats[over]
-
-    def spread(values: np.ndarray | float) -> np.ndarray:
-        """Values of the targets over tau, (m,), as a column of all targets."""
-        column = np.zeros(len(targets))
-        column[over] = values
-        return column
-
-    columns: dict[Hashable, np.ndarray] = {
+    targets = records.targets
+    columns: Columns = {
         "one": np.ones(len(targets)),
         "short": targets.loss_short_nats,
         "long": targets.loss_long_nats,
-        "gain": gain,
-        "over": (gain > manifest.tau_nats).astype(np.float64),
-        "measured": spread(1.0),
-        "short over tau": spread(short),
-        "long over tau": spread(targets.loss_long_nats[over]),
-        "gain over tau": spread(gain[over]),
+        "gain": -targets.gap_long_minus_short_nats,
+        "over": over_tau_column(records),
+        "short over tau": measured.column(measured.short_nats),
+        "long over tau": measured.column(measured.long_nats),
+        **measured.of_group(ALL, measured.ks),
     }
-    in_bin = [(gain[over] > low) & (gain[over] <= high) for low, high in bins]
-    for number, members in enumerate(in_bin):
-        columns["members", number] = spread(members)
-        columns["gain", number] = spread(gain[over] * members)
-    for selector in manifest.selectors:
-        for context in FAR_CONTEXTS:
-            for column, k in enumerate(manifest.ks):
-                loss = records.loss_nats[selector][context][:, column]
-                columns["loss", selector, context, k] = spread(loss)
-                columns["saved", selector, context, k] = spread(short - loss)
-                if k == k_of_bins:
-                    for number, members in enumerate(in_bin):
-                        columns["saved", selector, context, "bin", number] = spread((short - loss) * members)
-    return columns
+    for number, members in enumerate(in_bins):
+        columns |= measured.of_group(("bin", number), [k], members)
+    return (
+        columns
+        | kind_columns(records, measured, k)
+        | distance_columns(records, measured, k)
+        | needed_columns(measured)
+    )
 
 
-def _of_selector(bootstrap: _NamedBootstrap, selector: str, k: int) -> Json:
+def _members_of_bins(records: Records, bins: list[tuple[float, float]]) -> list[np.ndarray]:
+    """Which targets over tau belong to each bin, (m,) each.
+
+    The selecting model's gain decides, as it does for tau. A bin of the evaluating model's gain would hold targets
+    for being lucky with that model, which is what cross-fitting is to avoid.
+    """
+    gain = records.targets.selecting_gain_nats[records.over]
+    return [(gain > low) & (gain <= high) for low, high in bins]
+
+
+def _per_selector(bootstrap: SumsBootstrap, measured: MeasuredTargets, resamples: int, seed: int) -> Json:
+    p_values = measured.permutation_p(resamples, seed)
     return {
-        "loss": bootstrap.ratio(("loss", selector, "true", k), "measured").as_dict(),
-        "placebo_loss": bootstrap.ratio(("loss", selector, "placebo", k), "measured").as_dict(),
-        **bootstrap.recoveries(
-            ("saved", selector, "true", k), ("saved", selector, "placebo", k), "gain over tau"
-        ),
+        selector: {
+            str(k): {
+                **_mean_losses(bootstrap, selector, k),
+                **bootstrap.recoveries(selector, k),
+                "permutation_p": p_values[selector][k],
+            }
+            for k in measured.ks
+        }
+        for selector in measured.loss_nats
     }
+
+
+def _mean_losses(bootstrap: SumsBootstrap, selector: str, k: int) -> Json:
+    """Mean L_k over the targets over tau: what is left of L_short."""
+    short = bootstrap.statistic("short over tau", ("targets", ALL))
+    saved = {
+        name: bootstrap.statistic(("saved", selector, context, k, ALL), ("targets", ALL))
+        for name, context in (("loss", "true"), ("placebo_loss", "placebo"))
+    }
+    return {name: bootstrap.interval(difference(short, each)) for name, each in saved.items()}
+
+
+def _comparisons(bootstrap: SumsBootstrap, measured: MeasuredTargets, k: int) -> list[Json]:
+    """The default selector minus every other one, on the same targets and the same resamples."""
+    first = default_selector(measured.loss_nats)
+    of_first = bootstrap.recovery_statistics(first, k)
+    found = []
+    for second in measured.loss_nats:
+        if second != first:
+            of_second = bootstrap.recovery_statistics(second, k)
+            differences = {
+                f"{name}_difference": bootstrap.interval(difference(of_first[name], of_second[name]))
+                for name in ("net_recovery", "recovery")
+            }
+            found.append({"first": first, "second": second, "k": k, **differences})
+    return found
 
 
 def _of_bin(
-    bootstrap: _NamedBootstrap,
-    columns: dict[Hashable, np.ndarray],
-    records: Records,
+    bootstrap: SumsBootstrap,
+    measured: MeasuredTargets,
     number: int,
     edges: tuple[float, float],
+    members: np.ndarray,
+    k: int,
 ) -> Json:
-    members = columns["members", number] > 0
     return {
         "low": edges[0],
         "high": edges[1] if np.isfinite(edges[1]) else None,
         "targets": int(members.sum()),
-        "documents": len(np.unique(records.targets.document[members])),
+        "documents": len(np.unique(measured.document[members])),
         "selectors": {
-            selector: bootstrap.recoveries(
-                ("saved", selector, "true", "bin", number),
-                ("saved", selector, "placebo", "bin", number),
-                ("gain", number),
-            )
-            for selector in records.manifest.selectors
+            selector: bootstrap.recoveries(selector, k, ("bin", number)) for selector in measured.loss_nats
         },
     }
-
-
-def _refuse_without_targets(records: Records) -> None:
-    gain = -records.targets.gap_long_minus_short_nats
-    tau = records.manifest.tau_nats
-    if len(gain) == 0:
-        raise UserError(
-            f"{records.folder} has no targets; measure again with a shorter --n-long or longer documents"
-        )
-    if len(records.over) == 0:
-        raise UserError(
-            f"no target above tau: 0 % of the {len(gain):,} targets of {records.folder} gain more than "
-            f"{nats(tau)} from the long context (the largest gain is {gain.max():.3g}); "
-            "measure with a lower --tau, with more --targets, or with a model trained for longer"
-        )
-    if gain[records.over].sum() <= 0:
-        raise UserError(
-            f"recovery is undefined: with tau {tau:g} the gains sum to nothing; measure with tau >= 0"
-        )
 
 
 def _choose_k(ks: list[int], wanted: int | None) -> int:
@@ -258,29 +215,128 @@ def _choose_k(ks: list[int], wanted: int | None) -> int:
     return wanted
 
 
-def _settings(records: Records, documents_over: int, resamples: int, seed: int) -> Json:
+def _settings(records: Records, resamples: int, seed: int) -> Json:
     manifest = records.manifest
     return {
         **{name: value for name, value in asdict(manifest).items() if name != "version"},
+        "crossfit": manifest.crossfit,
         "complete": len(records.over) == len(records.targets.over(manifest.tau_nats)),
         "targets_measured": len(records.over),
-        "documents_over_tau": documents_over,
+        "documents_over_tau": len(np.unique(records.targets.document[records.over])),
         "resamples": resamples,
         "bootstrap_seed": seed,
         "interval": "95 % percentile, cluster bootstrap by document",
+        "permutation_test": "true against placebo, signs flipped by document, two-sided",
     }
 
 
-def nats(value: float) -> str:
-    """``1 nat``, ``0.5 nats``."""
-    return f"{value:g} nat" if value == 1 else f"{value:g} nats"
+def render_table(summary: Json) -> Group:
+    """The summary as tables for a terminal of 80 columns; recoveries and shares in per cent."""
+    note = (
+        f"[95 % interval]: {summary['settings']['resamples']:,} resamples of documents; "
+        "net = recovery - placebo"
+    )
+    tables = [
+        part
+        for heading, table in (
+            _p_table(summary),
+            _kinds_table(summary),
+            _needed_table(summary),
+        )
+        for part in (Text(), Text(heading), table)
+    ]
+    return Group(_head(summary), Text(), _selectors_table(summary), *tables, Text(note, style="dim"))
 
 
-def _loss(interval: Json) -> str:
+def _head(summary: Json) -> Text:
+    settings = summary["settings"]
+    over = summary["share_over_tau"]
+    head = Text.assemble(
+        (f"{summary['targets']:,} targets", "bold"),
+        f" of {summary['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}\n",
+        (f"{summary['targets_over_tau']:,} over tau", "bold"),
+        f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %; over these\n",
+        f"L_short {loss_text(summary['loss_short'])}   L_long {loss_text(summary['loss_long'])} nats per token",
+    )
+    if settings["crossfit"]:
+        head.append("\ncross-fitted: one model chose targets and tokens, another's losses are shown")
+    if not settings["complete"]:
+        head.append(f"\nunfinished: {settings['targets_measured']:,} measured so far", "yellow")
+    if settings["documents_over_tau"] < FEW_DOCUMENTS:
+        head.append(
+            f"\nonly {settings['documents_over_tau']} documents bear on this: rough intervals", "yellow"
+        )
+    return head
+
+
+def _selectors_table(summary: Json) -> Table:
+    table = plain_table("selector", "k", "L_k [nats]", "recovery [%]", "placebo [%]", "net [%]")
+    for selector, per_k in summary["selectors"].items():
+        names = name_lines(selector, len(per_k))
+        for number, (k, values) in enumerate(per_k.items()):
+            shares = [percent_text(values[f"{kind}recovery"]) for kind in ("", "placebo_", "net_")]
+            last = number == len(per_k) - 1
+            table.add_row(names[number], k, loss_text(values["loss"]), *shares, end_section=last)
+    return table
+
+
+def _p_table(summary: Json) -> tuple[str, Table]:
+    ks = [str(k) for k in summary["settings"]["ks"]]
+    table = plain_table("selector", *(f"k = {k}" for k in ks))
+    for selector, per_k in summary["selectors"].items():
+        table.add_row(selector, *(f"{per_k[k]['permutation_p']:.4f}" for k in ks))
+    return "p-value of true against placebo (permutation by document)", table
+
+
+def _kinds_table(summary: Json) -> tuple[str, Table]:
+    selector = default_selector(summary["selectors"])
+    table = plain_table("kind", "over tau", "share [%]", "mean gain [nats]", "net [%]")
+    for each in summary["kinds"]["kinds"]:
+        table.add_row(
+            each["kind"],
+            f"{each['targets_over_tau']:,} of {each['targets']:,}",
+            percent_text(each["share_over_tau"]),
+            loss_text(each["gap_short_minus_long"]),
+            percent_text(each["selectors"][selector]["net_recovery"]),
+        )
+    k = summary["kinds"]["k"]
+    return f"kinds (share: of those over tau; mean gain: of all; net: {selector}, k = {k})", table
+
+
+def _needed_table(summary: Json) -> tuple[str, Table]:
+    needed = summary["tokens_needed"]
+    selector = default_selector(needed["selectors"])
+    found = needed["selectors"][selector]
+    table = plain_table("far tokens", "true [%]", "placebo [%]")
+    for k, true, placebo in zip(needed["ks"], found["true"], found["placebo"], strict=True):
+        table.add_row(f"up to {k}", percent_text(true), percent_text(placebo))
+    table.add_row(f"more than {needed['ks'][-1]}", percent_text(found["censored"]), "")
+    share = f"{100 * needed['share']:.0f} %"
+    return f"targets that have {share} of their gain from k far tokens of {selector}", table
+
+
+def plain_table(first: str, *further: str) -> Table:
+    """A table without lines: text in the first column, numbers at the right of the others."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(Text(first), no_wrap=True)
+    for name in further:
+        table.add_column(Text(name), justify="right", no_wrap=True)
+    return table
+
+
+def name_lines(selector: str, rows: int) -> list[str]:
+    """First cells of ``rows`` rows: a screened form's proposer goes below its exact selector, to save width."""
+    parts = selector.replace("@", "\n@").split("\n", rows - 1)
+    return parts + [""] * (rows - len(parts))
+
+
+def loss_text(interval: Json) -> str:
+    """``value [low, high]`` in nats."""
     return _format(interval, 1.0, 2)
 
 
-def _percent(interval: Json, digits: int = 0) -> str:
+def percent_text(interval: Json, digits: int = 0) -> str:
+    """``value [low, high]`` in per cent, without the sign."""
     return _format(interval, 100.0, digits)
 
 
@@ -290,4 +346,5 @@ def _format(interval: Json, scale: float, digits: int) -> str:
         "–" if interval[name] is None else f"{interval[name] * scale:.{digits}f}"
         for name in ("value", "low", "high")
     ]
-    return "{} [{}, {}]".format(*("0" if text == "-0" else text for text in texts))
+    zero = f"-{0:.{digits}f}"
+    return "{} [{}, {}]".format(*(text.removeprefix("-") if text == zero else text for text in texts))

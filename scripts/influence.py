@@ -3,6 +3,10 @@
 examples:
   python scripts/influence.py runs/demo --corpus runs/demo/data --out runs/demo/influence
   python scripts/influence.py runs/demo --corpus runs/demo/data --out runs/demo/influence --shard 3/8
+  python scripts/influence.py runs/books --corpus runs/books/data --out runs/books/all-selectors \
+      --selectors leave-one-out,greedy,gradient,attention,leave-one-out@gradient:32,random,nearest
+  python scripts/influence.py --select-with runs/books --evaluate-with runs/books-2 --corpus runs/books/data \
+      --out runs/books/crossfit
 
 For sampled targets of the held-out split it computes L_long (N tokens of context) and L_short (the last M of them).
 Where L_short - L_long exceeds tau, every selector ranks the N - M far tokens, and L_k is measured with the short
@@ -10,6 +14,11 @@ context and the first k of them. The same is done on a placebo: the far context 
 written as they are finished; the same command goes on after an interruption. Draw them with scripts/figure2.py.
 With --shard i/n, n jobs measure a part each, which scripts/merge_records.py puts together (scripts/submit.py influence
 does both under SLURM); the records are those of one run without --shard.
+
+A screened selector EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts first, at m/(N - M) of its
+cost. With --select-with A --evaluate-with B, A chooses targets and tokens and B, trained from another seed, measures
+what they are worth: A's luck does not carry over (cross-fitting). A may be finished records; then nothing is selected
+again.
 """
 
 from __future__ import annotations
@@ -33,6 +42,10 @@ def main() -> None:
     values = vars(arguments)
     shard = MeasurementShard.parse(values["shard"]) if values["shard"] else None
     values["shard"] = shard if shard is not None and shard.count > 1 else None
+    values["checkpoint"] = _who_selects(
+        values["checkpoint"], values.pop("select_with"), values["evaluate_with"]
+    )
+    values["memory_limit_gb"] = values.pop("memory_limit")
     values["tau_nats"] = values.pop("tau")
     values["ks"] = _ascending_integers(values.pop("k"))
     values["selectors"] = tuple(name.strip() for name in values["selectors"].split(","))
@@ -48,7 +61,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkpoint", help="checkpoint, run (then its last one), or transformers directory")
+    parser.add_argument(
+        "checkpoint",
+        nargs="?",
+        help="checkpoint, run (then its last one), transformers directory, or id of a model on the Hugging Face hub",
+    )
+    parser.add_argument(
+        "--select-with", metavar="A", help="cross-fitting: the checkpoint, or its records, that chooses"
+    )
+    parser.add_argument("--evaluate-with", metavar="B", help="cross-fitting: the checkpoint that measures")
     parser.add_argument(
         "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
     )
@@ -60,7 +81,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bf16", action="store_true", help="score in bf16: faster, coarser")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     parser.add_argument(
-        "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
+        "--memory-limit",
+        type=float,
+        metavar="GB",
+        help="what a batch may take (default: half the memory, or 80 %% of what is free on the GPU)",
+    )
+    parser.add_argument(
+        "--tokens-per-batch",
+        type=int,
+        help="tokens of one forward pass (default: what fits the memory limit)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        metavar="n",
+        help="measure n targets over tau now; the same command goes on with the rest",
     )
     parser.add_argument(
         "--shard", metavar="I/N", help="measure part I (from 1) of N, into a folder beneath --out"
@@ -96,7 +131,7 @@ def _add_what_is_measured(parser: argparse.ArgumentParser, default: dict[str, An
     parser.add_argument(
         "--selectors",
         default=",".join(default["selectors"]),
-        help=f"comma-separated, of: {', '.join(SELECTORS)} (default: %(default)s)",
+        help=f"comma-separated, of: {', '.join(SELECTORS)}, EXACT@PROPOSER:m (default: %(default)s)",
     )
     parser.add_argument(
         "--targets", type=int, default=default["targets"], help="targets to sample (default: %(default)s)"
@@ -107,6 +142,19 @@ def _add_what_is_measured(parser: argparse.ArgumentParser, default: dict[str, An
         default=default["seed"],
         help="seed of targets, placebos and the random control (default: %(default)s)",
     )
+
+
+def _who_selects(checkpoint: str | None, select_with: str | None, evaluate_with: str | None) -> str:
+    """The checkpoint that selects, however it was given."""
+    if checkpoint and select_with:
+        raise UserError(f"give {checkpoint} or --select-with {select_with}, not both")
+    if select_with and not evaluate_with:
+        raise UserError(
+            "--select-with needs --evaluate-with: the checkpoint that measures what the other one chose"
+        )
+    if chosen := checkpoint or select_with:
+        return chosen
+    raise UserError("give a checkpoint to measure, or --select-with A --evaluate-with B")
 
 
 def _ascending_integers(text: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-import analysis.influence as influence_module
+import analysis.measurement as measurement_module
 from analysis.influence import InfluenceSettings, measure_influence
 from analysis.records import load_records
 from olmo_sparsity.checkpoint import load_model
@@ -105,8 +105,8 @@ def test_batch_size_changes_nothing(trained, tmp_path):
 
 def test_an_interrupted_measurement_goes_on_where_it_stopped(trained, tmp_path, monkeypatch):
     whole = load_records(measure_influence(settings(trained, tmp_path / "whole")))
-    assert len(whole.over) > 2 * influence_module.TARGETS_PER_ROUND
-    original = influence_module.selected_losses
+    assert len(whole.over) > 2 * measurement_module.TARGETS_PER_ROUND
+    original = measurement_module.selected_losses
     calls = []
 
     def interrupt(*args):
@@ -115,14 +115,14 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(trained, tmp_path, 
             raise KeyboardInterrupt
         return original(*args)
 
-    monkeypatch.setattr(influence_module, "selected_losses", interrupt)
+    monkeypatch.setattr(measurement_module, "selected_losses", interrupt)
     parts = settings(trained, tmp_path / "parts")
     with pytest.raises(KeyboardInterrupt):
         measure_influence(parts)
     finished = load_records(tmp_path / "parts")  # finished records stay
-    assert len(finished.over) == influence_module.TARGETS_PER_ROUND
-    monkeypatch.setattr(influence_module, "selected_losses", original)
-    monkeypatch.setattr(influence_module, "long_and_short_losses", None)  # the gaps are not measured again
+    assert len(finished.over) == measurement_module.TARGETS_PER_ROUND
+    monkeypatch.setattr(measurement_module, "selected_losses", original)
+    monkeypatch.setattr(measurement_module, "long_and_short_losses", None)  # the gaps are not measured again
     resumed = load_records(measure_influence(parts))
     for x, y in zip(arrays(whole), arrays(resumed), strict=True):
         assert np.array_equal(x, y)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import analysis.influence as influence_module
+import analysis.measurement as measurement_module
 import analysis.merge as merge_module
 from analysis.influence import InfluenceSettings, measure_influence
 from analysis.manifest import Manifest
@@ -76,6 +76,7 @@ def assert_same_records(a, b):
         for selector, by_context in getattr(a, name).items():
             for context, array in by_context.items():
                 assert np.array_equal(array, getattr(b, name)[selector][context]), (name, selector, context)
+    assert a.examples.to_table().equals(b.examples.to_table())
 
 
 def test_merged_shards_equal_the_unsharded_run_bit_for_bit(whole, out):
@@ -102,7 +103,7 @@ def test_merging_again_changes_nothing(out):
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("renamed_before", [0, 1, 2])
+@pytest.mark.parametrize("renamed_before", [0, 1, 2, 3])
 def test_a_killed_merge_leaves_no_records_and_is_done_again(whole, out, monkeypatch, renamed_before):
     original, calls = merge_module.os.replace, []
 
@@ -121,6 +122,7 @@ def test_a_killed_merge_leaves_no_records_and_is_done_again(whole, out, monkeypa
     monkeypatch.setattr(merge_module.os, "replace", original)
     assert_same_records(whole, load_records(merge_records(out)))
     assert sorted(path.name for path in out.iterdir()) == [
+        "examples.parquet",
         "manifest.json",
         "selections",
         *(f"shard-{number}-of-3" for number in (1, 2, 3)),
@@ -131,7 +133,7 @@ def test_a_killed_merge_leaves_no_records_and_is_done_again(whole, out, monkeypa
 def test_an_interrupted_shard_goes_on_and_still_equals_the_unsharded_run(trained, whole, out, monkeypatch):
     folder = MeasurementShard(1, COUNT).folder(out)
     shutil.rmtree(folder)
-    original, calls = influence_module.selected_losses, []
+    original, calls = measurement_module.selected_losses, []
 
     def interrupt(*args):
         calls.append(1)
@@ -139,12 +141,12 @@ def test_an_interrupted_shard_goes_on_and_still_equals_the_unsharded_run(trained
             raise KeyboardInterrupt
         return original(*args)
 
-    monkeypatch.setattr(influence_module, "selected_losses", interrupt)
+    monkeypatch.setattr(measurement_module, "selected_losses", interrupt)
     with pytest.raises(KeyboardInterrupt):
         measure_influence(settings(trained, out, 1))
     with pytest.raises(UserError, match=r"unfinished shard 1/3; run the same .* --shard 1/3"):
         merge_records(out)
-    monkeypatch.setattr(influence_module, "selected_losses", original)
+    monkeypatch.setattr(measurement_module, "selected_losses", original)
     measure_influence(settings(trained, out, 1))
     assert_same_records(whole, load_records(merge_records(out)))
 

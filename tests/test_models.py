@@ -311,6 +311,26 @@ def test_the_script_measures_a_directory_and_says_nothing_else(trained, tmp_path
     assert done.stdout == f"records: {tmp_path / 'out'}\n"
 
 
+def test_a_model_of_the_hub_is_found_in_the_cache(trained, tmp_path, monkeypatch):
+    """In the cache's layout, offline; what is not there is refused in one line."""
+    snapshot = tmp_path / "models--someone--tiny-model" / "snapshots" / "0123"
+    shutil.copytree(trained / "hf", snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
+    loaded = load_for_analysis("someone/tiny-model")
+    assert loaded.checkpoint == snapshot
+    assert loaded.weights_sha256 == sha256_file(trained / "hf" / "model.safetensors")
+    with pytest.raises(
+        UserError, match="someone/absent is neither a folder here nor a model that could be fetched"
+    ):
+        load_for_analysis("someone/absent")
+    with pytest.raises(UserError, match="no/such/folder"):
+        load_for_analysis("no/such/folder")
+
+
 def test_loading_analysis_loads_neither_transformers_nor_the_engines():
     code = "import sys, analysis.models; print(sorted({'transformers', 'accelerate', 'deepspeed'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -12,14 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.manifest import Manifest
-from analysis.records import (
-    FAR_CONTEXTS,
-    SELECTIONS_SCHEMA,
-    RecordWriter,
-    SelectionRow,
-    Targets,
-    load_records,
-)
+from analysis.records import RecordWriter, load_records
+from analysis.rows import FAR_CONTEXTS, SELECTIONS_SCHEMA, Examples, SelectionRow, Targets
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.provenance import library_versions
 
@@ -50,7 +44,19 @@ def make_targets() -> Targets:
     long = np.array([1.0, 2.0, 3.0, 0.5, 1.0, 2.0])
     same = np.zeros(6)
     document = np.array([0, 0, 1, 2, 2, 3])
-    return Targets(np.arange(10, 16), document, same + 40, same + 7, long, long + gain, same + 1, same + 3)
+    kind = ["repeat", "name", "number", "punctuation", "function word", "content word"]
+    return Targets(
+        target_id=np.arange(10, 16),
+        document=document,
+        position=same + 40,
+        token=same + 7,
+        loss_long_nats=long,
+        loss_short_nats=long + gain,
+        selecting_gain_nats=gain,
+        kind=np.array(kind),
+        placebo_document=same + 1,
+        placebo_start=same + 3,
+    )
 
 
 def rows_of(target: int, manifest: Manifest = MANIFEST) -> list[SelectionRow]:
@@ -219,7 +225,7 @@ def test_refuses_another_format_version(tmp_path: Path) -> None:
     write(tmp_path)
     edit_manifest(tmp_path, version=0)
     for attempt in (load_records, lambda folder: RecordWriter(folder, MANIFEST)):
-        with pytest.raises(UserError, match=r"format version 0, this code reads 1.*--overwrite"):
+        with pytest.raises(UserError, match=r"format version 0, this code reads 2.*--overwrite"):
             attempt(tmp_path)
     RecordWriter(tmp_path, MANIFEST, overwrite=True)
 
@@ -327,3 +333,31 @@ def test_targets_refuse_repeated_ids_and_infinite_losses() -> None:
         replace(make_targets(), loss_long_nats=np.full(6, np.inf))
     with pytest.raises(ValueError, match="shape"):
         replace(make_targets(), token=np.zeros(5))
+
+
+def test_examples_are_written_once_and_read_back(tmp_path: Path) -> None:
+    writer = write(tmp_path)
+    assert load_records(tmp_path).examples is None
+    examples = Examples(
+        target_id=np.array([10, 12]),
+        context_pieces=[["a ", "</script>"], ["é", ""]],
+        target_piece=["\n", " x"],
+        placebo_pieces=[["b"], ["c"]],
+        after=["", "rest"],
+    )
+    writer.write_examples(examples)
+    writer.write_examples(replace(examples, after=["other", "text"]))
+    read = load_records(tmp_path).examples
+    assert read is not None
+    assert read.target_id.tolist() == [10, 12]
+    for name in ("context_pieces", "target_piece", "placebo_pieces", "after"):
+        assert getattr(read, name) == getattr(examples, name)
+
+
+def test_the_selecting_models_gain_decides_which_targets_are_over_tau() -> None:
+    targets = make_targets()
+    assert targets.over(1.0).tolist() == [0, 2, 3, 5]
+    other = replace(targets, selecting_gain_nats=np.array([0.0, 3.0, 0.0, 0.0, 1.1, 1.0]))
+    assert other.over(1.0).tolist() == [1, 4]
+    with pytest.raises(ValueError, match="unknown kinds of dependency: nonsense"):
+        replace(targets, kind=np.array(["nonsense"] * 6))

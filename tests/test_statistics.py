@@ -1,5 +1,6 @@
-"""The cluster bootstrap against a plain loop over documents, and against simulated truth."""
+"""The cluster bootstrap and the permutation test against plain loops over documents, and against simulated truth."""
 
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from analysis.statistics import (
     cluster_sums,
     difference,
     ratio_of_sums,
+    sign_flip_p_values,
 )
 
 
@@ -158,3 +160,69 @@ def test_refuses_what_would_spread_unseen() -> None:
 
 def test_interval_as_json() -> None:
     assert Interval(1.0, 0.5, 2.0).as_dict() == {"value": 1.0, "low": 0.5, "high": 2.0}
+
+
+def test_permutation_test_by_hand() -> None:
+    """Documents with sums 3, 2 and -1, observed 4: of 8 patterns ±6, ±4 and none else reach it."""
+    differences = np.array([[1.0], [2.0], [2.5], [-0.5], [-1.0]])
+    clusters = np.array([7, 7, 1, 1, 4])
+    assert sign_flip_p_values(differences, clusters).tolist() == [4 / 8]
+    # 4 documents of equal sums: only the two patterns of one sign reach the observed sum
+    assert sign_flip_p_values(np.full((4, 1), 0.1), np.arange(4)).tolist() == [2 / 16]
+
+
+def test_few_documents_are_enumerated() -> None:
+    """All patterns of signs one by one; a second column is tested on its own, its documents with zeros not counted."""
+    rng = np.random.default_rng(0)
+    clusters = rng.permutation(np.repeat(np.arange(9), 3))
+    differences = rng.normal([0.5, 0.1], 1.0, (27, 2))
+    differences[clusters == 5] = 0.0  # 8 documents are left: 256 patterns
+    slow = []
+    for column in differences.T:
+        sums = [sum(column[clusters == each]) for each in range(9) if each != 5]
+        flipped = [
+            abs(sum(sign * each for sign, each in zip(signs, sums, strict=True)))
+            for signs in itertools.product((1, -1), repeat=8)
+        ]
+        slow.append(np.mean([each >= abs(sum(sums)) - 1e-9 for each in flipped]))
+    assert 0.01 < min(slow) < max(slow) < 0.9
+    np.testing.assert_array_equal(sign_flip_p_values(differences, clusters, resamples=256), slow)
+    drawn = sign_flip_p_values(differences, clusters, resamples=255)
+    assert (drawn * 256 == np.rint(drawn * 256)).all() and not (drawn == slow).all()
+
+
+def test_many_documents_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same signs, one by one."""
+    rng = np.random.default_rng(1)
+    clusters = rng.permutation(np.repeat(np.arange(20), 4))
+    differences = rng.normal([0.0, 0.15, 0.3], 1.0, (80, 3))
+    sums = cluster_sums(differences, clusters)
+    extreme = np.zeros(3)
+    signs = np.random.default_rng([statistics._SIGN_STREAM, 6])
+    for _ in range(300):
+        total = np.zeros(3)
+        for row in sums:
+            total += row * (-1 if signs.integers(2) else 1)
+        extreme += np.abs(total) >= np.abs(sums.sum(axis=0))
+    found = sign_flip_p_values(differences, clusters, resamples=300, seed=6)
+    np.testing.assert_allclose(found, (1 + extreme) / 301)
+    monkeypatch.setattr(statistics, "_CHUNK_ELEMENTS", 70)  # three patterns at once
+    np.testing.assert_array_equal(sign_flip_p_values(differences, clusters, resamples=300, seed=6), found)
+
+
+def test_permutation_test_is_never_certain_and_sees_no_difference_where_there_is_none() -> None:
+    differences = np.stack([np.full(40, 1.0), np.zeros(40)], axis=1)
+    assert sign_flip_p_values(differences, np.arange(40), resamples=999).tolist() == [1 / 1000, 1]
+    assert sign_flip_p_values(np.zeros((3, 1)), np.arange(3)).tolist() == [1]
+
+
+def test_permutation_test_keeps_its_level_and_one_by_target_does_not() -> None:
+    rng = np.random.default_rng(2)
+    by_document, by_target = [], []
+    for _ in range(300):
+        columns, clusters = simulate(rng)
+        by_document.append(sign_flip_p_values(columns[:, :1], clusters, resamples=400)[0])
+        by_target.append(sign_flip_p_values(columns[:, :1], np.arange(300), resamples=400)[0])
+    assert 0.02 < np.mean(np.array(by_document) <= 0.05) < 0.09
+    assert 0.42 < np.mean(by_document) < 0.58  # uniform
+    assert np.mean(np.array(by_target) <= 0.05) > 0.15

@@ -1,0 +1,62 @@
+"""Compare two checkpoints that were measured on the same targets: paired differences with intervals.
+
+example:
+  python scripts/influence.py runs/a --corpus data/books --out runs/a/influence
+  python scripts/influence.py runs/b --corpus data/books --out runs/b/influence
+  python scripts/compare.py runs/a/influence runs/b/influence --out compare.json
+
+reads both records folders (no model is needed) and prints, for A and B and A - B: the share of targets over tau, the
+mean gain from the long context, and the net recovery of every selector and k that both have. Documents are resampled
+for both at once, so a difference may be certain where neither figure is. The two must share corpus, split, N, M, tau,
+--targets and --seed. The JSON holds recovery and placebo too, and the same over the targets that are over tau in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from analysis.compare import compare, render_comparison
+from analysis.records import load_records
+from analysis.statistics import DEFAULT_RESAMPLES
+from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.files import write_json
+
+LEAST_RESAMPLES = 1000
+
+
+def main() -> None:
+    """Read both records, then print and write how they differ."""
+    arguments = _parser().parse_args()
+    if arguments.resamples < LEAST_RESAMPLES:
+        raise UserError(f"--resamples {arguments.resamples} is too few for 95 % intervals; give 1000 or more")
+    first, second = load_records(arguments.first), load_records(arguments.second)
+    comparison = compare(first, second, arguments.resamples, arguments.seed)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(render_comparison(comparison))
+    if arguments.out:
+        write_json(arguments.out, comparison)
+        console.print(f"wrote {arguments.out}", markup=False)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("first", type=Path, metavar="A", help="records folder of scripts/influence.py")
+    parser.add_argument("second", type=Path, metavar="B", help="another one, of the same targets")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write (default: none)")
+    parser.add_argument(
+        "--resamples",
+        type=int,
+        default=DEFAULT_RESAMPLES,
+        help="bootstrap resamples of documents, at least 1000 (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: %(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    run_script(main)
