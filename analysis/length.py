@@ -1,0 +1,313 @@
+"""Loss by position: does a model predict as well at contexts longer than those it was trained on (METHOD 2.5 d)?
+
+The *position* of a token is how many tokens of its own document the model reads before it, all of them: the first token
+of a window has position 0 and is not measured, for nothing predicts it. Windows have L tokens at position ids 0 … L-1
+and lie inside one document; end-of-text is not predicted. All checkpoints read the same windows, hence their
+differences are paired. [ours: the bins, and drawing windows evenly from documents]
+
+    length.json     settings, and per checkpoint the mean of each bin and its difference to the first checkpoint
+    length.parquet  a row per (checkpoint, document, bin): sum of losses and number of tokens
+
+Shapes: n windows, L tokens of each, D documents, B bins of positions, C checkpoints. Losses are in nats per token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from rich.table import Table
+from rich.text import Text
+
+from analysis.length_plots import LENGTH_KIND, LENGTH_NAME, LENGTH_VERSION
+from analysis.models import OWN_FAMILY, LoadedModel, find_model, load_for_analysis
+from analysis.segments import Segments, sample_segments
+from analysis.statistics import DEFAULT_RESAMPLES, ClusterBootstrap, difference, ratio_of_sums
+from analysis.tables import interval_cell
+from analysis.token_losses import TokenLosses
+from olmo_sparsity.checkpoint import CONFIG
+from olmo_sparsity.config import load_config
+from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.export import position_reach
+from olmo_sparsity.files import atomic_path, sha256_file, write_json
+from olmo_sparsity.progress import progress
+from olmo_sparsity.provenance import current_commit, library_versions
+
+SUMS_NAME = "length.parquet"
+BINS_PER_OCTAVE = 2
+OCTAVES_BELOW = 3
+"""Below the smallest length the bins go down so many octaves; the positions before them are one bin."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LengthSettings:
+    """What is measured on what."""
+
+    checkpoints: tuple[str, ...]
+    """Checkpoint folders, runs (then their last ones), or directories of causal language models of transformers."""
+    labels: tuple[str, ...]
+    """A name for each, in figures and tables."""
+    corpus: str
+    """Prepared corpus."""
+    out: str
+    """Folder of the results."""
+    lengths: tuple[int, ...] = (128, 256, 512, 1024)
+    """Every one is an edge of bins; the largest is L."""
+    windows: int = 256
+    """Windows to sample."""
+    split: str = "heldout"
+    seed: int = 0
+    """Seed of the windows and of the bootstrap."""
+    bf16: bool = False
+    device: str | None = None
+    """cpu, cuda, or None for a GPU where there is one."""
+    tokens_per_batch: int | None = None
+    """Tokens of one forward pass; None chooses. Results do not depend on it but for rounding."""
+    resamples: int = DEFAULT_RESAMPLES
+
+
+@dataclass(frozen=True)
+class PositionSums:
+    """Losses of C checkpoints on the same windows, summed over the windows of a document and the tokens of a bin."""
+
+    edges: list[int]
+    """Bin b holds positions edges[b] … edges[b + 1] - 1; ascending, (B + 1,)."""
+    document: np.ndarray
+    """Number of each document in the split, ascending, (D,)."""
+    tokens: np.ndarray
+    """Number of losses in each sum, (D, B); the same for every checkpoint."""
+    loss_nats: np.ndarray
+    """Sums of losses, (C, D, B)."""
+
+    def to_table(self, labels: Sequence[str]) -> pa.Table:
+        """The rows of `length.parquet`."""
+        checkpoint, document, bin_ = (index.ravel() for index in np.indices(self.loss_nats.shape))
+        edges = np.array(self.edges)
+        return pa.table(
+            {
+                "checkpoint": pa.array(np.array(labels, dtype=object)[checkpoint], pa.string()),
+                "document": self.document[document],
+                "from": edges[bin_],
+                "to": edges[bin_ + 1],
+                "loss_sum_nats": self.loss_nats.ravel(),
+                "tokens": self.tokens[document, bin_],
+            }
+        )
+
+
+def measure_length(settings: LengthSettings) -> Path:
+    """Measure the checkpoints one after the other and write `length.json`; returns its path.
+
+    Raises `UserError` for bad input, before anything is measured.
+    """
+    _check_settings(settings)
+    for checkpoint in settings.checkpoints:
+        find_model(checkpoint)
+    tokens = TokenFiles.of_split(settings.corpus, settings.split)
+    segments = sample_segments(
+        tokens, settings.windows, length=settings.lengths[-1], seed=settings.seed, option="--lengths"
+    )
+    # Nobody waits for the first checkpoint to learn that the last one is refused.
+    for checkpoint in settings.checkpoints[1:]:
+        _load(settings, checkpoint)
+    windows, edges = segments.read(tokens), position_edges(settings.lengths)
+    described, sums = zip(
+        *(_measure_one(settings, number, segments, windows, edges) for number in range(len(settings.labels))),
+        strict=True,
+    )
+    found = PositionSums(edges, np.unique(segments.document), _token_counts(segments, edges), np.stack(sums))
+    return _write(settings, segments, described, found)
+
+
+def position_edges(lengths: Sequence[int]) -> list[int]:
+    """Edges of the bins of positions, ascending, from 1 to the largest length [ours].
+
+    Every length is an edge, so that no bin lies on both sides of it. From an eighth of the smallest length on, a bin
+    spans half an octave or less; the positions before are one bin.
+    """
+    edges = {1, *lengths}
+    for low, high in pairwise([max(1, lengths[0] >> OCTAVES_BELOW), *lengths]):
+        steps = math.ceil(BINS_PER_OCTAVE * math.log2(high / low) - 1e-9)
+        edges |= set(np.geomspace(low, high, steps + 1).round().astype(int).tolist())
+    return sorted(edges)
+
+
+def check_reach(loaded: LoadedModel, length: int) -> None:
+    """Raise `UserError` where the model has no position embedding for ids up to L - 1.
+
+    A rotary model is measured past the length that its configuration names: that is what is asked. Only a table of
+    learned positions has an end, as one token at the last id shows.
+    """
+    if loaded.max_positions is None or length <= loaded.max_positions:
+        return
+    last = torch.tensor([[length - 1]])
+    try:
+        with torch.inference_mode():
+            loaded.model(torch.zeros_like(last), position_ids=last)
+    except (IndexError, RuntimeError) as error:
+        raise UserError(
+            f"{length:,} tokens are beyond the {loaded.max_positions:,} learned positions of {loaded.checkpoint} "
+            f"({loaded.family}); lower --lengths to at most {loaded.max_positions:,}"
+        ) from error
+
+
+def summarize_length(sums: PositionSums, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> list[Json]:
+    """Bins of each checkpoint: mean loss, and its paired difference to the first checkpoint's, with 95 % intervals.
+
+    The intervals are a cluster bootstrap by document, the same resamples for all.
+    """
+    count = len(sums.edges) - 1
+    columns = np.concatenate([sums.tokens, *sums.loss_nats], axis=1)
+    bootstrap = ClusterBootstrap(columns, sums.document, resamples=resamples, seed=seed)
+    rows = []
+    for checkpoint in range(len(sums.loss_nats)):
+        bins = []
+        for number, (start, end) in enumerate(pairwise(sums.edges)):
+            first, mean = (ratio_of_sums((c + 1) * count + number, number) for c in (0, checkpoint))
+            bins.append(
+                {
+                    "from": start,
+                    "to": end,
+                    "tokens": int(sums.tokens[:, number].sum()),
+                    "loss_nats": bootstrap.interval(mean).as_dict(),
+                    "difference_to_first_nats": bootstrap.interval(difference(mean, first)).as_dict(),
+                }
+            )
+        rows.append({"bins": bins})
+    return rows
+
+
+def render_length(length_json: Json) -> Table:
+    """Mean loss per bin and checkpoint, with intervals, for a terminal."""
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="bold",
+        title=Text("held-out loss by position [nats per token]"),
+        caption="[95 % interval] over documents; second line: difference to the first checkpoint, paired",
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("position", no_wrap=True)
+    table.add_column("tokens", justify="right")
+    checkpoints = length_json["checkpoints"]
+    for each in checkpoints:
+        table.add_column(Text(each["label"]), justify="right")
+    for bins in zip(*(each["bins"] for each in checkpoints), strict=True):
+        cells = [interval_cell(bins[0]["loss_nats"])]
+        for each in bins[1:]:
+            change = interval_cell(each["difference_to_first_nats"])
+            cells.append(f"{interval_cell(each['loss_nats'])}\n{change}")
+        table.add_row(f"{bins[0]['from']:,}–{bins[0]['to'] - 1:,}", f"{bins[0]['tokens']:,}", *cells)
+    return table
+
+
+def _check_settings(settings: LengthSettings) -> None:
+    lengths, labels = settings.lengths, settings.labels
+    if list(lengths) != sorted(set(lengths)) or lengths[0] < 2:
+        raise UserError(f"the lengths must be ascending and at least 2, not {list(lengths)}; mend --lengths")
+    if len(labels) != len(settings.checkpoints) or len(set(labels)) != len(labels):
+        raise UserError(
+            f"{len(settings.checkpoints)} checkpoints need as many different labels, not {', '.join(labels)}; mend "
+            "--labels"
+        )
+
+
+def _load(settings: LengthSettings, checkpoint: str) -> LoadedModel:
+    loaded = load_for_analysis(checkpoint)
+    loaded.check_corpus(settings.corpus)
+    check_reach(loaded, settings.lengths[-1])
+    return loaded
+
+
+def _describe(loaded: LoadedModel) -> Json:
+    """What identifies a checkpoint, and what lengths it was trained on, where it is one of this project."""
+    described: Json = {
+        "checkpoint": str(loaded.checkpoint),
+        "checkpoint_sha256": loaded.weights_sha256,
+        "family": loaded.family,
+        "training_seed": loaded.training_seed,
+        "training_length": None,
+        "position_scheme": None,
+        "position_target": None,
+    }
+    if loaded.family == OWN_FAMILY:
+        config = load_config(loaded.checkpoint / CONFIG, warn=False)
+        window, reach = config.model.max_sequence_length, position_reach(config)
+        described["training_length"] = window
+        described["position_scheme"] = config.positions.scheme
+        described["position_target"] = reach if reach > window else None
+    return described
+
+
+def _measure_one(
+    settings: LengthSettings, number: int, segments: Segments, windows: np.ndarray, edges: list[int]
+) -> tuple[Json, np.ndarray]:
+    """What one checkpoint is, and the sums of its losses per document and bin, (D, B), from ``windows`` (n, L)."""
+    label, loaded = settings.labels[number], _load(settings, settings.checkpoints[number])
+    losses = TokenLosses(
+        loaded, device=settings.device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
+    )
+    documents, document = np.unique(segments.document, return_inverse=True)
+    sums = np.zeros((len(documents), len(edges) - 1))
+    scored = segments.length - 1
+    with progress(f"loss by position, {label}", len(segments), "windows") as advance:
+        for rows in losses.batches(len(segments), scored, scored):
+            by_position = losses.last_losses(windows[rows], scored)  # column c is position c + 1
+            by_bin = np.add.reduceat(by_position, np.array(edges[:-1]) - 1, axis=1)
+            np.add.at(sums, document[rows], by_bin)
+            advance(len(rows))
+    return {"label": label, **_describe(loaded), "device": str(losses.device)}, sums
+
+
+def _token_counts(segments: Segments, edges: list[int]) -> np.ndarray:
+    """Number of measured tokens of each document and bin, (D, B)."""
+    _, windows = np.unique(segments.document, return_counts=True)
+    return windows[:, None] * np.diff(edges)
+
+
+def _write(
+    settings: LengthSettings, segments: Segments, described: Sequence[Json], sums: PositionSums
+) -> Path:
+    bins = summarize_length(sums, resamples=settings.resamples, seed=settings.seed)
+    kept = asdict(settings)
+    for name in (
+        "checkpoints",
+        "labels",
+        "out",
+        "device",
+        "tokens_per_batch",
+    ):  # told elsewhere, or without effect
+        del kept[name]
+    found = {
+        "kind": LENGTH_KIND,
+        "version": LENGTH_VERSION,
+        "settings": {
+            **kept,
+            "lengths": list(settings.lengths),
+            "corpus_manifest_sha256": sha256_file(Path(settings.corpus) / MANIFEST_NAME),
+            "windows_measured": len(segments),
+            "documents": len(sums.document),
+            "documents_too_short": segments.documents_too_short,
+            "interval": "95 % percentile, cluster bootstrap by document",
+        },
+        "checkpoints": [{**one, **of_one} for one, of_one in zip(described, bins, strict=True)],
+        "provenance": {"commit": current_commit(), "versions": library_versions()},
+    }
+    folder = Path(settings.out)
+    with atomic_path(folder / SUMS_NAME) as temporary:
+        pq.write_table(sums.to_table(settings.labels), temporary, compression="zstd")
+    write_json(folder / LENGTH_NAME, found)
+    return folder / LENGTH_NAME

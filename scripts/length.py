@@ -1,0 +1,95 @@
+"""Loss by position: how well checkpoints predict at contexts up to and past the length they were trained on.
+
+examples:
+  python scripts/length.py runs/rope runs/pose --corpus data/books --out runs/length
+  python scripts/length.py runs/rope runs/pose --corpus data/books --out runs/length \\
+      --lengths 256,512,1024,2048 --windows 512 --labels "RoPE,RoPE + PoSE"
+
+The position of a token is how many tokens of its own document the model reads before it. Windows as long as the
+largest length are drawn evenly from the documents that are long enough, and every checkpoint reads the same ones.
+Writes length.json (mean loss in bins of positions and the paired difference to the first checkpoint, with 95 %
+intervals over documents), length.parquet (sums per checkpoint, document and bin), length.png and length.pdf, and
+prints a table. Every length is an edge of bins: give the training length and its multiples. Checkpoints must share a
+tokenizer. A model of any causal language model directory can be measured, a rotary one past its configured length.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from olmo_sparsity.errors import UserError, run_script
+
+
+def main() -> None:
+    """Measure, then draw and print what was written."""
+    from analysis.length import SUMS_NAME, LengthSettings, measure_length, render_length
+    from analysis.length_plots import length_figure, load_length
+    from analysis.plots import save_figure
+    from analysis.training_plots import run_names
+
+    values: dict[str, Any] = vars(_parser().parse_args())
+    values["checkpoints"] = tuple(values["checkpoints"])
+    values["lengths"] = _ascending_integers(values["lengths"])
+    values["labels"] = (
+        tuple(label.strip() for label in values["labels"].split(","))
+        if values["labels"]
+        else tuple(run_names([Path(path).resolve() for path in values["checkpoints"]]))
+    )
+    path = measure_length(LengthSettings(**values))
+    measured = load_length(path)
+    paths = [path, path.with_name(SUMS_NAME), *save_figure(length_figure(measured), path.parent, "length")]
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(render_length(measured))
+    console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "checkpoints",
+        nargs="+",
+        metavar="CKPT",
+        help="checkpoint, run (then its last one), or transformers directory; the others are compared with the first",
+    )
+    parser.add_argument(
+        "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results")
+    parser.add_argument(
+        "--lengths", default="128,256,512,1024", help="tokens, comma-separated (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--windows", type=int, default=256, help="windows to sample, at most (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--labels", help="a name for each checkpoint, comma-separated (default: from their paths)"
+    )
+    parser.add_argument("--split", default="heldout", help="split of the corpus (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of windows and bootstrap (default: %(default)s)"
+    )
+    parser.add_argument("--bf16", action="store_true", help="measure in bf16: faster, coarser")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    parser.add_argument(
+        "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
+    )
+    return parser
+
+
+def _ascending_integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise UserError(
+            f"--lengths takes whole numbers with commas between them, such as 128,256,512, not {text!r}"
+        ) from error
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,86 @@
+"""LongPPL: perplexity on the key tokens, those that a long context helps with (Fang et al. 2024, arXiv 2410.23771).
+
+examples:
+  python scripts/longppl.py runs/books --corpus data/books --out runs/books/longppl --n-long 256 --n-short 32
+  python scripts/longppl.py runs/books --corpus data/books --out runs/books/longppl --n-long 1024 --n-short 128 \\
+      --sliding-window 64 --documents 40
+
+A token is a key token where the long context makes it likelier by more than --alpha nats than the short one does, and
+its loss given the long context is below --beta nats. LongPPL is the perplexity of the key tokens given the long
+context. It is measured in two forms on the same tokens: exact (every token has its own M tokens of short context) and
+as published (windows of M + S tokens, S apart, whose last S tokens are measured). Writes longppl.json: key tokens,
+LongPPL and plain PPL, how the forms agree, and what each costs, with 95 % intervals over documents; prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from rich.console import Console
+
+from olmo_sparsity.errors import run_script
+
+
+def main() -> None:
+    """Measure, then print what was written."""
+    from analysis.longppl import LongPPLSettings, measure_longppl, render_longppl
+
+    values: dict[str, Any] = vars(_parser().parse_args())
+    values["alpha_nats"], values["beta_nats"] = values.pop("alpha"), values.pop("beta")
+    path = measure_longppl(LongPPLSettings(**values))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(render_longppl(json.loads(path.read_text(encoding="utf8"))))
+    console.print(f"wrote {path}", markup=False)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "checkpoint", metavar="CKPT", help="checkpoint, run (then its last one), or transformers directory"
+    )
+    parser.add_argument(
+        "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for longppl.json")
+    parser.add_argument("--n-long", type=int, required=True, help="N, tokens of a segment")
+    parser.add_argument("--n-short", type=int, required=True, help="M, tokens of the short context")
+    parser.add_argument(
+        "--sliding-window",
+        type=int,
+        metavar="S",
+        help="tokens that share a window in the published form (default: M / 4, as in the authors' code)",
+    )
+    parser.add_argument(
+        "--segments", type=int, default=256, help="segments to sample, at most (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--documents",
+        type=int,
+        metavar="D",
+        help="documents that they are drawn from, at most (default: all that are long enough)",
+    )
+    for name, what in (
+        ("alpha", "L_short - L_long of a key token is above it"),
+        ("beta", "its L_long is below"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=float, default=2.0, metavar="NATS", help=f"{what} (default: %(default)s nats)"
+        )
+    parser.add_argument("--split", default="heldout", help="split of the corpus (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of segments and bootstrap (default: %(default)s)"
+    )
+    parser.add_argument("--bf16", action="store_true", help="measure in bf16: faster, coarser")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    parser.add_argument(
+        "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    run_script(main)
