@@ -1,0 +1,80 @@
+"""Exact selectors find every token that a hand-built model depends on (METHOD 3.1), and recall is counted right."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.planted import PlantedModel, planted_contexts, recall_at
+from analysis.scorer import Scorer, long_and_short_losses
+from analysis.selectors import Question, find_selector
+
+ROOT = Path(__file__).parents[1]
+N, M = 40, 8
+COLUMNS = [3, 4, 11, 17, 20, 26, 30, 31]
+
+
+def select(name, planted, rule, k):
+    scorer = Scorer(PlantedModel(planted, N, rule=rule))
+    return find_selector(name)(Question(scorer, planted_contexts(1, N, M), 0, k)).columns
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("leave-one-out", "sum"),
+        ("leave-one-out", "all"),
+        ("leave-one-in", "sum"),
+        ("greedy", "sum"),
+        ("gradient", "sum"),
+        ("gradient", "all"),
+        ("leave-one-out@gradient:12", "all"),
+    ],
+)
+def test_the_planted_set_comes_first(name, rule, count):
+    planted = COLUMNS[:count]
+    selected = select(name, planted, rule, 16)
+    ks = (1, 2, 4, 8, 16)
+    recall = recall_at(selected, np.array([planted]), ks)[0]
+    assert recall.tolist() == [min(k, count) / count for k in ks]  # the most that k tokens can hold
+
+
+@pytest.mark.parametrize("name", ["leave-one-in", "greedy"])
+def test_adding_single_tokens_cannot_see_a_conjunction(name):
+    """METHOD 2.3: what needs all of its tokens at once is invisible to selectors that add one at a time."""
+    assert set(select(name, COLUMNS[:4], "all", 4)[0]) != set(COLUMNS[:4])
+
+
+def test_the_model_is_what_it_says():
+    contexts, noise_free = planted_contexts(1, N, M), {"noise_nats": 0.0, "strength_nats": 3.0}
+    for rule, of_half in (("sum", 1.5), ("all", 0.0)):
+        scorer = Scorer(PlantedModel([2, 5], N, rule=rule, **noise_free))
+        long, short = long_and_short_losses(scorer, contexts)
+        assert long[0] == pytest.approx(np.log1p(np.exp(-3)))
+        assert short[0] == pytest.approx(np.log(2))
+        half = scorer.losses(contexts, np.array([[2, *range(6, N)]]))[0, 0]
+        assert half == pytest.approx(np.log1p(np.exp(-of_half)))
+
+
+def test_recall_by_hand():
+    selected, planted = np.array([[5, 1, 2], [0, 9, 8]]), np.array([[1, 2], [7, 9]])
+    assert recall_at(selected, planted, (1, 2, 3)).tolist() == [[0, 0.5, 1], [0, 0.5, 0.5]]
+
+
+def test_the_script_reports_recall_against_k(tmp_path):
+    command = ["scripts/recall.py", "--out", tmp_path, "--n-long", 40, "--n-short", 8, "--models", 2]
+    command += ["--selectors", "leave-one-out,random"]
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "recall.json").read_text())["rows"]
+    assert len(rows) == 2 * 4 * 2
+    for row in rows:
+        if row["selector"] == "leave-one-out":
+            assert row["recall"] == [min(k, row["planted"]) / row["planted"] for k in (1, 2, 4, 8, 16)]
+    assert "leave-one-out" in done.stdout
