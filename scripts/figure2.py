@@ -1,11 +1,19 @@
-"""Figure 2 from records: mean loss and recovery against the number k of influential far tokens.
+"""The figures from records: loss and recovery against k, kinds of dependency, distances, and tokens needed.
 
-example:
+examples:
   python scripts/figure2.py runs/demo/influence
+  python scripts/figure2.py runs/demo/influence --length runs/length --out results/demo
 
-reads the records that scripts/influence.py wrote (no model is needed), writes figure2.png, figure2.pdf and
-summary.json beside them and prints the numbers. It takes seconds and may be repeated at will: the same
-records and seed give the same files.
+reads the records that scripts/influence.py wrote (no model is needed), prints the numbers and writes beside them
+
+  summary.json        every number that is drawn
+  figure2.*           (a) loss against k, (b) net recovery, (c) recovery by size of the gain; with --length also
+                      (d) loss against position, from the length.json that scripts/length.py wrote
+  kinds.*             share, gain and recovery by kind of dependency
+  distances.*         how far back the chosen tokens stand
+  tokens_needed.*     how many of them bring back 90 % of the gain
+
+each as PNG and PDF. It takes seconds and may be repeated at will: the same records and seed give the same files.
 """
 
 from __future__ import annotations
@@ -15,6 +23,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from analysis.dependency_plots import distances_figure, kinds_figure, tokens_needed_figure
+from analysis.length_plots import load_length
 from analysis.plots import figure2, save_figure
 from analysis.records import load_records
 from analysis.statistics import DEFAULT_RESAMPLES
@@ -29,14 +39,21 @@ def main() -> None:
     arguments = _parser().parse_args()
     if arguments.resamples < LEAST_RESAMPLES:
         raise UserError(f"--resamples {arguments.resamples} is too few for 95 % intervals; give 1000 or more")
+    length = load_length(arguments.length) if arguments.length else None
     records = load_records(arguments.records)
     summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
     folder = arguments.out or arguments.records
     write_summary(summary, folder / "summary.json")
-    paths = [*save_figure(figure2(summary), folder), folder / "summary.json"]
+    figures = {
+        "figure2": figure2(summary, length),
+        "kinds": kinds_figure(summary),
+        "distances": distances_figure(summary),
+        "tokens_needed": tokens_needed_figure(summary),
+    }
+    paths = [path for name, figure in figures.items() for path in save_figure(figure, folder, name)]
     console = Console(highlight=False, soft_wrap=True)
     console.print(render_table(summary))
-    console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
+    console.print(f"wrote {', '.join(map(str, [*paths, folder / 'summary.json']))}", markup=False)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,7 +67,12 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="DIR", help="where to write (default: the records folder)"
     )
     parser.add_argument(
-        "--k", type=int, help="k of panel (c), one that was measured (default: 4, or the closest to it)"
+        "--length", type=Path, metavar="DIR_OR_JSON", help="length.json, or its folder: draws panel (d) too"
+    )
+    parser.add_argument(
+        "--k",
+        type=int,
+        help="k of panel (c), kinds and distances, one that was measured (default: 4, or the closest to it)",
     )
     parser.add_argument(
         "--resamples",
