@@ -6,8 +6,7 @@ Shapes: R rows, N tokens of long context.
 from __future__ import annotations
 
 import os
-import resource
-import sys
+from pathlib import Path
 
 import torch
 
@@ -17,6 +16,7 @@ from olmo_sparsity.errors import UserError
 
 GB = 1e9
 _SHARE_OF_HOST, _SHARE_OF_DEVICE = 0.5, 0.8
+_STATUS, _CLEAR_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def default_limit_bytes(device: torch.device) -> float:
@@ -56,23 +56,51 @@ def tokens_that_fit(
 
 @torch.inference_mode()
 def _peak_bytes(model: TokenModel, device: torch.device, rows: int, n_long: int) -> float:
-    """Memory that a forward pass over (R, N) tokens takes beyond what was in use; 0 where it reuses freed memory."""
+    """Memory that a forward pass over (R, N) tokens takes beyond what was in use; 0 where nobody can tell."""
     tokens = torch.ones(rows, n_long, dtype=torch.long, device=device)
     ids = torch.arange(n_long, device=device).expand(rows, -1)
-    if device.type != "cuda":
-        before = _most_resident_bytes()
-        model(tokens, position_ids=ids, last_logits_only=True)
-        return _most_resident_bytes() - before
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    memory = MemoryGrowth(device)
     try:
         model(tokens, position_ids=ids, last_logits_only=True)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return float("inf")
-    return torch.cuda.max_memory_allocated(device) - before
+    return memory.growth_bytes() or 0.0
 
 
-def _most_resident_bytes() -> float:
-    unit = 1 if sys.platform == "darwin" else 1024  # kilobytes but for macOS
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+class MemoryGrowth:
+    """Growth of the memory in use from here to its peak: torch's on a GPU, else the resident set (Linux only).
+
+    Not getrusage: its peak is never reset, and a spawned process inherits that of its parent.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.before: int | None = None
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            self.before = torch.cuda.memory_allocated(device)
+            return
+        try:
+            _CLEAR_PEAK.write_text("5")
+            self.before = _resident_bytes("VmRSS")
+        except OSError:  # not Linux, or not allowed
+            pass
+
+    def growth_bytes(self) -> int | None:
+        """Bytes; None where they cannot be measured."""
+        if self.before is None:
+            return None
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) - self.before
+        return _resident_bytes("VmHWM") - self.before
+
+
+def _resident_bytes(field: str) -> int:
+    """VmRSS, the resident set, or VmHWM, its peak."""
+    for line in _STATUS.read_text(encoding="utf8").splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024  # "123 kB"
+    raise OSError(f"{_STATUS} has no {field}")

@@ -4,6 +4,9 @@ examples:
   python scripts/benchmark.py train                          the demo's shape
   python scripts/benchmark.py train --config configs/base.yaml --rounds 5 --json
   python scripts/benchmark.py data --files data/c4/en/*.json.gz --rounds 5
+  python scripts/benchmark.py influence --out runs/benchmark                    random weights, random tokens
+  python scripts/benchmark.py influence runs/books --corpus runs/books/data --out runs/benchmark \\
+      --targets 8 --screened-targets 64
 
 `train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), our model with position ids in the same loop,
 this project's whole loop, data loading and PoSE included ("loop"), and transformers' model of the same shape trained by
@@ -12,44 +15,112 @@ whose peak is known the loop's model FLOPs utilisation is given too. --compile.m
 
 `data` times making token files of text, reading it included, as scripts/prepare_data.py does, and `datasets.map` with
 the same tokenizer (OLMo's) and as many processes as there are cores.
+
+`influence` compares the engine of the influence analysis with a plain loop (one forward pass per candidate, nothing
+shared) on the same targets: speed, and whether both choose the same tokens; screened selectors with exact ones: cost
+and, on a trained checkpoint and its corpus, the net recovery that they keep; and it measures seconds and memory against
+N, k and the number of targets. It writes influence.json and, of the costs, cost.png and cost.pdf; its options are
+listed by `scripts/benchmark.py influence --help`, as are those of the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.timing import summarise, time_in_turn
+
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.files import write_json
 
 
 def main() -> None:
     """Parse arguments, run one benchmark, print its table or JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("name", choices=sorted(BENCHMARKS), help="what to measure")
-    parser.add_argument(
-        "--config", default="configs/demo.yaml", help="its shape, batch and precision (default: %(default)s)"
-    )
-    parser.add_argument("--rounds", type=int, help="how often each is timed (default: 12; data: 5)")
-    parser.add_argument("--steps", type=int, default=4, help="steps per timing (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
-    parser.add_argument(
-        "--files", nargs="+", default=(), help="data: text in C4's layout (default: some is made up)"
-    )
-    arguments, overrides = parser.parse_known_args()
-    result = BENCHMARKS[arguments.name](arguments, overrides)
+    arguments, overrides = _parser().parse_known_args()
+    result = arguments.run(arguments, overrides)
     if arguments.json:
         print(json.dumps(result))
     else:
-        print_table(result)
+        arguments.show(result)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    benchmarks = parser.add_subparsers(metavar="BENCHMARK", required=True, help="what to measure")
+
+    def add(
+        name: str, run: Callable[..., dict[str, Any]], show: Callable[..., None]
+    ) -> argparse.ArgumentParser:
+        one = benchmarks.add_parser(name, help=run.__doc__, description=run.__doc__, allow_abbrev=False)
+        one.set_defaults(run=run, show=show)
+        one.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+        return one
+
+    train = add("train", benchmark_train, print_table)
+    train.add_argument(
+        "--config", default="configs/demo.yaml", help="its shape, batch and precision (default: %(default)s)"
+    )
+    train.add_argument(
+        "--rounds", type=int, default=12, help="how often each is timed (default: %(default)s)"
+    )
+    train.add_argument("--steps", type=int, default=4, help="steps per timing (default: %(default)s)")
+    data = add("data", benchmark_data, print_table)
+    data.add_argument("--files", nargs="+", default=(), help="text in C4's layout (default: some is made up)")
+    data.add_argument("--rounds", type=int, default=5, help="how often each is timed (default: %(default)s)")
+    _add_influence_arguments(add("influence", benchmark_influence, print_influence))
+    return parser
+
+
+def _add_influence_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the influence benchmark measures on what; the defaults take minutes on 2 cores."""
+    parser.add_argument("checkpoint", nargs="?", help="checkpoint, run, or transformers directory")
+    parser.add_argument(
+        "--config",
+        default="configs/books.yaml",
+        help="shape of random weights where no checkpoint is given (default: %(default)s)",
+    )
+    parser.add_argument("--corpus", help="prepared corpus of the checkpoint (default: random tokens)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of what is written")
+    parser.add_argument(
+        "--parts",
+        type=lambda text: tuple(text.split(",")),
+        default=("speed", "screened", "cost"),
+        help="comma-separated (default: speed,screened,cost)",
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    numbers = [
+        ("--n-long", 256, "N"),
+        ("--n-short", 32, "M"),
+        ("--targets", 2, "targets of the comparison with the plain loop"),
+        ("--screened-targets", 8, "targets of the comparison of screened with exact selectors"),
+        ("--repeats", 3, "how often each is timed against the plain loop, at most how often for cost"),
+        ("--seed", 0, "seed of the targets"),
+    ]
+    for name, default, text in numbers:
+        parser.add_argument(name, type=int, default=default, help=f"{text} (default: %(default)s)")
+    parser.add_argument(
+        "--tau", type=float, default=1.0, help="targets gain more nats (default: %(default)s)"
+    )
+    lists = [
+        ("--lengths", (64, 128, 256, 512), "N whose cost is measured"),
+        ("--k", (1, 2, 4, 8, 16), "k whose cost is measured"),
+        ("--counts", (1, 2, 4), "numbers of targets whose cost is measured"),
+    ]
+    for name, values, text in lists:
+        shown = ",".join(map(str, values))
+        parser.add_argument(name, type=whole_numbers, default=values, help=f"{text} (default: {shown})")
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Ascending whole numbers from a list with commas."""
+    return tuple(sorted({int(part) for part in text.split(",")}))
 
 
 def benchmark_data(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
@@ -62,7 +133,7 @@ def benchmark_data(arguments: argparse.Namespace, overrides: list[str]) -> dict[
         folder = Path(name)
         files = arguments.files or generated_files(folder)
         runners = data_runners(files, folder)
-        seconds = time_in_turn(runners, arguments.rounds or 5, lambda: None, warm_up=1)
+        seconds = time_in_turn(runners, arguments.rounds, lambda: None, warm_up=1)
         tokens = count_tokens(folder)
     result = summarise(seconds, baseline=MAP, amount=tokens, unit="tokens/s")
     return result | {"benchmark": "data", "files": len(files), "tokens": tokens, "cores": available_cores()}
@@ -74,7 +145,7 @@ def benchmark_train(arguments: argparse.Namespace, overrides: list[str]) -> dict
 
     with tempfile.TemporaryDirectory() as folder:
         benchmark = TrainBenchmark(arguments.config, overrides, arguments.steps, Path(folder))
-        seconds = time_in_turn(benchmark.runners(), arguments.rounds or 12, benchmark.synchronise)
+        seconds = time_in_turn(benchmark.runners(), arguments.rounds, benchmark.synchronise)
     result = summarise(seconds, baseline=OLMO, amount=benchmark.tokens_per_call, unit="tokens/s")
     about = benchmark.about()
     flops_per_second = result["results"]["loop"]["rate"] * about["flops_per_token"]
@@ -82,42 +153,46 @@ def benchmark_train(arguments: argparse.Namespace, overrides: list[str]) -> dict
     return result | {"benchmark": "train", **about, "loop_mfu": mfu}
 
 
-def time_in_turn(
-    runners: dict[str, Callable[[], float | None]],
-    rounds: int,
-    synchronise: Callable[[], None],
-    warm_up: int = 2,
-) -> dict[str, list[float]]:
-    """Seconds of each runner, round by round; the order turns so that none is always first.
+def benchmark_influence(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    """Seconds of the influence analysis: its engine against a plain loop, screened against exact selectors."""
+    import torch
+    from benchmarks.influence import BenchmarkSettings, Subject, run_influence_benchmark
 
-    A runner that returns seconds has timed itself, without what should not count.
-    """
-    names = list(runners)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(-warm_up, rounds):
-        for shift in range(len(names)):
-            name = names[(number + shift) % len(names)]
-            synchronise()
-            started = time.perf_counter()
-            own = runners[name]()
-            synchronise()
-            if number >= 0:
-                seconds[name].append(time.perf_counter() - started if own is None else own)
-    return seconds
+    from analysis.cost_plots import INFLUENCE_BENCHMARK_NAME, cost_figure
+    from analysis.plots import save_figure
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    settings = BenchmarkSettings(
+        subject=Subject(arguments.checkpoint, arguments.config, tuple(overrides), device),
+        corpus=arguments.corpus,
+        parts=arguments.parts,
+        n_long=arguments.n_long,
+        n_short=arguments.n_short,
+        targets=arguments.targets,
+        screened_targets=arguments.screened_targets,
+        repeats=arguments.repeats,
+        tau_nats=arguments.tau,
+        seed=arguments.seed,
+        lengths=arguments.lengths,
+        ks=arguments.k,
+        counts=arguments.counts,
+    )
+    result = run_influence_benchmark(settings)
+    write_json(arguments.out / INFLUENCE_BENCHMARK_NAME, result)
+    if "cost" in result:
+        save_figure(cost_figure(result), arguments.out, "cost")
+    return result
 
 
-def summarise(seconds: dict[str, list[float]], *, baseline: str, amount: float, unit: str) -> dict[str, Any]:
-    """Median rate of each, and the median, lowest and highest of its round-by-round ratio to the baseline."""
-    rows = {}
-    for name, values in seconds.items():
-        ratios = [base / value for base, value in zip(seconds[baseline], values, strict=True)]
-        rows[name] = {
-            "rate": amount / statistics.median(values),
-            "ratio": statistics.median(ratios),
-            "ratio_low": min(ratios),
-            "ratio_high": max(ratios),
-        }
-    return {"unit": unit, "baseline": baseline, "rounds": len(seconds[baseline]), "results": rows}
+def print_influence(result: dict[str, Any]) -> None:
+    """The tables of the influence benchmark."""
+    from benchmarks.influence_tables import describe_machine, influence_tables
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(describe_machine(result), markup=False)
+    for table in influence_tables(result):
+        console.print(table)
 
 
 def print_table(result: dict[str, Any]) -> None:
@@ -136,9 +211,6 @@ def print_table(result: dict[str, Any]) -> None:
         values = [f"{row['rate']:,.0f}", *(f"{row[key]:.3f}" for key in ("ratio", "ratio_low", "ratio_high"))]
         table.add_row(name, *values)
     Console().print(table)
-
-
-BENCHMARKS = {"data": benchmark_data, "train": benchmark_train}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The engine against plain passes: shared prefixes, batches, memory that runs out, and attention, for every family."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from analysis.adapters import OlmoForAnalysis, PositionedCausalLM
 from analysis.contexts import Contexts
-from analysis.memory import tokens_that_fit
+from analysis.memory import MemoryGrowth, tokens_that_fit
 from analysis.models import load_for_analysis
 from analysis.scorer import Scorer
 from analysis.selectors import Question, find_selector
@@ -172,6 +174,16 @@ def test_a_context_beyond_the_memory_limit_is_refused(monkeypatch):
         tokens_that_fit(None, torch.device("cpu"), 50, 1e9)
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_memory_is_the_growth_to_the_peak_from_where_it_is_asked():
+    megabyte = 1 << 20
+    np.ones(200 * megabyte, dtype=np.uint8)  # an earlier, higher peak
+    meter = MemoryGrowth(torch.device("cpu"))
+    np.ones(64 * megabyte, dtype=np.uint8)  # freed at once: only the peak knows of it
+    assert 60 * megabyte < meter.growth_bytes() < 100 * megabyte
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_memory_is_really_measured():
     wide = tiny.model(embedding_size=200_000, vocab_size=200_000)
     with pytest.raises(UserError, match="raise --memory-limit or lower --n-long"):

@@ -1,0 +1,80 @@
+"""The selectors as a plain loop: one forward pass per candidate, no batch, nothing shared, the logits of all positions.
+
+This is what the engine (`analysis.scorer`, `analysis.selectors`) is compared with, so it shares no code with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from analysis.contexts import Contexts
+
+Ranked = list[tuple[int, float]]
+"""Columns of far tokens with their influence in nats, most influential first."""
+
+
+class PlainLoop:
+    """One target after the other, one subset after the other. Definitions: METHOD 2.1 and 2.2."""
+
+    def __init__(self, model: Any, device: str, contexts: Contexts, row: int):
+        self.model, self.device = model, device
+        self.tokens, self.target = contexts.tokens[row], int(contexts.targets[row])
+        self.long = list(range(contexts.n_long))
+        self.far, self.short = self.long[: contexts.n_far], self.long[contexts.n_far :]
+
+    @torch.inference_mode()
+    def loss_nats(self, kept: list[int]) -> float:
+        """loss(t | kept): the kept tokens alone, each at its original position id."""
+        position_ids = torch.tensor([kept], device=self.device)
+        input_ids = torch.tensor([self.tokens[kept].tolist()], device=self.device)
+        logits = self.model(input_ids, position_ids=position_ids, last_logits_only=False).logits[0, -1]
+        return F.cross_entropy(logits.float(), torch.tensor(self.target, device=self.device)).item()
+
+    def leave_one_out(self, k: int) -> Ranked:
+        """loss(t | C_long without i) - L_long."""
+        long_nats = self.loss_nats(self.long)
+        return _first(k, {i: self.loss_nats([j for j in self.long if j != i]) - long_nats for i in self.far})
+
+    def leave_one_in(self, k: int) -> Ranked:
+        """L_short - loss(t | C_short and i)."""
+        short_nats = self.loss_nats(self.short)
+        return _first(k, {i: short_nats - self.loss_nats([i, *self.short]) for i in self.far})
+
+    def greedy(self, k: int) -> Ranked:
+        """Each round adds the token that lowers the loss most; its influence is what it took off."""
+        chosen: Ranked = []
+        before = self.loss_nats(self.short)
+        for _ in range(k):
+            kept = [i for i, _ in chosen]
+            losses = {
+                i: self.loss_nats([*sorted([*kept, i]), *self.short]) for i in self.far if i not in kept
+            }
+            best = min(losses, key=losses.__getitem__)
+            chosen.append((best, before - losses[best]))
+            before = losses[best]
+        return chosen
+
+
+def _first(k: int, influence: dict[int, float]) -> Ranked:
+    """The k of largest influence; equal ones keep the order of the text (Python sorts stably)."""
+    return sorted(influence.items(), key=lambda item: -item[1])[:k]
+
+
+PLAIN_SELECTORS = {
+    "leave-one-out": PlainLoop.leave_one_out,
+    "leave-one-in": PlainLoop.leave_one_in,
+    "greedy": PlainLoop.greedy,
+}
+
+
+def plain_selection(
+    name: str, model: Any, device: str, contexts: Contexts, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Columns and influence [nats] of the k far tokens that the selector ``name`` puts first, each (n, k)."""
+    rows = [PLAIN_SELECTORS[name](PlainLoop(model, device, contexts, row), k) for row in range(len(contexts))]
+    ranked = np.array(rows)
+    return ranked[..., 0].astype(np.int64), ranked[..., 1]
