@@ -143,7 +143,7 @@ class PositionedCausalLM(nn.Module):
 
     def biased_logits(self, input_ids: Tensor, position_ids: Tensor, bias: Tensor) -> Tensor:
         """See `AnalysedModel`."""
-        mask = bias[:, None] + _causal(bias)
+        mask = (bias[:, None] + _causal(bias)).to(self.model.dtype)
         return self(input_ids, position_ids, last_logits_only=True, attention_mask=mask).logits[:, -1]
 
     def last_attention(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:

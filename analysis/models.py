@@ -16,22 +16,22 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from analysis.adapters import OlmoForAnalysis, PositionedCausalLM
 from olmo_sparsity.checkpoint import TOKENIZER, load_model, resolve_checkpoint, weights_sha256
-from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.data.tokenizers import load_tokenizer
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.export import EXPORT_KIND, EXPORT_NAME, quiet_transformers
 from olmo_sparsity.files import sha256_file
+from olmo_sparsity.model import PositionedOLMo
 
 OWN_FAMILY = "olmo-sparsity"
 TRANSFORMERS_CONFIG = "config.json"
 _WEIGHTS, _WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _NOT_WHAT_IS_TOKENIZED = ("post_processor", "truncation", "padding")  # corpora are encoded without them
-_RELATIVE_TOLERANCE = 1e-3
+_RELATIVE_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-3, 0.1
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
@@ -48,8 +48,11 @@ class LoadedModel:
     weights_sha256: str
     training_seed: int | None
     """None where it is unknown."""
-    max_positions: int | None
-    """Position ids must stay below it; None where any do."""
+
+    @property
+    def max_positions(self) -> int | None:
+        """Position ids must stay below it; None where any do."""
+        return max_positions(self.model)
 
     @property
     def tokenizer_file(self) -> Path:
@@ -75,19 +78,57 @@ class LoadedModel:
             )
 
     def check_context(self, n_long: int) -> None:
-        """Raise `UserError` where the model cannot be measured on N tokens of long context.
+        """Raise `UserError` where the model cannot be measured on N tokens, see `check_long_context`."""
+        check_long_context(self.model, n_long, name=f"{self.checkpoint} ({self.family})", option="--n-long")
 
-        Its positions may not reach so far; or its position ids may have no effect, or dropping tokens may not equal
-        hiding them (a sliding window shorter than N, a recurrent layer), as a trial on random tokens shows.
-        """
-        if self.max_positions is not None and n_long > self.max_positions:
-            raise UserError(
-                f"N = {n_long:,} is beyond the {self.max_positions:,} positions of {self.checkpoint}; lower --n-long "
-                f"to at most {self.max_positions:,}"
-            )
-        # This project's own models are shown to be right by its tests.
-        if isinstance(self.model, PositionedCausalLM):
-            _try_positions(self, self.model, n_long)
+
+def adapter_of(model: Any, name: str) -> OlmoForAnalysis | PositionedCausalLM:
+    """The adapter of a model object of this project or of transformers; an adapter is its own.
+
+    Raises `UserError`, calling the model ``name``, where it takes no position ids.
+    """
+    if isinstance(model, OlmoForAnalysis | PositionedCausalLM):
+        return model
+    if isinstance(model, PositionedOLMo):
+        return OlmoForAnalysis(model)
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UserError(
+            f"{name} takes no position ids, so that no token can be dropped from its context; give a model with "
+            "rotary or learned positions"
+        )
+    return PositionedCausalLM(model)
+
+
+def max_positions(model: nn.Module) -> int | None:
+    """The number below which position ids must stay; None where any do. ``model`` is an adapter."""
+    if isinstance(model, PositionedCausalLM):
+        return getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
+    assert isinstance(model, OlmoForAnalysis)
+    config = model.model.config
+    learned = not (config.rope or config.alibi or config.nope)
+    return config.max_sequence_length if learned else None
+
+
+def check_long_context(model: nn.Module, n_long: int, *, name: str, option: str) -> None:
+    """Raise `UserError` where a model cannot be measured on N tokens of long context.
+
+    Its positions may not reach so far; or its position ids may have no effect, or dropping tokens may not equal hiding
+    them (a sliding window shorter than N, a recurrent layer), as a trial on random tokens shows.
+
+    Args:
+        model: an adapter, in evaluation mode, on any device.
+        n_long: N.
+        name: what messages call the model.
+        option: what sets N, for the remedy.
+    """
+    at_most = max_positions(model)
+    if at_most is not None and n_long > at_most:
+        raise UserError(
+            f"N = {n_long:,} is beyond the {at_most:,} positions of {name}; lower {option} to at most {at_most:,}"
+        )
+    # This project's own models are shown to be right by its tests.
+    if isinstance(model, PositionedCausalLM):
+        _try_positions(model, n_long, name, option)
 
 
 def tokenization(path: Path) -> dict[str, Any]:
@@ -141,29 +182,19 @@ def load_for_analysis(path: str | Path) -> LoadedModel:
         family=OWN_FAMILY,
         weights_sha256=weights_sha256(folder),
         training_seed=config.seed,
-        max_positions=config.model.max_sequence_length if _has_learned_positions(config.model) else None,
     )
-
-
-def _has_learned_positions(config: ModelConfig) -> bool:
-    return not (config.rope or config.alibi or config.nope)
 
 
 def _load_directory(folder: Path) -> LoadedModel:
     files = _weight_files(folder)
     model = _from_pretrained(folder)
-    if "position_ids" not in inspect.signature(model.forward).parameters:
-        raise UserError(
-            f"{folder} ({model.config.model_type}) takes no position ids, so that no token can be dropped from its "
-            "context; give a model with rotary or learned positions"
-        )
+    adapter = adapter_of(model, f"{folder} ({model.config.model_type})")
     return LoadedModel(
-        model=PositionedCausalLM(model).eval().requires_grad_(False),
+        model=adapter.eval().requires_grad_(False),
         checkpoint=folder,
         family=model.config.model_type,
         weights_sha256=_sha256_of_all(files),
         training_seed=_exported_seed(folder),
-        max_positions=getattr(model.config.get_text_config(), "max_position_embeddings", None),
     )
 
 
@@ -239,27 +270,45 @@ def _exported_seed(folder: Path) -> int | None:
 
 
 @torch.inference_mode()
-def _try_positions(loaded: LoadedModel, model: PositionedCausalLM, n_long: int) -> None:
+def _try_positions(model: PositionedCausalLM, n_long: int, name: str, option: str) -> None:
     """Drop every second of N random tokens, and hide the same ones: the logits must be equal, and depend on the ids."""
-    rows = model.model.get_input_embeddings().weight.shape[0]
-    tokens = torch.randint(rows, (1, n_long), generator=torch.Generator().manual_seed(0))
+    embeddings = model.model.get_input_embeddings().weight
+    tokens = torch.randint(len(embeddings), (1, n_long), generator=torch.Generator().manual_seed(0))
     ids = torch.arange(n_long)[None]
     kept = torch.arange(n_long) % 2 == (n_long - 1) % 2  # the last token is one of them
     dropped, moved, hidden = (
-        model(each, position_ids=at, last_logits_only=True, attention_mask=mask).logits[:, -1]
+        model(
+            each.to(embeddings.device),
+            position_ids=at.to(embeddings.device),
+            last_logits_only=True,
+            attention_mask=None if mask is None else mask.to(embeddings.device),
+        ).logits[:, -1]
         for each, at, mask in (
             (tokens[:, kept], ids[:, kept], None),
             (tokens[:, kept], ids[:, : int(kept.sum())], None),
             (tokens, ids, kept[None].long()),
         )
     )
+    if not torch.isfinite(hidden).all():
+        raise UserError(
+            f"{name}: its logits are not finite (fp16 overflows, or training diverged); give another dtype or model"
+        )
     if n_long > 2 and torch.equal(dropped, moved):
         raise UserError(
-            f"{loaded.checkpoint} ({loaded.family}) does not read its position ids (ALiBi, or no positions at all), so "
-            "that no token can be dropped from its context; give a model with rotary or learned positions"
+            f"{name} does not read its position ids (ALiBi, or no positions at all), so that no token can be dropped "
+            "from its context; give a model with rotary or learned positions"
         )
-    if float((dropped - hidden).abs().max()) > _RELATIVE_TOLERANCE * float(hidden.std()):
+    if not _nearly_equal(dropped, hidden):
         raise UserError(
-            f"{loaded.checkpoint} ({loaded.family}): dropping tokens from a context of N = {n_long:,} does not equal "
-            "hiding them (a sliding window or a recurrent layer does that); lower --n-long, or give another model"
+            f"{name}: dropping tokens from a context of N = {n_long:,} does not equal hiding them (a sliding window or "
+            f"a recurrent layer does that); lower {option}, or give another model"
         )
+
+
+def _nearly_equal(dropped: Tensor, hidden: Tensor) -> bool:
+    """Whether logits (1, V) differ by no more than rounding: at every token in fp32, on the whole in half precision."""
+    difference = (dropped.float() - hidden.float()).abs()
+    spread = float(hidden.float().std())
+    if hidden.dtype in (torch.bfloat16, torch.float16):
+        return float(difference.square().mean().sqrt()) <= _HALF_PRECISION_TOLERANCE * spread
+    return float(difference.max()) <= _RELATIVE_TOLERANCE * spread

@@ -1,0 +1,110 @@
+"""One self-contained HTML page from records: figures, tables, settings, and examples to read.
+
+examples:
+  python scripts/report.py runs/demo/influence
+  python scripts/report.py runs/books/influence --length runs/books/length --longppl runs/books/longppl \
+      --compare runs/books/compare.json --examples 300 --out books.html
+
+reads the records that scripts/influence.py wrote (no model is needed). The page opens in any browser, also from an
+e-mail or a USB stick: nothing is loaded from anywhere. In its browser of examples, every target is shown in its text
+with the far tokens that a selector chose, in its own document and in the placebo; press ? there for the keys. The same
+records and seed give the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from analysis.dependency_plots import distances_figure, kinds_figure, tokens_needed_figure
+from analysis.length_plots import load_length
+from analysis.plots import figure2
+from analysis.records import load_records
+from analysis.report import load_comparison, load_longppl, write_report
+from analysis.statistics import DEFAULT_RESAMPLES
+from analysis.summary import summarize
+from olmo_sparsity.errors import UserError, run_script
+
+LEAST_RESAMPLES = 1000
+
+
+def main() -> None:
+    """Read what was measured, then write the page."""
+    arguments = _parser().parse_args()
+    if arguments.resamples < LEAST_RESAMPLES:
+        raise UserError(f"--resamples {arguments.resamples} is too few for 95 % intervals; give 1000 or more")
+    if arguments.examples < 0:
+        raise UserError(
+            f"--examples {arguments.examples} cannot be negative; give 0 for a page without examples"
+        )
+    length = load_length(arguments.length) if arguments.length else None
+    longppl = load_longppl(arguments.longppl) if arguments.longppl else None
+    comparison = load_comparison(arguments.compare) if arguments.compare else None
+    records = load_records(arguments.records)
+    summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
+    figures = {
+        "figure2": figure2(summary, length),
+        "kinds": kinds_figure(summary),
+        "distances": distances_figure(summary),
+        "tokens_needed": tokens_needed_figure(summary),
+    }
+    out = arguments.out or arguments.records / "report.html"
+    write_report(
+        out,
+        records,
+        summary,
+        figures,
+        command=shlex.join(["python", "scripts/report.py", *sys.argv[1:]]),
+        examples=arguments.examples,
+        longppl=longppl,
+        comparison=comparison,
+    )
+    print(f"wrote {out}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "records", type=Path, metavar="RECORDS", help="folder that scripts/influence.py wrote"
+    )
+    parser.add_argument(
+        "--length",
+        type=Path,
+        metavar="DIR",
+        help="result of scripts/length.py: adds loss by position to Figure 2",
+    )
+    parser.add_argument(
+        "--longppl", type=Path, metavar="DIR", help="result of scripts/longppl.py: adds its table"
+    )
+    parser.add_argument(
+        "--compare", type=Path, metavar="JSON", help="result of scripts/compare.py --out: adds its table"
+    )
+    parser.add_argument(
+        "--examples",
+        type=int,
+        default=1000,
+        metavar="n",
+        help="at most so many targets to read, a page of about 4 kB each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="page to write (default: report.html in the records folder)"
+    )
+    parser.add_argument(
+        "--k", type=int, help="k of what is shown at one k only (default: 4, or the closest to it)"
+    )
+    parser.add_argument(
+        "--resamples",
+        type=int,
+        default=DEFAULT_RESAMPLES,
+        help="bootstrap resamples of documents, at least 1000 (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: %(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    run_script(main)

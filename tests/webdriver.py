@@ -1,0 +1,110 @@
+"""A real, headless Chromium, driven over the W3C WebDriver protocol with the standard library alone."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+NEEDS_BROWSER = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER),
+    reason="needs Chromium and its driver (on Debian: apt-get install chromium chromium-driver)",
+)
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage", "--window-size=1280,900",
+]  # fmt: skip
+KEYS = {"Escape": "\ue00c", "Tab": "\ue004", "ArrowLeft": "\ue012", "ArrowUp": "\ue013", "ArrowRight": "\ue014",
+        "ArrowDown": "\ue015", "End": "\ue010", "Home": "\ue011"}  # fmt: skip
+
+
+class Browser:
+    """One window. Every method is one command of the protocol, or of Chromium's own (`cdp`)."""
+
+    def __init__(self, session: str):
+        self.session = session
+
+    def send(self, method: str, path: str, **body: Any) -> Any:
+        data = json.dumps(body).encode() if method == "POST" else None
+        request = urllib.request.Request(f"{self.session}/{path}".rstrip("/"), data=data, method=method)
+        no_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with no_proxy.open(request, timeout=120) as reply:
+            return json.load(reply)["value"]
+
+    def open(self, url: str, *, width: int = 1280, colours: str = "light", media: str = "") -> None:
+        """Open a page anew, on a screen of that width for a user of light or dark colours; logs begin empty."""
+        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.cdp("Emulation.setDeviceMetricsOverride", **screen)
+        wish = {"name": "prefers-color-scheme", "value": colours}
+        self.cdp("Emulation.setEmulatedMedia", media=media, features=[wish])
+        self.send("POST", "url", url="about:blank")  # else another anchor would not open the page anew
+        for kind in ("browser", "performance"):
+            self.log(kind)
+        self.send("POST", "url", url=url)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """The value that the body of a function returns; a promise is waited for."""
+        return self.send("POST", "execute/sync", script=script, args=arguments)
+
+    def press(self, *keys: str) -> None:
+        """Press and release keys one after another; names as in `KEYS`, else single characters."""
+        codes = [KEYS.get(key, key) for key in keys]
+        actions = [{"type": kind, "value": code} for code in codes for kind in ("keyDown", "keyUp")]
+        self.send("POST", "actions", actions=[{"type": "key", "id": "keyboard", "actions": actions}])
+
+    def texts(self, selector: str) -> list[str]:
+        """Text of every element that fits a CSS selector."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"
+        return self.run(script, selector)
+
+    def set_field(self, name: str, value: object) -> None:
+        """Give the field of that id a value, as a user does."""
+        script = """const field = document.getElementById(arguments[0]); field.value = arguments[1];
+          for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, { bubbles: true }));"""
+        self.run(script, name, value)
+
+    def cdp(self, command: str, **parameters: Any) -> Any:
+        return self.send("POST", "goog/cdp/execute", cmd=command, params=parameters)
+
+    def log(self, kind: str) -> list[Any]:
+        """What was logged since the last call: `browser` (console) or `performance` (network and more)."""
+        return self.send("POST", "se/log", type=kind)
+
+    def screenshot(self, path: Path) -> None:
+        """A PNG of what is in sight."""
+        path.write_bytes(base64.b64decode(self.send("GET", "screenshot")))
+
+
+@contextmanager
+def chromium(profile: Path) -> Iterator[Browser]:
+    """A browser with the fresh folder ``profile``; it and its driver end with the context."""
+    with subprocess.Popen(
+        [str(DRIVER), "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as driver:
+        try:
+            assert driver.stdout is not None
+            said = next(line for line in driver.stdout if b"successfully on port" in line)
+            port = re.findall(rb"on port (\d+)", said)[0].decode()
+            options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={profile}"]}
+            logs = {"browser": "ALL", "performance": "ALL"}
+            wanted = {"alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": logs}}
+            session = Browser(f"http://127.0.0.1:{port}").send("POST", "session", capabilities=wanted)
+            browser = Browser(f"http://127.0.0.1:{port}/session/{session['sessionId']}")
+            try:
+                yield browser
+            finally:
+                browser.send("DELETE", "")
+        finally:
+            driver.terminate()
