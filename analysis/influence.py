@@ -16,7 +16,7 @@ from analysis.memory import GB, default_limit_bytes, tokens_that_fit
 from analysis.models import LoadedModel, find_model, load_for_analysis
 from analysis.readable import Reader
 from analysis.records import RecordWriter
-from analysis.scorer import Scorer
+from analysis.scorer import TOKENS_PER_BATCH, Scorer
 from analysis.selectors import check_selector
 from analysis.settings import InfluenceSettings
 from analysis.text import TextDecoder
@@ -94,6 +94,16 @@ def _assign_roles(settings: InfluenceSettings, folders: list[Path], recorded: Ma
 def _check_settings(settings: InfluenceSettings) -> None:
     for name in settings.selectors:
         check_selector(name, k_max=max(settings.ks), n_far=settings.n_long - settings.n_short)
+    try:
+        device = torch.device(_device(settings))
+    except RuntimeError as error:
+        raise UserError(
+            f"there is no device {settings.device!r}; give cpu, cuda, or cuda:1 and so on"
+        ) from error
+    if device.type not in TOKENS_PER_BATCH or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise UserError(
+            f"the device {settings.device!r} cannot be used here; give another --device, such as cpu"
+        )
     if settings.limit is not None and settings.limit < 1:
         raise UserError(f"--limit {settings.limit} leaves nothing to measure; give 1 or more")
 

@@ -31,6 +31,9 @@ TARGETS_PER_BLOCK = 64
 unsharded measurement: a batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
 SECONDS_BETWEEN_PARTS = 20.0
+EXAMPLES_FROM_TARGETS = 20_000
+"""With more targets than these, only such a share of those over tau keeps its text: it is for people to read."""
+_EXAMPLE_STREAM = 4
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Measurement:
                 f"context (the most is {targets.selecting_gain_nats.max():.2f}); lower --tau, raise --targets, or "
                 "train the model for longer"
             )
-        self.writer.write_examples(self._examples(targets, over))
+        if not self.writer.has_examples:
+            self.writer.write_examples(self._examples(targets, over))
         if not self._select(targets, over):
             return False
         self.writer.finish()
@@ -129,6 +133,14 @@ class Measurement:
         return contexts, placebo
 
     def _examples(self, targets: Targets, over: np.ndarray) -> Examples:
+        """Text of the targets over tau; of a large measurement, of a random part of them.
+
+        Whether a target is shown depends on itself alone, so that shards show what the whole run does.
+        """
+        share = EXAMPLES_FROM_TARGETS / self.settings.targets
+        seed = self.settings.seed
+        ids = targets.target_id[over].tolist()
+        over = over[[np.random.default_rng([_EXAMPLE_STREAM, seed, each]).random() < share for each in ids]]
         if len(over) == 0:
             return Examples(np.empty(0, np.int64), [], [], [], [])
         contexts, placebo = self._both_contexts(targets, over)

@@ -4,7 +4,7 @@ A records folder is self-contained; nothing here needs the model or torch:
 
     manifest.json                  what was measured on what, with which settings (`Manifest`)
     targets.parquet                a row per sampled target (`Targets`)
-    examples.parquet               the text of every target over tau (`Examples`), for people to read
+    examples.parquet               the text of targets over tau (`Examples`), for people to read
     selections/part-00000.parquet  a row per (target over tau, selector, far context) (`SelectionRow`)
 
 Parts are written whole and never changed, so a killed run loses at most its last part.
@@ -108,11 +108,15 @@ class RecordWriter:
                     "give another --out, or --overwrite to start anew"
                 )
 
+    @property
+    def has_examples(self) -> bool:
+        """Whether an earlier run wrote `examples.parquet`."""
+        return (self.folder / EXAMPLES_NAME).exists()
+
     def write_examples(self, examples: Examples) -> None:
         """Write `examples.parquet`, unless it is there."""
-        path = self.folder / EXAMPLES_NAME
-        if not path.exists():
-            _write_table(examples.to_table(), path)
+        if not self.has_examples:
+            _write_table(examples.to_table(), self.folder / EXAMPLES_NAME)
 
     def finished_targets(self) -> set[int]:
         """Ids of the targets that have a row for every selector and far context."""
@@ -180,7 +184,7 @@ class Records:
     influence: dict[str, dict[str, np.ndarray]]
     """Their influence, float32 (m, k_max), in nats but for the selector attention (share of the attention)."""
     examples: Examples | None = None
-    """Text of the targets over tau, for people to read; None where none was written."""
+    """Text of targets over tau, finished or not, for people to read; None where none was written."""
 
 
 def load_records(folder: str | Path) -> Records:

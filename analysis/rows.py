@@ -116,10 +116,10 @@ class Targets:
 
 @dataclass(frozen=True)
 class Examples:
-    """Text of the targets over tau, for people to read; every field has an entry per target."""
+    """Text of targets over tau, for people to read; every field has an entry per target that is shown."""
 
     target_id: np.ndarray
-    """(m,) int64."""
+    """Ascending, int64."""
     context_pieces: list[list[str]]
     """Text of each of the N context tokens."""
     target_piece: list[str]

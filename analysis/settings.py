@@ -38,7 +38,7 @@ class InfluenceSettings:
     bf16: bool = False
     """Score in bf16: about twice as fast where the machine has it, but influences below 0.01 nats are noise."""
     device: str | None = None
-    """cpu, cuda, or None for a GPU where there is one."""
+    """cpu, cuda, cuda:1, …, or None for a GPU where there is one."""
     tokens_per_batch: int | None = None
     """Tokens of one forward pass; None chooses what fits. Results do not depend on it but for rounding."""
     memory_limit_gb: float | None = None

@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_what_is_measured(parser, default)
     parser.add_argument("--bf16", action="store_true", help="score in bf16: faster, coarser")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
     parser.add_argument(
         "--memory-limit",
         type=float,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from analysis.influence import measure_influence
 from analysis.records import load_records
@@ -212,3 +213,22 @@ def test_the_script_crosses_and_refuses_in_one_line(seeds, tmp_path):
     done = run("--select-with", seeds / "records", "--evaluate-with", seeds / "4")
     assert done.returncode == 0, done.stderr
     assert load_records(tmp_path / "out").manifest.crossfit
+
+
+def test_a_device_that_is_not_there_is_refused(seeds, tmp_path):
+    for device, message in (("gpu", "there is no device 'gpu'"), ("meta", "'meta' cannot be used here")):
+        with pytest.raises(UserError, match=message):
+            measure_influence(settings(seeds, tmp_path / "out", "3", device=device))
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="'cuda:1' cannot be used here"):
+            measure_influence(settings(seeds, tmp_path / "out", "3", device="cuda:1"))
+
+
+def test_of_a_large_measurement_a_share_of_the_targets_keeps_its_text(seeds, tmp_path, monkeypatch):
+    whole = load_records(seeds / "records").examples
+    monkeypatch.setattr("analysis.measurement.EXAMPLES_FROM_TARGETS", 40)  # of 80
+    some = load_records(measure_influence(settings(seeds, tmp_path, "3", limit=1))).examples
+    assert 0 < len(some) < len(whole)
+    assert set(some.target_id.tolist()) < set(whole.target_id.tolist())
+    row = whole.target_id.tolist().index(int(some.target_id[0]))
+    assert some.context_pieces[0] == whole.context_pieces[row]

@@ -56,7 +56,22 @@ def test_analysis_runs_without_the_engines(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["analysis.records", "analysis.statistics", "analysis.summary", "analysis.plots"]
+    "module",
+    [
+        "analysis.records",
+        "analysis.statistics",
+        "analysis.summary",
+        "analysis.dependencies",
+        "analysis.compare",
+        "analysis.plots",
+        "analysis.dependency_plots",
+        "analysis.length_plots",
+        "analysis.cost_plots",
+        "analysis.grid",
+        "analysis.report",
+        "analysis.kinds",
+        "analysis.text",
+    ],
 )
 def test_figures_are_made_without_torch(module):
     code = f"import sys, {module}; print('torch' in sys.modules)"
