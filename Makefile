@@ -1,5 +1,6 @@
 # make figure2   from a fresh clone to runs/demo/figure2.png (about 15 minutes on 2 CPU cores)
 # make test      every test but the minutes-long ones; make test-slow runs those
+# make browser   installs Chromium from Debian's packages, for the tests of the report page, which skip without it
 # make lint      ruff and mypy
 # make clean     removes what make and the demo made (not .venv); make distclean removes .venv too
 SHELL := /bin/bash
@@ -9,7 +10,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 RUN := runs/demo
 
-.PHONY: figure2 install test test-slow lint clean distclean
+.PHONY: figure2 install test test-slow browser lint clean distclean
 
 install: $(INSTALLED)
 
@@ -33,6 +34,9 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(PY) -m pytest -m slow
+
+browser:
+	@command -v chromedriver > /dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium chromium-driver; }
 
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
