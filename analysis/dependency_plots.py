@@ -28,6 +28,7 @@ from analysis.plots import (
     add_legend,
     bar_lengths,
     describe,
+    figure2,
     in_rows,
     k_axis,
     new_figure,
@@ -46,6 +47,16 @@ KINDS_TITLES = ("(a) Share", "(b) Gain, all targets", "(c) Recovery, k = {k}", "
 _FEW_LOOKS: Json = {"facecolor": "0.95", "hatch": "////", "edgecolor": "0.82", "linewidth": 0, "zorder": 0.4}
 _WHITE: Style = ("white", "none", None)
 _GREY: Style = ("0.45", "none", None)
+
+
+def all_figures(summary: Json, length: Json | None = None) -> dict[str, Figure]:
+    """Every figure of one measurement by the name it is saved under; ``length`` adds panel (d) to Figure 2."""
+    return {
+        "figure2": figure2(summary, length),
+        "kinds": kinds_figure(summary),
+        "distances": distances_figure(summary),
+        "tokens_needed": tokens_needed_figure(summary),
+    }
 
 
 def kinds_figure(summary: Json) -> Figure:

@@ -16,8 +16,6 @@ from analysis.scorer import Scorer, long_columns, short_columns
 from olmo_sparsity.errors import UserError
 
 _RANDOM_STREAM = 3
-CONTROLS = ("random", "nearest")
-"""Selectors that do not look at the model: what any choice of k tokens recovers."""
 
 
 @dataclass(frozen=True)

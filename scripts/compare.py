@@ -18,20 +18,17 @@ from pathlib import Path
 
 from rich.console import Console
 
+from analysis.arguments import add_bootstrap_arguments, check_bootstrap_arguments
 from analysis.compare import compare, render_comparison
 from analysis.records import load_records
-from analysis.statistics import DEFAULT_RESAMPLES
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.errors import run_script
 from olmo_sparsity.files import write_json
-
-LEAST_RESAMPLES = 1000
 
 
 def main() -> None:
     """Read both records, then print and write how they differ."""
     arguments = _parser().parse_args()
-    if arguments.resamples < LEAST_RESAMPLES:
-        raise UserError(f"--resamples {arguments.resamples} is too few for 95 % intervals; give 1000 or more")
+    check_bootstrap_arguments(arguments)
     first, second = load_records(arguments.first), load_records(arguments.second)
     comparison = compare(first, second, arguments.resamples, arguments.seed)
     console = Console(highlight=False, soft_wrap=True)
@@ -48,13 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("first", type=Path, metavar="A", help="records folder of scripts/influence.py")
     parser.add_argument("second", type=Path, metavar="B", help="another one, of the same targets")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write (default: none)")
-    parser.add_argument(
-        "--resamples",
-        type=int,
-        default=DEFAULT_RESAMPLES,
-        help="bootstrap resamples of documents, at least 1000 (default: %(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: %(default)s)")
+    add_bootstrap_arguments(parser)
     return parser
 
 

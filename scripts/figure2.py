@@ -23,33 +23,25 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analysis.dependency_plots import distances_figure, kinds_figure, tokens_needed_figure
+from analysis.arguments import add_bootstrap_arguments, check_bootstrap_arguments
+from analysis.dependency_plots import all_figures
 from analysis.length_plots import load_length
-from analysis.plots import figure2, save_figure
+from analysis.plots import save_figure
 from analysis.records import load_records
-from analysis.statistics import DEFAULT_RESAMPLES
 from analysis.summary import render_table, summarize, write_summary
-from olmo_sparsity.errors import UserError, run_script
-
-LEAST_RESAMPLES = 1000
+from olmo_sparsity.errors import run_script
 
 
 def main() -> None:
     """Read the records, then write and print what they say."""
     arguments = _parser().parse_args()
-    if arguments.resamples < LEAST_RESAMPLES:
-        raise UserError(f"--resamples {arguments.resamples} is too few for 95 % intervals; give 1000 or more")
+    check_bootstrap_arguments(arguments)
     length = load_length(arguments.length) if arguments.length else None
     records = load_records(arguments.records)
     summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
     folder = arguments.out or arguments.records
     write_summary(summary, folder / "summary.json")
-    figures = {
-        "figure2": figure2(summary, length),
-        "kinds": kinds_figure(summary),
-        "distances": distances_figure(summary),
-        "tokens_needed": tokens_needed_figure(summary),
-    }
+    figures = all_figures(summary, length)
     paths = [path for name, figure in figures.items() for path in save_figure(figure, folder, name)]
     console = Console(highlight=False, soft_wrap=True)
     console.print(render_table(summary))
@@ -74,13 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="k of panel (c), kinds and distances, one that was measured (default: 4, or the closest to it)",
     )
-    parser.add_argument(
-        "--resamples",
-        type=int,
-        default=DEFAULT_RESAMPLES,
-        help="bootstrap resamples of documents, at least 1000 (default: %(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: %(default)s)")
+    add_bootstrap_arguments(parser)
     return parser
 
 

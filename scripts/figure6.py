@@ -16,23 +16,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from analysis.arguments import add_bootstrap_arguments, check_bootstrap_arguments
 from analysis.grid import choose_selectors, figure6, grid_panels, grid_table
 from analysis.plots import save_figure
 from analysis.records import load_records
-from analysis.statistics import DEFAULT_RESAMPLES
 from analysis.summary import summarize
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.errors import run_script
 from olmo_sparsity.files import write_json
 from olmo_sparsity.progress import progress
-
-LEAST_RESAMPLES = 1000
 
 
 def main() -> None:
     """Summarise every folder, then draw and write the grid."""
     arguments = _parser().parse_args()
-    if arguments.resamples < LEAST_RESAMPLES:
-        raise UserError(f"--resamples {arguments.resamples} is too few for 95 % intervals; give 1000 or more")
+    check_bootstrap_arguments(arguments)
     summaries = []
     with progress(
         "summarising", len(arguments.records), "folders", enabled=len(arguments.records) > 1
@@ -78,13 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="selectors to draw (default: leave-one-out, the controls, and best)",
     )
-    parser.add_argument(
-        "--resamples",
-        type=int,
-        default=DEFAULT_RESAMPLES,
-        help="bootstrap resamples of documents, at least 1000 (default: %(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: %(default)s)")
+    add_bootstrap_arguments(parser)
     return parser
 
 

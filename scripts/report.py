@@ -18,23 +18,19 @@ import shlex
 import sys
 from pathlib import Path
 
-from analysis.dependency_plots import distances_figure, kinds_figure, tokens_needed_figure
+from analysis.arguments import add_bootstrap_arguments, check_bootstrap_arguments
+from analysis.dependency_plots import all_figures
 from analysis.length_plots import load_length
-from analysis.plots import figure2
 from analysis.records import load_records
 from analysis.report import load_comparison, load_longppl, write_report
-from analysis.statistics import DEFAULT_RESAMPLES
 from analysis.summary import summarize
 from olmo_sparsity.errors import UserError, run_script
-
-LEAST_RESAMPLES = 1000
 
 
 def main() -> None:
     """Read what was measured, then write the page."""
     arguments = _parser().parse_args()
-    if arguments.resamples < LEAST_RESAMPLES:
-        raise UserError(f"--resamples {arguments.resamples} is too few for 95 % intervals; give 1000 or more")
+    check_bootstrap_arguments(arguments)
     if arguments.examples < 0:
         raise UserError(
             f"--examples {arguments.examples} cannot be negative; give 0 for a page without examples"
@@ -44,12 +40,7 @@ def main() -> None:
     comparison = load_comparison(arguments.compare) if arguments.compare else None
     records = load_records(arguments.records)
     summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
-    figures = {
-        "figure2": figure2(summary, length),
-        "kinds": kinds_figure(summary),
-        "distances": distances_figure(summary),
-        "tokens_needed": tokens_needed_figure(summary),
-    }
+    figures = all_figures(summary, length)
     out = arguments.out or arguments.records / "report.html"
     write_report(
         out,
@@ -96,13 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--k", type=int, help="k of what is shown at one k only (default: 4, or the closest to it)"
     )
-    parser.add_argument(
-        "--resamples",
-        type=int,
-        default=DEFAULT_RESAMPLES,
-        help="bootstrap resamples of documents, at least 1000 (default: %(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: %(default)s)")
+    add_bootstrap_arguments(parser)
     return parser
 
 

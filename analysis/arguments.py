@@ -1,0 +1,30 @@
+"""Arguments that several scripts share."""
+
+from __future__ import annotations
+
+import argparse
+
+from analysis.statistics import DEFAULT_RESAMPLES
+from olmo_sparsity.errors import UserError
+
+LEAST_RESAMPLES = 1000
+"""METHOD 2.4 asks for so many for everything that is shown."""
+
+
+def add_bootstrap_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--resamples`` and ``--seed``."""
+    parser.add_argument(
+        "--resamples",
+        type=int,
+        default=DEFAULT_RESAMPLES,
+        help=f"bootstrap resamples of documents, at least {LEAST_RESAMPLES} (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: %(default)s)")
+
+
+def check_bootstrap_arguments(arguments: argparse.Namespace) -> None:
+    """Raise `UserError` where there are too few resamples for an interval."""
+    if arguments.resamples < LEAST_RESAMPLES:
+        raise UserError(
+            f"--resamples {arguments.resamples} is too few for 95 % intervals; give {LEAST_RESAMPLES} or more"
+        )
