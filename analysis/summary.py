@@ -317,7 +317,7 @@ def _needed_table(summary: Json) -> tuple[str, Table]:
 
 def plain_table(first: str, *further: str) -> Table:
     """A table without lines: text in the first column, numbers at the right of the others."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column(Text(first), no_wrap=True)
     for name in further:
         table.add_column(Text(name), justify="right", no_wrap=True)

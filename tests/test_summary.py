@@ -1,5 +1,6 @@
 """The numbers of Figure 2 against a computation of their own, target by target."""
 
+import copy
 import io
 import itertools
 import json
@@ -384,3 +385,15 @@ def test_one_document_gives_no_intervals(tmp_path: Path) -> None:
 def test_written_summary_is_plain_json(summary: dict, tmp_path: Path) -> None:
     write_summary(summary, tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail) == summary
+
+
+def test_the_widest_numbers_fit_into_80_columns(summary: dict) -> None:
+    wide = copy.deepcopy(summary)
+    for per_k in wide["selectors"].values():
+        for values in per_k.values():
+            values["loss"] = {"value": 5.87, "low": 5.06, "high": 10.76}
+            for name in ("recovery", "placebo_recovery", "net_recovery"):
+                values[name] = {"value": 1.31, "low": 1.21, "high": 1.43}
+    text = table_text(wide)
+    assert "…" not in text
+    assert text.count("131 [121, 143]") == 3 * sum(map(len, wide["selectors"].values()))
