@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from benchmarks.influence import Json
 
@@ -30,23 +31,23 @@ def describe_machine(result: Json) -> str:
 
 def _speed(speed: Json) -> Table:
     title = (
-        f"speed: {speed['targets']} targets; share whose first {speed['k']} tokens are the plain loop's, as a set and "
-        "in order; largest difference of influence"
+        f"speed: {speed['targets']} targets, their number per second; × the plain loop's speed [lowest, highest]; "
+        f"share whose first {speed['k']} tokens are the plain loop's, as a set and in order [%]; "
+        "largest difference of influence [nats]"
     )
-    columns = ["targets/s", "× plain", "lowest", "highest", "set", "order", "off [nats]"]
+    columns = ["per s", "× plain", "set", "order", "nats"]
     table = _table(title, ["selector", ""], columns)
     for selector, timed in speed["selectors"].items():
-        for label, row in timed["results"].items():
-            numbers = [
-                _short(row["rate"]),
-                *(f"{row[key]:.2f}" for key in ("ratio", "ratio_low", "ratio_high")),
-            ]
+        for number, (label, row) in enumerate(timed["results"].items()):
+            ratio, low, high = (row[key] for key in ("ratio", "ratio_low", "ratio_high"))
+            numbers = [_short(row["rate"]), f"{ratio:.2f} [{low:.2f}, {high:.2f}]"]
             compared = timed["selections"].get(label)
             same = ["", "", ""]
             if compared:
-                same = [f"{100 * compared[key]:.0f} %" for key in ("same_set", "same_order")]
-                same.append(f"{compared['largest_influence_difference_nats']:.1e}")
-            table.add_row(selector, label, *numbers, *same)
+                same = [f"{100 * compared[key]:.0f}" for key in ("same_set", "same_order")]
+                same.append(f"{compared['largest_influence_difference_nats']:.0e}")
+            name = "" if number else selector
+            table.add_row(name, label.replace("prefixes not shared", "no sharing"), *numbers, *same)
         table.add_section()
     return table
 
@@ -54,25 +55,21 @@ def _speed(speed: Json) -> Table:
 def _screened(screened: Json) -> Table:
     title = (
         f"screened: {screened['targets']} targets of {screened['documents']} documents, {screened['rounds']} rounds; "
-        "cost and net recovery in % of the exact selector's"
+        "in % of the exact selector's: seconds [lowest, highest], tokens, net recovery [95 %]"
     )
     rows = screened["selectors"]
-    ks = list(next(iter(rows.values())).get("net_recovery", {}))
-    kept = [heading for k in ks for heading in (f"net, k = {k}", f"kept, k = {k} [95 %]")]
-    table = _table(title, ["selector"], ["s/context", "seconds", "lowest", "highest", "tokens", *kept])
+    ks = list(next(iter(rows.values())).get("net_recovery_kept", {}))
+    table = _table(title, ["selector"], ["seconds", "tokens", *(f"kept, k = {k}" for k in ks)])
     for name, row in rows.items():
         ratio = row["seconds_ratio"]
-        values = [_short(row["seconds_per_context"])]
-        values += [_percent(ratio[key]) for key in ("ratio", "ratio_low", "ratio_high")]
-        values.append(_percent(row["tokens_ratio"]))
-        for k in ks:
-            interval = row["net_recovery_kept"][k]
-            low, high = (_percent(interval[bound]) for bound in ("low", "high"))
-            values += [
-                _percent(row["net_recovery"][k]["value"]),
-                f"{_percent(interval['value'])} [{low}, {high}]",
-            ]
-        table.add_row(name, *values)
+        seconds = _bounded(ratio["ratio"], ratio["ratio_low"], ratio["ratio_high"])
+        kept = [row["net_recovery_kept"][k] for k in ks]
+        table.add_row(
+            name,
+            seconds,
+            _percent(row["tokens_ratio"]),
+            *(_bounded(each["value"], each["low"], each["high"]) for each in kept),
+        )
     return table
 
 
@@ -93,11 +90,12 @@ def _cost(cost: Json) -> Table:
 
 
 def _table(title: str, names: list[str], numbers: list[str]) -> Table:
-    table: Any = Table(title=title, title_justify="left")
+    look: Any = {"title_justify": "left", "box": None, "padding": (0, 1, 0, 0), "header_style": "bold"}
+    table = Table(title=Text(title), **look)
     for name in names:
-        table.add_column(name, no_wrap=True)
+        table.add_column(Text(name), no_wrap=True)
     for name in numbers:
-        table.add_column(name, justify="right")
+        table.add_column(Text(name), justify="right", no_wrap=True)
     return table
 
 
@@ -105,5 +103,11 @@ def _short(value: float) -> str:
     return f"{value:,.3g}"
 
 
+def _bounded(*shares: float | None) -> str:
+    """``value [low, high]`` in per cent; of what is compared with itself the value alone."""
+    value, low, high = map(_percent, shares)
+    return value if value == low == high else f"{value} [{low}, {high}]"
+
+
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"
+    return "-" if share is None else f"{100 * share:.0f}"
