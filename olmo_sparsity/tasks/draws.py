@@ -1,0 +1,97 @@
+"""Random numbers that are a pure function of (seed, split, sample index), for whole batches without a loop.
+
+Counter-based: draw c of a row is SplitMix64's output at place c of a sequence that starts at the row's own state
+(Steele, Lea and Flood, OOPSLA 2014). A row depends on nothing else in its batch.
+
+Shapes: B samples (rows), C columns drawn for each of them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_HALF = np.uint64(32)
+_COLUMN_BITS = np.uint64(20)
+_WORD = (1 << 64) - 1
+
+
+def mix(words: np.ndarray) -> np.ndarray:
+    """SplitMix64's output function: a bijection of 64-bit words that changes every bit, any shape."""
+    words = (words ^ (words >> _SHIFTS[0])) * _MULTIPLIERS[0]
+    words = (words ^ (words >> _SHIFTS[1])) * _MULTIPLIERS[1]
+    return words ^ (words >> _SHIFTS[2])
+
+
+def counters(count: int) -> np.ndarray:
+    """SplitMix64's first ``count`` steps from 0, (count,) uint64, all different."""
+    return np.arange(1, count + 1, dtype=np.uint64) * _GAMMA
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random numbers of B samples. The same call twice gives the same numbers; `named` gives others."""
+
+    states: np.ndarray
+    """(B,) uint64, where the sequence of each sample starts."""
+
+    @classmethod
+    def of(cls, seed: int, split: str, indices: np.ndarray) -> Draws:
+        """The draws of samples ``indices`` (B,); different indices of one seed and split never share a state."""
+        start = mix(mix(_word(seed)) ^ _word(zlib.crc32(split.encode())))
+        return cls(mix(start + indices.astype(np.uint64) * _GAMMA))
+
+    def named(self, purpose: str) -> Draws:
+        """Draws that are independent of those for any other purpose."""
+        return Draws(mix(self.states ^ _word(zlib.crc32(purpose.encode()))))
+
+    def rows(self, rows: np.ndarray) -> Draws:
+        """The draws of some of the samples, given their rows."""
+        return Draws(self.states[rows])
+
+    def words(self, columns: int) -> np.ndarray:
+        """Uniform 64-bit words, (B, C) uint64."""
+        return mix(self.states[:, None] + counters(columns))
+
+    def integers(self, bound: int | np.ndarray, columns: int) -> np.ndarray:
+        """Uniform on {0 … bound-1}, (B, C) int64; ``bound`` below 2^32, a number or one for each row (B,).
+
+        The upper half of a word times the bound: no value is likelier than another by more than bound / 2^32.
+        """
+        bounds = np.broadcast_to(np.asarray(bound, dtype=np.uint64), self.states.shape)[:, None]
+        return (((self.words(columns) >> _HALF) * bounds) >> _HALF).astype(np.int64)
+
+    def integer(self, bound: int | np.ndarray) -> np.ndarray:
+        """One uniform number of {0 … bound-1} for each sample, (B,) int64."""
+        return self.integers(bound, 1)[:, 0]
+
+    def order(self, eligible: np.ndarray) -> np.ndarray:
+        """A uniform order of the eligible columns (B, C) of each row, then the others in theirs, (B, C) int64."""
+        return (np.sort(self._keys(eligible), axis=1) & _low_bits()).astype(np.int64)
+
+    def subset(self, eligible: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """A uniform subset of ``count`` (B,) of the eligible columns (B, C) of each row, (B, C) bool."""
+        keys = self._keys(eligible)
+        last = np.take_along_axis(np.sort(keys, axis=1), np.maximum(count - 1, 0)[:, None], axis=1)
+        return (keys <= last) & (count > 0)[:, None]
+
+    def _keys(self, eligible: np.ndarray) -> np.ndarray:
+        """Random keys (B, C) that end in the column, so that no two are equal; the largest where not eligible."""
+        columns = eligible.shape[1]
+        assert columns < 1 << int(_COLUMN_BITS), "a sample has fewer than a million tokens"
+        keys = np.where(eligible, self.words(columns) >> np.uint64(1), np.uint64(_WORD))
+        return (keys & ~_low_bits()) | np.arange(columns, dtype=np.uint64)
+
+
+def _low_bits() -> np.uint64:
+    return np.uint64((1 << int(_COLUMN_BITS)) - 1)
+
+
+def _word(value: int) -> np.ndarray:
+    """``value`` modulo 2^64, (1,): as an array, because numpy warns where scalars overflow."""
+    return np.array([value & _WORD], dtype=np.uint64)

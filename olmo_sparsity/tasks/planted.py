@@ -1,0 +1,225 @@
+"""k-sparse planted correlations (METHOD 3.1): where the planted tokens stand, what they are, and what they decide.
+
+Shapes: B samples, l columns of the longest prompt, k planted tokens at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.tasks.draws import Draws, counters, mix
+from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch, letter_names, marked_columns
+from olmo_sparsity.tasks.sparse import SparseTask
+from olmo_sparsity.tasks.task import Sizes, register
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where planted tokens may stand in each sample."""
+
+    k: np.ndarray
+    """(B,) how many there are."""
+    length: np.ndarray
+    """(B,) tokens of the prompt."""
+    window: np.ndarray
+    """(B,) how many columns they may span: min(L_local + 1, l)."""
+
+
+Positions = Callable[[Draws, Room], np.ndarray]
+"""Q_pos: S* as (B, l) bool."""
+Symbols = Callable[[Draws, int, int], np.ndarray]
+"""Q_voc or the background: (B, columns) of {0 … number-1}, given the number of symbols and of columns."""
+LabelFunction = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+"""g*: (B,) of {0 … number-1}, of the planted values (B, k) by column, where they are present (B, k), their number."""
+
+# --- Q_pos: which columns are planted ---
+
+
+def uniform_positions(draws: Draws, room: Room) -> np.ndarray:
+    """A uniform subset of a window of L_local + 1 columns that is placed uniformly [ours]."""
+    start = draws.named("window").integer(room.length - room.window + 1)
+    inside = between(start, start + room.window, int(room.length.max(initial=0)))
+    return draws.named("columns").subset(inside, room.k)
+
+
+def adjacent_positions(draws: Draws, room: Room) -> np.ndarray:
+    """k columns in a row, placed uniformly [ours]."""
+    start = draws.named("window").integer(room.length - room.k + 1)
+    return between(start, start + room.k, int(room.length.max(initial=0)))
+
+
+def stretched_positions(draws: Draws, room: Room) -> np.ndarray:
+    """As uniform, with both ends of the window planted (k > 1): the span is as long as L_local allows [ours]."""
+    start = draws.named("window").integer(room.length - room.window + 1)
+    last, width = start + room.window - 1, int(room.length.max(initial=0))
+    ends = between(start, start + 1, width) | (between(last, last + 1, width) & (room.k > 1)[:, None])
+    inner = draws.named("columns").subset(between(start + 1, last, width), np.maximum(room.k - 2, 0))
+    return ends | inner
+
+
+# --- Q_voc and the background: which symbols stand there ---
+
+
+def uniform_symbols(draws: Draws, number: int, columns: int) -> np.ndarray:
+    """Independent, each symbol equally likely."""
+    return draws.integers(number, columns)
+
+
+def zipf_symbols(draws: Draws, number: int, columns: int) -> np.ndarray:
+    """Independent, symbol r = 1, 2, … with a probability in proportion to 1/r."""
+    weights = 1 / np.arange(1, number + 1)
+    shares = np.cumsum(weights)[:-1] / weights.sum()
+    return np.searchsorted(shares, draws.integers(1 << 31, columns) / (1 << 31), side="right")
+
+
+def distinct_symbols(draws: Draws, number: int, columns: int) -> np.ndarray:
+    """A uniform choice without repetition."""
+    return draws.order(np.ones((len(draws.states), number), dtype=bool))[:, :columns]
+
+
+# --- g*: what they decide ---
+
+
+def sum_label(values: np.ndarray, present: np.ndarray, number: int) -> np.ndarray:
+    """The sum modulo the number of symbols; the parity where there are two."""
+    return (values * present).sum(axis=1) % number
+
+
+def max_label(values: np.ndarray, present: np.ndarray, number: int) -> np.ndarray:
+    """The largest value."""
+    return np.where(present, values, 0).max(axis=1)
+
+
+def first_label(values: np.ndarray, present: np.ndarray, number: int) -> np.ndarray:
+    """The value that stands first."""
+    return values[:, 0]
+
+
+def random_label(values: np.ndarray, present: np.ndarray, number: int) -> np.ndarray:
+    """One fixed random function of the values in their order [ours]: a hash, equally likely to give each label."""
+    codes = np.where(present, values + 1, 0).astype(np.uint64)
+    words = mix((codes * mix(counters(values.shape[1]))).sum(axis=1, dtype=np.uint64))
+    return (words % np.uint64(number)).astype(np.int64)
+
+
+POSITIONS: dict[str, Positions] = {
+    "uniform": uniform_positions,
+    "adjacent": adjacent_positions,
+    "stretched": stretched_positions,
+}
+BACKGROUNDS: dict[str, Symbols] = {"uniform": uniform_symbols, "zipf": zipf_symbols}
+PLANTED: dict[str, Symbols] = {**BACKGROUNDS, "distinct": distinct_symbols}
+LABELS: dict[str, LabelFunction] = {
+    "sum": sum_label,
+    "max": max_label,
+    "first": first_label,
+    "random": random_label,
+}
+
+
+@register("planted")
+@dataclass(frozen=True)
+class Planted(SparseTask):
+    """k planted tokens in a background, and a label that is a function of them alone (METHOD 3.1 [paper]).
+
+    A prompt of length l: S* of size k from the position distribution, tokens at S* from the planted distribution on
+    V^k, the rest independent from the background. Planted and background symbols are different ones [ours], so that
+    a prompt by itself tells S* and the label. Labels are planted symbols: the label is a token in column l,
+    predicted at the last token of the prompt, and a sample has l + 1 tokens. Length is that of the prompt, l.
+    """
+
+    train_length: tuple[int, int] = (20, 50)
+    """
+    Shortest and longest training prompt l in tokens, both included, uniform.
+    """
+
+    test_length: tuple[int, int] = (20, 500)
+    """
+    Shortest and longest test prompt l in tokens, both included, uniform.
+    """
+
+    num_planted: int = 2
+    """
+    How many planted symbols there are, and labels.
+    """
+
+    num_background: int = 8
+    """
+    How many background symbols there are.
+    """
+
+    position_distribution: str = "uniform"
+    """
+    Q_pos: uniform, adjacent or stretched.
+    """
+
+    planted_distribution: str = "uniform"
+    """
+    Q_voc: uniform, zipf or distinct.
+    """
+
+    background_distribution: str = "uniform"
+    """
+    The background: uniform or zipf.
+    """
+
+    label_function: str = "sum"
+    """
+    g*: sum (modulo `num_planted`), max, first or random.
+    """
+
+    locality: int | None = None
+    """
+    L_local: max S* - min S* is at most this. Null: no limit.
+    """
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Padding, the background symbols (a, b, …), the planted symbols and labels (0, 1, …)."""
+        return ("<pad>", *letter_names(self.num_background), *map(str, range(self.num_planted)))
+
+    def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
+        width, most = int(sizes.length.max(initial=0)), int(sizes.k.max(initial=0))
+        reach = sizes.length if self.locality is None else np.minimum(self.locality + 1, sizes.length)
+        chosen = POSITIONS[self.position_distribution](
+            draws.named("positions"), Room(sizes.k, sizes.length, reach)
+        )
+        values = PLANTED[self.planted_distribution](draws.named("planted"), self.num_planted, most)
+        present = between(0, sizes.k, most)
+        label = LABELS[self.label_function](values, present, self.num_planted)
+        prompt = 1 + BACKGROUNDS[self.background_distribution](
+            draws.named("background"), self.num_background, width
+        )
+        columns = marked_columns(chosen)
+        rows = np.nonzero(present)[0]
+        first_planted = 1 + self.num_background
+        prompt[rows, columns[present]] = first_planted + values[present]
+        return labelled_batch(prompt, sizes.length, first_planted + label, chosen)
+
+    def _check(self) -> None:
+        super()._check()
+        most = max(self.k_train, *self.k_test)
+        for name, choices in (
+            ("position_distribution", POSITIONS),
+            ("planted_distribution", PLANTED),
+            ("background_distribution", BACKGROUNDS),
+            ("label_function", LABELS),
+        ):
+            if getattr(self, name) not in choices:
+                raise UserError(
+                    f"planted: unknown {name} {getattr(self, name)!r}; choose one of {', '.join(choices)}"
+                )
+        if self.num_planted < 2 or self.num_background < 1:
+            raise UserError("planted: num_planted must be 2 or more and num_background 1 or more; raise them")
+        if self.planted_distribution == "distinct" and self.num_planted < most:
+            raise UserError(
+                f"planted: {most} distinct planted tokens need as many symbols; raise num_planted {self.num_planted}"
+            )
+        if self.locality is not None and self.locality + 1 < most:
+            raise UserError(
+                f"planted: {most} planted tokens do not fit in locality {self.locality}; raise it to {most - 1}"
+            )

@@ -1,0 +1,136 @@
+"""What a task gives: a batch of samples, and how the tasks with coupled ids put theirs together.
+
+Shapes: B samples, T tokens of the longest sample of the batch, k planted tokens at most, L tokens of a part at most.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+PAD, BEGIN, END = 0, 1, 2
+MARKS = ("<pad>", "<bos>", "<eos>")
+"""The names of ids 0, 1 and 2 in the tasks that have a beginning and an end."""
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """B samples: tokens, what is to be predicted of them, and which position ids belong together."""
+
+    tokens: np.ndarray
+    """(B, T) int64: the prompt, the response, then padding (`PAD`)."""
+    lengths: np.ndarray
+    """(B,) int64: tokens of the prompt and the response together."""
+    response_start: np.ndarray
+    """(B,) int64: the column of the first token of the response; the prompt is what stands before it."""
+    loss_mask: np.ndarray
+    """(B, T) bool: True exactly at the tokens of the response, the end token included. It marks *targets*: token t
+    is predicted at column t-1, which is where a batch of the training loop has its label."""
+    coupled_ids: np.ndarray | None
+    """(B, T) int64: tokens that belong together share an id of 1 or more, to which a random start is added; 0 for the
+    beginning, the end and padding, which stay 0. None: the task has no coupling."""
+    planted: np.ndarray | None
+    """(B, k) int64: the columns that alone decide the label, ascending, then -1. None: the task plants none."""
+    label: np.ndarray | None
+    """(B,) int64: the token id of the answer where it is one token. None: the whole response is the answer."""
+    task_length: np.ndarray
+    """(B,) int64: the length of each sample in the task's own unit, as `Task.at_length` takes it."""
+
+    def put(self, rows: np.ndarray, others: TaskBatch) -> None:
+        """Write ``others``, samples of the same lengths, over some rows of this batch."""
+        for name, values in vars(self).items():
+            if values is not None:
+                new = getattr(others, name)
+                values[(rows, *(slice(0, size) for size in new.shape[1:]))] = new
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of tokens with their coupled ids, of a length of its own in every row."""
+
+    tokens: np.ndarray
+    """(B, L) int64; what stands past the length of a row is not read."""
+    ids: np.ndarray
+    """(B, L) int64."""
+    lengths: np.ndarray
+    """(B,) int64."""
+
+    @staticmethod
+    def same(token: int, coupled_id: int, rows: int) -> Part:
+        """One token that every row has."""
+        return Part(np.full((rows, 1), token), np.full((rows, 1), coupled_id), np.ones(rows, dtype=np.int64))
+
+
+def coupled_batch(
+    prompt: Sequence[Part], response: Sequence[Part], task_length: np.ndarray, label: np.ndarray | None
+) -> TaskBatch:
+    """The samples whose prompt and response are these parts, with a beginning and an end token around them."""
+    rows = len(task_length)
+    prompt = [Part.same(BEGIN, 0, rows), *prompt]
+    response = [*response, Part.same(END, 0, rows)]
+    response_start = np.sum([part.lengths for part in prompt], axis=0)
+    lengths = response_start + np.sum([part.lengths for part in response], axis=0)
+    tokens = np.full((rows, int(lengths.max(initial=0))), PAD, dtype=np.int64)
+    ids = np.zeros_like(tokens)
+    first = np.zeros(rows, dtype=np.int64)
+    for part in (*prompt, *response):
+        row, place = np.nonzero(np.arange(part.tokens.shape[1]) < part.lengths[:, None])
+        tokens[row, first[row] + place] = part.tokens[row, place]
+        ids[row, first[row] + place] = part.ids[row, place]
+        first = first + part.lengths
+    return TaskBatch(
+        tokens=tokens,
+        lengths=lengths,
+        response_start=response_start,
+        loss_mask=between(response_start, lengths, tokens.shape[1]),
+        coupled_ids=ids,
+        planted=None,
+        label=label,
+        task_length=task_length,
+    )
+
+
+def labelled_batch(
+    prompt: np.ndarray, prompt_lengths: np.ndarray, label: np.ndarray, planted: np.ndarray
+) -> TaskBatch:
+    """The samples whose response is one label token, right after the prompt (B, T-1); no beginning, no end.
+
+    ``planted`` (B, T-1) bool marks the columns that decide the label.
+    """
+    width = prompt.shape[1] + 1
+    tokens = np.full((len(prompt), width), PAD, dtype=np.int64)
+    tokens[:, :-1] = np.where(between(0, prompt_lengths, width - 1), prompt, PAD)
+    tokens[np.arange(len(prompt)), prompt_lengths] = label
+    return TaskBatch(
+        tokens=tokens,
+        lengths=prompt_lengths + 1,
+        response_start=prompt_lengths.copy(),
+        loss_mask=between(prompt_lengths, prompt_lengths + 1, width),
+        coupled_ids=None,
+        planted=marked_columns(planted),
+        label=label,
+        task_length=prompt_lengths.copy(),
+    )
+
+
+def between(first: int | np.ndarray, end: np.ndarray, width: int) -> np.ndarray:
+    """Which of ``width`` columns are in {first … end-1} of each row, (B, width) bool."""
+    columns = np.arange(width)
+    return (columns >= np.asarray(first)[..., None]) & (columns < end[:, None])
+
+
+def marked_columns(marked: np.ndarray) -> np.ndarray:
+    """The columns that are True in each row (B, C), ascending, then -1, (B, the most of any row) int64."""
+    counts = marked.sum(axis=1)
+    rows, columns = np.nonzero(marked)
+    found = np.full((len(marked), int(counts.max(initial=0))), -1, dtype=np.int64)
+    found[rows, np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]] = columns
+    return found
+
+
+def letter_names(count: int) -> list[str]:
+    """``count`` different names: a … z, a1 … z1, …."""
+    return [string.ascii_lowercase[i % 26] + (str(i // 26) if i >= 26 else "") for i in range(count)]

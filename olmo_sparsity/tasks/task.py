@@ -1,0 +1,240 @@
+"""What every synthetic task can do, and the registry that names them.
+
+A task is a frozen dataclass of its parameters. Its samples are a pure function of (split, seed, index): resuming a
+run, another number of processes, or another batch size changes nothing.
+
+Shapes: B samples, T tokens of the longest of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+from omegaconf import OmegaConf as om
+from omegaconf.errors import OmegaConfBaseException
+
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.tasks.draws import Draws, counters, mix
+from olmo_sparsity.tasks.samples import TaskBatch, between
+
+SPLITS = ("train", "test")
+_TEST_SHARE = np.uint64(8)
+"""One prompt in so many belongs to the test split."""
+_MOST_DRAWS = 1024
+_LINE_WIDTH = 110
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large each sample is; drawn first, and kept when a prompt is drawn again."""
+
+    length: np.ndarray
+    """(B,) int64, in the task's own unit."""
+    k: np.ndarray
+    """(B,) int64, the number of planted tokens; 0 in a task that plants none."""
+
+    def rows(self, rows: np.ndarray) -> Sizes:
+        """The sizes of some of the samples."""
+        return Sizes(self.length[rows], self.k[rows])
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """Samples of one task, in a training and a test split whose prompts never coincide [ours].
+
+    A fixed hash of a prompt's tokens assigns it to one split, whatever the seed and the task's parameters: 1 prompt
+    in 8 to test. A sample that falls into the other split is drawn again, its length and k kept, so their
+    distribution stays exact. Where a split has hardly any prompt of the smallest size, the task is refused.
+    """
+
+    train_length: tuple[int, int]
+    """
+    Shortest and longest training sample, both included, uniform; the unit is the task's own.
+    """
+
+    test_length: tuple[int, int]
+    """
+    Shortest and longest test sample, both included, uniform.
+    """
+
+    name: ClassVar[str]
+    """Under which `TASKS` has it."""
+
+    def __post_init__(self) -> None:
+        self._check()
+        for split in SPLITS:
+            smallest = self._smallest(split)
+            self._draw(split, smallest, Draws.of(0, split, np.arange(len(smallest.length))))
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> tuple[str, ...]:
+        """The names of the token ids, in order; their number is the vocabulary size."""
+
+    @property
+    @abstractmethod
+    def end_id(self) -> int | None:
+        """The token that ends a response; None: the response is one label token, and nothing ends it."""
+
+    @abstractmethod
+    def largest_id(self, length: int) -> int | None:
+        """The largest coupled id of a sample of ``length``, without the random start; None: no coupling.
+
+        A table of ids must have more rows than this, or it is too small for that length.
+        """
+
+    @abstractmethod
+    def max_tokens(self, length: int) -> int:
+        """The most tokens that a sample of ``length`` has, prompt and response together."""
+
+    @abstractmethod
+    def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
+        """Samples of these sizes, whatever their split."""
+
+    def _check(self) -> None:
+        """Raise `UserError` for parameters that do not go together."""
+        for split in SPLITS:
+            given = self._length_range(split)
+            if len(given) != 2 or not 1 <= given[0] <= given[1]:
+                raise UserError(
+                    f"{self.name}: {split}_length {list(given)} is no range; "
+                    "give the shortest and the longest, from 1 on"
+                )
+
+    def sample(self, split: str, seed: int, indices: Sequence[int] | np.ndarray) -> TaskBatch:
+        """Samples ``indices`` (B,) of a split, padded to the longest of them.
+
+        A sample is the same whichever others are asked for with it, up to padding. Raises `UserError` for an unknown
+        split, or where the split has hardly any prompt of a size that was drawn.
+        """
+        _check_split(split)
+        draws = Draws.of(seed, split, np.asarray(indices, dtype=np.int64))
+        return self._draw(split, self._sizes(split, draws), draws)
+
+    def at_length(self, length: int) -> Self:
+        """The same task with all of its test samples of one length; the training split stays as it is."""
+        return replace(self, test_length=(length, length))
+
+    def show(self, batch: TaskBatch, row: int) -> str:
+        """A sample to read: tokens, ids beneath (if any), ``^`` beneath planted tokens; ``>`` before the response."""
+        used = int(batch.lengths[row])
+        lines = {"token": [self.vocabulary[token] for token in batch.tokens[row, :used]]}
+        if batch.coupled_ids is not None:
+            lines["id"] = [str(coupled) for coupled in batch.coupled_ids[row, :used]]
+        if batch.planted is not None:
+            lines["planted"] = ["^" if column in batch.planted[row] else "" for column in range(used)]
+        start = int(batch.response_start[row])
+        for cells in lines.values():
+            cells.insert(start, ">" if cells is lines["token"] else "")
+        return _aligned(lines)
+
+    def _length_range(self, split: str) -> tuple[int, int]:
+        return self.train_length if split == "train" else self.test_length
+
+    def _sizes(self, split: str, draws: Draws) -> Sizes:
+        shortest, longest = self._length_range(split)
+        length = shortest + draws.named("length").integer(longest - shortest + 1)
+        return Sizes(length, np.zeros_like(length))
+
+    def _smallest(self, split: str) -> Sizes:
+        """The smallest sizes that a split can draw, where it may have no prompts."""
+        return Sizes(np.array([self._length_range(split)[0]]), np.zeros(1, dtype=np.int64))
+
+    def _draw(self, split: str, sizes: Sizes, draws: Draws) -> TaskBatch:
+        """Samples of these sizes that belong to ``split``."""
+        batch = self._make(sizes, draws.named("draw 0"))
+        rows = np.flatnonzero(_in_test(batch) != (split == "test"))
+        draw = 0
+        while len(rows):
+            draw += 1
+            if draw == _MOST_DRAWS:
+                raise UserError(
+                    f"{self.name}: a sample of length {sizes.length[rows[0]]} has so few different prompts that "
+                    f"hardly any of them is left to the {split} split; raise the lower end of {split}_length"
+                )
+            redrawn = self._make(sizes.rows(rows), draws.rows(rows).named(f"draw {draw}"))
+            batch.put(rows, redrawn)
+            rows = rows[_in_test(redrawn) != (split == "test")]
+        return batch
+
+
+TaskType = TypeVar("TaskType", bound=type[Task])
+TASKS: dict[str, type[Task]] = {}
+
+
+def register(name: str) -> Callable[[TaskType], TaskType]:
+    """Make a task available by name."""
+
+    def add(task: TaskType) -> TaskType:
+        task.name = name
+        TASKS[name] = task
+        return task
+
+    return add
+
+
+def find_task(name: str) -> type[Task]:
+    """The class of a task, whose fields are its parameters. Raises `UserError` for an unknown name."""
+    if name not in TASKS:
+        raise UserError(f"unknown task {name!r}; choose one of {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def make_task(name: str, parameters: Mapping[str, Any]) -> Task:
+    """The task ``name`` with these parameters, as a YAML file gives them; the others have their defaults.
+
+    Raises `UserError` for an unknown name or parameter, a value of a wrong type, or parameters that do not go together.
+    """
+    task = find_task(name)
+    known = [field.name for field in fields(task)]
+    if unknown := [parameter for parameter in parameters if parameter not in known]:
+        raise UserError(f"{name}: unknown parameter {unknown[0]!r}; it has {', '.join(known)}")
+    config = om.structured(task)
+    for parameter, value in parameters.items():
+        try:
+            config = om.merge(config, {parameter: value})
+        except OmegaConfBaseException as error:
+            message = str(error).splitlines()[0]
+            raise UserError(f"{name}: {parameter}: {message}; see {task.__name__}") from None
+    typed = om.to_container(config)
+    assert isinstance(typed, dict)
+    values = {str(key): tuple(value) if isinstance(value, list) else value for key, value in typed.items()}
+    return task(**values)
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise UserError(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}")
+
+
+def _in_test(batch: TaskBatch) -> np.ndarray:
+    """Whether each prompt belongs to the test split, (B,) bool: a hash of its tokens that padding does not change."""
+    width = batch.tokens.shape[1]
+    prompt = np.where(between(0, batch.response_start, width), batch.tokens + 1, 0).astype(np.uint64)
+    return mix((prompt * mix(counters(width))).sum(axis=1, dtype=np.uint64)) >> np.uint64(32) < (
+        np.uint64(1 << 32) // _TEST_SHARE
+    )
+
+
+def _aligned(lines: dict[str, list[str]]) -> str:
+    """Named rows of cells as text, the cells of a column beneath each other, wrapped to `_LINE_WIDTH`."""
+    margin = max(map(len, lines)) + 1
+    widths = [max(map(len, column)) + 1 for column in zip(*lines.values(), strict=True)]
+    texts: list[str] = []
+    first = 0
+    while first < len(widths):
+        end, used = first, margin
+        while end < len(widths) and (end == first or used + widths[end] <= _LINE_WIDTH):
+            used += widths[end]
+            end += 1
+        for name, cells in lines.items():
+            line = "".join(
+                cell.rjust(width) for cell, width in zip(cells[first:end], widths[first:end], strict=True)
+            )
+            texts.append((name.ljust(margin) + line).rstrip())
+        first = end
+    return "\n".join(texts)

@@ -1,0 +1,269 @@
+"""Every task's answer against a solver that reads the text of its prompt, and its ids against ids written by hand."""
+
+import numpy as np
+import pytest
+
+from olmo_sparsity.tasks import TASKS, make_task
+from olmo_sparsity.tasks.addition import add_digits
+
+SMALL = {
+    "addition": {"train_length": (1, 12), "test_length": (1, 40)},
+    "copy": {"test_length": (2, 60)},
+    "planted": {"test_length": (20, 90)},
+    "scratchpad_parity": {"test_length": (5, 60)},
+    "sparse_parity": {"test_length": (20, 90)},
+    "variable_assignment": {"chains": 3, "distractors": 4, "num_variables": 45},
+}
+
+
+def texts(task, batch):
+    """(prompt, response) of every sample as lists of words, without begin, end and padding."""
+    for row in range(len(batch.tokens)):
+        words = [task.vocabulary[token] for token in batch.tokens[row]]
+        start, end = batch.response_start[row], batch.lengths[row]
+        assert set(words[end:]) <= {"<pad>"}
+        prompt, response = words[:start], words[start:end]
+        if task.end_id is not None:
+            assert prompt.pop(0) == "<bos>"
+            assert response.pop() == task.vocabulary[task.end_id] == "<eos>"
+        assert not {"<pad>", "<bos>", "<eos>"} & {*prompt, *response}
+        yield prompt, response
+
+
+def solve_addition(words):
+    assert words[-1] == "="
+    a, b = "".join(words[:-1]).split("+")
+    return list(str(int(a) + int(b)).zfill(len(a) + 1)[::-1])
+
+
+def solve_copy(words):
+    assert words[-1] == "="
+    return words[:-1]
+
+
+def solve_scratchpad_parity(words):
+    assert words[-1] == "="
+    return [str(words[:i].count("1") % 2) for i in range(1, len(words))]
+
+
+def solve_variable_assignment(words):
+    *assignments, question, name = words
+    assert question == "?"
+    known = {assignments[i]: assignments[i + 2] for i in range(0, len(assignments), 3)}
+    assert set(assignments[1::3]) == {"="}
+    assert len(known) == len(assignments) // 3  # nobody is assigned twice
+    steps = []
+    while name in known:
+        steps += [name, "=", known[name]]
+        name = known.pop(name)
+    return [*steps, name]
+
+
+def solve_sparse_parity(words):
+    return [str([words[i : i + 2] for i in range(0, len(words), 2)].count(["on", "1"]) % 2)]
+
+
+def solve_planted(words):
+    return [str(sum(int(word) for word in words if word.isdigit()) % 2)]
+
+
+SOLVERS = {name: globals()[f"solve_{name}"] for name in TASKS}
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("name", TASKS)
+def test_the_response_is_what_a_solver_reads_from_the_prompt(name, split):
+    task = make_task(name, SMALL[name])
+    batch = task.sample(split, 3, range(200))
+    responses = set()
+    for prompt, response in texts(task, batch):
+        assert response == SOLVERS[name](prompt)
+        responses.add(tuple(response))
+    assert len(responses) >= (2 if task.end_id is None else 90)
+    if batch.label is not None:
+        answers = [response[-1] for _, response in texts(task, batch)]
+        assert [task.vocabulary[token] for token in batch.label] == answers
+
+
+def one_sample(name, length, **parameters):
+    task = make_task(name, {**SMALL[name], **parameters}).at_length(length)
+    return task, task.sample("test", 0, [5])
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("addition", [0, 4, 3, 2, 1, 4, 3, 2, 1, 2, 3, 4, 5, 0]),  # a b c + d e f = s t u v end
+        ("copy", [0, 2, 3, 4, 1, 2, 3, 4, 0]),  # a b c = a b c end
+        ("scratchpad_parity", [0, 2, 3, 4, 1, 2, 3, 4, 0]),
+    ],
+)
+def test_coupled_ids_of_three_digits(name, ids):
+    _, batch = one_sample(name, 3)
+    assert batch.coupled_ids.tolist() == [ids]
+
+
+def test_rows_of_different_lengths_keep_their_own_ids():
+    task = make_task("addition", {"train_length": (1, 2)})
+    batch = task.sample("train", 0, range(30))
+    ids = {1: [0, 2, 1, 2, 1, 2, 3, 0, 0, 0, 0], 2: [0, 3, 2, 1, 3, 2, 1, 2, 3, 4, 0]}
+    assert set(batch.task_length) == {1, 2}
+    for row, length in enumerate(batch.task_length):
+        assert batch.coupled_ids[row].tolist() == ids[length]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_step_has_the_ids_of_its_assignment(split):
+    task = make_task("variable_assignment", SMALL["variable_assignment"])
+    batch = task.sample(split, 1, range(50))
+    for row, (prompt, response) in enumerate(texts(task, batch)):
+        ids = batch.coupled_ids[row, 1 : batch.lengths[row] - 1].tolist()
+        asked, answered = ids[: len(prompt)], ids[len(prompt) :]
+        assert asked == [*range(2, len(prompt)), 1, 1]
+        where = {tuple(prompt[i : i + 3]): asked[i : i + 3] for i in range(0, len(prompt) - 2, 3)}
+        expected = [where[tuple(response[i : i + 3])] for i in range(0, len(response) - 1, 3)]
+        assert answered == [*np.concatenate(expected), expected[-1][2]]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_largest_id_and_most_tokens_are_those_of_a_sample(name):
+    for length in (8, 12):
+        parameters = {"k_train": 2, "k_test": (2,)} if name in ("planted", "sparse_parity") else {}
+        task, batch = one_sample(name, length, **parameters)
+        assert batch.lengths.tolist() == [task.max_tokens(length)]
+        largest = None if batch.coupled_ids is None else batch.coupled_ids.max()
+        assert largest == task.largest_id(length)
+        assert batch.task_length.tolist() == [length]
+
+
+def changes(task, words, column):
+    """The prompts that differ from ``words`` in one column, by a token of the same kind."""
+    kinds = {"sparse_parity": [{"0", "1"}], "planted": [{"0", "1"}, set("abcdefgh")]}[task.name]
+    for kind in kinds:
+        for other in kind - {words[column]} if words[column] in kind else ():
+            yield [*words[:column], other, *words[column + 1 :]]
+
+
+@pytest.mark.parametrize("name", ["sparse_parity", "planted"])
+def test_the_planted_columns_are_those_that_decide_the_label(name):
+    task, solve = make_task(name, SMALL[name]), SOLVERS[name]
+    batch = task.sample("test", 0, range(40))
+    for row, (prompt, response) in enumerate(texts(task, batch)):
+        decisive = [
+            column
+            for column in range(len(prompt))
+            if any(solve(changed) != response for changed in changes(task, prompt, column))
+        ]
+        assert decisive == [column for column in batch.planted[row] if column >= 0]
+        assert (batch.planted[row, len(decisive) :] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("function", "solve"),
+    [("sum", lambda values: sum(values) % 5), ("max", max), ("first", lambda values: values[0])],
+)
+def test_label_functions(function, solve):
+    task = make_task("planted", {"num_planted": 5, "label_function": function})
+    batch = task.sample("train", 0, range(200))
+    for prompt, response in texts(task, batch):
+        assert int(response[0]) == solve([int(word) for word in prompt if word.isdigit()])
+
+
+def test_the_random_label_is_a_function_of_the_planted_tokens_in_their_order():
+    task = make_task("planted", {"num_planted": 3, "label_function": "random", "k_train": 3})
+    seen = {}
+    for seed in (0, 1):
+        for prompt, response in texts(task, task.sample("train", seed, range(2000))):
+            seen.setdefault(tuple(word for word in prompt if word.isdigit()), set()).add(response[0])
+    assert len(seen) == 3 + 9 + 27
+    assert all(len(labels) == 1 for labels in seen.values())
+    assert {*map(frozenset, seen.values())} == {frozenset(label) for label in "012"}
+    assert any(seen[a, b] != seen[b, a] for a, b in (("0", "1"), ("0", "2"), ("1", "2")))
+
+
+def test_long_carries():
+    """Random digits rarely carry far, so sums of 9 are made frequent here."""
+    generator = np.random.default_rng(0)
+    a = generator.integers(10, size=(300, 30))
+    b = np.where(generator.random(a.shape) < 0.9, 9 - a, generator.integers(10, size=a.shape))
+    for first, second, digits in zip(a, b, add_digits(a, b), strict=True):
+        number = sum(int("".join(map(str, each[::-1]))) for each in (first, second))
+        assert "".join(map(str, digits[::-1])) == str(number).zfill(30)[-30:]
+
+
+SPARSE = {"k_train": 2, "k_test": (2,)}
+SHOWN = [
+    (
+        "addition",
+        3,
+        {},
+        """
+token  <bos> 5 8 2 + 3 6 0 = > 2 4 9 0 <eos>
+id         0 4 3 2 1 4 3 2 1   2 3 4 5     0
+""",
+    ),
+    (
+        "copy",
+        4,
+        {},
+        """
+token  <bos> 5 1 3 1 = > 5 1 3 1 <eos>
+id         0 2 3 4 5 1   2 3 4 5     0
+""",
+    ),
+    (
+        "scratchpad_parity",
+        5,
+        {},
+        """
+token  <bos> 0 1 0 1 0 = > 0 1 1 0 0 <eos>
+id         0 2 3 4 5 6 1   2 3 4 5 6     0
+""",
+    ),
+    (
+        "sparse_parity",
+        8,
+        SPARSE,
+        """
+token    on 0 off 1 on 0 off 0 > 0
+planted     ^          ^
+""",
+    ),
+    (
+        "planted",
+        8,
+        SPARSE,
+        """
+token    c e d 0 b 1 e d > 1
+planted        ^   ^
+""",
+    ),
+    (
+        "variable_assignment",
+        2,
+        {"distractors": 1, "num_variables": 8, "train_length": (1, 2), "test_length": (1, 2)},
+        """
+token  <bos> g = d a = g d =  5  b  =  1  c  =  b ? c >  c  =  b  b  =  1  1 <eos>
+id         0 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 1 1   14 15 16 11 12 13 13     0
+""",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "length", "parameters", "text"), SHOWN, ids=[shown[0] for shown in SHOWN])
+def test_one_sample_of_each_task_checked_by_hand(name, length, parameters, text):
+    """Written out so that a later version which draws other samples for the same seed is noticed."""
+    task = make_task(name, parameters).at_length(length)
+    assert task.show(task.sample("test", 0, [0, 1]), 0) == text.strip("\n")
+
+
+def test_a_long_sample_is_wrapped_with_its_ids_beneath():
+    task = make_task("addition", {}).at_length(60)
+    batch = task.sample("test", 0, [0])
+    lines = task.show(batch, 0).splitlines()
+    assert len(lines) % 2 == 0 and len(lines) > 4 and max(map(len, lines)) <= 110
+    words, ids = (
+        [word for line in lines[first::2] for word in line.split()[1:] if word != ">"] for first in (0, 1)
+    )
+    assert words == [task.vocabulary[token] for token in batch.tokens[0]]
+    assert ids == [str(coupled) for coupled in batch.coupled_ids[0]]
