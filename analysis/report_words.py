@@ -82,9 +82,9 @@ def _what_came_back(summary: Json) -> list[str]:
     back = "brings" if k == 1 else "bring"
     return [
         f"{chosen[0].upper()}{chosen[1:]}, of {n_far}, {back} back {percent(found['recovery'])} of that gain. The same "
-        f"search in the text of another document brings back {percent(found['placebo_recovery'])}: that much is the "
-        f"luck of choosing. What is left, the net recovery, is {percent(found['net_recovery'])} (permutation test of "
-        f"own text against placebo: p = {p_value(found['permutation_p'])}).",
+        f"search in the text of another document brings back {percent(found['placebo_recovery'])}: so much is there to "
+        f"be found in any text. What is left, the net recovery, is {percent(found['net_recovery'])} (permutation test "
+        f"of own text against placebo: p = {p_value(found['permutation_p'])}).",
         _verdict(found["net_recovery"]),
     ]
 
@@ -93,12 +93,12 @@ def _verdict(net: Json) -> str:
     if net["low"] is None or net["high"] is None:
         return "There is no interval for it, so nothing can be concluded."
     if net["low"] > 0:
-        return (
-            "Its interval lies above zero: these few tokens carry more than the luck that the placebo shows."
-        )
+        return "Its interval lies above zero: these few tokens carry more than the placebo's do."
     if net["high"] < 0:
         return "Its interval lies below zero: own text gave less than the text of another document."
-    return "Its interval includes zero: nothing here shows that a few tokens carry more than that luck."
+    return (
+        "Its interval includes zero: nothing here shows that a few tokens carry more than the placebo's do."
+    )
 
 
 def _controls(summary: Json) -> list[str]:
