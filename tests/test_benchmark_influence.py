@@ -220,6 +220,7 @@ def benchmark(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_whole_run(trained, tmp_path):
     sizes = ["--n-long", 48, "--n-short", M, "--targets", 2, "--screened-targets", 6, "--repeats", 2]
     sweeps = ["--lengths", 48, "--k", 8, "--counts", 1]  # one point per selector

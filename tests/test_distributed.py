@@ -192,6 +192,7 @@ def test_the_shipped_deepspeed_files_state_no_value_of_the_yaml():
         assert not {"optimizer", "scheduler", "bf16", "fp16"} & values.keys()
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_as_if_never_killed(tmp_path):
     command = [sys.executable, "scripts/crash_test.py", "--out", tmp_path, "--kills", "2", "--longest", "0.5"]
     result = subprocess.run(
