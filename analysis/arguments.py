@@ -28,3 +28,13 @@ def check_bootstrap_arguments(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--resamples {arguments.resamples} is too few for 95 % intervals; give {LEAST_RESAMPLES} or more"
         )
+
+
+def ascending_integers(text: str, option: str, such_as: str) -> tuple[int, ...]:
+    """The numbers of ``1,2,4``, ascending, each once. Raises `UserError` that names the option for anything else."""
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise UserError(
+            f"{option} takes whole numbers with commas between them, such as {such_as}, not {text!r}"
+        ) from error

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from analysis.plots import STYLE
-from analysis.training_plots import _style as curve_style
+from analysis.training_plots import curve_style
 from olmo_sparsity.errors import UserError
 
 LENGTH_NAME = "length.json"

@@ -85,12 +85,7 @@ def influential_tokens(
     """
     names = _check_options(n_long, n_short, k, selectors)
     adapter = _adapter(model)
-    passage = read_passage(tokenizer, text, "text", add_special_tokens=True)
-    other = None
-    if placebo_text is not None:
-        other = read_passage(tokenizer, placebo_text, "placebo_text", add_special_tokens=False)
-    for each in (passage, other):
-        _check_vocabulary(adapter, each)
+    passage, other = _read(adapter, tokenizer, text, placebo_text)
     positions = _positions(passage, targets, n_long)
     placebos = Placebos(passage, other, n_long, n_long - n_short, seed)
     with _left_as_it_was(adapter):
@@ -101,19 +96,31 @@ def influential_tokens(
         has_placebo = len(over) > 0 and bool((measured.placebo_start[over] >= 0).all())
         search = _Search(scorer, passage, placebos, has_placebo, n_short, names, k, seed)
         choices = search.run(measured, over)
+    starts = measured.placebo_start[over] if has_placebo else []
     return InfluentialTokens(
         pieces=passage.pieces,
         targets=measured,
         choices=choices,
-        placebo_pieces=[placebos.pieces(start) for start in measured.placebo_start[over]]
-        if has_placebo
-        else [],
+        placebo_pieces=[placebos.pieces(start) for start in starts],
         placebo=placebos.describe(found=has_placebo or len(over) == 0),
         n_long=n_long,
         n_short=n_short,
         tau_nats=tau_nats,
         k=k,
     )
+
+
+def _read(
+    adapter: OlmoForAnalysis | PositionedCausalLM, tokenizer: Any, text: str, placebo_text: str | None
+) -> tuple[Passage, Passage | None]:
+    """The text and the placebo's, in tokens that the model knows."""
+    passage = read_passage(tokenizer, text, "text", add_special_tokens=True)
+    other = None
+    if placebo_text is not None:
+        other = read_passage(tokenizer, placebo_text, "placebo_text", add_special_tokens=False)
+    for each in (passage, other):
+        _check_vocabulary(adapter, each)
+    return passage, other
 
 
 def _check_options(n_long: int, n_short: int, k: int, selectors: Sequence[str]) -> list[str]:

@@ -30,7 +30,6 @@ from analysis.report_tables import all_tables
 from analysis.report_words import bounds, number, reading
 from analysis.sums import default_selector, nats
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path
 
 Json = dict[str, Any]
 
@@ -55,42 +54,6 @@ _CAPTIONS = {
 }
 
 
-def write_report(
-    path: str | Path,
-    records: Records,
-    summary: Json,
-    figures: Mapping[str, Figure],
-    *,
-    command: str,
-    examples: int = 1000,
-    longppl: Json | None = None,
-    comparison: Json | None = None,
-) -> None:
-    """Write the page, atomically.
-
-    Args:
-        path: file to write.
-        records: of `load_records`.
-        summary: of `summarize`, of the same records.
-        figures: by name, in the order of the page.
-        command: command line that made the page, which is shown in it.
-        examples: at most so many targets in the browser of examples.
-        longppl: of `load_longppl`, or None.
-        comparison: of `load_comparison`, or None.
-    """
-    html = report_html(
-        records,
-        summary,
-        figures,
-        command=command,
-        examples=examples,
-        longppl=longppl,
-        comparison=comparison,
-    )
-    with atomic_path(path) as temporary:
-        temporary.write_text(html, encoding="utf8")
-
-
 def report_html(
     records: Records,
     summary: Json,
@@ -101,7 +64,17 @@ def report_html(
     longppl: Json | None = None,
     comparison: Json | None = None,
 ) -> str:
-    """The page as text; see `write_report` for the arguments."""
+    """The page as text.
+
+    Args:
+        records: of `load_records`.
+        summary: of `summarize`, of the same records.
+        figures: by name, in the order of the page.
+        command: command line that made the page, which is shown in it.
+        examples: at most so many targets in the browser of examples.
+        longppl: of `load_longppl`, or None.
+        comparison: of `load_comparison`, or None.
+    """
     rows = choose_examples(records, examples)
     data = page_data(records, rows, summary["gain_bins"]["k"])
     settings = summary["settings"]

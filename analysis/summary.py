@@ -42,6 +42,7 @@ from analysis.sums import (
     over_tau_column,
     refuse_without_gain,
 )
+from analysis.tables import interval_cell
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import write_json
 
@@ -332,19 +333,9 @@ def name_lines(selector: str, rows: int) -> list[str]:
 
 def loss_text(interval: Json) -> str:
     """``value [low, high]`` in nats."""
-    return _format(interval, 1.0, 2)
+    return interval_cell(interval)
 
 
 def percent_text(interval: Json, digits: int = 0) -> str:
     """``value [low, high]`` in per cent, without the sign."""
-    return _format(interval, 100.0, digits)
-
-
-def _format(interval: Json, scale: float, digits: int) -> str:
-    """``value [low, high]``, a dash for what does not exist."""
-    texts = [
-        "–" if interval[name] is None else f"{interval[name] * scale:.{digits}f}"
-        for name in ("value", "low", "high")
-    ]
-    zero = f"-{0:.{digits}f}"
-    return "{} [{}, {}]".format(*(text.removeprefix("-") if text == zero else text for text in texts))
+    return interval_cell(interval, scale=100.0, digits=digits)

@@ -88,7 +88,7 @@ def plot_curves(
 ) -> None:
     """Panel (a): training loss, raw (faint) and smoothed, and held-out loss (markers) [nats per token]."""
     for number, run in enumerate(runs):
-        colour, marker, line = _style(number)
+        colour, marker, line = curve_style(number)
         places, losses = run.series("loss_nats", x)
         axes.plot(places, losses, color=colour, alpha=0.22, linewidth=0.7, zorder=2)
         axes.plot(places, smooth(losses, fraction), color=colour, linestyle=line, label=run.name, zorder=3)
@@ -114,7 +114,7 @@ def plot_by_position(axes: Axes, runs: Sequence[RunMetrics]) -> None:
         row = run.last_by_position
         if row is None:
             continue
-        colour, marker, line = _style(number)
+        colour, marker, line = curve_style(number)
         bins = row["heldout_loss_by_position"]
         centres = [(each["from"] + each["to"]) / 2 for each in bins]
         losses = [each["loss_nats"] for each in bins]
@@ -181,14 +181,14 @@ def short_number(value: float) -> str:
     return f"{value:g}"
 
 
-def _style(number: int) -> tuple[str, str, Any]:
+def curve_style(number: int) -> tuple[str, str, Any]:
     return _RUN_STYLES[number % len(_RUN_STYLES)]
 
 
 def _legend_handles(runs: Sequence[RunMetrics]) -> list[Line2D]:
     handles = []
     for number, run in enumerate(runs):
-        colour, marker, line = _style(number)
+        colour, marker, line = curve_style(number)
         mark = marker if len(run.series("heldout_loss_nats", "steps")[0]) else "none"
         handles.append(Line2D([], [], color=colour, linestyle=line, marker=mark, label=run.name, **_HELDOUT))
     return handles

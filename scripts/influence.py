@@ -33,6 +33,7 @@ from olmo_sparsity.errors import UserError, run_script
 
 def main() -> None:
     """Parse arguments and measure."""
+    from analysis.arguments import ascending_integers
     from analysis.influence import InfluenceSettings, measure_influence
     from analysis.shard import MeasurementShard
 
@@ -47,7 +48,7 @@ def main() -> None:
     )
     values["memory_limit_gb"] = values.pop("memory_limit")
     values["tau_nats"] = values.pop("tau")
-    values["ks"] = _ascending_integers(values.pop("k"))
+    values["ks"] = ascending_integers(values.pop("k"), "--k", "1,2,4,8")
     values["selectors"] = tuple(name.strip() for name in values["selectors"].split(","))
     print(f"records: {measure_influence(InfluenceSettings(**values))}")
 
@@ -155,15 +156,6 @@ def _who_selects(checkpoint: str | None, select_with: str | None, evaluate_with:
     if chosen := checkpoint or select_with:
         return chosen
     raise UserError("give a checkpoint to measure, or --select-with A --evaluate-with B")
-
-
-def _ascending_integers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise UserError(
-            f"--k takes whole numbers with commas between them, such as 1,2,4,8, not {text!r}"
-        ) from error
 
 
 if __name__ == "__main__":

@@ -21,11 +21,12 @@ from typing import Any
 
 from rich.console import Console
 
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.errors import run_script
 
 
 def main() -> None:
     """Measure, then draw and print what was written."""
+    from analysis.arguments import ascending_integers
     from analysis.length import SUMS_NAME, LengthSettings, measure_length, render_length
     from analysis.length_plots import length_figure, load_length
     from analysis.plots import save_figure
@@ -33,7 +34,7 @@ def main() -> None:
 
     values: dict[str, Any] = vars(_parser().parse_args())
     values["checkpoints"] = tuple(values["checkpoints"])
-    values["lengths"] = _ascending_integers(values["lengths"])
+    values["lengths"] = ascending_integers(values["lengths"], "--lengths", "128,256,512")
     values["labels"] = (
         tuple(label.strip() for label in values["labels"].split(","))
         if values["labels"]
@@ -80,15 +81,6 @@ def _parser() -> argparse.ArgumentParser:
         "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
     )
     return parser
-
-
-def _ascending_integers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise UserError(
-            f"--lengths takes whole numbers with commas between them, such as 128,256,512, not {text!r}"
-        ) from error
 
 
 if __name__ == "__main__":

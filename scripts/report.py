@@ -22,9 +22,10 @@ from analysis.arguments import add_bootstrap_arguments, check_bootstrap_argument
 from analysis.dependency_plots import all_figures
 from analysis.length_plots import load_length
 from analysis.records import load_records
-from analysis.report import load_comparison, load_longppl, write_report
+from analysis.report import load_comparison, load_longppl, report_html
 from analysis.summary import summarize
 from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.files import atomic_path
 
 
 def main() -> None:
@@ -42,8 +43,7 @@ def main() -> None:
     summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
     figures = all_figures(summary, length)
     out = arguments.out or arguments.records / "report.html"
-    write_report(
-        out,
+    html = report_html(
         records,
         summary,
         figures,
@@ -52,6 +52,8 @@ def main() -> None:
         longppl=longppl,
         comparison=comparison,
     )
+    with atomic_path(out) as temporary:
+        temporary.write_text(html, encoding="utf8")
     print(f"wrote {out}")
 
 
