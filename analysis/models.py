@@ -26,6 +26,8 @@ from olmo_sparsity.errors import UserError
 from olmo_sparsity.export import EXPORT_KIND, EXPORT_NAME, quiet_transformers
 from olmo_sparsity.files import sha256_file
 from olmo_sparsity.model import PositionedOLMo
+from olmo_sparsity.neox import PositionedNeoX
+from olmo_sparsity.predictive import PositionPredictor
 
 OWN_FAMILY = "olmo-sparsity"
 TRANSFORMERS_CONFIG = "config.json"
@@ -91,6 +93,13 @@ def adapter_of(model: Any, name: str) -> OlmoForAnalysis | PositionedCausalLM:
         return model
     if isinstance(model, PositionedOLMo):
         return OlmoForAnalysis(model)
+    if isinstance(model, PositionedNeoX):
+        return PositionedCausalLM(model.model)
+    if isinstance(model, PositionPredictor):
+        raise UserError(
+            f"{name} reads position ids in another way than RoPE alone (positions.scheme, positions.rotate), so that "
+            "dropping a token is not defined for it; give a model trained with positions.rotate: ids and no coupling"
+        )
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UserError(
             f"{name} takes no position ids, so that no token can be dropped from its context; give a model with "
@@ -177,9 +186,9 @@ def load_for_analysis(path: str | Path) -> LoadedModel:
         return _load_directory(folder)
     model, config = load_model(folder)
     return LoadedModel(
-        model=OlmoForAnalysis(model).eval().requires_grad_(False),
+        model=adapter_of(model, str(folder)).eval().requires_grad_(False),
         checkpoint=folder,
-        family=OWN_FAMILY,
+        family=OWN_FAMILY if config.model.family == "olmo" else config.model.family,
         weights_sha256=weights_sha256(folder),
         training_seed=config.seed,
     )

@@ -20,6 +20,8 @@ class Batch:
     """(B, T) int64, the token to be predicted at each place; read only where the loss mask is set."""
     loss_mask: Tensor
     """(B, T) bool, the places whose loss counts."""
+    id_labels: Tensor | None = None
+    """(B, T) int64, the position id of the token to be predicted, likewise; None: ids are not predicted."""
     document_ids: Tensor | None = None
     """(B, T) int64, equal for the tokens of one document, which then see each other only; None: no such mask."""
 

@@ -20,10 +20,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from olmo_sparsity.build import Model, empty_model
 from olmo_sparsity.config import Config, load_config
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import atomic_path, sha256_file
-from olmo_sparsity.model import PositionedOLMo, empty_model
 
 log = logging.getLogger(__name__)
 
@@ -152,11 +152,11 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} cannot be read ({error}); use an earlier checkpoint") from error
 
 
-def load_model(checkpoint: str | Path) -> tuple[PositionedOLMo, Config]:
+def load_model(checkpoint: str | Path) -> tuple[Model, Config]:
     """The model of a checkpoint (or of a run's last one), on the CPU in evaluation mode, and its configuration."""
     folder = resolve_checkpoint(checkpoint)
     config = load_config(folder / CONFIG, warn=False)
-    model = empty_model(config.model)
+    model = empty_model(config)
     load_weights(model, folder)
     return model.eval(), config
 

@@ -36,6 +36,7 @@ from olmo_sparsity.config_schema import (
     ModelConfig,
     PositionsConfig,
     StreamConfig,
+    TaskConfig,
     TokenizerConfig,
 )
 from olmo_sparsity.config_words import (
@@ -59,6 +60,7 @@ __all__ = [
     "ModelConfig",
     "PositionsConfig",
     "StreamConfig",
+    "TaskConfig",
     "TokenizerConfig",
     "load_config",
     "parse_duration",

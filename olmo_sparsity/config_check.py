@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from olmo_sparsity.config_check_tasks import check_coupling, check_family, check_task
 from olmo_sparsity.config_fields import REFUSED, field_value
-from olmo_sparsity.config_words import show
+from olmo_sparsity.config_words import choose, show
 from olmo_sparsity.errors import UserError
+from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 
 if TYPE_CHECKING:
     from olmo_sparsity.config_schema import Config
@@ -23,6 +23,7 @@ _POSITIVE_BY_SECTION = {
         save_interval_unsharded max_grad_norm time_limit""",
     "speed_monitor.": "window_size gpu_flops_available",
     "evaluation.": "interval windows batch_size position_length position_bins",
+    "positions.": "target_length table_size",
     "model.": """d_model n_heads n_kv_heads n_layers mlp_ratio mlp_hidden_size block_group_size
         max_sequence_length vocab_size""",
 }
@@ -63,6 +64,9 @@ def find_problems(config: Config) -> Iterator[Problem]:
         if value is not None and not value > 0:
             yield (name,), f"{show(value)} is not above 0; give a positive number"
     for check in (
+        check_family,
+        check_task,
+        check_coupling,
         _check_model,
         _check_position_encoding,
         _check_positions,
@@ -107,7 +111,7 @@ def _check_position_encoding(config: Config) -> Iterator[Problem]:
             ("model.nope", "model.rope", "model.alibi"),
             "means no position information at all; set model.rope and model.alibi to false, or model.nope",
         )
-    if not (model.rope or model.alibi or model.nope) and scheme != "contiguous":
+    if model.family == "olmo" and not (model.rope or model.alibi or model.nope) and scheme != "contiguous":
         yield (
             ("positions.scheme", "model.rope", "model.alibi", "model.nope"),
             f"{scheme} needs position ids past the table of learned position embeddings; "
@@ -116,15 +120,14 @@ def _check_position_encoding(config: Config) -> Iterator[Problem]:
 
 
 def _check_positions(config: Config) -> Iterator[Problem]:
-    from olmo_sparsity.positions import SCHEMES  # here, because what registers schemes may read configs
-
     positions, length = config.positions, config.model.max_sequence_length
     scheme, target = positions.scheme, positions.target_length
     target_fields = ("positions.target_length", "positions.scheme", "model.max_sequence_length")
-    if scheme not in SCHEMES:
-        yield ("positions.scheme",), f"{show(scheme)} is no position scheme; {_choices(scheme, SCHEMES)}"
+    schemes = (*SCHEMES, *COUPLED_SCHEMES)
+    if scheme not in schemes:
+        yield ("positions.scheme",), f"{show(scheme)} is no position scheme; {choose(scheme, schemes)}"
     if positions.content not in _CONTENTS:
-        choices = _choices(positions.content, _CONTENTS)
+        choices = choose(positions.content, _CONTENTS)
         yield ("positions.content",), f"{show(positions.content)} is unknown; {choices}"
     elif positions.content == "skip" and scheme != "pose":
         yield (
@@ -205,7 +208,7 @@ def _check_stream(config: Config) -> Iterator[Problem]:
                 f"excludes {name}; set that to null to stream, or corpus.stream: null",
             )
     if stream.source not in _STREAM_SOURCES:
-        choices = _choices(stream.source, _STREAM_SOURCES)
+        choices = choose(stream.source, _STREAM_SOURCES)
         yield ("corpus.stream.source",), f"{show(stream.source)} is unknown; {choices}"
     elif (stream.source == "text") != bool(stream.files):
         remedy = "name them, or set source: c4" if not stream.files else "remove them, or set source: text"
@@ -234,7 +237,7 @@ def _check_optimization(config: Config) -> Iterator[Problem]:
     if precision == "amp_fp16":
         yield ("precision",), "amp_fp16 is not supported: no loss scaling is implemented; set it to amp_bf16"
     elif precision is not None and precision not in _PRECISIONS:
-        choices = _choices(precision, _PRECISIONS)
+        choices = choose(precision, _PRECISIONS)
         yield ("precision",), f"{show(precision)} is unknown; {choices}; null is the machine's best"
     if not (math.isfinite(rate) and rate >= 0):
         yield ("optimizer.learning_rate",), f"{rate} is no learning rate; 5.0e-5 is the paper's"
@@ -250,8 +253,3 @@ def _check_optimization(config: Config) -> Iterator[Problem]:
             ("scheduler.t_warmup", "scheduler.units", "scheduler.name", "max_duration"),
             f"a warm-up of {warmup:,} {unit} is longer than max_duration, {duration:,.0f}; shorten it",
         )
-
-
-def _choices(given: str, choices: typing.Iterable[str]) -> str:
-    near = difflib.get_close_matches(given, list(choices), 1)
-    return f"choose {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else "")

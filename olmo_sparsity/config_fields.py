@@ -23,7 +23,7 @@ _HONOURED_BY_SECTION = {
         embedding_dropout embedding_layer_norm layer_norm_type layer_norm_with_affine layer_norm_eps
         attention_layer_norm_with_affine max_sequence_length include_bias bias_for_layer_norm scale_logits
         vocab_size embedding_size weight_tying eos_token_id pad_token_id init_fn init_std init_cutoff_factor
-        scale_emb_init emb_init_std norm_after""",
+        scale_emb_init emb_init_std norm_after family""",
     "optimizer.": """name learning_rate weight_decay betas eps selective_updates decay_norm_and_bias
         decay_embeddings""",
     "scheduler.": """name units t_warmup t_max alpha_f grad_clip_warmup_steps grad_clip_warmup_factor
@@ -32,7 +32,9 @@ _HONOURED_BY_SECTION = {
         seed instance_filter generate_doc_lengths""",
     "tokenizer.": "identifier",
     "speed_monitor.": "window_size gpu_flops_available",
-    "positions.": "scheme chunks target_length content doc_mask restart_at_documents",
+    "positions.": """scheme chunks target_length table_size skip_probability rotate id_weight content doc_mask
+        restart_at_documents""",
+    "task.": "name parameters",
     "evaluation.": "interval windows batch_size position_length position_bins paths seed",
     "deepspeed.": "config offload_optimizer",
     "checkpoints.": "keep_every",

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from olmo import config as olmo
+
+from olmo_sparsity.positions import COUPLED_SCHEMES
 
 
 @dataclass
 class ModelConfig(olmo.ModelConfig):
-    """OLMo's model configuration and the one position encoding that OLMo lacks."""
+    """OLMo's model configuration, the one position encoding that OLMo lacks, and the other architecture."""
+
+    family: str = "olmo"
+    """
+    olmo, or gpt_neox: transformers' GPT-NeoX with rotary embedding over the whole head. Of this section GPT-NeoX
+    reads d_model, n_heads, n_layers, rope_theta, max_sequence_length, vocab_size, embedding_size and the three
+    dropouts, which must be equal.
+    """
 
     nope: bool = False
     """
@@ -40,7 +50,9 @@ class PositionsConfig(olmo.BaseConfig):
 
     scheme: str = "contiguous"
     """
-    A name of `olmo_sparsity.positions.SCHEMES`: contiguous, random_start, pose.
+    A name of `olmo_sparsity.positions.SCHEMES`: contiguous, random_start, pose; and, for tasks whose tokens are
+    coupled, coupled (the ids of the response are given at test, by an oracle) and predicted (Predictive Position
+    Coupling).
     """
 
     chunks: int = 2
@@ -50,7 +62,31 @@ class PositionsConfig(olmo.BaseConfig):
 
     target_length: int | None = None
     """
-    T': the position ids stay below it. Null: `model.max_sequence_length`. PoSE needs a longer one.
+    T': the position ids stay below it. Null: `model.max_sequence_length`. PoSE needs a longer one. Not read by coupled
+    and predicted, whose ids stay below `table_size`.
+    """
+
+    table_size: int | None = None
+    """
+    coupled, predicted: how many ids there are, of the embedding and of the id head. The longest test sample must fit.
+    """
+
+    skip_probability: float = 0.0
+    """
+    coupled, predicted: in this share of the training samples the coupled ids jump ahead once, at a uniform place, by a
+    uniform distance that the table has room for: PoSE of coupled ids [ours]. Without it a model never sees two ids
+    farther apart than the longest training sample has them.
+    """
+
+    rotate: str | None = None
+    """
+    What RoPE rotates by: ids (of the scheme), index (the place among the tokens that are no padding), none (NoPE).
+    Null: none for coupled and predicted, whose ids enter through a learned embedding, and ids for all others.
+    """
+
+    id_weight: float = 1.0
+    """
+    predicted: weight of the id's cross-entropy beside the token's.
     """
 
     content: str = "contiguous"
@@ -169,8 +205,28 @@ class CheckpointsConfig(olmo.BaseConfig):
 
 
 @dataclass
+class TaskConfig(olmo.BaseConfig):
+    """A synthetic task to train on, in place of text."""
+
+    name: str | None = None
+    """
+    A name of `olmo_sparsity.tasks.TASKS`: planted, sparse_parity, scratchpad_parity, variable_assignment, addition,
+    copy. Null: text.
+    """
+
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """
+    The fields of the task that differ from their defaults, such as `train_length: [5, 20]`.
+    """
+
+
+@dataclass
 class EvaluationConfig(olmo.BaseConfig):
-    """Held-out loss while training: in windows of the training length, and by position in long documents."""
+    """
+    Held-out measures while training. Text: the loss, in windows of the training length and by position in long
+    documents. A task: exact match by length, free-running, on test samples; of this section it reads interval, windows
+    (how many samples of a length), batch_size and seed.
+    """
 
     interval: int | None = None
     """
@@ -239,6 +295,11 @@ class Config(olmo.TrainConfig):
     A prepared corpus, in place of `data.paths`.
     """
 
+    task: TaskConfig = field(default_factory=TaskConfig)
+    """
+    A synthetic task, in place of a corpus.
+    """
+
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """
     Held-out loss while training.
@@ -249,6 +310,12 @@ class Config(olmo.TrainConfig):
     Metrics also go to TensorBoard event files in the run's folder `tensorboard`. (Weights & Biases: OLMo's own
     section `wandb`.)
     """
+
+    @property
+    def rotation(self) -> str:
+        """What RoPE rotates by: `positions.rotate`, or what its null stands for."""
+        couples = self.positions.scheme in COUPLED_SCHEMES
+        return self.positions.rotate or ("none" if couples else "ids")
 
     @property
     def masks_documents(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache
@@ -56,6 +57,12 @@ def _noun(hint: Any) -> str:
     if is_dataclass(choice):
         return "section; write its keys below it"
     return {int: "whole number", float: "number", str: "text"}.get(choice, str(choice))
+
+
+def choose(given: str, choices: Iterable[str]) -> str:
+    """The remedy for a name that is none of ``choices``: what there is, and what was probably meant."""
+    near = difflib.get_close_matches(given, list(choices), 1)
+    return f"choose {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def show(value: Any) -> str:

@@ -1,20 +1,23 @@
-"""What a config amounts to, in words: the text of ``scripts/train.py --dry-run``."""
+"""What a config amounts to, in words: the text of ``scripts/train.py --dry-run`` and ``--show``."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from omegaconf import OmegaConf
 
+from olmo_sparsity.build import empty_model, token_embedding
 from olmo_sparsity.config import Config, parse_duration
-from olmo_sparsity.model import PositionedOLMo
+from olmo_sparsity.data.task_data import TaskPositions, task_of
+from olmo_sparsity.errors import UserError
 
 
 def describe(config: Config) -> str:
     """The resolved config as YAML, then parameter counts and the arithmetic of one step; allocates no optimizer."""
-    model = PositionedOLMo(replace(config.model, init_device="meta"), init_params=False)  # shapes, no memory
+    model = empty_model(config, device="meta")
     total = sum(parameter.numel() for parameter in model.parameters())
-    embedding = model.get_parameter("transformer.wte.weight").numel()
+    embedding = token_embedding(model).weight.numel()
     batch, length = config.global_train_batch_size, config.model.max_sequence_length
     amount, unit = parse_duration(config.max_duration)
     lines = [
@@ -29,3 +32,19 @@ def describe(config: Config) -> str:
     if unit == "steps":
         lines.append(f"tokens per run    {int(amount) * batch * length:,}")
     return "\n".join(lines) + "\n"
+
+
+def show_samples(config: Config, count: int) -> str:
+    """The first ``count`` training samples of a task, to read, with the position ids that they are trained with.
+
+    Raises `UserError` for a config without a task.
+    """
+    if config.task.name is None:
+        raise UserError("there is no task to show samples of; set task.name, as configs/synthetic/*.yaml do")
+    if count < 1:
+        raise UserError(f"--show {count}: give at least 1")
+    task, indices = task_of(config), np.arange(count)
+    samples = task.sample("train", config.seed, indices)
+    ids = TaskPositions(config).ids(samples, split="train", seed=config.seed, indices=indices)
+    shown = [task.show(replace(samples, coupled_ids=ids), row) for row in range(count)]
+    return f"{config.task.name}, positions.scheme: {config.positions.scheme}\n\n" + "\n\n".join(shown) + "\n"

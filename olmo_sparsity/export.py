@@ -31,6 +31,7 @@ from olmo.config import ActivationType, BlockType, LayerNormType
 from safetensors import SafetensorError
 from torch import Tensor
 
+from olmo_sparsity.build import require_olmo
 from olmo_sparsity.checkpoint import (
     STATE,
     TOKENIZER,
@@ -76,7 +77,8 @@ def export_checkpoint(
     if (source / "config.json").is_file():
         raise UserError(f"{source} is a transformers directory already; give a checkpoint of this project")
     _check_target(out, overwrite)
-    original, config = load_model(source)
+    loaded, config = load_model(source)
+    original = require_olmo(loaded, "the export")
     family_of(config.model)
     tokens = _find_tokenizer(source, tokenizer, config.model)
     model = to_transformers(original, config)

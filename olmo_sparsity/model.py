@@ -1,12 +1,11 @@
 """OLMo with explicit position ids.
 
-Shapes: B batch, T tokens, P past tokens in a key-value cache, V embedding size (logits).
+Shapes: B batch, T tokens, P past tokens in a key-value cache, D width, V embedding size (logits).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from olmo.config import ActivationCheckpointingStrategy
 from olmo.model import OLMo, OLMoOutput
 from torch import Tensor
 
-from olmo_sparsity.config import Config, ModelConfig
+from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.rope import (
     CurrentPositions,
     NoPositionEmbedding,
@@ -58,6 +57,11 @@ class PositionedOLMo(OLMo):
         if self.config.block_group_size == 1:
             return list(parts["blocks"])
         return [block for group in parts["block_groups"] for block in group]
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Token embeddings, (B, T, D), which `forward` takes back as ``input_embeddings``."""
+        parts: Any = self.transformer
+        return parts["wte"](input_ids)
 
     def set_activation_checkpointing(
         self, strategy: ActivationCheckpointingStrategy | None, checkpoint_func: Callable | None = None
@@ -110,15 +114,3 @@ class PositionedOLMo(OLMo):
         sin_cos = rotary_sin_cos(self.config, ids) if self.config.rope else None
         with self.current_positions.holding(ids, sin_cos):
             return super().forward(input_ids, **options)  # type: ignore[arg-type]
-
-
-def build_model(config: Config) -> PositionedOLMo:
-    """The model of ``config`` with freshly drawn weights on the CPU, the same for a seed on every machine."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        return PositionedOLMo(replace(config.model, init_device="cpu"))
-
-
-def empty_model(config: ModelConfig) -> PositionedOLMo:
-    """A model of this shape whose weights are about to be loaded."""
-    return PositionedOLMo(replace(config, init_device="cpu"), init_params=False)

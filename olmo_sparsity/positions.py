@@ -1,8 +1,9 @@
-"""Position schemes: which position id each token of a training window gets.
+"""Position schemes: which position id each token of a training window, or of a task's sample, gets.
 
-A scheme knows nothing of the task or the model. Its ids are a pure function of (seed, epoch, example index), so that
-resuming a run, or another number of processes, changes nothing. Shapes: T tokens of a window, C chunks; T' is the
-target length that the ids stay below.
+A scheme knows nothing of the model. Those of `SCHEMES` know nothing of the task either; those of `COUPLED_SCHEMES`
+start from the ids that a task couples. Ids are a pure function of (seed, epoch, example index), so that resuming a run,
+or another number of processes, changes nothing. Shapes: T tokens of a window, C chunks; T' is the target length that
+the ids stay below.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ class SchemeOptions:
 
 Scheme = Callable[[int, SchemeOptions, np.random.Generator], np.ndarray]
 SCHEMES: dict[str, Scheme] = {}
+COUPLED_SCHEMES = {
+    "coupled": "tokens that belong together share an id; at test those of the response are given, by an oracle",
+    "predicted": "the same ids; at test those of the response are predicted (Predictive Position Coupling)",
+}
+"""Schemes of tasks whose tokens are coupled; `shifted` gives their ids."""
 
 
 def register(name: str) -> Callable[[Scheme], Scheme]:
@@ -78,6 +84,30 @@ def pose(length: int, options: SchemeOptions, generator: np.random.Generator) ->
     return np.arange(length, dtype=np.int64) + np.repeat(shifts, chunk_lengths)
 
 
+def shifted(
+    coupled: np.ndarray, table_size: int, generator: np.random.Generator, *, skip_probability: float = 0.0
+) -> np.ndarray:
+    """Coupled ids (T,), 1 and upwards, after a random start; 0 stays 0, the id of beginning, end and padding.
+
+    The start is uniform over what the table of ids 0 … ``table_size`` - 1 has room for (Cho et al. 2024): every id is
+    trained, and none is bound to a place. With ``skip_probability`` the ids above a uniform one jump ahead by a uniform
+    distance that fits: PoSE of coupled ids [ours]. Tokens that share an id go on sharing it.
+    """
+    largest = int(coupled.max(initial=0))
+    room = table_size - 1 - largest
+    assert room >= 0, "the config was checked: the table holds every sample"
+    start = int(generator.integers(0, room, endpoint=True))
+    skips = generator.random() < skip_probability
+    last_before = int(generator.integers(1, max(largest, 2)))
+    skip = int(generator.integers(0, room - start, endpoint=True)) if skips else 0
+    return np.where(coupled > 0, coupled + start + skip * (coupled > last_before), 0)
+
+
+def draws(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """What is random about the ids of one example: apart from the data order, which starts from the same seed."""
+    return np.random.default_rng([_STREAM, seed, epoch, index])
+
+
 def position_ids(
     name: str, length: int, options: SchemeOptions, *, seed: int, epoch: int, index: int
 ) -> np.ndarray:
@@ -91,4 +121,4 @@ def position_ids(
         raise UserError(
             f"positions.target_length: {options.target_length} is below the window of {length} tokens; raise it"
         )
-    return SCHEMES[name](length, options, np.random.default_rng([_STREAM, seed, epoch, index]))
+    return SCHEMES[name](length, options, draws(seed, epoch, index))

@@ -27,7 +27,7 @@ MODES = {
     "predicted": "id embedding and id head; at test the ids of the response are predicted",
 }
 ROTATIONS = {
-    "coupled": "RoPE rotates by the ids that are given or predicted",
+    "ids": "RoPE rotates by the ids that are given or predicted",
     "index": "RoPE rotates by the place among the tokens that are no padding",
     "none": "RoPE rotates by nothing: every token has the same id, which is NoPE",
 }
@@ -43,7 +43,7 @@ class PredictiveOptions:
     """One of `MODES`."""
     table_size: int = 1024
     """I: ids are 0 … I-1, of the embedding and of the id head. ``plain`` has no table and does not read it."""
-    rotate: str = "coupled"
+    rotate: str = "ids"
     """One of `ROTATIONS`: what RoPE sees [ours]."""
     id_weight: float = 1.0
     """Weight of the id's cross-entropy in the joint loss."""
@@ -53,14 +53,12 @@ class PredictiveOptions:
         for name, choices in (("mode", MODES), ("rotate", ROTATIONS)):
             if getattr(self, name) not in choices:
                 raise UserError(
-                    f"predictive.{name}: unknown {name} {getattr(self, name)!r}; choose one of {', '.join(choices)}"
+                    f"positions.{name}: unknown {name} {getattr(self, name)!r}; choose one of {', '.join(choices)}"
                 )
         if self.table_size < 1:
-            raise UserError(
-                f"predictive.table_size: {self.table_size} is not above 0; give a positive number"
-            )
+            raise UserError(f"positions.table_size: {self.table_size} is not above 0; give a positive number")
         if not self.id_weight >= 0:
-            raise UserError(f"predictive.id_weight: {self.id_weight} is below 0; give 0 or more")
+            raise UserError(f"positions.id_weight: {self.id_weight} is below 0; give 0 or more")
 
     @property
     def embeds_ids(self) -> bool:
@@ -76,7 +74,7 @@ class PredictiveOptions:
         """Raises `UserError` where the table is too small for ``largest_id``; call it before anything runs."""
         if self.embeds_ids and largest_id >= self.table_size:
             raise UserError(
-                f"predictive.table_size: {self.table_size} is too small for ids up to {largest_id}; set it to at least "
+                f"positions.table_size: {self.table_size} is too small for ids up to {largest_id}; set it to at least "
                 f"{largest_id + 1}, or shorten the longest samples"
             )
 
@@ -146,16 +144,12 @@ class PositionPredictor(nn.Module):
         return PredictorOutput(output.logits, id_logits, output.attn_key_values)
 
     def _embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        if isinstance(self.decoder, PositionedNeoX):
-            tokens = self.decoder.embed(input_ids)
-        else:
-            parts: Any = self.decoder.transformer
-            tokens = parts["wte"](input_ids)
+        tokens = self.decoder.embed(input_ids)
         return tokens if self.id_embedding is None else tokens + self.id_embedding(position_ids)
 
     def _rotary_ids(self, position_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """What RoPE sees of (B, P + T) ids, of the same shape."""
-        if self.options.rotate == "coupled":
+        if self.options.rotate == "ids":
             return position_ids
         if self.options.rotate == "none":
             return torch.zeros_like(position_ids)
@@ -294,7 +288,7 @@ def decode(
 def _check_given_ids(options: PredictiveOptions, prompt_ids: Tensor, response_ids: Tensor | None) -> None:
     if options.mode == "oracle" and response_ids is None:
         raise UserError(
-            "predictive.mode: oracle reads the ids of the response; give them, or train with mode: predicted"
+            "positions.scheme: oracle reads the ids of the response; give them, or train with mode: predicted"
         )
     for ids in (prompt_ids, response_ids):
         if ids is not None:

@@ -4,6 +4,7 @@ examples:
   python scripts/train.py configs/demo.yaml                           train the demo
   python scripts/train.py configs/demo.yaml --resume                  go on after an interruption
   python scripts/train.py configs/base.yaml --dry-run                 print the resolved config and what a step costs
+  python scripts/train.py configs/synthetic/scratchpad_parity.yaml --show 3     print samples of its task
   python scripts/train.py configs/demo.yaml --save_folder=runs/b --seed=2 --optimizer.learning_rate=5e-4
   torchrun --nproc_per_node 8 scripts/train.py configs/base.yaml --deepspeed.config=configs/deepspeed/zero1.json
 
@@ -35,6 +36,12 @@ def main() -> int:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved config, parameters and tokens per step"
     )
+    parser.add_argument(
+        "--show",
+        type=int,
+        metavar="N",
+        help="print N training samples of the config's task, with their position ids",
+    )
     arguments, overrides = parser.parse_known_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("olmo_sparsity").setLevel(logging.INFO)
@@ -46,6 +53,11 @@ def main() -> int:
         from olmo_sparsity.describe import describe
 
         sys.stdout.write(describe(config))
+        return 0
+    if arguments.show is not None:
+        from olmo_sparsity.describe import show_samples
+
+        sys.stdout.write(show_samples(config, arguments.show))
         return 0
     from olmo_sparsity.training.loop import train
     from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE, StoppedBySignal

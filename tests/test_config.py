@@ -65,7 +65,7 @@ def only_olmo(config: Config) -> dict[str, Any]:
     """``config`` as a dictionary, without the fields that OLMo does not have."""
     ours = {item.name for item in fields(Config)} - {item.name for item in fields(TrainConfig)}
     values = config.asdict(exclude=ours)
-    del values["model"]["nope"]
+    del values["model"]["nope"], values["model"]["family"]
     return values
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from olmo_sparsity.build import build_model
 from olmo_sparsity.config import load_config
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.evaluate import HeldoutEvaluation
-from olmo_sparsity.model import build_model
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from tests import tiny

@@ -107,7 +107,7 @@ class TestSpeed:
         with Monitor(config, tokens_per_step=100, first_step=0, last_step=1, processes=4) as monitor:
             clock.seconds += 2
             monitor.log(1, {"loss_nats": 1.0})
-        assert rows_of(config)[0]["mfu"] == pytest.approx(50 * flops_per_token(config.model) / 4e9)
+        assert rows_of(config)[0]["mfu"] == pytest.approx(50 * flops_per_token(config) / 4e9)
 
     def test_memory_is_that_of_this_process(self):
         assert 0.05 < peak_memory_gb(torch.device("cpu")) < 100

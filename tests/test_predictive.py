@@ -20,7 +20,7 @@ from tests import tiny
 
 TABLE = 40
 DECODERS = ["neox", "olmo", "olmo with groups", "alibi"]
-ROTATIONS = ["coupled", "index", "none"]
+ROTATIONS = ["ids", "index", "none"]
 
 
 def decoder(kind):
@@ -332,7 +332,7 @@ def test_a_seed_decides_the_new_weights():
 def test_bad_input_is_one_line_before_anything_runs():
     with pytest.raises(UserError, match="unknown mode 'guessed'; choose one of plain, oracle, predicted"):
         PredictiveOptions(mode="guessed")
-    with pytest.raises(UserError, match=r"predictive\.rotate: .*coupled, index, none"):
+    with pytest.raises(UserError, match=r"positions\.rotate: .*ids, index, none"):
         PredictiveOptions(rotate="twice")
     with pytest.raises(UserError, match="too small for ids up to 40; set it to at least 41"):
         PredictiveOptions(table_size=40).check_ids(40)

@@ -172,7 +172,7 @@ def test_planted_and_background_symbols_have_their_distributions():
 
 
 def test_chains_distractors_and_the_query_are_what_they_should_be():
-    task = make_task("variable_assignment", {"chains": 2, "distractors": 3, "test_length": (3, 3)})
+    task = make_task("variable_assignment", {"chains": 2, "distractors": 1, "test_length": (3, 3)})
     batch = task.sample("test", 0, range(400))
     queried, named = Counter(), Counter()
     for tokens, start in zip(batch.tokens, batch.response_start, strict=True):
@@ -303,7 +303,7 @@ def test_restricting_k():
         ("planted", {"num_planted": 1}, "num_planted must be 2 or more"),
         ("planted", {"label_function": "xor"}, "unknown label_function 'xor'; choose one of sum, max, first, random"),
         ("planted", {"position_distribution": "left"}, "choose one of uniform, adjacent, stretched"),
-        ("variable_assignment", {"num_variables": 25}, "chains of length 12 .* need 26 variables.*raise it"),
+        ("variable_assignment", {"num_variables": 25}, "chains of length 12 .* need 36 variables.*raise it"),
         ("variable_assignment", {"chains": 0}, "chains must be 1 or more"),
         ("copy", {"num_symbols": 1}, "leaves nothing to copy"),
         ("copy", {"train_length": [9, 3]}, r"train_length \[9, 3\] is no range"),

@@ -12,7 +12,7 @@ SMALL = {
     "planted": {"test_length": (20, 90)},
     "scratchpad_parity": {"test_length": (5, 60)},
     "sparse_parity": {"test_length": (20, 90)},
-    "variable_assignment": {"chains": 3, "distractors": 4, "num_variables": 45},
+    "variable_assignment": {"chains": 3, "distractors": 2, "num_variables": 60},
 }
 
 
@@ -243,8 +243,8 @@ planted        ^   ^
         2,
         {"distractors": 1, "num_variables": 8, "train_length": (1, 2), "test_length": (1, 2)},
         """
-token  <bos> g = d a = g d =  5  b  =  1  c  =  b ? c >  c  =  b  b  =  1  1 <eos>
-id         0 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 1 1   14 15 16 11 12 13 13     0
+token  <bos> b = 6 e = 9 f =  b  g  =  a  h  =  e  a  =  b ? a >  a  =  b b = 6 6 <eos>
+id         0 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 1 1   17 18 19 2 3 4 4     0
 """,
     ),
 ]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from olmo_sparsity.build import build_model
 from olmo_sparsity.checkpoint import WEIGHTS, checkpoints, load_model, load_state
 from olmo_sparsity.config import load_config
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.model import build_model
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
@@ -94,7 +94,7 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path):
         mask[0] = False
         mask[1, 5:] = False
         batch = replace(batch, loss_mask=mask)
-        values.append(engine.forward_backward(batch))
+        values.append(engine.forward_backward(batch)["loss_nats"])
         gradients.append([parameter.grad.clone() for parameter in engine.raw_model.parameters()])
         logits = engine.raw_model(batch.input_ids, position_ids=batch.position_ids).logits
         picked = logits.log_softmax(-1).gather(-1, batch.labels[..., None])[..., 0]
@@ -251,7 +251,9 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path, monkeypatch):
     steps = []
     original = Engine.forward_backward
     monkeypatch.setattr(
-        Engine, "forward_backward", lambda self, batch: math.nan if len(steps) == 5 else original(self, batch)
+        Engine,
+        "forward_backward",
+        lambda self, batch: {"loss_nats": math.nan} if len(steps) == 5 else original(self, batch),
     )
     step = Engine.step
     monkeypatch.setattr(Engine, "step", lambda self, *args: steps.append(1) or step(self, *args))

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from olmo_sparsity.batch import Batch
 from olmo_sparsity.config import Config
+from olmo_sparsity.data.task_data import TaskData
 from olmo_sparsity.data.tokens import CorpusManifest, check_checksum
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.data.workers import available_cores
@@ -45,10 +46,12 @@ class TrainingBatches(Protocol):
 
 
 def open_training_data(config: Config, *, rank: int = 0, world_size: int = 1) -> TrainingBatches:
-    """Token files (`corpus.path`, `data.paths`) or a stream (`corpus.stream`), as ``config`` says.
+    """A task, token files (`corpus.path`, `data.paths`) or a stream (`corpus.stream`), as ``config`` says.
 
     Raises `UserError` for text or token files that are missing, unreadable or of another tokenizer.
     """
+    if config.task.name is not None:
+        return TaskData(config, rank=rank, world_size=world_size)
     if config.corpus.stream is not None:
         from olmo_sparsity.data.stream import StreamedData
 

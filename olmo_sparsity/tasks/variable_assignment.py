@@ -23,9 +23,9 @@ class VariableAssignment(Task):
     """Assignments in random order and a query; the answer follows the query's chain to its value [paper; details ours].
 
     A chain of length c gives its first variable a value and each of the others the one before it: c assignments,
-    ``a = 7``, ``b = a``, …. A prompt has several chains of the same length and distractors, each a further variable
-    that is given a random variable of the chains; then ``?`` and the last variable of one chain. The response is that
-    chain from the query on, c assignments, the value once more, and the end token.
+    ``a = 7``, ``b = a``, …. A prompt has several chains of the same length and, in proportion, distractors, each a
+    further variable that is given a random variable of the chains; then ``?`` and the last variable of one chain. The
+    response is that chain from the query on, c assignments, the value once more, and the end token.
 
     The tokens of the assignments have ids 2, 3, … in the order of the prompt, ``?`` and the query have 1. Every
     assignment of the response has the three ids of the one that it copies, and the value has that of the value it
@@ -47,14 +47,14 @@ class VariableAssignment(Task):
     How many chains a prompt has, the one that is asked for included.
     """
 
-    distractors: int = 2
+    distractors: int = 1
     """
-    How many assignments belong to no chain and hang on one.
+    How many assignments belong to no chain and hang on one, for each step of the length.
     """
 
-    num_variables: int = 32
+    num_variables: int = 40
     """
-    How many names of variables there are; the longest prompt takes chains x length + distractors of them.
+    How many names of variables there are; the longest prompt takes (chains + distractors) x length of them.
     """
 
     num_values: int = 10
@@ -81,11 +81,11 @@ class VariableAssignment(Task):
         return 3 * self._assignments(length) + 3 * length + 5
 
     def _assignments(self, length: int) -> int:
-        return self.chains * length + self.distractors
+        return (self.chains + self.distractors) * length
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         length, rows = sizes.length, len(sizes.length)
-        count = self.chains * length + self.distractors
+        count = (self.chains + self.distractors) * length
         triples = self._triples(length, count, draws)
         order = draws.named("order").order(between(0, count, triples.shape[1]))
         rank = np.argsort(order, axis=1)
@@ -131,7 +131,7 @@ class VariableAssignment(Task):
             longest = self._length_range(split)[1]
             if (needed := self._assignments(longest)) > self.num_variables:
                 raise UserError(
-                    f"variable_assignment: {self.chains} chains of length {longest} and {self.distractors} distractors "
+                    f"variable_assignment: {self.chains} chains of length {longest} and their distractors "
                     f"need {needed} variables, more than num_variables {self.num_variables}; raise it"
                 )
 

@@ -20,10 +20,13 @@ from olmo.optim import build_optimizer
 from torch import Tensor
 
 from olmo_sparsity.batch import Batch
+from olmo_sparsity.build import Model, decoder_of
 from olmo_sparsity.config import Config
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.evaluate import HeldoutEvaluation
+from olmo_sparsity.exact_match import TaskEvaluation
 from olmo_sparsity.model import PositionedOLMo
+from olmo_sparsity.predictive import joint_loss
 from olmo_sparsity.training.optimizer_state import export_state, import_state
 
 log = logging.getLogger(__name__)
@@ -79,7 +82,7 @@ def wait_for_rank_0() -> None:
 class Engine:
     """Runs forward, backward and optimizer steps of one model over all processes."""
 
-    def __init__(self, config: Config, model: PositionedOLMo):
+    def __init__(self, config: Config, model: Model):
         try:
             wait_for_rank_0()
             self.accelerator = self._make_accelerator(config)
@@ -87,8 +90,11 @@ class Engine:
             reason = str(error).splitlines()[0]
             raise UserError(f"{reason}; check that rank 0 runs there and that its port is open") from error
         self.micro_batch_size = config.device_train_microbatch_size
+        self.id_weight = config.positions.id_weight
         if config.activation_checkpointing is not None:
-            model.set_activation_checkpointing(config.activation_checkpointing)
+            decoder = decoder_of(model)
+            assert isinstance(decoder, PositionedOLMo), "the config was checked"
+            decoder.set_activation_checkpointing(config.activation_checkpointing)
         self._shapes = {name: tensor.shape for name, tensor in model.named_parameters()}
         self.raw_model = model.to(self.accelerator.device).train()
         optimizer = build_optimizer(config, model)
@@ -132,24 +138,25 @@ class Engine:
         words = np.random.SeedSequence([seed, step, self.accelerator.process_index]).generate_state(1)
         torch.manual_seed(int(words[0]))
 
-    def forward_backward(self, batch: Batch) -> float:
-        """Accumulate gradients of the mean loss per token of the global batch; returns that loss in nats.
+    def forward_backward(self, batch: Batch) -> dict[str, float]:
+        """Accumulate gradients of the mean loss per token of the global batch; returns its parts, as `loss_sums` does.
 
         Each micro-batch contributes its sum over tokens divided by the number of loss tokens of the *global* batch, so
         the split into processes and micro-batches changes nothing but rounding.
         """
         count = self.sum_over_processes(torch.tensor(float(batch.num_loss_tokens)))
-        total = torch.zeros((), device=self.device)
+        totals: dict[str, Tensor] = {}
         parts = batch.split(self.micro_batch_size)
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             with self._synchronising(last):
                 with self._forward_context():
-                    loss_sum = token_loss_sum(self.model, part.to(self.device))
+                    sums = loss_sums(self.model, part.to(self.device), self.id_weight)
                 # Processes average their gradients; times their number makes it the sum over the global batch.
-                self._backward(loss_sum * (self.accelerator.num_processes / count), last)
-            total += loss_sum.detach()
-        return float(self.sum_over_processes(total) / count)
+                self._backward(sums["loss_nats"] * (self.accelerator.num_processes / count), last)
+            totals = {name: totals.get(name, 0) + value.detach() for name, value in sums.items()}
+        means = self.sum_over_processes(torch.stack(list(totals.values()))) / count
+        return dict(zip(totals, means.tolist(), strict=True))
 
     def _forward_context(self) -> Any:
         return self.accelerator.autocast()
@@ -161,8 +168,20 @@ class Engine:
     def _backward(self, loss: Tensor, last: bool) -> None:
         self.accelerator.backward(loss)
 
-    def evaluate(self, heldout: HeldoutEvaluation) -> dict[str, Any]:
-        """Held-out losses, as a row of metrics; leaves the training state as it was. Collective."""
+    def open_evaluation(self, config: Config) -> HeldoutEvaluation | TaskEvaluation:
+        """What the run is measured by while it trains: held-out text, or exact match on test samples of its task."""
+        if config.task.name is None:
+            return HeldoutEvaluation(config, rank=self.rank, world_size=self.processes)
+        rank, world_size = self._decoding_share
+        return TaskEvaluation(config, rank=rank, world_size=world_size)
+
+    @property
+    def _decoding_share(self) -> tuple[int, int]:
+        """Which of how many shares of the samples this process decodes."""
+        return self.rank, self.processes
+
+    def evaluate(self, evaluation: HeldoutEvaluation | TaskEvaluation) -> dict[str, Any]:
+        """Held-out measures, as a row of metrics; leaves the training state as it was. Collective."""
 
         @torch.no_grad()
         def forward(batch: Batch) -> Tensor:
@@ -170,7 +189,12 @@ class Engine:
                 return self.model(**batch.model_inputs).logits
 
         self.model.eval()
-        row = heldout.run(forward, self.sum_over_processes, self.device)
+        if isinstance(evaluation, TaskEvaluation):
+            reduce_sum = self.sum_over_processes if self._decoding_share[1] > 1 else (lambda value: value)
+            with self._forward_context():
+                row = evaluation.run(self.raw_model, reduce_sum, self.device)
+        else:
+            row = evaluation.run(forward, self.sum_over_processes, self.device)
         self.model.train()
         return row
 
@@ -224,7 +248,7 @@ class Engine:
         self.accelerator.wait_for_everyone()
 
 
-def make_engine(config: Config, model: PositionedOLMo) -> Engine:
+def make_engine(config: Config, model: Model) -> Engine:
     """The engine that ``config`` asks for: plain, or DeepSpeed's ZeRO."""
     if config.deepspeed.config is None:
         return Engine(config, model)
@@ -233,8 +257,21 @@ def make_engine(config: Config, model: PositionedOLMo) -> Engine:
     return ZeroEngine(config, model)
 
 
-def token_loss_sum(model: Any, batch: Batch) -> Tensor:
-    """Sum over the tokens that count of -log p(label), in nats; a scalar that gradients flow through."""
-    logits = model(**batch.model_inputs).logits
+def loss_sums(model: Any, batch: Batch, id_weight: float = 1.0) -> dict[str, Tensor]:
+    """Sums over the tokens that count, in nats, scalars; gradients flow through ``loss_nats``, what is minimised.
+
+    It is -log p(label). Where position ids are predicted too it is the joint loss (METHOD 3.5), and its two parts,
+    unweighted, are beside it: ``token_loss_nats`` and ``id_loss_nats``.
+    """
+    output = model(**batch.model_inputs)
+    if batch.id_labels is not None:
+        joint = joint_loss(output, batch.labels, batch.id_labels, batch.loss_mask, id_weight=id_weight)
+        assert joint.id_sum_nats is not None, "a model without an id head was asked to predict ids"
+        return {
+            "loss_nats": joint.sum_nats,
+            "token_loss_nats": joint.token_sum_nats,
+            "id_loss_nats": joint.id_sum_nats,
+        }
     labels = batch.labels.masked_fill(~batch.loss_mask, -100)
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum")
+    logits = output.logits.flatten(0, 1).float()
+    return {"loss_nats": F.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")}

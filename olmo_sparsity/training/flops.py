@@ -9,12 +9,12 @@ matrix, also where a causal kernel skips half of it: MFU figures of others mean 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import torch
+from torch import nn
 
-from olmo_sparsity.config import Config, ModelConfig
-from olmo_sparsity.model import PositionedOLMo
+from olmo_sparsity.build import empty_model, token_embedding
+from olmo_sparsity.config import Config
 
 _PEAK_TERAFLOPS = (
     # name as torch.cuda.get_device_name gives it, dense bf16 (fp16 on V100) TFLOP/s of NVIDIA's data sheets;
@@ -37,22 +37,22 @@ _PEAK_TERAFLOPS = (
 )
 
 
-def flops_per_token(config: ModelConfig) -> float:
+def flops_per_token(config: Config) -> float:
     """Model FLOPs of training on one token, forward and backward: 6 N + 12 L d T (PaLM, appendix B).
 
     N: elements of all matrices that every token is multiplied with: the output projection is one of them, tied or not;
     the look-up tables of tokens and positions are not. L layers, d = `d_model`, T = `max_sequence_length`.
     """
-    model = PositionedOLMo(replace(config, init_device="meta"), init_params=False)  # shapes, no memory
-    tables = {"transformer.wte.weight", "transformer.wpe.weight"}
+    model, sizes = empty_model(config, device="meta"), config.model
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = sum(
         parameter.numel()
-        for name, parameter in model.named_parameters()
-        if parameter.ndim == 2 and name not in tables
+        for parameter in model.parameters()
+        if parameter.ndim == 2 and id(parameter) not in tables
     )
-    if config.weight_tying:
-        matrices += model.get_parameter("transformer.wte.weight").numel()
-    return 6.0 * matrices + 12.0 * config.n_layers * config.d_model * config.max_sequence_length
+    if sizes.weight_tying:
+        matrices += token_embedding(model).weight.numel()
+    return 6.0 * matrices + 12.0 * sizes.n_layers * sizes.d_model * sizes.max_sequence_length
 
 
 def peak_flops(config: Config, device: torch.device) -> float | None:

@@ -7,12 +7,11 @@ import math
 import time
 from pathlib import Path
 
+from olmo_sparsity.build import build_model
 from olmo_sparsity.checkpoint import OPTIMIZER, load_state, load_tensors, load_weights, step_folder
 from olmo_sparsity.config import Config
 from olmo_sparsity.data.training_data import TrainingBatches, open_training_data, verify_checksums
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.evaluate import HeldoutEvaluation
-from olmo_sparsity.model import build_model
 from olmo_sparsity.provenance import append_provenance
 from olmo_sparsity.training.engine import Engine, make_engine
 from olmo_sparsity.training.monitor import Monitor
@@ -56,7 +55,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
 def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedule, first_step: int) -> Path:
     """The loop itself, from after ``first_step`` steps to the last; returns the last checkpoint's folder."""
     interval = config.evaluation.interval
-    heldout = HeldoutEvaluation(config, rank=engine.rank, world_size=engine.processes) if interval else None
+    evaluation = engine.open_evaluation(config) if interval else None
     last_step = min(schedule.last_step, first_step + (config.stop_after or schedule.max_steps))
     deadline = time.monotonic() + (config.time_limit or math.inf)
     batches = data.batches(first_step)
@@ -76,19 +75,20 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
             engine.seed_dropout(
                 config.seed, step
             )  # after reading: PyTorch's loader draws from the same generator
-            loss = engine.forward_backward(batch)
-            if not math.isfinite(loss):
+            losses = engine.forward_backward(batch)
+            if not math.isfinite(losses["loss_nats"]):
                 raise UserError(
-                    f"the loss is {loss} at step {step}, before the optimizer stepped on it; earlier checkpoints are "
-                    "whole: lower optimizer.learning_rate or max_grad_norm, or set --precision=fp32, and --resume"
+                    f"the loss is {losses['loss_nats']} at step {step}, before the optimizer stepped on it; earlier "
+                    "checkpoints are whole: lower optimizer.learning_rate or max_grad_norm, or set --precision=fp32, "
+                    "and --resume"
                 )
             learning_rate = schedule.learning_rate(step)
             grad_norm = engine.step(learning_rate, schedule.max_grad_norm(step))
-            monitor.log(step, {"loss_nats": loss, "learning_rate": learning_rate, "grad_norm": grad_norm})
+            monitor.log(step, {**losses, "learning_rate": learning_rate, "grad_norm": grad_norm})
             ends = engine.any_process(stop.received is not None or time.monotonic() > deadline)
             with monitor.paused():
-                if heldout is not None and interval and (step == last_step or step % interval == 0):
-                    monitor.log_evaluation(step, engine.evaluate(heldout))
+                if evaluation is not None and interval and (step == last_step or step % interval == 0):
+                    monitor.log_evaluation(step, engine.evaluate(evaluation))
                 if step == last_step or ends or saves_at(config, step):
                     folder = save(config, engine, schedule, step)
             if ends and step < last_step:

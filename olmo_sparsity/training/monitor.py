@@ -46,7 +46,7 @@ class Monitor:
         self.config, self.enabled, self.device = config, enabled, device
         self.tokens_per_step, self.first_step, self.last_step = tokens_per_step, first_step, last_step
         peak = peak_flops(config, device) if enabled else None
-        self.utilisation_per_rate = flops_per_token(config.model) / (peak * processes) if peak else None
+        self.utilisation_per_rate = flops_per_token(config) / (peak * processes) if peak else None
         self.paused_seconds = 0.0
         self.note = ""
         self.metrics: MetricsFile | None = None

@@ -25,7 +25,16 @@ from olmo_sparsity.training.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
-_DECIDES_THE_LOSSES = ("model", "optimizer", "positions", "corpus", "data", "seed", "global_train_batch_size")
+_DECIDES_THE_LOSSES = (
+    "model",
+    "task",
+    "optimizer",
+    "positions",
+    "corpus",
+    "data",
+    "seed",
+    "global_train_batch_size",
+)
 _CHANGES_NO_LOSS = (
     "init_device",
     "num_workers",

@@ -97,6 +97,11 @@ class ZeroEngine(Engine):
         """ZeRO stage."""
         return self.model.zero_optimization_stage()
 
+    @property
+    def _decoding_share(self) -> tuple[int, int]:
+        """ZeRO 3 gathers weights at every forward pass, so every process makes the same ones: it decodes everything."""
+        return (0, 1) if self.stage == 3 else super()._decoding_share
+
     def _forward_context(self) -> Any:
         return nullcontext()  # DeepSpeed enters autocast itself
 

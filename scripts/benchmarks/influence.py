@@ -19,11 +19,11 @@ from analysis.adapters import OlmoForAnalysis
 from analysis.contexts import Contexts, long_contexts, placebo_contexts, sample_targets
 from analysis.models import OWN_FAMILY, LoadedModel, load_for_analysis
 from analysis.scorer import Scorer, long_and_short_losses
+from olmo_sparsity.build import build_model
 from olmo_sparsity.config import load_config
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.model import build_model
 from olmo_sparsity.progress import progress
 from olmo_sparsity.provenance import provenance
 

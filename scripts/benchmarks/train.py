@@ -17,10 +17,10 @@ from olmo.model import OLMo
 from olmo.optim import get_param_groups
 from torch import Tensor, nn
 
+from olmo_sparsity.build import build_model
 from olmo_sparsity.config import Config, load_config
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.export import quiet_transformers, to_transformers
-from olmo_sparsity.model import build_model
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 
@@ -74,7 +74,7 @@ class TrainBenchmark:
             "parameters": sum(parameter.numel() for parameter in self.engine.raw_model.parameters()),
             "window": config.model.max_sequence_length,
             "batch": config.global_train_batch_size,
-            "flops_per_token": flops_per_token(config.model),
+            "flops_per_token": flops_per_token(config),
             "peak_flops": peak_flops(config, self.device),
         }
 
