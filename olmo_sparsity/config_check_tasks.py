@@ -155,14 +155,14 @@ def check_coupling(config: Config) -> Iterator[Problem]:
             "random_start or pose, or name a task",
         )
     rotate = positions.rotate
-    if rotate is not None and rotate not in _ROTATIONS:
+    if rotate not in _ROTATIONS:
         yield ("positions.rotate",), f"{show(rotate)} is unknown; {choose(rotate, _ROTATIONS)}"
-    elif rotate in ("index", "none") and not config.model.rope:
+    elif rotate != "ids" and not config.model.rope:
         yield (
             ("positions.rotate", "model.rope"),
             f"{rotate} is about RoPE, and model.rope is false; leave it out",
         )
-    elif rotate in ("index", "none") and config.task.name is None:
+    elif rotate != "ids" and config.task.name is None:
         yield (
             ("positions.rotate", "task.name"),
             f"{rotate} is for tasks; for text leave it out, or set model.rope: false and model.nope: true",

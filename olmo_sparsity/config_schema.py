@@ -7,8 +7,6 @@ from typing import Any
 
 from olmo import config as olmo
 
-from olmo_sparsity.positions import COUPLED_SCHEMES
-
 
 @dataclass
 class ModelConfig(olmo.ModelConfig):
@@ -78,10 +76,9 @@ class PositionsConfig(olmo.BaseConfig):
     farther apart than the longest training sample has them.
     """
 
-    rotate: str | None = None
+    rotate: str = "ids"
     """
     What RoPE rotates by: ids (of the scheme), index (the place among the tokens that are no padding), none (NoPE).
-    Null: none for coupled and predicted, whose ids enter through a learned embedding, and ids for all others.
     """
 
     id_weight: float = 1.0
@@ -310,12 +307,6 @@ class Config(olmo.TrainConfig):
     Metrics also go to TensorBoard event files in the run's folder `tensorboard`. (Weights & Biases: OLMo's own
     section `wandb`.)
     """
-
-    @property
-    def rotation(self) -> str:
-        """What RoPE rotates by: `positions.rotate`, or what its null stands for."""
-        couples = self.positions.scheme in COUPLED_SCHEMES
-        return self.positions.rotate or ("none" if couples else "ids")
 
     @property
     def masks_documents(self) -> bool:

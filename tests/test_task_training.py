@@ -48,7 +48,7 @@ def plain_losses(config, steps):
             tokens, ids = torch.tensor(samples.tokens[row, :end]), torch.tensor(all_ids[row, :end])
             neox = model.decoder.model
             embeddings = neox.gpt_neox.embed_in(tokens) + model.id_embedding(ids)
-            turned = torch.zeros_like(ids) if config.rotation == "none" else ids
+            turned = torch.zeros_like(ids) if config.positions.rotate == "none" else ids
             hidden = neox.gpt_neox(
                 inputs_embeds=embeddings[None],
                 position_ids=turned[None],
