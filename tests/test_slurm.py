@@ -31,7 +31,7 @@ def test_shellcheck_is_installed():
 
 
 def test_there_is_a_template_for_each_kind_of_job():
-    names = {"train", "prepare_c4", "influence", "merge"}
+    names = {"train", "prepare_c4", "influence", "merge", "sweep"}
     assert {path.stem for path in TEMPLATES} == names
 
 
