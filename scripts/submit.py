@@ -21,42 +21,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slurm_jobs import Job, add_slurm_options, common_values, split_arguments, submit_job, whole_number
+
 from olmo_sparsity.errors import UserError, run_script
-from olmo_sparsity.slurm import Array, job_path, render, submit, words
+from olmo_sparsity.slurm import Array, job_path, words
 
 SCRIPTS = Path(__file__).resolve().parent
-TEMPLATES = SCRIPTS.parent / "slurm"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One job script, and where it goes."""
-
-    kind: str
-    """Name of its template, and of the file it becomes."""
-    folder: Path
-    """Kept here, with the logs."""
-    values: Mapping[str, Any]
-
-    @property
-    def path(self) -> Path:
-        """The file that is submitted."""
-        return self.folder / f"{self.kind}.sbatch"
-
-    @property
-    def script(self) -> str:
-        """The template filled in."""
-        return render((TEMPLATES / f"{self.kind}.sbatch").read_text(encoding="utf8"), self.values)
 
 
 def main() -> None:
     """Check, then print or submit."""
-    own, theirs = _split(sys.argv[1:])
+    own, theirs = split_arguments(sys.argv[1:])
     options = _parser().parse_args(own)
     job, *after = {"train": train_jobs, "prepare_c4": prepare_jobs, "influence": influence_jobs}[
         options.kind
@@ -66,18 +45,10 @@ def main() -> None:
         for other in after:
             print(f"\n# ---- then, with sbatch --dependency=afterok:<the job above>\n{other.script}", end="")
         return
-    number = _submit(job)
+    number = submit_job(job)
     for other in after:
         # If a task fails for good the merge could never start: it then leaves the queue instead of waiting for ever.
-        _submit(other, f"--dependency=afterok:{number}", "--kill-on-invalid-dep=yes")
-
-
-def _submit(job: Job, *options: str) -> str:
-    job.folder.mkdir(parents=True, exist_ok=True)  # SLURM drops the log of a job whose folder is not there
-    job.path.write_text(job.script, encoding="utf8")
-    number = submit(job.path, options)
-    print(f"submitted {job.path} as job {number}; its output goes to {job.folder}/slurm-*.out")
-    return number
+        submit_job(other, f"--dependency=afterok:{number}", "--kill-on-invalid-dep=yes")
 
 
 def train_jobs(options: argparse.Namespace, overrides: Sequence[str]) -> list[Job]:
@@ -98,7 +69,7 @@ def train_jobs(options: argparse.Namespace, overrides: Sequence[str]) -> list[Jo
         deepspeed_config(config, processes)  # refuses what DeepSpeed would refuse after the wait in the queue
     run = job_path(config.save_folder, "save_folder")
     values = {
-        **_common(options, config.run_name or Path(options.config).stem),
+        **common_values(options, config.run_name or Path(options.config).stem),
         "RUN": run,
         "NODES": options.nodes,
         "PROCESSES_PER_NODE": per_node,
@@ -113,7 +84,7 @@ def prepare_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> list[
     out, array = job_path(options.out, "--out"), Array.parse(options.array)
     _refuse(arguments, "--out", "--shard", "--merge", "--workers")
     command = [sys.executable, SCRIPTS / "prepare_data.py", "c4", "--out", out, *arguments]
-    common = {**_common(options, "prepare_c4"), "OUT": out, "CPUS": options.cpus}
+    common = {**common_values(options, "prepare_c4"), "OUT": out, "CPUS": options.cpus}
     values = {**common, "ARRAY": str(array), "SHARDS": array.tasks, "PREPARE": words(command)}
     merge = words([*command, "--merge", f"--workers={options.cpus}"])
     return [Job("prepare_c4", Path(out), values), Job("merge", Path(out), {**common, "MERGE": merge})]
@@ -131,7 +102,7 @@ def influence_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> lis
     checkpoints = [resolve_checkpoint(path) for path in options.checkpoints]
     records = _record_folders(out, checkpoints)
     values = {
-        **_common(options, "influence"),
+        **common_values(options, "influence"),
         "OUT": out,
         "CPUS": options.cpus,
         "ARRAY": str(Array(array.tasks * len(checkpoints), array.at_once)),
@@ -145,7 +116,7 @@ def influence_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> lis
     if array.tasks == 1:
         return [job]
     without_gpus = argparse.Namespace(**{**vars(options), "gpus_per_node": 0})
-    common = {**_common(without_gpus, "influence-merge"), "OUT": out, "CPUS": 1}
+    common = {**common_values(without_gpus, "influence-merge"), "OUT": out, "CPUS": 1}
     merge = words([sys.executable, SCRIPTS / "merge_records.py", *records])
     return [job, Job("merge", Path(out), {**common, "MERGE": merge})]
 
@@ -160,32 +131,10 @@ def _record_folders(out: str, checkpoints: Sequence[Path]) -> list[Path]:
     return [Path(out) / name for name in names]
 
 
-def _common(options: argparse.Namespace, name: str) -> dict[str, Any]:
-    """What every template asks for."""
-    directives = {
-        "gpus-per-node": options.gpus_per_node or None,
-        "time": options.time,
-        "partition": options.partition,
-        "account": options.account,
-        "mem": options.mem,
-    }
-    given = [f"--{key}={value}" for key, value in directives.items() if value is not None]
-    folder = job_path(Path.cwd(), "the current folder")
-    return {"NAME": job_path(name, "name of the job"), "FOLDER": folder, "OPTIONS": [*given, *options.sbatch]}
-
-
 def _refuse(arguments: Sequence[str], *names: str) -> None:
     for argument in arguments:
         if (name := argument.partition("=")[0]) in names:
             raise UserError(f"{name} is decided by submit.py; give it before the --, or leave it out")
-
-
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """What is ours, and what follows `--`."""
-    if "--" not in arguments:
-        return arguments, []
-    at = arguments.index("--")
-    return arguments[:at], arguments[at + 1 :]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -195,9 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     train = _kind(kinds, "train", "train a model on any number of nodes")
     train.add_argument("config", metavar="CONFIG", help="YAML file; overrides of it follow --")
-    train.add_argument("--nodes", type=_count, default=1, help="default: %(default)s")
+    train.add_argument("--nodes", type=whole_number, default=1, help="default: %(default)s")
     train.add_argument(
-        "--processes-per-node", type=_count, metavar="N", help="default: one for each GPU, or one"
+        "--processes-per-node", type=whole_number, metavar="N", help="default: one for each GPU, or one"
     )
     prepare = _kind(kinds, "prepare_c4", "prepare C4 in an array of tasks")
     prepare.add_argument("--out", required=True, metavar="DIR", help="folder of the corpus")
@@ -216,28 +165,8 @@ def _kind(kinds: Any, name: str, what: str) -> argparse.ArgumentParser:
     """The options that all kinds of job share."""
     parser = kinds.add_parser(name, help=what, description=what, allow_abbrev=False)
     parser.add_argument("--dry-run", action="store_true", help="print the job scripts and submit nothing")
-    parser.add_argument("--gpus-per-node", type=int, default=0, metavar="N", help="default: %(default)s")
-    parser.add_argument(
-        "--cpus", type=_count, default=4, metavar="N", help="cores a process (default: %(default)s)"
-    )
-    parser.add_argument("--time", metavar="D-HH:MM:SS", help="time limit (default: the partition's)")
-    parser.add_argument("--partition")
-    parser.add_argument("--account")
-    parser.add_argument("--mem", metavar="SIZE", help="memory a node, such as 64G")
-    parser.add_argument(
-        "--sbatch",
-        action="append",
-        default=[],
-        metavar="=OPTION",
-        help="any further option of sbatch, once for each: --sbatch=--qos=high",
-    )
+    add_slurm_options(parser)
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 up")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from submit import Job, _common, _count, _kind, _split, _submit
+from slurm_jobs import (
+    OPTIONS,
+    Job,
+    add_slurm_options,
+    common_values,
+    split_arguments,
+    submit_job,
+    whole_number,
+)
 
 from olmo_sparsity.errors import UserError, run_script
 
@@ -46,12 +54,11 @@ if TYPE_CHECKING:
     from olmo_sparsity.grid_of_runs import Cell, Sweep
 
 SCRIPTS = Path(__file__).resolve().parent
-SLURM_OPTIONS = ("gpus_per_node", "cpus", "time", "partition", "account", "mem", "sbatch")
 
 
 def main() -> int:
     """Check all cells, then print, submit or run them."""
-    own, overrides = _split(sys.argv[1:])
+    own, overrides = split_arguments(sys.argv[1:])
     parser = _parser()
     options = parser.parse_args(own)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
@@ -84,7 +91,7 @@ def main() -> int:
         write_sweep(sweep, cells, commit)
     if job is None:
         return _run(cells, options.jobs or 1, commit)
-    _submit(job)
+    submit_job(job)
     return 0
 
 
@@ -172,7 +179,7 @@ def _slurm_job(options: argparse.Namespace, sweep: Sweep, cells: int) -> Job:
     command += [f"--grid={text}" for text in options.grid]
     command += [f"--evaluate={options.evaluate}"] if options.evaluate else []
     values = {
-        **_common(options, sweep.out.resolve().name),
+        **common_values(options, sweep.out.resolve().name),
         "OUT": out,
         "CPUS": options.cpus,
         "ARRAY": str(Array(cells, options.jobs)),
@@ -196,23 +203,14 @@ def _evaluation(text: str) -> tuple[str, ...]:
 
 
 def _refuse_slurm_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    for name in SLURM_OPTIONS:
+    for name in OPTIONS:
         if getattr(options, name) != parser.get_default(name):
             raise UserError(f"--{name.replace('_', '-')} is for SLURM; add --slurm, or leave it out")
 
 
 def _parser() -> argparse.ArgumentParser:
-    slurm = _kind(argparse.ArgumentParser().add_subparsers(), "sweep", "what submit.py has too")
     parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        add_help=False,  # the parent has it
-        parents=[slurm],
-        conflict_handler="resolve",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the commands, or with --slurm the job script"
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("config", metavar="CONFIG", help="YAML file; overrides of it follow --")
     group = parser.add_argument_group("the grid")
@@ -225,16 +223,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of all cells")
     group.add_argument(
-        "--jobs", type=_count, metavar="N", help="cells at a time (default: 1; with --slurm: no limit)"
+        "--jobs", type=whole_number, metavar="N", help="cells at a time (default: 1; with --slurm: no limit)"
     )
     group.add_argument(
         "--evaluate", default="", metavar="'OPTIONS'", help="arguments of scripts/exact_match.py, quoted"
     )
+    group.add_argument(
+        "--dry-run", action="store_true", help="print the commands, or with --slurm the job script"
+    )
     how = group.add_mutually_exclusive_group()
     how.add_argument("--slurm", action="store_true", help="submit an array of jobs, one for each cell")
     how.add_argument(
-        "--only", type=_count, metavar="I", help="run the I-th cell alone; what each job of the array does"
+        "--only",
+        type=whole_number,
+        metavar="I",
+        help="run the I-th cell alone; what each job of the array does",
     )
+    add_slurm_options(parser.add_argument_group("the jobs, with --slurm"))
     return parser
 
 
