@@ -1,10 +1,12 @@
 """A model whose answer depends on known tokens, and how many of them a selector finds (METHOD 3.1, 3.2).
 
-Shapes: n targets, R rows, L tokens, N long and M short context length, F far tokens, p planted ones, k selected ones.
+Shapes: n targets, R rows, L tokens, N long and M short context length, F far tokens, p planted ones, k selected ones,
+K values of k.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,8 @@ from torch import Tensor
 from analysis.adapters import KeyValues
 from analysis.contexts import Contexts
 
+KS = (1, 2, 4, 8, 16)
+"""How many selected tokens recall is told for."""
 RULES = ("sum", "all")
 """How planted tokens bear on the answer: each by itself, or only all of them together."""
 
@@ -92,7 +96,23 @@ def planted_contexts(count: int, n_long: int, n_short: int) -> Contexts:
     )
 
 
+def found_at(
+    selected: np.ndarray, planted: np.ndarray, ks: Sequence[int], tokens_per_place: int = 1
+) -> np.ndarray:
+    """Whether each planted token (n, p) is among the first k selected (n, k_max), (n, K, p) bool.
+
+    With ``tokens_per_place`` u > 1 the columns form places 0 … u-1, u … 2u-1, …, each with one planted token at most,
+    and a planted place is found by any of its tokens.
+    """
+    found = selected[:, :, None] // tokens_per_place == planted[:, None, :] // tokens_per_place
+    return np.stack([found[:, :k].any(axis=1) for k in ks], axis=1)
+
+
 def recall_at(selected: np.ndarray, planted: np.ndarray, ks: Sequence[int]) -> np.ndarray:
     """Share of the planted tokens (n, p) among the first k selected (n, k_max), (n, K); chance is k / F."""
-    found = (selected[:, :, None] == planted[:, None, :]).any(axis=2)
-    return np.stack([found[:, :k].sum(axis=1) for k in ks], axis=1) / planted.shape[1]
+    return found_at(selected, planted, ks).mean(axis=2)
+
+
+def chance_recall(k: int, n_far: int, tokens_per_place: int = 1) -> float:
+    """Recall of k far tokens drawn at random: k / F; of places of u tokens 1 - C(F-u, k) / C(F, k)."""
+    return 1 - math.comb(n_far - tokens_per_place, k) / math.comb(n_far, k)

@@ -1,18 +1,14 @@
 """Exact selectors find every token that a hand-built model depends on (METHOD 3.1), and recall is counted right."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+import itertools
 
 import numpy as np
 import pytest
 
-from analysis.planted import PlantedModel, planted_contexts, recall_at
+from analysis.planted import PlantedModel, chance_recall, found_at, planted_contexts, recall_at
 from analysis.scorer import Scorer, long_and_short_losses
 from analysis.selectors import Question, find_selector
 
-ROOT = Path(__file__).parents[1]
 N, M = 40, 8
 COLUMNS = [3, 4, 11, 17, 20, 26, 30, 31]
 
@@ -65,16 +61,17 @@ def test_recall_by_hand():
     assert recall_at(selected, planted, (1, 2, 3)).tolist() == [[0, 0.5, 1], [0, 0.5, 0.5]]
 
 
-def test_the_script_reports_recall_against_k(tmp_path):
-    command = ["scripts/recall.py", "--out", tmp_path, "--n-long", 40, "--n-short", 8, "--models", 2]
-    command += ["--selectors", "leave-one-out,random"]
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=300
+def test_a_place_is_found_by_any_of_its_tokens():
+    found = found_at(
+        np.array([[5, 1, 2], [0, 9, 8]]), np.array([[3, 4], [7, 9]]), (1, 2, 3), tokens_per_place=2
     )
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "recall.json").read_text())["rows"]
-    assert len(rows) == 2 * 4 * 2
-    for row in rows:
-        if row["selector"] == "leave-one-out":
-            assert row["recall"] == [min(k, row["planted"]) / row["planted"] for k in (1, 2, 4, 8, 16)]
-    assert "leave-one-out" in done.stdout
+    assert found.tolist() == [[[0, 1], [0, 1], [1, 1]], [[0, 0], [0, 1], [0, 1]]]
+
+
+@pytest.mark.parametrize("unit", [1, 2])
+def test_chance_is_the_mean_over_all_choices(unit):
+    for k in (1, 2, 5, 6):
+        choices = np.array(list(itertools.combinations(range(6), k)))
+        planted = np.broadcast_to([1, 5], (len(choices), 2))
+        recall = found_at(choices, planted, (k,), unit).mean()
+        assert chance_recall(k, 6, unit) == pytest.approx(recall)
