@@ -52,6 +52,8 @@ class Settings:
     """Every parameter of the task, keys in order."""
     scheme: str
     rotate: str | None
+    skip_probability: float | None
+    """Share of the training samples whose coupled ids jump ahead; None: the scheme couples nothing."""
     family: str
     weights: int
     """How many the model has."""
@@ -87,7 +89,7 @@ class Settings:
         """Ascending in figures and tables."""
         schemes = [*SCHEME_LABELS, self.scheme]
         plan = (self.task, self.k_train or 0, self.parameters_json, schemes.index(self.scheme), self.scheme)
-        return (*plan, self.rotate or "", self.family, self.weights)
+        return (*plan, self.rotate or "", -(self.skip_probability or 0), self.family, self.weights)
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,7 @@ def _load(path: Path) -> Record:
         parameters_json=json.dumps(field(task, "parameters", dict), sort_keys=True),
         scheme=field(found, "scheme", str),
         rotate=field(found, "rotate", str, None),
+        skip_probability=field(found, "skip_probability", float, None),
         family=field(found, "family", str),
         weights=field(found, "parameters", int),
     )

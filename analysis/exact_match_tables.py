@@ -19,6 +19,7 @@ def facts(settings: Settings) -> Json:
         **settings.parameters,
         "scheme": SCHEME_LABELS.get(settings.scheme, settings.scheme),
         "rotate": settings.rotate,
+        "skip_probability": settings.skip_probability,
         "family": settings.family,
         "weights": settings.weights,
     }
@@ -43,14 +44,23 @@ def scheme_labels(all_settings: Sequence[Settings]) -> list[str]:
         alike = [other for other in all_settings if other.scheme == settings.scheme]
         if len({other.rotate for other in alike}) > 1:
             label += f", rotate {settings.rotate or 'default'}"
-        plan = (settings.task, settings.parameters_json, settings.rotate)
-        alike = [other for other in alike if (other.task, other.parameters_json, other.rotate) == plan]
+        if len({other.skip_probability for other in alike}) > 1:
+            label += f", {_skips(settings.skip_probability)}"
+        alike = [other for other in alike if _plan(other) == _plan(settings)]
         if len({other.family for other in alike}) > 1:
             label += f", {settings.family}"
         if len({other.weights for other in alike if other.family == settings.family}) > 1:
             label += f", {settings.weights:,} weights"
         labels.append(label)
     return labels
+
+
+def _skips(probability: float | None) -> str:
+    return f"skips in {100 * probability:g} %" if probability else "no skips"
+
+
+def _plan(settings: Settings) -> tuple:
+    return settings.task, settings.parameters_json, settings.rotate, settings.skip_probability
 
 
 def curve_names(groups: Sequence[Group]) -> Iterator[tuple[Group, Curve, str]]:
@@ -83,7 +93,7 @@ def curves_json(groups: Sequence[Group]) -> list[Json]:
             "name": name,
             "task": group.settings.task,
             "task_parameters": group.settings.parameters,
-            **{each: getattr(group.settings, each) for each in ("scheme", "rotate", "family", "weights")},
+            **{each: getattr(group.settings, each) for each in ("scheme", "rotate", "skip_probability", "family", "weights")},
             "k": curve.k,
             "seeds": sorted({record.seed for record in group.records}),
             "points": [{**asdict(point), "exact": point.exact.as_dict()} for point in curve.points],

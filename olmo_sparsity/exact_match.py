@@ -229,6 +229,7 @@ def exact_match_record(
         "task": {"name": task.name, "parameters": asdict(task)},
         "scheme": config.positions.scheme,
         "rotate": model.options.rotate,
+        "skip_probability": config.positions.skip_probability if model.options.embeds_ids else None,
         "family": config.model.family,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seed": config.seed,

@@ -174,6 +174,15 @@ class TestPooling:
             "RoPE + PoSE",
         ]
 
+    def test_runs_with_and_without_skips_are_not_pooled(self, tmp_path):
+        options = {"scheme": "predicted", "rotate": "ids"}
+        records = [record([row(20, 3)], PARITY, **options, skip_probability=each) for each in (0.0, 1.0)]
+        groups = pooled(tmp_path, *records)
+        assert scheme_labels([group.settings for group in groups]) == [
+            "Predictive Position Coupling, skips in 100 %",
+            "Predictive Position Coupling, no skips",
+        ]
+
 
 class TestIntervals:
     @pytest.mark.parametrize(("successes", "trials"), [(0, 200), (1, 7), (150, 200), (200, 200)])
