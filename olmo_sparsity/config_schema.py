@@ -238,7 +238,7 @@ class EvaluationConfig(olmo.BaseConfig):
     batch_size: int | None = None
     """
     Windows of the training length that one process reads at a time; of longer ones as many as have no more
-    tokens. Null: `device_train_microbatch_size`.
+    tokens. Null: `device_train_microbatch_size`; for a task, as many samples as have 32,768 tokens.
     """
 
     position_length: int | None = None

@@ -25,10 +25,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_jobs import Job, add_slurm_options, common_values, split_arguments, submit_job, whole_number
-
 from olmo_sparsity.errors import UserError, run_script
 from olmo_sparsity.slurm import Array, job_path, words
+from olmo_sparsity.slurm_jobs import (
+    Job,
+    add_slurm_options,
+    common_values,
+    split_arguments,
+    submit_job,
+    whole_number,
+)
 
 SCRIPTS = Path(__file__).resolve().parent
 
@@ -45,10 +51,11 @@ def main() -> None:
         for other in after:
             print(f"\n# ---- then, with sbatch --dependency=afterok:<the job above>\n{other.script}", end="")
         return
-    number = submit_job(job)
+    number, line = submit_job(job)
+    print(line)
     for other in after:
         # If a task fails for good the merge could never start: it then leaves the queue instead of waiting for ever.
-        submit_job(other, f"--dependency=afterok:{number}", "--kill-on-invalid-dep=yes")
+        print(submit_job(other, f"--dependency=afterok:{number}", "--kill-on-invalid-dep=yes")[1])
 
 
 def train_jobs(options: argparse.Namespace, overrides: Sequence[str]) -> list[Job]:

@@ -37,7 +37,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurm_jobs import (
+from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.slurm_jobs import (
     OPTIONS,
     Job,
     add_slurm_options,
@@ -46,8 +47,6 @@ from slurm_jobs import (
     submit_job,
     whole_number,
 )
-
-from olmo_sparsity.errors import UserError, run_script
 
 if TYPE_CHECKING:
     from olmo_sparsity.cell_processes import Outcome
@@ -91,7 +90,7 @@ def main() -> int:
         write_sweep(sweep, cells, commit)
     if job is None:
         return _run(cells, options.jobs or 1, commit)
-    submit_job(job)
+    print(submit_job(job)[1])
     return 0
 
 

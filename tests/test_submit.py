@@ -40,7 +40,6 @@ def submit(*arguments, cwd=ROOT, **environment):
 @pytest.fixture
 def submit_here(monkeypatch, capsys):
     """The script in this process, which saves the seconds that importing torch takes; returns what it printed."""
-    monkeypatch.syspath_prepend(SCRIPTS)  # as Python does for a script
     specification = importlib.util.spec_from_file_location("submit_script", SCRIPTS / "submit.py")
     module = importlib.util.module_from_spec(specification)
     monkeypatch.setitem(sys.modules, specification.name, module)  # dataclasses look there for their module

@@ -36,13 +36,15 @@ class Job:
         return render((TEMPLATES / f"{self.kind}.sbatch").read_text(encoding="utf8"), self.values)
 
 
-def submit_job(job: Job, *options: str) -> str:
-    """Write the job script and submit it, with further options of sbatch; returns the number of the job."""
+def submit_job(job: Job, *options: str) -> tuple[str, str]:
+    """Write the job script and submit it, with further options of sbatch; returns the job's number, and a line to show.
+
+    Raises `UserError` where SLURM refuses it.
+    """
     job.folder.mkdir(parents=True, exist_ok=True)  # SLURM drops the log of a job whose folder is not there
     job.path.write_text(job.script, encoding="utf8")
     number = submit(job.path, options)
-    print(f"submitted {job.path} as job {number}; its output goes to {job.folder}/slurm-*.out")
-    return number
+    return number, f"submitted {job.path} as job {number}; its output goes to {job.folder}/slurm-*.out"
 
 
 def common_values(options: argparse.Namespace, name: str) -> dict[str, Any]:
