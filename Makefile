@@ -1,5 +1,5 @@
 # make figure2   from a fresh clone to runs/demo/figure2.png (about 15 minutes on 2 CPU cores)
-# make test      every test but the minutes-long ones; make test-slow runs those
+# make test      every test but the minutes-long ones, on up to four cores; make test-slow runs those, one at a time
 # make browser   installs Chromium from Debian's packages, for the tests of the report page, which skip without it
 # make lint      ruff and mypy
 # make clean     removes what make and the demo made (not .venv); make distclean removes .venv too
@@ -9,6 +9,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 RUN := runs/demo
+WORKERS ?= logical
 
 .PHONY: figure2 install test test-slow browser lint clean distclean
 
@@ -29,8 +30,9 @@ figure2: $(INSTALLED)
 	$(PY) scripts/influence.py $(RUN) --corpus $(RUN)/data --out $(RUN)/influence
 	$(PY) scripts/figure2.py $(RUN)/influence --out $(RUN)
 
+# A file of tests stays in one process. One thread each: PyTorch processes side by side slow each other tenfold otherwise.
 test: $(INSTALLED)
-	$(PY) -m pytest -m 'not slow'
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m 'not slow' -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: $(INSTALLED)
 	$(PY) -m pytest -m slow

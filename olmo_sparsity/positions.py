@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 from olmo_sparsity.errors import UserError
 
@@ -71,11 +73,13 @@ def pose(length: int, options: SchemeOptions, generator: np.random.Generator) ->
     second is shifted by s ~ U{0 … T'-T}. For more chunks [ours] the C-1 cuts are a uniform subset of {1 … T-1} and
     the C-1 shifts are sorted uniform draws from {0 … T'-T}. Ids are strictly increasing and below T'.
     """
-    cuts: np.ndarray
     if options.chunks == 2:
-        cuts = generator.integers(1, (length + 1) // 2, size=1, endpoint=True)
-    else:
-        cuts = np.sort(generator.choice(length - 1, size=options.chunks - 1, replace=False)) + 1
+        # The same without arrays of one number, which took most of the time that a task's batch is made in.
+        cut = generator.integers(1, (length + 1) // 2, endpoint=True)
+        ids = np.arange(length, dtype=np.int64)
+        ids[cut:] += generator.integers(0, options.target_length - length, endpoint=True)
+        return ids
+    cuts = np.sort(generator.choice(length - 1, size=options.chunks - 1, replace=False)) + 1
     skips = np.sort(
         generator.integers(0, options.target_length - length, size=options.chunks - 1, endpoint=True)
     )
@@ -93,13 +97,27 @@ def shifted(
     trained, and none is bound to a place. With ``skip_probability`` the ids above a uniform one jump ahead by a uniform
     distance that fits: PoSE of coupled ids [ours]. Tokens that share an id go on sharing it.
     """
-    largest = int(coupled.max(initial=0))
+    shift = draw_shift(int(coupled.max(initial=0)), table_size, generator, skip_probability=skip_probability)
+    return apply_shift(coupled, *shift)
+
+
+def draw_shift(
+    largest: int, table_size: int, generator: np.random.Generator, *, skip_probability: float
+) -> tuple[int, int, int]:
+    """What is random about `shifted`, given the largest coupled id: start, last id before the skip, and skip."""
     room = table_size - 1 - largest
     assert room >= 0, "the config was checked: the table holds every sample"
     start = int(generator.integers(0, room, endpoint=True))
-    skips = generator.random() < skip_probability
+    if not generator.random() < skip_probability:
+        return start, 0, 0
     last_before = int(generator.integers(1, max(largest, 2)))
-    skip = int(generator.integers(0, room - start, endpoint=True)) if skips else 0
+    return start, last_before, int(generator.integers(0, room - start, endpoint=True))
+
+
+def apply_shift(
+    coupled: np.ndarray, start: np.ndarray | int, last_before: np.ndarray | int, skip: np.ndarray | int
+) -> np.ndarray:
+    """The ids of `shifted`, given what it draws: (T,) and numbers, or (B, T) and a column (B, 1) of each."""
     return np.where(coupled > 0, coupled + start + skip * (coupled > last_before), 0)
 
 
@@ -108,10 +126,89 @@ def draws(seed: int, epoch: int, index: int) -> np.random.Generator:
     return np.random.default_rng([_STREAM, seed, epoch, index])
 
 
+def draws_of_all(seed: int, epoch: int, indices: np.ndarray) -> list[np.random.Generator]:
+    """What `draws` gives for each of the indices (B,), bit for bit.
+
+    Seeding takes most of the time of a few draws, so all are seeded at once.
+    """
+    if indices.max(initial=0) > _WORD:
+        return [draws(seed, epoch, index) for index in indices.tolist()]
+    constants = [word for value in (_STREAM, seed, epoch) for word in _words(value)]
+    entropy = [np.full(len(indices), word, dtype=np.uint32) for word in constants]
+    seeds = _seed_sequences([*entropy, indices.astype(np.uint32)])
+    # NumPy takes any ISeedSequence; its type stubs know one only.
+    return [np.random.Generator(np.random.PCG64(_Seeded(row))) for row in seeds]  # type: ignore[arg-type]
+
+
+_WORD = (1 << 32) - 1
+_POOL_SIZE, _HALF_WORD = 4, np.uint32(16)
+
+
+class _Seeded(ISeedSequence):
+    """A `numpy.random.SeedSequence` whose numbers are there already."""
+
+    def __init__(self, state: np.ndarray):
+        self.state = state
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
+        """The numbers that PCG64 starts from, (4,) uint64; it asks for nothing else."""
+        return self.state
+
+
+def _words(value: int) -> list[int]:
+    """The 32-bit words of a number, the lowest first."""
+    return [value & _WORD, *(_words(value >> 32) if value > _WORD else [])]
+
+
+def _seed_sequences(entropy: list[np.ndarray]) -> np.ndarray:
+    """``SeedSequence(words).generate_state(4, np.uint64)`` of B lists of 4 or more words, (B, 4) uint64.
+
+    ``entropy`` holds a word of each, (B,) uint32. It is O'Neill's seed_seq_fe, which NumPy promises not to change.
+    """
+    hashed = _hash(0x43B0D7E5, 0x931E8875)
+
+    def mix_in(target: int, words: np.ndarray) -> None:
+        mixed = pool[target] * np.uint32(0xCA01F9DD) - hashed(words) * np.uint32(0x4973F715)
+        pool[target] = mixed ^ (mixed >> _HALF_WORD)
+
+    pool = [hashed(words) for words in entropy[:_POOL_SIZE]]
+    for source in range(_POOL_SIZE):
+        for target in range(_POOL_SIZE):
+            if target != source:
+                mix_in(target, pool[source])
+    for words in entropy[_POOL_SIZE:]:
+        for target in range(_POOL_SIZE):
+            mix_in(target, words)
+    of_state = _hash(0x8B51F9DD, 0x58F38DED)
+    state = np.stack([of_state(pool[i % _POOL_SIZE]) for i in range(8)], axis=1)
+    return state.astype("<u4").view("<u8").astype(np.uint64)
+
+
+def _hash(constant: int, multiplier: int) -> Callable[[np.ndarray], np.ndarray]:
+    """A hash of 32-bit words (B,) whose constant is another one at every call."""
+
+    def hashed(words: np.ndarray) -> np.ndarray:
+        nonlocal constant
+        words = words ^ np.uint32(constant)
+        constant = constant * multiplier & _WORD
+        words = words * np.uint32(constant)
+        return words ^ (words >> _HALF_WORD)
+
+    return hashed
+
+
 def position_ids(
     name: str, length: int, options: SchemeOptions, *, seed: int, epoch: int, index: int
 ) -> np.ndarray:
     """Position ids of example ``index`` at its visit in ``epoch``, (T,) int64, strictly increasing, below T'.
+
+    Raises `UserError` as `find_scheme` does.
+    """
+    return find_scheme(name, length, options)(length, options, draws(seed, epoch, index))
+
+
+def find_scheme(name: str, length: int, options: SchemeOptions) -> Scheme:
+    """The scheme of this name, for windows of up to ``length`` tokens.
 
     Raises `UserError` for an unknown scheme or a T' below the window length.
     """
@@ -121,4 +218,4 @@ def position_ids(
         raise UserError(
             f"positions.target_length: {options.target_length} is below the window of {length} tokens; raise it"
         )
-    return SCHEMES[name](length, options, draws(seed, epoch, index))
+    return SCHEMES[name]

@@ -7,6 +7,7 @@ examples:
   python scripts/benchmark.py influence --out runs/benchmark                    random weights, random tokens
   python scripts/benchmark.py influence runs/books --corpus runs/books/data --out runs/benchmark \\
       --targets 8 --screened-targets 64
+  python scripts/benchmark.py synthetic --config configs/synthetic/scratchpad_parity-small.yaml
 
 `train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), our model with position ids in the same loop,
 this project's whole loop, data loading and PoSE included ("loop"), and transformers' model of the same shape trained by
@@ -21,6 +22,12 @@ shared) on the same targets: speed, and whether both choose the same tokens; scr
 and, on a trained checkpoint and its corpus, the net recovery that they keep; and it measures seconds and memory against
 N, k and the number of targets. It writes influence.json and, of the costs, cost.png and cost.pdf; its options are
 listed by `scripts/benchmark.py influence --help`, as are those of the others.
+
+`synthetic` times making batches of every synthetic task, position ids included, in turn with training steps on batches
+that are there. Beside addition-small.yaml, copy-small.yaml is the config of copy; a task without one is given the shape
+of --config. Then it times this project's loop, making its batches meanwhile, and transformers' Trainer on the same
+GPT-NeoX, samples, ids and optimizer, after the losses of both were found to be the same; ids of a coupled scheme give
+way to PoSE there, since the Trainer knows no joint loss.
 """
 
 from __future__ import annotations
@@ -30,13 +37,16 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.timing import summarise, time_in_turn
 
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.errors import UserError, run_script
 from olmo_sparsity.files import write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def main() -> None:
@@ -74,6 +84,16 @@ def _parser() -> argparse.ArgumentParser:
     data = add("data", benchmark_data, print_table)
     data.add_argument("--files", nargs="+", default=(), help="text in C4's layout (default: some is made up)")
     data.add_argument("--rounds", type=int, default=5, help="how often each is timed (default: %(default)s)")
+    synthetic = add("synthetic", benchmark_synthetic, print_synthetic)
+    synthetic.add_argument(
+        "--config",
+        default="configs/synthetic/scratchpad_parity.yaml",
+        help="task, shape, batch and precision (default: %(default)s)",
+    )
+    synthetic.add_argument(
+        "--rounds", type=int, default=7, help="how often each is timed (default: %(default)s)"
+    )
+    synthetic.add_argument("--steps", type=int, default=4, help="steps per timing (default: %(default)s)")
     _add_influence_arguments(add("influence", benchmark_influence, print_influence))
     return parser
 
@@ -184,14 +204,35 @@ def benchmark_influence(arguments: argparse.Namespace, overrides: list[str]) -> 
     return result
 
 
+def benchmark_synthetic(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    """Synthetic tasks: samples per second and their share of a step; steps per second, ours against the Trainer's."""
+    from benchmarks.synthetic import run_synthetic_benchmark
+
+    return run_synthetic_benchmark(
+        arguments.config, overrides, rounds=arguments.rounds, steps=arguments.steps
+    )
+
+
 def print_influence(result: dict[str, Any]) -> None:
     """The tables of the influence benchmark."""
     from benchmarks.influence_tables import describe_machine, influence_tables
+
+    _print_tables(describe_machine(result), influence_tables(result))
+
+
+def print_synthetic(result: dict[str, Any]) -> None:
+    """The tables of the synthetic benchmark."""
+    from benchmarks.synthetic import describe_run, synthetic_tables
+
+    _print_tables(describe_run(result), synthetic_tables(result))
+
+
+def _print_tables(headline: str, tables: list[Table]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(describe_machine(result), markup=False)
-    for table in influence_tables(result):
+    console.print(headline, markup=False)
+    for table in tables:
         console.print(table)
 
 

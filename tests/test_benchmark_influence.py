@@ -256,10 +256,11 @@ def test_a_whole_run(trained, tmp_path):
     assert (tmp_path / "cost.png").read_bytes()[:4] == b"\x89PNG" and (tmp_path / "cost.pdf").exists()
 
 
-def test_random_weights_have_costs_but_no_recovery(tmp_path):
+def test_random_weights_have_costs_but_no_recovery(tmp_path, run_here):
     config = tiny.write_yaml(tmp_path, tmp_path / "no-corpus")
     sizes = ["--n-long", N, "--n-short", M, "--screened-targets", 2, "--parts", "screened"]
-    done = benchmark("--config", config, "--out", tmp_path, *sizes, "--model.n_layers=1")
+    options = ["--config", config, "--out", tmp_path, *sizes, "--device", "cpu", "--model.n_layers=1"]
+    done = run_here("scripts/benchmark.py", "influence", *options)
     assert done.returncode == 0, done.stderr
     assert "leave-one-out@gradient:16" in done.stdout and "load average before" in done.stdout
     result = json.loads((tmp_path / "influence.json").read_text())

@@ -1,9 +1,5 @@
 """Cross-fitting: one model chooses, another measures; by checkpoint or by records, and what is refused."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -20,7 +16,6 @@ from olmo_sparsity.training.loop import train
 from tests import tiny
 from tests.test_influence import plain_loss
 
-ROOT = Path(__file__).parents[1]
 N, M, KS = 20, 5, (1, 2, 4)
 SELECTORS = ("leave-one-out", "greedy", "gradient", "random")
 
@@ -181,8 +176,7 @@ def test_examples_hold_the_text_of_the_contexts(seeds, crossed):
         assert examples.after[row].split() == [f"w{token}" for token in behind]
 
 
-def test_the_script_crosses_and_refuses_in_one_line(seeds, tmp_path):
-    script = [sys.executable, "scripts/influence.py"]
+def test_the_script_crosses_and_refuses_in_one_line(seeds, tmp_path, run_here):
     rest = [
         "--corpus",
         seeds / "corpus",
@@ -197,20 +191,18 @@ def test_the_script_crosses_and_refuses_in_one_line(seeds, tmp_path):
     ]
     rest += ["--k", "1,2", "--targets", 80, "--selectors", "leave-one-out", "--device", "cpu"]
 
-    def run(*arguments):
-        command = [*script, *map(str, arguments), *map(str, rest)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-
     for arguments, message in (
         ([], "give a checkpoint to measure, or --select-with A --evaluate-with B"),
         (["--select-with", "a"], "--select-with needs --evaluate-with"),
         (["a", "--select-with", "b"], "not both"),
     ):
-        done = run(*arguments)
+        done = run_here("scripts/influence.py", *arguments, *rest)
         assert done.returncode != 0
         assert message in done.stderr
         assert "Traceback" not in done.stderr
-    done = run("--select-with", seeds / "records", "--evaluate-with", seeds / "4")
+    done = run_here(
+        "scripts/influence.py", "--select-with", seeds / "records", "--evaluate-with", seeds / "4", *rest
+    )
     assert done.returncode == 0, done.stderr
     assert load_records(tmp_path / "out").manifest.crossfit
 

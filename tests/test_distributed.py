@@ -1,10 +1,9 @@
-"""Several processes on CPU over gloo, through the real launcher, against one process."""
+"""Several processes on CPU over gloo, against one process; through the real launcher or forked as its processes."""
 
 import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,34 +16,26 @@ from olmo_sparsity.checkpoint import checkpoints, load_state
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE
 from tests import tiny
+from tests.forked import Forked, free_port
 
 ROOT = Path(__file__).parents[1]
 STEPS = 20
+SECONDS = 240.0  # more than any of them takes on a busy machine
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def arguments_of(folder, *overrides, stage=None):
+    zero = () if stage is None else (f"--deepspeed.config=configs/deepspeed/zero{stage}.json",)
+    return [str(folder / "config.yaml"), *overrides, *zero]
 
 
-def launch(processes, folder, *overrides, stage=None, environment=None, before=None):
+def launch(processes, *arguments, environment=None, before=None):
     """Start training as a user would; returns the running launcher."""
-    command = [sys.executable, "scripts/train.py"]
+    command = [sys.executable]
     if processes > 1:
-        launcher = [
-            "-m",
-            "torch.distributed.run",
-            "--nproc_per_node",
-            processes,
-            "--master_port",
-            free_port(),
-        ]
-        command = [sys.executable, *launcher, "scripts/train.py"]
-    if stage is not None:
-        overrides = (*overrides, f"--deepspeed.config=configs/deepspeed/zero{stage}.json")
+        command += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
+        command += ["--master_port", str(free_port())]
     return subprocess.Popen(
-        [*map(str, command), str(folder / "config.yaml"), *overrides],
+        [*command, "scripts/train.py", *arguments],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
         stdout=subprocess.PIPE,
@@ -54,10 +45,20 @@ def launch(processes, folder, *overrides, stage=None, environment=None, before=N
     )
 
 
-def run(processes, folder, name, *overrides, **options):
+def ended(process):
+    """What training printed as output and as errors. One that hangs is ended, and a launcher ends what it started."""
+    try:
+        return process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise
+
+
+def run(processes, folder, name, *overrides, stage=None, launched=False):
     """Train to the end in RUN ``name`` and return its metrics by step."""
-    process = launch(processes, folder, f"--save_folder={folder / name}", *overrides, **options)
-    _, errors = process.communicate(timeout=240)
+    arguments = arguments_of(folder, f"--save_folder={folder / name}", *overrides, stage=stage)
+    process = launch(processes, *arguments) if launched else Forked(processes, arguments, folder)
+    _, errors = ended(process)
     assert process.returncode == 0, errors[-3000:]
     return {row["step"]: row for row in read_metrics(folder / name / "metrics.jsonl")}
 
@@ -85,7 +86,14 @@ def assert_same(rows, expected):
 @pytest.mark.parametrize("stage", [None, 0, 1, 2, 3])
 def test_two_processes_have_the_losses_of_one(folder, alone, stage):
     """Gradient accumulation too: each process runs its two windows one by one, one process runs two at a time."""
-    rows = run(2, folder, f"zero{stage}", "--device_train_microbatch_size=1", stage=stage)
+    rows = run(
+        2,
+        folder,
+        f"zero{stage}",
+        "--device_train_microbatch_size=1",
+        stage=stage,
+        launched=stage in (None, 3),
+    )
     assert_same(rows, alone)
 
 
@@ -112,12 +120,12 @@ def test_a_run_goes_on_with_other_processes_and_another_stage(folder, alone):
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_saves_and_asks_to_be_requeued(folder, alone, tmp_path, number):
-    process = launch(1, folder, f"--save_folder={tmp_path}", "--max_duration=100000")
+    process = Forked(1, arguments_of(folder, f"--save_folder={tmp_path}", "--max_duration=100000"), tmp_path)
     deadline = time.monotonic() + 60
     while len(read_metrics(tmp_path / "metrics.jsonl")) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
-    output, errors = process.communicate(timeout=60)
+    output, errors = ended(process)
     assert process.returncode == REQUEUE_EXIT_CODE, errors
     assert f"({number.name})" in output
     step = load_state(checkpoints(tmp_path)[-1]).step
@@ -130,8 +138,9 @@ def error_lines(errors):
 
 
 def test_a_batch_that_processes_cannot_share_ends_every_process(folder, tmp_path):
-    process = launch(2, folder, f"--save_folder={tmp_path}", "--global_train_batch_size=3")
-    _, errors = process.communicate(timeout=120)
+    overrides = (f"--save_folder={tmp_path}", "--global_train_batch_size=3")
+    process = launch(2, *arguments_of(folder, *overrides))
+    _, errors = ended(process)
     assert process.returncode != 0
     assert len(error_lines(errors)) == 1
     assert "cannot be shared by 2 processes" in errors
@@ -145,8 +154,8 @@ def test_a_full_disk_while_saving_ends_every_process(folder, tmp_path):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
-    process = launch(2, folder, f"--save_folder={tmp_path / 'run'}", before=limit)
-    _, errors = process.communicate(timeout=120)
+    process = launch(2, *arguments_of(folder, f"--save_folder={tmp_path / 'run'}"), before=limit)
+    _, errors = ended(process)
     assert process.returncode != 0
     assert "the disk is full" in error_lines(errors)[0]
     assert not list((tmp_path / "run").glob("*step*"))
@@ -156,8 +165,8 @@ def test_an_unreachable_rank_0_is_named_in_one_line(folder, tmp_path):
     port = free_port()
     environment = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OLMO_SPARSITY_TIMEOUT": "2"}
-    process = launch(1, folder, f"--save_folder={tmp_path}", environment=environment)
-    _, errors = process.communicate(timeout=120)
+    process = launch(1, *arguments_of(folder, f"--save_folder={tmp_path}"), environment=environment)
+    _, errors = ended(process)
     assert process.returncode == 1
     [line] = errors.splitlines()
     assert line.startswith(f"error: no connection to rank 0 at 127.0.0.1:{port} within 2 s")
@@ -174,10 +183,9 @@ def test_an_unreachable_rank_0_is_named_in_one_line(folder, tmp_path):
 def test_a_value_is_not_written_twice(folder, tmp_path, change, message):
     values = json.loads((ROOT / "configs" / "deepspeed" / "zero1.json").read_text())
     (tmp_path / "own.json").write_text(json.dumps({**values, **change}))
-    process = launch(
-        1, folder, f"--save_folder={tmp_path / 'run'}", f"--deepspeed.config={tmp_path / 'own.json'}"
-    )
-    _, errors = process.communicate(timeout=120)
+    overrides = (f"--save_folder={tmp_path / 'run'}", f"--deepspeed.config={tmp_path / 'own.json'}")
+    process = Forked(1, arguments_of(folder, *overrides), tmp_path)
+    _, errors = ended(process)
     assert process.returncode == 1
     assert message in error_lines(errors)[0]
 

@@ -242,13 +242,13 @@ def script(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def test_the_script_exports_once_and_replaces_when_asked(tmp_path):
+def test_the_script_exports_once_and_replaces_when_asked(tmp_path, run_here):
     source, original = checkpoint(tmp_path)
     done = script(source.parent, "--out", tmp_path / "hf")
     assert (done.returncode, done.stderr) == (0, "")
     count = sum(parameter.numel() for parameter in original.parameters())
     assert done.stdout == f"{tmp_path / 'hf'}: LlamaForCausalLM, {count:,} parameters, 64 positions\n"
-    again = script(source, "--out", tmp_path / "hf")
+    again = run_here("scripts/export_hf.py", source, "--out", tmp_path / "hf")
     assert again.returncode == 1
     assert again.stderr.count("\n") == 1
     assert "hf exists already; give another --out, or --overwrite" in again.stderr

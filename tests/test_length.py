@@ -335,7 +335,7 @@ def test_the_table_has_every_number(made, tmp_path):
         assert f"\n{one['difference_to_first_nats']['value']:.2f} [" in cells[3][number]
 
 
-def test_the_script_measures_draws_and_prints(made, tmp_path):
+def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):
     paths = [made / "pose" / "run", made / "nope" / "run"]
     command = ["scripts/length.py", *paths, "--corpus", made / "corpus", "--out", tmp_path]
     command += ["--lengths", "40,8,16", "--windows", 5, "--device", "cpu"]
@@ -346,8 +346,6 @@ def test_the_script_measures_draws_and_prints(made, tmp_path):
     assert found["settings"]["lengths"] == [8, 16, 40]
     assert "by position [nats per token]" in done.stdout and "length.pdf" in done.stdout
     assert (tmp_path / "length.png").stat().st_size > 10_000
-    bad = subprocess.run(
-        [sys.executable, *map(str, command), "--lengths", "8,many"], cwd=ROOT, capture_output=True, text=True
-    )
+    bad = run_here(*command, "--lengths", "8,many")
     assert (bad.returncode, bad.stderr.count("\n")) == (1, 1)
     assert "--lengths takes whole numbers" in bad.stderr

@@ -36,7 +36,6 @@ from tests.made_up_records import made_up_records
 from tests.made_up_report import SELECTORS, Page, made_up, made_up_examples, make_page, readable_records
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "scripts" / "report.py"
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'><!--&lt;\u2028"
 
 
@@ -388,11 +387,6 @@ def test_other_json_is_refused(load: Any, tmp_path: Path) -> None:
         assert "scripts/" in str(refused.value) and "\n" not in str(refused.value)
 
 
-def run_script(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("records")
@@ -402,17 +396,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_script_writes_the_page(folder: Path, tmp_path: Path) -> None:
+def test_script_writes_the_page(folder: Path, tmp_path: Path, run_here: Any) -> None:
     out = tmp_path / "page.html"
     arguments = (folder, "--resamples", 1000, "--examples", 7, "--out", out, "--k", 2)
-    result = run_script(*arguments)
+    command = [sys.executable, "scripts/report.py", *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (result.returncode, result.stderr) == (0, "") and result.stdout == f"wrote {out}\n"
     first = out.read_bytes()
     page = Page(first.decode())
     assert len(page.data()["examples"]) == 7 and page.data()["k"] == 2
     assert len([tag for tag, _ in page.elements if tag == "img"]) == 4
     assert shlex.join(["python", "scripts/report.py", *map(str, arguments)]) in page.text
-    assert run_script(*arguments).returncode == 0 and out.read_bytes() == first
+    assert run_here("scripts/report.py", *arguments).returncode == 0 and out.read_bytes() == first
 
 
 @pytest.mark.parametrize(
@@ -422,8 +417,10 @@ def test_script_writes_the_page(folder: Path, tmp_path: Path) -> None:
         (["--longppl", "none"], "longppl"), (["--length", "none"], "length"), (["--compare", "none"], "compare"),
     ],
 )  # fmt: skip
-def test_script_refuses_in_one_line(folder: Path, tmp_path: Path, arguments: list, said: str) -> None:
-    result = run_script(folder, *arguments, "--out", tmp_path / "page.html")
+def test_script_refuses_in_one_line(
+    folder: Path, tmp_path: Path, run_here: Any, arguments: list, said: str
+) -> None:
+    result = run_here("scripts/report.py", folder, *arguments, "--out", tmp_path / "page.html")
     assert result.returncode == 1 and not (tmp_path / "page.html").exists()
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and said in result.stderr
 

@@ -17,7 +17,9 @@ from olmo_sparsity.batch import Batch
 from olmo_sparsity.config import Config
 from olmo_sparsity.data.windows import check_batch_is_shared
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
+from olmo_sparsity.tasks.samples import between
 
+_SAMPLES_AT_ONCE = 512
 _TEST_EPOCH = 1  # keeps the random starts of test samples apart from those of training, which is epoch 0
 
 
@@ -47,28 +49,29 @@ class TaskPositions:
         """
         if self.couples:
             return self._coupled(batch, split, seed, indices)
+        scheme = self.scheme if split == "train" else "contiguous"
+        if scheme == "contiguous":  # nothing to draw
+            width = batch.tokens.shape[1]
+            return np.where(between(0, batch.lengths, width), np.arange(width), 0)
+        draw_ids = positions.find_scheme(scheme, int(batch.lengths.max(initial=0)), self.options)
+        generators = positions.draws_of_all(seed, 0, indices)
         ids = np.zeros_like(batch.tokens)
-        for row, (index, length) in enumerate(zip(indices.tolist(), batch.lengths.tolist(), strict=True)):
-            scheme = self.scheme if split == "train" else "contiguous"
-            options = self.options if split == "train" else positions.SchemeOptions(length)
-            ids[row, :length] = positions.position_ids(
-                scheme, length, options, seed=seed, epoch=0, index=index
-            )
+        for row, (length, generator) in enumerate(zip(batch.lengths.tolist(), generators, strict=True)):
+            ids[row, :length] = draw_ids(length, self.options, generator)
         return ids
 
     def _coupled(self, batch: TaskBatch, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
         assert batch.coupled_ids is not None, "the config was checked: the task couples its tokens"
-        trains = split == "train"
-        rows = [
-            positions.shifted(
-                coupled,
-                self.table_size,
-                positions.draws(seed, 0 if trains else _TEST_EPOCH, index),
-                skip_probability=self.skip_probability if trains else 0.0,
+        epoch, skip_probability = (0, self.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
+        largest = batch.coupled_ids.max(axis=1, initial=0)
+        shifts = [
+            positions.draw_shift(one, self.table_size, generator, skip_probability=skip_probability)
+            for one, generator in zip(
+                largest.tolist(), positions.draws_of_all(seed, epoch, indices), strict=True
             )
-            for coupled, index in zip(batch.coupled_ids, indices.tolist(), strict=True)
         ]
-        return np.stack(rows)
+        columns = np.array(shifts, dtype=np.int64).reshape(len(shifts), 3, 1)
+        return positions.apply_shift(batch.coupled_ids, columns[:, 0], columns[:, 1], columns[:, 2])
 
 
 def to_batch(samples: TaskBatch, ids: np.ndarray, length: int, *, predicts_ids: bool) -> Batch:
@@ -106,11 +109,16 @@ class _Steps(Dataset[Batch]):
         self.predicts_ids = config.positions.scheme == "predicted"
 
     def __getitem__(self, step: int) -> Batch:
-        first = step * self.batch_size
-        indices = np.arange(first + self.rank, first + self.batch_size, self.world_size)
+        return self.several(step, 1)[0]
+
+    def several(self, first_step: int, count: int) -> list[Batch]:
+        """The same batches as one by one, made at once: what numpy's calls cost hardly depends on their rows."""
+        own = np.arange(self.rank, self.batch_size, self.world_size)
+        steps = np.arange(first_step, first_step + count)
+        indices = (self.batch_size * steps[:, None] + own).reshape(-1)
         samples = self.task.sample("train", self.seed, indices)
         ids = self.positions.ids(samples, split="train", seed=self.seed, indices=indices)
-        return to_batch(samples, ids, self.length, predicts_ids=self.predicts_ids)
+        return to_batch(samples, ids, self.length, predicts_ids=self.predicts_ids).split(len(own))
 
 
 class TaskData:
@@ -124,6 +132,11 @@ class TaskData:
         self.steps = _Steps(config, rank, world_size)
 
     @property
+    def steps_at_once(self) -> int:
+        """Of how many steps the batches are made at once where there are no workers."""
+        return max(1, _SAMPLES_AT_ONCE * self.steps.world_size // self.steps.batch_size)
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of one global batch, padding included."""
         return self.steps.batch_size * self.steps.length
@@ -133,8 +146,8 @@ class TaskData:
         data, step = self.config.data, first_step
         if not data.num_workers:
             while True:
-                yield self.steps[step]
-                step += 1
+                yield from self.steps.several(step, self.steps_at_once)
+                step += self.steps_at_once
         yield from DataLoader(
             self.steps,
             batch_size=None,

@@ -1,0 +1,55 @@
+"""What all tests share: the order of their files where several processes run them, and scripts run in this process."""
+
+from __future__ import annotations
+
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C heard: a shell has background jobs of a script ignore it, and tests of it would hang there."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Files of 10 to 70 seconds of processor time. One that came last would keep one process busy and the others waiting.
+LONGEST_FIRST = (
+    "distributed", "structure", "influence", "plots", "merge", "shards", "models", "export", "length", "crossfit",
+    "training", "dependency_plots",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the tests (`make test`), put the longest files first."""
+    if hasattr(config, "workerinput"):
+        places = {f"test_{name}": place for place, name in enumerate(LONGEST_FIRST)}
+        items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+@pytest.fixture
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a script inside this process, which has loaded PyTorch already; a new process takes seconds to do so.
+
+    Returns what `subprocess.run` would: exit status and what was printed.
+    """
+
+    def run(script: str | Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [str(script), *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", command)
+        monkeypatch.chdir(ROOT)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(ROOT / command[0]), run_name="__main__")
+        return subprocess.CompletedProcess(command, int(end.value.code or 0), *capsys.readouterr())
+
+    return run
