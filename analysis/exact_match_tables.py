@@ -12,6 +12,8 @@ from analysis.exact_match import SCHEME_LABELS, Curve, Group, Settings
 from analysis.summary import percent_text, plain_table
 from analysis.sums import Json
 
+_OF_THE_MODEL = ("scheme", "rotate", "skip_probability", "family", "weights")
+
 
 def facts(settings: Settings) -> Json:
     """What the settings of one task may differ in: parameters of the task, then of the model."""
@@ -93,7 +95,7 @@ def curves_json(groups: Sequence[Group]) -> list[Json]:
             "name": name,
             "task": group.settings.task,
             "task_parameters": group.settings.parameters,
-            **{each: getattr(group.settings, each) for each in ("scheme", "rotate", "skip_probability", "family", "weights")},
+            **{each: getattr(group.settings, each) for each in _OF_THE_MODEL},
             "k": curve.k,
             "seeds": sorted({record.seed for record in group.records}),
             "points": [{**asdict(point), "exact": point.exact.as_dict()} for point in curve.points],

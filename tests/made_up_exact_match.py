@@ -40,7 +40,8 @@ def record(rows: Sequence[dict], task: str = "sparse_parity", **changes: Any) ->
     values = {
         "format": 1, "run": "made-up", "checkpoint": "runs/made-up/step3000", "step": 3000, "weights_sha256": "a" * 64,
         "commit": "abc", "machine": "none", "task": {"name": task, "parameters": parameters}, "scheme": "pose",
-        "rotate": None, "skip_probability": None, "family": "gpt_neox", "parameters": 420_000, "seed": 1, "evaluation_seed": 0,
+        "rotate": None, "skip_probability": None, "family": "gpt_neox", "parameters": 420_000, "seed": 1,
+        "evaluation_seed": 0,
         "rows": list(rows),
     }  # fmt: skip
     return {**values, **changes}
