@@ -27,7 +27,8 @@ listed by `scripts/benchmark.py influence --help`, as are those of the others.
 that are there. Beside addition-small.yaml, copy-small.yaml is the config of copy; a task without one is given the shape
 of --config. Then it times this project's loop, making its batches meanwhile, and transformers' Trainer on the same
 GPT-NeoX, samples, ids and optimizer, after the losses of both were found to be the same; ids of a coupled scheme give
-way to PoSE there, since the Trainer knows no joint loss.
+way to PoSE there, since the Trainer knows no joint loss. With OMP_NUM_THREADS=1 on a CPU it counts the processor's
+time, which other programs hardly change; for a small shape the ratio still differs by some per cent from run to run.
 """
 
 from __future__ import annotations
@@ -37,16 +38,13 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.timing import summarise, time_in_turn
 
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.errors import UserError, run_script
 from olmo_sparsity.files import write_json
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def main() -> None:
@@ -216,24 +214,58 @@ def benchmark_synthetic(arguments: argparse.Namespace, overrides: list[str]) -> 
 def print_influence(result: dict[str, Any]) -> None:
     """The tables of the influence benchmark."""
     from benchmarks.influence_tables import describe_machine, influence_tables
+    from rich.console import Console
 
-    _print_tables(describe_machine(result), influence_tables(result))
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(describe_machine(result), markup=False)
+    for table in influence_tables(result):
+        console.print(table)
 
 
 def print_synthetic(result: dict[str, Any]) -> None:
     """The tables of the synthetic benchmark."""
-    from benchmarks.synthetic import describe_run, synthetic_tables
+    machine = ", ".join(f"{key} {result[key]}" for key in ("device", "precision", "threads", "clock"))
+    making = (
+        f"{result['config']}; {machine}, load average before {result['load_average_before']:.1f}, "
+        f"{result['rounds']} rounds, commit {result['commit']}\n\n"
+        f"making a batch, % of a training step [lowest, highest]; to be below {100 * result['largest_share']:.0f}"
+    )
+    rows = [
+        [
+            name,
+            task["scheme"],
+            str(task["batch"]),
+            f"{task['samples_per_second']:,.0f}",
+            f"{task['steps_per_second']:,.3g}",
+            "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * task[f"share{key}"] for key in ("", "_low", "_high"))),
+        ]
+        for name, task in result["tasks"].items()
+    ]
+    _print_rows(making, ["task", "ids", "batch", "samples/s", "steps/s", "% of a step"], rows)
+    steps = result["steps"]
+    rows = [
+        [name, f"{row['rate']:,.3g}", "{ratio:.3f} [{ratio_low:.3f}, {ratio_high:.3f}]".format(**row)]
+        for name, row in steps["results"].items()
+    ]
+    title = (
+        f"\n{steps['task']}, {steps['scheme']} ids, the same losses: × {steps['baseline']} [lowest, highest]"
+    )
+    _print_rows(title, ["", steps["unit"], "×"], rows)
 
-    _print_tables(describe_run(result), synthetic_tables(result))
 
-
-def _print_tables(headline: str, tables: list[Table]) -> None:
+def _print_rows(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """A title and a table whose first column holds names."""
     from rich.console import Console
+    from rich.table import Table
 
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     console = Console(highlight=False, soft_wrap=True)
-    console.print(headline, markup=False)
-    for table in tables:
-        console.print(table)
+    console.print(title, markup=False)
+    console.print(table)
 
 
 def print_table(result: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ SHAPES = {
 
 def unmodified(ours):
     """OLMo itself with the same weights."""
-    values = {key: value for key, value in vars(ours.config).items() if key != "nope"}
+    values = {key: value for key, value in vars(ours.config).items() if key not in ("nope", "family")}
     olmo = OLMo(OLMoModelConfig(**values)).eval()
     olmo.load_state_dict(ours.state_dict())
     return olmo

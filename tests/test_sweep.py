@@ -403,7 +403,8 @@ def test_a_finished_cell_tells_its_loss_and_exact_match(module, tmp_path):
     exact = [(20, 4, 10, 10), (20, 6, 10, 9), (40, 4, 10, 5), (400, 4, 10, 1)]
     record = {
         "format": 1, "run": "r", "checkpoint": "r/step8", "step": 8, "weights_sha256": "", "commit": "",
-        "machine": "", "scheme": "pose", "rotate": "ids", "family": "olmo", "parameters": 5, "seed": 1,
+        "machine": "", "scheme": "pose", "rotate": "ids", "skip_probability": None, "family": "olmo",
+        "parameters": 5, "seed": 1,
         "task": {"name": "sparse_parity", "parameters": {"train_length": [5, 20], "k_train": 4}},
         "evaluation_seed": 0,
         "rows": [

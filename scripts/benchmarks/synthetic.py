@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 from olmo.optim import get_param_groups
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.timing import paired_ratio, summarise, time_in_turn
-from benchmarks.train import LEARNING_RATE, WARM_UP_STEPS, Runner
+from benchmarks.train import LEARNING_RATE
 from olmo_sparsity.batch import Batch
 from olmo_sparsity.build import build_model
 from olmo_sparsity.config import Config, TaskConfig, load_config
@@ -33,7 +32,7 @@ from olmo_sparsity.provenance import provenance
 from olmo_sparsity.tasks import TASKS, make_task
 from olmo_sparsity.training.engine import Engine
 
-LOOP, TRAINER = "loop", "transformers Trainer"
+TRAINER, LOOP, READY = "transformers Trainer", "loop", "loop, batches made before"
 LARGEST_SHARE = 0.05
 """A batch is to be made within this share of a training step."""
 _LARGEST_LOSS_DIFFERENCE = {"no": 1e-5, "bf16": 1e-3}  # relative, by precision
@@ -51,42 +50,46 @@ def run_synthetic_benchmark(config_path: str, overrides: list[str], *, rounds: i
     config = load_config(config_path, overrides)
     _check(config, config_path)
     with tempfile.TemporaryDirectory() as folder:
-        comparison = StepComparison(config, steps, Path(folder))
-        timed = comparison.measure(rounds)
+        comparison = StepComparison(config, steps, rounds, Path(folder))
+        compared = comparison.measure()
     tasks = {
         name: generator_share(task_config, steps, rounds)
         for name, task_config in task_configs(config, config_path, overrides).items()
     }
-    engine = comparison.engine
+    device = comparison.device
     return {
         "benchmark": "synthetic",
         "config": config_path,
-        "device": torch.cuda.get_device_name() if engine.device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
-        "precision": engine.accelerator.mixed_precision,
-        "clock": _clock(engine.device).__name__,
+        "precision": comparison.precision,
+        "clock": clock_of(device).__name__,
         "load_average_before": load,
         "commit": made["commit"],
         "command": made["command"],
         "rounds": rounds,
-        "steps_per_timing": steps,
-        "generators": tasks,
-        "steps": timed,
+        "largest_share": LARGEST_SHARE,
+        "tasks": tasks,
+        "steps": compared,
     }
 
 
 def _check(config: Config, path: str) -> None:
-    if config.task.name is None:
-        raise UserError(f"{path}: task.name: names no task; give a config of configs/synthetic")
-    if config.model.family != "gpt_neox":
-        raise UserError(
-            f"{path}: model.family: {config.model.family} is not what the Trainer is given; set it to gpt_neox"
-        )
-    if config.global_train_batch_size % config.device_train_microbatch_size:
-        raise UserError(
-            f"{path}: device_train_microbatch_size: {config.device_train_microbatch_size} does not divide "
-            f"global_train_batch_size {config.global_train_batch_size}, as the Trainer needs; give one that does"
-        )
+    """Raise `UserError` where the Trainer cannot be given the same."""
+    batch, part = config.global_train_batch_size, config.device_train_microbatch_size
+    needed = [
+        (config.task.name is None, "task.name: is missing; give a config of configs/synthetic"),
+        (config.model.family != "gpt_neox", "model.family: the Trainer has GPT-NeoX; set it to gpt_neox"),
+        (config.optimizer.name != "adamw", "optimizer.name: the Trainer has AdamW; set it to adamw"),
+        (config.model.residual_dropout > 0, "model.residual_dropout: would differ; set every dropout to 0"),
+        (
+            batch % part > 0,
+            f"device_train_microbatch_size: {part} does not divide {batch}; give one that does",
+        ),
+    ]
+    for is_wrong, text in needed:
+        if is_wrong:
+            raise UserError(f"{path}: {text}")
 
 
 # --- what making a batch costs ---
@@ -131,12 +134,12 @@ def _with_task(config: Config, name: str) -> Config:
 
 
 def generator_share(config: Config, steps: int, rounds: int) -> Json:
-    """Seconds of making ``steps`` batches and of as many optimizer steps on batches that are there, in turn.
+    """Seconds of making batches and of as many optimizer steps on batches that are there, in turn.
 
     A batch: samples, position ids and tensors, as the loop makes them without workers.
     """
     engine = Engine(config, build_model(config))
-    batches = _inline_batches(config)
+    batches, steps = inline_batches(config), whole_blocks(config, steps)
     ready = [next(batches) for _ in range(steps)]
 
     def generate() -> None:
@@ -144,9 +147,13 @@ def generator_share(config: Config, steps: int, rounds: int) -> Json:
             next(batches)
 
     def train() -> None:
-        _train(engine, config, iter(ready), steps)
+        train_steps(engine, config, iter(ready), steps)
 
-    seconds = _time_in_turn({"generate": generate, "step": train}, rounds, engine.device)
+    runners = {
+        "generate": partial(timed, generate, engine.device),
+        "step": partial(timed, train, engine.device),
+    }
+    seconds = time_in_turn(runners, rounds, synchroniser(engine.device), warm_up=1)
     share = paired_ratio(seconds["generate"], seconds["step"])
     samples = config.global_train_batch_size * steps
     return {
@@ -154,22 +161,31 @@ def generator_share(config: Config, steps: int, rounds: int) -> Json:
         "batch": config.global_train_batch_size,
         "window": config.model.max_sequence_length,
         "parameters": sum(parameter.numel() for parameter in engine.raw_model.parameters()),
+        "steps_per_timing": steps,
         "samples_per_second": samples / statistics.median(seconds["generate"]),
         "steps_per_second": steps / statistics.median(seconds["step"]),
-        "share_of_step": share["ratio"],
+        "share": share["ratio"],
         "share_low": share["ratio_low"],
         "share_high": share["ratio_high"],
-        "within_bound": share["ratio"] < LARGEST_SHARE,
         "seconds": seconds,
     }
 
 
-def _inline_batches(config: Config) -> Iterator[Batch]:
+# --- what both do ---
+
+
+def inline_batches(config: Config) -> Iterator[Batch]:
     """Batches of the task, made where they are asked for: workers would make them while something else is timed."""
     return TaskData(replace(config, data=replace(config.data, num_workers=0))).batches(0)
 
 
-def _train(engine: Engine, config: Config, batches: Iterator[Batch], steps: int) -> list[float]:
+def whole_blocks(config: Config, steps: int) -> int:
+    """At least ``steps``, so many that what is made at once for several steps is made for one timing."""
+    at_once = TaskData(config).steps_at_once
+    return -(-steps // at_once) * at_once
+
+
+def train_steps(engine: Engine, config: Config, batches: Iterator[Batch], steps: int) -> list[float]:
     """Optimizer steps as the loop makes them; the loss of each, in nats per response token."""
     losses = []
     for _ in range(steps):
@@ -178,28 +194,22 @@ def _train(engine: Engine, config: Config, batches: Iterator[Batch], steps: int)
     return losses
 
 
-def _time_in_turn(runners: dict[str, Runner], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each runner in each round, by the clock of the device."""
-    clock, synchronise = _clock(device), _synchroniser(device)
-
-    def timed(run: Runner) -> float:
-        started = clock()
-        own = run()
-        synchronise()
-        return clock() - started if own is None else own
-
-    return time_in_turn(
-        {name: partial(timed, run) for name, run in runners.items()}, rounds, synchronise, warm_up=1
-    )
+def timed(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds that ``run`` takes, by the clock of the device."""
+    clock = clock_of(device)
+    started = clock()
+    run()
+    synchroniser(device)()
+    return clock() - started
 
 
-def _clock(device: torch.device) -> Callable[[], float]:
+def clock_of(device: torch.device) -> Callable[[], float]:
     """The processor's time where one thread computes all: the same as the wall's, without what other programs take."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return time.process_time if alone else time.perf_counter
 
 
-def _synchroniser(device: torch.device) -> Callable[[], None]:
+def synchroniser(device: torch.device) -> Callable[[], None]:
     """What waits until the device has done what it was given."""
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
@@ -208,55 +218,89 @@ def _synchroniser(device: torch.device) -> Callable[[], None]:
 
 
 class StepComparison:
-    """The same model, batches and optimizer in our loop and in transformers' Trainer.
+    """The same model, batches and optimizer in our loop and in transformers' Trainer, in turn.
 
     The Trainer knows one loss and no table of ids: ids of coupled schemes give way to PoSE, or to contiguous ones where
-    the config has no target length. Our batches are made while the clock runs, the Trainer's are there.
+    the config has no target length. The loop makes its batches while the clock runs, the Trainer's are there; what is
+    called `READY` is the loop with batches that are there.
     """
 
-    def __init__(self, config: Config, steps: int, folder: Path):
-        self.config, self.steps = plain_config(config), steps
+    def __init__(self, config: Config, steps: int, rounds: int, folder: Path):
+        self.config = plain_config(config)
+        self.steps = whole_blocks(self.config, steps)
         self.engine = Engine(self.config, build_model(self.config))
-        self.batches = _inline_batches(self.config)
-        upcoming = _inline_batches(self.config)
-        # One more than it trains on: it reads a batch ahead, and the last step is to be like the others.
-        first = [next(upcoming) for _ in range(WARM_UP_STEPS + steps + 1)]
-        self.trainer = ClockedTrainer(self.config, self.engine, first, folder)
+        self.device, self.precision = self.engine.device, self.engine.accelerator.mixed_precision
+        self.batches = inline_batches(self.config)
+        upcoming = inline_batches(self.config)
+        # One more than the Trainer trains on: it reads a batch ahead, and the last step is to be like the others.
+        made_before = [next(upcoming) for _ in range((1 + rounds) * self.steps + 1)]
+        self.ready = made_before[: self.steps]
+        self.trainer = self._make_trainer(made_before, folder)
+        self.seconds: dict[str, list[float]] = {TRAINER: [], LOOP: [], READY: []}
+        self.losses: dict[str, list[float]] = {}
 
-    def measure(self, rounds: int) -> Json:
-        """Steps per second of both, after the losses were found to be the same."""
-        losses = self.check_losses()
-        runners: dict[str, Runner] = {TRAINER: lambda: self.trainer.run()[0], LOOP: self._run_loop}
-        seconds = _time_in_turn(runners, rounds, self.engine.device)
-        about = {"task": self.config.task.name, "scheme": self.config.positions.scheme, "loss_nats": losses}
-        timed = summarise(seconds, baseline=TRAINER, amount=self.steps, unit="steps/s")
-        return {**about, **timed, "seconds": seconds}
+    def measure(self) -> Json:
+        """Steps per second of each, from the second turn on; in the first the losses are compared."""
+        with quiet_transformers():
+            self.trainer.train()
+        rates = summarise(self.seconds, baseline=TRAINER, amount=self.steps, unit="steps/s")
+        return {
+            "task": self.config.task.name,
+            "scheme": self.config.positions.scheme,
+            "steps_per_timing": self.steps,
+            **rates,
+            "seconds": self.seconds,
+            "losses_nats": self.losses,
+        }
 
-    def check_losses(self) -> dict[str, float]:
-        """Mean loss of both over the same first steps, from the same weights.
+    def _make_trainer(self, batches: list[Batch], folder: Path) -> _LossKeepingTrainer:
+        """The Trainer of the same weights, batches and AdamW; it lets us train after every so many of its steps."""
+        config = self.config
+        positioned = build_model(config)
+        assert isinstance(positioned, PositionedNeoX), "the config was checked, and its ids are plain"
+        optimizer = torch.optim.AdamW(
+            get_param_groups(config, positioned),
+            lr=LEARNING_RATE,
+            betas=tuple(config.optimizer.betas),
+            eps=config.optimizer.eps,
+            weight_decay=config.optimizer.weight_decay,
+            fused=True,
+        )
+        trainer = _LossKeepingTrainer(
+            model=positioned.model,
+            args=trainer_arguments(config, self.device, self.precision, len(batches) - 1, folder),
+            train_dataset=_Samples(batches),
+            callbacks=[_Turns(self.steps, self.device, self._turn)],
+            optimizers=(optimizer, None),
+        )
+        trainer.remove_callback(PrinterCallback)
+        return trainer
 
-        Raises `UserError` where they differ by more than rounding.
-        """
-        ours = _train(self.engine, self.config, self.batches, WARM_UP_STEPS + self.steps)
-        _, theirs = self.trainer.run()
-        losses = {LOOP: statistics.fmean(ours), TRAINER: theirs}
-        bound = _LARGEST_LOSS_DIFFERENCE[self.engine.accelerator.mixed_precision]
-        if not abs(losses[LOOP] - theirs) <= bound * abs(theirs):
-            raise UserError(
-                f"the losses differ: {losses[LOOP]:.7g} in the loop, {theirs:.7g} in the Trainer, so that speeds would "
-                "not be compared; set every dropout to 0 and optimizer.name to adamw"
-            )
-        return losses
+    def _turn(self, number: int, trainer_seconds: float) -> None:
+        """Ours, after the Trainer's steps of a turn; turn 0 compares losses and warms up."""
+        if number == 0:
+            self._check_losses()
+        ours = [(LOOP, self.batches), (READY, iter(self.ready))]
+        taken = {TRAINER: trainer_seconds}
+        for name, batches in ours[:: 1 if number % 2 else -1]:
+            run = partial(train_steps, self.engine, self.config, batches, self.steps)
+            taken[name] = timed(run, self.device)
+        if number:
+            for name, seconds in taken.items():
+                self.seconds[name].append(seconds)
 
-    def _run_loop(self) -> float:
-        """Seconds of the steps after the first, as of the Trainer: the first finds caches as the other left them."""
-        clock, synchronise = _clock(self.engine.device), _synchroniser(self.engine.device)
-        _train(self.engine, self.config, self.batches, WARM_UP_STEPS)
-        synchronise()
-        started = clock()
-        _train(self.engine, self.config, self.batches, self.steps)
-        synchronise()
-        return clock() - started
+    def _check_losses(self) -> None:
+        """Make the steps that the Trainer has made; raises `UserError` where a loss differs by more than rounding."""
+        ours = train_steps(self.engine, self.config, self.batches, self.steps)
+        theirs = torch.stack(self.trainer.kept_losses).view(self.steps, -1).sum(dim=1).tolist()
+        self.losses = {LOOP: ours, TRAINER: theirs}
+        bound = _LARGEST_LOSS_DIFFERENCE[self.precision]
+        for own, other in zip(ours, theirs, strict=True):
+            if not abs(own - other) <= bound * abs(other):
+                raise UserError(
+                    f"the losses differ: {own:.7g} in the loop, {other:.7g} in the Trainer; so their speeds cannot be "
+                    "compared, and one of the two is wrong: see tests/test_task_training.py"
+                )
 
 
 def plain_config(config: Config) -> Config:
@@ -267,68 +311,59 @@ def plain_config(config: Config) -> Config:
     return replace(config, positions=replace(config.positions, scheme=scheme, rotate="ids"))
 
 
-class ClockedTrainer:
-    """transformers' Trainer on its own GPT-NeoX, with the weights, batches and AdamW of the engine.
+def trainer_arguments(
+    config: Config, device: torch.device, precision: str, steps: int, folder: Path
+) -> TrainingArguments:
+    """The Trainer's settings: batch, precision and clipping of ``config``, nothing logged, nothing saved."""
+    return TrainingArguments(
+        output_dir=str(folder / "trainer"),
+        per_device_train_batch_size=config.device_train_microbatch_size,
+        gradient_accumulation_steps=config.global_train_batch_size // config.device_train_microbatch_size,
+        max_steps=steps,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        max_grad_norm=config.max_grad_norm or 0.0,
+        train_sampling_strategy="sequential",
+        bf16=precision == "bf16",
+        use_cpu=device.type == "cpu",
+        dataloader_pin_memory=device.type == "cuda",
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
 
-    It neither logs nor saves while the clock runs, and clips as the engine does.
-    """
 
-    def __init__(self, config: Config, engine: Engine, batches: list[Batch], folder: Path):
-        from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+class _LossKeepingTrainer(Trainer):
+    """Keeps the loss of every micro-batch, its part of the mean over the global batch."""
 
-        # Asked for first: the Trainer's arguments reset what every Accelerator of the process reads, until it is made.
-        device, precision = engine.device, engine.accelerator.mixed_precision
-        positioned = build_model(config)
-        assert isinstance(positioned, PositionedNeoX), "the config was checked, and its ids are plain"
-        arguments = TrainingArguments(
-            output_dir=str(folder / "trainer"),
-            per_device_train_batch_size=config.device_train_microbatch_size,
-            gradient_accumulation_steps=config.global_train_batch_size // config.device_train_microbatch_size,
-            max_steps=len(batches) - 1,
-            learning_rate=LEARNING_RATE,
-            lr_scheduler_type="constant",
-            max_grad_norm=config.max_grad_norm or 0.0,
-            train_sampling_strategy="sequential",
-            bf16=precision == "bf16",
-            use_cpu=device.type == "cpu",
-            dataloader_pin_memory=device.type == "cuda",
-            logging_strategy="no",
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        )
-        read_clock, synchronise, times = _clock(device), _synchroniser(device), []
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.kept_losses: list[Tensor] = []
 
-        class Clock(TrainerCallback):
-            def on_step_end(clock, args: Any, state: Any, control: Any, **more: Any) -> None:
-                if state.global_step in (WARM_UP_STEPS, args.max_steps):
-                    synchronise()
-                    times.append(read_clock())
+    def training_step(self, *arguments: Any, **options: Any) -> Tensor:
+        loss = super().training_step(*arguments, **options)
+        self.kept_losses.append(loss)
+        return loss
 
-        optimizer = torch.optim.AdamW(
-            get_param_groups(config, positioned),
-            lr=LEARNING_RATE,
-            betas=tuple(config.optimizer.betas),
-            eps=config.optimizer.eps,
-            weight_decay=config.optimizer.weight_decay,
-            fused=True,
-        )
-        self.trainer = Trainer(
-            model=positioned.model,
-            args=arguments,
-            train_dataset=_Samples(batches),
-            callbacks=[Clock()],
-            optimizers=(optimizer, None),
-        )
-        self.trainer.remove_callback(PrinterCallback)
-        self._times: list[float] = times
 
-    def run(self) -> tuple[float, float]:
-        """Train on all but the last batch: seconds of the steps after the first, and the mean loss of all in nats."""
-        self._times.clear()
-        with quiet_transformers():
-            output = self.trainer.train()
-        return self._times[1] - self._times[0], output.training_loss
+class _Turns(TrainerCallback):
+    """Clocks every ``steps`` of the Trainer's steps, and calls ``turn`` with their number and seconds."""
+
+    def __init__(self, steps: int, device: torch.device, turn: Callable[[int, float], None]):
+        self.steps, self.turn = steps, turn
+        self.clock, self.synchronise = clock_of(device), synchroniser(device)
+        self.started = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.started = self.clock()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        turns, rest = divmod(state.global_step, self.steps)
+        if rest == 0:
+            self.synchronise()
+            self.turn(turns - 1, self.clock() - self.started)
+            self.started = self.clock()
 
 
 class _Samples(torch.utils.data.Dataset):
@@ -360,52 +395,3 @@ def trainer_inputs(batch: Batch) -> dict[str, Tensor]:
         "attention_mask": torch.ones_like(batch.input_ids),
         "labels": batch.input_ids.masked_fill(~is_response, -100),
     }
-
-
-# --- what is printed ---
-
-
-def describe_run(result: Json) -> str:
-    """One line: config, machine, commit."""
-    return (
-        f"{result['config']}; {result['device']}, {result['precision']}, threads: {result['threads']}, "
-        f"{result['clock']}, load average before {result['load_average_before']:.1f}; medians of {result['rounds']} "
-        f"rounds of {result['steps_per_timing']} steps; commit {result['commit']}"
-    )
-
-
-def synthetic_tables(result: Json) -> list[Table]:
-    """A table for each part."""
-    return [_generator_table(result["generators"]), _step_table(result["steps"])]
-
-
-def _generator_table(tasks: Json) -> Table:
-    bound = f"{100 * LARGEST_SHARE:.0f}"
-    title = f"making a batch, in % of a training step [lowest, highest]; it is to be below {bound}"
-    table = _table(title, ["task", "ids"], ["batch", "samples/s", "steps/s", "% of a step"])
-    for name, row in tasks.items():
-        share, low, high = (100 * row[key] for key in ("share_of_step", "share_low", "share_high"))
-        rates = [f"{row['samples_per_second']:,.0f}", f"{row['steps_per_second']:,.3g}"]
-        shown = f"{share:.1f} [{low:.1f}, {high:.1f}]{'' if row['within_bound'] else ' too slow'}"
-        table.add_row(name, row["scheme"], str(row["batch"]), *rates, shown)
-    return table
-
-
-def _step_table(steps: Json) -> Table:
-    title = (
-        f"{steps['task']}, {steps['scheme']} ids, the same losses: × the Trainer's speed [lowest, highest]"
-    )
-    table = _table(title, [""], [steps["unit"], "× Trainer", "loss [nats]"])
-    for name, row in steps["results"].items():
-        ratio = f"{row['ratio']:.3f} [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]"
-        table.add_row(name, f"{row['rate']:,.3g}", ratio, f"{steps['loss_nats'][name]:.6f}")
-    return table
-
-
-def _table(title: str, names: list[str], numbers: list[str]) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for name in names:
-        table.add_column(name, no_wrap=True)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table

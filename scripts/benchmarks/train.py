@@ -199,7 +199,7 @@ def _with_random_tokens(config: Config, folder: Path) -> Config:
 
 def _unmodified_olmo(config: Config) -> OLMo:
     """OLMo from its own wheel, same shape and weights."""
-    values = {name: value for name, value in vars(config.model).items() if name != "nope"}
+    values = {name: value for name, value in vars(config.model).items() if name not in ("nope", "family")}
     model = OLMo(ModelConfig(**{**values, "init_device": "cpu"}))
     model.load_state_dict(build_model(config).state_dict())
     return model
