@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     synthetic.add_argument(
         "--config",
         default="configs/synthetic/scratchpad_parity.yaml",
-        help="task, shape, batch and precision (default: %(default)s)",
+        help="task, shape, batch and precision; on a CPU take its -small (default: %(default)s)",
     )
     synthetic.add_argument(
         "--rounds", type=int, default=7, help="how often each is timed (default: %(default)s)"
