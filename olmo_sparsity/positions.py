@@ -38,7 +38,7 @@ COUPLED_SCHEMES = {
     "coupled": "tokens that belong together share an id; at test those of the response are given, by an oracle",
     "predicted": "the same ids; at test those of the response are predicted (Predictive Position Coupling)",
 }
-"""Schemes of tasks whose tokens are coupled; `shifted` gives their ids."""
+"""Schemes of tasks whose tokens are coupled; `draw_shift` and `apply_shift` give their ids."""
 
 
 def register(name: str) -> Callable[[Scheme], Scheme]:
@@ -88,36 +88,38 @@ def pose(length: int, options: SchemeOptions, generator: np.random.Generator) ->
     return np.arange(length, dtype=np.int64) + np.repeat(shifts, chunk_lengths)
 
 
-def shifted(
-    coupled: np.ndarray, table_size: int, generator: np.random.Generator, *, skip_probability: float = 0.0
-) -> np.ndarray:
-    """Coupled ids (T,), 1 and upwards, after a random start; 0 stays 0, the id of beginning, end and padding.
+def draw_shift(
+    largest: int,
+    largest_of_prompt: int,
+    table_size: int,
+    generator: np.random.Generator,
+    *,
+    skip_probability: float,
+) -> tuple[int, int, int]:
+    """How the coupled ids of one sample are moved in training: start, last id before the skip, and skip.
 
     The start is uniform over what the table of ids 0 … ``table_size`` - 1 has room for (Cho et al. 2024): every id is
     trained, and none is bound to a place. With ``skip_probability`` the ids above a uniform one jump ahead by a uniform
-    distance that fits: PoSE of coupled ids [ours]. Tokens that share an id go on sharing it.
+    distance that fits: PoSE of coupled ids [ours]. They jump between two ids of the prompt, which range from 1 to
+    ``largest_of_prompt``: an id of the response beyond those, as a sum's carry has it, could not be predicted behind a
+    jump that the prompt does not show.
     """
-    shift = draw_shift(int(coupled.max(initial=0)), table_size, generator, skip_probability=skip_probability)
-    return apply_shift(coupled, *shift)
-
-
-def draw_shift(
-    largest: int, table_size: int, generator: np.random.Generator, *, skip_probability: float
-) -> tuple[int, int, int]:
-    """What is random about `shifted`, given the largest coupled id: start, last id before the skip, and skip."""
     room = table_size - 1 - largest
     assert room >= 0, "the config was checked: the table holds every sample"
     start = int(generator.integers(0, room, endpoint=True))
     if not generator.random() < skip_probability:
         return start, 0, 0
-    last_before = int(generator.integers(1, max(largest, 2)))
+    last_before = int(generator.integers(1, max(largest_of_prompt, 2)))
     return start, last_before, int(generator.integers(0, room - start, endpoint=True))
 
 
 def apply_shift(
     coupled: np.ndarray, start: np.ndarray | int, last_before: np.ndarray | int, skip: np.ndarray | int
 ) -> np.ndarray:
-    """The ids of `shifted`, given what it draws: (T,) and numbers, or (B, T) and a column (B, 1) of each."""
+    """Coupled ids, 1 and upwards, moved as `draw_shift` says: (T,) and numbers, or (B, T) and a column (B, 1) of each.
+
+    0, the id of beginning, end and padding, stays 0. Tokens that share an id go on sharing it.
+    """
     return np.where(coupled > 0, coupled + start + skip * (coupled > last_before), 0)
 
 

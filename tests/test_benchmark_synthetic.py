@@ -218,5 +218,8 @@ def test_coupled_ids_of_a_batch_are_those_of_its_samples(tmp_path, split):
     for row, index in enumerate(indices.tolist()):
         generator = positions.draws(5, 0 if split == "train" else 1, index)
         skip = 0.5 if split == "train" else 0.0
-        alone = positions.shifted(samples.coupled_ids[row], 24, generator, skip_probability=skip)
+        coupled = samples.coupled_ids[row]
+        of_prompt = coupled[: samples.response_start[row]]
+        shift = positions.draw_shift(coupled.max(), of_prompt.max(), 24, generator, skip_probability=skip)
+        alone = positions.apply_shift(coupled, *shift)
         assert ids[row].tolist() == alone.tolist()

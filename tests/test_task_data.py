@@ -75,7 +75,9 @@ def test_coupled_ids_stay_coupled_after_the_random_start(tmp_path, scheme, skip)
 def test_starts_and_skips_are_uniform():
     coupled = np.array([0, 1, 2, 3, 0])
     rows = [
-        positions.shifted(coupled, 8, np.random.default_rng(seed), skip_probability=1.0)
+        positions.apply_shift(
+            coupled, *positions.draw_shift(3, 3, 8, np.random.default_rng(seed), skip_probability=1.0)
+        )
         for seed in range(6000)
     ]
     starts = Counter(int(row[1]) for row in rows)
@@ -89,6 +91,21 @@ def test_starts_and_skips_are_uniform():
     assert set(kinds) == set(expected)
     shares = [expected[kind] * len(at_start) for kind in kinds]
     assert stats.chisquare(list(kinds.values()), shares).pvalue > 1e-3
+
+
+def test_ids_skip_only_where_the_prompt_shows_it(tmp_path):
+    """A sum's carry has an id that no digit of the prompt has: behind a jump it could only be guessed."""
+    config = tiny_task.config(
+        tmp_path,
+        task={"name": "addition", "parameters": {"train_length": [1, 4], "test_length": [1, 8]}},
+        model={"vocab_size": 15, "max_sequence_length": 17},
+        positions={"skip_probability": 1.0},
+    )
+    samples, ids = ids_of(config)
+    of_prompt = np.where(samples.loss_mask, 0, ids).max(axis=1)
+    of_response = np.where(samples.loss_mask, ids, 0).max(axis=1)
+    assert (of_response == of_prompt + 1).all()
+    assert any((np.diff(np.unique(row[row > 0])) > 1).any() for row in ids), "and skip they do"
 
 
 @pytest.mark.parametrize("scheme", ["contiguous", "random_start", "pose"])
