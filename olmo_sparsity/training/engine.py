@@ -206,10 +206,12 @@ class Engine:
         """Clip, update the weights, forget the gradients; returns the gradient norm before clipping."""
         bound = float("inf") if max_grad_norm is None else max_grad_norm
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), bound)
-        for group in self.optimizer.param_groups:
+        # Past Accelerate's wrapper, which serves fp16 and XLA and looks for a package on disk at every step.
+        optimizer = self._raw_optimizer
+        for group in optimizer.param_groups:
             group["lr"] = learning_rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return float(norm) if norm is not None else float("nan")
 
     def weights(self) -> dict[str, Tensor]:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from olmo.optim import get_param_groups
 from torch import Tensor
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from benchmarks.timing import paired_ratio, summarise, time_in_turn
-from benchmarks.train import LEARNING_RATE
+from benchmarks.trainer_arguments import LEARNING_RATE, trainer_arguments
 from olmo_sparsity.batch import Batch
 from olmo_sparsity.build import build_model
 from olmo_sparsity.config import Config, TaskConfig, load_config
@@ -309,29 +309,6 @@ def plain_config(config: Config) -> Config:
     if scheme in COUPLED_SCHEMES:
         scheme = "contiguous" if config.positions.target_length is None else "pose"
     return replace(config, positions=replace(config.positions, scheme=scheme, rotate="ids"))
-
-
-def trainer_arguments(
-    config: Config, device: torch.device, precision: str, steps: int, folder: Path
-) -> TrainingArguments:
-    """The Trainer's settings: batch, precision and clipping of ``config``, nothing logged, nothing saved."""
-    return TrainingArguments(
-        output_dir=str(folder / "trainer"),
-        per_device_train_batch_size=config.device_train_microbatch_size,
-        gradient_accumulation_steps=config.global_train_batch_size // config.device_train_microbatch_size,
-        max_steps=steps,
-        learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        max_grad_norm=config.max_grad_norm or 0.0,
-        train_sampling_strategy="sequential",
-        bf16=precision == "bf16",
-        use_cpu=device.type == "cpu",
-        dataloader_pin_memory=device.type == "cuda",
-        logging_strategy="no",
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-    )
 
 
 class _LossKeepingTrainer(Trainer):

@@ -17,6 +17,7 @@ from olmo.model import OLMo
 from olmo.optim import get_param_groups
 from torch import Tensor, nn
 
+from benchmarks.trainer_arguments import LEARNING_RATE, trainer_arguments
 from olmo_sparsity.build import build_model
 from olmo_sparsity.config import Config, load_config
 from olmo_sparsity.data.windows import TrainingData
@@ -25,7 +26,6 @@ from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 
 OLMO = "olmo"
-LEARNING_RATE = 1e-5
 WARM_UP_STEPS = 1
 Runner = Callable[[], float | None]
 
@@ -117,10 +117,9 @@ class TrainBenchmark:
 
     def _trainer_steps(self) -> Runner:
         """transformers' Trainer on its own model of this shape; what it does before its steps is not counted."""
-        from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+        from transformers import PrinterCallback, Trainer, TrainerCallback
 
         config = self.config
-        size = min(config.device_train_microbatch_size, config.global_train_batch_size)
         model = to_transformers(build_model(config), config)
         groups = [
             {
@@ -129,20 +128,12 @@ class TrainBenchmark:
             },
             {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
         ]
-        arguments = TrainingArguments(
-            output_dir=str(self.folder / "trainer"),
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=config.global_train_batch_size // size,
-            max_steps=WARM_UP_STEPS + self.steps,
-            learning_rate=LEARNING_RATE,
-            lr_scheduler_type="constant",
-            max_grad_norm=config.max_grad_norm or 0.0,
-            bf16=self.precision == "bf16",
-            use_cpu=self.device.type == "cpu",
-            logging_strategy="no",
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
+        arguments = trainer_arguments(
+            config,
+            self.device,
+            self.precision,
+            WARM_UP_STEPS + self.steps,
+            self.folder,
         )
 
         class Clock(TrainerCallback):
