@@ -11,13 +11,13 @@ LEAST_RESAMPLES = 1000
 """METHOD 2.4 asks for so many for everything that is shown."""
 
 
-def add_bootstrap_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--resamples`` and ``--seed``."""
+def add_bootstrap_arguments(parser: argparse.ArgumentParser, *, of: str = "documents") -> None:
+    """``--resamples`` and ``--seed``; what is resampled stands in the help."""
     parser.add_argument(
         "--resamples",
         type=int,
         default=DEFAULT_RESAMPLES,
-        help=f"bootstrap resamples of documents, at least {LEAST_RESAMPLES} (default: %(default)s)",
+        help=f"bootstrap resamples of {of}, at least {LEAST_RESAMPLES} (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: %(default)s)")
 

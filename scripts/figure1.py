@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--bound", action="store_true", help="draw the errors of planted tasks under the bound, too"
     )
-    add_bootstrap_arguments(parser)
+    add_bootstrap_arguments(parser, of="seeds and samples")
     return parser
 
 

@@ -65,10 +65,16 @@ class TaskPositions:
         epoch, skip_probability = (0, self.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
         largest = batch.coupled_ids.max(axis=1, initial=0)
         of_prompt = np.where(batch.loss_mask, 0, batch.coupled_ids).max(axis=1, initial=0)
-        generators = positions.draws_of_all(seed, epoch, indices)
         shifts = [
-            positions.draw_shift(*ends, self.table_size, generator, skip_probability=skip_probability)
-            for *ends, generator in zip(largest.tolist(), of_prompt.tolist(), generators, strict=True)
+            positions.draw_shift(
+                last, last_of_prompt, self.table_size, generator, skip_probability=skip_probability
+            )
+            for last, last_of_prompt, generator in zip(
+                largest.tolist(),
+                of_prompt.tolist(),
+                positions.draws_of_all(seed, epoch, indices),
+                strict=True,
+            )
         ]
         columns = np.array(shifts, dtype=np.int64).reshape(len(shifts), 3, 1)
         return positions.apply_shift(batch.coupled_ids, columns[:, 0], columns[:, 1], columns[:, 2])
