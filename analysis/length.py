@@ -28,7 +28,8 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.length_plots import LENGTH_KIND, LENGTH_NAME, LENGTH_VERSION
-from analysis.models import OWN_FAMILY, LoadedModel, find_model, load_for_analysis
+from analysis.models import OWN_FAMILY, LoadedModel
+from analysis.rope_scaling import load_scaled, split_checkpoint
 from analysis.segments import Segments, sample_segments
 from analysis.statistics import DEFAULT_RESAMPLES, ClusterBootstrap, difference, ratio_of_sums
 from analysis.tables import interval_cell
@@ -41,6 +42,7 @@ from olmo_sparsity.export import position_reach
 from olmo_sparsity.files import atomic_path, sha256_file, write_json
 from olmo_sparsity.progress import progress
 from olmo_sparsity.provenance import current_commit, library_versions
+from olmo_sparsity.rope_scaling import RopeScaling
 
 SUMS_NAME = "length.parquet"
 BINS_PER_OCTAVE = 2
@@ -55,7 +57,8 @@ class LengthSettings:
     """What is measured on what."""
 
     checkpoints: tuple[str, ...]
-    """Checkpoint folders, runs (then their last ones), or directories of causal language models of transformers."""
+    """Checkpoint folders, runs (then their last ones), or directories of causal language models of transformers; with
+    ``@scheme:factor`` behind it RoPE is scaled (`olmo_sparsity.rope_scaling`)."""
     labels: tuple[str, ...]
     """A name for each, in figures and tables."""
     corpus: str
@@ -113,7 +116,7 @@ def measure_length(settings: LengthSettings) -> Path:
     """
     _check_settings(settings)
     for checkpoint in settings.checkpoints:
-        find_model(checkpoint)
+        split_checkpoint(checkpoint)
     tokens = TokenFiles.of_split(settings.corpus, settings.split)
     segments = sample_segments(
         tokens, settings.windows, length=settings.lengths[-1], seed=settings.seed, option="--lengths"
@@ -225,19 +228,20 @@ def _check_settings(settings: LengthSettings) -> None:
         )
 
 
-def _load(settings: LengthSettings, checkpoint: str) -> LoadedModel:
-    loaded = load_for_analysis(checkpoint)
+def _load(settings: LengthSettings, checkpoint: str) -> tuple[LoadedModel, RopeScaling | None]:
+    loaded, scaling = load_scaled(checkpoint)
     loaded.check_corpus(settings.corpus)
     check_reach(loaded, settings.lengths[-1])
-    return loaded
+    return loaded, scaling
 
 
-def _describe(loaded: LoadedModel) -> Json:
+def _describe(loaded: LoadedModel, scaling: RopeScaling | None) -> Json:
     """What identifies a checkpoint, and what lengths it was trained on, where it is one of this project."""
     described: Json = {
         "checkpoint": str(loaded.checkpoint),
         "checkpoint_sha256": loaded.weights_sha256,
         "family": loaded.family,
+        "rope_scaling": None if scaling is None else asdict(scaling),
         "training_seed": loaded.training_seed,
         "training_length": None,
         "position_scheme": None,
@@ -256,7 +260,8 @@ def _measure_one(
     settings: LengthSettings, number: int, segments: Segments, windows: np.ndarray, edges: list[int]
 ) -> tuple[Json, np.ndarray]:
     """What one checkpoint is, and the sums of its losses per document and bin, (D, B), from ``windows`` (n, L)."""
-    label, loaded = settings.labels[number], _load(settings, settings.checkpoints[number])
+    label = settings.labels[number]
+    loaded, scaling = _load(settings, settings.checkpoints[number])
     losses = TokenLosses(
         loaded, device=settings.device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
     )
@@ -269,7 +274,7 @@ def _measure_one(
             by_bin = np.add.reduceat(by_position, np.array(edges[:-1]) - 1, axis=1)
             np.add.at(sums, document[rows], by_bin)
             advance(len(rows))
-    return {"label": label, **_describe(loaded), "device": str(losses.device)}, sums
+    return {"label": label, **_describe(loaded, scaling), "device": str(losses.device)}, sums
 
 
 def _token_counts(segments: Segments, edges: list[int]) -> np.ndarray:

@@ -23,6 +23,7 @@ from olmo_sparsity.rope import (
     document_mask,
     rotary_sin_cos,
 )
+from olmo_sparsity.rope_scaling import RopeScaling
 
 
 class PositionedOLMo(OLMo):
@@ -33,10 +34,13 @@ class PositionedOLMo(OLMo):
     """
 
     config: ModelConfig
+    rope_scaling: RopeScaling | None
+    """Set to read a trained model beyond its length; not part of a checkpoint."""
 
     def __init__(self, config: ModelConfig, init_params: bool = True):
         super().__init__(config, init_params)
         self.current_positions = CurrentPositions()
+        self.rope_scaling = None
         self._olmo_checkpoint = self._activation_checkpoint_fn
         self._activation_checkpoint_fn = self._checkpoint_with_positions
         parts: Any = self.transformer
@@ -111,6 +115,6 @@ class PositionedOLMo(OLMo):
             assert document_ids is None or options.get("attention_bias") is None, "the mask is made here"
             if options.get("attention_bias") is None:
                 options["attention_bias"] = self._attention_bias(ids, document_ids)
-        sin_cos = rotary_sin_cos(self.config, ids) if self.config.rope else None
+        sin_cos = rotary_sin_cos(self.config, ids, self.rope_scaling) if self.config.rope else None
         with self.current_positions.holding(ids, sin_cos):
             return super().forward(input_ids, **options)  # type: ignore[arg-type]

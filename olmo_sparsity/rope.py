@@ -13,6 +13,8 @@ from olmo.config import ModelConfig
 from olmo.model import RotaryEmbedding
 from torch import Tensor, nn
 
+from olmo_sparsity.rope_scaling import RopeScaling
+
 
 class CurrentPositions:
     """The position ids of the forward pass under way, shared by all layers, and the tables made from them.
@@ -51,15 +53,23 @@ class PositionedRotaryEmbedding(RotaryEmbedding):
         return self.current.sin_cos
 
 
-def rotary_sin_cos(config: ModelConfig, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Sines and cosines of the rotation angles of ``ids`` (B, T), each (B, 1, T, D) float32 (RoFormer, as in OLMo)."""
+def rotary_sin_cos(
+    config: ModelConfig, ids: Tensor, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sines and cosines of the rotation angles of ``ids`` (B, T), each (B, 1, T, D) float32 (RoFormer, as in OLMo).
+
+    With ``scaling`` by other frequencies, and multiplied, as it says.
+    """
     dim = config.d_model // config.n_heads
     with torch.autocast(ids.device.type, enabled=False):
         exponents = torch.arange(0, dim, 2, device=ids.device, dtype=torch.float) / dim
         inverse_frequencies = 1.0 / (config.rope_theta**exponents)
+        multiplied_by = 1.0
+        if scaling is not None:
+            inverse_frequencies, multiplied_by = scaling.apply(inverse_frequencies, config.rope_theta)
         angles = ids.to(torch.float)[:, None, :, None] * inverse_frequencies
         angles = torch.cat((angles, angles), dim=-1)
-        return angles.sin(), angles.cos()
+        return angles.sin() * multiplied_by, angles.cos() * multiplied_by
 
 
 def alibi_causal_bias(config: ModelConfig, ids: Tensor) -> Tensor:

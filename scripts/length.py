@@ -4,6 +4,8 @@ examples:
   python scripts/length.py runs/rope runs/pose --corpus data/books --out runs/length
   python scripts/length.py runs/rope runs/pose --corpus data/books --out runs/length \\
       --lengths 256,512,1024,2048 --windows 512 --labels "RoPE,RoPE + PoSE"
+  python scripts/length.py runs/rope runs/rope@linear:4 runs/rope@ntk:4 runs/rope@yarn:4 --corpus data/books \\
+      --out runs/extended
 
 The position of a token is how many tokens of its own document the model reads before it. Windows as long as the
 largest length are drawn evenly from the documents that are long enough, and every checkpoint reads the same ones.
@@ -11,6 +13,9 @@ Writes length.json (mean loss in bins of positions and the paired difference to 
 intervals over documents), length.parquet (sums per checkpoint, document and bin), length.png and length.pdf, and
 prints a table. Every length is an edge of bins: give the training length and its multiples. Checkpoints must share a
 tokenizer. A model of any causal language model directory can be measured, a rotary one past its configured length.
+
+CKPT@SCHEME:FACTOR reads CKPT with its RoPE scaled, without training, so that it reaches FACTOR times the ids that it
+was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN).
 """
 
 from __future__ import annotations
@@ -56,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
         "checkpoints",
         nargs="+",
         metavar="CKPT",
-        help="checkpoint, run (then its last one), or transformers directory; the others are compared with the first",
+        help="checkpoint, run (then its last one), or transformers directory, maybe with @SCHEME:FACTOR; the "
+        "others are compared with the first",
     )
     parser.add_argument(
         "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
