@@ -5,10 +5,10 @@ of a window has position 0 and is not measured, for nothing predicts it. Windows
 and lie inside one document; end-of-text is not predicted. All checkpoints read the same windows, hence their
 differences are paired. [ours: the bins, and drawing windows evenly from documents]
 
-    length.json     settings, and per checkpoint the mean of each bin and its difference to the first checkpoint
+    length.json     settings, and per model the mean of each bin and its difference to the first model
     length.parquet  a row per (checkpoint, document, bin): sum of losses and number of tokens
 
-Shapes: n windows, L tokens of each, D documents, B bins of positions, C checkpoints. Losses are in nats per token.
+Shapes: n windows, L tokens of each, D documents, B bins of positions. Losses are in nats per token.
 """
 
 from __future__ import annotations
@@ -21,18 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from rich.table import Table
-from rich.text import Text
 
 from analysis.length_plots import LENGTH_KIND, LENGTH_NAME, LENGTH_VERSION
+from analysis.length_summary import INTERVAL, PositionSums, summarize_length
 from analysis.models import OWN_FAMILY, LoadedModel
 from analysis.rope_scaling import load_scaled, split_checkpoint
 from analysis.segments import Segments, sample_segments
-from analysis.statistics import DEFAULT_RESAMPLES, ClusterBootstrap, difference, ratio_of_sums
-from analysis.tables import interval_cell
+from analysis.statistics import DEFAULT_RESAMPLES
 from analysis.token_losses import TokenLosses
 from olmo_sparsity.checkpoint import CONFIG
 from olmo_sparsity.config import load_config
@@ -60,7 +57,7 @@ class LengthSettings:
     """Checkpoint folders, runs (then their last ones), or directories of causal language models of transformers; with
     ``@scheme:factor`` behind it RoPE is scaled (`olmo_sparsity.rope_scaling`)."""
     labels: tuple[str, ...]
-    """A name for each, in figures and tables."""
+    """A name for each, in figures and tables; checkpoints that share one are seeds of one model."""
     corpus: str
     """Prepared corpus."""
     out: str
@@ -80,43 +77,13 @@ class LengthSettings:
     resamples: int = DEFAULT_RESAMPLES
 
 
-@dataclass(frozen=True)
-class PositionSums:
-    """Losses of C checkpoints on the same windows, summed over the windows of a document and the tokens of a bin."""
-
-    edges: list[int]
-    """Bin b holds positions edges[b] … edges[b + 1] - 1; ascending, (B + 1,)."""
-    document: np.ndarray
-    """Number of each document in the split, ascending, (D,)."""
-    tokens: np.ndarray
-    """Number of losses in each sum, (D, B); the same for every checkpoint."""
-    loss_nats: np.ndarray
-    """Sums of losses, (C, D, B)."""
-
-    def to_table(self, labels: Sequence[str]) -> pa.Table:
-        """The rows of `length.parquet`."""
-        checkpoint, document, bin_ = (index.ravel() for index in np.indices(self.loss_nats.shape))
-        edges = np.array(self.edges)
-        return pa.table(
-            {
-                "checkpoint": pa.array(np.array(labels, dtype=object)[checkpoint], pa.string()),
-                "document": self.document[document],
-                "from": edges[bin_],
-                "to": edges[bin_ + 1],
-                "loss_sum_nats": self.loss_nats.ravel(),
-                "tokens": self.tokens[document, bin_],
-            }
-        )
-
-
 def measure_length(settings: LengthSettings) -> Path:
     """Measure the checkpoints one after the other and write `length.json`; returns its path.
 
     Raises `UserError` for bad input, before anything is measured.
     """
     _check_settings(settings)
-    for checkpoint in settings.checkpoints:
-        split_checkpoint(checkpoint)
+    _check_seeds(settings)
     tokens = TokenFiles.of_split(settings.corpus, settings.split)
     segments = sample_segments(
         tokens, settings.windows, length=settings.lengths[-1], seed=settings.seed, option="--lengths"
@@ -165,67 +132,24 @@ def check_reach(loaded: LoadedModel, length: int) -> None:
         ) from error
 
 
-def summarize_length(sums: PositionSums, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> list[Json]:
-    """Bins of each checkpoint: mean loss, and its paired difference to the first checkpoint's, with 95 % intervals.
-
-    The intervals are a cluster bootstrap by document, the same resamples for all.
-    """
-    count = len(sums.edges) - 1
-    columns = np.concatenate([sums.tokens, *sums.loss_nats], axis=1)
-    bootstrap = ClusterBootstrap(columns, sums.document, resamples=resamples, seed=seed)
-    rows = []
-    for checkpoint in range(len(sums.loss_nats)):
-        bins = []
-        for number, (start, end) in enumerate(pairwise(sums.edges)):
-            first, mean = (ratio_of_sums((c + 1) * count + number, number) for c in (0, checkpoint))
-            bins.append(
-                {
-                    "from": start,
-                    "to": end,
-                    "tokens": int(sums.tokens[:, number].sum()),
-                    "loss_nats": bootstrap.interval(mean).as_dict(),
-                    "difference_to_first_nats": bootstrap.interval(difference(mean, first)).as_dict(),
-                }
-            )
-        rows.append({"bins": bins})
-    return rows
-
-
-def render_length(length_json: Json) -> Table:
-    """Mean loss per bin and checkpoint, with intervals, for a terminal."""
-    table = Table(
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        header_style="bold",
-        title=Text("held-out loss by position [nats per token]"),
-        caption="[95 % interval] over documents; second line: difference to the first checkpoint, paired",
-        title_justify="left",
-        caption_justify="left",
-    )
-    table.add_column("position", no_wrap=True)
-    table.add_column("tokens", justify="right")
-    checkpoints = length_json["checkpoints"]
-    for each in checkpoints:
-        table.add_column(Text(each["label"]), justify="right")
-    for bins in zip(*(each["bins"] for each in checkpoints), strict=True):
-        cells = [interval_cell(bins[0]["loss_nats"])]
-        for each in bins[1:]:
-            change = interval_cell(each["difference_to_first_nats"])
-            cells.append(f"{interval_cell(each['loss_nats'])}\n{change}")
-        table.add_row(f"{bins[0]['from']:,}–{bins[0]['to'] - 1:,}", f"{bins[0]['tokens']:,}", *cells)
-    return table
-
-
 def _check_settings(settings: LengthSettings) -> None:
     lengths, labels = settings.lengths, settings.labels
     if list(lengths) != sorted(set(lengths)) or lengths[0] < 2:
         raise UserError(f"the lengths must be ascending and at least 2, not {list(lengths)}; mend --lengths")
-    if len(labels) != len(settings.checkpoints) or len(set(labels)) != len(labels):
+    if len(labels) != len(settings.checkpoints):
         raise UserError(
-            f"{len(settings.checkpoints)} checkpoints need as many different labels, not {', '.join(labels)}; mend "
-            "--labels"
+            f"{len(settings.checkpoints)} checkpoints need as many labels, not {', '.join(labels)}; mend --labels"
         )
+
+
+def _check_seeds(settings: LengthSettings) -> None:
+    """Raise `UserError` where a checkpoint is none, or one of two that count as two seeds is the other."""
+    seen = set()
+    for label, checkpoint in zip(settings.labels, settings.checkpoints, strict=True):
+        meant = label, *split_checkpoint(checkpoint)
+        if meant in seen:
+            raise UserError(f"{checkpoint} is given twice as {label}; give each seed once")
+        seen.add(meant)
 
 
 def _load(settings: LengthSettings, checkpoint: str) -> tuple[LoadedModel, RopeScaling | None]:
@@ -286,7 +210,11 @@ def _token_counts(segments: Segments, edges: list[int]) -> np.ndarray:
 def _write(
     settings: LengthSettings, segments: Segments, described: Sequence[Json], sums: PositionSums
 ) -> Path:
-    bins = summarize_length(sums, resamples=settings.resamples, seed=settings.seed)
+    models = summarize_length(
+        sums, settings.labels, settings.lengths, resamples=settings.resamples, seed=settings.seed
+    )
+    for each in models:
+        each["checkpoints"] = [one for one in described if one["label"] == each["label"]]
     kept = asdict(settings)
     for name in (
         "checkpoints",
@@ -306,9 +234,9 @@ def _write(
             "windows_measured": len(segments),
             "documents": len(sums.document),
             "documents_too_short": segments.documents_too_short,
-            "interval": "95 % percentile, cluster bootstrap by document",
+            "interval": INTERVAL,
         },
-        "checkpoints": [{**one, **of_one} for one, of_one in zip(described, bins, strict=True)],
+        "models": models,
         "provenance": {"commit": current_commit(), "versions": library_versions()},
     }
     folder = Path(settings.out)

@@ -1,6 +1,6 @@
 """Panel (d) of Figure 2: held-out loss against position, from `length.json` alone: no model, no torch (METHOD 2.5).
 
-Checkpoints differ by colour, marker and line style at once. All intervals are 95 %.
+Models differ by colour, marker and line style at once. All intervals are 95 %.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from olmo_sparsity.errors import UserError
 
 LENGTH_NAME = "length.json"
 LENGTH_KIND = "olmo-sparsity loss by position"
-LENGTH_VERSION = 1
+LENGTH_VERSION = 2
 
 Json = dict[str, Any]
 
@@ -48,9 +48,9 @@ def load_length(path: str | Path) -> Json:
 def plot_length(axes: Axes, length_json: Json) -> None:
     """Panel (d): mean loss per bin of positions against the bin's centre [nats per token].
 
-    A curve per checkpoint, its interval shaded; vertical lines at the lengths and position targets of training.
+    A curve per model, its interval shaded; vertical lines at the lengths and position targets of training.
     """
-    for number, each in enumerate(length_json["checkpoints"]):
+    for number, each in enumerate(length_json["models"]):
         colour, marker, line = curve_style(number)
         centres = [_centre(one) for one in each["bins"]]
         value, low, high = (
@@ -85,7 +85,7 @@ def describe_length(length_json: Json) -> str:
     settings = length_json["settings"]
     return (
         f"{settings['windows_measured']:,} windows of {settings['lengths'][-1]:,} tokens in "
-        f"{settings['documents']:,} documents; bands: 95 % bootstrap by document"
+        f"{settings['documents']:,} documents; bands: 95 % bootstrap"
     )
 
 
@@ -96,7 +96,7 @@ def _centre(one: Json) -> float:
 
 def _position_axis(axes: Axes, length_json: Json) -> None:
     lengths = length_json["settings"]["lengths"]
-    first = _centre(length_json["checkpoints"][0]["bins"][0])
+    first = _centre(length_json["models"][0]["bins"][0])
     ticks = {*lengths}
     while min(ticks) / 2 >= first:
         ticks.add(min(ticks) / 2)
@@ -113,7 +113,7 @@ def _position_axis(axes: Axes, length_json: Json) -> None:
 def _training_lines(axes: Axes, length_json: Json) -> None:
     """Dotted at the window trained on, dash-dotted at the reach of the position ids in training."""
     marks: dict[tuple[int, str], Any] = {}
-    for each in length_json["checkpoints"]:
+    for each in [one for model in length_json["models"] for one in model["checkpoints"]]:
         if each["training_length"] is not None:
             marks[each["training_length"], "training length"] = ":"
         if each["position_target"] is not None:

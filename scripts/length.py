@@ -4,14 +4,18 @@ examples:
   python scripts/length.py runs/rope runs/pose --corpus data/books --out runs/length
   python scripts/length.py runs/rope runs/pose --corpus data/books --out runs/length \\
       --lengths 256,512,1024,2048 --windows 512 --labels "RoPE,RoPE + PoSE"
+  python scripts/length.py runs/rope-1 runs/rope-2 runs/pose-1 runs/pose-2 --labels RoPE,RoPE,PoSE,PoSE \\
+      --corpus data/books --out runs/seeds
   python scripts/length.py runs/rope runs/rope@linear:4 runs/rope@ntk:4 runs/rope@yarn:4 --corpus data/books \\
       --out runs/extended
 
 The position of a token is how many tokens of its own document the model reads before it. Windows as long as the
 largest length are drawn evenly from the documents that are long enough, and every checkpoint reads the same ones.
-Writes length.json (mean loss in bins of positions and the paired difference to the first checkpoint, with 95 %
-intervals over documents), length.parquet (sums per checkpoint, document and bin), length.png and length.pdf, and
-prints a table. Every length is an edge of bins: give the training length and its multiples. Checkpoints must share a
+Checkpoints with the same label are seeds of one model, whose loss is their mean.
+
+Writes length.json (mean loss in bins of positions and the paired difference to the first model, with 95 % intervals
+over documents and seeds), length.parquet (sums per checkpoint, document and bin), length.png and length.pdf, and prints
+two tables. Every length is an edge of bins: give the training length and its multiples. Checkpoints must share a
 tokenizer. A model of any causal language model directory can be measured, a rotary one past its configured length.
 
 CKPT@SCHEME:FACTOR reads CKPT with its RoPE scaled, without training, so that it reaches FACTOR times the ids that it
@@ -32,8 +36,9 @@ from olmo_sparsity.errors import run_script
 def main() -> None:
     """Measure, then draw and print what was written."""
     from analysis.arguments import ascending_integers
-    from analysis.length import SUMS_NAME, LengthSettings, measure_length, render_length
+    from analysis.length import SUMS_NAME, LengthSettings, measure_length
     from analysis.length_plots import length_figure, load_length
+    from analysis.length_summary import render_length
     from analysis.plots import save_figure
     from analysis.training_plots import run_names
 
@@ -49,7 +54,7 @@ def main() -> None:
     measured = load_length(path)
     paths = [path, path.with_name(SUMS_NAME), *save_figure(length_figure(measured), path.parent, "length")]
     console = Console(highlight=False, soft_wrap=True)
-    console.print(render_length(measured))
+    console.print(*render_length(measured), sep="\n\n")
     console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
 
 
@@ -75,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
         "--windows", type=int, default=256, help="windows to sample, at most (default: %(default)s)"
     )
     parser.add_argument(
-        "--labels", help="a name for each checkpoint, comma-separated (default: from their paths)"
+        "--labels",
+        help="a name for each checkpoint, comma-separated; seeds of one model share one (default: from their paths)",
     )
     parser.add_argument("--split", default="heldout", help="split of the corpus (default: %(default)s)")
     parser.add_argument(

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 
 import analysis.length as length_module
 import analysis.token_losses as token_losses_module
-from analysis.length import LengthSettings, check_reach, measure_length, position_edges, render_length
+from analysis.length import LengthSettings, check_reach, measure_length, position_edges
 from analysis.length_plots import length_figure, load_length, plot_length
+from analysis.length_summary import PositionSums, render_length, summarize_length
 from analysis.models import load_for_analysis
 from analysis.segments import sample_segments
 from analysis.statistics import cluster_bootstrap, ratio_of_sums
@@ -84,11 +85,11 @@ def test_equals_one_forward_pass_per_window_and_position(made, plain, tmp_path):
     rows = pq.read_table(tmp_path / "length.parquet").to_pylist()
     assert len(rows) == 2 * len(set(document.tolist())) * len(position_edges(LENGTHS)[1:])
     for row in rows:
-        of_model = losses[["pose", "nope"].index(row["checkpoint"])]
+        of_model = losses[["pose", "nope"].index(row["label"])]
         part = of_model[document == row["document"], row["from"] - 1 : row["to"] - 1]
         assert row["tokens"] == part.size > 0
         assert row["loss_sum_nats"] == pytest.approx(part.sum(), abs=1e-3)
-    for number, each in enumerate(found["checkpoints"]):
+    for number, each in enumerate(found["models"]):
         assert [one["from"] for one in each["bins"]] == position_edges(LENGTHS)[:-1]
         for one in each["bins"]:
             part = losses[:, :, one["from"] - 1 : one["to"] - 1]
@@ -102,15 +103,80 @@ def test_differences_are_paired_by_document(made, plain, tmp_path):
     """The interval is that of a bootstrap over the differences themselves."""
     document, losses = plain
     found = load_length(measure_length(settings(made, tmp_path)))
-    for one in found["checkpoints"][1]["bins"]:
+    for one in found["models"][1]["bins"]:
         difference = (losses[1] - losses[0])[:, one["from"] - 1 : one["to"] - 1]
         columns = np.stack([difference.sum(1), np.full(len(difference), difference.shape[1])], axis=1)
         expected = cluster_bootstrap(columns, document, ratio_of_sums(0, 1), resamples=300, seed=0)
         measured = one["difference_to_first_nats"]
         assert (measured["low"], measured["high"]) == pytest.approx((expected.low, expected.high), abs=1e-4)
-    for one in found["checkpoints"][0]["bins"]:
+    for one in found["models"][0]["bins"]:
         assert one["difference_to_first_nats"] == {"value": 0.0, "low": 0.0, "high": 0.0}
         assert one["loss_nats"]["low"] < one["loss_nats"]["high"]
+
+
+def test_the_loss_at_a_length_is_that_of_the_half_octave_below_it(made, plain, tmp_path):
+    document, losses = plain
+    found = load_length(measure_length(settings(made, tmp_path)))
+    for number, each in enumerate(found["models"]):
+        first, *_, last = each["at_lengths"]
+        assert [one["length"] for one in each["at_lengths"]] == list(LENGTHS)
+        assert first["rise_nats"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+        parts = [losses[number][:, one["from"] - 1 : one["length"] - 1] for one in (first, last)]
+        assert all(1 < one["length"] / one["from"] <= 1.5 for one in (first, last))
+        rise = parts[1].mean() - parts[0].mean()
+        assert last["rise_nats"]["value"] == pytest.approx(rise, abs=1e-4)
+        sizes = [np.full(len(losses[0]), part.shape[1]) for part in parts]
+        columns = np.stack([parts[0].sum(1), sizes[0], parts[1].sum(1), sizes[1]], axis=1)
+        expected = cluster_bootstrap(
+            columns,
+            document,
+            lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1],
+            resamples=300,
+            seed=0,
+        )
+        assert last["rise_nats"]["low"] == pytest.approx(expected.low, abs=1e-4)
+        assert last["rise_nats"]["high"] == pytest.approx(expected.high, abs=1e-4)
+
+
+def sums_of(*checkpoints, documents=4):
+    """Sums over documents of 10 tokens each in two bins; every document has the loss that is given for its bin."""
+    losses = np.array(checkpoints, dtype=float)[:, None, :] * 10
+    tokens = np.full((documents, 2), 10)
+    return PositionSums([1, 8, 16], np.arange(documents), tokens, np.repeat(losses, documents, axis=1))
+
+
+def test_seeds_of_one_model_are_averaged_and_drawn():
+    sums = sums_of((2.0, 3.0), (4.0, 4.5), (1.0, 1.0))
+    two, one = summarize_length(sums, ["two", "two", "one"], (8, 16), resamples=2000, seed=0)
+    # documents do not differ, so the interval is that of two seeds drawn with replacement: either one twice 1 in 4
+    assert two["bins"][0]["loss_nats"] == {"value": 3.0, "low": 2.0, "high": 4.0}
+    assert one["bins"][0]["loss_nats"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert one["bins"][1]["difference_to_first_nats"] == {"value": -2.75, "low": -3.5, "high": -2.0}
+    # a seed's own rise, 1.0 or 0.5: both losses are those of the same seeds
+    assert two["at_lengths"][1]["rise_nats"] == {"value": 0.75, "low": 0.5, "high": 1.0}
+
+
+def test_seeds_that_do_not_differ_change_no_interval(made, plain, tmp_path):
+    names = {"checkpoints": (str(made / "pose" / "run"),), "labels": ("pose",)}
+    alone = load_length(measure_length(settings(made, tmp_path / "a", **names)))["models"][0]
+    table = pq.read_table(tmp_path / "a" / "length.parquet")
+    edges = position_edges(LENGTHS)
+    losses = table["loss_sum_nats"].to_numpy().reshape(1, -1, len(edges) - 1)
+    tokens = table["tokens"].to_numpy().reshape(-1, len(edges) - 1)
+    documents = np.arange(len(tokens))
+    sums = PositionSums(edges, documents, tokens, np.repeat(losses, 3, axis=0))
+    (thrice,) = summarize_length(sums, ["x"] * 3, LENGTHS, resamples=300, seed=0)
+    for one, other in zip(alone["bins"], thrice["bins"], strict=True):
+        assert one["loss_nats"] == pytest.approx(other["loss_nats"])
+
+
+def test_the_models_of_a_file_name_their_seeds(made, tmp_path):
+    (model,) = load_length(measure_length(settings(made, tmp_path, labels=("a", "a"))))["models"]
+    assert (model["label"], len(model["checkpoints"])) == ("a", 2)
+    assert len({each["checkpoint_sha256"] for each in model["checkpoints"]}) == 2
+    twice = (str(made / "pose" / "run"), str(made / "pose" / "run" / "step00000001"))
+    with pytest.raises(UserError, match="step00000001 is given twice as a; give each seed once"):
+        measure_length(settings(made, tmp_path, checkpoints=twice, labels=("a", "a")))
 
 
 def test_batches_and_slices_change_nothing(made, tmp_path, monkeypatch):
@@ -126,7 +192,7 @@ def test_batches_and_slices_change_nothing(made, tmp_path, monkeypatch):
     monkeypatch.setattr(token_losses_module, "LOGITS_PER_SLICE", 128 * 4 * 5)
     b = load_length(measure_length(settings(made, tmp_path / "b", tokens_per_batch=4 * 39)))
     assert max(sizes) == 4 * 5  # 4 windows at a time, 5 positions of each
-    for x, y in zip(a["checkpoints"], b["checkpoints"], strict=True):
+    for x, y in zip(a["models"], b["models"], strict=True):
         for one, other in zip(x["bins"], y["bins"], strict=True):
             assert one["loss_nats"] == pytest.approx(other["loss_nats"], abs=1e-5)
 
@@ -191,7 +257,7 @@ def test_edges_hold_every_length_and_are_narrow():
 
 def test_what_identifies_the_checkpoints_is_kept(made, tmp_path):
     found = load_length(measure_length(settings(made, tmp_path)))
-    pose, nope = found["checkpoints"]
+    pose, nope = (model["checkpoints"][0] for model in found["models"])
     assert (pose["label"], pose["training_length"], pose["position_target"]) == ("pose", 32, 64)
     assert pose["checkpoint_sha256"] != nope["checkpoint_sha256"]
     assert pose["checkpoint_sha256"] == load_for_analysis(made / "pose" / "run").weights_sha256
@@ -217,7 +283,7 @@ def test_rotary_models_are_measured_past_their_configuration_and_tables_are_not(
     found = measure_length(
         settings(tmp_path, tmp_path / "out", ["own"], corpus=str(made / "corpus"), lengths=(32,))
     )
-    assert load_length(found)["checkpoints"][0]["position_target"] is None
+    assert load_length(found)["models"][0]["checkpoints"][0]["position_target"] is None
 
 
 def test_a_directory_of_transformers_is_measured_in_the_same_way(made, plain, tmp_path):
@@ -238,11 +304,11 @@ def test_a_directory_of_transformers_is_measured_in_the_same_way(made, plain, tm
         )
     )
     expected = np.array(plain_losses(load_for_analysis(folder).model, np.array(document[0])))
-    for one in found["checkpoints"][0]["bins"]:
+    for one in found["models"][0]["bins"]:
         part = expected[one["from"] - 1 : one["to"] - 1]
         assert one["loss_nats"]["value"] == pytest.approx(part.mean(), abs=1e-4)
         assert one["loss_nats"]["low"] is None  # a single document
-    assert found["checkpoints"][0]["training_length"] is None
+    assert found["models"][0]["checkpoints"][0]["training_length"] is None
 
 
 @pytest.mark.parametrize(
@@ -251,8 +317,7 @@ def test_a_directory_of_transformers_is_measured_in_the_same_way(made, plain, tm
         ({"lengths": (8, 200)}, "no held-out document has 200 tokens, the longest has 170; lower --lengths"),
         ({"lengths": (16, 8)}, "must be ascending"),
         ({"lengths": (1,)}, "at least 2"),
-        ({"labels": ("a", "a")}, "2 checkpoints need as many different labels, not a, a"),
-        ({"labels": ("a",)}, "2 checkpoints need as many different labels"),
+        ({"labels": ("a",)}, "2 checkpoints need as many labels, not a; mend"),
         ({"windows": 0}, "nothing to measure"),
         ({"split": "test"}, "has no split 'test'"),
         ({"checkpoints": ("nowhere", "nowhere")}, "nowhere is neither"),
@@ -290,7 +355,7 @@ def test_the_figure_draws_the_file(made, tmp_path):
     curves = [line for line in axes.lines if line.get_label() in ("pose", "nope")]
     assert len({(line.get_color(), line.get_marker(), str(line.get_linestyle())) for line in curves}) == 2
     assert len({line.get_marker() for line in curves}) == len({line.get_color() for line in curves}) == 2
-    for line, band, each in zip(curves, axes.collections, found["checkpoints"], strict=True):
+    for line, band, each in zip(curves, axes.collections, found["models"], strict=True):
         assert list(line.get_ydata()) == [one["loss_nats"]["value"] for one in each["bins"]]
         for x, one in zip(line.get_xdata(), each["bins"], strict=True):
             assert one["from"] <= x <= one["to"] - 1
@@ -327,12 +392,17 @@ def test_files_that_are_something_else_are_refused(tmp_path):
 
 def test_the_table_has_every_number(made, tmp_path):
     found = load_length(measure_length(settings(made, tmp_path)))
-    table = render_length(found)
-    cells = [list(column.cells) for column in table.columns]
-    for number, one in enumerate(found["checkpoints"][1]["bins"]):
+    by_length, by_position = render_length(found)
+    cells = [list(column.cells) for column in by_position.columns]
+    for number, one in enumerate(found["models"][1]["bins"]):
         assert cells[0][number] == f"{one['from']}–{one['to'] - 1}"
         assert f"{one['loss_nats']['value']:.2f} [" in cells[3][number]
         assert f"\n{one['difference_to_first_nats']['value']:.2f} [" in cells[3][number]
+    cells = [list(column.cells) for column in by_length.columns]
+    assert list(cells[1]) == ["1", "1"]
+    for number, one in enumerate(found["models"][1]["at_lengths"]):
+        assert f"{one['loss_nats']['value']:.2f} [" in cells[2 + number][1]
+        assert number == 0 or f"\n{one['rise_nats']['value']:.2f} [" in cells[2 + number][1]
 
 
 def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):
@@ -342,7 +412,7 @@ def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):
     done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "length.json").read_text())
-    assert [each["label"] for each in found["checkpoints"]] == ["pose/run", "nope/run"]
+    assert [each["label"] for each in found["models"]] == ["pose/run", "nope/run"]
     assert found["settings"]["lengths"] == [8, 16, 40]
     assert "by position [nats per token]" in done.stdout and "length.pdf" in done.stdout
     assert (tmp_path / "length.png").stat().st_size > 10_000

@@ -246,9 +246,10 @@ def test_other_selectors_and_no_intervals_can_be_drawn(tmp_path: Path) -> None:
 
 def length_json() -> dict:
     edges = [64, 128, 256, 513]
-    checkpoints = [
+    models = [
         {
-            "label": label, "training_length": 128, "position_target": target, "position_scheme": "pose",
+            "label": label,
+            "checkpoints": [{"training_length": 128, "position_target": target, "position_scheme": "pose"}],
             "bins": [
                 {"from": low, "to": high, "loss_nats": interval(loss, 0.1)}
                 for low, high, loss in zip(edges, edges[1:], losses, strict=False)
@@ -261,7 +262,7 @@ def length_json() -> dict:
         "kind": LENGTH_KIND,
         "version": LENGTH_VERSION,
         "settings": settings,
-        "checkpoints": checkpoints,
+        "models": models,
     }
 
 
