@@ -22,24 +22,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import torch
 
+from analysis.compared_models import check_models, describe, load_model_of
 from analysis.length_plots import LENGTH_KIND, LENGTH_NAME, LENGTH_VERSION
-from analysis.length_summary import INTERVAL, PositionSums, summarize_length
-from analysis.models import OWN_FAMILY, LoadedModel
-from analysis.rope_scaling import load_scaled, split_checkpoint
+from analysis.length_summary import PositionSums, summarize_length
 from analysis.segments import Segments, sample_segments
-from analysis.statistics import DEFAULT_RESAMPLES
+from analysis.statistics import BY_DOCUMENT_AND_SEED, DEFAULT_RESAMPLES
 from analysis.token_losses import TokenLosses
-from olmo_sparsity.checkpoint import CONFIG
-from olmo_sparsity.config import load_config
 from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.export import position_reach
 from olmo_sparsity.files import atomic_path, sha256_file, write_json
 from olmo_sparsity.progress import progress
 from olmo_sparsity.provenance import current_commit, library_versions
-from olmo_sparsity.rope_scaling import RopeScaling
 
 SUMS_NAME = "length.parquet"
 BINS_PER_OCTAVE = 2
@@ -83,14 +77,13 @@ def measure_length(settings: LengthSettings) -> Path:
     Raises `UserError` for bad input, before anything is measured.
     """
     _check_settings(settings)
-    _check_seeds(settings)
     tokens = TokenFiles.of_split(settings.corpus, settings.split)
     segments = sample_segments(
         tokens, settings.windows, length=settings.lengths[-1], seed=settings.seed, option="--lengths"
     )
     # Nobody waits for the first checkpoint to learn that the last one is refused.
     for checkpoint in settings.checkpoints[1:]:
-        _load(settings, checkpoint)
+        load_model_of(checkpoint, settings.corpus, settings.lengths[-1])
     windows, edges = segments.read(tokens), position_edges(settings.lengths)
     described, sums = zip(
         *(_measure_one(settings, number, segments, windows, edges) for number in range(len(settings.labels))),
@@ -113,71 +106,11 @@ def position_edges(lengths: Sequence[int]) -> list[int]:
     return sorted(edges)
 
 
-def check_reach(loaded: LoadedModel, length: int) -> None:
-    """Raise `UserError` where the model has no position embedding for ids up to L - 1.
-
-    A rotary model is measured past the length that its configuration names: that is what is asked. Only a table of
-    learned positions has an end, as one token at the last id shows.
-    """
-    if loaded.max_positions is None or length <= loaded.max_positions:
-        return
-    last = torch.tensor([[length - 1]])
-    try:
-        with torch.inference_mode():
-            loaded.model(torch.zeros_like(last), position_ids=last)
-    except (IndexError, RuntimeError) as error:
-        raise UserError(
-            f"{length:,} tokens are beyond the {loaded.max_positions:,} learned positions of {loaded.checkpoint} "
-            f"({loaded.family}); lower --lengths to at most {loaded.max_positions:,}"
-        ) from error
-
-
 def _check_settings(settings: LengthSettings) -> None:
-    lengths, labels = settings.lengths, settings.labels
+    lengths = settings.lengths
     if list(lengths) != sorted(set(lengths)) or lengths[0] < 2:
         raise UserError(f"the lengths must be ascending and at least 2, not {list(lengths)}; mend --lengths")
-    if len(labels) != len(settings.checkpoints):
-        raise UserError(
-            f"{len(settings.checkpoints)} checkpoints need as many labels, not {', '.join(labels)}; mend --labels"
-        )
-
-
-def _check_seeds(settings: LengthSettings) -> None:
-    """Raise `UserError` where a checkpoint is none, or one of two that count as two seeds is the other."""
-    seen = set()
-    for label, checkpoint in zip(settings.labels, settings.checkpoints, strict=True):
-        meant = label, *split_checkpoint(checkpoint)
-        if meant in seen:
-            raise UserError(f"{checkpoint} is given twice as {label}; give each seed once")
-        seen.add(meant)
-
-
-def _load(settings: LengthSettings, checkpoint: str) -> tuple[LoadedModel, RopeScaling | None]:
-    loaded, scaling = load_scaled(checkpoint)
-    loaded.check_corpus(settings.corpus)
-    check_reach(loaded, settings.lengths[-1])
-    return loaded, scaling
-
-
-def _describe(loaded: LoadedModel, scaling: RopeScaling | None) -> Json:
-    """What identifies a checkpoint, and what lengths it was trained on, where it is one of this project."""
-    described: Json = {
-        "checkpoint": str(loaded.checkpoint),
-        "checkpoint_sha256": loaded.weights_sha256,
-        "family": loaded.family,
-        "rope_scaling": None if scaling is None else asdict(scaling),
-        "training_seed": loaded.training_seed,
-        "training_length": None,
-        "position_scheme": None,
-        "position_target": None,
-    }
-    if loaded.family == OWN_FAMILY:
-        config = load_config(loaded.checkpoint / CONFIG, warn=False)
-        window, reach = config.model.max_sequence_length, position_reach(config)
-        described["training_length"] = window
-        described["position_scheme"] = config.positions.scheme
-        described["position_target"] = reach if reach > window else None
-    return described
+    check_models(settings.checkpoints, settings.labels)
 
 
 def _measure_one(
@@ -185,7 +118,7 @@ def _measure_one(
 ) -> tuple[Json, np.ndarray]:
     """What one checkpoint is, and the sums of its losses per document and bin, (D, B), from ``windows`` (n, L)."""
     label = settings.labels[number]
-    loaded, scaling = _load(settings, settings.checkpoints[number])
+    loaded, scaling = load_model_of(settings.checkpoints[number], settings.corpus, settings.lengths[-1])
     losses = TokenLosses(
         loaded, device=settings.device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
     )
@@ -198,7 +131,7 @@ def _measure_one(
             by_bin = np.add.reduceat(by_position, np.array(edges[:-1]) - 1, axis=1)
             np.add.at(sums, document[rows], by_bin)
             advance(len(rows))
-    return {"label": label, **_describe(loaded, scaling), "device": str(losses.device)}, sums
+    return {"label": label, **describe(loaded, scaling), "device": str(losses.device)}, sums
 
 
 def _token_counts(segments: Segments, edges: list[int]) -> np.ndarray:
@@ -234,7 +167,7 @@ def _write(
             "windows_measured": len(segments),
             "documents": len(sums.document),
             "documents_too_short": segments.documents_too_short,
-            "interval": INTERVAL,
+            "interval": BY_DOCUMENT_AND_SEED,
         },
         "models": models,
         "provenance": {"commit": current_commit(), "versions": library_versions()},

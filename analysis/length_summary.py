@@ -17,11 +17,15 @@ import pyarrow as pa
 from rich.table import Table
 from rich.text import Text
 
-from analysis.statistics import ClusterBootstrap, Statistic, difference, ratio_of_sums
+from analysis.statistics import (
+    ClusterBootstrap,
+    Statistic,
+    difference,
+    draw_seeds,
+    mean_over_seeds,
+    ratio_of_sums,
+)
 from analysis.tables import interval_cell
-
-INTERVAL = "95 % percentile, bootstrap by document and, where a model has several, by seed"
-_SEED_STREAM = 0x6C73  # "ls": keeps the draws of seeds apart from those of documents
 
 Json = dict[str, Any]
 
@@ -72,9 +76,8 @@ def summarize_length(
 
     def mean(number: int, bin_: int) -> Statistic:
         seeds = [c for c, label in enumerate(labels) if label == models[number]]
-        draws = np.random.default_rng([_SEED_STREAM, seed, number])
-        drawn = draws.integers(len(seeds), size=(resamples, len(seeds)))
-        return _mean_over_seeds([ratio_of_sums((c + 1) * count + bin_, bin_) for c in seeds], drawn)
+        drawn = draw_seeds(len(seeds), resamples, seed, number)
+        return mean_over_seeds([ratio_of_sums((c + 1) * count + bin_, bin_) for c in seeds], drawn)
 
     def measured(number: int, bin_: int) -> Json:
         of_model, of_first = mean(number, bin_), mean(0, bin_)
@@ -102,16 +105,6 @@ def summarize_length(
             )
         found.append({"label": models[number], "bins": bins, "at_lengths": at_lengths})
     return found
-
-
-def _mean_over_seeds(of_seeds: Sequence[Statistic], drawn: np.ndarray) -> Statistic:
-    """Mean of S statistics; over resamples (R, C) the mean of those that were ``drawn`` (R, S) for each."""
-
-    def statistic(sums: np.ndarray) -> np.ndarray:
-        values = np.stack([of_seed(sums) for of_seed in of_seeds], axis=-1)
-        return (values if sums.ndim == 1 else np.take_along_axis(values, drawn, axis=-1)).mean(axis=-1)
-
-    return statistic
 
 
 def render_length(length_json: Json) -> list[Table]:

@@ -9,7 +9,7 @@ Shapes: n targets, C columns, D documents (clusters), R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ import numpy as np
 DEFAULT_RESAMPLES = 2000
 LEVEL = 0.95
 _CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts or signs held at once: 32 MiB of int64
+BY_DOCUMENT_AND_SEED = "95 % percentile, bootstrap by document and, where a model has several, by seed"
+_SEED_STREAM = 0x6C73  # keeps the draws of training seeds apart from those of documents
 _SIGN_STREAM = 4  # keeps the signs of a seed apart from its resamples
 _TIE = 1e-12  # of Σ |difference|: rounding must not decide whether a flipped sum ties with the observed one
 
@@ -103,6 +105,29 @@ def ratio_of_sums(numerator: int, denominator: int) -> Statistic:
 def difference(first: Statistic, second: Statistic) -> Statistic:
     """``first - second`` on the same resamples, hence paired."""
     return lambda sums: first(sums) - second(sums)
+
+
+def draw_seeds(seeds: int, resamples: int, seed: int, number: int) -> np.ndarray:
+    """Which of the S training seeds of a model stand for it in each resample, with replacement, (R, S).
+
+    ``number`` is the model's own: models are drawn apart from each other, and apart from the documents.
+    """
+    generator = np.random.default_rng([_SEED_STREAM, seed, number])
+    return generator.integers(seeds, size=(resamples, seeds))
+
+
+def mean_over_seeds(of_seeds: Sequence[Statistic], drawn: np.ndarray) -> Statistic:
+    """Mean of the statistics of S training seeds; over resamples (R, C) of those that were ``drawn`` (R, S) for each.
+
+    Together with documents that are drawn too it is a bootstrap of two levels [ours]. It underrates few seeds, as any
+    bootstrap does: see `analysis.exact_match.exact_interval` for how far.
+    """
+
+    def statistic(sums: np.ndarray) -> np.ndarray:
+        values = np.stack([of_seed(sums) for of_seed in of_seeds], axis=-1)
+        return (values if sums.ndim == 1 else np.take_along_axis(values, drawn, axis=-1)).mean(axis=-1)
+
+    return statistic
 
 
 def cluster_bootstrap(

@@ -59,8 +59,15 @@ class TokenLosses:
         answers with something that is not finite.
         """
         first_ids = np.zeros(len(tokens)) if first_ids is None else first_ids
-        logits = self._logits(tokens[:, :-1], first_ids, scored)
-        losses = _cross_entropy(logits, self._tensor(tokens[:, -scored:])).cpu().numpy()
+        return self._losses(self._logits(tokens[:, :-1], first_ids, scored), tokens)
+
+    def last_losses_and_likeliest(self, tokens: np.ndarray, scored: int) -> tuple[np.ndarray, np.ndarray]:
+        """What `last_losses` gives, and beside it the likeliest token at each of these places, both (R, T)."""
+        logits = self._logits(tokens[:, :-1], np.zeros(len(tokens)), scored)
+        return self._losses(logits, tokens), logits.argmax(dim=-1).cpu().numpy()
+
+    def _losses(self, logits: Tensor, tokens: np.ndarray) -> np.ndarray:
+        losses = _cross_entropy(logits, self._tensor(tokens[:, -logits.shape[1] :])).cpu().numpy()
         if not np.isfinite(losses).all():
             raise UserError(
                 f"{self.checkpoint} gives losses that are not finite; measure in fp32 (without --bf16), or another "

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 import analysis.length as length_module
 import analysis.token_losses as token_losses_module
-from analysis.length import LengthSettings, check_reach, measure_length, position_edges
+from analysis.compared_models import check_reach
+from analysis.length import LengthSettings, measure_length, position_edges
 from analysis.length_plots import length_figure, load_length, plot_length
 from analysis.length_summary import PositionSums, render_length, summarize_length
 from analysis.models import load_for_analysis
