@@ -1,0 +1,140 @@
+"""Needles in held-out text: does a model find, at any depth and context length, what it has read once?
+
+examples:
+  python scripts/needle.py runs/rope runs/pose --corpus data/books --out runs/needle
+  python scripts/needle.py runs/rope runs/rope@yarn:4 --corpus data/books --lengths 128,256,512,1024 --ks 1,4 \\
+      --depths 0,0.5,1 --samples 200 --out runs/needle
+  python scripts/needle.py runs/pose --corpus data/books --out runs/needle \\
+      --selectors leave-one-out,gradient,attention,random --recall-length 256
+
+A needle of k tokens is a random key of --key-tokens tokens and behind it a random value of k tokens, put at some depth
+(0: first, 1: last) of a stretch of text from one document. The context ends with the key again, and the model is to go
+on with the value. None of these tokens occurs elsewhere in the stretch. Beside it stands the same context without the
+needle, which is chance: what the model then loses, and how often it is right, on a value that it cannot know.
+
+With --selectors the influence selectors are asked for the far tokens that the first value token depends on, and it is
+counted how many of the needle's tokens they find; their placebo is a context with another needle.
+
+Checkpoints are those of scripts/length.py: CKPT@SCHEME:FACTOR scales RoPE, and those with one label are seeds of one
+model. Writes needle.json, needle.parquet (every needle), needle.png and needle_gain.png (a heat map per model and k),
+needle_recall.png, all also as pdf, and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from olmo_sparsity.errors import UserError, run_script
+
+
+def main() -> None:
+    """Measure, then draw and print what was written."""
+    from analysis.arguments import ascending_integers
+    from analysis.needle import ROWS_NAME, NeedleSettings, measure_needle
+    from analysis.needle_plots import MEASURES, load_needle, needle_figure, recall_figure
+    from analysis.needle_tables import render_needle
+    from analysis.plots import save_figure
+    from analysis.training_plots import run_names
+
+    values: dict[str, Any] = vars(_parser().parse_args())
+    values["checkpoints"] = tuple(values["checkpoints"])
+    values["lengths"] = ascending_integers(values["lengths"], "--lengths", "128,256,512")
+    values["ks"] = ascending_integers(values["ks"], "--ks", "1,2,4")
+    values["depths"] = _depths(values["depths"])
+    values["labels"] = (
+        tuple(label.strip() for label in values["labels"].split(","))
+        if values["labels"]
+        else tuple(run_names([Path(path).resolve() for path in values["checkpoints"]]))
+    )
+    values["recall"] = _recall(values)
+    path = measure_needle(NeedleSettings(**values))
+    measured = load_needle(path)
+    paths = [path, path.with_name(ROWS_NAME)]
+    for measure, (name, _) in MEASURES.items():
+        paths += save_figure(needle_figure(measured, measure), path.parent, name)
+    if values["recall"] is not None:
+        paths += save_figure(recall_figure(measured), path.parent, "needle_recall")
+    console = Console(highlight=False, soft_wrap=True)
+    for table in render_needle(measured):
+        console.print(table, end="\n\n")
+    console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
+
+
+def _depths(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(sorted({float(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise UserError(
+            f"--depths takes numbers with commas between them, such as 0,0.5,1, not {text!r}"
+        ) from error
+
+
+def _recall(values: dict[str, Any]) -> Any:
+    """Takes the options of the recall out of ``values``."""
+    from analysis.needle_recall import RecallOptions
+
+    selectors, length, samples = (
+        values.pop(name) for name in ("selectors", "recall_length", "recall_samples")
+    )
+    if not selectors:
+        return None
+    names = tuple(name.strip() for name in selectors.split(","))
+    length = values["lengths"][0] if length is None else length
+    if length > values["lengths"][-1]:
+        raise UserError(
+            f"--recall-length {length} is beyond the largest of --lengths; lower it, or raise those"
+        )
+    return RecallOptions(names, length, values["depths"][len(values["depths"]) // 2], samples)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "checkpoints",
+        nargs="+",
+        metavar="CKPT",
+        help="checkpoint, run (then its last one), or transformers directory, maybe with @SCHEME:FACTOR",
+    )
+    parser.add_argument(
+        "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results")
+    parser.add_argument(
+        "--lengths",
+        default="64,128,256,512",
+        help="tokens of context, comma-separated (default: %(default)s)",
+    )
+    parser.add_argument("--ks", default="1,2,4,8", help="tokens of a value (default: %(default)s)")
+    parser.add_argument("--depths", default="0,0.25,0.5,0.75,1", help="0 … 1 (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=int, default=100, help="needles of each cell, at most (default: %(default)s)"
+    )
+    parser.add_argument("--key-tokens", type=int, default=2, help="tokens of a key (default: %(default)s)")
+    parser.add_argument(
+        "--labels",
+        help="a name for each checkpoint, comma-separated; seeds of one model share one (default: from their paths)",
+    )
+    parser.add_argument("--split", default="heldout", help="split of the corpus (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of needles and bootstrap (default: 0)")
+    parser.add_argument("--bf16", action="store_true", help="measure in bf16: faster, coarser")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    parser.add_argument(
+        "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
+    )
+    recall = parser.add_argument_group("recall of the needle by influence selectors")
+    recall.add_argument("--selectors", help="comma-separated, as in scripts/influence.py (default: none)")
+    recall.add_argument("--recall-length", type=int, help="tokens of context (default: the smallest length)")
+    recall.add_argument(
+        "--recall-samples", type=int, default=40, help="needles, at the middle depth (default: %(default)s)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    run_script(main)
