@@ -27,6 +27,8 @@ FORMAT = 1
 SWEEP_NAME, LOG_NAME = "sweep.json", "sweep.log"
 LONGEST_NAME = 200  # file systems take 255 bytes
 _OF_EACH_CELL = ("save_folder", "run_name")
+CONFIG_AXIS = "config"
+"""Its values are the names of the YAML files, without .yaml."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class Axis:
 class Sweep:
     """What is to be run."""
 
-    config: str
-    """YAML file."""
+    configs: tuple[str, ...]
+    """YAML files; several are an axis of their own, `CONFIG_AXIS`, the slowest."""
     axes: tuple[Axis, ...]
     out: Path
     """Folder of the cells."""
@@ -125,8 +127,9 @@ def make_cells(sweep: Sweep, only: int | None = None) -> list[Cell]:
         key = clean_opt(override).partition("=")[0]
         if key in (*_OF_EACH_CELL, *(axis.key for axis in sweep.axes)):
             raise UserError(f"{override}: {key} is decided by the sweep; leave it out behind the --")
-    keys = [axis.key for axis in sweep.axes]
-    grid = [dict(zip(keys, row, strict=True)) for row in itertools.product(*(a.values for a in sweep.axes))]
+    axes = _all_axes(sweep)
+    keys = [axis.key for axis in axes]
+    grid = [dict(zip(keys, row, strict=True)) for row in itertools.product(*(a.values for a in axes))]
     if repeated := _repeated([_name(values) for values in grid]):
         raise UserError(f"two cells would share the folder {repeated}; put them into two sweeps")
     if only is not None:
@@ -153,10 +156,10 @@ def write_sweep(sweep: Sweep, cells: Sequence[Cell], commit: str) -> None:
         sweep.out / SWEEP_NAME,
         {
             "format": FORMAT,
-            "config": sweep.config,
+            "configs": sweep.configs,
             "overrides": sweep.overrides,
             "evaluation": sweep.evaluation,
-            "axes": {axis.key: [_typed(value) for value in axis.values] for axis in sweep.axes},
+            "axes": {axis.key: [_typed(value) for value in axis.values] for axis in _all_axes(sweep)},
             "cells": [
                 {"folder": cell.name, "values": {key: _typed(text) for key, text in cell.values.items()}}
                 for cell in cells
@@ -166,17 +169,26 @@ def write_sweep(sweep: Sweep, cells: Sequence[Cell], commit: str) -> None:
     )
 
 
+def _all_axes(sweep: Sweep) -> tuple[Axis, ...]:
+    """Those of the grid, behind that of the configs where there are several."""
+    if len(sweep.configs) == 1:
+        return sweep.axes
+    return (Axis(CONFIG_AXIS, tuple(Path(config).stem for config in sweep.configs)), *sweep.axes)
+
+
 def _make_cell(sweep: Sweep, values: Mapping[str, str]) -> Cell:
     name = _name(values)
+    own = {Path(config).stem: config for config in sweep.configs}
+    file = own[values[CONFIG_AXIS]] if CONFIG_AXIS in values else sweep.configs[0]
     folder = sweep.out / name
     overrides = [
         f"--save_folder={folder}",
         f"--run_name={sweep.out.resolve().name}-{name}",
         *sweep.overrides,
-        *(f"--{key}={value}" for key, value in values.items()),
+        *(f"--{key}={value}" for key, value in values.items() if key != CONFIG_AXIS),
     ]
-    settings = _settings(load_config(sweep.config, overrides, warn=False))
-    train = (*sweep.train, sweep.config, "--resume", *overrides)
+    settings = _settings(load_config(file, overrides, warn=False))
+    train = (*sweep.train, file, "--resume", *overrides)
     if settings["task"]["name"] is None:
         return Cell(folder, values, settings, (train,), None)
     evaluate = (*sweep.evaluate, str(folder), *sweep.evaluation)

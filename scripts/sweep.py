@@ -5,6 +5,7 @@ examples:
   python scripts/sweep.py configs/synthetic/scratchpad_parity.yaml --grid seed=1,2,3 \\
       --grid positions.scheme=pose,coupled,predicted --out runs/parity --jobs 2 \\
       --evaluate "--samples 200 --lengths 20,40" -- --max_duration=5000
+  python scripts/sweep.py configs/rope.yaml configs/alibi.yaml configs/nope.yaml --grid seed=1,2 --out runs/encodings
   python scripts/sweep.py configs/synthetic/scratchpad_parity.yaml --out runs/ranges \\
       --grid 'task.parameters.train_length=[5,20],[5,10]' --dry-run
   python scripts/sweep.py configs/base.yaml --grid seed=1,2,3,4 --out runs/base-seeds --slurm --jobs 2 \\
@@ -70,7 +71,7 @@ def main() -> int:
     from olmo_sparsity.provenance import current_commit
 
     sweep = Sweep(
-        options.config,
+        tuple(options.configs),
         parse_axes(options.grid),
         options.out,
         tuple(overrides),
@@ -80,7 +81,7 @@ def main() -> int:
     )
     cells = make_cells(sweep, options.only)
     if evaluation and options.only is None and all(cell.evaluation is None for cell in cells):
-        raise UserError(f"--evaluate: {options.config} has no task to evaluate; leave it out")
+        raise UserError(f"--evaluate: {', '.join(options.configs)} has no task to evaluate; leave it out")
     job = _slurm_job(options, sweep, len(cells)) if options.slurm else None
     if options.dry_run:
         print(job.script if job else _command_lines(cells), end="")
@@ -174,7 +175,7 @@ def _slurm_job(options: argparse.Namespace, sweep: Sweep, cells: int) -> Job:
             "on several with scripts/submit.py train"
         )
     out = job_path(sweep.out, "--out")
-    command = [sys.executable, Path(__file__).resolve(), sweep.config, "--out", out]
+    command = [sys.executable, Path(__file__).resolve(), *sweep.configs, "--out", out]
     command += [f"--grid={text}" for text in options.grid]
     command += [f"--evaluate={options.evaluate}"] if options.evaluate else []
     values = {
@@ -211,7 +212,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("config", metavar="CONFIG", help="YAML file; overrides of it follow --")
+    parser.add_argument(
+        "configs", nargs="+", metavar="CONFIG", help="YAML file, or several to compare; overrides follow --"
+    )
     group = parser.add_argument_group("the grid")
     group.add_argument(
         "--grid",

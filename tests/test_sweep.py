@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from olmo_sparsity.cell_processes import run_cells
 from olmo_sparsity.config import load_config
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import write_json
-from olmo_sparsity.grid_of_runs import Axis, Cell, Sweep, make_cells, parse_axes
+from olmo_sparsity.grid_of_runs import Axis, Cell, Sweep, make_cells, parse_axes, write_sweep
 from olmo_sparsity.slurm import words
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
@@ -69,7 +70,7 @@ def sweep_here(module, monkeypatch, capsys, tmp_path):
 
 def the_sweep(folder, *grid, overrides=(), evaluation=()):
     return Sweep(
-        str(folder / "config.yaml"),
+        (str(folder / "config.yaml"),),
         parse_axes(grid),
         folder / "out",
         tuple(overrides),
@@ -148,6 +149,30 @@ def test_cells_are_the_product_in_order_and_their_commands_load_as_they_are(tmp_
     assert (config.seed, config.positions.scheme, config.max_duration) == (2, "contiguous", 6)
     assert tuple(config.optimizer.betas) == (0.8, 0.99)
     assert cells[5].settings["optimizer"]["betas"] == [0.8, 0.99]
+
+
+def test_several_configs_are_the_slowest_axis(tmp_path):
+    tiny.train_config(tmp_path)
+    for name, changes in (("rope", "contiguous"), ("pose", "pose")):
+        text = (tmp_path / "config.yaml").read_text().replace("scheme: pose", f"scheme: {changes}")
+        (tmp_path / f"{name}.yaml").write_text(text)
+    configs = (str(tmp_path / "rope.yaml"), str(tmp_path / "pose.yaml"))
+    sweep = replace(the_sweep(tmp_path, "seed=1,2"), configs=configs)
+    cells = make_cells(sweep)
+    assert [cell.name for cell in cells] == [
+        "config=rope,seed=1", "config=rope,seed=2", "config=pose,seed=1", "config=pose,seed=2",
+    ]  # fmt: skip
+    for cell in cells:
+        ((_, path, _, *overrides),) = cell.commands
+        assert path == str(tmp_path / f"{cell.values['config']}.yaml")
+        scheme = {"rope": "contiguous", "pose": "pose"}[cell.values["config"]]
+        assert load_config(path, overrides).positions.scheme == scheme == cell.settings["positions"]["scheme"]
+    write_sweep(sweep, cells, "commit")
+    listed = json.loads((sweep.out / "sweep.json").read_text())
+    assert listed["configs"] == list(configs)
+    assert listed["axes"] == {"config": ["rope", "pose"], "seed": [1, 2]}
+    with pytest.raises(UserError, match="two cells would share the folder config=rope,seed=1"):
+        make_cells(replace(sweep, configs=(configs[0], configs[0])))
 
 
 def test_no_axis_but_one_cell_and_negative_values_keep_their_sign(tmp_path):
