@@ -8,6 +8,7 @@ examples:
   python scripts/benchmark.py influence runs/books --corpus runs/books/data --out runs/benchmark \\
       --targets 8 --screened-targets 64
   python scripts/benchmark.py synthetic --config configs/synthetic/scratchpad_parity-small.yaml
+  python scripts/benchmark.py length runs/books --length 512
 
 `train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), our model with position ids in the same loop,
 this project's whole loop, data loading and PoSE included ("loop"), and transformers' model of the same shape trained by
@@ -29,6 +30,9 @@ of --config. Then it times this project's loop, making its batches meanwhile, an
 GPT-NeoX, samples, ids and optimizer, after the losses of both were found to be the same; ids of a coupled scheme give
 way to PoSE there, since the Trainer knows no joint loss. With OMP_NUM_THREADS=1 on a CPU it counts the processor's
 time, which other programs hardly change; for a small shape the ratio still differs by some per cent from run to run.
+
+`length` times loss by position as scripts/length.py computes it and with one forward pass for each position, after the
+losses of both were found to be the same to 1e-4 nats.
 """
 
 from __future__ import annotations
@@ -92,8 +96,22 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds", type=int, default=7, help="how often each is timed (default: %(default)s)"
     )
     synthetic.add_argument("--steps", type=int, default=4, help="steps per timing (default: %(default)s)")
+    _add_length_arguments(add("length", benchmark_length, print_table))
     _add_influence_arguments(add("influence", benchmark_influence, print_influence))
     return parser
+
+
+def _add_length_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", nargs="?", help="checkpoint, run, or transformers directory")
+    parser.add_argument(
+        "--config",
+        default="configs/books.yaml",
+        help="shape of random weights where no checkpoint is given (default: %(default)s)",
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    numbers = [("--length", 256, "tokens of a window"), ("--windows", 4, "windows of random tokens")]
+    for name, default, text in [*numbers, ("--rounds", 3, "how often each is timed")]:
+        parser.add_argument(name, type=int, default=default, help=f"{text} (default: %(default)s)")
 
 
 def _add_influence_arguments(parser: argparse.ArgumentParser) -> None:
@@ -208,6 +226,19 @@ def benchmark_synthetic(arguments: argparse.Namespace, overrides: list[str]) -> 
 
     return run_synthetic_benchmark(
         arguments.config, overrides, rounds=arguments.rounds, steps=arguments.steps
+    )
+
+
+def benchmark_length(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
+    """Tokens per second of loss by position: one forward pass a window against one a position."""
+    import torch
+    from benchmarks.influence import Subject
+    from benchmarks.length import run_length_benchmark
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    subject = Subject(arguments.checkpoint, arguments.config, tuple(overrides), device)
+    return run_length_benchmark(
+        subject, length=arguments.length, windows=arguments.windows, rounds=arguments.rounds
     )
 
 
