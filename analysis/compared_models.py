@@ -50,6 +50,7 @@ def describe(loaded: LoadedModel, scaling: RopeScaling | None) -> Json:
         "checkpoint": str(loaded.checkpoint),
         "checkpoint_sha256": loaded.weights_sha256,
         "family": loaded.family,
+        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         "rope_scaling": None if scaling is None else asdict(scaling),
         "training_seed": loaded.training_seed,
         "training_length": None,

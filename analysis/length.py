@@ -143,9 +143,12 @@ def _token_counts(segments: Segments, edges: list[int]) -> np.ndarray:
 def _write(
     settings: LengthSettings, segments: Segments, described: Sequence[Json], sums: PositionSums
 ) -> Path:
-    models = summarize_length(
-        sums, settings.labels, settings.lengths, resamples=settings.resamples, seed=settings.seed
+    models, alone = (
+        summarize_length(sums, labels, settings.lengths, resamples=settings.resamples, seed=settings.seed)
+        for labels in (settings.labels, [str(number) for number in range(len(described))])
     )
+    for one, own in zip(described, alone, strict=True):
+        one["at_lengths"] = own["at_lengths"]
     for each in models:
         each["checkpoints"] = [one for one in described if one["label"] == each["label"]]
     kept = asdict(settings)

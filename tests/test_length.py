@@ -173,6 +173,10 @@ def test_seeds_that_do_not_differ_change_no_interval(made, plain, tmp_path):
 
 def test_the_models_of_a_file_name_their_seeds(made, tmp_path):
     (model,) = load_length(measure_length(settings(made, tmp_path, labels=("a", "a"))))["models"]
+    apart = load_length(measure_length(settings(made, tmp_path)))["models"]
+    assert [one["at_lengths"] for one in model["checkpoints"]] == [one["at_lengths"] for one in apart]
+    own = sum(parameter.numel() for parameter in load_for_analysis(made / "pose" / "run").model.parameters())
+    assert model["checkpoints"][0]["parameters"] == own
     assert (model["label"], len(model["checkpoints"])) == ("a", 2)
     assert len({each["checkpoint_sha256"] for each in model["checkpoints"]}) == 2
     twice = (str(made / "pose" / "run"), str(made / "pose" / "run" / "step00000001"))

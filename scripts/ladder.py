@@ -1,0 +1,124 @@
+"""Sparsity against size and against length generalization, from influence records and loss by position.
+
+examples:
+  python scripts/ladder.py runs/ladder/*/influence --length runs/ladder/length --out runs/ladder/figures
+  python scripts/ladder.py runs/*/influence runs/*/crossfit --length runs/length --k 8 --times 2 --out runs/joint
+
+RECORDS are folders that scripts/influence.py wrote, cross-fitted ones too; --length is what scripts/length.py wrote of
+the checkpoints that they evaluate, with the training window as the smallest of its --lengths and --times the window
+among them.
+
+Writes ladder.json (a point for each folder: net recovery at k, the share of targets for which k tokens give 90 % of the
+gain, the rise of the loss from the training window to --times the window, parameters), ladder.png and ladder.pdf, and
+prints a table. All intervals are 95 %, over documents. No model is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from olmo_sparsity.errors import UserError, run_script
+
+
+def main() -> None:
+    """Join, draw and print."""
+    from analysis.arguments import check_bootstrap_arguments
+    from analysis.ladder import LADDER_KIND, LADDER_VERSION, ladder_points
+    from analysis.ladder_plots import ladder_figure
+    from analysis.length_plots import load_length
+    from analysis.plots import save_figure
+    from analysis.records import load_records
+    from analysis.summary import summarize
+    from olmo_sparsity.files import write_json
+    from olmo_sparsity.progress import progress
+    from olmo_sparsity.provenance import current_commit
+
+    arguments = _parser().parse_args()
+    check_bootstrap_arguments(arguments)
+    length = load_length(arguments.length)
+    summaries = []
+    with progress("summarising", len(arguments.records), "folders") as advance:
+        for folder in arguments.records:
+            summaries.append(summarize(load_records(folder), arguments.resamples, arguments.seed))
+            advance()
+    points = ladder_points(
+        summaries, length, selector=arguments.selector, k=arguments.k, times=arguments.times
+    )
+    shapes = {(each["settings"]["n_long"], each["settings"]["n_short"]) for each in summaries}
+    if len(shapes) > 1:
+        raise UserError(f"the records have different N and M, {sorted(shapes)}; give those of one")
+    (n_long, n_short), path = shapes.pop(), arguments.out / "ladder.json"
+    result = {
+        "kind": LADDER_KIND,
+        "version": LADDER_VERSION,
+        "settings": {
+            "selector": arguments.selector,
+            "k": arguments.k,
+            "times": arguments.times,
+            "n_long": n_long,
+            "n_short": n_short,
+            "resamples": arguments.resamples,
+        },
+        "points": [
+            {**point, "records": str(folder)} for point, folder in zip(points, arguments.records, strict=True)
+        ],
+        "commit": current_commit(),
+    }
+    write_json(path, result)
+    figures = save_figure(ladder_figure(result), arguments.out, "ladder")
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(_table(result))
+    console.print(f"wrote {', '.join(map(str, [path, *figures]))}", markup=False)
+
+
+def _table(result: dict[str, Any]) -> Table:
+    from analysis.summary import percent_text, plain_table
+    from analysis.tables import interval_cell
+
+    k, times = result["settings"]["k"], result["settings"]["times"]
+    table = plain_table("model", "seed", "parameters", "net [%]", f"{k} suffice [%]", "rise [nats]")
+    table.caption = Text(
+        f"net recovery at k = {k}; share of targets for which {k} tokens give 90 % of the gain; loss at {times} times "
+        "the training window minus at the window; [95 % interval]"
+    )
+    table.caption_justify = "left"
+    for point in sorted(result["points"], key=lambda point: (point["crossfit"], point["parameters"])):
+        table.add_row(
+            Text(point["label"] + (", cross-fit" if point["crossfit"] else "")),
+            str(point["training_seed"]),
+            f"{point['parameters']:,}",
+            Text(percent_text(point["net_recovery"])),
+            Text(percent_text(point["k_suffices"])),
+            Text(interval_cell(point["rise_nats"])),
+        )
+    return table
+
+
+def _parser() -> argparse.ArgumentParser:
+    from analysis.arguments import add_bootstrap_arguments
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "records", type=Path, nargs="+", metavar="RECORDS", help="folder of influence records"
+    )
+    parser.add_argument("--length", required=True, metavar="DIR", help="folder that scripts/length.py wrote")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    parser.add_argument("--selector", default="leave-one-out", help="default: %(default)s")
+    parser.add_argument("--k", type=int, default=4, help="selected tokens (default: %(default)s)")
+    parser.add_argument(
+        "--times", type=int, default=4, help="multiple of the training window (default: %(default)s)"
+    )
+    add_bootstrap_arguments(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    run_script(main)
