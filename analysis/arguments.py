@@ -30,6 +30,21 @@ def check_bootstrap_arguments(arguments: argparse.Namespace) -> None:
         )
 
 
+def add_measurement_arguments(parser: argparse.ArgumentParser, *, seed_of: str) -> None:
+    """``--corpus``, ``--out``, ``--split``, ``--seed``, and what decides speed and memory."""
+    parser.add_argument(
+        "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results")
+    parser.add_argument("--split", default="heldout", help="split of the corpus (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help=f"seed of {seed_of} (default: %(default)s)")
+    parser.add_argument("--bf16", action="store_true", help="measure in bf16: faster, coarser")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    parser.add_argument(
+        "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
+    )
+
+
 def ascending_integers(text: str, option: str, such_as: str) -> tuple[int, ...]:
     """The numbers of ``1,2,4``, ascending, each once. Raises `UserError` that names the option for anything else."""
     try:

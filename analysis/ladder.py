@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from analysis.result_files import ResultFile
 from olmo_sparsity.errors import UserError
 
-LADDER_KIND = "olmo-sparsity ladder"
-LADDER_VERSION = 1
+LADDER = ResultFile("ladder.json", "olmo-sparsity ladder", 1, "ladder", "scripts/ladder.py")
 
 Json = dict[str, Any]
 

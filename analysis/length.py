@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from analysis.compared_models import check_models, describe, load_model_of
-from analysis.length_plots import LENGTH_KIND, LENGTH_NAME, LENGTH_VERSION
+from analysis.length_plots import LENGTH
 from analysis.length_summary import PositionSums, summarize_length
 from analysis.segments import Segments, sample_segments
 from analysis.statistics import BY_DOCUMENT_AND_SEED, DEFAULT_RESAMPLES
@@ -161,8 +161,6 @@ def _write(
     ):  # told elsewhere, or without effect
         del kept[name]
     found = {
-        "kind": LENGTH_KIND,
-        "version": LENGTH_VERSION,
         "settings": {
             **kept,
             "lengths": list(settings.lengths),
@@ -178,5 +176,5 @@ def _write(
     folder = Path(settings.out)
     with atomic_path(folder / SUMS_NAME) as temporary:
         pq.write_table(sums.to_table(settings.labels), temporary, compression="zstd")
-    write_json(folder / LENGTH_NAME, found)
-    return folder / LENGTH_NAME
+    write_json(folder / LENGTH.name, LENGTH.stamped(found))
+    return folder / LENGTH.name

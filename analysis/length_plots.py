@@ -5,9 +5,7 @@ Models differ by colour, marker and line style at once. All intervals are 95 %.
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -17,32 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from analysis.plots import STYLE
+from analysis.result_files import ResultFile
 from analysis.training_plots import curve_style
-from olmo_sparsity.errors import UserError
 
-LENGTH_NAME = "length.json"
-LENGTH_KIND = "olmo-sparsity loss by position"
-LENGTH_VERSION = 2
+LENGTH = ResultFile(
+    "length.json", "olmo-sparsity loss by position", 2, "loss by position", "scripts/length.py"
+)
 
 Json = dict[str, Any]
-
-
-def load_length(path: str | Path) -> Json:
-    """A `length.json`, given itself or its folder. Raises `UserError` where it is none, or of another version."""
-    path = Path(path)
-    path = path / LENGTH_NAME if path.is_dir() else path
-    if not path.is_file():
-        raise UserError(f"{path} is missing; make it with scripts/length.py")
-    try:
-        found = json.loads(path.read_text(encoding="utf8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); measure again with scripts/length.py") from error
-    named = found if isinstance(found, dict) else {}
-    if (named.get("kind"), named.get("version")) != (LENGTH_KIND, LENGTH_VERSION):
-        raise UserError(
-            f"{path} holds no loss by position of format version {LENGTH_VERSION}; make it with scripts/length.py"
-        )
-    return found
 
 
 def plot_length(axes: Axes, length_json: Json) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.compared_models import check_models, describe, load_model_of
-from analysis.needle_plots import NEEDLE_KIND, NEEDLE_NAME, NEEDLE_VERSION
+from analysis.needle_plots import NEEDLE
 from analysis.needle_recall import RecallOptions, check_recall, recall_of_needles
 from analysis.needles import Cell, Needles, cells_of, draw_needles, measure_needles
 from analysis.statistics import (
@@ -234,8 +234,6 @@ def _write(measured: _Measured, models: list[Json]) -> Path:
     for name in ("checkpoints", "labels", "out", "device", "tokens_per_batch"):
         del kept[name]
     found = {
-        "kind": NEEDLE_KIND,
-        "version": NEEDLE_VERSION,
         "settings": {
             **kept,
             "corpus_manifest_sha256": sha256_file(Path(settings.corpus) / MANIFEST_NAME),
@@ -250,5 +248,5 @@ def _write(measured: _Measured, models: list[Json]) -> Path:
     folder = Path(settings.out)
     with atomic_path(folder / ROWS_NAME) as temporary:
         pq.write_table(measured.to_table(), temporary, compression="zstd")
-    write_json(folder / NEEDLE_NAME, found)
-    return folder / NEEDLE_NAME
+    write_json(folder / NEEDLE.name, NEEDLE.stamped(found))
+    return folder / NEEDLE.name

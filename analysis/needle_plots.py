@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -15,11 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from analysis.plots import STYLE
-from olmo_sparsity.errors import UserError
+from analysis.result_files import ResultFile
 
-NEEDLE_NAME = "needle.json"
-NEEDLE_KIND = "olmo-sparsity needles"
-NEEDLE_VERSION = 1
+NEEDLE = ResultFile("needle.json", "olmo-sparsity needles", 1, "needles", "scripts/needle.py")
 MEASURES = {
     "exact": ("needle", "exact match [share of needles]"),
     "gain_nats": ("needle_gain", "loss without the needle - with it [nats per token]"),
@@ -27,24 +23,6 @@ MEASURES = {
 """What a heat map can show: the name of its figure, and what its colours mean."""
 
 Json = dict[str, Any]
-
-
-def load_needle(path: str | Path) -> Json:
-    """A `needle.json`, given itself or its folder. Raises `UserError` where it is none, or of another version."""
-    path = Path(path)
-    path = path / NEEDLE_NAME if path.is_dir() else path
-    if not path.is_file():
-        raise UserError(f"{path} is missing; make it with scripts/needle.py")
-    try:
-        found = json.loads(path.read_text(encoding="utf8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); measure again with scripts/needle.py") from error
-    named = found if isinstance(found, dict) else {}
-    if (named.get("kind"), named.get("version")) != (NEEDLE_KIND, NEEDLE_VERSION):
-        raise UserError(
-            f"{path} holds no needles of format version {NEEDLE_VERSION}; make it with scripts/needle.py"
-        )
-    return found
 
 
 def needle_figure(needle_json: Json, measure: str) -> Figure:

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from analysis.arguments import add_bootstrap_arguments, check_bootstrap_arguments
 from analysis.dependency_plots import all_figures
-from analysis.length_plots import load_length
+from analysis.length_plots import LENGTH
 from analysis.plots import save_figure
 from analysis.records import load_records
 from analysis.summary import render_table, summarize, write_summary
@@ -36,7 +36,7 @@ def main() -> None:
     """Read the records, then write and print what they say."""
     arguments = _parser().parse_args()
     check_bootstrap_arguments(arguments)
-    length = load_length(arguments.length) if arguments.length else None
+    length = LENGTH.load(arguments.length) if arguments.length else None
     records = load_records(arguments.records)
     summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
     folder = arguments.out or arguments.records

@@ -29,9 +29,9 @@ from olmo_sparsity.errors import UserError, run_script
 def main() -> None:
     """Join, draw and print."""
     from analysis.arguments import check_bootstrap_arguments
-    from analysis.ladder import LADDER_KIND, LADDER_VERSION, ladder_points
+    from analysis.ladder import LADDER, ladder_points
     from analysis.ladder_plots import ladder_figure
-    from analysis.length_plots import load_length
+    from analysis.length_plots import LENGTH
     from analysis.plots import save_figure
     from analysis.records import load_records
     from analysis.summary import summarize
@@ -41,7 +41,7 @@ def main() -> None:
 
     arguments = _parser().parse_args()
     check_bootstrap_arguments(arguments)
-    length = load_length(arguments.length)
+    length = LENGTH.load(arguments.length)
     summaries = []
     with progress("summarising", len(arguments.records), "folders") as advance:
         for folder in arguments.records:
@@ -53,10 +53,8 @@ def main() -> None:
     shapes = {(each["settings"]["n_long"], each["settings"]["n_short"]) for each in summaries}
     if len(shapes) > 1:
         raise UserError(f"the records have different N and M, {sorted(shapes)}; give those of one")
-    (n_long, n_short), path = shapes.pop(), arguments.out / "ladder.json"
+    (n_long, n_short), path = shapes.pop(), arguments.out / LADDER.name
     result = {
-        "kind": LADDER_KIND,
-        "version": LADDER_VERSION,
         "settings": {
             "selector": arguments.selector,
             "k": arguments.k,
@@ -70,7 +68,7 @@ def main() -> None:
         ],
         "commit": current_commit(),
     }
-    write_json(path, result)
+    write_json(path, LADDER.stamped(result))
     figures = save_figure(ladder_figure(result), arguments.out, "ladder")
     console = Console(highlight=False, soft_wrap=True)
     console.print(_table(result))

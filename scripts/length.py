@@ -37,7 +37,7 @@ def main() -> None:
     """Measure, then draw and print what was written."""
     from analysis.arguments import ascending_integers
     from analysis.length import SUMS_NAME, LengthSettings, measure_length
-    from analysis.length_plots import length_figure, load_length
+    from analysis.length_plots import LENGTH, length_figure
     from analysis.length_summary import render_length
     from analysis.plots import save_figure
     from analysis.training_plots import run_names
@@ -51,7 +51,7 @@ def main() -> None:
         else tuple(run_names([Path(path).resolve() for path in values["checkpoints"]]))
     )
     path = measure_length(LengthSettings(**values))
-    measured = load_length(path)
+    measured = LENGTH.load(path)
     paths = [path, path.with_name(SUMS_NAME), *save_figure(length_figure(measured), path.parent, "length")]
     console = Console(highlight=False, soft_wrap=True)
     console.print(*render_length(measured), sep="\n\n")
@@ -59,6 +59,8 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from analysis.arguments import add_measurement_arguments
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -70,10 +72,6 @@ def _parser() -> argparse.ArgumentParser:
         "others are compared with the first",
     )
     parser.add_argument(
-        "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results")
-    parser.add_argument(
         "--lengths", default="128,256,512,1024", help="tokens, comma-separated (default: %(default)s)"
     )
     parser.add_argument(
@@ -83,15 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         "--labels",
         help="a name for each checkpoint, comma-separated; seeds of one model share one (default: from their paths)",
     )
-    parser.add_argument("--split", default="heldout", help="split of the corpus (default: %(default)s)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of windows and bootstrap (default: %(default)s)"
-    )
-    parser.add_argument("--bf16", action="store_true", help="measure in bf16: faster, coarser")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
-    parser.add_argument(
-        "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
-    )
+    add_measurement_arguments(parser, seed_of="windows and bootstrap")
     return parser
 
 

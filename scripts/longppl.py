@@ -36,16 +36,14 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from analysis.arguments import add_measurement_arguments
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument(
         "checkpoint", metavar="CKPT", help="checkpoint, run (then its last one), or transformers directory"
     )
-    parser.add_argument(
-        "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder for longppl.json")
     parser.add_argument("--n-long", type=int, required=True, help="N, tokens of a segment")
     parser.add_argument("--n-short", type=int, required=True, help="M, tokens of the short context")
     parser.add_argument(
@@ -70,15 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(
             f"--{name}", type=float, default=2.0, metavar="NATS", help=f"{what} (default: %(default)s nats)"
         )
-    parser.add_argument("--split", default="heldout", help="split of the corpus (default: %(default)s)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of segments and bootstrap (default: %(default)s)"
-    )
-    parser.add_argument("--bf16", action="store_true", help="measure in bf16: faster, coarser")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
-    parser.add_argument(
-        "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
-    )
+    add_measurement_arguments(parser, seed_of="segments and bootstrap")
     return parser
 
 

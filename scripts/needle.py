@@ -35,7 +35,7 @@ def main() -> None:
     """Measure, then draw and print what was written."""
     from analysis.arguments import ascending_integers
     from analysis.needle import ROWS_NAME, NeedleSettings, measure_needle
-    from analysis.needle_plots import MEASURES, load_needle, needle_figure, recall_figure
+    from analysis.needle_plots import MEASURES, NEEDLE, needle_figure, recall_figure
     from analysis.needle_tables import render_needle
     from analysis.plots import save_figure
     from analysis.training_plots import run_names
@@ -52,7 +52,7 @@ def main() -> None:
     )
     values["recall"] = _recall(values)
     path = measure_needle(NeedleSettings(**values))
-    measured = load_needle(path)
+    measured = NEEDLE.load(path)
     paths = [path, path.with_name(ROWS_NAME)]
     for measure, (name, _) in MEASURES.items():
         paths += save_figure(needle_figure(measured, measure), path.parent, name)
@@ -92,6 +92,8 @@ def _recall(values: dict[str, Any]) -> Any:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from analysis.arguments import add_measurement_arguments
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -101,10 +103,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="CKPT",
         help="checkpoint, run (then its last one), or transformers directory, maybe with @SCHEME:FACTOR",
     )
-    parser.add_argument(
-        "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results")
     parser.add_argument(
         "--lengths",
         default="64,128,256,512",
@@ -120,13 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         "--labels",
         help="a name for each checkpoint, comma-separated; seeds of one model share one (default: from their paths)",
     )
-    parser.add_argument("--split", default="heldout", help="split of the corpus (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of needles and bootstrap (default: 0)")
-    parser.add_argument("--bf16", action="store_true", help="measure in bf16: faster, coarser")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
-    parser.add_argument(
-        "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
-    )
+    add_measurement_arguments(parser, seed_of="needles and bootstrap")
     recall = parser.add_argument_group("recall of the needle by influence selectors")
     recall.add_argument("--selectors", help="comma-separated, as in scripts/influence.py (default: none)")
     recall.add_argument("--recall-length", type=int, help="tokens of context (default: the smallest length)")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from analysis.arguments import add_bootstrap_arguments, check_bootstrap_arguments
 from analysis.dependency_plots import all_figures
-from analysis.length_plots import load_length
+from analysis.length_plots import LENGTH
 from analysis.records import load_records
 from analysis.report import load_comparison, load_longppl, report_html
 from analysis.summary import summarize
@@ -36,7 +36,7 @@ def main() -> None:
         raise UserError(
             f"--examples {arguments.examples} cannot be negative; give 0 for a page without examples"
         )
-    length = load_length(arguments.length) if arguments.length else None
+    length = LENGTH.load(arguments.length) if arguments.length else None
     longppl = load_longppl(arguments.longppl) if arguments.longppl else None
     comparison = load_comparison(arguments.compare) if arguments.compare else None
     records = load_records(arguments.records)

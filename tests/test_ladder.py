@@ -10,7 +10,7 @@ import pytest
 
 from analysis.ladder import ladder_points
 from analysis.ladder_plots import ladder_figure
-from analysis.length_plots import LENGTH_KIND, LENGTH_VERSION
+from analysis.length_plots import LENGTH
 from analysis.records import load_records
 from analysis.summary import summarize
 from olmo_sparsity.errors import UserError
@@ -42,7 +42,7 @@ def length_json(*checkpoints):
         {"label": label, "checkpoints": [one for one in checkpoints if one["label"] == label]}
         for label in labels
     ]
-    return {"kind": LENGTH_KIND, "version": LENGTH_VERSION, "settings": {}, "models": models}
+    return {"kind": LENGTH.kind, "version": LENGTH.version, "settings": {}, "models": models}
 
 
 MEASURED = length_json(

@@ -16,7 +16,7 @@ import analysis.length as length_module
 import analysis.token_losses as token_losses_module
 from analysis.compared_models import check_reach
 from analysis.length import LengthSettings, measure_length, position_edges
-from analysis.length_plots import length_figure, load_length, plot_length
+from analysis.length_plots import LENGTH, length_figure, plot_length
 from analysis.length_summary import PositionSums, render_length, summarize_length
 from analysis.models import load_for_analysis
 from analysis.segments import sample_segments
@@ -82,7 +82,7 @@ def plain(made):
 
 def test_equals_one_forward_pass_per_window_and_position(made, plain, tmp_path):
     document, losses = plain
-    found = load_length(measure_length(settings(made, tmp_path)))
+    found = LENGTH.load(measure_length(settings(made, tmp_path)))
     rows = pq.read_table(tmp_path / "length.parquet").to_pylist()
     assert len(rows) == 2 * len(set(document.tolist())) * len(position_edges(LENGTHS)[1:])
     for row in rows:
@@ -103,7 +103,7 @@ def test_equals_one_forward_pass_per_window_and_position(made, plain, tmp_path):
 def test_differences_are_paired_by_document(made, plain, tmp_path):
     """The interval is that of a bootstrap over the differences themselves."""
     document, losses = plain
-    found = load_length(measure_length(settings(made, tmp_path)))
+    found = LENGTH.load(measure_length(settings(made, tmp_path)))
     for one in found["models"][1]["bins"]:
         difference = (losses[1] - losses[0])[:, one["from"] - 1 : one["to"] - 1]
         columns = np.stack([difference.sum(1), np.full(len(difference), difference.shape[1])], axis=1)
@@ -117,7 +117,7 @@ def test_differences_are_paired_by_document(made, plain, tmp_path):
 
 def test_the_loss_at_a_length_is_that_of_the_half_octave_below_it(made, plain, tmp_path):
     document, losses = plain
-    found = load_length(measure_length(settings(made, tmp_path)))
+    found = LENGTH.load(measure_length(settings(made, tmp_path)))
     for number, each in enumerate(found["models"]):
         first, *_, last = each["at_lengths"]
         assert [one["length"] for one in each["at_lengths"]] == list(LENGTHS)
@@ -159,7 +159,7 @@ def test_seeds_of_one_model_are_averaged_and_drawn():
 
 def test_seeds_that_do_not_differ_change_no_interval(made, plain, tmp_path):
     names = {"checkpoints": (str(made / "pose" / "run"),), "labels": ("pose",)}
-    alone = load_length(measure_length(settings(made, tmp_path / "a", **names)))["models"][0]
+    alone = LENGTH.load(measure_length(settings(made, tmp_path / "a", **names)))["models"][0]
     table = pq.read_table(tmp_path / "a" / "length.parquet")
     edges = position_edges(LENGTHS)
     losses = table["loss_sum_nats"].to_numpy().reshape(1, -1, len(edges) - 1)
@@ -172,8 +172,8 @@ def test_seeds_that_do_not_differ_change_no_interval(made, plain, tmp_path):
 
 
 def test_the_models_of_a_file_name_their_seeds(made, tmp_path):
-    (model,) = load_length(measure_length(settings(made, tmp_path, labels=("a", "a"))))["models"]
-    apart = load_length(measure_length(settings(made, tmp_path)))["models"]
+    (model,) = LENGTH.load(measure_length(settings(made, tmp_path, labels=("a", "a"))))["models"]
+    apart = LENGTH.load(measure_length(settings(made, tmp_path)))["models"]
     assert [one["at_lengths"] for one in model["checkpoints"]] == [one["at_lengths"] for one in apart]
     own = sum(parameter.numel() for parameter in load_for_analysis(made / "pose" / "run").model.parameters())
     assert model["checkpoints"][0]["parameters"] == own
@@ -185,7 +185,7 @@ def test_the_models_of_a_file_name_their_seeds(made, tmp_path):
 
 
 def test_batches_and_slices_change_nothing(made, tmp_path, monkeypatch):
-    a = load_length(measure_length(settings(made, tmp_path / "a", tokens_per_batch=1)))
+    a = LENGTH.load(measure_length(settings(made, tmp_path / "a", tokens_per_batch=1)))
     sizes = []
     original = token_losses_module.F.cross_entropy
 
@@ -195,7 +195,7 @@ def test_batches_and_slices_change_nothing(made, tmp_path, monkeypatch):
 
     monkeypatch.setattr(token_losses_module.F, "cross_entropy", watched)
     monkeypatch.setattr(token_losses_module, "LOGITS_PER_SLICE", 128 * 4 * 5)
-    b = load_length(measure_length(settings(made, tmp_path / "b", tokens_per_batch=4 * 39)))
+    b = LENGTH.load(measure_length(settings(made, tmp_path / "b", tokens_per_batch=4 * 39)))
     assert max(sizes) == 4 * 5  # 4 windows at a time, 5 positions of each
     for x, y in zip(a["models"], b["models"], strict=True):
         for one, other in zip(x["bins"], y["bins"], strict=True):
@@ -261,7 +261,7 @@ def test_edges_hold_every_length_and_are_narrow():
 
 
 def test_what_identifies_the_checkpoints_is_kept(made, tmp_path):
-    found = load_length(measure_length(settings(made, tmp_path)))
+    found = LENGTH.load(measure_length(settings(made, tmp_path)))
     pose, nope = (model["checkpoints"][0] for model in found["models"])
     assert (pose["label"], pose["training_length"], pose["position_target"]) == ("pose", 32, 64)
     assert pose["checkpoint_sha256"] != nope["checkpoint_sha256"]
@@ -288,7 +288,7 @@ def test_rotary_models_are_measured_past_their_configuration_and_tables_are_not(
     found = measure_length(
         settings(tmp_path, tmp_path / "out", ["own"], corpus=str(made / "corpus"), lengths=(32,))
     )
-    assert load_length(found)["models"][0]["checkpoints"][0]["position_target"] is None
+    assert LENGTH.load(found)["models"][0]["checkpoints"][0]["position_target"] is None
 
 
 def test_a_directory_of_transformers_is_measured_in_the_same_way(made, plain, tmp_path):
@@ -296,7 +296,7 @@ def test_a_directory_of_transformers_is_measured_in_the_same_way(made, plain, tm
     folder = directory(tmp_path, "llama")
     document = tiny.random_documents(1, 80, seed=8)
     corpus = tiny.write_corpus(tmp_path / "long", {"heldout": document})
-    found = load_length(
+    found = LENGTH.load(
         measure_length(
             settings(
                 made,
@@ -354,7 +354,7 @@ def test_losses_that_are_not_finite_are_refused(made, tmp_path):
 
 
 def test_the_figure_draws_the_file(made, tmp_path):
-    found = load_length(measure_length(settings(made, tmp_path)))
+    found = LENGTH.load(measure_length(settings(made, tmp_path)))
     axes = Figure().subplots()
     plot_length(axes, found)
     curves = [line for line in axes.lines if line.get_label() in ("pose", "nope")]
@@ -383,7 +383,7 @@ def test_the_figure_needs_no_torch():
 
 def test_files_that_are_something_else_are_refused(tmp_path):
     with pytest.raises(UserError, match="length.json is missing; make it with scripts/length.py"):
-        load_length(tmp_path)
+        LENGTH.load(tmp_path)
     path = tmp_path / "length.json"
     for text, message in (
         ("{", "is damaged"),
@@ -392,11 +392,11 @@ def test_files_that_are_something_else_are_refused(tmp_path):
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=message):
-            load_length(path)
+            LENGTH.load(path)
 
 
 def test_the_table_has_every_number(made, tmp_path):
-    found = load_length(measure_length(settings(made, tmp_path)))
+    found = LENGTH.load(measure_length(settings(made, tmp_path)))
     by_length, by_position = render_length(found)
     cells = [list(column.cells) for column in by_position.columns]
     for number, one in enumerate(found["models"][1]["bins"]):

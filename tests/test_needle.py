@@ -13,7 +13,7 @@ from torch import nn
 
 from analysis.models import load_for_analysis
 from analysis.needle import NeedleSettings, measure_needle
-from analysis.needle_plots import load_needle, needle_figure, recall_figure
+from analysis.needle_plots import NEEDLE, needle_figure, recall_figure
 from analysis.needle_recall import RecallOptions, needle_contexts, recall_of_needles
 from analysis.needles import cells_of, draw_needles, measure_needles
 from analysis.token_losses import TokenLosses
@@ -157,7 +157,7 @@ def settings(made, out, **changes):
 
 
 def test_cells_are_means_over_samples_and_seeds(made, tmp_path):
-    found = load_needle(measure_needle(settings(made, tmp_path, labels=("both", "both"))))
+    found = NEEDLE.load(measure_needle(settings(made, tmp_path, labels=("both", "both"))))
     rows = pq.read_table(tmp_path / "needle.parquet").to_pylist()
     (model,) = found["models"]
     assert len(model["checkpoints"]) == 2
@@ -229,7 +229,7 @@ def test_the_script_measures_draws_and_prints(made, tmp_path):
     ]
     done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = load_needle(tmp_path)
+    found = NEEDLE.load(tmp_path)
     assert [each["label"] for each in found["models"]] == ["plain", "YaRN"]
     assert found["models"][1]["checkpoints"][0]["rope_scaling"]["name"] == "yarn"
     for name in ("needle", "needle_gain", "needle_recall"):
@@ -249,8 +249,8 @@ def test_the_script_measures_draws_and_prints(made, tmp_path):
 
 def test_files_that_are_something_else_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"needle.json is missing; make it with scripts/needle.py"):
-        load_needle(tmp_path)
+        NEEDLE.load(tmp_path)
     for text, message in (("{", "is damaged"), ("[]", "holds no needles"), ('{"kind": "x"}', "holds no")):
         (tmp_path / "needle.json").write_text(text)
         with pytest.raises(UserError, match=message):
-            load_needle(tmp_path)
+            NEEDLE.load(tmp_path)

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from analysis import plots
 from analysis.dependency_plots import tokens_needed_figure
-from analysis.length_plots import LENGTH_KIND, LENGTH_VERSION
+from analysis.length_plots import LENGTH
 from analysis.summary import summarize
 from analysis.sums import BEST
 from tests.made_up_records import MEASURED, made_up_records
@@ -259,8 +259,8 @@ def length_json() -> dict:
     ]  # fmt: skip
     settings = {"lengths": [128, 256, 512], "windows_measured": 20, "documents": 9}
     return {
-        "kind": LENGTH_KIND,
-        "version": LENGTH_VERSION,
+        "kind": LENGTH.kind,
+        "version": LENGTH.version,
         "settings": settings,
         "models": models,
     }
