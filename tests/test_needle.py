@@ -197,6 +197,7 @@ def test_cells_are_means_over_samples_and_seeds(made, tmp_path):
         ({"lengths": (90, 100), "ks": (1, 40)}, "tokens of the split do not occur in a stretch of 100"),
         ({"recall": RecallOptions(("nearby",), 24, 0.5, 4)}, "nearby"),
         ({"recall": RecallOptions(("random",), 24, 0.5, 1)}, "--recall-samples must be 2 or more"),
+        ({"recall": RecallOptions(("random",), 5, 0.5, 4)}, "--recall-length 5 does not hold a needle of 1"),
     ],
 )  # fmt: skip
 def test_bad_settings_are_one_line_before_anything_is_written(made, tmp_path, changes, message):
