@@ -46,8 +46,8 @@ def check_recall(options: RecallOptions, key_tokens: int) -> None:
         raise UserError("--recall-samples must be 2 or more: the placebo is another sample")
     if options.length < 2 * key_tokens + 2:
         raise UserError(
-            f"--recall-length {options.length} does not hold a needle of 1 with its key of {key_tokens} twice and text; "
-            f"raise it to at least {2 * key_tokens + 2}"
+            f"--recall-length {options.length} does not hold a needle of 1 with its key of {key_tokens} twice and "
+            f"text; raise it to at least {2 * key_tokens + 2}"
         )
     for name in options.selectors:
         check_selector(name, k_max=max(KS), n_far=options.length - key_tokens)

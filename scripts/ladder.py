@@ -35,6 +35,7 @@ def main() -> None:
     from analysis.plots import save_figure
     from analysis.records import load_records
     from analysis.summary import summarize
+    from analysis.tables import print_whole
     from olmo_sparsity.files import write_json
     from olmo_sparsity.progress import progress
     from olmo_sparsity.provenance import current_commit
@@ -71,7 +72,7 @@ def main() -> None:
     write_json(path, LADDER.stamped(result))
     figures = save_figure(ladder_figure(result), arguments.out, "ladder")
     console = Console(highlight=False, soft_wrap=True)
-    console.print(_table(result))
+    print_whole(console, _table(result))
     console.print(f"wrote {', '.join(map(str, [path, *figures]))}", markup=False)
 
 

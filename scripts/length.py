@@ -40,6 +40,7 @@ def main() -> None:
     from analysis.length_plots import LENGTH, length_figure
     from analysis.length_summary import render_length
     from analysis.plots import save_figure
+    from analysis.tables import print_whole
     from analysis.training_plots import run_names
 
     values: dict[str, Any] = vars(_parser().parse_args())
@@ -54,7 +55,9 @@ def main() -> None:
     measured = LENGTH.load(path)
     paths = [path, path.with_name(SUMS_NAME), *save_figure(length_figure(measured), path.parent, "length")]
     console = Console(highlight=False, soft_wrap=True)
-    console.print(*render_length(measured), sep="\n\n")
+    for table in render_length(measured):
+        print_whole(console, table)
+        console.print()
     console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
 
 

@@ -38,6 +38,7 @@ def main() -> None:
     from analysis.needle_plots import MEASURES, NEEDLE, needle_figure, recall_figure
     from analysis.needle_tables import render_needle
     from analysis.plots import save_figure
+    from analysis.tables import print_whole
     from analysis.training_plots import run_names
 
     values: dict[str, Any] = vars(_parser().parse_args())
@@ -60,7 +61,8 @@ def main() -> None:
         paths += save_figure(recall_figure(measured), path.parent, "needle_recall")
     console = Console(highlight=False, soft_wrap=True)
     for table in render_needle(measured):
-        console.print(table, end="\n\n")
+        print_whole(console, table)
+        console.print()
     console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
 
 
