@@ -182,7 +182,7 @@ def _files(path: Path) -> list[Path]:
     if not found:
         raise UserError(f"{path} holds no {RECORD_NAME}; make one with scripts/exact_match.py")
     if not found[0].is_file():
-        raise UserError(f"{path} is missing; give a {RECORD_NAME}, or a folder that holds some")
+        raise UserError(f"{path} is missing; give an {RECORD_NAME}, or a folder that holds some")
     return found
 
 
