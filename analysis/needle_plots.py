@@ -22,6 +22,7 @@ MEASURES = {
 }
 """What a heat map can show: the name of its figure, and what its colours mean."""
 
+_LEAST_TOP_NATS = 0.1
 Json = dict[str, Any]
 
 
@@ -34,7 +35,9 @@ def needle_figure(needle_json: Json, measure: str) -> Figure:
         for k in ks
         for number, model in enumerate(models)
     }
-    top = 1.0 if measure == "exact" else max(float(np.nanmax(grid)) for grid in grids.values())
+    # Where no model gains anything the colours still need a scale.
+    gains = [_LEAST_TOP_NATS, *(float(np.nanmax(grid)) for grid in grids.values())]
+    top = 1.0 if measure == "exact" else max(gains)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(1.6 + 2.3 * len(models), 1.0 + 1.75 * len(ks)), layout="constrained")
         FigureCanvasAgg(figure)  # Agg whatever the backend of the process; pyplot's state is not touched

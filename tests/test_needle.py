@@ -255,3 +255,19 @@ def test_files_that_are_something_else_are_refused(tmp_path):
         (tmp_path / "needle.json").write_text(text)
         with pytest.raises(UserError, match=message):
             NEEDLE.load(tmp_path)
+
+
+def test_the_colours_go_upwards_where_no_model_gains_anything():
+    cell = {"value_tokens": 1, "length": 16, "depth": 0.5, "gain_nats": {"value": -0.2}}
+    models = [{"label": "x", "checkpoints": [{"training_length": None}], "cells": [cell]}]
+    settings = {
+        "ks": [1],
+        "lengths": [16],
+        "depths": [0.5],
+        "samples_measured": 4,
+        "key_tokens": 2,
+        "documents": 2,
+    }
+    drawn = needle_figure({"models": models, "settings": settings}, "gain_nats")
+    assert [text.get_text() for text in drawn.axes[0].texts] == ["-0.20"]
+    assert drawn.axes[0].images[0].get_clim() == (0, 0.1)
