@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
 from analysis.statistics import DEFAULT_RESAMPLES
 from olmo_sparsity.errors import UserError
@@ -43,6 +45,32 @@ def add_measurement_arguments(parser: argparse.ArgumentParser, *, seed_of: str) 
     parser.add_argument(
         "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
     )
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """``CKPT …`` and ``--labels``, models that are measured side by side; `labels_of` reads them."""
+    parser.add_argument(
+        "checkpoints",
+        nargs="+",
+        metavar="CKPT",
+        help="checkpoint, run (then its last one), or transformers directory, maybe with @SCHEME:FACTOR; the first is "
+        "what others are compared with",
+    )
+    parser.add_argument(
+        "--labels",
+        help="a name for each checkpoint, comma-separated; seeds of one model share one (default: from their paths)",
+    )
+
+
+def labels_of(checkpoints: Sequence[str], labels: str | None) -> tuple[str, ...]:
+    """The names in ``labels``, as they stand between its commas, or as much of the paths as tells them apart."""
+    if labels:
+        return tuple(label.strip() for label in labels.split(","))
+    from analysis.training_plots import (
+        run_names,
+    )  # with matplotlib, which most who parse arguments do not need
+
+    return tuple(run_names([Path(path).resolve() for path in checkpoints]))
 
 
 def ascending_integers(text: str, option: str, such_as: str) -> tuple[int, ...]:

@@ -6,13 +6,14 @@ Checkpoints with the same label are training seeds of one model. Shapes: L token
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from analysis.models import OWN_FAMILY, LoadedModel
 from analysis.rope_scaling import load_scaled, split_checkpoint
+from analysis.statistics import DEFAULT_RESAMPLES
 from olmo_sparsity.checkpoint import CONFIG
 from olmo_sparsity.config import load_config
 from olmo_sparsity.errors import UserError
@@ -20,6 +21,35 @@ from olmo_sparsity.export import position_reach
 from olmo_sparsity.rope_scaling import RopeScaling
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonSettings:
+    """Which models are measured, on what text, and how."""
+
+    checkpoints: tuple[str, ...]
+    """Checkpoint folders, runs (then their last ones), or directories of causal language models of transformers; with
+    ``@scheme:factor`` behind it RoPE is scaled (`olmo_sparsity.rope_scaling`)."""
+    labels: tuple[str, ...]
+    """A name for each, in figures and tables; checkpoints that share one are seeds of one model."""
+    corpus: str
+    """Prepared corpus."""
+    out: str
+    """Folder of the results."""
+    split: str = "heldout"
+    seed: int = 0
+    """Of everything that is drawn, and of the bootstrap."""
+    bf16: bool = False
+    device: str | None = None
+    """cpu, cuda, or None for a GPU where there is one."""
+    tokens_per_batch: int | None = None
+    """Tokens of one forward pass; None chooses. Results do not depend on it but for rounding."""
+    resamples: int = DEFAULT_RESAMPLES
+
+    def told(self) -> Json:
+        """What a result says of its settings: all but what stands elsewhere in it, or has no effect."""
+        untold = ("checkpoints", "labels", "out", "device", "tokens_per_batch")
+        return {name: value for name, value in asdict(self).items() if name not in untold}
 
 
 def check_models(checkpoints: Sequence[str], labels: Sequence[str]) -> None:

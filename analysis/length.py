@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from analysis.compared_models import check_models, describe, load_model_of
+from analysis.compared_models import ComparisonSettings, check_models, describe, load_model_of
 from analysis.length_plots import LENGTH
 from analysis.length_summary import PositionSums, summarize_length
 from analysis.segments import Segments, sample_segments
-from analysis.statistics import BY_DOCUMENT_AND_SEED, DEFAULT_RESAMPLES
+from analysis.statistics import BY_DOCUMENT_AND_SEED
 from analysis.token_losses import TokenLosses
 from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles
 from olmo_sparsity.errors import UserError
@@ -43,32 +43,14 @@ OCTAVES_BELOW = 3
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class LengthSettings:
+@dataclass(frozen=True, kw_only=True)
+class LengthSettings(ComparisonSettings):
     """What is measured on what."""
 
-    checkpoints: tuple[str, ...]
-    """Checkpoint folders, runs (then their last ones), or directories of causal language models of transformers; with
-    ``@scheme:factor`` behind it RoPE is scaled (`olmo_sparsity.rope_scaling`)."""
-    labels: tuple[str, ...]
-    """A name for each, in figures and tables; checkpoints that share one are seeds of one model."""
-    corpus: str
-    """Prepared corpus."""
-    out: str
-    """Folder of the results."""
     lengths: tuple[int, ...] = (128, 256, 512, 1024)
     """Every one is an edge of bins; the largest is L."""
     windows: int = 256
     """Windows to sample."""
-    split: str = "heldout"
-    seed: int = 0
-    """Seed of the windows and of the bootstrap."""
-    bf16: bool = False
-    device: str | None = None
-    """cpu, cuda, or None for a GPU where there is one."""
-    tokens_per_batch: int | None = None
-    """Tokens of one forward pass; None chooses. Results do not depend on it but for rounding."""
-    resamples: int = DEFAULT_RESAMPLES
 
 
 def measure_length(settings: LengthSettings) -> Path:
@@ -151,18 +133,9 @@ def _write(
         one["at_lengths"] = own["at_lengths"]
     for each in models:
         each["checkpoints"] = [one for one in described if one["label"] == each["label"]]
-    kept = asdict(settings)
-    for name in (
-        "checkpoints",
-        "labels",
-        "out",
-        "device",
-        "tokens_per_batch",
-    ):  # told elsewhere, or without effect
-        del kept[name]
     found = {
         "settings": {
-            **kept,
+            **settings.told(),
             "lengths": list(settings.lengths),
             "corpus_manifest_sha256": sha256_file(Path(settings.corpus) / MANIFEST_NAME),
             "windows_measured": len(segments),

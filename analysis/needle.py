@@ -10,7 +10,7 @@ Shapes: n samples, L tokens of context, k value tokens, C checkpoints, D documen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.compared_models import check_models, describe, load_model_of
+from analysis.compared_models import ComparisonSettings, check_models, describe, load_model_of
 from analysis.needle_plots import NEEDLE
 from analysis.needle_recall import RecallOptions, check_recall, recall_of_needles
 from analysis.needles import Cell, Needles, cells_of, draw_needles, measure_needles
 from analysis.statistics import (
     BY_DOCUMENT_AND_SEED,
-    DEFAULT_RESAMPLES,
     ClusterBootstrap,
     Statistic,
     difference,
@@ -44,16 +43,10 @@ ROWS_NAME = "needle.parquet"
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class NeedleSettings:
+@dataclass(frozen=True, kw_only=True)
+class NeedleSettings(ComparisonSettings):
     """What is measured on what."""
 
-    checkpoints: tuple[str, ...]
-    """As `scripts/length.py` takes them, ``@scheme:factor`` included."""
-    labels: tuple[str, ...]
-    """A name for each; checkpoints that share one are seeds of one model."""
-    corpus: str
-    out: str
     lengths: tuple[int, ...] = (64, 128, 256, 512)
     """L."""
     ks: tuple[int, ...] = (1, 2, 4, 8)
@@ -65,13 +58,6 @@ class NeedleSettings:
     """q."""
     recall: RecallOptions | None = None
     """None: selectors are not asked for the needle."""
-    split: str = "heldout"
-    seed: int = 0
-    """Of stretches, needles, selectors that draw, and the bootstrap."""
-    bf16: bool = False
-    device: str | None = None
-    tokens_per_batch: int | None = None
-    resamples: int = DEFAULT_RESAMPLES
 
 
 def measure_needle(settings: NeedleSettings) -> Path:
@@ -229,13 +215,9 @@ class _Measured:
 
 def _write(measured: _Measured, models: list[Json]) -> Path:
     settings = measured.settings
-    kept = asdict(settings)
-    # told elsewhere, or without effect
-    for name in ("checkpoints", "labels", "out", "device", "tokens_per_batch"):
-        del kept[name]
     found = {
         "settings": {
-            **kept,
+            **settings.told(),
             "corpus_manifest_sha256": sha256_file(Path(settings.corpus) / MANIFEST_NAME),
             "samples_measured": len(measured.needles),
             "documents": len(np.unique(measured.needles.segments.document)),

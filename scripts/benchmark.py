@@ -101,7 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_length_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_subject_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model is measured, and where."""
     parser.add_argument("checkpoint", nargs="?", help="checkpoint, run, or transformers directory")
     parser.add_argument(
         "--config",
@@ -109,6 +110,10 @@ def _add_length_arguments(parser: argparse.ArgumentParser) -> None:
         help="shape of random weights where no checkpoint is given (default: %(default)s)",
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+
+
+def _add_length_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_subject_arguments(parser)
     numbers = [("--length", 256, "tokens of a window"), ("--windows", 4, "windows of random tokens")]
     for name, default, text in [*numbers, ("--rounds", 3, "how often each is timed")]:
         parser.add_argument(name, type=int, default=default, help=f"{text} (default: %(default)s)")
@@ -116,12 +121,7 @@ def _add_length_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_influence_arguments(parser: argparse.ArgumentParser) -> None:
     """What the influence benchmark measures on what; the defaults take minutes on 2 cores."""
-    parser.add_argument("checkpoint", nargs="?", help="checkpoint, run, or transformers directory")
-    parser.add_argument(
-        "--config",
-        default="configs/books.yaml",
-        help="shape of random weights where no checkpoint is given (default: %(default)s)",
-    )
+    _add_subject_arguments(parser)
     parser.add_argument("--corpus", help="prepared corpus of the checkpoint (default: random tokens)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of what is written")
     parser.add_argument(
@@ -130,7 +130,6 @@ def _add_influence_arguments(parser: argparse.ArgumentParser) -> None:
         default=("speed", "screened", "cost"),
         help="comma-separated (default: speed,screened,cost)",
     )
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     numbers = [
         ("--n-long", 256, "N"),
         ("--n-short", 32, "M"),

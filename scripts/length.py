@@ -25,7 +25,6 @@ was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN).
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -35,22 +34,17 @@ from olmo_sparsity.errors import run_script
 
 def main() -> None:
     """Measure, then draw and print what was written."""
-    from analysis.arguments import ascending_integers
+    from analysis.arguments import ascending_integers, labels_of
     from analysis.length import SUMS_NAME, LengthSettings, measure_length
     from analysis.length_plots import LENGTH, length_figure
     from analysis.length_summary import render_length
     from analysis.plots import save_figure
     from analysis.tables import print_whole
-    from analysis.training_plots import run_names
 
     values: dict[str, Any] = vars(_parser().parse_args())
     values["checkpoints"] = tuple(values["checkpoints"])
     values["lengths"] = ascending_integers(values["lengths"], "--lengths", "128,256,512")
-    values["labels"] = (
-        tuple(label.strip() for label in values["labels"].split(","))
-        if values["labels"]
-        else tuple(run_names([Path(path).resolve() for path in values["checkpoints"]]))
-    )
+    values["labels"] = labels_of(values["checkpoints"], values["labels"])
     path = measure_length(LengthSettings(**values))
     measured = LENGTH.load(path)
     paths = [path, path.with_name(SUMS_NAME), *save_figure(length_figure(measured), path.parent, "length")]
@@ -62,27 +56,17 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from analysis.arguments import add_measurement_arguments
+    from analysis.arguments import add_measurement_arguments, add_model_arguments
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument(
-        "checkpoints",
-        nargs="+",
-        metavar="CKPT",
-        help="checkpoint, run (then its last one), or transformers directory, maybe with @SCHEME:FACTOR; the "
-        "others are compared with the first",
-    )
+    add_model_arguments(parser)
     parser.add_argument(
         "--lengths", default="128,256,512,1024", help="tokens, comma-separated (default: %(default)s)"
     )
     parser.add_argument(
         "--windows", type=int, default=256, help="windows to sample, at most (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--labels",
-        help="a name for each checkpoint, comma-separated; seeds of one model share one (default: from their paths)",
     )
     add_measurement_arguments(parser, seed_of="windows and bootstrap")
     return parser

@@ -23,7 +23,6 @@ needle_recall.png, all also as pdf, and prints a table.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -33,24 +32,19 @@ from olmo_sparsity.errors import UserError, run_script
 
 def main() -> None:
     """Measure, then draw and print what was written."""
-    from analysis.arguments import ascending_integers
+    from analysis.arguments import ascending_integers, labels_of
     from analysis.needle import ROWS_NAME, NeedleSettings, measure_needle
     from analysis.needle_plots import MEASURES, NEEDLE, needle_figure, recall_figure
     from analysis.needle_tables import render_needle
     from analysis.plots import save_figure
     from analysis.tables import print_whole
-    from analysis.training_plots import run_names
 
     values: dict[str, Any] = vars(_parser().parse_args())
     values["checkpoints"] = tuple(values["checkpoints"])
     values["lengths"] = ascending_integers(values["lengths"], "--lengths", "128,256,512")
     values["ks"] = ascending_integers(values["ks"], "--ks", "1,2,4")
     values["depths"] = _depths(values["depths"])
-    values["labels"] = (
-        tuple(label.strip() for label in values["labels"].split(","))
-        if values["labels"]
-        else tuple(run_names([Path(path).resolve() for path in values["checkpoints"]]))
-    )
+    values["labels"] = labels_of(values["checkpoints"], values["labels"])
     values["recall"] = _recall(values)
     path = measure_needle(NeedleSettings(**values))
     measured = NEEDLE.load(path)
@@ -94,17 +88,12 @@ def _recall(values: dict[str, Any]) -> Any:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from analysis.arguments import add_measurement_arguments
+    from analysis.arguments import add_measurement_arguments, add_model_arguments
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument(
-        "checkpoints",
-        nargs="+",
-        metavar="CKPT",
-        help="checkpoint, run (then its last one), or transformers directory, maybe with @SCHEME:FACTOR",
-    )
+    add_model_arguments(parser)
     parser.add_argument(
         "--lengths",
         default="64,128,256,512",
@@ -116,10 +105,6 @@ def _parser() -> argparse.ArgumentParser:
         "--samples", type=int, default=100, help="needles of each cell, at most (default: %(default)s)"
     )
     parser.add_argument("--key-tokens", type=int, default=2, help="tokens of a key (default: %(default)s)")
-    parser.add_argument(
-        "--labels",
-        help="a name for each checkpoint, comma-separated; seeds of one model share one (default: from their paths)",
-    )
     add_measurement_arguments(parser, seed_of="needles and bootstrap")
     recall = parser.add_argument_group("recall of the needle by influence selectors")
     recall.add_argument("--selectors", help="comma-separated, as in scripts/influence.py (default: none)")
