@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.random.bit_generator import ISeedSequence
 
 from olmo_sparsity.errors import UserError
+from olmo_sparsity.seeding import generators
 
 _STREAM = (
     0x706F73  # "pos": keeps these draws apart from those of the data order, which start from the same seed
@@ -129,74 +128,8 @@ def draws(seed: int, epoch: int, index: int) -> np.random.Generator:
 
 
 def draws_of_all(seed: int, epoch: int, indices: np.ndarray) -> list[np.random.Generator]:
-    """What `draws` gives for each of the indices (B,), bit for bit.
-
-    Seeding takes most of the time of a few draws, so all are seeded at once.
-    """
-    if indices.max(initial=0) > _WORD:
-        return [draws(seed, epoch, index) for index in indices.tolist()]
-    constants = [word for value in (_STREAM, seed, epoch) for word in _words(value)]
-    entropy = [np.full(len(indices), word, dtype=np.uint32) for word in constants]
-    seeds = _seed_sequences([*entropy, indices.astype(np.uint32)])
-    # NumPy takes any ISeedSequence; its type stubs know one only.
-    return [np.random.Generator(np.random.PCG64(_Seeded(row))) for row in seeds]  # type: ignore[arg-type]
-
-
-_WORD = (1 << 32) - 1
-_POOL_SIZE, _HALF_WORD = 4, np.uint32(16)
-
-
-class _Seeded(ISeedSequence):
-    """A `numpy.random.SeedSequence` whose numbers are there already."""
-
-    def __init__(self, state: np.ndarray):
-        self.state = state
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
-        """The numbers that PCG64 starts from, (4,) uint64; it asks for nothing else."""
-        return self.state
-
-
-def _words(value: int) -> list[int]:
-    """The 32-bit words of a number, the lowest first."""
-    return [value & _WORD, *(_words(value >> 32) if value > _WORD else [])]
-
-
-def _seed_sequences(entropy: list[np.ndarray]) -> np.ndarray:
-    """``SeedSequence(words).generate_state(4, np.uint64)`` of B lists of 4 or more words, (B, 4) uint64.
-
-    ``entropy`` holds a word of each, (B,) uint32. It is O'Neill's seed_seq_fe, which NumPy promises not to change.
-    """
-    hashed = _hash(0x43B0D7E5, 0x931E8875)
-
-    def mix_in(target: int, words: np.ndarray) -> None:
-        mixed = pool[target] * np.uint32(0xCA01F9DD) - hashed(words) * np.uint32(0x4973F715)
-        pool[target] = mixed ^ (mixed >> _HALF_WORD)
-
-    pool = [hashed(words) for words in entropy[:_POOL_SIZE]]
-    for source in range(_POOL_SIZE):
-        for target in range(_POOL_SIZE):
-            if target != source:
-                mix_in(target, pool[source])
-    for words in entropy[_POOL_SIZE:]:
-        for target in range(_POOL_SIZE):
-            mix_in(target, words)
-    of_state = _hash(0x8B51F9DD, 0x58F38DED)
-    state = np.stack([of_state(pool[i % _POOL_SIZE]) for i in range(8)], axis=1)
-    return state.astype("<u4").view("<u8").astype(np.uint64)
-
-
-def _hash(constant: int, multiplier: int) -> Callable[[np.ndarray], np.ndarray]:
-    """A hash of 32-bit words (B,) whose constant is another one at every call."""
-
-    def hashed(words: np.ndarray) -> np.ndarray:
-        nonlocal constant
-        words = words ^ np.uint32(constant)
-        constant = constant * multiplier & _WORD
-        words = words * np.uint32(constant)
-        return words ^ (words >> _HALF_WORD)
-
-    return hashed
+    """What `draws` gives for each of the indices (B,), bit for bit, in less time."""
+    return generators([_STREAM, seed, epoch], indices)
 
 
 def position_ids(
