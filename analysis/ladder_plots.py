@@ -8,10 +8,10 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
-from analysis.plots import STYLE
+from analysis.plots import STYLE, add_heading, new_figure
 from analysis.training_plots import curve_style
 
 Json = dict[str, Any]
@@ -20,39 +20,54 @@ _OPEN: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0}
 
 
 def ladder_figure(ladder_json: Json) -> Figure:
-    """(a) net recovery, (b) share that k tokens suffice for, (c) rise, all against size; (d) rise against net recovery.
+    """(a) net recovery, (b) share of targets that k tokens suffice for, (c) rise, each against size.
 
     A point for each checkpoint with its 95 % interval; open points: tokens chosen by another seed (cross-fit). Lines
     join the means over the seeds of a size.
     """
-    settings, points = ladder_json["settings"], ladder_json["points"]
-    k, times = settings["k"], settings["times"]
+    k, points = ladder_json["settings"]["k"], ladder_json["points"]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(8.6, 6.6), layout="constrained")
-        FigureCanvasAgg(figure)  # Agg whatever the backend of the process; pyplot's state is not touched
-        (a, b), (c, d) = figure.subplots(2, 2)
-        rise = f"loss at {times} × the window - at the window\n[nats per token]"
-        for axes, name, scale, title, label in (
-            (a, "net_recovery", 100.0, "(a) Sparsity", f"net recovery at k = {k} [%]"),
+        figure = new_figure(9.6, 3.5)
+        for axes, (name, scale, title, label) in zip(
+            figure.subplots(1, 3),
             (
-                b,
-                "k_suffices",
-                100.0,
-                "(b) Tokens needed",
-                f"{k} tokens give 90 % of the gain\n[% of targets]",
+                ("net_recovery", 100.0, "(a) Sparsity", _net_label(ladder_json)),
+                (
+                    "k_suffices",
+                    100.0,
+                    "(b) Tokens needed",
+                    f"{k} tokens give 90 % of the gain\n[% of targets]",
+                ),
+                ("rise_nats", 1.0, "(c) Length generalization", _rise_label(ladder_json)),
             ),
-            (c, "rise_nats", 1.0, "(c) Length generalization", rise),
+            strict=True,
         ):
             _against_size(axes, points, name, scale)
             axes.set_title(title, loc="left")
             axes.set_ylabel(label)
-            axes.set_xlabel("parameters")
-        _jointly(d, points)
-        d.set_title("(d) Length generalization against sparsity", loc="left")
-        d.set_xlabel(f"net recovery at k = {k} [%]")
-        d.set_ylabel(rise)
-        figure.suptitle(_told(ladder_json), fontsize=8.5, color="0.25", x=0.01, ha="left")
+        add_heading(figure, _told(ladder_json))
     return figure
+
+
+def joint_figure(ladder_json: Json) -> Figure:
+    """Rise against net recovery: does what is sparse generalize to length? A point for each checkpoint, as above."""
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(6.4, 4.2)
+        axes = figure.subplots()
+        _jointly(axes, ladder_json["points"])
+        axes.set_title("Length generalization against sparsity", loc="left")
+        axes.set_xlabel(_net_label(ladder_json))
+        axes.set_ylabel(_rise_label(ladder_json))
+        add_heading(figure, _told(ladder_json))
+    return figure
+
+
+def _net_label(ladder_json: Json) -> str:
+    return f"net recovery at k = {ladder_json['settings']['k']} [%]"
+
+
+def _rise_label(ladder_json: Json) -> str:
+    return f"loss at {ladder_json['settings']['times']} × the window - at the window\n[nats per token]"
 
 
 def _told(ladder_json: Json) -> str:
@@ -64,9 +79,10 @@ def _told(ladder_json: Json) -> str:
 
 
 def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -> None:
+    if name == "rise_nats":  # it does not depend on who chose: one point for each checkpoint
+        by_checkpoint = {point["checkpoint_sha256"]: {**point, "crossfit": False} for point in points}
+        points = list(by_checkpoint.values())
     for crossfit in (False, True):
-        if crossfit and name == "rise_nats":
-            continue  # it does not depend on who chose
         some = [point for point in points if point["crossfit"] == crossfit]
         for point in some:
             y, error = _scaled(point[name], scale)
@@ -74,7 +90,11 @@ def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -
         sizes = sorted({point["parameters"] for point in some})
         means = [np.mean([p[name]["value"] for p in some if p["parameters"] == size]) for size in sizes]
         axes.plot(sizes, scale * np.array(means), color="C0", linestyle="--" if crossfit else "-", alpha=0.7)
+    sizes = sorted({point["parameters"] for point in points})
     axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(sizes, [f"{size / 1e6:.2g}" for size in sizes])
+    axes.set_xlabel("parameters [millions]")
 
 
 def _jointly(axes: Axes, points: Sequence[Json]) -> None:

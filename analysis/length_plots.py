@@ -1,4 +1,4 @@
-"""Panel (d) of Figure 2: held-out loss against position, from `length.json` alone: no model, no torch (METHOD 2.5).
+"""Loss by position, panel (d) of Figure 2 (METHOD 2.5), and at each length: from `length.json`, no model, no torch.
 
 Models differ by colour, marker and line style at once. All intervals are 95 %.
 """
@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from analysis.plots import STYLE
+from analysis.plots import STYLE, add_heading, bar_lengths, new_figure, to_number
 from analysis.result_files import ResultFile
 from analysis.training_plots import curve_style
 
@@ -34,7 +34,7 @@ def plot_length(axes: Axes, length_json: Json) -> None:
         colour, marker, line = curve_style(number)
         centres = [_centre(one) for one in each["bins"]]
         value, low, high = (
-            [_number(one["loss_nats"][bound]) for one in each["bins"]] for bound in ("value", "low", "high")
+            [to_number(one["loss_nats"][bound]) for one in each["bins"]] for bound in ("value", "low", "high")
         )
         axes.plot(
             centres, value, color=colour, marker=marker, linestyle=line, label=each["label"], zorder=3.0
@@ -60,12 +60,39 @@ def length_figure(length_json: Json) -> Figure:
     return figure
 
 
+def lengths_figure(length_json: Json) -> Figure:
+    """The loss at each length, a panel per length, a row per model with its interval.
+
+    The dotted line is the first model's loss at the smallest length, the same in all panels.
+    """
+    models, lengths = length_json["models"], length_json["settings"]["lengths"]
+    reference = to_number(models[0]["at_lengths"][0]["loss_nats"]["value"])
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(1.9 * len(lengths) + 1.6, 0.24 * len(models) + 1.3)
+        panels = figure.subplots(1, len(lengths), sharex=True, sharey=True, squeeze=False)[0]
+        for place, (axes, length) in enumerate(zip(panels, lengths, strict=True)):
+            for number, each in enumerate(models):
+                loss = each["at_lengths"][place]["loss_nats"]
+                colour, marker, _ = curve_style(number)
+                looks: Json = {"color": colour, "marker": marker, "capsize": 2, "elinewidth": 1}
+                axes.errorbar([to_number(loss["value"])], [number], xerr=bar_lengths([loss]), **looks)
+            axes.axvline(reference, color="0.35", linestyle=":", linewidth=1, zorder=1.5)
+            axes.set_title(f"at {length:,} tokens", loc="left")
+        panels[0].set_yticks(range(len(models)), [each["label"] for each in models])
+        panels[0].set_ylim(len(models) - 0.5, -0.5)  # the first model on top
+        figure.supxlabel("held-out loss [nats per token]", fontsize=9)
+        add_heading(
+            figure, f"{describe_length(length_json)}; dotted: {models[0]['label']} at {lengths[0]:,} tokens"
+        )
+    return figure
+
+
 def describe_length(length_json: Json) -> str:
     """One line on what was measured: windows, documents."""
     settings = length_json["settings"]
     return (
         f"{settings['windows_measured']:,} windows of {settings['lengths'][-1]:,} tokens in "
-        f"{settings['documents']:,} documents; bands: 95 % bootstrap"
+        f"{settings['documents']:,} documents; bands and bars: 95 % bootstrap"
     )
 
 
@@ -104,7 +131,3 @@ def _training_lines(axes: Axes, length_json: Json) -> None:
         place: Json = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
         looks: Json = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 7.5, "color": "0.35"}
         axes.annotate(f"{name} {length:,}", (length, 0.98), (-2, 0), annotation_clip=True, **looks, **place)
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value

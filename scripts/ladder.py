@@ -9,8 +9,9 @@ the checkpoints that they evaluate, with the training window as the smallest of 
 among them.
 
 Writes ladder.json (a point for each folder: net recovery at k, the share of targets for which k tokens give 90 % of the
-gain, the rise of the loss from the training window to --times the window, parameters), ladder.png and ladder.pdf, and
-prints a table. All intervals are 95 %, over documents. No model is needed.
+gain, the rise of the loss from the training window to --times the window, parameters), joint.png (rise against net
+recovery) and, of models of different sizes, ladder.png (each against size), both also as pdf, and prints a table. All
+intervals are 95 %, over documents. No model is needed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def main() -> None:
     """Join, draw and print."""
     from analysis.arguments import check_bootstrap_arguments
     from analysis.ladder import LADDER, ladder_points
-    from analysis.ladder_plots import ladder_figure
+    from analysis.ladder_plots import joint_figure, ladder_figure
     from analysis.length_plots import LENGTH
     from analysis.plots import save_figure
     from analysis.records import load_records
@@ -70,7 +71,9 @@ def main() -> None:
         "commit": current_commit(),
     }
     write_json(path, LADDER.stamped(result))
-    figures = save_figure(ladder_figure(result), arguments.out, "ladder")
+    figures = save_figure(joint_figure(result), arguments.out, "joint")
+    if len({point["parameters"] for point in points}) > 1:
+        figures += save_figure(ladder_figure(result), arguments.out, "ladder")
     console = Console(highlight=False, soft_wrap=True)
     print_whole(console, _table(result))
     console.print(f"wrote {', '.join(map(str, [path, *figures]))}", markup=False)

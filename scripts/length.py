@@ -14,9 +14,10 @@ largest length are drawn evenly from the documents that are long enough, and eve
 Checkpoints with the same label are seeds of one model, whose loss is their mean.
 
 Writes length.json (mean loss in bins of positions and the paired difference to the first model, with 95 % intervals
-over documents and seeds), length.parquet (sums per checkpoint, document and bin), length.png and length.pdf, and prints
-two tables. Every length is an edge of bins: give the training length and its multiples. Checkpoints must share a
-tokenizer. A model of any causal language model directory can be measured, a rotary one past its configured length.
+over documents and seeds), length.parquet (sums per checkpoint, document and bin), length.png (loss by position) and
+lengths.png (loss at each length), both also as pdf, and prints two tables. Every length is an edge of bins: give the
+training length and its multiples. Checkpoints must share a tokenizer. A model of any causal language model directory
+can be measured, a rotary one past its configured length.
 
 CKPT@SCHEME:FACTOR reads CKPT with its RoPE scaled, without training, so that it reaches FACTOR times the ids that it
 was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN).
@@ -36,7 +37,7 @@ def main() -> None:
     """Measure, then draw and print what was written."""
     from analysis.arguments import ascending_integers, labels_of
     from analysis.length import SUMS_NAME, LengthSettings, measure_length
-    from analysis.length_plots import LENGTH, length_figure
+    from analysis.length_plots import LENGTH, length_figure, lengths_figure
     from analysis.length_summary import render_length
     from analysis.plots import save_figure
     from analysis.tables import print_whole
@@ -47,7 +48,9 @@ def main() -> None:
     values["labels"] = labels_of(values["checkpoints"], values["labels"])
     path = measure_length(LengthSettings(**values))
     measured = LENGTH.load(path)
-    paths = [path, path.with_name(SUMS_NAME), *save_figure(length_figure(measured), path.parent, "length")]
+    paths = [path, path.with_name(SUMS_NAME)]
+    for name, draw in (("length", length_figure), ("lengths", lengths_figure)):
+        paths += save_figure(draw(measured), path.parent, name)
     console = Console(highlight=False, soft_wrap=True)
     for table in render_length(measured):
         print_whole(console, table)

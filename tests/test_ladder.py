@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.ladder import ladder_points
-from analysis.ladder_plots import ladder_figure
+from analysis.ladder_plots import joint_figure, ladder_figure
 from analysis.length_plots import LENGTH
 from analysis.records import load_records
 from analysis.summary import summarize
@@ -141,11 +141,23 @@ def test_the_script_joins_draws_and_prints(folders, summaries, tmp_path, script)
     assert found["points"] == expected
     assert (tmp_path / "out" / "ladder.png").stat().st_size > 10_000
     panels = ladder_figure(found).axes
-    assert [axes.get_title("left")[:3] for axes in panels] == ["(a)", "(b)", "(c)", "(d)"]
-    (line,) = [line for line in panels[2].lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-"]
-    assert list(line.get_xdata()) == [1000, 4000] and list(line.get_ydata()) == [0.4, 0.2]
-    joint = {(container[0].get_xdata()[0], container[0].get_ydata()[0]) for container in panels[3].containers}
+    assert [axes.get_title("left")[:3] for axes in panels] == ["(a)", "(b)", "(c)"]
+    (line,) = [line for line in panels[2].lines if len(line.get_xdata()) == 2]
+    assert list(line.get_xdata()) == [1000, 4000]
+    assert list(line.get_ydata()) == [(0.4 + 0.5) / 2, 0.2]  # of b too, whose point is cross-fitted
+    (axes,) = joint_figure(found).axes
+    joint = {(container[0].get_xdata()[0], container[0].get_ydata()[0]) for container in axes.containers}
     assert joint == {(100 * p["net_recovery"]["value"], p["rise_nats"]["value"]) for p in found["points"]}
+
+
+def test_models_of_one_size_have_the_joint_figure_only(folders, tmp_path, script):
+    (tmp_path / "length.json").write_text(json.dumps(MEASURED))
+    script(folders["a"], folders["ab"], "--length", tmp_path, "--out", tmp_path / "out", "--resamples", 1000)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "joint.pdf",
+        "joint.png",
+        "ladder.json",
+    ]
 
 
 def test_records_of_different_contexts_are_refused(folders, tmp_path, script):

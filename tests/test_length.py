@@ -16,11 +16,12 @@ import analysis.length as length_module
 import analysis.token_losses as token_losses_module
 from analysis.compared_models import check_reach
 from analysis.length import LengthSettings, measure_length, position_edges
-from analysis.length_plots import LENGTH, length_figure, plot_length
+from analysis.length_plots import LENGTH, length_figure, lengths_figure, plot_length
 from analysis.length_summary import PositionSums, render_length, summarize_length
 from analysis.models import load_for_analysis
 from analysis.segments import sample_segments
 from analysis.statistics import cluster_bootstrap, ratio_of_sums
+from analysis.training_plots import curve_style
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.errors import UserError
 from tests import tiny
@@ -373,6 +374,26 @@ def test_the_figure_draws_the_file(made, tmp_path):
     assert [text.get_text() for text in axes.texts] == ["training length 32", "PoSE target 64"]
     assert axes.get_xscale() == "log" and "[nats per token]" in axes.get_ylabel()
     assert "9 windows of 40 tokens in 5 documents" in length_figure(found).get_suptitle()
+
+
+def test_the_loss_at_each_length_is_drawn_a_row_per_model(made, tmp_path):
+    found = LENGTH.load(measure_length(settings(made, tmp_path)))
+    panels = lengths_figure(found).axes
+    assert [axes.get_title("left") for axes in panels] == [
+        f"at {length} tokens" for length in found["settings"]["lengths"]
+    ]
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["pose", "nope"]
+    for place, axes in enumerate(panels):
+        for number, (container, each) in enumerate(zip(axes.containers, found["models"], strict=True)):
+            loss = each["at_lengths"][place]["loss_nats"]
+            point, _, (bar,) = container
+            assert (point.get_xdata()[0], point.get_ydata()[0]) == (loss["value"], number)
+            assert sorted(bar.get_segments()[0][:, 0]) == pytest.approx([loss["low"], loss["high"]])
+
+
+def test_many_curves_all_look_different():
+    styles = [curve_style(number) for number in range(49)]
+    assert len(set(styles)) == 49
 
 
 def test_the_figure_needs_no_torch():
