@@ -5,6 +5,7 @@ Joins two measurements of the same checkpoints: influence records (`analysis.sum
 
     sparsity            net recovery at one k, and the share of targets over tau that k tokens suffice for (90 % of the
                         gain)
+    use of the far context  share of the targets that gain more than tau from it
     length generalization   rise: loss at s times the training window minus loss at the window, where the loss at L is
                         that of the half octave of positions below L [ours]; the smaller, the better
 
@@ -55,6 +56,7 @@ def ladder_points(
                 "parameters": own["parameters"],
                 "crossfit": settings["crossfit"],
                 "targets_over_tau": summary["targets_over_tau"],
+                "share_over_tau": summary["share_over_tau"],
                 **_sparsity(summary, selector, k),
                 "rise_nats": _rise(own, times),
             }

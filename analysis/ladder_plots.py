@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from analysis.plots import STYLE, add_heading, new_figure
+from analysis.sums import nats
 from analysis.training_plots import curve_style
 
 Json = dict[str, Any]
@@ -20,25 +21,23 @@ _OPEN: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0}
 
 
 def ladder_figure(ladder_json: Json) -> Figure:
-    """(a) net recovery, (b) share of targets that k tokens suffice for, (c) rise, each against size.
+    """(a) share over tau, (b) net recovery, (c) share that k tokens suffice for, (d) rise, each against size.
 
     A point for each checkpoint with its 95 % interval; open points: tokens chosen by another seed (cross-fit). Lines
     join the means over the seeds of a size.
     """
-    k, points = ladder_json["settings"]["k"], ladder_json["points"]
+    settings, points = ladder_json["settings"], ladder_json["points"]
+    far = f"far context helps\n[% of targets: by more than {nats(settings['tau_nats'])}]"
+    suffice = f"{settings['k']} tokens give 90 % of the gain\n[% of those targets]"
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(9.6, 3.5)
+        figure = new_figure(8.6, 6.2)
         for axes, (name, scale, title, label) in zip(
-            figure.subplots(1, 3),
+            figure.subplots(2, 2).flat,
             (
-                ("net_recovery", 100.0, "(a) Sparsity", _net_label(ladder_json)),
-                (
-                    "k_suffices",
-                    100.0,
-                    "(b) Tokens needed",
-                    f"{k} tokens give 90 % of the gain\n[% of targets]",
-                ),
-                ("rise_nats", 1.0, "(c) Length generalization", _rise_label(ladder_json)),
+                ("share_over_tau", 100.0, "(a) Use of the far context", far),
+                ("net_recovery", 100.0, "(b) Sparsity", _net_label(ladder_json)),
+                ("k_suffices", 100.0, "(c) Tokens needed", suffice),
+                ("rise_nats", 1.0, "(d) Length generalization", _rise_label(ladder_json)),
             ),
             strict=True,
         ):
@@ -79,7 +78,9 @@ def _told(ladder_json: Json) -> str:
 
 
 def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -> None:
-    if name == "rise_nats":  # it does not depend on who chose: one point for each checkpoint
+    if name == "share_over_tau":  # another seed measures at the targets of the first
+        points = [point for point in points if not point["crossfit"]]
+    elif name == "rise_nats":  # it does not depend on who chose: one point for each checkpoint
         by_checkpoint = {point["checkpoint_sha256"]: {**point, "crossfit": False} for point in points}
         points = list(by_checkpoint.values())
     for crossfit in (False, True):

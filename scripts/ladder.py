@@ -8,10 +8,11 @@ RECORDS are folders that scripts/influence.py wrote, cross-fitted ones too; --le
 the checkpoints that they evaluate, with the training window as the smallest of its --lengths and --times the window
 among them.
 
-Writes ladder.json (a point for each folder: net recovery at k, the share of targets for which k tokens give 90 % of the
-gain, the rise of the loss from the training window to --times the window, parameters), joint.png (rise against net
-recovery) and, of models of different sizes, ladder.png (each against size), both also as pdf, and prints a table. All
-intervals are 95 %, over documents. No model is needed.
+Writes ladder.json (a point for each folder: share of targets over tau, net recovery at k, the share of those targets
+for which k tokens give 90 % of the gain, the rise of the loss from the training window to --times the window,
+parameters), joint.png (rise against net recovery) and, of models of different sizes, ladder.png (each against size),
+both also as pdf, and prints a table. In cross-fitting the share over tau is that of the model that chose. All intervals
+are 95 %, over documents. No model is needed.
 """
 
 from __future__ import annotations
@@ -52,17 +53,17 @@ def main() -> None:
     points = ladder_points(
         summaries, length, selector=arguments.selector, k=arguments.k, times=arguments.times
     )
-    shapes = {(each["settings"]["n_long"], each["settings"]["n_short"]) for each in summaries}
+    measured = ("n_long", "n_short", "tau_nats")
+    shapes = {tuple(each["settings"][name] for name in measured) for each in summaries}
     if len(shapes) > 1:
-        raise UserError(f"the records have different N and M, {sorted(shapes)}; give those of one")
-    (n_long, n_short), path = shapes.pop(), arguments.out / LADDER.name
+        raise UserError(f"the records have different N, M and tau, {sorted(shapes)}; give those of one")
+    path = arguments.out / LADDER.name
     result = {
         "settings": {
             "selector": arguments.selector,
             "k": arguments.k,
             "times": arguments.times,
-            "n_long": n_long,
-            "n_short": n_short,
+            **dict(zip(measured, shapes.pop(), strict=True)),
             "resamples": arguments.resamples,
         },
         "points": [
@@ -84,10 +85,12 @@ def _table(result: dict[str, Any]) -> Table:
     from analysis.tables import interval_cell
 
     k, times = result["settings"]["k"], result["settings"]["times"]
-    table = plain_table("model", "seed", "parameters", "net [%]", f"{k} suffice [%]", "rise [nats]")
+    table = plain_table(
+        "model", "seed", "parameters", "over tau [%]", "net [%]", f"{k} suffice [%]", "rise [nats]"
+    )
     table.caption = Text(
-        f"net recovery at k = {k}; share of targets for which {k} tokens give 90 % of the gain; loss at {times} times "
-        "the training window minus at the window; [95 % interval]"
+        f"targets over tau; net recovery at k = {k}; share of those for which {k} tokens give 90 % of the gain; "
+        f"loss at {times} times the training window minus at the window; [95 % interval]"
     )
     table.caption_justify = "left"
     for point in sorted(result["points"], key=lambda point: (point["crossfit"], point["parameters"])):
@@ -95,6 +98,7 @@ def _table(result: dict[str, Any]) -> Table:
             Text(point["label"] + (", cross-fit" if point["crossfit"] else "")),
             str(point["training_seed"]),
             f"{point['parameters']:,}",
+            Text(percent_text(point["share_over_tau"])),
             Text(percent_text(point["net_recovery"])),
             Text(percent_text(point["k_suffices"])),
             Text(interval_cell(point["rise_nats"])),

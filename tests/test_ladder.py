@@ -141,8 +141,10 @@ def test_the_script_joins_draws_and_prints(folders, summaries, tmp_path, script)
     assert found["points"] == expected
     assert (tmp_path / "out" / "ladder.png").stat().st_size > 10_000
     panels = ladder_figure(found).axes
-    assert [axes.get_title("left")[:3] for axes in panels] == ["(a)", "(b)", "(c)"]
-    (line,) = [line for line in panels[2].lines if len(line.get_xdata()) == 2]
+    assert [axes.get_title("left")[:3] for axes in panels] == ["(a)", "(b)", "(c)", "(d)"]
+    shares = [100 * summaries[name]["share_over_tau"]["value"] for name in "ac"]
+    assert [container[0].get_ydata()[0] for container in panels[0].containers] == pytest.approx(shares)
+    (line,) = [line for line in panels[3].lines if len(line.get_xdata()) == 2]
     assert list(line.get_xdata()) == [1000, 4000]
     assert list(line.get_ydata()) == [(0.4 + 0.5) / 2, 0.2]  # of b too, whose point is cross-fitted
     (axes,) = joint_figure(found).axes
@@ -165,7 +167,7 @@ def test_records_of_different_contexts_are_refused(folders, tmp_path, script):
     manifest = made_up_manifest(200, checkpoint_sha256=SHAS["c"], n_long=64)
     write_records(tmp_path / "other", manifest, made_up_targets(200, 30, rng), rng)
     (tmp_path / "length.json").write_text(json.dumps(MEASURED))
-    with pytest.raises(UserError, match="the records have different N and M"):
+    with pytest.raises(UserError, match="the records have different N, M and tau"):
         script(
             folders["a"],
             tmp_path / "other",
