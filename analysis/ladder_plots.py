@@ -24,7 +24,7 @@ def ladder_figure(ladder_json: Json) -> Figure:
     """(a) share over tau, (b) net recovery, (c) share that k tokens suffice for, (d) rise, each against size.
 
     A point for each checkpoint with its 95 % interval; open points: tokens chosen by another seed (cross-fit). Lines
-    join the means over the seeds of a size.
+    join the means over the seeds of a size, whose points stand a little to the right of each other.
     """
     settings, points = ladder_json["settings"], ladder_json["points"]
     far = f"far context helps\n[% of targets: by more than {nats(settings['tau_nats'])}]"
@@ -85,9 +85,11 @@ def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -
         points = list(by_checkpoint.values())
     for crossfit in (False, True):
         some = [point for point in points if point["crossfit"] == crossfit]
-        for point in some:
+        for number, point in enumerate(some):
             y, error = _scaled(point[name], scale)
-            axes.errorbar([point["parameters"]], y, yerr=error, color="C0", marker="o", **_looks(crossfit))
+            before = sum(other["parameters"] == point["parameters"] for other in some[:number])
+            x = point["parameters"] * 1.025 ** (2 * before + crossfit)  # beside each other, not on top
+            axes.errorbar([x], y, yerr=error, color="C0", marker="o", **_looks(crossfit))
         sizes = sorted({point["parameters"] for point in some})
         means = [np.mean([p[name]["value"] for p in some if p["parameters"] == size]) for size in sizes]
         axes.plot(sizes, scale * np.array(means), color="C0", linestyle="--" if crossfit else "-", alpha=0.7)

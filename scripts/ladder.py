@@ -98,7 +98,7 @@ def _table(result: dict[str, Any]) -> Table:
             Text(point["label"] + (", cross-fit" if point["crossfit"] else "")),
             str(point["training_seed"]),
             f"{point['parameters']:,}",
-            Text(percent_text(point["share_over_tau"])),
+            Text(percent_text(point["share_over_tau"], 1)),
             Text(percent_text(point["net_recovery"])),
             Text(percent_text(point["k_suffices"])),
             Text(interval_cell(point["rise_nats"])),
