@@ -24,6 +24,9 @@ LENGTH = ResultFile(
 
 Json = dict[str, Any]
 
+MANY_MODELS = 7
+"""With more models than these the legend stands beside the panel: it would hide curves."""
+
 
 def plot_length(axes: Axes, length_json: Json) -> None:
     """Panel (d): mean loss per bin of positions against the bin's centre [nats per token].
@@ -56,6 +59,11 @@ def length_figure(length_json: Json) -> Figure:
         axes = figure.subplots()
         plot_length(axes, length_json)
         axes.set_title("Loss by position", loc="left")
+        legend = axes.get_legend()
+        if legend is not None and len(length_json["models"]) > MANY_MODELS:
+            legend.remove()
+            figure.legend(loc="outside right center", frameon=False, handlelength=3)
+            figure.set_figwidth(7.4)
         figure.suptitle(describe_length(length_json), fontsize=8.5, color="0.25", x=0.01, ha="left")
     return figure
 

@@ -184,7 +184,7 @@ def short_number(value: float) -> str:
 def curve_style(number: int) -> tuple[str, str, Any]:
     """Colour, marker and line style of a curve; all three together differ for the first 49 numbers."""
     turn, place = divmod(number, len(_RUN_STYLES))
-    _, marker, line = _RUN_STYLES[(place + 3 * turn) % len(_RUN_STYLES)]
+    _, marker, line = _RUN_STYLES[(place + 2 * turn) % len(_RUN_STYLES)]
     return _RUN_STYLES[place][0], marker, line
 
 

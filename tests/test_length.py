@@ -396,6 +396,16 @@ def test_many_curves_all_look_different():
     assert len(set(styles)) == 49
 
 
+def test_the_legend_of_many_models_does_not_hide_curves(made, tmp_path):
+    found = LENGTH.load(measure_length(settings(made, tmp_path)))
+    few = length_figure(found)
+    assert few.axes[0].get_legend() is not None and not few.legends
+    found["models"] = [{**found["models"][0], "label": str(number)} for number in range(8)]
+    many = length_figure(found)
+    assert many.axes[0].get_legend() is None
+    assert [text.get_text() for text in many.legends[0].get_texts()] == [str(number) for number in range(8)]
+
+
 def test_the_figure_needs_no_torch():
     code = "import sys, analysis.length_plots; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
