@@ -127,14 +127,15 @@ def _position_axis(axes: Axes, length_json: Json) -> None:
 
 def _training_lines(axes: Axes, length_json: Json) -> None:
     """Dotted at the window trained on, dash-dotted at the reach of the position ids in training."""
-    marks: dict[tuple[int, str], Any] = {}
+    marks: dict[tuple[int, str], list[str]] = {}  # names of each place and line style
     for each in [one for model in length_json["models"] for one in model["checkpoints"]]:
         if each["training_length"] is not None:
-            marks[each["training_length"], "training length"] = ":"
+            marks.setdefault((each["training_length"], ":"), []).append("training length")
         if each["position_target"] is not None:
             scheme = {"pose": "PoSE"}.get(each["position_scheme"], each["position_scheme"].replace("_", " "))
-            marks[each["position_target"], f"{scheme} target"] = "-."
-    for (length, name), line in marks.items():
+            marks.setdefault((each["position_target"], "-."), []).append(f"{scheme} target")
+    for (length, line), names in marks.items():
+        name = ", ".join(dict.fromkeys(names))
         axes.axvline(length, color="0.35", linestyle=line, linewidth=1, zorder=1.5)
         place: Json = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
         looks: Json = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 7.5, "color": "0.35"}

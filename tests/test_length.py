@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -396,6 +397,18 @@ def test_many_curves_all_look_different():
     assert len(set(styles)) == 49
 
 
+def test_targets_at_one_position_are_named_beside_each_other(made, tmp_path):
+    found = LENGTH.load(measure_length(settings(made, tmp_path)))
+    (other,) = found["models"][1]["checkpoints"]
+    other["position_scheme"] = "random_start"
+    axes = Figure().subplots()
+    plot_length(axes, found)
+    assert [text.get_text() for text in axes.texts] == [
+        "training length 32",
+        "PoSE target, random start target 64",
+    ]
+
+
 def test_the_legend_of_many_models_does_not_hide_curves(made, tmp_path):
     found = LENGTH.load(measure_length(settings(made, tmp_path)))
     few = length_figure(found)
@@ -455,3 +468,17 @@ def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):
     bad = run_here(*command, "--lengths", "8,many")
     assert (bad.returncode, bad.stderr.count("\n")) == (1, 1)
     assert "--lengths takes whole numbers" in bad.stderr
+
+
+def test_figures_are_drawn_again_of_some_models(made, tmp_path):
+    measure_length(settings(made, tmp_path))
+    command = [sys.executable, "scripts/plot_length.py", str(tmp_path)]
+    script = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
+    script([*command, "--models", "nope, pose", "--out", str(tmp_path / "some")], check=True)
+    names = {"length.pdf", "length.png", "lengths.pdf", "lengths.png"}
+    assert {path.name for path in (tmp_path / "some").iterdir()} == names
+    script(command, check=True)
+    assert names < {path.name for path in tmp_path.iterdir()}
+    refused = script([*command, "--models", "nope,rope", "--out", str(tmp_path / "none")])
+    assert refused.returncode == 1 and not (tmp_path / "none").exists()
+    assert refused.stderr == f"error: {tmp_path} has no model 'rope'; choose of pose, nope\n"

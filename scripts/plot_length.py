@@ -1,0 +1,51 @@
+"""Draw loss by position again, from what scripts/length.py wrote: all models, or some of them. No model is needed.
+
+examples:
+  python scripts/plot_length.py runs/length
+  python scripts/plot_length.py runs/length --models "RoPE,RoPE + PoSE,ALiBi" --out runs/length/encodings
+
+Writes length.png (loss by position) and lengths.png (loss at each length), both also as pdf.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from olmo_sparsity.errors import UserError, run_script
+
+
+def main() -> None:
+    """Read, choose, draw."""
+    from analysis.length_plots import LENGTH, length_figure, lengths_figure
+    from analysis.plots import save_figure
+
+    arguments = _parser().parse_args()
+    measured = LENGTH.load(arguments.folder)
+    if arguments.models is not None:
+        by_label = {each["label"]: each for each in measured["models"]}
+        wanted = [label.strip() for label in arguments.models.split(",")]
+        unknown = [label for label in wanted if label not in by_label]
+        if unknown:
+            raise UserError(
+                f"{arguments.folder} has no model {unknown[0]!r}; choose of {', '.join(by_label)}"
+            )
+        measured["models"] = [by_label[label] for label in wanted]
+    out = arguments.folder if arguments.out is None else arguments.out
+    paths = [*save_figure(length_figure(measured), out, "length")]
+    paths += save_figure(lengths_figure(measured), out, "lengths")
+    print(f"wrote {', '.join(map(str, paths))}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="what scripts/length.py wrote")
+    parser.add_argument("--models", metavar="LABELS", help="comma-separated, in this order (default: all)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: FOLDER)")
+    return parser
+
+
+if __name__ == "__main__":
+    run_script(main)
