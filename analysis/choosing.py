@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from analysis.contexts import Contexts
-from analysis.manifest import MANIFEST_NAME, Manifest
+from analysis.manifest import MANIFEST_NAME, ROPE_SCALING, Manifest
 from analysis.records import load_records
 from analysis.scorer import Scorer, long_and_short_losses
 from analysis.selectors import Question, Selection, find_selector
@@ -59,8 +59,14 @@ class RecordedChooser:
     def check(self, settings: InfluenceSettings, corpus_manifest_sha256: str) -> None:
         """Raise `UserError` where the records are unfinished, or of other targets or selectors than are asked for."""
         manifest = self.records.manifest
-        if not manifest.complete or manifest.crossfit:
-            what = "are cross-fitted themselves" if manifest.crossfit else "are unfinished"
+        what = None
+        if manifest.crossfit:
+            what = "are cross-fitted themselves"
+        elif ROPE_SCALING in manifest.options:
+            what = "are of a checkpoint with scaled RoPE"
+        elif not manifest.complete:
+            what = "are unfinished"
+        if what:
             raise UserError(
                 f"the records in {self.records.folder} {what}; select with a checkpoint, or with "
                 "finished records of one"

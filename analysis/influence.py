@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from analysis.choosing import Chooser, ModelChooser, RecordedChooser, recorded_manifest
 from analysis.contexts import sample_targets
-from analysis.manifest import Manifest
+from analysis.manifest import ROPE_SCALING, Manifest
 from analysis.measurement import TARGETS_PER_BLOCK, Measurement
 from analysis.memory import GB, default_limit_bytes, tokens_that_fit
-from analysis.models import LoadedModel, find_model, load_for_analysis
+from analysis.models import LoadedModel
 from analysis.readable import Reader
 from analysis.records import RecordWriter
+from analysis.rope_scaling import load_scaled, split_checkpoint
 from analysis.scorer import TOKENS_PER_BATCH, Scorer
 from analysis.selectors import check_selector
 from analysis.settings import InfluenceSettings
@@ -24,6 +25,7 @@ from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import sha256_file
 from olmo_sparsity.provenance import current_commit
+from olmo_sparsity.rope_scaling import RopeScaling
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +42,17 @@ def measure_influence(settings: InfluenceSettings) -> Path:
             f"{settings.checkpoint} is a records folder; give a checkpoint, or another one with --evaluate-with"
         )
     given = [path for path in (None if recorded else settings.checkpoint, settings.evaluate_with) if path]
-    folders = [find_model(path) for path in given]
+    for path in given:
+        _, scaling = split_checkpoint(path)
+        if scaling and settings.evaluate_with:
+            raise UserError(f"{path}: RoPE cannot be scaled in cross-fitting; leave @… out")
     tokens = TokenFiles.of_split(settings.corpus, settings.split)
     sampled = sample_targets(
         tokens, settings.targets, n_long=settings.n_long, n_short=settings.n_short, seed=settings.seed
     )
     if settings.shard:
         settings.shard.check(len(sampled.document), TARGETS_PER_BLOCK)
-    roles = _assign_roles(settings, folders, recorded)
+    roles = _assign_roles(settings, given, recorded)
     # all input is checked by now
     writer = RecordWriter(settings.folder, roles.manifest, overwrite=settings.overwrite)
     if writer.manifest.complete:
@@ -69,9 +74,10 @@ class _Roles:
     tokenizer_file: Path
 
 
-def _assign_roles(settings: InfluenceSettings, folders: list[Path], recorded: Manifest | None) -> _Roles:
+def _assign_roles(settings: InfluenceSettings, given: list[str], recorded: Manifest | None) -> _Roles:
     """Load and check the models; ``recorded`` stands in for the first where records of it select."""
-    loaded = [_load_checked(folder, settings) for folder in folders]
+    scaled = [_load_checked(path, settings) for path in given]
+    loaded = [model for model, _ in scaled]
     scorers = [_build_scorer(settings, model) for model in loaded]
     chooser: Chooser
     if recorded:
@@ -88,6 +94,9 @@ def _assign_roles(settings: InfluenceSettings, folders: list[Path], recorded: Ma
             "checkpoints trained from two seeds"
         )
     manifest = _manifest(settings, selects, evaluates, loaded[-1].tokenizer_file)
+    scaling = scaled[0][1]
+    if scaling:
+        manifest = replace(manifest, options={**manifest.options, ROPE_SCALING: asdict(scaling)})
     return _Roles(chooser, scorers[-1], bool(settings.evaluate_with), manifest, loaded[-1].tokenizer_file)
 
 
@@ -108,11 +117,11 @@ def _check_settings(settings: InfluenceSettings) -> None:
         raise UserError(f"--limit {settings.limit} leaves nothing to measure; give 1 or more")
 
 
-def _load_checked(folder: Path, settings: InfluenceSettings) -> LoadedModel:
-    loaded = load_for_analysis(folder)
+def _load_checked(checkpoint: str, settings: InfluenceSettings) -> tuple[LoadedModel, RopeScaling | None]:
+    loaded, scaling = load_scaled(checkpoint)
     loaded.check_corpus(settings.corpus)
     loaded.check_context(settings.n_long)
-    return loaded
+    return loaded, scaling
 
 
 def _device(settings: InfluenceSettings) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from analysis.manifest import ROPE_SCALING
 from analysis.result_files import ResultFile
 from olmo_sparsity.errors import UserError
 
@@ -40,11 +41,14 @@ def ladder_points(
     for summary in summaries:
         settings = summary["settings"]
         sha = settings["evaluation_checkpoint_sha256"] or settings["checkpoint_sha256"]
-        found = [one for one in checkpoints if _is(one, sha)]
+        scaling = settings["options"].get(ROPE_SCALING)
+        found = [
+            one for one in checkpoints if (one["checkpoint_sha256"], one["rope_scaling"]) == (sha, scaling)
+        ]
         if not found:
             raise UserError(
                 f"{settings['evaluation_checkpoint'] or settings['checkpoint']} was not measured by position; measure "
-                "it with scripts/length.py, without scaling its RoPE"
+                f"it with scripts/length.py, {'scaled as in the records' if scaling else 'without scaling its RoPE'}"
             )
         own = found[0]
         points.append(
@@ -62,10 +66,6 @@ def ladder_points(
             }
         )
     return points
-
-
-def _is(checkpoint: Json, sha: str) -> bool:
-    return checkpoint["checkpoint_sha256"] == sha and checkpoint["rope_scaling"] is None
 
 
 def _sparsity(summary: Json, selector: str, k: int) -> Json:

@@ -20,6 +20,8 @@ from olmo_sparsity.provenance import library_versions
 KIND = "olmo-sparsity records"
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
+ROPE_SCALING = "rope_scaling"
+"""Option of a manifest: how RoPE was scaled, the fields of `RopeScaling`; absent where it was not."""
 
 # Every other field of the manifest decides numbers, and a folder never mixes two values of it. A run may go
 # on after these changed: a moved checkpoint is known by its checksum.
@@ -77,7 +79,7 @@ class Manifest:
     evaluation_training_seed: int | None = None
     """Seed it was trained with, where it is known."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Any further setting that changes the numbers."""
+    """Any further setting that changes the numbers, such as `ROPE_SCALING`."""
     versions: dict[str, str] = field(default_factory=library_versions)
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     """When the folder was begun, UTC."""

@@ -13,8 +13,9 @@ class InfluenceSettings:
     """What is measured on what."""
 
     checkpoint: str
-    """Checkpoint folder, run (then its last), transformers directory, or hub id. Under cross-fitting it selects, and
-    may be a records folder: then what was selected there is evaluated anew."""
+    """Checkpoint folder, run (then its last), transformers directory, or hub id, maybe with ``@scheme:factor``, see
+    `load_scaled`. Under cross-fitting it selects, and may be a records folder: then what was selected there is
+    evaluated anew."""
     corpus: str
     """Prepared corpus."""
     out: str

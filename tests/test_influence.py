@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ from analysis.records import load_records
 from olmo_sparsity.checkpoint import load_model
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.errors import UserError
+from olmo_sparsity.export import position_reach
+from olmo_sparsity.rope_scaling import RopeScaling
 from olmo_sparsity.training.loop import train
 from tests import tiny
 
@@ -64,12 +66,17 @@ def plain_loss(model, window, kept, token):
     return float(-logits[0, -1].double().log_softmax(-1)[token])
 
 
-def test_records_equal_a_plain_computation(trained, tmp_path):
+@pytest.mark.parametrize("scaled", ["", "@yarn:2"])
+def test_records_equal_a_plain_computation(trained, tmp_path, scaled):
     """Every loss in the records again, one subsequence at a time, from the token files and the checkpoint."""
-    records = load_records(measure_influence(settings(trained, tmp_path / "records")))
+    checkpoint = f"{trained / 'run'}{scaled}"
+    records = load_records(measure_influence(settings(trained, tmp_path / "records", checkpoint=checkpoint)))
     assert len(records.targets) == 60
     assert len(records.over) >= 5
-    model, _ = load_model(trained / "run")
+    model, config = load_model(trained / "run")
+    if scaled:
+        model.rope_scaling = RopeScaling("yarn", 2.0, original_length=position_reach(config))
+        assert records.manifest.options["rope_scaling"] == asdict(model.rope_scaling)
     tokens = TokenFiles.of_split(trained / "corpus", "heldout")
     short, far = list(range(N - M, N)), N - M
     for row, at in enumerate(records.over[:5]):
@@ -95,6 +102,19 @@ def test_records_equal_a_plain_computation(trained, tmp_path):
             ]
             first = records.selected["leave-one-out"][context][row, 0]
             assert gains[first] == pytest.approx(max(gains), abs=1e-4)
+
+
+def test_scaled_and_plain_rope_are_never_mixed(trained, tmp_path):
+    plain, scaled = str(trained / "run"), f"{trained / 'run'}@yarn:2"
+    for folder, first, second in (("a", plain, scaled), ("b", scaled, plain)):
+        measure_influence(settings(trained, tmp_path / folder, checkpoint=first, targets=4))
+        with pytest.raises(UserError, match="rope_scaling"):
+            measure_influence(settings(trained, tmp_path / folder, checkpoint=second, targets=4))
+    with pytest.raises(UserError, match="cannot be scaled in cross-fitting"):
+        measure_influence(settings(trained, tmp_path / "c", checkpoint=scaled, evaluate_with=plain))
+    with pytest.raises(UserError, match="are of a checkpoint with scaled RoPE"):
+        changes = {"checkpoint": str(tmp_path / "b"), "evaluate_with": plain, "targets": 4}
+        measure_influence(settings(trained, tmp_path / "d", **changes))
 
 
 def test_batch_size_changes_nothing(trained, tmp_path):

@@ -152,6 +152,17 @@ def test_the_script_joins_draws_and_prints(folders, summaries, tmp_path, script)
     assert joint == {(100 * p["net_recovery"]["value"], p["rise_nats"]["value"]) for p in found["points"]}
 
 
+def test_records_of_scaled_rope_are_joined_with_the_loss_of_the_same_scaling(summaries):
+    def with_scaling(scaling):
+        settings = {**summaries["a"]["settings"], "options": {"rope_scaling": scaling}}
+        return {"a": {**summaries["a"], "settings": settings}}
+
+    (point,) = points_of(with_scaling({"name": "yarn"}), names=["a"])
+    assert point["label"] == "small, YaRN" and point["rise_nats"]["value"] == 0.1
+    with pytest.raises(UserError, match="was not measured by position; .* scaled as in the records"):
+        points_of(with_scaling({"name": "ntk"}), names=["a"])
+
+
 def test_models_of_one_size_have_the_joint_figure_only(folders, tmp_path, script):
     (tmp_path / "length.json").write_text(json.dumps(MEASURED))
     script(folders["a"], folders["ab"], "--length", tmp_path, "--out", tmp_path / "out", "--resamples", 1000)
