@@ -13,7 +13,7 @@ import torch
 
 from analysis.models import OWN_FAMILY, LoadedModel
 from analysis.rope_scaling import load_scaled, split_checkpoint
-from analysis.statistics import DEFAULT_RESAMPLES
+from analysis.settings import MeasurementSettings
 from olmo_sparsity.checkpoint import CONFIG
 from olmo_sparsity.config import load_config
 from olmo_sparsity.errors import UserError
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonSettings:
+class ComparisonSettings(MeasurementSettings):
     """Which models are measured, on what text, and how."""
 
     checkpoints: tuple[str, ...]
@@ -32,19 +32,6 @@ class ComparisonSettings:
     ``@scheme:factor`` behind it RoPE is scaled (`olmo_sparsity.rope_scaling`)."""
     labels: tuple[str, ...]
     """A name for each, in figures and tables; checkpoints that share one are seeds of one model."""
-    corpus: str
-    """Prepared corpus."""
-    out: str
-    """Folder of the results."""
-    split: str = "heldout"
-    seed: int = 0
-    """Of everything that is drawn, and of the bootstrap."""
-    bf16: bool = False
-    device: str | None = None
-    """cpu, cuda, or None for a GPU where there is one."""
-    tokens_per_batch: int | None = None
-    """Tokens of one forward pass; None chooses. Results do not depend on it but for rounding."""
-    resamples: int = DEFAULT_RESAMPLES
 
     def told(self) -> Json:
         """What a result says of its settings: all but what stands elsewhere in it, or has no effect."""

@@ -38,6 +38,7 @@ from rich.text import Text
 
 from analysis.models import find_model, load_for_analysis
 from analysis.segments import Segments, sample_segments
+from analysis.settings import MeasurementSettings
 from analysis.statistics import (
     DEFAULT_RESAMPLES,
     ClusterBootstrap,
@@ -63,16 +64,12 @@ Json = dict[str, Any]
 Advance = Callable[[int], None]
 
 
-@dataclass(frozen=True)
-class LongPPLSettings:
+@dataclass(frozen=True, kw_only=True)
+class LongPPLSettings(MeasurementSettings):
     """What is measured on what."""
 
     checkpoint: str
     """Checkpoint folder, a run (then its last), or a directory of a causal language model of transformers."""
-    corpus: str
-    """Prepared corpus."""
-    out: str
-    """Folder of the result."""
     n_long: int
     """N, tokens of a segment."""
     n_short: int
@@ -87,15 +84,6 @@ class LongPPLSettings:
     """Key tokens have an LSD above it."""
     beta_nats: float = 2.0
     """Key tokens have L_long below it."""
-    split: str = "heldout"
-    seed: int = 0
-    """Seed of the segments and of the bootstrap."""
-    bf16: bool = False
-    device: str | None = None
-    """cpu, cuda, or None for a GPU where there is one."""
-    tokens_per_batch: int | None = None
-    """Tokens of one forward pass; None chooses. Results do not depend on it but for rounding."""
-    resamples: int = DEFAULT_RESAMPLES
 
     @property
     def window(self) -> int:

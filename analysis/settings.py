@@ -1,4 +1,4 @@
-"""What one influence measurement measures on what."""
+"""What a measurement measures on what."""
 
 from __future__ import annotations
 
@@ -6,11 +6,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.shard import MeasurementShard
+from analysis.statistics import DEFAULT_RESAMPLES
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasurementSettings:
+    """What a measurement is told whose intervals are made with it; its models and lengths are added by each."""
+
+    corpus: str
+    """Prepared corpus."""
+    out: str
+    """Folder of the results."""
+    split: str = "heldout"
+    seed: int = 0
+    """Of everything that is drawn, and of the bootstrap."""
+    bf16: bool = False
+    device: str | None = None
+    """cpu, cuda, or None for a GPU where there is one."""
+    tokens_per_batch: int | None = None
+    """Tokens of one forward pass; None chooses. Results do not depend on it but for rounding."""
+    resamples: int = DEFAULT_RESAMPLES
 
 
 @dataclass(frozen=True)
 class InfluenceSettings:
-    """What is measured on what."""
+    """What one influence measurement measures on what."""
 
     checkpoint: str
     """Checkpoint folder, run (then its last), transformers directory, or hub id, maybe with ``@scheme:factor``, see
