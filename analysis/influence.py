@@ -86,8 +86,8 @@ def _assign_roles(settings: InfluenceSettings, given: list[str], recorded: Manif
         selects = (recorded.checkpoint, recorded.checkpoint_sha256, recorded.training_seed)
     else:
         chooser = ModelChooser(scorers[0], seed=settings.seed, k_max=max(settings.ks))
-        selects = _identity(loaded[0])
-    evaluates = _identity(loaded[-1]) if settings.evaluate_with else (None, None, None)
+        selects = _identity(*scaled[0])
+    evaluates = _identity(*scaled[-1]) if settings.evaluate_with else (None, None, None)
     if evaluates[1] == selects[1]:
         raise UserError(
             f"{selects[0]} would select and evaluate (the weights are the same); cross-fitting takes "
@@ -143,8 +143,9 @@ _Identity = tuple[str | None, str | None, int | None]
 """Path, checksum of the weights, training seed."""
 
 
-def _identity(loaded: LoadedModel) -> tuple[str, str, int | None]:
-    return str(loaded.checkpoint), loaded.weights_sha256, loaded.training_seed
+def _identity(loaded: LoadedModel, scaling: RopeScaling | None) -> tuple[str, str, int | None]:
+    given = f"{loaded.checkpoint}@{scaling}" if scaling else str(loaded.checkpoint)
+    return given, loaded.weights_sha256, loaded.training_seed
 
 
 def _manifest(

@@ -81,7 +81,9 @@ def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -
     if name == "share_over_tau":  # another seed measures at the targets of the first
         points = [point for point in points if not point["crossfit"]]
     elif name == "rise_nats":  # it does not depend on who chose: one point for each checkpoint
-        by_checkpoint = {point["checkpoint_sha256"]: {**point, "crossfit": False} for point in points}
+        by_checkpoint = {
+            (point["checkpoint_sha256"], point["label"]): {**point, "crossfit": False} for point in points
+        }
         points = list(by_checkpoint.values())
     for crossfit in (False, True):
         some = [point for point in points if point["crossfit"] == crossfit]

@@ -77,6 +77,7 @@ def test_records_equal_a_plain_computation(trained, tmp_path, scaled):
     if scaled:
         model.rope_scaling = RopeScaling("yarn", 2.0, original_length=position_reach(config))
         assert records.manifest.options["rope_scaling"] == asdict(model.rope_scaling)
+    assert records.manifest.checkpoint.endswith(f"/step00000150{scaled}")  # what reports and refusals call it
     tokens = TokenFiles.of_split(trained / "corpus", "heldout")
     short, far = list(range(N - M, N)), N - M
     for row, at in enumerate(records.over[:5]):

@@ -163,6 +163,21 @@ def test_records_of_scaled_rope_are_joined_with_the_loss_of_the_same_scaling(sum
         points_of(with_scaling({"name": "ntk"}), names=["a"])
 
 
+def test_plain_and_scaled_rope_of_one_checkpoint_both_show_their_rise(summaries):
+    points = points_of(summaries, names=["a", "c"])
+    points.append({**points[0], "label": "small, YaRN", "rise_nats": interval(0.1)})
+    settings = {
+        "selector": "leave-one-out",
+        "k": 4,
+        "times": 4,
+        "n_long": 128,
+        "n_short": 16,
+        "tau_nats": 1.0,
+    }
+    rises = ladder_figure({"settings": settings, "points": points}).axes[3].containers
+    assert sorted(float(container[0].get_ydata()[0]) for container in rises) == [0.1, 0.2, 0.4]
+
+
 def test_models_of_one_size_have_the_joint_figure_only(folders, tmp_path, script):
     (tmp_path / "length.json").write_text(json.dumps(MEASURED))
     script(folders["a"], folders["ab"], "--length", tmp_path, "--out", tmp_path / "out", "--resamples", 1000)
