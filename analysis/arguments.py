@@ -66,9 +66,8 @@ def labels_of(checkpoints: Sequence[str], labels: str | None) -> tuple[str, ...]
     """The names in ``labels``, as they stand between its commas, or as much of the paths as tells them apart."""
     if labels:
         return tuple(label.strip() for label in labels.split(","))
-    from analysis.training_plots import (
-        run_names,
-    )  # with matplotlib, which most who parse arguments do not need
+    # with matplotlib, which most who parse arguments do not need
+    from analysis.training_plots import run_names
 
     return tuple(run_names([Path(path).resolve() for path in checkpoints]))
 
