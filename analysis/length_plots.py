@@ -6,6 +6,7 @@ Models differ by colour, marker and line style at once. All intervals are 95 %.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -14,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from analysis.plots import STYLE, add_heading, bar_lengths, new_figure, to_number
+from analysis.plots import STYLE, add_heading, bar_lengths, new_figure, save_figure, to_number
 from analysis.result_files import ResultFile
 from analysis.training_plots import curve_style
 
@@ -93,6 +94,12 @@ def lengths_figure(length_json: Json) -> Figure:
             figure, f"{describe_length(length_json)}; dotted: {models[0]['label']} at {lengths[0]:,} tokens"
         )
     return figure
+
+
+def save_length_figures(length_json: Json, folder: str | Path) -> list[Path]:
+    """Write length.png (`length_figure`) and lengths.png (`lengths_figure`), both also as pdf; returns the paths."""
+    by_position = save_figure(length_figure(length_json), folder, "length")
+    return by_position + save_figure(lengths_figure(length_json), folder, "lengths")
 
 
 def describe_length(length_json: Json) -> str:

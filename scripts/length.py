@@ -37,9 +37,8 @@ def main() -> None:
     """Measure, then draw and print what was written."""
     from analysis.arguments import ascending_integers, labels_of
     from analysis.length import SUMS_NAME, LengthSettings, measure_length
-    from analysis.length_plots import LENGTH, length_figure, lengths_figure
+    from analysis.length_plots import LENGTH, save_length_figures
     from analysis.length_summary import render_length
-    from analysis.plots import save_figure
     from analysis.tables import print_whole
 
     values: dict[str, Any] = vars(_parser().parse_args())
@@ -48,9 +47,7 @@ def main() -> None:
     values["labels"] = labels_of(values["checkpoints"], values["labels"])
     path = measure_length(LengthSettings(**values))
     measured = LENGTH.load(path)
-    paths = [path, path.with_name(SUMS_NAME)]
-    for name, draw in (("length", length_figure), ("lengths", lengths_figure)):
-        paths += save_figure(draw(measured), path.parent, name)
+    paths = [path, path.with_name(SUMS_NAME), *save_length_figures(measured, path.parent)]
     console = Console(highlight=False, soft_wrap=True)
     for table in render_length(measured):
         print_whole(console, table)

@@ -17,8 +17,7 @@ from olmo_sparsity.errors import UserError, run_script
 
 def main() -> None:
     """Read, choose, draw."""
-    from analysis.length_plots import LENGTH, length_figure, lengths_figure
-    from analysis.plots import save_figure
+    from analysis.length_plots import LENGTH, save_length_figures
 
     arguments = _parser().parse_args()
     measured = LENGTH.load(arguments.folder)
@@ -32,9 +31,7 @@ def main() -> None:
             )
         measured["models"] = [by_label[label] for label in wanted]
     out = arguments.folder if arguments.out is None else arguments.out
-    paths = [*save_figure(length_figure(measured), out, "length")]
-    paths += save_figure(lengths_figure(measured), out, "lengths")
-    print(f"wrote {', '.join(map(str, paths))}")
+    print(f"wrote {', '.join(map(str, save_length_figures(measured, out)))}")
 
 
 def _parser() -> argparse.ArgumentParser:
