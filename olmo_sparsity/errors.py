@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 SECONDS_FOR_RANK_0 = 5.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class UserError(ValueError):
@@ -27,9 +28,11 @@ def run_script(main: Callable[[], int | None]) -> None:
     except _user_errors() as error:
         message = str(error)
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        message = _line_of(error)
+        if message is None:
             raise
-        message = _disk_full(error.filename)
+    except MemoryError:
+        message = "there is too little memory; give the job more, or smaller batches"
     except KeyboardInterrupt:
         print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr)
         _leave(130)
@@ -64,7 +67,28 @@ def _user_errors() -> tuple[type[BaseException], ...]:
     return (UserError, olmo.OLMoConfigurationError) if olmo else (UserError,)
 
 
-def _disk_full(path: object) -> str:
-    """One line for a full disk; nothing half-written is left because files are renamed when whole."""
-    where = f" (writing {path})" if path else ""
-    return f"the disk is full, or a quota is reached{where}; make room and run the same command again"
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its kind where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _line_of(error: OSError) -> str | None:
+    """One line for what the system refused, with its remedy; None for what no user can mend.
+
+    Nothing half-written is left behind: files are renamed when whole.
+    """
+    name = error.filename
+    if error.errno in _NO_ROOM:
+        where = f" (writing {name})" if name else ""
+        return f"the disk is full, or a quota is reached{where}; make room and run the same command again"
+    if name is None or error.errno is None:
+        return None
+    if error.errno in _NO_PERMISSION:
+        return f"no permission for {name} ({error.strerror}); change its mode, or give another place"
+    remedies = {
+        errno.ENOENT: "it was moved or removed; check the path and run the same command again",
+        errno.EISDIR: "name a file, or remove the folder yourself",
+        errno.ENOTDIR: "a file stands where a folder is needed; remove it, or give another place",
+        errno.EEXIST: "a file stands where a folder is needed; remove it, or give another place",
+    }
+    return f"{name}: {error.strerror}; {remedies.get(error.errno, 'check the path and the file system')}"
