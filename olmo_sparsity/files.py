@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, their checksums, and JSON that is read with one clear line for what is wrong."""
+"""Files that are either whole or absent, their checksums, and JSON read with one clear line for what is wrong."""
 
 from __future__ import annotations
 
