@@ -161,6 +161,27 @@ def test_a_full_disk_while_saving_ends_every_process(folder, tmp_path):
     assert not list((tmp_path / "run").glob("*step*"))
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_peer_that_dies_or_stalls_is_told_in_one_line(folder, tmp_path, lost, number):
+    overrides = (f"--save_folder={tmp_path / 'run'}", "--max_duration=100000", "--save_interval=3")
+    process = Forked(2, arguments_of(folder, *overrides), tmp_path, {"OLMO_SPARSITY_TIMEOUT": "6"})
+    ranks = list(process.exit_codes)
+    deadline = time.monotonic() + SECONDS
+    while not checkpoints(tmp_path / "run") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(ranks[lost], number)
+    while ranks[1 - lost] in process.running and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    _, errors = ended(process)
+    assert process.exit_codes[ranks[1 - lost]] == 1
+    [line] = error_lines(errors)
+    assert "another process of this run was lost" in line
+    assert "go on with --resume" in line
+    assert [each for each in errors.splitlines() if not each.startswith(("error: ", "training: "))] == []
+
+
 def test_an_unreachable_rank_0_is_named_in_one_line(folder, tmp_path):
     port = free_port()
     environment = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
