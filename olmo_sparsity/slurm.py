@@ -94,14 +94,19 @@ class Array:
         return cls(int(match[1]), int(match[2]) if match[2] else None)
 
 
-def submit(script: Path, options: Sequence[str] = ()) -> str:
-    """Give ``script`` to sbatch; returns the job's number. Raises `UserError` with SLURM's reason."""
+def find_sbatch() -> str:
+    """The program that submits. Raises `UserError` where there is none."""
     sbatch = shutil.which("sbatch")
     if sbatch is None:
         raise UserError(
             "there is no sbatch on this machine; submit from a login node, or look with --dry-run"
         )
-    command = [sbatch, "--parsable", *options, str(script)]
+    return sbatch
+
+
+def submit(script: Path, options: Sequence[str] = ()) -> str:
+    """Give ``script`` to sbatch; returns the job's number. Raises `UserError` with SLURM's reason."""
+    command = [find_sbatch(), "--parsable", *options, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip())

@@ -11,7 +11,7 @@ from typing import Any
 
 from olmo_sparsity.arguments import whole_number, whole_number_or_zero
 from olmo_sparsity.files import atomic_path
-from olmo_sparsity.slurm import check_directive, job_name, job_path, render, submit
+from olmo_sparsity.slurm import check_directive, find_sbatch, job_name, job_path, render, submit
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "slurm"
 OPTIONS = ("gpus_per_node", "cpus", "time", "partition", "account", "mem", "sbatch")
@@ -44,6 +44,7 @@ def submit_job(job: Job, *options: str) -> tuple[str, str]:
 
     Raises `UserError` where SLURM refuses it.
     """
+    find_sbatch()  # before anything is written
     job.folder.mkdir(parents=True, exist_ok=True)  # SLURM drops the log of a job whose folder is not there
     with atomic_path(job.path) as temporary:
         temporary.write_text(
