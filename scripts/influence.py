@@ -62,7 +62,7 @@ def parse_settings(arguments: Sequence[str] | None = None) -> InfluenceSettings:
     from analysis.shard import MeasurementShard
 
     values = vars(_parser().parse_args(arguments))
-    shard = MeasurementShard.parse(values["shard"]) if values["shard"] else None
+    shard = None if values["shard"] is None else MeasurementShard.parse(values["shard"])
     values["shard"] = shard if shard is not None and shard.count > 1 else None
     values["checkpoint"] = _who_selects(
         values["checkpoint"], values.pop("select_with"), values["evaluate_with"]

@@ -22,6 +22,7 @@ needle_recall.png, all also as pdf, and prints a table.
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 from rich.console import Console
@@ -75,6 +76,13 @@ def _recall(values: dict[str, Any]) -> Any:
     return RecallOptions(names, length, values["depths"][len(values["depths"]) // 2], samples)
 
 
+def _depth(text: str) -> float:
+    value = finite_number(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} does not lie between 0 (first) and 1 (last)")
+    return value
+
+
 def _parser() -> Parser:
     from analysis.arguments import add_measurement_arguments, add_model_arguments
 
@@ -91,7 +99,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--depths",
-        type=several(finite_number),
+        type=several(_depth),
         default="0,0.25,0.5,0.75,1",
         help="from 0 to 1 (default: %(default)s)",
     )

@@ -49,7 +49,7 @@ from olmo_sparsity.shard import Shard
 def main() -> int:
     settings, how = parse_settings()
     out, workers = how.out, how.workers
-    if how.shard:
+    if how.shard is not None:
         print(shard_summary(prepare_shard(settings, out, Shard.parse(how.shard), workers=workers), out))
     else:
         prepared = prepare(settings, out, workers=workers, overwrite=how.overwrite, merge=how.merge)
