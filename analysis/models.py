@@ -62,8 +62,14 @@ class LoadedModel:
         return self.checkpoint / TOKENIZER
 
     def check_corpus(self, corpus: str | Path) -> None:
-        """Raise `UserError` where the corpus was made with another tokenizer than the model's."""
-        made_with = CorpusManifest.load(corpus).tokenizer_sha256
+        """Raise `UserError` where the corpus was made with another tokenizer than the model's, or has ids beyond it."""
+        manifest = CorpusManifest.load(corpus)
+        made_with, known = manifest.tokenizer_sha256, vocabulary_size(self.model)
+        if known < manifest.vocab_size:
+            raise UserError(
+                f"{corpus} has a vocabulary of {manifest.vocab_size:,} tokens, {self.checkpoint} one of {known:,}; "
+                "give a model that was trained with the corpus's tokenizer, or a corpus made with the model's"
+            )
         if not self.tokenizer_file.is_file():
             raise UserError(
                 f"{self.tokenizer_file} is missing, so that nobody knows whether {corpus} was made with the same "
@@ -106,6 +112,14 @@ def adapter_of(model: Any, name: str) -> OlmoForAnalysis | PositionedCausalLM:
             "rotary or learned positions"
         )
     return PositionedCausalLM(model)
+
+
+def vocabulary_size(model: nn.Module) -> int:
+    """Number of token ids that a model knows. ``model`` is an adapter."""
+    if isinstance(model, PositionedCausalLM):
+        return len(model.model.get_input_embeddings().weight)
+    assert isinstance(model, OlmoForAnalysis)
+    return model.model.config.vocab_size
 
 
 def max_positions(model: nn.Module) -> int | None:
