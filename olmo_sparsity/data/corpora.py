@@ -152,14 +152,20 @@ class HubShards:
         try:
             stream = _open_stream(self.dataset, self.config, self.split).shard(self.count, self.index)
             for row in islice(stream, self.limit_documents):
+                if not isinstance(row.get("text"), str):
+                    raise UserError(
+                        f"{self.dataset} ({self.split}) has a row without text; mend or remove it"
+                    )
                 if row["text"].strip():
                     yield well_formed(row["text"])
-        except (EOFError, zlib.error, gzip.BadGzipFile, FileNotFoundError, DatasetsError, KeyError) as error:
+        except UserError:
+            raise
+        except (EOFError, zlib.error, gzip.BadGzipFile, DatasetsError, ValueError) as error:
             raise UserError(f"{self.dataset} ({self.split}) cannot be read: {first_line(error)}") from error
         except (OSError, httpx.HTTPError) as error:
             raise StoppedEarly(
-                f"the connection was lost while reading {self.dataset} ({first_line(error)}); run the same "
-                "command again: what is finished is kept"
+                f"{self.dataset} can no longer be read ({first_line(error)}); see to the connection, or to the folder, "
+                "and run the same command again: what is finished is kept"
             ) from error
 
 

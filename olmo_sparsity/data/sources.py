@@ -95,7 +95,7 @@ class PrepareSettings:
         for name in ("limit_documents", "limit_tokens", "heldout_documents", "tokenizer_sample_mb"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                problems.append(f"--{name.replace('_', '-')} {value:g} must be positive")
+                problems.append(f"--{name.replace('_', '-')} {value:g} must be positive and finite")
         for name in ("seed", "decontaminate_min_characters"):
             if not 0 <= getattr(self, name) <= MAX_INTEGER:
                 problems.append(f"--{name.replace('_', '-')} must be from 0 to {MAX_INTEGER}")

@@ -41,7 +41,7 @@ class TokenFile:
         """From the JSON of a manifest or record. Raises `TypeError` or `ValueError` for what cannot be one."""
         file = cls(**raw)
         _check_types(file, name=str, tokens=int, documents=int, sha256=str)
-        if not file.name.isprintable() or file.name != Path(file.name).name or "\\" in file.name:
+        if not file.name.isprintable() or file.name in ("", ".", "..") or {"/", "\\"} & set(file.name):
             raise ValueError(f"{file.name!r} is no bare file name")
         if file.tokens < 0 or file.documents < 0:
             raise ValueError(f"{file.name} has a negative number of tokens or documents")
