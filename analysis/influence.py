@@ -21,7 +21,8 @@ from analysis.scorer import TOKENS_PER_BATCH, Scorer
 from analysis.selectors import check_selector
 from analysis.settings import InfluenceSettings
 from analysis.text import TextDecoder
-from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles
+from olmo_sparsity.data.tokens import MANIFEST_NAME
+from olmo_sparsity.data.verify import Verified
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import sha256_file
 from olmo_sparsity.provenance import current_commit
@@ -46,7 +47,8 @@ def measure_influence(settings: InfluenceSettings) -> Path:
         _, scaling = split_checkpoint(path)
         if scaling and settings.evaluate_with:
             raise UserError(f"{path}: RoPE cannot be scaled in cross-fitting; leave @… out")
-    tokens = TokenFiles.of_split(settings.corpus, settings.split)
+    verified = Verified(settings.out)
+    tokens = verified.open_split(settings.corpus, settings.split)
     sampled = sample_targets(
         tokens, settings.targets, n_long=settings.n_long, n_short=settings.n_short, seed=settings.seed
     )
@@ -59,7 +61,13 @@ def measure_influence(settings: InfluenceSettings) -> Path:
         log.info("%s is complete already", settings.folder)
         return settings.folder
     reader = Reader(tokens, TextDecoder.from_file(roles.tokenizer_file))
-    Measurement(settings, tokens, reader, roles.evaluator, roles.chooser, roles.crossfit, writer).run(sampled)
+    try:
+        Measurement(settings, tokens, reader, roles.evaluator, roles.chooser, roles.crossfit, writer).run(
+            sampled
+        )
+    finally:
+        if settings.folder.is_dir():  # else it was discarded: no target gains enough
+            verified.save()
     return settings.folder
 
 

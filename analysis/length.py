@@ -29,7 +29,8 @@ from analysis.length_summary import PositionSums, summarize_length
 from analysis.segments import Segments, sample_segments
 from analysis.statistics import BY_DOCUMENT_AND_SEED
 from analysis.token_losses import TokenLosses
-from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles
+from olmo_sparsity.data.tokens import MANIFEST_NAME
+from olmo_sparsity.data.verify import Verified
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import atomic_path, sha256_file, write_json
 from olmo_sparsity.progress import progress
@@ -59,7 +60,8 @@ def measure_length(settings: LengthSettings) -> Path:
     Raises `UserError` for bad input, before anything is measured.
     """
     _check_settings(settings)
-    tokens = TokenFiles.of_split(settings.corpus, settings.split)
+    verified = Verified(settings.out)
+    tokens = verified.open_split(settings.corpus, settings.split)
     segments = sample_segments(
         tokens, settings.windows, length=settings.lengths[-1], seed=settings.seed, option="--lengths"
     )
@@ -72,7 +74,9 @@ def measure_length(settings: LengthSettings) -> Path:
         strict=True,
     )
     found = PositionSums(edges, np.unique(segments.document), _token_counts(segments, edges), np.stack(sums))
-    return _write(settings, segments, described, found)
+    path = _write(settings, segments, described, found)
+    verified.save()
+    return path
 
 
 def position_edges(lengths: Sequence[int]) -> list[int]:

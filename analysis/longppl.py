@@ -49,7 +49,8 @@ from analysis.statistics import (
 )
 from analysis.tables import interval_cell
 from analysis.token_losses import TokenLosses
-from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles
+from olmo_sparsity.data.tokens import MANIFEST_NAME
+from olmo_sparsity.data.verify import Verified
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import sha256_file, write_json
 from olmo_sparsity.progress import progress
@@ -107,7 +108,8 @@ def measure_longppl(settings: LongPPLSettings) -> Path:
     n_long, n_short, window = settings.n_long, settings.n_short, settings.window
     _check_lengths(n_long, n_short, window)
     folder = find_model(settings.checkpoint)
-    tokens = TokenFiles.of_split(settings.corpus, settings.split)
+    verified = Verified(settings.out)
+    tokens = verified.open_split(settings.corpus, settings.split)
     segments = sample_segments(
         tokens,
         settings.segments,
@@ -141,6 +143,7 @@ def measure_longppl(settings: LongPPLSettings) -> Path:
     }
     path = Path(settings.out) / LONGPPL_NAME
     write_json(path, found)
+    verified.save()
     return path
 
 

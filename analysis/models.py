@@ -62,22 +62,31 @@ class LoadedModel:
         return self.checkpoint / TOKENIZER
 
     def check_corpus(self, corpus: str | Path) -> None:
-        """Raise `UserError` where the corpus was made with another tokenizer than the model's."""
-        made_with = CorpusManifest.load(corpus).tokenizer_sha256
+        """Raise `UserError` where the corpus was made with another tokenizer than the model's, or has ids beyond it."""
+        manifest = CorpusManifest.load(corpus)
         if not self.tokenizer_file.is_file():
             raise UserError(
                 f"{self.tokenizer_file} is missing, so that nobody knows whether {corpus} was made with the same "
                 "tokenizer; copy it there"
             )
-        if sha256_file(self.tokenizer_file) == made_with:
-            return
-        kept = Path(corpus) / TOKENIZER_NAME
-        same_file = kept.is_file() and sha256_file(kept) == made_with
-        if not (same_file and tokenization(kept) == tokenization(self.tokenizer_file)):
+        if not self._tokenizes_as(Path(corpus) / TOKENIZER_NAME, manifest.tokenizer_sha256):
             raise UserError(
                 f"{corpus} was made with another tokenizer than {self.checkpoint} was trained with; prepare the text "
                 f"with --tokenizer {self.tokenizer_file}"
             )
+        known = vocabulary_size(self.model)
+        if known < manifest.vocab_size:
+            raise UserError(
+                f"{corpus} has a vocabulary of {manifest.vocab_size:,} tokens, {self.checkpoint} one of {known:,}; "
+                "give a model that was trained with the corpus's tokenizer"
+            )
+
+    def _tokenizes_as(self, kept: Path, made_with: str) -> bool:
+        """Whether the model's tokenizer does to text what the one with this checksum did; ``kept`` is its file."""
+        if sha256_file(self.tokenizer_file) == made_with:
+            return True
+        same_file = kept.is_file() and sha256_file(kept) == made_with
+        return same_file and tokenization(kept) == tokenization(self.tokenizer_file)
 
     def check_context(self, n_long: int) -> None:
         """Raise `UserError` where the model cannot be measured on N tokens, see `check_long_context`."""
@@ -106,6 +115,14 @@ def adapter_of(model: Any, name: str) -> OlmoForAnalysis | PositionedCausalLM:
             "rotary or learned positions"
         )
     return PositionedCausalLM(model)
+
+
+def vocabulary_size(model: nn.Module) -> int:
+    """Number of token ids that a model knows. ``model`` is an adapter."""
+    if isinstance(model, PositionedCausalLM):
+        return len(model.model.get_input_embeddings().weight)
+    assert isinstance(model, OlmoForAnalysis)
+    return model.model.config.vocab_size
 
 
 def max_positions(model: nn.Module) -> int | None:

@@ -32,7 +32,8 @@ from analysis.statistics import (
     ratio_of_sums,
 )
 from analysis.token_losses import TokenLosses
-from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles
+from olmo_sparsity.data.tokens import MANIFEST_NAME
+from olmo_sparsity.data.verify import Verified
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import atomic_path, sha256_file, write_json
 from olmo_sparsity.progress import progress
@@ -66,7 +67,8 @@ def measure_needle(settings: NeedleSettings) -> Path:
     Raises `UserError` for bad input, before anything is measured.
     """
     _check_settings(settings)
-    tokens = TokenFiles.of_split(settings.corpus, settings.split)
+    verified = Verified(settings.out)
+    tokens = verified.open_split(settings.corpus, settings.split)
     needles = draw_needles(
         tokens,
         settings.samples,
@@ -88,7 +90,9 @@ def measure_needle(settings: NeedleSettings) -> Path:
     for each in models:
         own = [number for number, label in enumerate(settings.labels) if label == each["label"]]
         each["checkpoints"] = [{**described[number], "recall": recalls[number]} for number in own]
-    return _write(found, models)
+    path = _write(found, models)
+    verified.save()
+    return path
 
 
 def _check_settings(settings: NeedleSettings) -> None:

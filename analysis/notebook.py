@@ -25,7 +25,7 @@ from analysis.contexts import Contexts
 from analysis.kinds import classify
 from analysis.measurement import TARGETS_PER_BLOCK, TARGETS_PER_ROUND
 from analysis.memory import default_limit_bytes, tokens_that_fit
-from analysis.models import adapter_of, check_long_context
+from analysis.models import adapter_of, check_long_context, vocabulary_size
 from analysis.notebook_result import Choices, InfluentialTokens
 from analysis.passage import Passage, Placebos, read_passage
 from analysis.readable import TOKENS_AFTER
@@ -163,9 +163,7 @@ def _adapter(model: Any) -> OlmoForAnalysis | PositionedCausalLM:
 def _check_vocabulary(adapter: OlmoForAnalysis | PositionedCausalLM, passage: Passage | None) -> None:
     if passage is None or len(passage.ids) == 0:
         return
-    inner: Any = adapter.model
-    own = isinstance(inner, PositionedOLMo)
-    known = len(inner.transformer["wte"].weight if own else inner.get_input_embeddings().weight)
+    known = vocabulary_size(adapter)
     if passage.ids.max() >= known:
         raise UserError(
             f"the tokenizer gives token id {passage.ids.max():,}, and the model has {known:,} tokens; give the "

@@ -21,7 +21,6 @@ from olmo_sparsity.config import Config
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.data.windows import (
     check_corpus_matches,
-    check_vocabulary,
     collate,
     document_ids,
     restarted_ids,
@@ -190,9 +189,7 @@ def position_bins(sums: Tensor, counts: Tensor, number: int) -> list[dict[str, A
 def open_heldout_tokens(config: Config) -> TokenFiles:
     """The held-out token files: `evaluation.paths`, else the split of the corpus. Raises `UserError` for neither."""
     if config.evaluation.paths:
-        tokens = TokenFiles(config.evaluation.paths, config.data.memmap_dtype, config.model.eos_token_id)
-        check_vocabulary(config, tokens)
-        return tokens
+        return TokenFiles(config.evaluation.paths, config.data.memmap_dtype, config.model.eos_token_id)
     if config.corpus.path is None:
         raise UserError(
             "evaluation.interval is set and there is no held-out text; set evaluation.paths to token files, or "

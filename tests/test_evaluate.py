@@ -9,6 +9,7 @@ import torch
 
 from olmo_sparsity.build import build_model
 from olmo_sparsity.config import load_config
+from olmo_sparsity.data.training_data import verify_checksums
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.evaluate import HeldoutEvaluation
 from olmo_sparsity.training.loop import train
@@ -219,8 +220,8 @@ def test_no_text_to_measure_on_is_named(make, overrides, part):
 
 def test_token_files_of_another_vocabulary(make, tmp_path):
     np.full(100, 60, dtype=np.uint16).tofile(tmp_path / "other.npy")
-    with pytest.raises(UserError, match="beyond model.vocab_size 50"):
-        HeldoutEvaluation(make(f"--evaluation.paths=[{tmp_path}/other.npy]"))
+    with pytest.raises(UserError, match=r"other\.npy holds id 60, .*model\.vocab_size is 50"):
+        verify_checksums(make(f"--evaluation.paths=[{tmp_path}/other.npy]", "--evaluation.interval=5"))
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity.data import encode
 from olmo_sparsity.data import prepare as prepare_module
+from olmo_sparsity.data import text as text_module
 from olmo_sparsity.data.encode import Encoding, encode_documents
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import EOS_TOKEN, train_bpe
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
+from olmo_sparsity.data.verify import Verified
 from olmo_sparsity.errors import UserError, run_script
 from tests.test_corpora import c4_folder, c4_texts, needs_c4_sample, write_lines
 
@@ -50,7 +52,7 @@ def text_settings(files, heldout_files=(), **changes) -> PrepareSettings:
 
 def decoded(folder: Path, split: str) -> list[str]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    files = TokenFiles.of_split(folder, split, verify_checksums=True)
+    files = Verified(folder.parent / "verified").open_split(folder, split)
     return [tokenizer.decode(ids.tolist()) for ids in files.documents()]
 
 
@@ -86,7 +88,7 @@ def test_documents_that_are_tokenized_in_pieces_have_the_same_ids(tmp_path, monk
     train_bpe(texts, 400).save(str(tmp_path / "tokenizer.json"))
     encoding = Encoding(str(tmp_path / "tokenizer.json"), 0, "uint16")
     whole = [ids.tolist() for _, ids in encode_documents(texts, encoding)]
-    monkeypatch.setattr(encode, "PIECE_CHARACTERS", 50)
+    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 50)
     monkeypatch.setattr(encode, "BATCH_CHARACTERS", 170)
     assert len(list(encode._pieces(texts))) > 20
     assert [ids.tolist() for _, ids in encode_documents(texts, encoding)] == whole

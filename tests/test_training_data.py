@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from olmo_sparsity.config import Config
-from olmo_sparsity.data import training_data
-from olmo_sparsity.data.tokens import TokenFiles
-from olmo_sparsity.data.training_data import VERIFIED_NAME, open_training_data, verify_checksums
+from olmo_sparsity.data import verify
+from olmo_sparsity.data.training_data import open_training_data, verify_checksums
+from olmo_sparsity.data.verify import VERIFIED_NAME, Verified
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import sha256_file
@@ -35,10 +35,8 @@ def change_one_byte(path: Path) -> None:
 def test_files_are_read_again_only_when_they_were_touched(tmp_path, monkeypatch):
     config = tiny.train_config(tmp_path)
     read = []
-    original = training_data._sha256
-    monkeypatch.setattr(
-        training_data, "_sha256", lambda path, *rest: read.append(path) or original(path, *rest)
-    )
+    original = verify._read
+    monkeypatch.setattr(verify, "_read", lambda file, *rest: read.append(file.path) or original(file, *rest))
     path = tmp_path / "corpus" / "train-00000.npy"
     verify_checksums(config)
     verify_checksums(config)
@@ -70,7 +68,7 @@ def test_a_changed_file_is_named_with_both_checksums(tmp_path):
     verify_checksums(replace(config, corpus=replace(config.corpus, verify_checksums=False)))
     verify_checksums(bare(config, [path]))
     with pytest.raises(UserError, match="checksum mismatch"):
-        TokenFiles.of_split(tmp_path / "corpus", "train", verify_checksums=True)
+        Verified(tmp_path / "run").open_split(tmp_path / "corpus", "train")
 
 
 def test_nothing_is_written_for_a_bad_corpus(tmp_path):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from olmo_sparsity.data.workers import StoppedEarly
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.errors import UserError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,11 @@ class TextFiles:
                 raise UserError(f"{path} is truncated or damaged ({error}); fetch it again") from error
             except UnicodeDecodeError as error:
                 raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+            except OSError as error:
+                raise StoppedEarly(
+                    f"{path} cannot be read ({error.strerror}); put it back and run the same command again: what is "
+                    "finished is kept"
+                ) from error
 
 
 def _read_file(path: Path) -> Iterator[str]:
@@ -73,8 +78,8 @@ def _text_of_line(line: bytes, where: str) -> str:
     layout = 'each line must be one JSON object with a string "text", as in C4; mend or remove the line'
     try:
         row = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where} is not JSON ({error}); {layout}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({first_line(error)}); {layout}") from error
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise UserError(f"{where} has no text; {layout}")
     return well_formed(row["text"])
@@ -82,7 +87,11 @@ def _text_of_line(line: bytes, where: str) -> str:
 
 def well_formed(text: str) -> str:
     """``text`` with lone surrogates (half an emoji; legal in JSON, not in UTF-8) as question marks."""
-    return text.encode("utf8", "replace").decode("utf8")
+    try:
+        text.encode("utf8")
+    except UnicodeEncodeError:
+        return text.encode("utf8", "replace").decode("utf8")
+    return text
 
 
 def check_files(files: Sequence[str], heldout_files: Sequence[str]) -> None:
@@ -143,14 +152,20 @@ class HubShards:
         try:
             stream = _open_stream(self.dataset, self.config, self.split).shard(self.count, self.index)
             for row in islice(stream, self.limit_documents):
+                if not isinstance(row.get("text"), str):
+                    raise UserError(
+                        f"{self.dataset} ({self.split}) has a row without text; mend or remove it"
+                    )
                 if row["text"].strip():
                     yield well_formed(row["text"])
-        except (EOFError, zlib.error, gzip.BadGzipFile, FileNotFoundError, DatasetsError, KeyError) as error:
-            raise UserError(f"{self.dataset} ({self.split}) cannot be read: {one_line(error)}") from error
+        except UserError:
+            raise
+        except (EOFError, zlib.error, gzip.BadGzipFile, DatasetsError, ValueError) as error:
+            raise UserError(f"{self.dataset} ({self.split}) cannot be read: {first_line(error)}") from error
         except (OSError, httpx.HTTPError) as error:
             raise StoppedEarly(
-                f"the connection was lost while reading {self.dataset} ({one_line(error)}); run the same "
-                "command again: what is finished is kept"
+                f"{self.dataset} can no longer be read ({first_line(error)}); see to the connection, or to the folder, "
+                "and run the same command again: what is finished is kept"
             ) from error
 
 
@@ -170,7 +185,7 @@ def hub_units(
         count = _open_stream(dataset, config, split).num_shards
     except (ValueError, FileNotFoundError) as error:
         raise UserError(
-            f"{dataset}, config {config}, has no readable split {split}: {one_line(error)}"
+            f"{dataset}, config {config}, has no readable split {split}: {first_line(error)}"
         ) from error
     if missing := missing_shards(Path(dataset), split):
         log.warning(
@@ -215,7 +230,7 @@ def _check_hub(dataset: str) -> None:
         raise UserError(f"there is no data set {dataset} on the hub and no folder of that name") from error
     except (OSError, httpx.HTTPError, HfHubHTTPError) as error:
         raise StoppedEarly(
-            f"the Hugging Face hub cannot be reached ({one_line(error)}); run this where there is a network "
+            f"the Hugging Face hub cannot be reached ({first_line(error)}); run this where there is a network "
             "(a login node), or copy the data set's folder here and name it with --dataset, or use local "
             "files: prepare_data.py text --files"
         ) from error
@@ -226,8 +241,3 @@ def _open_stream(dataset: str, config: str, split: str) -> Any:
     from datasets import load_dataset
 
     return load_dataset(dataset, config, split=split, streaming=True)
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of an error's message, or its kind where it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -6,7 +6,6 @@ One document per module (its docstrings in source order) and per topic. Modules 
 from __future__ import annotations
 
 import ast
-import json
 import logging
 import platform
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from olmo_sparsity.data.encode import write_document
 from olmo_sparsity.data.text import paragraph_hash, split_paragraphs
 from olmo_sparsity.data.workers import report, run_jobs
 from olmo_sparsity.errors import UserError
@@ -130,7 +130,7 @@ def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None
             paths = [temporary / f"docs-{part:05d}.jsonl" for part in range(PARTS)]
             files = [stack.enter_context(open(path, "w", encoding="utf8")) for path in paths]
             for number, text in enumerate(texts):
-                files[number % PARTS].write(json.dumps({"text": text}) + "\n")
+                write_document(files[number % PARTS], text)
 
 
 def _shuffle_key(name: str) -> bytes:

@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
 from olmo_sparsity.data.corpora import Unit
-from olmo_sparsity.data.text import Decontamination, SplitRule, paragraph_hashes
+from olmo_sparsity.data.text import Decontamination, SplitRule, paragraph_hashes, split_pieces
 from olmo_sparsity.data.tokenizers import load_tokenizer
 from olmo_sparsity.data.tokens import DTYPES, TokenFile
 from olmo_sparsity.data.words import WordEncoder, cuts_at_words
 from olmo_sparsity.data.workers import report
-from olmo_sparsity.files import atomic_path, write_json
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import atomic_path, read_json, sha256_file, write_json
 
 BATCH_CHARACTERS = 1 << 20
 """Text tokenized at once: enough to keep the tokenizer's threads busy, little enough to bound memory."""
-PIECE_CHARACTERS = 1 << 18
-"""A longer document is tokenized in pieces, cut before a single space, where a tokenizer cuts anyway."""
-SEAM = re.compile(r"(?<=\w) (?=\w)")
 REPORT_DOCUMENTS = 1000
 
 
@@ -50,8 +48,10 @@ class HoldOutJob:
     rule: SplitRule | None
     """None: every document is held out."""
     paragraphs: Path
-    """Hashes of their paragraphs, (P,) uint64; written first: where `documents` is, both are."""
+    """Hashes of their paragraphs, (P,) uint64."""
     documents: Path
+    record: Path
+    """Checksums of both, written last."""
     min_paragraph_characters: int
     """Shorter paragraphs are not hashed."""
 
@@ -92,11 +92,14 @@ class EncodedUnit:
 
     @classmethod
     def load(cls, record: Path) -> EncodedUnit | None:
-        """Read the record of a finished unit; None where it is not finished."""
-        if not record.is_file():
+        """Read the record of a finished unit; None where it is not finished, or the record is damaged."""
+        try:
+            raw = read_json(record, "")
+            file, contaminated = TokenFile.parse(raw["file"]), raw["contaminated"]
+        except (UserError, KeyError, TypeError, ValueError):
             return None
-        raw = json.loads(record.read_text(encoding="utf8"))
-        return cls(TokenFile(**raw["file"]), raw["contaminated"])
+        whole = file.name == f"{record.stem}.npy" and isinstance(contaminated, list)
+        return cls(file, contaminated) if whole and all(type(each) is int for each in contaminated) else None
 
 
 def hold_out(job: HoldOutJob) -> int:
@@ -106,14 +109,32 @@ def hold_out(job: HoldOutJob) -> int:
     with atomic_path(job.documents) as temporary, open(temporary, "w", encoding="utf8") as file:
         for number, text in enumerate(job.unit.documents(), start=1):
             if job.rule is None or job.rule.is_heldout(text):
-                file.write(json.dumps({"text": text}) + "\n")
+                write_document(file, text)
                 hashes.update(paragraph_hashes(text, job.min_paragraph_characters))
             if number % REPORT_DOCUMENTS == 0:
                 report(REPORT_DOCUMENTS)
         with atomic_path(job.paragraphs) as array_file, open(array_file, "wb") as handle:
             np.save(handle, np.array(sorted(hashes), dtype=np.uint64))
     report(number % REPORT_DOCUMENTS)
+    write_json(job.record, {path.name: sha256_file(path) for path in (job.documents, job.paragraphs)})
     return number
+
+
+def is_held_out(job: HoldOutJob) -> bool:
+    """Whether an earlier run did this job, and its files are whole."""
+    try:
+        record = read_json(job.record, "")
+        return all(record.get(path.name) == sha256_file(path) for path in (job.documents, job.paragraphs))
+    except (UserError, OSError):
+        return False
+
+
+def write_document(file: TextIO, text: str) -> None:
+    """Write a document as a line of JSON, as `corpora` reads them."""
+    file.write('{"text": "')
+    for piece in split_pieces(text):  # a copy of all of it, escaped, would be several times as large
+        file.write(json.dumps(piece)[1:-1])
+    file.write('"}\n')
 
 
 def encode_unit(job: EncodeJob) -> EncodedUnit:
@@ -151,9 +172,8 @@ def write_token_file(output: Path, documents: Iterable[np.ndarray]) -> TokenFile
     tokens = count = 0
     with atomic_path(output) as temporary, open(temporary, "wb") as file:
         for ids in documents:
-            data = ids.tobytes()
-            file.write(data)
-            digest.update(data)
+            file.write(ids.data)
+            digest.update(ids.data)
             tokens += len(ids)
             count += 1
     if not tokens:
@@ -169,16 +189,16 @@ def encode_documents(texts: Iterable[str], encoding: Encoding) -> Iterator[tuple
     stat = Path(encoding.tokenizer).stat()
     encode = _encoder(encoding.tokenizer, encoding.dtype, stat.st_size, stat.st_mtime_ns)
     begun: list[np.ndarray] = []
+    end = np.array([encoding.eos_token_id], dtype=DTYPES[encoding.dtype])
     for batch in _batches(_pieces(texts)):
         documents = tokens = 0
         for (_, text), piece_ids in zip(batch, encode([piece for piece, _ in batch]), strict=True):
-            begun.append(piece_ids)
+            begun.append(piece_ids[piece_ids != encoding.eos_token_id])
             if text is not None:
-                ids = np.concatenate(begun)
-                ids = np.append(ids[ids != encoding.eos_token_id], encoding.eos_token_id)
+                ids = np.concatenate([*begun, end])
                 begun = []
                 documents, tokens = documents + 1, tokens + len(ids)
-                yield text, ids.astype(DTYPES[encoding.dtype])
+                yield text, ids
         report(documents, tokens)
 
 
@@ -199,11 +219,12 @@ def _encoder(path: str, dtype: str, size: int, modified_ns: int) -> Callable[[li
 def _pieces(texts: Iterable[str]) -> Iterator[tuple[str, str | None]]:
     """Pieces of each text in order; the last one comes with the whole text."""
     for text in texts:
-        start = 0
-        while seam := SEAM.search(text, start + PIECE_CHARACTERS):
-            yield text[start : seam.start()], None
-            start = seam.start()
-        yield text[start:], text
+        pieces = split_pieces(text)
+        piece = next(pieces)
+        for following in pieces:
+            yield piece, None
+            piece = following
+        yield piece, text
 
 
 def _batches(pieces: Iterable[tuple[str, str | None]]) -> Iterator[list[tuple[str, str | None]]]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from olmo_sparsity.data.encode import (
     encode_heldout,
     encode_unit,
     hold_out,
+    is_held_out,
 )
 from olmo_sparsity.data.shards import (
     SHARDS_NAME,
@@ -46,12 +48,14 @@ from olmo_sparsity.data.workspace import (
     WORK_NAME,
     claim,
     finished_corpus,
+    has_nothing_finished,
     is_whole,
     join,
-    remove_if_empty,
+    locked,
     remove_outputs,
     remove_temporaries,
     remove_temporaries_of,
+    remove_work,
 )
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import atomic_path, remove, sha256_file
@@ -88,31 +92,40 @@ def prepare(
     ``overwrite``.
     """
     start = time.monotonic()
-    out = Path(out)
-    source = find_source(settings.source)
+    out, workers = Path(out), _processes(workers)
     settings.check()
     request = _request(settings)
     if not overwrite and (finished := finished_corpus(out, request)) is not None:
-        remove(out / WORK_NAME)  # left there by a run that was killed at its very end
+        remove_work(out)
         return Prepared(finished, time.monotonic() - start, 0)
     if merge and not (out / WORK_NAME / REQUEST_NAME).is_file():
         raise UserError(f"{out} has nothing to merge; make its parts with --shard 1/n … n/n first")
+    with locked(out):
+        manifest, written = _prepare(settings, request, out, workers, overwrite, merge)
+    return Prepared(manifest, time.monotonic() - start, written)
+
+
+def _prepare(
+    settings: PrepareSettings, request: dict[str, Any], out: Path, workers: int, overwrite: bool, merge: bool
+) -> tuple[CorpusManifest, int]:
+    """Do the work of `prepare` in a folder that is locked; where it fails, keep what is worth it."""
+    if not overwrite and (finished := finished_corpus(out, request)) is not None:
+        return finished, 0  # another process made it in the meantime
     claim(out, request, settings, overwrite)
     try:
-        corpus = source.corpus(settings, out / WORK_NAME, workers or available_cores())
-        manifest, written = _make(settings, request, corpus, out, workers or available_cores(), merge)
+        corpus = find_source(settings.source).corpus(settings, out / WORK_NAME, workers)
+        manifest, written = _make(settings, request, corpus, out, workers, merge)
     except BaseException as error:
         remove_temporaries(out)  # of workers that were stopped in the middle
         of_shards = (
             merge or (out / WORK_NAME / SHARDS_NAME).is_file()
         )  # the work of many tasks is not thrown away
         bad_input = isinstance(error, UserError) and not isinstance(error, StoppedEarly) and not of_shards
-        if bad_input or [path.name for path in (out / WORK_NAME).iterdir()] == [REQUEST_NAME]:
+        if bad_input or has_nothing_finished(out):
             remove_outputs(out)
-            remove_if_empty(out)
         raise
     remove(out / WORK_NAME)
-    return Prepared(manifest, time.monotonic() - start, written)
+    return manifest, written
 
 
 def prepare_shard(
@@ -124,7 +137,7 @@ def prepare_shard(
     `UserError` for bad input, and for settings that need a look at all the text; finished units are kept.
     """
     start = time.monotonic()
-    out, workers = Path(out), workers or available_cores()
+    out, workers = Path(out), _processes(workers)
     settings.check()
     check_shardable(settings)
     request = _request(settings)
@@ -132,6 +145,16 @@ def prepare_shard(
         if finished_corpus(out, request) is None:
             raise UserError(f"{out} is finished but damaged; run the command without --shard to mend it")
         return PreparedShard(shard, 0, 0, 0, time.monotonic() - start, 0, corpus_is_ready=True)
+    with locked(out, part=f"{shard.number}-of-{shard.count}"):
+        units, written = _prepare_shard(settings, request, out, shard, workers)
+    documents, tokens = sum(u.file.documents for u in units), sum(u.file.tokens for u in units)
+    return PreparedShard(shard, len(units), documents, tokens, time.monotonic() - start, written)
+
+
+def _prepare_shard(
+    settings: PrepareSettings, request: dict[str, Any], out: Path, shard: Shard, workers: int
+) -> tuple[list[EncodedUnit], int]:
+    """Do the work of `prepare_shard` in a folder of which this share is locked."""
     join(out, request, settings, shard)
     try:
         corpus = find_source(settings.source).corpus(settings, out / WORK_NAME, workers)
@@ -139,12 +162,16 @@ def prepare_shard(
         _, paragraphs = _hold_out(corpus, rule, settings, out / WORK_NAME, workers)
         encoding, _ = _make_tokenizer(settings, corpus, rule, out)
         hashes = paragraphs if settings.decontaminate else None
-        units, written = _encode_training(corpus, rule, encoding, hashes, out, workers, shard=shard)
+        return _encode_training(corpus, rule, encoding, hashes, out, workers, shard=shard)
     except BaseException:
         remove_temporaries_of(out, shard)
         raise
-    documents, tokens = sum(u.file.documents for u in units), sum(u.file.tokens for u in units)
-    return PreparedShard(shard, len(units), documents, tokens, time.monotonic() - start, written)
+
+
+def _processes(workers: int | None) -> int:
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers {workers} must be at least 1")
+    return workers or available_cores()
 
 
 def _request(settings: PrepareSettings) -> dict[str, Any]:
@@ -203,11 +230,12 @@ def _hold_out(
             None if corpus.heldout else rule,
             work / f"heldout-{index:05d}.npy",
             work / f"heldout-{index:05d}.jsonl",
+            work / f"heldout-{index:05d}.json",
             settings.decontaminate_min_characters,
         )
         for index, unit in enumerate(units)
     ]
-    todo = [job for job in jobs if not job.documents.is_file()]
+    todo = [job for job in jobs if not is_held_out(job)]
     description = "choosing held-out documents"
     counts = run_jobs(
         hold_out,
@@ -224,10 +252,13 @@ def _hold_out(
             f"none of {sum(counts):,} documents is held out; raise --heldout-fraction (now "
             f"{settings.heldout_fraction:g}), give more text, or name held-out files with --heldout-files"
         )
-    path = work / "paragraphs.npy"
-    if not path.is_file():  # another shard may be reading it
-        with atomic_path(path) as temporary, open(temporary, "wb") as file:
-            np.save(file, np.unique(np.concatenate([np.load(job.paragraphs) for job in jobs])))
+    path, file = work / "paragraphs.npy", BytesIO()
+    np.save(file, np.unique(np.concatenate([np.load(job.paragraphs) for job in jobs])))
+    if (
+        not path.is_file() or path.read_bytes() != file.getbuffer()
+    ):  # where it is whole, another shard may read it
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(file.getbuffer())
     return [TextFiles((str(job.documents),)) for job in jobs], path
 
 
@@ -236,17 +267,29 @@ def _make_tokenizer(
 ) -> tuple[Encoding, int]:
     """Write tokenizer.json, unless an earlier run did; returns how to encode, and the vocabulary size."""
     path = out / TOKENIZER_NAME
-    if not path.is_file():
+    if not _has_tokenizer(path, settings):
         with atomic_path(path) as temporary:
             if settings.tokenizer_name == "bpe":
                 texts = _sample(corpus, rule, settings.tokenizer_sample_mb * 1e6)
-                train_bpe(texts, settings.vocab_size).save(str(temporary))
+                trained = train_bpe(texts, settings.vocab_size)
+                temporary.write_text(trained.to_str(pretty=True), encoding="utf8")
             else:
                 temporary.write_bytes(tokenizer_file(settings.tokenizer_name).read_bytes())
     tokenizer = load_tokenizer(path)
     vocab_size = id_range(tokenizer)
     dtype = "uint16" if vocab_size <= 2**16 else "uint32"
     return Encoding(str(path), find_eos(tokenizer, settings.eos_token), dtype), vocab_size
+
+
+def _has_tokenizer(path: Path, settings: PrepareSettings) -> bool:
+    """Whether an earlier run wrote it, and it is whole."""
+    if settings.tokenizer_name != "bpe":
+        return path.is_file() and sha256_file(path) == sha256_file(tokenizer_file(settings.tokenizer_name))
+    try:
+        load_tokenizer(path)
+    except UserError:
+        return False
+    return True
 
 
 def _sample(corpus: Corpus, rule: SplitRule, characters: float) -> Iterator[str]:

@@ -8,7 +8,6 @@ makes if it is not there, with the same bytes, and renames it into place.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 from olmo_sparsity.data.sources import PrepareSettings, find_source
 from olmo_sparsity.data.workers import StoppedEarly
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import write_json
+from olmo_sparsity.files import read_json, write_json
 from olmo_sparsity.shard import Shard
 
 SHARDS_NAME = "shards.json"
@@ -70,8 +69,13 @@ def record_count(work: Path, shard: Shard) -> None:
 
 def recorded_count(work: Path) -> int | None:
     """How many shares the corpus was divided into; None where it was not."""
-    path = work / SHARDS_NAME
-    return int(json.loads(path.read_text(encoding="utf8"))["count"]) if path.is_file() else None
+    path, remedy = work / SHARDS_NAME, "remove it and run the same command again"
+    if not path.is_file():
+        return None
+    count = read_json(path, remedy).get("count")
+    if not isinstance(count, int) or count < 1:
+        raise UserError(f"{path} is damaged (it holds no count); {remedy}")
+    return count
 
 
 def refuse_missing(work: Path, missing: Sequence[int], units: int) -> None:

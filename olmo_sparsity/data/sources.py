@@ -5,6 +5,7 @@ A source says what identifies its text (so that a finished corpus is recognised)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from olmo_sparsity.data.corpora import Unit, check_files, file_units, hub_units
 from olmo_sparsity.data.docstrings import docs_packages, write_documents
 from olmo_sparsity.data.tokenizers import (
     EOS_TOKEN,
+    MAX_BPE_VOCAB_SIZE,
     MIN_BPE_VOCAB_SIZE,
     find_eos,
     load_tokenizer,
@@ -21,6 +23,8 @@ from olmo_sparsity.data.tokenizers import (
 )
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import sha256_file
+
+MAX_INTEGER = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -83,13 +87,18 @@ class PrepareSettings:
                 problems.append(str(error))
         elif self.eos_token not in (None, EOS_TOKEN):
             problems.append(f"--eos-token is not for --tokenizer bpe, which ends documents with {EOS_TOKEN}")
-        elif self.vocab_size < MIN_BPE_VOCAB_SIZE:
+        elif not MIN_BPE_VOCAB_SIZE <= self.vocab_size <= MAX_BPE_VOCAB_SIZE:
             problems.append(
-                f"--vocab-size {self.vocab_size} must be at least {MIN_BPE_VOCAB_SIZE}: all bytes and EOS"
+                f"--vocab-size {self.vocab_size} must be at least {MIN_BPE_VOCAB_SIZE} (all bytes and EOS) and at most "
+                f"{MAX_BPE_VOCAB_SIZE:,}"
             )
         for name in ("limit_documents", "limit_tokens", "heldout_documents", "tokenizer_sample_mb"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                problems.append(f"--{name.replace('_', '-')} {getattr(self, name):g} must be positive")
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                problems.append(f"--{name.replace('_', '-')} {value:g} must be positive and finite")
+        for name in ("seed", "decontaminate_min_characters"):
+            if not 0 <= getattr(self, name) <= MAX_INTEGER:
+                problems.append(f"--{name.replace('_', '-')} must be from 0 to {MAX_INTEGER}")
         if problems:
             raise UserError("; ".join(problems))
 

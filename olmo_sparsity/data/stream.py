@@ -103,19 +103,24 @@ class Marks:
         self.folder, self.identity, self.writer = folder, identity, writer
         self.known: dict[int, list[tuple[int, int]]] = {}
         self.ends: dict[int, int] = {}
+        self.of_other_text = False
         for path in sorted(folder.glob("marks-*.jsonl")):
-            for line in path.read_text(encoding="utf8").splitlines():
+            for line in path.read_bytes().splitlines():
                 self._read(line)
         for marks in self.known.values():
             marks.sort()
 
-    def _read(self, line: str) -> None:
+    def _read(self, line: bytes) -> None:
         try:
-            identity, unit, documents, tokens, is_end = json.loads(line)
-        except ValueError:
-            return  # a line that a killed process has not finished
-        if identity == self.identity:
-            self._keep(unit, documents, tokens, is_end)
+            mark = json.loads(line)
+        except (ValueError, RecursionError):
+            return  # a line that a killed process has not finished, or that is damaged
+        match mark:
+            case [str() as identity, int() as unit, int() as documents, int() as tokens, bool() as is_end]:
+                if identity != self.identity:
+                    self.of_other_text = True
+                elif unit >= -1 and min(documents, tokens) >= 0:
+                    self._keep(unit, documents, tokens, is_end)
 
     def _keep(self, unit: int, documents: int, tokens: int, is_end: bool) -> None:
         if is_end:
@@ -156,8 +161,8 @@ class Marks:
             return file.read(1) != b"\n"
 
     def refuse_other_text(self) -> None:
-        """Refuse a run that began with other text: where there are marks, some must be of this text."""
-        if not (self.known or self.ends) and any(self.folder.glob("marks-*.jsonl")):
+        """Refuse a run that began with other text: where there are whole marks, some must be of this text."""
+        if not (self.known or self.ends) and self.of_other_text:
             raise UserError(
                 f"the text or the tokenizer of corpus.stream is not the one this run began with ({self.folder}); put "
                 "it back, or choose another --save_folder"
@@ -237,7 +242,7 @@ class WindowStream(IterableDataset[dict[str, Any]]):
             return
         try:
             yield from windows
-        except UserError as error:  # as an item: a loader would wrap the one line in its traceback
+        except (UserError, OSError) as error:  # as an item: a loader would wrap the one line in its traceback
             yield error
 
     def _windows(self, worker: int, workers: int) -> Iterator[dict[str, Any]]:
@@ -294,7 +299,7 @@ class StreamedData:
         pin = self.config.data.pin_memory and torch.cuda.is_available()
         while True:
             items = list(islice(windows, share))
-            if error := next((item for item in items if isinstance(item, UserError)), None):
+            if error := next((item for item in items if isinstance(item, Exception)), None):
                 raise error
             batch = collate(items)
             yield batch.pin_memory() if pin else batch

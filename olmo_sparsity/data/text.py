@@ -1,4 +1,4 @@
-"""Documents and their paragraphs: which split a document is in, and which paragraphs two splits share."""
+"""Documents, their pieces and their paragraphs: which split a document is in, and which paragraphs two splits share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ import re
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import chain
 
 PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
+# The characters of Unicode's property White_Space, as the tokenizers library has them; Python's \s has four more.
+SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+PIECE_CHARACTERS = 1 << 18
+"""A longer document is tokenized in pieces, cut before a single space, where a tokenizer cuts anyway."""
+MAX_PIECE_CHARACTERS = 1 << 20
+"""A piece without such a space ends before other white space or, where there is none either, at this length."""
+_SEAM = re.compile(r"(?<=\w) (?=\w)")
+_ANY_SPACE = re.compile(rf"(?<=[^{SPACE}])[{SPACE}]")
+_HASHED_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -20,20 +30,52 @@ class SplitRule:
 
     def is_heldout(self, text: str) -> bool:
         """Whether this document is held out."""
+        if not self.heldout_fraction:
+            return False
         digest = blake2b(text.encode("utf8"), digest_size=8, key=str(self.seed).encode()).digest()
         return int.from_bytes(digest, "little") < self.heldout_fraction * 2**64
 
 
-def split_paragraphs(text: str) -> list[str]:
+def split_pieces(text: str) -> Iterator[str]:
+    """Pieces of a text in order, each of at most `MAX_PIECE_CHARACTERS`."""
+    start = 0
+    while (end := _end_of_piece(text, start)) < len(text):
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _end_of_piece(text: str, start: int) -> int:
+    limit = start + MAX_PIECE_CHARACTERS
+    for seam in (_SEAM, _ANY_SPACE):
+        if found := seam.search(text, start + PIECE_CHARACTERS, limit):
+            return found.start()
+        if len(text) <= limit:
+            return len(text)
+    return limit
+
+
+def split_paragraphs(text: str) -> Iterator[str]:
     """Paragraphs of a text: what stands between blank lines, indentation kept."""
-    return [paragraph for paragraph in PARAGRAPH_BREAK.split(text) if paragraph.strip()]
+    start = 0
+    for end, following in chain((found.span() for found in PARAGRAPH_BREAK.finditer(text)), [(len(text), 0)]):
+        paragraph = text[start:end]
+        if paragraph and not paragraph.isspace():
+            yield paragraph
+        start = following
 
 
 def paragraph_hash(paragraph: str) -> int:
     """64-bit hash of a paragraph whose runs of white space count as one space."""
-    return int.from_bytes(
-        blake2b(" ".join(paragraph.split()).encode("utf8"), digest_size=8).digest(), "little"
-    )
+    digest, begun, inside_word = blake2b(digest_size=8), False, False
+    for start in range(0, len(paragraph), _HASHED_CHARACTERS):  # all words at once take ten times the memory
+        part = paragraph[start : start + _HASHED_CHARACTERS]
+        if words := " ".join(part.split()):
+            goes_on = inside_word and not part[0].isspace()
+            digest.update((" " * (begun and not goes_on) + words).encode("utf8"))
+            begun = True
+        inside_word = not part[-1].isspace()
+    return int.from_bytes(digest.digest(), "little")
 
 
 def paragraph_hashes(text: str, min_characters: int = 0) -> Iterator[int]:
@@ -58,7 +100,7 @@ class Decontamination:
 
     def clean(self, text: str) -> str:
         """The text without those paragraphs; as it was where there are none, empty where nothing is left."""
-        paragraphs = split_paragraphs(text)
+        paragraphs = list(split_paragraphs(text))
         kept = [p for p in paragraphs if paragraph_hash(p) not in self.contaminated]
         self.counts["paragraphs"] += len(paragraphs)
         self.counts["removed_paragraphs"] += len(paragraphs) - len(kept)

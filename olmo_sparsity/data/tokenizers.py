@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from olmo_sparsity.data.text import SPACE, split_pieces
 from olmo_sparsity.errors import UserError
 
 EOS_TOKEN = "<|endoftext|>"
@@ -15,6 +18,17 @@ USUAL_EOS_TOKENS = (EOS_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "<
 OLMO_TOKENIZER = "allenai_gpt-neox-olmo-dolma-v1_5.json"
 MIN_BPE_VOCAB_SIZE = 257
 """All bytes and EOS."""
+MAX_BPE_VOCAB_SIZE = 1_000_000
+MAX_RUN_CHARACTERS = 1000
+"""Letters and digits, other signs, or white space: longer runs of them are cut before the BPE is trained, which takes
+the square of the length of what it cannot cut."""
+_LONG_SPACE = re.compile(rf"[{SPACE}]{{{MAX_RUN_CHARACTERS}}}")
+_LONG_RUN = re.compile(
+    "|".join(
+        f"(?<!{one}){one}{{{MAX_RUN_CHARACTERS + 1},}}"
+        for one in (r"[^\W_]", rf"[{SPACE}]", rf"(?:_|[^\w{SPACE}])")
+    )
+)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -28,8 +42,24 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(chain.from_iterable(map(_trainable, texts)), trainer)
     return tokenizer
+
+
+def _trainable(text: str) -> Iterator[str]:
+    """Parts of a text in order, cut where the pre-tokenizer cuts anyway, and within runs that are no words."""
+    for piece in split_pieces(text):
+        start = 0
+        for run in _LONG_RUN.finditer(piece) if _may_have_long_run(piece) else ():
+            for end in range(run.start() + MAX_RUN_CHARACTERS, run.end(), MAX_RUN_CHARACTERS):
+                yield piece[start:end]
+                start = end
+        yield piece[start:]
+
+
+def _may_have_long_run(text: str) -> bool:
+    """Quick; most text has neither a long word nor much white space."""
+    return max(map(len, text.split()), default=0) > MAX_RUN_CHARACTERS or bool(_LONG_SPACE.search(text))
 
 
 def tokenizer_file(name: str) -> Path:

@@ -6,17 +6,16 @@ splits. Shapes: n tokens of one document or file, T tokens of one training windo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import sha256_file, write_json
+from olmo_sparsity.errors import UserError, first_line
+from olmo_sparsity.files import read_json, write_json
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
@@ -36,6 +35,17 @@ class TokenFile:
     """Number of documents, each ended by one EOS id."""
     sha256: str
     """Checksum of the file's bytes."""
+
+    @classmethod
+    def parse(cls, raw: Any) -> TokenFile:
+        """From the JSON of a manifest or record. Raises `TypeError` or `ValueError` for what cannot be one."""
+        file = cls(**raw)
+        _check_types(file, name=str, tokens=int, documents=int, sha256=str)
+        if not file.name.isprintable() or file.name in ("", ".", "..") or {"/", "\\"} & set(file.name):
+            raise ValueError(f"{file.name!r} is no bare file name")
+        if file.tokens < 0 or file.documents < 0:
+            raise ValueError(f"{file.name} has a negative number of tokens or documents")
+        return file
 
 
 @dataclass(frozen=True)
@@ -63,22 +73,36 @@ class CorpusManifest:
     @classmethod
     def load(cls, folder: str | Path) -> CorpusManifest:
         """Read `manifest.json`. Raises `UserError` where `folder` is no finished corpus."""
-        path = Path(folder) / MANIFEST_NAME
+        path, remedy = Path(folder) / MANIFEST_NAME, "prepare the corpus again, with --overwrite"
         if not path.is_file():
             raise UserError(
                 f"{folder} is no prepared corpus: {path} is missing; make it with scripts/prepare_data.py"
             )
+        raw = read_json(path, remedy)
+        if raw.get("version") != MANIFEST_VERSION:
+            raise UserError(
+                f"{path} has format version {raw.get('version')}, this code reads {MANIFEST_VERSION}; {remedy}"
+            )
         try:
-            raw = json.loads(path.read_text(encoding="utf8"))
-            if raw["version"] != MANIFEST_VERSION:
-                raise UserError(
-                    f"{path} has format version {raw['version']}, this code reads {MANIFEST_VERSION}; "
-                    "prepare the corpus again with scripts/prepare_data.py"
-                )
-            raw["splits"] = {name: [TokenFile(**f) for f in files] for name, files in raw["splits"].items()}
-            return cls(**raw)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise UserError(f"{path} is damaged ({error!r}); prepare the corpus again") from error
+            return cls._parse(raw)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{path} is damaged ({first_line(error)}); {remedy}") from error
+
+    @classmethod
+    def _parse(cls, raw: dict[str, Any]) -> CorpusManifest:
+        manifest = cls(**raw)
+        _check_types(manifest, corpus=str, tokenizer_sha256=str, dtype=str, settings=dict)
+        _check_types(manifest, vocab_size=int, eos_token_id=int, splits=dict)
+        if manifest.dtype not in DTYPES:
+            raise ValueError(f"dtype {manifest.dtype!r} is none of {', '.join(DTYPES)}")
+        if not 0 <= manifest.eos_token_id < manifest.vocab_size:
+            raise ValueError(
+                f"eos_token_id {manifest.eos_token_id} is not below vocab_size {manifest.vocab_size}"
+            )
+        if not all(isinstance(files, list) for files in manifest.splits.values()):
+            raise ValueError("a split is no list of files")
+        splits = {name: [TokenFile.parse(file) for file in files] for name, files in manifest.splits.items()}
+        return replace(manifest, splits=splits)
 
 
 class TokenFiles:
@@ -105,17 +129,12 @@ class TokenFiles:
         self.arrays = [self._open(path, tokens) for path, tokens in zip(self.paths, wanted, strict=True)]
 
     @classmethod
-    def of_split(cls, folder: str | Path, split: str, *, verify_checksums: bool = False) -> TokenFiles:
+    def of_split(cls, folder: str | Path, split: str) -> TokenFiles:
         """The token files of one split of a prepared corpus. Raises `UserError` for an unknown split."""
         manifest = CorpusManifest.load(folder)
         if split not in manifest.splits:
             raise UserError(f"{folder} has no split {split!r}; it has {', '.join(sorted(manifest.splits))}")
         files = manifest.splits[split]
-        if verify_checksums:
-            for file in files:
-                path = Path(folder) / file.name
-                if path.is_file():
-                    check_checksum(path, file.sha256, sha256_file(path))
         paths = [Path(folder) / file.name for file in files]
         return cls(paths, manifest.dtype, manifest.eos_token_id, [file.tokens for file in files])
 
@@ -183,13 +202,10 @@ class TokenFiles:
         return (self.document(number) for number in range(len(self.document_bounds)))
 
 
-def check_checksum(path: Path, expected: str, found: str) -> None:
-    """Refuse a token file that is not the one its manifest describes."""
-    if expected != found:
-        raise UserError(
-            f"checksum mismatch in {path}: its manifest says sha256 {expected}, the file has {found}; copy it again "
-            "from where it was prepared, or prepare the corpus again"
-        )
+def _check_types(value: Any, **kinds: type) -> None:
+    for name, kind in kinds.items():
+        if type(getattr(value, name)) is not kind:  # a bool is an int elsewhere
+            raise TypeError(f"{name} is no {kind.__name__}")
 
 
 def _refuse_other_layout(path: Path, array: np.ndarray) -> None:

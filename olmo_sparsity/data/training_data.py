@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 from olmo_sparsity.batch import Batch
 from olmo_sparsity.config import Config
 from olmo_sparsity.data.task_data import TaskData
-from olmo_sparsity.data.tokens import CorpusManifest, check_checksum
-from olmo_sparsity.data.windows import TrainingData
-from olmo_sparsity.data.workers import available_cores
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import write_json
-from olmo_sparsity.progress import progress
-
-VERIFIED_NAME = "verified.json"
-"""In the run folder: files whose checksums were right, with size and time of change then."""
-CHUNK_MB = 4
-MAX_THREADS = 8
-QUIET_MB = 2000
-"""Less is read in seconds: no progress is shown."""
+from olmo_sparsity.data.verify import ExpectedFile, Verified, expected_files
+from olmo_sparsity.data.windows import TrainingData, bare_training_paths
 
 
 class TrainingBatches(Protocol):
@@ -65,62 +51,33 @@ def open_training_data(config: Config, *, rank: int = 0, world_size: int = 1) ->
 
 
 def verify_checksums(config: Config) -> None:
-    """Compare the prepared corpus that is trained on with its manifest; for one process of a run, before it starts.
+    """Verify all token files that the run reads; for one process of a run, before it starts.
 
-    Files that had the right checksum, and have the same size and time of change as then, are not read again. Does
-    nothing for `corpus.verify_checksums: false` and for token files without a manifest. Raises `UserError` for the
-    first file that differs.
+    Those of a corpus must be the ones of its manifest; `corpus.verify_checksums: false` leaves them out. All ids must
+    be in the vocabulary. Files that were right, and have not changed since, are not read again. Raises `UserError` for
+    the first one that is not right.
     """
+    verified = Verified(config.save_folder)
+    verified.check([*_corpus_files(config), *_bare_files(config)])
+    verified.save()
+
+
+def _corpus_files(config: Config) -> list[ExpectedFile]:
     if config.corpus.path is None or not config.corpus.verify_checksums:
-        return
-    folder, cache = Path(config.corpus.path), Path(config.save_folder) / VERIFIED_NAME
-    splits = CorpusManifest.load(folder).splits
-    files = [file for name in _splits_read(config) for file in splits.get(name, [])]
-    known = _read_cache(cache)
-    expected = {folder / file.name: file.sha256 for file in files if (folder / file.name).is_file()}
-    states = {path: _state(path, sha256) for path, sha256 in expected.items()}
-    todo = [path for path, state in states.items() if known.get(str(path.resolve())) != state]
-    if not todo:
-        return
-    for path, found in zip(todo, _checksums(todo), strict=True):
-        check_checksum(path, expected[path], found)
-    write_json(cache, known | {str(path.resolve()): states[path] for path in todo})
-
-
-def _splits_read(config: Config) -> list[str]:
+        return []
     evaluates = config.evaluation.interval is not None and not config.evaluation.paths
-    return [config.corpus.train_split, *[config.corpus.heldout_split] * evaluates]
+    splits = [config.corpus.train_split, *[config.corpus.heldout_split] * evaluates]
+    return expected_files(config.corpus.path, *splits)
 
 
-def _state(path: Path, sha256: str) -> list[int | str]:
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, sha256]
-
-
-def _read_cache(path: Path) -> dict[str, list[int | str]]:
-    try:
-        return json.loads(path.read_text(encoding="utf8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _checksums(paths: list[Path]) -> list[str]:
-    """SHA-256 of the files, several at a time."""
-    total = sum(-(-path.stat().st_size // (CHUNK_MB << 20)) * CHUNK_MB for path in paths)
-    with (
-        progress("verifying token files", total, "MB", enabled=total > QUIET_MB) as advance,
-        ThreadPoolExecutor(min(MAX_THREADS, available_cores())) as pool,
-    ):
-        return list(pool.map(lambda path: _sha256(path, lambda: advance(CHUNK_MB)), paths))
-
-
-def _sha256(path: Path, advance: Callable[[], None]) -> str:
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(CHUNK_MB << 20):
-                digest.update(chunk)
-                advance()
-    except OSError as error:
-        raise UserError(f"token file {path} cannot be read ({error.strerror}); copy it again") from error
-    return digest.hexdigest()
+def _bare_files(config: Config) -> list[ExpectedFile]:
+    """Token files without a manifest."""
+    paths = bare_training_paths(config)
+    if config.evaluation.interval is not None:
+        paths = [*paths, *(config.evaluation.paths or [])]
+    remedy = (
+        f"model.vocab_size is {config.model.vocab_size}: the file was made with another tokenizer or another "
+        "data.memmap_dtype"
+    )
+    dtype, vocab_size = config.data.memmap_dtype, config.model.vocab_size
+    return [ExpectedFile(Path(path), dtype, vocab_size, remedy) for path in paths]

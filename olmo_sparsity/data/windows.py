@@ -209,26 +209,18 @@ def open_training_tokens(config: Config) -> TokenFiles:
         manifest = CorpusManifest.load(config.corpus.path)
         check_corpus_matches(config, manifest)
         return TokenFiles.of_split(config.corpus.path, config.corpus.train_split)
-    paths = config.data.paths or [
-        path for _, group in sorted((config.data.datasets or {}).items()) for path in group
-    ]
+    paths = bare_training_paths(config)
     if url := next((path for path in paths if "://" in str(path)), None):
         raise UserError(
             f"data.paths: {url} is a URL, and only local files are read; download them first and name the copies"
         )
-    tokens = TokenFiles(paths, config.data.memmap_dtype, config.model.eos_token_id)
-    check_vocabulary(config, tokens)
-    return tokens
+    return TokenFiles(paths, config.data.memmap_dtype, config.model.eos_token_id)
 
 
-def check_vocabulary(config: Config, tokens: TokenFiles) -> None:
-    """Refuse token files whose first tokens have ids that the model does not have."""
-    largest = max(int(array[: 1 << 20].max()) for array in tokens.arrays)
-    if largest >= config.model.vocab_size:
-        raise UserError(
-            f"the token files hold id {largest}, beyond model.vocab_size {config.model.vocab_size}: they were made "
-            "with another tokenizer or another data.memmap_dtype"
-        )
+def bare_training_paths(config: Config) -> list[str]:
+    """The token files without a manifest that ``config`` trains on: those of `data.paths` or `data.datasets`."""
+    groups = sorted((config.data.datasets or {}).items())
+    return config.data.paths or [path for _, group in groups for path in group]
 
 
 def check_corpus_matches(config: Config, manifest: CorpusManifest) -> None:

@@ -17,12 +17,13 @@ from itertools import chain
 import numpy as np
 from tokenizers import Tokenizer
 
-# The characters of Unicode's property White_Space, as the tokenizers library has them; Python's \s has four more.
-_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_WORD = re.compile(rf"[{_SPACE}]*[^{_SPACE}]+|[{_SPACE}]+")
-_SPACE_INSIDE = re.compile(rf"[^{_SPACE}][{_SPACE}]")
+from olmo_sparsity.data.text import SPACE
+
+_WORD = re.compile(rf"[{SPACE}]*[^{SPACE}]+|[{SPACE}]+")
+_SPACE_INSIDE = re.compile(rf"[^{SPACE}][{SPACE}]")
 MAX_KNOWN = 500_000
-"""Words that are remembered: some 100 MB."""
+MAX_KNOWN_CHARACTERS = 20_000_000
+"""Words that are remembered: some 100 MB. A run of characters without white space is a word too, however long."""
 
 
 class WordEncoder:
@@ -31,6 +32,7 @@ class WordEncoder:
     def __init__(self, tokenizer: Tokenizer, dtype: np.dtype):
         self.tokenizer, self.dtype = tokenizer, np.dtype(dtype)
         self.known: dict[str, bytes] = {}
+        self.known_characters = 0
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text, (n,)."""
@@ -39,9 +41,11 @@ class WordEncoder:
         encoded = self.tokenizer.encode_batch_fast(new, add_special_tokens=False)
         for word, one in zip(new, encoded, strict=True):
             self.known[word] = np.array(one.ids, self.dtype).tobytes()
+            self.known_characters += len(word)
         ids = [np.frombuffer(b"".join(map(self.known.__getitem__, each)), self.dtype) for each in words]
-        if len(self.known) > MAX_KNOWN:
+        if len(self.known) > MAX_KNOWN or self.known_characters > MAX_KNOWN_CHARACTERS:
             self.known.clear()  # the frequent ones are back after one batch
+            self.known_characters = 0
         return ids
 
 

@@ -6,9 +6,8 @@ Unfinished work has its state in `.partial`, the request that it answers among i
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import tokenizer_file
 from olmo_sparsity.data.tokens import DTYPES, MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import remove, write_json
+from olmo_sparsity.files import read_json, remove, write_json
+from olmo_sparsity.lock import folder_lock
 from olmo_sparsity.shard import Shard
 
 WORK_NAME = ".partial"
@@ -70,7 +70,7 @@ def claim(out: Path, request: dict[str, Any], settings: PrepareSettings, overwri
                 out
             )  # in the second case it is this corpus, damaged: `finished_corpus` refused any other
         elif resumable:
-            _refuse_other(out, json.loads(path.read_text(encoding="utf8")), request)
+            _refuse_other(out, _read_request(path, "pass --overwrite to start anew"), request)
         else:
             _refuse_foreign(out, OUTPUT_PATTERNS)
         remove_temporaries(out)
@@ -90,11 +90,17 @@ def join(out: Path, request: dict[str, Any], settings: PrepareSettings, shard: S
                 if not path.is_file():  # another shard writes it before anything else
                     raise
         if path.is_file():
-            _refuse_other(out, json.loads(path.read_text(encoding="utf8")), request)
+            _refuse_other(out, _read_request(path, "remove the folder to start anew"), request)
         else:
             write_json(path, request)
         record_count(out / WORK_NAME, shard)
         remove_temporaries_of(out, shard)
+
+
+def _read_request(path: Path, remedy: str) -> dict[str, Any]:
+    return read_json(
+        path, f"nobody knows what the files beside it were made of: choose another --out, or {remedy}"
+    )
 
 
 def _refuse_own_tokenizer(out: Path, settings: PrepareSettings) -> None:
@@ -115,14 +121,41 @@ def _refuse_foreign(out: Path, patterns: Sequence[str]) -> None:
 
 
 @contextmanager
+def locked(out: Path, *, part: str | None = None) -> Iterator[None]:
+    """Hold ``out``, or a part of it, see `folder_lock`, while the block runs; leave no empty folder."""
+    try:
+        with ExitStack() as held:
+            with _writing_to(out):
+                held.enter_context(folder_lock(out, part=part))
+            try:
+                yield
+            finally:
+                remove_if_empty(out / WORK_NAME)
+    finally:
+        remove_if_empty(out)
+
+
+def remove_work(out: Path) -> None:
+    """Remove what a run left beside a finished corpus that was killed at its very end, where that can be done."""
+    if (out / WORK_NAME).exists():
+        with suppress(UserError, OSError), folder_lock(out):
+            remove(out / WORK_NAME)
+
+
+@contextmanager
 def _writing_to(out: Path) -> Iterator[None]:
     """One line for a folder that cannot be written to."""
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise UserError(f"cannot write to {out} ({error.strerror}); choose another --out") from error
+
+
+def has_nothing_finished(out: Path) -> bool:
+    """Whether there is no work yet that would be worth keeping."""
+    return {path.name for path in (out / WORK_NAME).glob("*")} <= {REQUEST_NAME}
 
 
 def remove_outputs(out: Path) -> None:
@@ -150,5 +183,5 @@ def remove_temporaries_of(out: Path, shard: Shard) -> None:
 
 def remove_if_empty(out: Path) -> None:
     """Remove a folder that holds nothing."""
-    if not any(out.iterdir()):
+    with suppress(OSError):  # it is not empty, or another process has begun in it
         out.rmdir()
