@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import typing
@@ -497,8 +498,8 @@ class TestEnvironment:
             refusal(base),
             refusal(write("base: base.yaml")),
             refusal(listed),
-            refusal(BASE, *section, f"--run_name={value}"),
-            refusal(BASE, *section, f'--task.parameters={{a: ["{value}"]}}'),
+            refusal(BASE, *section, f"--run_name={json.dumps(value)}"),
+            refusal(BASE, *section, f"--task.parameters={{a: [{json.dumps(value)}]}}"),
         ]
         for message in messages:
             assert "is not for configs" in message and "or pass it as an override" in message
