@@ -23,7 +23,7 @@ from torch import Tensor
 from olmo_sparsity.build import Model, empty_model
 from olmo_sparsity.config import Config, load_config
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path, sha256_file
+from olmo_sparsity.files import atomic_path, read_json, sha256_file
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ WEIGHTS, OPTIMIZER, STATE, CONFIG, TOKENIZER = (
     "tokenizer.json",
 )
 CHECKSUMS = "checksums.json"
+_FILES = {WEIGHTS, OPTIMIZER, STATE, CONFIG, TOKENIZER}
 _STEP_FOLDER = re.compile(r"step(\d+)$")
 
 
@@ -67,14 +68,17 @@ def what_is_torn(folder: Path) -> str | None:
     Folders are renamed when whole, so this finds what happened later: a copy that was cut off, a disk that failed.
     """
     try:
-        noted = json.loads((folder / CHECKSUMS).read_text(encoding="utf8"))
-    except (OSError, json.JSONDecodeError):
+        noted = read_json(folder / CHECKSUMS, "resume from an earlier checkpoint")
+        sizes = {name: (expected["bytes"], expected["sha256"]) for name, expected in noted.items()}
+    except (UserError, TypeError, KeyError):
         return f"{CHECKSUMS} is missing or damaged"
-    for name, expected in noted.items():
+    if not sizes.keys() <= _FILES:
+        return f"{CHECKSUMS} names other files than those of a checkpoint"
+    for name, (size, sha256) in sizes.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"] or sha256_file(path) != expected["sha256"]:
+        if path.stat().st_size != size or sha256_file(path) != sha256:
             return f"{name} is damaged"
     return None
 
@@ -136,12 +140,16 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 def load_state(folder: Path) -> TrainState:
     """Where the run stood at this checkpoint."""
-    try:
-        return TrainState(**json.loads((folder / STATE).read_text(encoding="utf8")))
-    except (OSError, TypeError, json.JSONDecodeError) as error:
-        raise UserError(
-            f"{folder / STATE} cannot be read ({error}); resume from an earlier checkpoint"
-        ) from error
+    remedy = "resume from an earlier checkpoint"
+    values = read_json(folder / STATE, remedy)
+    step, tokens, finished = (
+        values.pop("step", None),
+        values.pop("tokens", None),
+        values.pop("finished", False),
+    )
+    if values or type(step) is not int or type(tokens) is not int or type(finished) is not bool:
+        raise UserError(f"{folder / STATE} is damaged (it has other fields); {remedy}")
+    return TrainState(step, tokens, finished)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -909,3 +909,33 @@ class TestBaseConfig:
         assert model.vocab_size == tokenizer.get_vocab_size()
         assert model.eos_token_id == tokenizer.token_to_id("<|endoftext|>")
         assert model.pad_token_id == tokenizer.token_to_id("<|padding|>")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[" * 100_000, "is damaged (maximum recursion"),
+        ("{", "is damaged (Expecting"),
+        ("[]", "is damaged (it holds no dict)"),
+        ("\udcff", "is damaged ('utf-8' codec"),
+        ("{}", "has no zero_optimization.stage of 0, 1, 2 or 3"),
+        ('{"zero_optimization": []}', "has no zero_optimization.stage"),
+        ('{"zero_optimization": {"stage": "1"}}', "has no zero_optimization.stage"),
+        ('{"zero_optimization": {"stage": 4}}', "has no zero_optimization.stage"),
+        (None, "is missing"),
+    ],
+)
+def test_a_deepspeed_file_that_is_none(tmp_path: Path, text: str | None, part: str) -> None:
+    from olmo_sparsity.training.zero import deepspeed_config
+
+    path = tmp_path / "own.json"
+    if text is not None:
+        path.write_text(text, errors="surrogateescape")
+    config = load_config(BASE, [f"--deepspeed.config={path}", "--deepspeed.offload_optimizer"])
+    with pytest.raises(UserError) as error:
+        deepspeed_config(config, 1)
+    message = str(error.value)
+    assert message.startswith(f"deepspeed.config: {path} {part}") and message.endswith(
+        "see configs/deepspeed/"
+    )
+    assert "\n" not in message
