@@ -80,14 +80,12 @@ def what_is_torn(folder: Path, *, checksums: bool = True, optimizer: bool = True
     Without ``checksums`` it looks at sizes only; without ``optimizer`` not at the optimizer's file.
     """
     try:
-        noted = {
-            Path(str(name)).name: (int(file["bytes"]), str(file["sha256"]))
-            for name, file in read_json(folder / CHECKSUMS, "").items()
-        }
-    except (UserError, KeyError, TypeError, ValueError):
+        listed = read_json(folder / CHECKSUMS, "")
+        noted = {name: (file["bytes"], file["sha256"]) for name, file in listed.items()}
+    except (UserError, KeyError, TypeError):
         return f"{CHECKSUMS} is missing or damaged"
-    if unnoted := sorted(_NEVER_ABSENT - noted.keys()):
-        return f"{CHECKSUMS} does not name {unnoted[0]}"
+    if not _NEVER_ABSENT <= noted.keys() <= {*_NEVER_ABSENT, TOKENIZER}:
+        return f"{CHECKSUMS} names other files than those of a checkpoint"
     for name, (size, sha256) in noted.items():
         if name == OPTIMIZER and not optimizer:
             continue

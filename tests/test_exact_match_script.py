@@ -74,6 +74,8 @@ def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
     assert not is_measured(path, save(config, step=2, seed=9), cells, **asked)
     other = tmp_path / "other"
     assert "wrote" in script(folder, *options, "--seed", 1, "--out", other)
+    path.write_text("[" * 100_000)
+    assert not is_measured(path, folder, cells, **asked)
     path.write_text("{")
     assert "wrote" in script(folder, *options)
     assert json.loads(path.read_text()) == record
