@@ -75,10 +75,7 @@ def dry_run(submit_here):
 @pytest.fixture
 def run_folder(tmp_path):
     """A corpus, and a checkpoint's outer shape: enough to submit, not to measure."""
-    tiny.train_config(tmp_path)
-    checkpoint = tmp_path / "run" / "step00000008"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "model.safetensors").touch()
+    save_checkpoint(tmp_path / "run", tiny.train_config(tmp_path), TrainState(8, 1), {}, {}, None)
     return tmp_path
 
 
@@ -138,8 +135,7 @@ def test_c4_becomes_an_array_and_a_merge(dry_run, tmp_path):
 
 def test_several_checkpoints_become_one_array_with_folders_of_their_own(dry_run, run_folder):
     second = run_folder / "run" / "step00000009"
-    second.mkdir()
-    (second / "model.safetensors").touch()
+    save_checkpoint(second.parent, tiny.train_config(run_folder), TrainState(9, 1), {}, {}, None)
     checkpoints = ("run/step00000008", "run")
     common = ("--corpus", "corpus", "--out", "records", "--array", "3%2", "--gpus-per-node", 1)
     text = dry_run("influence", *checkpoints, *common, "--", *SMALL, "--tau", "0.5", cwd=run_folder)
