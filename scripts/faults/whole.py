@@ -91,12 +91,10 @@ def _unit(path: Path) -> Path:
 
 
 def _gave_way(scene: Path, path: Path) -> bool:
-    """Whether a checkpoint is gone as a whole, and as many newer ones as a run keeps are whole."""
+    """Whether a file is of a checkpoint that goes, or is half gone: as many newer ones as a run keeps are whole."""
     folder = scene / path.parent
-    if not path.parent.name.startswith("step") or folder.exists():
-        return False
     newer = [each for each in folder.parent.glob("step*") if each.name > folder.name and _is_whole(each)]
-    return len(newer) >= KEPT_CHECKPOINTS
+    return folder.name.startswith("step") and len(newer) >= KEPT_CHECKPOINTS
 
 
 def _is_whole(checkpoint: Path) -> bool:
