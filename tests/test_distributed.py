@@ -219,13 +219,3 @@ def test_the_shipped_deepspeed_files_state_no_value_of_the_yaml():
         assert values["zero_optimization"]["stage"] == stage
         assert all(values[name] == "auto" for name in decided)
         assert not {"optimizer", "scheduler", "bf16", "fp16"} & values.keys()
-
-
-@pytest.mark.slow
-def test_a_run_killed_at_random_moments_ends_as_if_never_killed(tmp_path):
-    command = [sys.executable, "scripts/crash_test.py", "--out", tmp_path, "--kills", "2", "--longest", "0.5"]
-    result = subprocess.run(
-        [*map(str, command), "--max_duration=300"], cwd=ROOT, capture_output=True, text=True, timeout=240
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "equal bit for bit after 2 kills: 300 steps" in result.stdout
