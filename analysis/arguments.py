@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.statistics import DEFAULT_RESAMPLES
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.arguments import out_folder, seed_number, whole_number
 
 LEAST_RESAMPLES = 1000
 """METHOD 2.4 asks for so many for everything that is shown."""
@@ -17,19 +17,22 @@ def add_bootstrap_arguments(parser: argparse.ArgumentParser, *, of: str = "docum
     """``--resamples`` and ``--seed``; what is resampled stands in the help."""
     parser.add_argument(
         "--resamples",
-        type=int,
+        type=_resamples,
         default=DEFAULT_RESAMPLES,
         help=f"bootstrap resamples of {of}, at least {LEAST_RESAMPLES} (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the bootstrap (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=seed_number, default=0, help="seed of the bootstrap (default: %(default)s)"
+    )
 
 
-def check_bootstrap_arguments(arguments: argparse.Namespace) -> None:
-    """Raise `UserError` where there are too few resamples for an interval."""
-    if arguments.resamples < LEAST_RESAMPLES:
-        raise UserError(
-            f"--resamples {arguments.resamples} is too few for 95 % intervals; give {LEAST_RESAMPLES} or more"
+def _resamples(text: str) -> int:
+    value = whole_number(text)
+    if value < LEAST_RESAMPLES:
+        raise argparse.ArgumentTypeError(
+            f"{value} is too few for 95 % intervals; give {LEAST_RESAMPLES} or more"
         )
+    return value
 
 
 def add_measurement_arguments(parser: argparse.ArgumentParser, *, seed_of: str) -> None:
@@ -37,13 +40,17 @@ def add_measurement_arguments(parser: argparse.ArgumentParser, *, seed_of: str) 
     parser.add_argument(
         "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results")
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder for the results")
     parser.add_argument("--split", default="heldout", help="split of the corpus (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help=f"seed of {seed_of} (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=seed_number, default=0, help=f"seed of {seed_of} (default: %(default)s)"
+    )
     parser.add_argument("--bf16", action="store_true", help="measure in bf16: faster, coarser")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     parser.add_argument(
-        "--tokens-per-batch", type=int, help="tokens of one forward pass; lower it when memory runs out"
+        "--tokens-per-batch",
+        type=whole_number,
+        help="tokens of one forward pass; lower it when memory runs out",
     )
 
 
@@ -70,13 +77,3 @@ def labels_of(checkpoints: Sequence[str], labels: str | None) -> tuple[str, ...]
     from analysis.training_plots import run_names
 
     return tuple(run_names([Path(path).resolve() for path in checkpoints]))
-
-
-def ascending_integers(text: str, option: str, such_as: str) -> tuple[int, ...]:
-    """The numbers of ``1,2,4``, ascending, each once. Raises `UserError` that names the option for anything else."""
-    try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise UserError(
-            f"{option} takes whole numbers with commas between them, such as {such_as}, not {text!r}"
-        ) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +38,21 @@ _NOT_SETTINGS = {
     "created",
     "complete",
 }
+
+
+def check_measured(n_long: int, n_short: int, ks: Sequence[int], selectors: Sequence[str]) -> None:
+    """Raise `UserError` for contexts, values of k or selectors that do not go together."""
+    if not 0 < n_short < n_long:
+        raise UserError(f"the short context ({n_short}) must be shorter than the long ({n_long})")
+    if not ks or list(ks) != sorted(set(ks)) or ks[0] < 1:
+        raise UserError(f"the values of k must be ascending and at least 1, not {list(ks)}")
+    if ks[-1] > n_long - n_short:
+        raise UserError(
+            f"k = {ks[-1]} is more than the {n_long - n_short} far tokens; "
+            "give a smaller k or a longer long context"
+        )
+    if not selectors or len(set(selectors)) != len(selectors):
+        raise UserError(f"name each selector once and at least one, not {list(selectors)}")
 
 
 @dataclass(frozen=True)
@@ -88,19 +104,7 @@ class Manifest:
     version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        if not 0 < self.n_short < self.n_long:
-            raise UserError(
-                f"the short context ({self.n_short}) must be shorter than the long ({self.n_long})"
-            )
-        if not self.ks or list(self.ks) != sorted(set(self.ks)) or self.ks[0] < 1:
-            raise UserError(f"the values of k must be ascending and at least 1, not {list(self.ks)}")
-        if self.ks[-1] > self.n_long - self.n_short:
-            raise UserError(
-                f"k = {self.ks[-1]} is more than the {self.n_long - self.n_short} far tokens; "
-                "give a smaller k or a longer long context"
-            )
-        if not self.selectors or len(set(self.selectors)) != len(self.selectors):
-            raise UserError(f"name each selector once and at least one, not {list(self.selectors)}")
+        check_measured(self.n_long, self.n_short, self.ks, self.selectors)
 
     @property
     def k_max(self) -> int:

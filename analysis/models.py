@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from analysis import model_files
 from analysis.adapters import OlmoForAnalysis, PositionedCausalLM
 from olmo_sparsity.checkpoint import TOKENIZER, load_model, resolve_checkpoint, weights_sha256
+from olmo_sparsity.config_words import printable
 from olmo_sparsity.data.tokenizers import load_tokenizer
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.errors import UserError, first_line
 from olmo_sparsity.export import EXPORT_KIND, EXPORT_NAME, quiet_transformers
-from olmo_sparsity.files import sha256_file
+from olmo_sparsity.files import read_json, sha256_file
 from olmo_sparsity.model import PositionedOLMo
 from olmo_sparsity.neox import PositionedNeoX
 from olmo_sparsity.predictive import PositionPredictor
 
 OWN_FAMILY = "olmo-sparsity"
-TRANSFORMERS_CONFIG = "config.json"
-_WEIGHTS, _WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+TRANSFORMERS_CONFIG = model_files.CONFIG
 _NOT_WHAT_IS_TOKENIZED = ("post_processor", "truncation", "padding")  # corpora are encoded without them
 _RELATIVE_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-3, 0.1
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
@@ -128,7 +128,8 @@ def vocabulary_size(model: nn.Module) -> int:
 def max_positions(model: nn.Module) -> int | None:
     """The number below which position ids must stay; None where any do. ``model`` is an adapter."""
     if isinstance(model, PositionedCausalLM):
-        return getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
+        most = getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
+        return most if isinstance(most, int) else None
     assert isinstance(model, OlmoForAnalysis)
     config = model.model.config
     learned = not (config.rope or config.alibi or config.nope)
@@ -179,13 +180,14 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    patterns = ["*.json", "*.safetensors"]
     try:
-        folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+        # A star reaches into folders, whose files transformers never reads.
+        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
         raise UserError(
-            f"{name} is neither a folder here nor a model that could be fetched from the hub ({reason}); check the "
-            "spelling and the connection, or download it first"
+            f"{name} is neither a folder here nor a model that could be fetched from the hub ({first_line(error)}); "
+            "check the spelling and the connection, or download it first"
         ) from error
     if not (folder / TRANSFORMERS_CONFIG).is_file():
         raise UserError(f"{name} on the hub has no {TRANSFORMERS_CONFIG}; it is no model of transformers")
@@ -212,8 +214,9 @@ def load_for_analysis(path: str | Path) -> LoadedModel:
 
 
 def _load_directory(folder: Path) -> LoadedModel:
-    files = _weight_files(folder)
-    model = _from_pretrained(folder)
+    files = model_files.weight_files(folder)
+    with model_files.checked_copy(folder, files) as copy:
+        model = _from_pretrained(copy, folder)
     adapter = adapter_of(model, f"{folder} ({model.config.model_type})")
     return LoadedModel(
         model=adapter.eval().requires_grad_(False),
@@ -224,23 +227,25 @@ def _load_directory(folder: Path) -> LoadedModel:
     )
 
 
-def _from_pretrained(folder: Path) -> Any:
-    """The transformers model of a directory, whole."""
+def _from_pretrained(copy: Path, folder: Path) -> Any:
+    """The transformers model of a `model_files.checked_copy` of a directory, whole."""
     from transformers import AutoModelForCausalLM
 
     loader: Any = AutoModelForCausalLM
     try:
-        with quiet_transformers():
+        with quiet_transformers(), model_files.offline():
             model, loading = loader.from_pretrained(
-                folder,
+                copy,
                 dtype=torch.float32,
                 trust_remote_code=False,
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+    except MemoryError:
+        raise
+    except Exception as error:  # a config.json of wrong values makes transformers raise anything
+        reason = printable(first_line(error)).replace(str(copy), str(folder))
         raise UserError(
             f"{folder} cannot be loaded by transformers ({reason}); give another model"
         ) from error
@@ -249,26 +254,8 @@ def _from_pretrained(folder: Path) -> Any:
             f"{folder} lacks {len(absent)} of its model's weights, such as {absent[0]}; save it again with "
             "save_pretrained"
         )
+    model.config._name_or_path = str(folder)
     return model
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a directory in order of their names. Raises `UserError` where one is missing."""
-    index = folder / _WEIGHTS_INDEX
-    if (folder / _WEIGHTS).is_file() or not index.is_file():
-        names = [_WEIGHTS]
-    else:
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"{index} is damaged ({error!r}); save the model again") from error
-    for name in names:
-        if not (folder / name).is_file():
-            raise UserError(
-                f"{folder / name} is missing; save the model with save_pretrained, which writes safetensors (weights "
-                "that are pickles are never read)"
-            )
-    return [folder / name for name in names]
 
 
 def _sha256_of_all(files: list[Path]) -> str:
@@ -288,11 +275,13 @@ def _exported_seed(folder: Path) -> int | None:
     path = folder / EXPORT_NAME
     if not path.is_file():
         return None
-    try:
-        note = json.loads(path.read_text(encoding="utf8"))
-        return note["training_seed"] if note["kind"] == EXPORT_KIND else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error!r}); export the checkpoint again") from error
+    note = read_json(path, "export the checkpoint again")
+    if note.get("kind") != EXPORT_KIND:
+        return None
+    seed = note.get("training_seed")
+    if type(seed) is not int:
+        raise UserError(f"{path} is damaged (it has no training_seed); export the checkpoint again")
+    return seed
 
 
 @torch.inference_mode()

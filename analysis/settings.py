@@ -15,7 +15,7 @@ class MeasurementSettings:
 
     corpus: str
     """Prepared corpus."""
-    out: str
+    out: str | Path
     """Folder of the results."""
     split: str = "heldout"
     seed: int = 0
@@ -38,7 +38,7 @@ class InfluenceSettings:
     evaluated anew."""
     corpus: str
     """Prepared corpus."""
-    out: str
+    out: str | Path
     """Folder of the records."""
     evaluate_with: str | None = None
     """Checkpoint that evaluates what ``checkpoint`` selected (cross-fitting, METHOD 2.3); None for the same one."""

@@ -54,7 +54,10 @@ def run_cells(
                 while waiting and len(running) < jobs and not stop.received:
                     cell = waiting.pop(0)
                     report(Outcome(cell, "running"))
-                    running.append(_Running(cell, environment))
+                    try:
+                        running.append(_Running(cell, environment))
+                    except OSError as error:  # its folder cannot be written to
+                        report(Outcome(cell, "failed", f"{error.filename}: {error.strerror}"))
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 if stop.received:
                     _stop_all(running, stop.received)

@@ -23,7 +23,7 @@ from torch import Tensor
 from olmo_sparsity.build import Model, empty_model
 from olmo_sparsity.config import Config, load_config
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path, sha256_file
+from olmo_sparsity.files import atomic_path, read_json, sha256_file
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ WEIGHTS, OPTIMIZER, STATE, CONFIG, TOKENIZER = (
     "tokenizer.json",
 )
 CHECKSUMS = "checksums.json"
+_NEVER_ABSENT = {WEIGHTS, OPTIMIZER, STATE, CONFIG}
 _STEP_FOLDER = re.compile(r"step(\d+)$")
 
 
@@ -48,6 +49,10 @@ class TrainState:
     """Tokens seen."""
     finished: bool = False
     """The run reached its full duration."""
+    precision: str | None = None
+    """Accelerate's name of the precision that it was trained in; None in checkpoints of older versions."""
+    data: str | None = None
+    """Identity of the text it is trained on, whatever its path; None for a task, and in older checkpoints."""
 
 
 def step_folder(run: str | Path, step: int) -> Path:
@@ -58,46 +63,84 @@ def step_folder(run: str | Path, step: int) -> Path:
 def checkpoints(run: str | Path) -> list[Path]:
     """Checkpoint folders of a run, oldest first; they are renamed into place when whole."""
     found = [path for path in Path(run).glob("step*") if _STEP_FOLDER.match(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(_STEP_FOLDER.match(path.name).group(1)))  # type: ignore[union-attr]
+    return sorted(found, key=step_of)
 
 
-def what_is_torn(folder: Path) -> str | None:
+def step_of(folder: Path) -> int:
+    """After how many steps a checkpoint was written, by the name of its folder."""
+    match = _STEP_FOLDER.match(folder.name)
+    assert match is not None, folder
+    return int(match[1])
+
+
+def what_is_torn(folder: Path, *, checksums: bool = True, optimizer: bool = True) -> str | None:
     """What is wrong with a checkpoint's files, in words; None where all have the sizes and checksums noted in it.
 
     Folders are renamed when whole, so this finds what happened later: a copy that was cut off, a disk that failed.
+    Without ``checksums`` it looks at sizes only; without ``optimizer`` not at the optimizer's file.
     """
     try:
-        noted = json.loads((folder / CHECKSUMS).read_text(encoding="utf8"))
-    except (OSError, json.JSONDecodeError):
+        listed = read_json(folder / CHECKSUMS, "")
+        noted = {name: (file["bytes"], file["sha256"]) for name, file in listed.items()}
+    except (UserError, KeyError, TypeError):
         return f"{CHECKSUMS} is missing or damaged"
-    for name, expected in noted.items():
+    if not _NEVER_ABSENT <= noted.keys() <= {*_NEVER_ABSENT, TOKENIZER}:
+        return f"{CHECKSUMS} names other files than those of a checkpoint"
+    for name, (size, sha256) in noted.items():
+        if name == OPTIMIZER and not optimizer:
+            continue
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"] or sha256_file(path) != expected["sha256"]:
+        if path.stat().st_size != size or (checksums and sha256_file(path) != sha256):
             return f"{name} is damaged"
     return None
 
 
-def last_whole_checkpoint(run: str | Path) -> Path | None:
-    """The latest checkpoint whose files are whole; torn ones are skipped with a warning."""
+def last_whole_checkpoint(run: str | Path, *, optimizer: bool = True) -> Path | None:
+    """The latest checkpoint whose files are whole; torn ones are skipped with a warning.
+
+    Raises `UserError` that says what is damaged where there are checkpoints and none is whole.
+    """
+    torn = {}
     for folder in reversed(checkpoints(run)):
-        torn = what_is_torn(folder)
-        if torn is None:
+        torn[folder] = what_is_torn(folder, optimizer=optimizer)
+        if torn[folder] is None:
+            for other in list(torn)[:-1]:
+                log.warning("skipping the torn checkpoint %s: %s", other, torn[other])
             return folder
-        log.warning("skipping the torn checkpoint %s: %s", folder, torn)
-    return None
+    if not torn:
+        return None
+    damage = "; ".join(f"{folder.name}: {what}" for folder, what in torn.items())
+    raise UserError(
+        f"no checkpoint of {run} is whole ({damage}); copy one again from where it was saved, or start over with "
+        "--save_overwrite, which removes them"
+    )
 
 
 def resolve_checkpoint(path: str | Path) -> Path:
-    """A checkpoint folder, given itself or the run that holds it (then its last). Raises `UserError` for neither."""
+    """A checkpoint folder with whole weights, given itself or the run that holds it (then its last).
+
+    Raises `UserError` for neither, for a damaged checkpoint, and for a run that has gone on to a damaged one: what an
+    earlier checkpoint says may not be what is asked.
+    """
     path = Path(path)
-    if (path / WEIGHTS).is_file():
-        return path
     found = checkpoints(path)
-    if not found:
+    if (path / WEIGHTS).is_file() or (path.is_dir() and _STEP_FOLDER.match(path.name) and not found):
+        if (path / "config.json").is_file():
+            return path  # a directory of transformers
+        if torn := what_is_torn(path, optimizer=False):
+            raise UserError(f"{path} is damaged ({torn}); copy it again, or give another checkpoint")
+        return path
+    last = last_whole_checkpoint(path, optimizer=False)
+    if last is None:
         raise UserError(f"{path} is neither a checkpoint nor a run with one; train it with scripts/train.py")
-    return found[-1]
+    if last != found[-1] and not load_state(last).finished:
+        torn = what_is_torn(found[-1], optimizer=False)
+        raise UserError(
+            f"{found[-1]} is damaged ({torn}); copy it again, or give an earlier checkpoint, such as {last}"
+        )
+    return last
 
 
 def save_checkpoint(
@@ -136,12 +179,11 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 def load_state(folder: Path) -> TrainState:
     """Where the run stood at this checkpoint."""
+    remedy = "resume from an earlier checkpoint"
     try:
-        return TrainState(**json.loads((folder / STATE).read_text(encoding="utf8")))
-    except (OSError, TypeError, json.JSONDecodeError) as error:
-        raise UserError(
-            f"{folder / STATE} cannot be read ({error}); resume from an earlier checkpoint"
-        ) from error
+        return TrainState(**read_json(folder / STATE, remedy))
+    except TypeError as error:
+        raise UserError(f"{folder / STATE} is damaged ({error}); {remedy}") from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -11,21 +11,21 @@ import contextlib
 import logging
 import re
 import typing
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, make_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from olmo.util import clean_opt
 from omegaconf import DictConfig, ListConfig
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
 from olmo_sparsity.config_check import find_problems, parse_duration
+from olmo_sparsity.config_check_values import unusable_values
 from olmo_sparsity.config_fields import describe_replaced, replaced_fields
+from olmo_sparsity.config_resolvers import config_resolvers
 from olmo_sparsity.config_schema import (
     CheckpointsConfig,
     Config,
@@ -44,11 +44,13 @@ from olmo_sparsity.config_words import (
     dotted_names,
     expectation,
     list_section_of,
+    printable,
     section_of,
     shorten,
     show,
 )
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.config_yaml import YamlError, parse_override, read_yaml
+from olmo_sparsity.errors import UserError, first_line
 
 __all__ = [
     "CheckpointsConfig",
@@ -69,6 +71,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 _COMMAND_LINE = "on the command line"
+_MAX_BASES, _MAX_LINES = 16, 100
 _REFUSED = object()
 
 
@@ -78,9 +81,12 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, warn: bool =
     Raises one `UserError` that lists everything that is wrong. With ``warn``, warns once of fields that are replaced.
     """
     problems = _Problems()
-    values = _read_all(Path(path), overrides, problems)
-    config = _build(_known_and_typed(Config, values, "", problems), problems)
+    with config_resolvers():  # around it all: looking at a value may resolve it
+        values = _read_all(Path(path), overrides, problems)
+        config = _build(_known_and_typed(Config, values, "", problems), problems)
     if config is not None:
+        for name, text in unusable_values(config):
+            problems.add_broken(name, text)
         for reads, text in find_problems(config):
             if not any(problems.touch(name) for name in reads):
                 problems.add(reads[0], text)
@@ -106,7 +112,7 @@ class _Problems:
         while written not in self.sources and "." in written:  # an element of a list, or what is missing
             written = written.rpartition(".")[0]
         source = self.sources.get(written)
-        self.lines[name, text] = f"{name}: {text}" + (f" ({source})" if source else "")
+        self.lines[name, text] = printable(f"{name}: {text}" + (f" ({source})" if source else ""))
 
     def add_broken(self, name: str, text: str) -> None:
         """As `add`, for a key whose value is unusable: what depends on it is not judged any more."""
@@ -120,15 +126,17 @@ class _Problems:
     def note_source(self, values: dict, source: str, prefix: str = "") -> None:
         """Remember where the keys of ``values`` were written; empty for the file that was asked for."""
         for key, value in values.items():
-            self.sources[f"{prefix}{key}"] = source
+            self.sources[_name(prefix, key)] = source
             if isinstance(value, dict):
-                self.note_source(value, source, f"{prefix}{key}.")
+                self.note_source(value, source, f"{_name(prefix, key)}.")
 
     def message(self, path: str | Path) -> str:
-        lines = list(self.lines.values())
+        lines, where = list(self.lines.values()), printable(str(path))
         if len(lines) == 1:
-            return f"{path}: {lines[0]}"
-        return "\n".join([f"{len(lines)} problems in {path}:", *(f"  {line}" for line in lines)])
+            return f"{where}: {lines[0]}"
+        head, more = f"{len(lines)} problems in {where}:", len(lines) - _MAX_LINES
+        shown = [*lines[:_MAX_LINES], *([f"… and {more:,} more"] if more > 0 else [])]
+        return "\n".join([head, *(f"  {line}" for line in shown)])
 
 
 def _read_all(path: Path, overrides: Sequence[str], problems: _Problems) -> dict:
@@ -141,9 +149,10 @@ def _read_all(path: Path, overrides: Sequence[str], problems: _Problems) -> dict
         values = _merge(values, layer)
     for override in overrides:
         try:
-            layer = _plain(om.from_dotlist([clean_opt(override)]))
-        except (OmegaConfBaseException, yaml.YAMLError, ValueError, IndexError):
-            problems.add(override, "cannot be read; write --name=value or --section.name=value")
+            layer = _plain(parse_override(*clean_opt(override).split("=", 1)))
+        except YamlError as error:
+            remedy = "write --name=value or --section.name=value"
+            problems.add(shorten(override, 120), f"{error}; {remedy}")
             continue
         problems.note_source(layer, _COMMAND_LINE)
         values = _merge(values, layer)
@@ -154,11 +163,11 @@ def _read_layers(
     path: Path, above: tuple[Path, ...], other_base: Path | None = None
 ) -> list[tuple[Path, dict]]:
     """The file and what it is based on, base first; ``other_base`` stands in for the base that the file names."""
+    values = _read_file(path, above[-1] if above else None)
     if path.resolve() in [file.resolve() for file in above]:
         raise UserError(f"{above[0]}: its base files form a circle: {' -> '.join(map(str, [*above, path]))}")
-    if above and not path.is_file():
-        raise UserError(f"{above[-1]}: base: there is no file {path}; the path is relative to {above[-1]}")
-    values = _read_yaml(path)
+    if len(above) > _MAX_BASES:
+        raise UserError(f"{above[0]}: its base files are more than {_MAX_BASES}; put some of them together")
     base = values.pop("base", None)
     if other_base is not None:
         return [*_read_layers(other_base, (*above, path)), (path, values)]
@@ -169,29 +178,32 @@ def _read_layers(
     return [*_read_layers(path.parent / base, (*above, path)), (path, values)]
 
 
-def _read_yaml(path: Path) -> dict:
+def _read_file(path: Path, named_by: Path | None) -> dict:
+    """The values of one file; ``named_by`` is the file whose `base:` it is."""
     try:
-        raw = om.load(path)
+        raw = read_yaml(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such config file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: is no UTF-8 text: {error.reason} at byte {error.start}") from None
-    except yaml.MarkedYAMLError as error:
-        mark, what = error.problem_mark, error.problem
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise UserError(f"{path}: {where}malformed YAML: {what}") from None
-    except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{path}: cannot be read: {_first_line(error)}") from None
+        if named_by is not None:
+            reason = f"base: there is no file {path}; the path is relative to {named_by}"
+            raise UserError(printable(f"{named_by}: {reason}")) from None
+        raise UserError(printable(f"{path}: there is no such config file")) from None
+    except YamlError as error:
+        raise UserError(printable(f"{path}: {error}")) from None
     if not isinstance(raw, DictConfig):
-        raise UserError(f"{path}: holds a list; a config is made of lines `name: value`")
+        raise UserError(printable(f"{path}: holds a list; a config is made of lines `name: value`"))
     # A section of a wrong type is reported with everything else.
-    with contextlib.suppress(OmegaConfBaseException, AttributeError):
+    with contextlib.suppress(OmegaConfBaseException, AttributeError, RecursionError):
         raw = Config.update_legacy_settings(raw)
     return _plain(raw)
 
 
 def _plain(config: DictConfig | ListConfig) -> Any:
     return om.to_container(config, resolve=False)
+
+
+def _name(prefix: str, key: Any) -> str:
+    """The dotted name of a key, cut to fit a line."""
+    return prefix + shorten(str(key), 60)
 
 
 def _merge(below: dict, above: dict) -> dict:
@@ -207,10 +219,14 @@ def _known_and_typed(cls: type, values: dict, prefix: str, problems: _Problems) 
     """``values`` without unknown keys and values of a wrong type, which are reported."""
     hints, kept = typing.get_type_hints(cls), {}
     for key, value in values.items():
-        name = f"{prefix}{key}"
+        name = _name(prefix, key)
         if key not in hints:
-            question = did_you_mean(str(key), prefix, isinstance(value, dict), hints, dotted_names(Config))
-            problems.add_broken(name, f"unknown key; {question}")
+            text = "unknown key"
+            if len(problems.lines) < _MAX_LINES:  # looking for likenesses takes milliseconds
+                text += "; " + did_you_mean(
+                    str(key), prefix, isinstance(value, dict), hints, dotted_names(Config)
+                )
+            problems.add_broken(name, text)
         elif (good := _typed(hints[key], value, name, problems)) is not _REFUSED:
             kept[key] = good
     for item in fields(cls):
@@ -233,7 +249,7 @@ def _typed(hint: Any, value: Any, name: str, problems: _Problems) -> Any:
         return [item for item in items if item is not _REFUSED]
     try:
         om.merge(_schema_of(hint), {"value": value})
-    except (OmegaConfBaseException, TypeError):
+    except (OmegaConfBaseException, TypeError, ValueError, OverflowError, RecursionError):
         problems.add_broken(name, f"{show(value)} is {expectation(hint, value)}")
         return _REFUSED
     return value
@@ -252,9 +268,6 @@ def _schema() -> DictConfig:
 
 def _build(values: dict, problems: _Problems) -> Config | None:
     """The config of values whose keys and types are right; None where even its valid part cannot be built."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # OLMo 0.6 calls a function that OmegaConf has deprecated
-        Config._register_resolvers()
     try:
         merged = om.merge(_schema(), values)
         unresolved = list(_unresolved(merged, ()))
@@ -266,7 +279,7 @@ def _build(values: dict, problems: _Problems) -> Config | None:
         return typing.cast(Config, om.to_object(merged))
     except (OmegaConfBaseException, TypeError, RecursionError) as error:
         if not problems.lines:  # else this is likely what they have left behind
-            problems.add_broken(getattr(error, "full_key", None) or "config", _first_line(error))
+            problems.add_broken(getattr(error, "full_key", None) or "config", first_line(error))
         return None
 
 
@@ -287,7 +300,7 @@ def _unresolved(node: Any, path: tuple) -> Iterator[tuple[tuple, str]]:
 
 
 def _why_unresolved(error: Exception) -> str:
-    text = _first_line(error)
+    text = first_line(error)
     if missing := re.fullmatch(r"Interpolation key '(.+)' not found", text):
         hints, names = typing.get_type_hints(Config), dotted_names(Config)
         return f"refers to {missing[1]}, which is no key; {did_you_mean(missing[1], '', False, hints, names)}"
@@ -302,7 +315,3 @@ def _drop(values: Any, keys: tuple) -> None:
     for key in keys[:-1]:
         values = values[key]
     values.pop(keys[-1], None)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

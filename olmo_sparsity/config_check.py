@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from olmo_sparsity.config_check_tasks import check_coupling, check_family, check_task
+from olmo_sparsity.config_check_values import check_ranges
 from olmo_sparsity.config_fields import REFUSED, field_value
 from olmo_sparsity.config_words import choose, show
 from olmo_sparsity.errors import UserError
@@ -18,16 +19,6 @@ if TYPE_CHECKING:
 Problem = tuple[tuple[str, ...], str]
 """The fields that were looked at, the one to name first, and what is wrong with it."""
 
-_POSITIVE_BY_SECTION = {
-    "": """global_train_batch_size device_train_microbatch_size console_log_interval save_interval
-        save_interval_unsharded max_grad_norm time_limit""",
-    "speed_monitor.": "window_size gpu_flops_available",
-    "evaluation.": "interval windows batch_size position_length position_bins",
-    "positions.": "target_length table_size",
-    "model.": """d_model n_heads n_kv_heads n_layers mlp_ratio mlp_hidden_size block_group_size
-        max_sequence_length vocab_size""",
-}
-_POSITIVE = [section + name for section, names in _POSITIVE_BY_SECTION.items() for name in names.split()]
 _PRECISIONS = ("amp_bf16", "fp32")
 _UNITS = {"": "steps", "T": "tokens", "ep": "epochs"}
 _CONTENTS = ("contiguous", "skip")
@@ -59,11 +50,8 @@ def find_problems(config: Config) -> Iterator[Problem]:
         value, default = field_value(config, name), field_value(defaults, name)
         if value != default and (value or default):
             yield (name,), f"{show(value)} is not supported: {remedy}"
-    for name in _POSITIVE:
-        value = field_value(config, name)
-        if value is not None and not value > 0:
-            yield (name,), f"{show(value)} is not above 0; give a positive number"
     for check in (
+        check_ranges,
         check_family,
         check_task,
         check_coupling,
@@ -239,7 +227,7 @@ def _check_optimization(config: Config) -> Iterator[Problem]:
     elif precision is not None and precision not in _PRECISIONS:
         choices = choose(precision, _PRECISIONS)
         yield ("precision",), f"{show(precision)} is unknown; {choices}; null is the machine's best"
-    if not (math.isfinite(rate) and rate >= 0):
+    if rate < 0:
         yield ("optimizer.learning_rate",), f"{rate} is no learning rate; 5.0e-5 is the paper's"
     if not all(0 <= beta < 1 for beta in optimizer.betas):
         yield ("optimizer.betas",), f"{list(optimizer.betas)} are not in 0 … 1; [0.9, 0.95] is usual"

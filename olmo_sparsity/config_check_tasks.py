@@ -167,7 +167,3 @@ def check_coupling(config: Config) -> Iterator[Problem]:
             ("positions.rotate", "task.name"),
             f"{rotate} is for tasks; for text leave it out, or set model.rope: false and model.nope: true",
         )
-    if not positions.id_weight >= 0:
-        yield ("positions.id_weight",), f"{positions.id_weight} is below 0; give 0 or more"
-    if not 0 <= positions.skip_probability <= 1:
-        yield ("positions.skip_probability",), f"{positions.skip_probability} is no probability; give 0 … 1"

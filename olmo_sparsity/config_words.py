@@ -76,6 +76,13 @@ def shorten(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 2]} …"
 
 
+def printable(text: str) -> str:
+    """``text`` with line ends, escape sequences and broken Unicode written out: one line, safe on a terminal."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
+    )
+
+
 @cache
 def dotted_names(cls: type, prefix: str = "") -> dict[str, bool]:
     """The full name of every key of ``cls``, and whether it is a section."""

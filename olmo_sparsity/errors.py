@@ -28,9 +28,10 @@ def run_script(main: Callable[[], int | None]) -> None:
     except _user_errors() as error:
         message = str(error)
     except OSError as error:
-        message = _line_of(error)
-        if message is None:
+        line = _line_of(error)
+        if line is None:
             raise
+        message = line
     except MemoryError:
         message = "there is too little memory; give the job more, or smaller batches"
     except KeyboardInterrupt:

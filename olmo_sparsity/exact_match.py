@@ -10,7 +10,6 @@ Shapes: B samples, T tokens of the longest of them, P of the longest prompt, S o
 
 from __future__ import annotations
 
-import json
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from olmo_sparsity.data.task_data import TaskPositions, task_of
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.evaluate import ReduceSum
+from olmo_sparsity.files import read_json
 from olmo_sparsity.predictive import PositionPredictor, PredictiveOptions, compare, decode
 from olmo_sparsity.provenance import current_commit
 from olmo_sparsity.tasks import Task, TaskBatch
@@ -241,11 +241,11 @@ def exact_match_record(
 def is_measured(path: Path, checkpoint: Path, cells: Sequence[Cell], *, samples: int, seed: int) -> bool:
     """Whether a record is there already, of these weights at these cells; False for a file that is not one."""
     try:
-        record = json.loads(path.read_text(encoding="utf8"))
+        record = read_json(path, "it is measured again")
         made_of = record["format"], record["weights_sha256"], record["evaluation_seed"]
         asked = RECORD_FORMAT, weights_sha256(checkpoint), seed
         rows = [(row["length"], row["k"], row["samples"]) for row in record["rows"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, UserError, KeyError, TypeError):
         return False
     return made_of == asked and rows == [(*cell, samples) for cell in cells]
 

@@ -43,7 +43,7 @@ from olmo_sparsity.checkpoint import (
 from olmo_sparsity.config import Config, ModelConfig
 from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path, sha256_file, write_json
+from olmo_sparsity.files import atomic_path, read_json, sha256_file, write_json
 from olmo_sparsity.model import PositionedOLMo
 from olmo_sparsity.provenance import provenance
 
@@ -314,7 +314,7 @@ def _save_tokenizer(path: Path, folder: Path, config: Config) -> None:
     """tokenizer_config.json by transformers; tokenizer.json byte for byte, unless it would add, cut or pad tokens."""
     from transformers import PreTrainedTokenizerFast
 
-    document = json.loads(path.read_text(encoding="utf8"))
+    document = read_json(path, "name the tokenizer that the model was trained with: --tokenizer FILE")
     plain = without_additions(document)
     tokenizer, shape = load_tokenizer(path), config.model
     eos = tokenizer.id_to_token(shape.eos_token_id)

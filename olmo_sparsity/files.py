@@ -26,8 +26,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The machine is part of the name: tasks on several machines may write to one shared folder.
-    temporary = path.with_name(f".{path.name}.tmp-{platform.node()}-{os.getpid()}")
+    temporary = _temporary(path)
     replaced = temporary.with_name(f"{temporary.name}-replaced")
     remove(temporary)
     try:
@@ -94,9 +93,16 @@ def _sha256(path: str, inode: int, size: int, modified_ns: int, changed_ns: int)
 def remove(path: Path) -> None:
     """Remove a file or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
+        if ".tmp-" not in path.name:  # a kill in the middle must not leave half a folder under its name
+            path = path.rename(_temporary(path))
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    # The machine is part of the name: tasks on several machines may write to one shared folder.
+    return path.with_name(f".{path.name}.tmp-{platform.node()}-{os.getpid()}")
 
 
 def _flush(path: Path) -> None:

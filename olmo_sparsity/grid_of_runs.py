@@ -21,7 +21,7 @@ from omegaconf import OmegaConf as om
 
 from olmo_sparsity.config import Config, load_config
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import write_json
+from olmo_sparsity.files import read_json, write_json
 
 FORMAT = 1
 SWEEP_NAME, LOG_NAME = "sweep.json", "sweep.log"
@@ -41,7 +41,8 @@ class Axis:
     @classmethod
     def parse(cls, text: str) -> Axis:
         """Read ``key=1,2`` or ``key=[5,20],[5,10]``: commas inside brackets belong to a value."""
-        match = re.fullmatch(r"([A-Za-z_][\w.]*)=(.*)", text, re.DOTALL)
+        text = " ".join(text.splitlines())
+        match = re.fullmatch(r"([A-Za-z_][\w.]*)=(.*)", text)
         if match is None:
             raise UserError(f"--grid {text}: write a key of the config and its values, such as seed=1,2,3")
         key, values = match[1], _split_outside_brackets(match[2])
@@ -288,8 +289,8 @@ def _all_problems(problems: Mapping[str, Sequence[str]], cells: int) -> str:
 
 
 def _read(marker: Path) -> dict[str, Any]:
-    try:
-        noted: dict[str, Any] = json.loads(marker.read_text(encoding="utf8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{marker} is damaged ({error}); remove it and run the same command again") from error
+    remedy = "remove it and run the same command again"
+    noted: dict[str, Any] = read_json(marker, remedy)
+    if "evaluation" not in noted or not isinstance(noted.get("settings"), dict):
+        raise UserError(f"{marker} is damaged (it does not say what was finished); {remedy}")
     return noted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -12,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.files import write_json
+from olmo_sparsity.files import read_json, write_json
 
 LIBRARIES = ("torch", "ai2-olmo", "transformers", "accelerate", "deepspeed", "numpy", "olmo-sparsity")
 
@@ -31,7 +30,8 @@ def provenance() -> dict[str, Any]:
 def append_provenance(folder: str | Path) -> None:
     """Add this process to the `provenance.json` of a run folder, a list with one entry a start or resumption."""
     path = Path(folder) / "provenance.json"
-    before = json.loads(path.read_text(encoding="utf8")) if path.is_file() else []
+    remedy = "remove it, and run the same command again"
+    before = read_json(path, remedy, expect=list) if path.is_file() else []
     write_json(path, [*before, provenance()])
 
 

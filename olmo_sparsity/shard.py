@@ -22,7 +22,7 @@ class Shard:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read "3/8". Raises `UserError` for anything that is no such share."""
-        match = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
         if not match or not 1 <= int(match[1]) <= int(match[2]):
             raise UserError(f"--shard is i/n with i from 1 to n, such as 3/8, not {text!r}")
         return cls(int(match[1]), int(match[2]))

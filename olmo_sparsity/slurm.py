@@ -49,9 +49,27 @@ def words(arguments: Sequence[object]) -> str:
 
 def job_path(path: str | Path, what: str) -> str:
     """``path`` as it can stand in a #SBATCH line. Raises `UserError` where SLURM would read it otherwise."""
-    text = str(path)
+    return _plain(str(path), what, "path")
+
+
+def job_name(name: str, what: str) -> str:
+    """The name of a job, as `job_path`."""
+    return _plain(name, what, "name")
+
+
+def _plain(text: str, what: str, kind: str) -> str:
     if shlex.quote(text) != text or "%" in text:
-        raise UserError(f"{what} {text!r}: SLURM needs a path of letters, digits and ._-/ alone; rename it")
+        raise UserError(f"{what} {text!r}: SLURM needs a {kind} of letters, digits and ._-/ alone; rename it")
+    return text
+
+
+def check_directive(text: str, option: str) -> str:
+    """An option of sbatch as it can stand in a #SBATCH line.
+
+    Raises `UserError` where it would end the line, and what is behind it would be a command of the job.
+    """
+    if not text.isprintable():
+        raise UserError(f"{option}: {text!r} holds a line break or another control character; leave it out")
     return text
 
 
@@ -68,22 +86,27 @@ class Array:
     @classmethod
     def parse(cls, text: str) -> Array:
         """Read `64`, `1-64` or `64%16`, as sbatch's --array but always from 1."""
-        match = re.fullmatch(r"(?:1-)?([1-9]\d*)(?:%([1-9]\d*))?", text)
+        match = re.fullmatch(r"(?:1-)?([1-9][0-9]{0,8})(?:%([1-9][0-9]{0,8}))?", text)
         if not match:
             raise UserError(
-                f"--array {text}: write the number of shards, or 64%16 for at most 16 of 64 at a time"
+                f"--array {text!r}: write the number of shards, or 64%16 for at most 16 of 64 at a time"
             )
         return cls(int(match[1]), int(match[2]) if match[2] else None)
 
 
-def submit(script: Path, options: Sequence[str] = ()) -> str:
-    """Give ``script`` to sbatch; returns the job's number. Raises `UserError` with SLURM's reason."""
+def find_sbatch() -> str:
+    """The program that submits. Raises `UserError` where there is none."""
     sbatch = shutil.which("sbatch")
     if sbatch is None:
         raise UserError(
             "there is no sbatch on this machine; submit from a login node, or look with --dry-run"
         )
-    command = [sbatch, "--parsable", *options, str(script)]
+    return sbatch
+
+
+def submit(script: Path, options: Sequence[str] = ()) -> str:
+    """Give ``script`` to sbatch; returns the job's number. Raises `UserError` with SLURM's reason."""
+    command = [find_sbatch(), "--parsable", *options, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip())

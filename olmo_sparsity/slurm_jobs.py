@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.slurm import job_path, render, submit
+from olmo_sparsity.arguments import whole_number, whole_number_or_zero
+from olmo_sparsity.files import atomic_path
+from olmo_sparsity.slurm import check_directive, find_sbatch, job_name, job_path, render, submit
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "slurm"
 OPTIONS = ("gpus_per_node", "cpus", "time", "partition", "account", "mem", "sbatch")
@@ -41,14 +44,23 @@ def submit_job(job: Job, *options: str) -> tuple[str, str]:
 
     Raises `UserError` where SLURM refuses it.
     """
+    find_sbatch()  # before anything is written
     job.folder.mkdir(parents=True, exist_ok=True)  # SLURM drops the log of a job whose folder is not there
-    job.path.write_text(job.script, encoding="utf8")
+    with atomic_path(job.path) as temporary:
+        temporary.write_text(
+            job.script, encoding="utf8", errors="surrogateescape"
+        )  # of names in other encodings
     number = submit(job.path, options)
     return number, f"submitted {job.path} as job {number}; its output goes to {job.folder}/slurm-*.out"
 
 
-def common_values(options: argparse.Namespace, name: str) -> dict[str, Any]:
-    """What every template asks for."""
+def common_values(
+    options: argparse.Namespace, name: str, what: str = "the name of the job"
+) -> dict[str, Any]:
+    """What every template asks for; ``what`` tells where ``name`` is from.
+
+    Raises `UserError` that names the option whose value SLURM would misread.
+    """
     directives = {
         "gpus-per-node": options.gpus_per_node or None,
         "time": options.time,
@@ -56,9 +68,11 @@ def common_values(options: argparse.Namespace, name: str) -> dict[str, Any]:
         "account": options.account,
         "mem": options.mem,
     }
-    given = [f"--{key}={value}" for key, value in directives.items() if value is not None]
+    given = {f"--{key}": f"--{key}={value}" for key, value in directives.items() if value is not None}
+    checked = [check_directive(text, option) for option, text in given.items()]
+    checked += [check_directive(text, "--sbatch") for text in options.sbatch]
     folder = job_path(Path.cwd(), "the current folder")
-    return {"NAME": job_path(name, "name of the job"), "FOLDER": folder, "OPTIONS": [*given, *options.sbatch]}
+    return {"NAME": job_name(name, what), "FOLDER": folder, "OPTIONS": checked}
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -69,9 +83,28 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:at], arguments[at + 1 :]
 
 
+def dependency(jobs: tuple[str, ...]) -> list[str]:
+    """Options of sbatch for a job that starts when ``jobs`` have ended well.
+
+    Where one of them fails for good it could never start: it then leaves the queue instead of waiting for ever.
+    """
+    return [f"--dependency=afterok:{':'.join(jobs)}", "--kill-on-invalid-dep=yes"] if jobs else []
+
+
+def job_numbers(text: str) -> tuple[str, ...]:
+    """Numbers of jobs with commas between them, for argparse."""
+    numbers = tuple(text.split(","))
+    for number in numbers:
+        if not re.fullmatch(r"[0-9]+(_[0-9]+)?", number):
+            raise argparse.ArgumentTypeError(f"{number!r} is no number of a job, such as 123 or 123_4")
+    return numbers
+
+
 def add_slurm_options(parser: Any) -> None:
     """The options that all kinds of job share; ``parser`` may be a group of one."""
-    parser.add_argument("--gpus-per-node", type=int, default=0, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--gpus-per-node", type=whole_number_or_zero, default=0, metavar="N", help="default: %(default)s"
+    )
     parser.add_argument(
         "--cpus", type=whole_number, default=4, metavar="N", help="cores a process (default: %(default)s)"
     )
@@ -86,10 +119,3 @@ def add_slurm_options(parser: Any) -> None:
         metavar="=OPTION",
         help="any further option of sbatch, once for each: --sbatch=--qos=high",
     )
-
-
-def whole_number(text: str) -> int:
-    """A number from 1 up, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 up")
-    return int(text)

@@ -46,6 +46,14 @@ from typing import Any
 
 from benchmarks.timing import summarise, time_in_turn
 
+from olmo_sparsity.arguments import (
+    Parser,
+    finite_number,
+    out_folder,
+    seed_number,
+    whole_number,
+    whole_numbers,
+)
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.errors import UserError, run_script
 from olmo_sparsity.files import write_json
@@ -61,16 +69,12 @@ def main() -> None:
         arguments.show(result)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
     benchmarks = parser.add_subparsers(metavar="BENCHMARK", required=True, help="what to measure")
 
-    def add(
-        name: str, run: Callable[..., dict[str, Any]], show: Callable[..., None]
-    ) -> argparse.ArgumentParser:
-        one = benchmarks.add_parser(name, help=run.__doc__, description=run.__doc__, allow_abbrev=False)
+    def add(name: str, run: Callable[..., dict[str, Any]], show: Callable[..., None]) -> Parser:
+        one = benchmarks.add_parser(name, help=run.__doc__, description=run.__doc__)
         one.set_defaults(run=run, show=show)
         one.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
         return one
@@ -80,12 +84,16 @@ def _parser() -> argparse.ArgumentParser:
         "--config", default="configs/demo.yaml", help="its shape, batch and precision (default: %(default)s)"
     )
     train.add_argument(
-        "--rounds", type=int, default=12, help="how often each is timed (default: %(default)s)"
+        "--rounds", type=whole_number, default=12, help="how often each is timed (default: %(default)s)"
     )
-    train.add_argument("--steps", type=int, default=4, help="steps per timing (default: %(default)s)")
+    train.add_argument(
+        "--steps", type=whole_number, default=4, help="steps per timing (default: %(default)s)"
+    )
     data = add("data", benchmark_data, print_table)
     data.add_argument("--files", nargs="+", default=(), help="text in C4's layout (default: some is made up)")
-    data.add_argument("--rounds", type=int, default=5, help="how often each is timed (default: %(default)s)")
+    data.add_argument(
+        "--rounds", type=whole_number, default=5, help="how often each is timed (default: %(default)s)"
+    )
     synthetic = add("synthetic", benchmark_synthetic, print_synthetic)
     synthetic.add_argument(
         "--config",
@@ -93,15 +101,17 @@ def _parser() -> argparse.ArgumentParser:
         help="task, shape, batch and precision; on a CPU take its -small (default: %(default)s)",
     )
     synthetic.add_argument(
-        "--rounds", type=int, default=7, help="how often each is timed (default: %(default)s)"
+        "--rounds", type=whole_number, default=7, help="how often each is timed (default: %(default)s)"
     )
-    synthetic.add_argument("--steps", type=int, default=4, help="steps per timing (default: %(default)s)")
+    synthetic.add_argument(
+        "--steps", type=whole_number, default=4, help="steps per timing (default: %(default)s)"
+    )
     _add_length_arguments(add("length", benchmark_length, print_table))
     _add_influence_arguments(add("influence", benchmark_influence, print_influence))
     return parser
 
 
-def _add_subject_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_subject_arguments(parser: Parser) -> None:
     """Which model is measured, and where."""
     parser.add_argument("checkpoint", nargs="?", help="checkpoint, run, or transformers directory")
     parser.add_argument(
@@ -112,18 +122,20 @@ def _add_subject_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
 
 
-def _add_length_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_length_arguments(parser: Parser) -> None:
     _add_subject_arguments(parser)
     numbers = [("--length", 256, "tokens of a window"), ("--windows", 4, "windows of random tokens")]
     for name, default, text in [*numbers, ("--rounds", 3, "how often each is timed")]:
-        parser.add_argument(name, type=int, default=default, help=f"{text} (default: %(default)s)")
+        parser.add_argument(name, type=whole_number, default=default, help=f"{text} (default: %(default)s)")
 
 
-def _add_influence_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_influence_arguments(parser: Parser) -> None:
     """What the influence benchmark measures on what; the defaults take minutes on 2 cores."""
     _add_subject_arguments(parser)
     parser.add_argument("--corpus", help="prepared corpus of the checkpoint (default: random tokens)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of what is written")
+    parser.add_argument(
+        "--out", type=out_folder, required=True, metavar="DIR", help="folder of what is written"
+    )
     parser.add_argument(
         "--parts",
         type=lambda text: tuple(text.split(",")),
@@ -136,12 +148,14 @@ def _add_influence_arguments(parser: argparse.ArgumentParser) -> None:
         ("--targets", 2, "targets of the comparison with the plain loop"),
         ("--screened-targets", 8, "targets of the comparison of screened with exact selectors"),
         ("--repeats", 3, "how often each is timed against the plain loop, at most how often for cost"),
-        ("--seed", 0, "seed of the targets"),
     ]
     for name, default, text in numbers:
-        parser.add_argument(name, type=int, default=default, help=f"{text} (default: %(default)s)")
+        parser.add_argument(name, type=whole_number, default=default, help=f"{text} (default: %(default)s)")
     parser.add_argument(
-        "--tau", type=float, default=1.0, help="targets gain more nats (default: %(default)s)"
+        "--seed", type=seed_number, default=0, help="seed of the targets (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tau", type=finite_number, default=1.0, help="targets gain more nats (default: %(default)s)"
     )
     lists = [
         ("--lengths", (64, 128, 256, 512), "N whose cost is measured"),
@@ -151,11 +165,6 @@ def _add_influence_arguments(parser: argparse.ArgumentParser) -> None:
     for name, values, text in lists:
         shown = ",".join(map(str, values))
         parser.add_argument(name, type=whole_numbers, default=values, help=f"{text} (default: {shown})")
-
-
-def whole_numbers(text: str) -> tuple[int, ...]:
-    """Ascending whole numbers from a list with commas."""
-    return tuple(sorted({int(part) for part in text.split(",")}))
 
 
 def benchmark_data(arguments: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:

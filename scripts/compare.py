@@ -13,14 +13,14 @@ for both at once, so a difference may be certain where neither figure is. The tw
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from rich.console import Console
 
-from analysis.arguments import add_bootstrap_arguments, check_bootstrap_arguments
+from analysis.arguments import add_bootstrap_arguments
 from analysis.compare import compare, render_comparison
 from analysis.records import load_records
+from olmo_sparsity.arguments import Parser, out_file
 from olmo_sparsity.errors import run_script
 from olmo_sparsity.files import write_json
 
@@ -28,7 +28,6 @@ from olmo_sparsity.files import write_json
 def main() -> None:
     """Read both records, then print and write how they differ."""
     arguments = _parser().parse_args()
-    check_bootstrap_arguments(arguments)
     first, second = load_records(arguments.first), load_records(arguments.second)
     comparison = compare(first, second, arguments.resamples, arguments.seed)
     console = Console(highlight=False, soft_wrap=True)
@@ -38,13 +37,13 @@ def main() -> None:
         console.print(f"wrote {arguments.out}", markup=False)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
     parser.add_argument("first", type=Path, metavar="A", help="records folder of scripts/influence.py")
     parser.add_argument("second", type=Path, metavar="B", help="another one, of the same targets")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file to write (default: none)")
+    parser.add_argument(
+        "--out", type=out_file("compare.json"), metavar="FILE", help="JSON to write (default: none)"
+    )
     add_bootstrap_arguments(parser)
     return parser
 

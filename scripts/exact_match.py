@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from olmo_sparsity.arguments import Parser, out_folder, seed_number, whole_number, whole_numbers
 from olmo_sparsity.errors import UserError, run_script
 
 if TYPE_CHECKING:
@@ -83,13 +83,9 @@ def main() -> None:
 
 def _lengths_and_ks(arguments: argparse.Namespace, task: Task) -> tuple[Sequence[int], Sequence[int] | None]:
     """What was asked for, or the task's defaults."""
-    from analysis.arguments import ascending_integers
     from olmo_sparsity.exact_match import multiples_of_training_length
 
-    lengths: Sequence[int] = multiples_of_training_length(task)
-    if arguments.lengths is not None:
-        lengths = ascending_integers(arguments.lengths, "--lengths", "10,20,40")
-    return lengths, None if arguments.ks is None else ascending_integers(arguments.ks, "--ks", "4,6,8")
+    return arguments.lengths or multiples_of_training_length(task), arguments.ks
 
 
 def _table(rows: list[LengthResult]) -> Table:
@@ -123,34 +119,36 @@ def _table(rows: list[LengthResult]) -> Table:
     return table
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoint", metavar="CKPT", help="checkpoint, or run (then its last one)")
     parser.add_argument(
         "--lengths",
+        type=whole_numbers,
         help="comma-separated (default: up to 8, from the training range to 10 times the longest training length, as "
         "far as the task's test_length goes)",
     )
     parser.add_argument(
         "--ks",
+        type=whole_numbers,
         help="planted tokens, comma-separated; every length must hold them (default: the task's k_test, each at the "
         "lengths that hold it)",
     )
     parser.add_argument(
-        "--samples", type=int, default=200, help="samples of each length (default: %(default)s)"
+        "--samples", type=whole_number, default=200, help="samples of each length (default: %(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the samples (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=seed_number, default=0, help="seed of the samples (default: %(default)s)"
+    )
     parser.add_argument(
         "--batch-tokens",
-        type=int,
+        type=whole_number,
         default=1 << 15,
         metavar="N",
         help="tokens decoded at a time; lower it when memory runs out (default: %(default)s)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder for exact_match.json (default: the run's)"
+        "--out", type=out_folder, metavar="DIR", help="folder for exact_match.json (default: the run's)"
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     return parser

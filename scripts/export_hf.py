@@ -17,19 +17,17 @@ attention mask of ones: without one it takes a jump for the beginning of another
 
 from __future__ import annotations
 
-import argparse
 import logging
 
+from olmo_sparsity.arguments import Parser, out_folder
 from olmo_sparsity.errors import run_script
 
 
 def main() -> None:
     """Parse arguments and export."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("checkpoint", help="checkpoint folder, or a run folder (then its last checkpoint)")
-    parser.add_argument("--out", required=True, metavar="DIR", help="directory to write")
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="directory to write")
     parser.add_argument(
         "--tokenizer",
         metavar="FILE",

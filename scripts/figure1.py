@@ -20,10 +20,10 @@ training seed alone are pooled; two checkpoints of one seed are refused. The sam
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from olmo_sparsity.arguments import Parser, out_folder
 from olmo_sparsity.errors import UserError, run_script
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ def main() -> None:
     """Read and pool the records, then draw, write and print what they say."""
     from rich.console import Console
 
-    from analysis.arguments import check_bootstrap_arguments
     from analysis.bound import bounds_json, trained_error
     from analysis.exact_match import load_records, pool
     from analysis.exact_match_tables import curves_json, render_curves, sources_json
@@ -46,7 +45,6 @@ def main() -> None:
     from olmo_sparsity.provenance import current_commit, library_versions
 
     arguments = _parser().parse_args()
-    check_bootstrap_arguments(arguments)
     groups = pool(load_records(arguments.records), arguments.resamples, arguments.seed)
     planted = [group for group in groups if group.settings.k_train is not None]
     if arguments.bound and not planted:
@@ -89,12 +87,10 @@ def _figures(groups: list[Group], starts: list[TrainedError]) -> dict[str, Figur
     return figures
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     from analysis.arguments import add_bootstrap_arguments
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "records",
         type=Path,
@@ -102,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="RECORDS",
         help="exact_match.json, or a folder that holds some",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="where to write")
+    parser.add_argument("--out", type=out_folder, metavar="DIR", required=True, help="where to write")
     parser.add_argument(
         "--bound", action="store_true", help="draw the errors of planted tasks under the bound, too"
     )

@@ -18,24 +18,23 @@ each as PNG and PDF. It takes seconds and may be repeated at will: the same reco
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from rich.console import Console
 
-from analysis.arguments import add_bootstrap_arguments, check_bootstrap_arguments
+from analysis.arguments import add_bootstrap_arguments
 from analysis.dependency_plots import all_figures
 from analysis.length_plots import LENGTH
 from analysis.plots import save_figure
 from analysis.records import load_records
 from analysis.summary import render_table, summarize, write_summary
+from olmo_sparsity.arguments import Parser, out_folder, whole_number
 from olmo_sparsity.errors import run_script
 
 
 def main() -> None:
     """Read the records, then write and print what they say."""
     arguments = _parser().parse_args()
-    check_bootstrap_arguments(arguments)
     length = LENGTH.load(arguments.length) if arguments.length else None
     records = load_records(arguments.records)
     summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
@@ -48,22 +47,20 @@ def main() -> None:
     console.print(f"wrote {', '.join(map(str, [*paths, folder / 'summary.json']))}", markup=False)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "records", type=Path, metavar="RECORDS", help="folder that scripts/influence.py wrote"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where to write (default: the records folder)"
+        "--out", type=out_folder, metavar="DIR", help="where to write (default: the records folder)"
     )
     parser.add_argument(
         "--length", type=Path, metavar="DIR_OR_JSON", help="length.json, or its folder: draws panel (d) too"
     )
     parser.add_argument(
         "--k",
-        type=int,
+        type=whole_number,
         help="k of panel (c), kinds and distances, one that was measured (default: 4, or the closest to it)",
     )
     add_bootstrap_arguments(parser)

@@ -13,14 +13,14 @@ differs. The same records and seed give the same files.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from analysis.arguments import add_bootstrap_arguments, check_bootstrap_arguments
+from analysis.arguments import add_bootstrap_arguments
 from analysis.grid import choose_selectors, figure6, grid_panels, grid_table
 from analysis.plots import save_figure
 from analysis.records import load_records
 from analysis.summary import summarize
+from olmo_sparsity.arguments import Parser, out_folder
 from olmo_sparsity.errors import run_script
 from olmo_sparsity.files import write_json
 from olmo_sparsity.progress import progress
@@ -29,7 +29,6 @@ from olmo_sparsity.progress import progress
 def main() -> None:
     """Summarise every folder, then draw and write the grid."""
     arguments = _parser().parse_args()
-    check_bootstrap_arguments(arguments)
     summaries = []
     with progress(
         "summarising", len(arguments.records), "folders", enabled=len(arguments.records) > 1
@@ -54,14 +53,12 @@ def main() -> None:
     print(f"wrote {', '.join(map(str, paths))}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "records", type=Path, nargs="+", metavar="RECORDS", help="folder that scripts/influence.py wrote"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="where to write")
+    parser.add_argument("--out", type=out_folder, metavar="DIR", required=True, help="where to write")
     parser.add_argument(
         "--rows", metavar="SETTING", help="setting whose values are the rows, such as n_long or checkpoint"
     )

@@ -3,9 +3,9 @@
 examples:
   python scripts/influence.py runs/demo --corpus runs/demo/data --out runs/demo/influence
   python scripts/influence.py runs/demo --corpus runs/demo/data --out runs/demo/influence --shard 3/8
-  python scripts/influence.py runs/books --corpus runs/books/data --out runs/books/all-selectors \
+  python scripts/influence.py runs/books --corpus runs/books/data --out runs/books/all-selectors \\
       --selectors leave-one-out,greedy,gradient,attention,leave-one-out@gradient:32,random,nearest
-  python scripts/influence.py --select-with runs/books --evaluate-with runs/books-2 --corpus runs/books/data \
+  python scripts/influence.py --select-with runs/books --evaluate-with runs/books-2 --corpus runs/books/data \\
       --out runs/books/crossfit
 
 For sampled targets of the held-out split it computes L_long (N tokens of context) and L_short (the last M of them).
@@ -24,45 +24,67 @@ again. CKPT@SCHEME:FACTOR in place of a checkpoint, such as runs/rope@yarn:4, sc
 
 from __future__ import annotations
 
-import argparse
 import logging
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from olmo_sparsity.arguments import (
+    Parser,
+    finite_number,
+    out_folder,
+    positive_number,
+    seed_number,
+    whole_number,
+    whole_numbers,
+)
 from olmo_sparsity.errors import UserError, run_script
+
+if TYPE_CHECKING:
+    from analysis.settings import InfluenceSettings
 
 
 def main() -> None:
     """Parse arguments and measure."""
-    from analysis.arguments import ascending_integers
-    from analysis.influence import InfluenceSettings, measure_influence
-    from analysis.shard import MeasurementShard
+    from analysis.influence import measure_influence
 
-    arguments = _parser().parse_args()
+    settings = parse_settings()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("analysis").setLevel(logging.INFO)
-    values = vars(arguments)
-    shard = MeasurementShard.parse(values["shard"]) if values["shard"] else None
+    print(f"records: {measure_influence(settings)}")
+
+
+def parse_settings(arguments: Sequence[str] | None = None) -> InfluenceSettings:
+    """What the command line asks for, or these ``arguments`` would. Raises `UserError` where it cannot be measured."""
+    from analysis.manifest import check_measured
+    from analysis.selectors import check_selector
+    from analysis.settings import InfluenceSettings
+    from analysis.shard import MeasurementShard
+
+    values = vars(_parser().parse_args(arguments))
+    shard = None if values["shard"] is None else MeasurementShard.parse(values["shard"])
     values["shard"] = shard if shard is not None and shard.count > 1 else None
     values["checkpoint"] = _who_selects(
         values["checkpoint"], values.pop("select_with"), values["evaluate_with"]
     )
     values["memory_limit_gb"] = values.pop("memory_limit")
     values["tau_nats"] = values.pop("tau")
-    values["ks"] = ascending_integers(values.pop("k"), "--k", "1,2,4,8")
+    values["ks"] = values.pop("k")
     values["selectors"] = tuple(name.strip() for name in values["selectors"].split(","))
-    print(f"records: {measure_influence(InfluenceSettings(**values))}")
+    settings = InfluenceSettings(**values)
+    check_measured(settings.n_long, settings.n_short, settings.ks, settings.selectors)
+    for name in settings.selectors:
+        check_selector(name, k_max=max(settings.ks), n_far=settings.n_long - settings.n_short)
+    return settings
 
 
-def _parser() -> argparse.ArgumentParser:
-    from analysis.influence import InfluenceSettings
+def _parser() -> Parser:
+    from analysis.settings import InfluenceSettings
 
     default = {
         field.name: field.default for field in fields(InfluenceSettings) if field.default is not MISSING
     }
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "checkpoint",
         nargs="?",
@@ -75,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
     )
-    parser.add_argument("--out", required=True, help="folder for the records")
+    parser.add_argument("--out", type=out_folder, required=True, help="folder for the records")
     parser.add_argument(
         "--split", default=default["split"], help="split of the corpus (default: %(default)s)"
     )
@@ -84,18 +106,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
     parser.add_argument(
         "--memory-limit",
-        type=float,
+        type=positive_number,
         metavar="GB",
         help="what a batch may take (default: half the memory, or 80 %% of what is free on the GPU)",
     )
     parser.add_argument(
         "--tokens-per-batch",
-        type=int,
+        type=whole_number,
         help="tokens of one forward pass (default: what fits the memory limit)",
     )
     parser.add_argument(
         "--limit",
-        type=int,
+        type=whole_number,
         metavar="n",
         help="measure n targets over tau now; the same command goes on with the rest",
     )
@@ -106,27 +128,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_what_is_measured(parser: argparse.ArgumentParser, default: dict[str, Any]) -> None:
+def _add_what_is_measured(parser: Parser, default: dict[str, Any]) -> None:
     """Arguments that decide the numbers."""
     from analysis.selectors import SELECTORS
 
     parser.add_argument(
-        "--n-long", type=int, default=default["n_long"], help="N, long context (default: %(default)s tokens)"
+        "--n-long",
+        type=whole_number,
+        default=default["n_long"],
+        help="N, long context (default: %(default)s tokens)",
     )
     parser.add_argument(
         "--n-short",
-        type=int,
+        type=whole_number,
         default=default["n_short"],
         help="M, short context (default: %(default)s tokens)",
     )
     parser.add_argument(
         "--tau",
-        type=float,
+        type=finite_number,
         default=default["tau_nats"],
         help="threshold on L_short - L_long (default: %(default)s nat)",
     )
     parser.add_argument(
         "--k",
+        type=whole_numbers,
         default=",".join(map(str, default["ks"])),
         help="numbers of tokens, comma-separated (default: %(default)s)",
     )
@@ -136,11 +162,14 @@ def _add_what_is_measured(parser: argparse.ArgumentParser, default: dict[str, An
         help=f"comma-separated, of: {', '.join(SELECTORS)}, EXACT@PROPOSER:m (default: %(default)s)",
     )
     parser.add_argument(
-        "--targets", type=int, default=default["targets"], help="targets to sample (default: %(default)s)"
+        "--targets",
+        type=whole_number,
+        default=default["targets"],
+        help="targets to sample (default: %(default)s)",
     )
     parser.add_argument(
         "--seed",
-        type=int,
+        type=seed_number,
         default=default["seed"],
         help="seed of targets, placebos and the random control (default: %(default)s)",
     )

@@ -17,7 +17,6 @@ are 95 %, over documents. No model is needed.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from olmo_sparsity.arguments import Parser, out_folder, whole_number
 from olmo_sparsity.errors import UserError, run_script
 
 
 def main() -> None:
     """Join, draw and print."""
-    from analysis.arguments import check_bootstrap_arguments
     from analysis.ladder import LADDER, ladder_points
     from analysis.ladder_plots import joint_figure, ladder_figure
     from analysis.length_plots import LENGTH
@@ -43,7 +42,6 @@ def main() -> None:
     from olmo_sparsity.provenance import current_commit
 
     arguments = _parser().parse_args()
-    check_bootstrap_arguments(arguments)
     length = LENGTH.load(arguments.length)
     summaries = []
     with progress("summarising", len(arguments.records), "folders") as advance:
@@ -106,21 +104,19 @@ def _table(result: dict[str, Any]) -> Table:
     return table
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     from analysis.arguments import add_bootstrap_arguments
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "records", type=Path, nargs="+", metavar="RECORDS", help="folder of influence records"
     )
     parser.add_argument("--length", required=True, metavar="DIR", help="folder that scripts/length.py wrote")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
     parser.add_argument("--selector", default="leave-one-out", help="default: %(default)s")
-    parser.add_argument("--k", type=int, default=4, help="selected tokens (default: %(default)s)")
+    parser.add_argument("--k", type=whole_number, default=4, help="selected tokens (default: %(default)s)")
     parser.add_argument(
-        "--times", type=int, default=4, help="multiple of the training window (default: %(default)s)"
+        "--times", type=whole_number, default=4, help="multiple of the training window (default: %(default)s)"
     )
     add_bootstrap_arguments(parser)
     return parser

@@ -25,17 +25,17 @@ was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN).
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from rich.console import Console
 
+from olmo_sparsity.arguments import Parser, whole_number, whole_numbers
 from olmo_sparsity.errors import run_script
 
 
 def main() -> None:
     """Measure, then draw and print what was written."""
-    from analysis.arguments import ascending_integers, labels_of
+    from analysis.arguments import labels_of
     from analysis.length import SUMS_NAME, LengthSettings, measure_length
     from analysis.length_plots import LENGTH, save_length_figures
     from analysis.length_summary import render_length
@@ -43,7 +43,6 @@ def main() -> None:
 
     values: dict[str, Any] = vars(_parser().parse_args())
     values["checkpoints"] = tuple(values["checkpoints"])
-    values["lengths"] = ascending_integers(values["lengths"], "--lengths", "128,256,512")
     values["labels"] = labels_of(values["checkpoints"], values["labels"])
     path = measure_length(LengthSettings(**values))
     measured = LENGTH.load(path)
@@ -55,18 +54,19 @@ def main() -> None:
     console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     from analysis.arguments import add_measurement_arguments, add_model_arguments
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__)
     add_model_arguments(parser)
     parser.add_argument(
-        "--lengths", default="128,256,512,1024", help="tokens, comma-separated (default: %(default)s)"
+        "--lengths",
+        type=whole_numbers,
+        default="128,256,512,1024",
+        help="tokens, comma-separated (default: %(default)s)",
     )
     parser.add_argument(
-        "--windows", type=int, default=256, help="windows to sample, at most (default: %(default)s)"
+        "--windows", type=whole_number, default=256, help="windows to sample, at most (default: %(default)s)"
     )
     add_measurement_arguments(parser, seed_of="windows and bootstrap")
     return parser

@@ -14,12 +14,12 @@ LongPPL and plain PPL, how the forms agree, and what each costs, with 95 % inter
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
 from rich.console import Console
 
+from olmo_sparsity.arguments import Parser, finite_number, whole_number
 from olmo_sparsity.errors import run_script
 
 
@@ -35,29 +35,30 @@ def main() -> None:
     console.print(f"wrote {path}", markup=False)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     from analysis.arguments import add_measurement_arguments
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "checkpoint", metavar="CKPT", help="checkpoint, run (then its last one), or transformers directory"
     )
-    parser.add_argument("--n-long", type=int, required=True, help="N, tokens of a segment")
-    parser.add_argument("--n-short", type=int, required=True, help="M, tokens of the short context")
+    parser.add_argument("--n-long", type=whole_number, required=True, help="N, tokens of a segment")
+    parser.add_argument("--n-short", type=whole_number, required=True, help="M, tokens of the short context")
     parser.add_argument(
         "--sliding-window",
-        type=int,
+        type=whole_number,
         metavar="S",
         help="tokens that share a window in the published form (default: M / 4, as in the authors' code)",
     )
     parser.add_argument(
-        "--segments", type=int, default=256, help="segments to sample, at most (default: %(default)s)"
+        "--segments",
+        type=whole_number,
+        default=256,
+        help="segments to sample, at most (default: %(default)s)",
     )
     parser.add_argument(
         "--documents",
-        type=int,
+        type=whole_number,
         metavar="D",
         help="documents that they are drawn from, at most (default: all that are long enough)",
     )
@@ -66,7 +67,11 @@ def _parser() -> argparse.ArgumentParser:
         ("beta", "its L_long is below"),
     ):
         parser.add_argument(
-            f"--{name}", type=float, default=2.0, metavar="NATS", help=f"{what} (default: %(default)s nats)"
+            f"--{name}",
+            type=finite_number,
+            default=2.0,
+            metavar="NATS",
+            help=f"{what} (default: %(default)s nats)",
         )
     add_measurement_arguments(parser, seed_of="segments and bootstrap")
     return parser

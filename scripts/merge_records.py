@@ -11,23 +11,20 @@ may be removed afterwards.
 
 from __future__ import annotations
 
-import argparse
 import logging
-from pathlib import Path
 
 from analysis.merge import merge_records
+from olmo_sparsity.arguments import Parser, out_folder
 from olmo_sparsity.errors import run_script
 
 
 def main() -> None:
     """Parse arguments and merge."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "out",
         nargs="+",
-        type=Path,
+        type=out_folder,
         metavar="OUT",
         help="--out of scripts/influence.py, which holds shard-*-of-*",
     )

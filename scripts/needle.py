@@ -27,12 +27,13 @@ from typing import Any
 
 from rich.console import Console
 
+from olmo_sparsity.arguments import Parser, finite_number, several, whole_number, whole_numbers
 from olmo_sparsity.errors import UserError, run_script
 
 
 def main() -> None:
     """Measure, then draw and print what was written."""
-    from analysis.arguments import ascending_integers, labels_of
+    from analysis.arguments import labels_of
     from analysis.needle import ROWS_NAME, NeedleSettings, measure_needle
     from analysis.needle_plots import MEASURES, NEEDLE, needle_figure, recall_figure
     from analysis.needle_tables import render_needle
@@ -41,9 +42,6 @@ def main() -> None:
 
     values: dict[str, Any] = vars(_parser().parse_args())
     values["checkpoints"] = tuple(values["checkpoints"])
-    values["lengths"] = ascending_integers(values["lengths"], "--lengths", "128,256,512")
-    values["ks"] = ascending_integers(values["ks"], "--ks", "1,2,4")
-    values["depths"] = _depths(values["depths"])
     values["labels"] = labels_of(values["checkpoints"], values["labels"])
     values["recall"] = _recall(values)
     path = measure_needle(NeedleSettings(**values))
@@ -58,15 +56,6 @@ def main() -> None:
         print_whole(console, table)
         console.print()
     console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
-
-
-def _depths(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(sorted({float(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise UserError(
-            f"--depths takes numbers with commas between them, such as 0,0.5,1, not {text!r}"
-        ) from error
 
 
 def _recall(values: dict[str, Any]) -> Any:
@@ -87,30 +76,53 @@ def _recall(values: dict[str, Any]) -> Any:
     return RecallOptions(names, length, values["depths"][len(values["depths"]) // 2], samples)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _depth(text: str) -> float:
+    value = finite_number(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} does not lie between 0 (first) and 1 (last)")
+    return value
+
+
+def _parser() -> Parser:
     from analysis.arguments import add_measurement_arguments, add_model_arguments
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = Parser(description=__doc__)
     add_model_arguments(parser)
     parser.add_argument(
         "--lengths",
+        type=whole_numbers,
         default="64,128,256,512",
         help="tokens of context, comma-separated (default: %(default)s)",
     )
-    parser.add_argument("--ks", default="1,2,4,8", help="tokens of a value (default: %(default)s)")
-    parser.add_argument("--depths", default="0,0.25,0.5,0.75,1", help="0 … 1 (default: %(default)s)")
     parser.add_argument(
-        "--samples", type=int, default=100, help="needles of each cell, at most (default: %(default)s)"
+        "--ks", type=whole_numbers, default="1,2,4,8", help="tokens of a value (default: %(default)s)"
     )
-    parser.add_argument("--key-tokens", type=int, default=2, help="tokens of a key (default: %(default)s)")
+    parser.add_argument(
+        "--depths",
+        type=several(_depth),
+        default="0,0.25,0.5,0.75,1",
+        help="from 0 to 1 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--samples",
+        type=whole_number,
+        default=100,
+        help="needles of each cell, at most (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--key-tokens", type=whole_number, default=2, help="tokens of a key (default: %(default)s)"
+    )
     add_measurement_arguments(parser, seed_of="needles and bootstrap")
     recall = parser.add_argument_group("recall of the needle by influence selectors")
     recall.add_argument("--selectors", help="comma-separated, as in scripts/influence.py (default: none)")
-    recall.add_argument("--recall-length", type=int, help="tokens of context (default: the smallest length)")
     recall.add_argument(
-        "--recall-samples", type=int, default=40, help="needles, at the middle depth (default: %(default)s)"
+        "--recall-length", type=whole_number, help="tokens of context (default: the smallest length)"
+    )
+    recall.add_argument(
+        "--recall-samples",
+        type=whole_number,
+        default=40,
+        help="needles, at the middle depth (default: %(default)s)",
     )
     return parser
 

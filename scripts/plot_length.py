@@ -9,9 +9,9 @@ Writes length.png (loss by position) and lengths.png (loss at each length), both
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from olmo_sparsity.arguments import Parser, out_folder
 from olmo_sparsity.errors import UserError, run_script
 
 
@@ -34,13 +34,11 @@ def main() -> None:
     print(f"wrote {', '.join(map(str, save_length_figures(measured, out)))}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="what scripts/length.py wrote")
     parser.add_argument("--models", metavar="LABELS", help="comma-separated, in this order (default: all)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: FOLDER)")
+    parser.add_argument("--out", type=out_folder, metavar="DIR", help="where to write (default: FOLDER)")
     return parser
 
 

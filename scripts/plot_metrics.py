@@ -12,10 +12,10 @@ is needed, and a copy of that file is enough.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from analysis.training_plots import X_AXES, RunMetrics, run_names, save, training_figure
+from olmo_sparsity.arguments import Parser, finite_number, out_file
 from olmo_sparsity.errors import UserError, run_script
 from olmo_sparsity.training.metrics import METRICS_NAME, read_metrics
 
@@ -40,21 +40,22 @@ def _rows(folder: Path) -> list[dict]:
     return read_metrics(folder / METRICS_NAME)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "runs", type=Path, nargs="+", metavar="RUN", help="run folder, or its metrics.jsonl; one or more"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=".png, .pdf or .svg (default: loss.png in the first run)"
+        "--out",
+        type=out_file("loss.png"),
+        metavar="FILE",
+        help=".png, .pdf or .svg (default: loss.png in the first RUN)",
     )
     parser.add_argument("--x", choices=list(X_AXES), default="tokens", help="default: %(default)s")
     parser.add_argument("--log-x", action="store_true", help="logarithmic x axis: shows the start at length")
     parser.add_argument(
         "--smooth",
-        type=float,
+        type=finite_number,
         default=0.02,
         metavar="FRACTION",
         help="running mean over this part of the run's rows; 0: none (default: %(default)s)",

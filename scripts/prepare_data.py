@@ -26,7 +26,19 @@ the shares that are missing. The result has the same bytes as without --shard.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
 
+from olmo_sparsity.arguments import (
+    Parser,
+    out_folder,
+    positive_number,
+    seed_number,
+    share_of_one,
+    whole_number,
+    whole_number_or_zero,
+)
 from olmo_sparsity.data.prepare import Prepared, prepare, prepare_shard
 from olmo_sparsity.data.shards import PreparedShard
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
@@ -35,24 +47,31 @@ from olmo_sparsity.shard import Shard
 
 
 def main() -> int:
-    options = vars(parse_arguments())
-    out, workers, overwrite = options.pop("out"), options.pop("workers"), options.pop("overwrite")
-    shard, merge = options.pop("shard"), options.pop("merge")
-    settings = PrepareSettings(**options)
-    if overwrite and (shard or merge):
-        raise UserError(
-            "--overwrite would remove the work of other shards; remove the folder before they start"
-        )
-    if shard and merge:
-        raise UserError("--merge is for when all shards are done; give it without --shard")
-    if shard:
-        print(shard_summary(prepare_shard(settings, out, Shard.parse(shard), workers=workers), out))
+    settings, how = parse_settings()
+    out, workers = how.out, how.workers
+    if how.shard is not None:
+        print(shard_summary(prepare_shard(settings, out, Shard.parse(how.shard), workers=workers), out))
     else:
-        print(summary(prepare(settings, out, workers=workers, overwrite=overwrite, merge=merge), out))
+        prepared = prepare(settings, out, workers=workers, overwrite=how.overwrite, merge=how.merge)
+        print(summary(prepared, out))
     return 0
 
 
-def shard_summary(prepared: PreparedShard, out: str) -> str:
+def parse_settings(arguments: Sequence[str] | None = None) -> tuple[PrepareSettings, argparse.Namespace]:
+    """What the command line asks for, or these ``arguments`` would, and where and how it is to be made."""
+    values = vars(_parser().parse_args(arguments))
+    settings = PrepareSettings(**{field.name: values.pop(field.name) for field in fields(PrepareSettings)})
+    how = argparse.Namespace(**values)
+    if how.overwrite and (how.shard or how.merge):
+        raise UserError(
+            "--overwrite would remove the work of other shards; remove the folder before they start"
+        )
+    if how.shard and how.merge:
+        raise UserError("--merge is for when all shards are done; give it without --shard")
+    return settings, how
+
+
+def shard_summary(prepared: PreparedShard, out: Path) -> str:
     """What a share holds, and how long it took."""
     if prepared.corpus_is_ready:
         return f"{out} was ready already, made with the same settings; nothing to do"
@@ -63,7 +82,7 @@ def shard_summary(prepared: PreparedShard, out: str) -> str:
     )
 
 
-def summary(prepared: Prepared, out: str) -> str:
+def summary(prepared: Prepared, out: Path) -> str:
     """What the corpus holds, a line per split, and how long it took."""
     lines = []
     for name, files in prepared.manifest.splits.items():
@@ -82,22 +101,20 @@ def summary(prepared: Prepared, out: str) -> str:
     return "\n".join(lines)
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
     default = PrepareSettings("docs")
     parser.add_argument("source", metavar="SOURCE", help=f"one of {', '.join(SOURCES)}")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace another corpus in DIR")
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes (default: one a core); changes no result"
+        "--workers", type=whole_number, metavar="N", help="processes (default: one a core); changes no result"
     )
     parser.add_argument(
         "--shard", metavar="I/N", help="prepare share I (from 1) of N only; not for docs, nor --tokenizer bpe"
     )
     parser.add_argument("--merge", action="store_true", help="finish a corpus whose shards are all done")
-    parser.add_argument("--seed", type=int, default=0, help="another seed holds out other documents")
+    parser.add_argument("--seed", type=seed_number, default=0, help="another seed holds out other documents")
     parser.add_argument(
         "--no-decontaminate",
         dest="decontaminate",
@@ -106,7 +123,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--decontaminate-min-characters",
-        type=int,
+        type=whole_number_or_zero,
         default=0,
         metavar="N",
         help="keep such paragraphs where they are shorter than this (headings, one-word answers; default: 0)",
@@ -117,7 +134,7 @@ def parse_arguments() -> argparse.Namespace:
     group = parser.add_argument_group("docs and text without --heldout-files")
     group.add_argument(
         "--heldout-fraction",
-        type=float,
+        type=share_of_one,
         default=default.heldout_fraction,
         metavar="F",
         help="share of the documents that is held out (default: %(default)s)",
@@ -128,10 +145,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     add_c4_options(parser, default)
     add_tokenizer_options(parser, default)
-    return parser.parse_args()
+    return parser
 
 
-def add_tokenizer_options(parser: argparse.ArgumentParser, default: PrepareSettings) -> None:
+def add_tokenizer_options(parser: Parser, default: PrepareSettings) -> None:
     group = parser.add_argument_group("tokenizer")
     group.add_argument(
         "--tokenizer",
@@ -140,11 +157,15 @@ def add_tokenizer_options(parser: argparse.ArgumentParser, default: PrepareSetti
         "c4), or the path of a tokenizer.json",
     )
     group.add_argument(
-        "--vocab-size", type=int, default=default.vocab_size, metavar="N", help="bpe (default: %(default)s)"
+        "--vocab-size",
+        type=whole_number,
+        default=default.vocab_size,
+        metavar="N",
+        help="bpe (default: %(default)s)",
     )
     group.add_argument(
         "--tokenizer-sample-mb",
-        type=float,
+        type=positive_number,
         default=default.tokenizer_sample_mb,
         metavar="MB",
         help="bpe: text to train it on, in millions of characters (default: %(default)s)",
@@ -154,7 +175,7 @@ def add_tokenizer_options(parser: argparse.ArgumentParser, default: PrepareSetti
     )
 
 
-def add_c4_options(parser: argparse.ArgumentParser, default: PrepareSettings) -> None:
+def add_c4_options(parser: Parser, default: PrepareSettings) -> None:
     group = parser.add_argument_group("c4")
     group.add_argument(
         "--dataset",
@@ -165,12 +186,14 @@ def add_c4_options(parser: argparse.ArgumentParser, default: PrepareSettings) ->
         "--dataset-config", default=default.dataset_config, help="its configuration (default: %(default)s)"
     )
     group.add_argument(
-        "--limit-documents", type=int, metavar="N", help="at most this many training documents"
+        "--limit-documents", type=whole_number, metavar="N", help="at most this many training documents"
     )
-    group.add_argument("--limit-tokens", type=int, metavar="N", help="about this many training tokens")
+    group.add_argument(
+        "--limit-tokens", type=whole_number, metavar="N", help="about this many training tokens"
+    )
     group.add_argument(
         "--heldout-documents",
-        type=int,
+        type=whole_number,
         default=default.heldout_documents,
         metavar="N",
         help="at most this many documents of the validation split (default: %(default)s)",

@@ -20,13 +20,13 @@ planted; recall of pairs counts a bit's selector too. Writes recall.json and the
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from olmo_sparsity.arguments import Parser, out_folder, seed_number, whole_number, whole_numbers
 from olmo_sparsity.errors import UserError, run_script
 
 PLANTED = (1, 2, 4, 8)
@@ -77,7 +77,6 @@ def _set_defaults(arguments: argparse.Namespace, defaults: dict[str, Any]) -> No
 def _measure_checkpoint(arguments: argparse.Namespace, names: tuple[str, ...]) -> None:
     import torch
 
-    from analysis.arguments import ascending_integers
     from analysis.models import check_long_context, load_for_analysis
     from analysis.planted_plots import RECALL_NAME, recall_figure
     from analysis.planted_recall import checked_settings, measure_recall, planted_task, recall_record
@@ -93,7 +92,7 @@ def _measure_checkpoint(arguments: argparse.Namespace, names: tuple[str, ...]) -
     settings = checked_settings(
         task,
         length=arguments.length,
-        planted=None if arguments.ks is None else ascending_integers(arguments.ks, "--ks", "1,2,4"),
+        planted=arguments.ks,
         n_short=arguments.n_short,
         samples=arguments.samples,
         selectors=names,
@@ -201,14 +200,12 @@ def _table(rows: list[dict[str, Any]], ks: tuple[int, ...]) -> Table:
     return table
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where recall.json goes")
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where recall.json goes")
     parser.add_argument(
         "--n-short",
-        type=int,
+        type=whole_number,
         help=f"M in tokens (default: {HAND_BUILT['n_short']}; of a checkpoint {TRAINED['n_short']})",
     )
     parser.add_argument(
@@ -216,26 +213,32 @@ def _parser() -> argparse.ArgumentParser:
         help=f"comma-separated (default: {HAND_BUILT['selectors']}; of a checkpoint the same, none screened)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of planted tokens, noise and samples (default: %(default)s)"
+        "--seed",
+        type=seed_number,
+        default=0,
+        help="of planted tokens, noise and samples (default: %(default)s)",
     )
     by_hand = parser.add_argument_group("models built by hand")
-    by_hand.add_argument("--n-long", type=int, help=f"N (default: {HAND_BUILT['n_long']} tokens)")
+    by_hand.add_argument("--n-long", type=whole_number, help=f"N (default: {HAND_BUILT['n_long']} tokens)")
     by_hand.add_argument(
-        "--models", type=int, help=f"each with its own planted tokens (default: {HAND_BUILT['models']})"
+        "--models",
+        type=whole_number,
+        help=f"each with its own planted tokens (default: {HAND_BUILT['models']})",
     )
     trained = parser.add_argument_group("a trained model")
     trained.add_argument(
         "--checkpoint", metavar="RUN", help="a run (then its last checkpoint) or checkpoint on a planted task"
     )
     trained.add_argument(
-        "--length", type=int, help="N: tokens of every prompt (default: the longest of training)"
+        "--length", type=whole_number, help="N: tokens of every prompt (default: the longest of training)"
     )
     trained.add_argument(
         "--ks",
+        type=whole_numbers,
         help="numbers of planted tokens of a sample, comma-separated (default: powers of 2 up to training's k_train)",
     )
     trained.add_argument(
-        "--samples", type=int, help=f"test samples for each of --ks (default: {TRAINED['samples']})"
+        "--samples", type=whole_number, help=f"test samples for each of --ks (default: {TRAINED['samples']})"
     )
     trained.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     return parser

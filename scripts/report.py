@@ -2,7 +2,7 @@
 
 examples:
   python scripts/report.py runs/demo/influence
-  python scripts/report.py runs/books/influence --length runs/books/length --longppl runs/books/longppl \
+  python scripts/report.py runs/books/influence --length runs/books/length --longppl runs/books/longppl \\
       --compare runs/books/compare.json --examples 300 --out books.html
 
 reads the records that scripts/influence.py wrote (no model is needed). The page opens in any browser, also from an
@@ -13,29 +13,24 @@ records and seed give the same file.
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from pathlib import Path
 
-from analysis.arguments import add_bootstrap_arguments, check_bootstrap_arguments
+from analysis.arguments import add_bootstrap_arguments
 from analysis.dependency_plots import all_figures
 from analysis.length_plots import LENGTH
 from analysis.records import load_records
 from analysis.report import load_comparison, load_longppl, report_html
 from analysis.summary import summarize
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.arguments import Parser, out_file, whole_number, whole_number_or_zero
+from olmo_sparsity.errors import run_script
 from olmo_sparsity.files import atomic_path
 
 
 def main() -> None:
     """Read what was measured, then write the page."""
     arguments = _parser().parse_args()
-    check_bootstrap_arguments(arguments)
-    if arguments.examples < 0:
-        raise UserError(
-            f"--examples {arguments.examples} cannot be negative; give 0 for a page without examples"
-        )
     length = LENGTH.load(arguments.length) if arguments.length else None
     longppl = load_longppl(arguments.longppl) if arguments.longppl else None
     comparison = load_comparison(arguments.compare) if arguments.compare else None
@@ -57,10 +52,8 @@ def main() -> None:
     print(f"wrote {out}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "records", type=Path, metavar="RECORDS", help="folder that scripts/influence.py wrote"
     )
@@ -78,16 +71,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--examples",
-        type=int,
+        type=whole_number_or_zero,
         default=1000,
         metavar="n",
         help="at most so many targets to read, a page of about 4 kB each (default: %(default)s)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="page to write (default: report.html in the records folder)"
+        "--out",
+        type=out_file("report.html"),
+        metavar="FILE",
+        help="page (default: report.html in the records folder)",
     )
     parser.add_argument(
-        "--k", type=int, help="k of what is shown at one k only (default: 4, or the closest to it)"
+        "--k", type=whole_number, help="k of what is shown at one k only (default: 4, or the closest to it)"
     )
     add_bootstrap_arguments(parser)
     return parser

@@ -20,7 +20,7 @@ cells, OUT/CELL/sweep.log has what a cell printed, and OUT/CELL/sweep.json says 
 
 The same command goes on where it was: it skips what is finished, and resumes what is not. To add values to an axis,
 give it the old ones and the new. A cell that fails leaves the others alone; the failures are listed at the end (exit
-code 1). On Ctrl-C, SIGTERM or SIGUSR1 the running cells save first (exit code 85).
+code 1). On Ctrl-C, SIGTERM or SIGUSR1 the running cells save first (exit code 85). One sweep at a time works in OUT.
 
 With --slurm every cell is a job of an array, and the options are those of scripts/submit.py. A job that is preempted or
 meets its time limit saves and goes on by itself.
@@ -38,7 +38,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.arguments import Parser, out_folder, whole_number
+from olmo_sparsity.errors import UserError, first_line, run_script
 from olmo_sparsity.slurm_jobs import (
     OPTIONS,
     Job,
@@ -46,7 +47,6 @@ from olmo_sparsity.slurm_jobs import (
     common_values,
     split_arguments,
     submit_job,
-    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def main() -> int:
     evaluation = _evaluation(options.evaluate)
 
     from olmo_sparsity.grid_of_runs import Sweep, make_cells, parse_axes, write_sweep
+    from olmo_sparsity.lock import folder_lock
     from olmo_sparsity.provenance import current_commit
 
     sweep = Sweep(
@@ -87,10 +88,12 @@ def main() -> int:
         print(job.script if job else _command_lines(cells), end="")
         return 0
     commit = current_commit()
-    if options.only is None:  # else the whole sweep is listed already
+    if options.only is not None:  # the whole sweep is listed already, and its other cells may be running
+        return _run(cells, 1, commit)
+    with folder_lock(sweep.out):
         write_sweep(sweep, cells, commit)
-    if job is None:
-        return _run(cells, options.jobs or 1, commit)
+        if job is None:
+            return _run(cells, options.jobs or 1, commit)
     print(submit_job(job)[1])
     return 0
 
@@ -136,10 +139,21 @@ def _run(cells: Sequence[Cell], jobs: int, commit: str) -> int:
 
 def _line(outcome: Outcome) -> str:
     """How a cell ended: its last loss and, of a task, its exact match."""
+    try:
+        parts = [outcome.state, *_numbers(outcome)]
+    except (OSError, UserError) as error:  # a damaged file of one cell must not stop the others
+        parts = [outcome.state, first_line(error)]
+    if outcome.reason:
+        parts.append(outcome.reason)
+    return f"{outcome.cell.name}: {'; '.join(parts)}"
+
+
+def _numbers(outcome: Outcome) -> list[str]:
+    """The last loss and, of a finished task, its exact match at the shortest and longest length."""
     from analysis.exact_match import RECORD_NAME, load_records
     from olmo_sparsity.training.metrics import METRICS_NAME, read_metrics
 
-    cell, parts = outcome.cell, [outcome.state]
+    cell, parts = outcome.cell, []
     losses = [row for row in read_metrics(cell.folder / METRICS_NAME) if "loss_nats" in row]
     if losses:
         parts.append(f"loss {losses[-1]['loss_nats']:.4f} nats at step {losses[-1]['step']:,}")
@@ -150,9 +164,7 @@ def _line(outcome: Outcome) -> str:
         shares = {length: 100 * n["exact"] / n["samples"] for length, n in counted.items()}
         ends = [f"{shares[length]:.1f} % at {length}" for length in sorted({min(shares), max(shares)})]
         parts.append(f"exact match {', '.join(ends)}")
-    if outcome.reason:
-        parts.append(outcome.reason)
-    return f"{cell.name}: {'; '.join(parts)}"
+    return parts
 
 
 def _command_lines(cells: Sequence[Cell]) -> str:
@@ -202,16 +214,14 @@ def _evaluation(text: str) -> tuple[str, ...]:
     return arguments
 
 
-def _refuse_slurm_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _refuse_slurm_options(options: argparse.Namespace, parser: Parser) -> None:
     for name in OPTIONS:
         if getattr(options, name) != parser.get_default(name):
             raise UserError(f"--{name.replace('_', '-')} is for SLURM; add --slurm, or leave it out")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
     parser.add_argument(
         "configs", nargs="+", metavar="CONFIG", help="YAML file, or several to compare; overrides follow --"
     )
@@ -223,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE,VALUE",
         help="an axis: a key of the config and its values; give one --grid for each",
     )
-    group.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of all cells")
+    group.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of all cells")
     group.add_argument(
         "--jobs", type=whole_number, metavar="N", help="cells at a time (default: 1; with --slurm: no limit)"
     )

@@ -16,19 +16,17 @@ On SIGUSR1 or SIGTERM, or at time_limit, the run saves and exits with code 85: t
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
 
+from olmo_sparsity.arguments import Parser, whole_number
 from olmo_sparsity.errors import run_script
 
 
 def main() -> int:
     """Parse arguments and train, or show what would be trained."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("config", metavar="CONFIG", help="YAML file, OLMo's or an overlay of one")
     parser.add_argument(
         "--resume", action="store_true", help="go on from the last checkpoint, or start if there is none"
@@ -38,7 +36,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--show",
-        type=int,
+        type=whole_number,
         metavar="N",
         help="print N training samples of the config's task, with their position ids",
     )

@@ -40,12 +40,15 @@ def free_port() -> int:
 class Forked:
     """Processes of ``scripts/train.py`` that train together, with the methods that `subprocess.Popen` has for one."""
 
-    def __init__(self, count: int, arguments: list[str], folder: Path):
+    def __init__(
+        self, count: int, arguments: list[str], folder: Path, environment: dict[str, str] | None = None
+    ):
         """Start ``count`` processes; what they print goes through files in ``folder``."""
         self.printed = [tempfile.mkstemp(dir=folder, suffix=".txt")[1] for _ in ("output", "errors")]
         order = {"arguments": arguments, "printed": self.printed}
         self.exit_codes: dict[int, int | None] = {
-            _server().ask(environment=rank, **order): None for rank in _ranks(count)
+            _server().ask(environment={**rank, **(environment or {})}, **order): None
+            for rank in _ranks(count)
         }
 
     @property

@@ -158,8 +158,14 @@ def test_script_prints_and_writes(pair: tuple[Records, Records], comparison: dic
     assert written == json.loads(json.dumps(comparison))
     interval = comparison["selectors"]["greedy"]["4"]["net_recovery"]["difference"]
     assert f"{100 * interval['value']:.0f} [" in done.stdout and str(out) in done.stdout
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "kept").touch()
+    folder = [*command[:-1], str(tmp_path / "folder"), "--resamples", "1000"]
+    subprocess.run(folder, capture_output=True, text=True, check=True)
+    assert {path.name for path in (tmp_path / "folder").iterdir()} == {"kept", "compare.json"}
+    assert json.loads((tmp_path / "folder" / "compare.json").read_text()) == written
     refused = subprocess.run([*command, "--resamples", "10"], capture_output=True, text=True)
-    assert refused.returncode == 1 and refused.stderr.count("\n") == 1 and "1000 or more" in refused.stderr
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "1000 or more" in refused.stderr
 
 
 def test_table_has_every_difference_in_80_columns(comparison: dict) -> None:

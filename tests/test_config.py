@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from olmo.config import FSDPPrecision, OptimizerType, TrainConfig
 from olmo.util import clean_opt
+from omegaconf import OmegaConf
+from omegaconf.basecontainer import BaseContainer
 
+from olmo_sparsity import config_yaml
 from olmo_sparsity.config import Config, load_config, parse_duration, replaced_fields
 from olmo_sparsity.config_fields import HONOURED, REFUSED, REPLACED
 from olmo_sparsity.errors import UserError
@@ -35,6 +43,22 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return write_file
+
+
+def floats_of(cls: type, prefix: str = "") -> list[str]:
+    """The dotted names of the fields that take a number with a fraction."""
+    names = []
+    for item in fields(cls):
+        hint = typing.get_type_hints(cls)[item.name]
+        choices = typing.get_args(hint) or (hint,)
+        if is_dataclass(item.default_factory):
+            names += floats_of(item.default_factory, f"{prefix}{item.name}.")
+        elif float in choices and typing.get_origin(hint) is not tuple:
+            names.append(prefix + item.name)
+    return names
+
+
+FLOATS = floats_of(Config)
 
 
 def as_ddp(text: str) -> str:
@@ -296,8 +320,9 @@ class TestTypes:
 
     @pytest.mark.parametrize("override", ["--a=[1", "--a=${b", "--[=3"])
     def test_unreadable_override(self, override: str) -> None:
-        remedy = "cannot be read; write --name=value or --section.name=value"
-        assert refusal(BASE, override) == f"FILE: {override}: {remedy}"
+        message = refusal(BASE, override)
+        assert message.startswith(f"FILE: {override}: ") and "\n" not in message
+        assert message.endswith("; write --name=value or --section.name=value")
 
 
 class TestInterpolation:
@@ -315,12 +340,13 @@ class TestInterpolation:
                 "'${path.glob:/none/*}' cannot be resolved: /none/* does not match",
             ),
             (
-                "precision=${oc.env:NONE_SUCH}",
-                "'${oc.env:NONE_SUCH}' cannot be resolved: \"Environment variable",
+                "precision=${oc.env:SLURM_JOB_ID}",
+                "'${oc.env:SLURM_JOB_ID}' cannot be resolved: \"Environment variable",
             ),
         ],
     )
-    def test_unresolved(self, override: str, line: str) -> None:
+    def test_unresolved(self, override: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
         message = refusal(BASE, f"--{override}")
         assert message.startswith(f"FILE: {override.split('=')[0]}: {line}") and "\n" not in message
 
@@ -328,6 +354,247 @@ class TestInterpolation:
         message = refusal(write("data: {paths: [a, '${nowhere}']}\nseed: x"))
         assert message.splitlines()[0] == "2 problems in FILE:"
         assert "  data.paths.1: '${nowhere}' refers to nowhere, which is no key; " in message
+
+
+NESTED = "[" * 100_000
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+HOSTILE = {
+    "nested lists": (f"a: {NESTED}", "nested more than 32 deep"),
+    "nested and closed": (f"a: {'[' * 900}{']' * 900}", "nested more than 32 deep"),
+    "nested sections": ("\n".join(" " * depth + "a:" for depth in range(900)), "nested more than 32 deep"),
+    "nested interpolation": (f"run_name: '{'${a:' * 300}{'}' * 300}'", "a value of 1,500 characters"),
+    "long interpolation": (f"run_name: '{'${' * 2000}'", "a value of 4,000 characters"),
+    "aliases of aliases": (LAUGHS, "its aliases make far more of it"),
+    "alias of itself": ("a: &a [*a]", "it holds itself"),
+    "alias of its section": ("model: &a {b: *a}", "it holds itself"),
+    "long number": (f"seed: {'9' * 5000}", "a number of 5,000 digits"),
+    "long hexadecimal": (f"seed: 0x{'f' * 1000}", "a number of 1,002 digits"),
+    "long base 60": (f"seed: 1{':10' * 1000}", "a number of 3,001 digits"),
+    "huge text": (f"run_name: {'x' * 5_000_000}", "a value of 5,000,000 characters"),
+    "large number": ("optimizer: {learning_rate: 1" + "0" * 99 + "}\nseed: 1" + "0" * 90, "seed: 1000"),
+    "tab": ("model:\n\trope: true", "line 2, column 1: malformed YAML"),
+    "NUL": ("seed: 1\0", "control characters are not allowed"),
+    "written twice": ("model: {rope: true}\nmodel: {d_model: 8}", "found duplicate key model"),
+    "no date": ("run_name: !!timestamp 2001-13-99", "cannot be read"),
+    "no number": ("seed: !!int abc", "cannot be read"),
+    "no truth": ("seed: !!bool abc", "cannot be read"),
+    "an object": ("seed: !!python/object/apply:os.system [true]", "malformed YAML"),
+    "a path": ("seed: !!python/object/apply:pathlib.Path [1]", "cannot be read"),
+    "one number": ("1.5", "holds one value"),
+    "key with a line end": ('"a\\nb\\e[31m": 1', r"a\nb\x1b[31m: unknown key"),
+    "too many values": ("a: [" + "b, " * 100_001 + "]", "more than 100,000 values"),
+}
+
+
+class TestHostileText:
+    @pytest.mark.parametrize("name", HOSTILE)
+    def test_refused_in_one_line_at_once(self, write: Write, name: str) -> None:
+        text, part = HOSTILE[name]
+        path, start = write(text), time.monotonic()
+        message = refusal(path)
+        assert part in message and message.isprintable() and len(message) < 300
+        assert time.monotonic() - start < 5
+
+    @pytest.mark.parametrize(
+        ("value", "part"),
+        [
+            (NESTED, "nested more than 32 deep"),
+            ("[" * 900 + "]" * 900, "nested more than 32 deep"),
+            ("{a: " * 100 + "}" * 100, "nested more than 32 deep"),
+            ("{a: 1, a: 2}", "found duplicate key a"),
+            ("&a [*a]", "it holds itself"),
+            ("9" * 5000, "a number of 5,000 digits"),
+            ("${a:" * 300 + "}" * 300, "a value of 1,500 characters"),
+            ("!!int abc", "cannot be read"),
+            ("a\0b", "control characters are not allowed"),
+            ("\udcff", "cannot be read"),
+        ],
+    )
+    def test_overrides_too(self, value: str, part: str) -> None:
+        message = refusal(BASE, f"--seed={value}")
+        assert part in message and message.isprintable() and len(message) < 300
+
+    def test_names_of_overrides_too(self) -> None:
+        for name in ("a." * 5000 + "b", "x" * 5000, "a\nb", "a\x1b[31m"):
+            message = refusal(BASE, f"--{name}=1")
+            assert message.isprintable() and len(message) < 300
+
+    @pytest.mark.parametrize(
+        "path", ["/dev/zero", "/dev/null", "/proc/self/environ", "/", "a\0b", "a" * 5000]
+    )
+    def test_what_is_no_file_of_yaml(self, write: Write, path: str) -> None:
+        for message in (refusal(Path(path)), refusal(write(f'base: "{path}"'.replace("\0", "\\0")))):
+            assert "\n" not in message and len(message) < 6000
+
+    def test_pipe(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "x.yaml")
+        assert (
+            refusal(tmp_path / "x.yaml") == "FILE: cannot be read: it is a device or a pipe; name a YAML file"
+        )
+
+    def test_base_files_without_end(self, write: Write) -> None:
+        for number in range(2000):
+            write(f"base: {number + 1}.yaml", f"{number}.yaml")
+        assert "its base files are more than 16; put some of them together" in refusal(write("base: 0.yaml"))
+
+    def test_unknown_keys_without_end(self, write: Write) -> None:
+        lines = refusal(write("\n".join(f"key{number}: 1" for number in range(5000)))).splitlines()
+        assert lines[0] == "5000 problems in FILE:" and lines[-1] == "  … and 4,900 more"
+        assert len(lines) == 102
+
+    def test_a_large_file_without_aliases_is_no_attack(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """OmegaConf's limit met every large file: the run of a corpus of ten thousand files could not be resumed."""
+        monkeypatch.setenv("OMEGACONF_MAX_YAML_EXPANDED_NODES", "50")
+        monkeypatch.setattr(config_yaml, "MAX_ALIASED_NODES", 50)
+        load_config(TINY)
+
+
+class TestEnvironment:
+    """A resolved config is printed, saved and sent to trackers; nothing of the environment may go with it."""
+
+    SECRET = "s3cr3t-0f-th3-us3r"
+
+    @pytest.fixture(autouse=True)
+    def environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("MY_TOKEN", "SLURM_JOB_NAME_X"):
+            monkeypatch.setenv(name, self.SECRET)
+        for name in ("SLURM_JOB_ID", "SCRATCH_DIR", "PBS_JOBID"):
+            monkeypatch.delenv(name, raising=False)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            "${oc.env:MY_TOKEN}",
+            "a/${oc.env:MY_TOKEN}/b",
+            "${oc.env:MY_TOKEN,x}",
+            "${oc.env:'MY_TOKEN'}",
+            "${oc.env:MY_${entity}}",
+            "${oc.env:${whole}}",
+            "${oc.env:SLURM_JOB_ID,${oc.env:MY_TOKEN}}",
+            "${oc.decode:${oc.env:MY_TOKEN}}",
+            "${oc.decode:'${indirect}'}",
+            "${oc.decode:'[${oc.env:MY_TOKEN}]'}",
+            "${oc.create:{a: '${oc.env:MY_TOKEN}'}}",
+            "${path.choose:${oc.env:MY_TOKEN},x}",
+            "${path.glob:/tmp/${oc.env:MY_TOKEN}}",
+            "${oc.select:wandb.group,${oc.env:MY_TOKEN}}",
+            "${ oc.env : MY_TOKEN }",
+            "${oc.env:SLURM_JOB_NAME_X}",
+        ],
+    )
+    def test_no_way_around(self, write: Write, value: str) -> None:
+        value = value.replace("${entity}", "${wandb.entity}").replace("${whole}", "${wandb.name}")
+        value = value.replace("${indirect}", "${wandb.project}")
+        helpers = {"entity": "TOKEN", "name": "MY_TOKEN"}
+        if "wandb.project" in value:
+            helpers["project"] = "${oc.env:MY_TOKEN}"
+        base = write(yaml.safe_dump({"run_name": value, "wandb": helpers}), "base.yaml")
+        listed = write(yaml.safe_dump({"data": {"paths": ["a", value]}, "wandb": helpers}), "list.yaml")
+        section = [f"--wandb.{name}={text}" for name, text in helpers.items()]
+        messages = [
+            refusal(base),
+            refusal(write("base: base.yaml")),
+            refusal(listed),
+            refusal(BASE, *section, f"--run_name={json.dumps(value)}"),
+            refusal(BASE, *section, f"--task.parameters={{a: [{json.dumps(value)}]}}"),
+        ]
+        for message in messages:
+            assert "is not for configs" in message and "or pass it as an override" in message
+            assert self.SECRET not in message
+
+    def test_named_with_a_remedy(self) -> None:
+        message = refusal(BASE, "--save_folder=${oc.env:MY_TOKEN}/x")
+        assert message == (
+            "FILE: save_folder: '${oc.env:MY_TOKEN}/x' cannot be resolved: MY_TOKEN is not for configs, which are "
+            "saved and shown; write the value, or pass it as an override"
+        )
+
+    def test_job_variables(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        value = "--run_name=${oc.env:SLURM_JOB_ID,none}-${oc.env:PBS_JOBID,null}"
+        assert load_config(BASE, [value]).run_name == "none-None"
+        monkeypatch.setenv("SLURM_JOB_ID", "123")
+        assert load_config(BASE, [value]).run_name == "123-None"
+
+    def test_the_folder_of_olmos_own_files(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        value = (
+            "${path.choose:${oc.env:SCRATCH_DIR,no_exist}/checkpoints,/}/${oc.env:SLURM_JOB_ID,${run_name}}"
+        )
+        options = [f"--save_folder={value}", "--run_name=a"]
+        assert load_config(BASE, options).save_folder == "//a"
+        monkeypatch.setenv("SCRATCH_DIR", str(tmp_path))
+        (tmp_path / "checkpoints").mkdir()
+        assert load_config(BASE, options).save_folder == f"{tmp_path}/checkpoints/a"
+
+    def test_what_would_be_resolved_when_it_is_read_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        later = "still has ${ in it when it is resolved"
+        assert later in refusal(BASE, r"--run_name=\${oc.env:MY_TOKEN}")
+        monkeypatch.setenv("SLURM_JOB_NAME", "${oc.env:MY_TOKEN}")
+        assert later in refusal(BASE, "--run_name=${oc.env:SLURM_JOB_NAME}")
+        message = refusal(BASE, "--run_name=${oc.decode:${oc.env:SLURM_JOB_NAME}}")
+        assert "is not for configs" in message and self.SECRET not in message
+
+    def test_no_cloud_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("olmo.util._s3_find_latest_checkpoint", lambda *_: pytest.fail("S3 was asked"))
+        assert "is no folder" in refusal(BASE, "--run_name=${path.last_checkpoint:'s3://bucket/run'}")
+
+    def test_resolvers_stay_as_they_were(self) -> None:
+        OmegaConf.register_new_resolver("mine", lambda: "x", replace=True)
+        try:
+            before = BaseContainer._resolvers
+            copy = dict(before)
+            assert "mine" in refusal(BASE, "--run_name=${mine:}")
+            load_config(BASE)
+            assert BaseContainer._resolvers is before and before == copy
+            assert OmegaConf.create({"a": "${oc.env:MY_TOKEN}${mine:}"}).a == f"{self.SECRET}x"
+        finally:
+            OmegaConf.clear_resolver("mine")
+
+
+class TestValues:
+    @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "1e999"])
+    def test_every_number_is_finite(self, value: str) -> None:
+        first, *lines = refusal(BASE, *(f"--{name}={value}" for name in FLOATS)).splitlines()
+        number = {".nan": "nan", "-.inf": "-inf"}.get(value, "inf")
+        assert lines == [f"  {name}: {number} is no finite number; give one" for name in FLOATS]
+        assert len(FLOATS) > 20 and first == f"{len(FLOATS)} problems in FILE:"
+
+    def test_inside_lists_and_parameters(self) -> None:
+        assert "optimizer.betas.1: nan is no finite number" in refusal(BASE, "--optimizer.betas=[0.9,.nan]")
+        parameters = "--task.parameters={a: {b: [.inf]}}"
+        assert "task.parameters.a.b.0: inf is no finite number" in refusal(BASE, parameters)
+
+    @pytest.mark.parametrize(
+        ("override", "text"),
+        [
+            ("seed=-1", "-1 is below 0; give 0 or more"),
+            (f"seed={2**70}", f"{2**70} has more than 64 bits; give a smaller number"),
+            ("seed=${oc.decode:'1180591620717411303424'}", f"{2**70} has more than 64 bits"),
+            ("data.seed=-3", "-3 is below 0"),
+            ("evaluation.seed=-3", "-3 is below 0"),
+            ("model.rope_theta=0", "0 is not above 0"),
+            ("model.attention_dropout=1.5", "1.5 is no probability; give 0 … 1"),
+            ("model.embedding_dropout=-0.1", "-0.1 is no probability"),
+            ("positions.skip_probability=2.0", "2.0 is no probability; give 0 … 1"),
+            ("positions.id_weight=-1", "-1.0 is below 0"),
+            ("optimizer.weight_decay=-1", "-1.0 is below 0"),
+            ("model.init_std=-0.1", "-0.1 is below 0"),
+            ("max_grad_norm=0", "0.0 is not above 0"),
+            ("time_limit=0", "0.0 is not above 0"),
+            ("checkpoints.keep_every=0", "0 is not above 0"),
+            ("scheduler.warmup_min_lr=-1", "-1.0 is below 0"),
+            ("model.eos_token_id=-1", "-1 is below 0"),
+            ("stop_at=-1", "-1 is below 0"),
+        ],
+    )
+    def test_out_of_range(self, override: str, text: str) -> None:
+        message = refusal(BASE, f"--{override}")
+        assert message.startswith(f"FILE: {override.split('=')[0]}: {text}") and "\n" not in message
+
+    def test_text_that_cannot_be_saved(self) -> None:
+        assert "characters that no file can hold" in refusal(BASE, '--save_folder="a\\0b"')
 
 
 class TestAllAtOnce:
@@ -642,3 +909,33 @@ class TestBaseConfig:
         assert model.vocab_size == tokenizer.get_vocab_size()
         assert model.eos_token_id == tokenizer.token_to_id("<|endoftext|>")
         assert model.pad_token_id == tokenizer.token_to_id("<|padding|>")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[" * 100_000, "is damaged (maximum recursion"),
+        ("{", "is damaged (Expecting"),
+        ("[]", "is damaged (it holds no dict)"),
+        ("\udcff", "is damaged ('utf-8' codec"),
+        ("{}", "has no zero_optimization.stage of 0, 1, 2 or 3"),
+        ('{"zero_optimization": []}', "has no zero_optimization.stage"),
+        ('{"zero_optimization": {"stage": "1"}}', "has no zero_optimization.stage"),
+        ('{"zero_optimization": {"stage": 4}}', "has no zero_optimization.stage"),
+        (None, "is missing"),
+    ],
+)
+def test_a_deepspeed_file_that_is_none(tmp_path: Path, text: str | None, part: str) -> None:
+    from olmo_sparsity.training.zero import deepspeed_config
+
+    path = tmp_path / "own.json"
+    if text is not None:
+        path.write_text(text, errors="surrogateescape")
+    config = load_config(BASE, [f"--deepspeed.config={path}", "--deepspeed.offload_optimizer"])
+    with pytest.raises(UserError) as error:
+        deepspeed_config(config, 1)
+    message = str(error.value)
+    assert message.startswith(f"deepspeed.config: {path} {part}") and message.endswith(
+        "see configs/deepspeed/"
+    )
+    assert "\n" not in message

@@ -74,6 +74,8 @@ def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
     assert not is_measured(path, save(config, step=2, seed=9), cells, **asked)
     other = tmp_path / "other"
     assert "wrote" in script(folder, *options, "--seed", 1, "--out", other)
+    path.write_text("[" * 100_000)
+    assert not is_measured(path, folder, cells, **asked)
     path.write_text("{")
     assert "wrote" in script(folder, *options)
     assert json.loads(path.read_text()) == record
@@ -90,8 +92,6 @@ def test_script_measures_every_k_of_a_sparse_task(tmp_path, script):
     assert " k " in printed and "id" not in printed.splitlines()[1]
     with pytest.raises(UserError, match="k = 7 of k_test needs 14 tokens"):
         script(tmp_path / "run", "--lengths", "8,16", "--ks", "2,7")
-    with pytest.raises(UserError, match="--ks takes whole numbers"):
-        script(tmp_path / "run", "--ks", "two")
 
 
 def test_script_names_a_checkpoint_of_text(tmp_path, script):

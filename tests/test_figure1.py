@@ -255,7 +255,6 @@ class TestScript:
         write(tmp_path / "in", record([row(100, 3, 4)]))
         for arguments, said in (
             (["--bound"], "no length from 20 to 50"),
-            (["--resamples", 10], "too few"),
             ([tmp_path / "nowhere"], "nowhere is missing"),
         ):
             with pytest.raises(UserError, match=said):

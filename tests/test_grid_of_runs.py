@@ -59,6 +59,7 @@ def test_commas_outside_of_brackets_separate_values(text, key, values):
         (["seed=1,2,1"], "has 1 twice"),
         (["a=[1,2"], "a bracket is not closed"),
         (["a=1],[2"], "or closed twice"),
+        (["a=1,\n,2"], "a value is missing"),
         (["seed=1", "seed=2"], "--grid seed is given twice; put all"),
         (["save_folder=a,b"], "save_folder is decided by the sweep"),
     ],
@@ -196,6 +197,21 @@ def test_a_finished_cell_is_refused_with_other_settings_and_measured_with_other_
         f"  seed=1: already finished in {tmp_path / 'out'}, with task.parameters.train_length "
     )
     assert "[5, 10], which is [5, 9] now; set it back, choose another --out, or remove sweep.json" in line
+
+
+@pytest.mark.parametrize(
+    "content", ["{oops", "[]", "[" * 100_000, '{"format": 1}', '{"evaluation": null, "settings": 3}']
+)
+def test_a_damaged_marker_is_a_line_that_names_it(tmp_path, content):
+    tiny.train_config(tmp_path)
+    (cell,) = make_cells(the_sweep(tmp_path, "seed=1"))
+    cell.mark("abc")
+    cell.marker.write_text(content)
+    with pytest.raises(UserError, match=r"sweep.json is damaged .*; remove it and run the same") as error:
+        make_cells(the_sweep(tmp_path, "seed=1"))
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="is damaged"):
+        cell.is_finished  # noqa: B018 (a property that reads the file)
 
 
 def test_a_field_that_the_config_has_got_since_changes_nothing(tmp_path):

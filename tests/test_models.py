@@ -1,14 +1,17 @@
 """Models of transformers under analysis: positions, masks, identity, refusals, and the whole measurement."""
 
 import json
+import pickle
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -17,7 +20,7 @@ from analysis.influence import InfluenceSettings, measure_influence
 from analysis.models import OWN_FAMILY, PositionedCausalLM, load_for_analysis
 from analysis.records import load_records
 from analysis.scorer import Scorer
-from olmo_sparsity.checkpoint import TOKENIZER
+from olmo_sparsity.checkpoint import TOKENIZER, load_state, what_is_torn
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.files import sha256_file
@@ -164,6 +167,26 @@ def test_checkpoints_of_this_project_load_as_ever(tmp_path):
         load_for_analysis(source).check_context(33)
 
 
+def test_checksums_name_files_of_the_checkpoint_only(tmp_path):
+    source, _ = checkpoint(tmp_path / "run")
+    assert what_is_torn(source) is None
+    noted = json.loads((source / "checksums.json").read_text())
+    shutil.copyfile(source / "state.json", tmp_path / "outside.json")
+    for text, what in (
+        (json.dumps({**noted, "../../outside.json": noted["state.json"]}), "names other files than those"),
+        (json.dumps({**noted, str(tmp_path / "outside.json"): noted["state.json"]}), "names other files"),
+        (json.dumps({**noted, "config.yaml": 7}), "missing or damaged"),
+        (json.dumps([*noted]), "missing or damaged"),
+        ("[" * 100_000, "missing or damaged"),
+    ):
+        (source / "checksums.json").write_text(text)
+        assert what in what_is_torn(source)
+    for text in ("[" * 100_000, "[]", "{}", '{"step": "1", "tokens": 2}', '{"step": 1, "tokens": 2, "x": 3}'):
+        (source / "state.json").write_text(text)
+        with pytest.raises(UserError, match="state.json is damaged .*; resume from an earlier checkpoint"):
+            load_state(source)
+
+
 def test_n_beyond_the_positions_is_refused(tmp_path):
     loaded = load_for_analysis(directory(tmp_path, "gpt2"))
     loaded.check_context(REACH)
@@ -212,7 +235,7 @@ def test_remote_code_pickles_and_damage_are_refused_in_one_line(tmp_path):
         "remote": "cannot be loaded by transformers",
         "pickle": "model.safetensors is missing.*pickles are never read",
         "torn": "cannot be loaded by transformers",
-        "config": "cannot be loaded by transformers",
+        "config": "config.json is damaged",
         "shape": "cannot be loaded by transformers|lacks",
     }
     for name, message in cases.items():
@@ -235,6 +258,198 @@ def test_remote_code_pickles_and_damage_are_refused_in_one_line(tmp_path):
             load_for_analysis(folder)
         assert "\n" not in str(error.value)
     assert not (tmp_path / "ran").exists()
+
+
+class CreatesAFile:
+    """What a pickle can do when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return directory(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture
+def hostile(llama, tmp_path):
+    """A copy of a good directory, to be made a bad one."""
+    return Path(shutil.copytree(llama, tmp_path / "hostile"))
+
+
+def write_index(folder, name, **other):
+    """An index that names one file for every tensor, in place of model.safetensors."""
+    weights = folder / "model.safetensors"
+    keys = load_file(weights)
+    weights.rename(folder / "kept.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(keys, name), **other}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def refused(folder):
+    with pytest.raises(UserError) as error:
+        load_for_analysis(folder)
+    assert str(error.value).replace(str(folder), "").isprintable()
+    return str(error.value)
+
+
+def test_an_index_that_names_a_pickle_is_refused(hostile, tmp_path):
+    weights = load_file(hostile / "model.safetensors")
+    write_index(hostile, "w.bin")
+    torch.save(weights, hostile / "w.bin")
+    assert "names 'w.bin', which is no safetensors file in its folder" in refused(hostile)
+    (hostile / "w.bin").write_bytes(pickle.dumps(CreatesAFile(tmp_path / "ran")))
+    assert "names 'w.bin'" in refused(hostile)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "../outside.safetensors",
+            "inside/../../outside.safetensors",
+            "inside/w.safetensors",
+            "..",
+            "",
+            ".",
+        ),
+        *("/etc/passwd", "a\nb.safetensors", "a\0.safetensors", "\x1b[31m.safetensors", ".safetensors"),
+        *(
+            "kept.safetensors\n",
+            "kept.safetensors/",
+            7,
+            None,
+            ["kept.safetensors"],
+            {"a": "kept.safetensors"},
+        ),
+    ],
+)
+def test_an_index_names_files_of_its_folder_only(hostile, name):
+    shutil.copyfile(hostile / "model.safetensors", hostile.parent / "outside.safetensors")
+    (hostile / "inside").mkdir()
+    shutil.copyfile(hostile / "model.safetensors", hostile / "inside" / "w.safetensors")
+    write_index(hostile, name)
+    assert "which is no safetensors file in its folder" in refused(hostile)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", '{"weight_map": []}', '{"weight_map": {}}', "{}"])
+def test_a_damaged_index_is_refused(hostile, text):
+    write_index(hostile, "kept.safetensors")
+    (hostile / "model.safetensors.index.json").write_text(text)
+    assert "model.safetensors.index.json is damaged" in refused(hostile)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", "\udcff"])
+def test_a_damaged_config_is_refused(hostile, text):
+    (hostile / "config.json").write_text(text, errors="surrogateescape")
+    assert "config.json is damaged" in refused(hostile)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"transformers_weights": "kept.safetensors"},
+        {"transformers_weights": "../outside.safetensors"},
+        {"configuration_files": ["config.4.0.0.json"]},
+        {"attn_implementation": "somebody/kernel"},
+        {"_attn_implementation": "somebody/kernel"},
+        {"attn_implementation": {"": "sdpa", "text_config": "somebody/kernel"}},
+        {"attn_implementation": "flash_attention_2"},
+        {"experts_implementation": "sonicmoe"},
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"kernel_config": {"RMSNorm": "somebody/kernel:RMSNorm"}},
+        {"use_kernels": True},
+        {"text_config": {"model_type": "llama", "quantization_config": {"quant_method": "mxfp4"}}},
+        {"parts\n": [{"_attn_implementation": "somebody/kernel"}]},
+    ],
+)
+def test_what_would_read_something_else_is_refused_by_name(hostile, changes):
+    shutil.copyfile(hostile / "model.safetensors", hostile / "kept.safetensors")
+    edit_config(hostile, **changes)
+    message = refused(hostile)
+    assert "config.json: " in message and "remove it, or give a model in full precision" in message
+
+
+@pytest.mark.parametrize("changes", [{"attn_implementation": "eager"}, {"quantization_config": None}])
+def test_settings_that_read_nothing_else_are_taken(hostile, changes):
+    edit_config(hostile, **changes)
+    load_for_analysis(hostile)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(
+            {"model_type": ["llama"]},
+            {"model_type": None},
+            {"model_type": "no\x1bne"},
+            {"vocab_size": "many"},
+        ),
+        *({"get_text_config": "x"}, {"num_attention_heads": 0}, {"hidden_size": -1}, {"rope_parameters": 7}),
+        *({"auto_map": {"AutoConfig": "x--y.Z"}, "model_type": "z"},),
+    ],
+)
+def test_values_that_no_model_has_are_refused(hostile, changes):
+    edit_config(hostile, **changes)
+    assert "cannot be loaded by transformers" in refused(hostile)
+
+
+def test_only_what_is_checked_is_seen_by_transformers(hostile, monkeypatch, tmp_path):
+    """Shards of torch's distributed checkpoints, adapters and code for generation came first; some are pickles."""
+    expected = load_for_analysis(hostile).model(tokens(), position_ids=torch.arange(20)[None]).logits
+    other = {name: torch.randn_like(each) for name, each in load_file(hostile / "model.safetensors").items()}
+    save_file(other, hostile / "shard-00001-model-00001-of-00001.safetensors", metadata={"format": "pt"})
+    for name in (".metadata", "pytorch_model.bin", "training_args.bin"):
+        (hostile / name).write_bytes(pickle.dumps(CreatesAFile(tmp_path / "ran")))
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "somebody/else"}
+    (hostile / "adapter_config.json").write_text(json.dumps(adapter))
+    (hostile / "generation_config.json").write_text("[" * 100_000)
+    (hostile / "custom_generate").mkdir()
+    (hostile / "custom_generate" / "generate.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+
+    seen, real = {}, AutoModelForCausalLM.from_pretrained
+
+    def spy(folder, **options):
+        seen["files"] = sorted(path.name for path in Path(folder).iterdir())
+        seen["offline"] = huggingface_hub.constants.HF_HUB_OFFLINE
+        return real(folder, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", spy)
+    loaded = load_for_analysis(hostile)
+    assert seen == {"files": ["config.json", "model.safetensors"], "offline": True}
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+    found = loaded.model(tokens(), position_ids=torch.arange(20)[None]).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert loaded.weights_sha256 == sha256_file(hostile / "model.safetensors")
+    assert loaded.model.model.config.name_or_path == str(hostile)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_links_lead_to_safetensors_or_nowhere(hostile, tmp_path):
+    """As in the hub's cache, whose blobs have no suffix; a pickle behind a link is not read as one."""
+    weights, blob = hostile / "model.safetensors", tmp_path / "blob"
+    identity = load_for_analysis(hostile).weights_sha256
+    weights.rename(blob)
+    weights.symlink_to("../blob")
+    assert load_for_analysis(hostile).weights_sha256 == identity
+    blob.write_bytes(pickle.dumps(CreatesAFile(tmp_path / "ran")))
+    assert "cannot be loaded by transformers" in refused(hostile)
+    for target in ("/dev/zero", "nowhere", "."):
+        weights.unlink()
+        weights.symlink_to(target)
+        assert "model.safetensors is missing" in refused(hostile)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_note_of_an_export_may_be_damaged(hostile):
+    for text in ("[", "[" * 100_000, "[]", '{"kind": "olmo-sparsity export", "training_seed": "x"}'):
+        (hostile / "olmo_sparsity.json").write_text(text)
+        assert "olmo_sparsity.json is damaged" in refused(hostile)
 
 
 def test_the_corpus_must_have_the_tokenizer_of_the_model(tmp_path):
@@ -347,6 +562,28 @@ def test_a_model_of_the_hub_is_found_in_the_cache(trained, tmp_path, monkeypatch
         load_for_analysis("someone/absent")
     with pytest.raises(UserError, match="no/such/folder"):
         load_for_analysis("no/such/folder")
+
+
+def test_of_the_hub_only_what_is_read_is_fetched(monkeypatch, tmp_path):
+    files = {"config.json", "tokenizer.json", "model.safetensors", "model-00001-of-00002.safetensors"}
+    others = {
+        "pytorch_model.bin",
+        "original/model.safetensors",
+        "custom_generate/a.json",
+        "modeling.py",
+        ".x/a.json",
+    }
+
+    def download(name, allow_patterns, ignore_patterns):
+        kept = filter_repo_objects(
+            files | others, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        )
+        assert set(kept) == files
+        return shutil.copytree(ROOT / "configs", tmp_path / "copy")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(UserError, match=r"somebody/model on the hub has no config\.json"):
+        load_for_analysis("somebody/model")
 
 
 def test_loading_analysis_loads_neither_transformers_nor_the_engines():

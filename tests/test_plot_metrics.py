@@ -144,6 +144,9 @@ class TestScript:
         assert result.returncode == 0, result.stderr
         assert result.stdout == f"wrote {tmp_path / 'loss.png'}\n"
         assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+        result = run_script(folders[0], "--out", folders[1])
+        assert result.stdout == f"wrote {folders[1] / 'loss.png'}\n", result.stderr
+        assert {path.name for path in folders[1].iterdir()} == {"metrics.jsonl", "loss.png"}
         result = run_script(folders[0] / "metrics.jsonl")
         assert (folders[0] / "loss.png").is_file(), result.stderr
 

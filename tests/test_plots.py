@@ -314,7 +314,6 @@ def test_script_writes_figures_summary_and_table(folder: Path, tmp_path: Path) -
     ("arguments", "said"),
     [
         (["--k", 3], "k = 3 was not measured"),
-        (["--resamples", 10], "too few"),
         (["--length", "nowhere"], "scripts/length.py"),
         ([], "has no records"),
     ],

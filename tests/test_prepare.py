@@ -353,7 +353,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
             "every held-out paragraph also stands in the training text",
         ),
         "wrong option": (["docs", "--files", good], "--files is not for source docs"),
-        "bad numbers": ([*text, "--files", good, "--heldout-fraction", "1", "--seed", "2"], "between 0 and 1"),
+        "bad numbers": ([*text[:2], "9", "--files", good], "--vocab-size 9 must be at least"),
         "bad tokenizer": ([*text, "--files", good, "--tokenizer", "gpt9"], "unknown tokenizer 'gpt9'"),
         "no eos": ([*text, "--files", good, "--tokenizer", "olmo", "--eos-token", "<x>"], "no token <x>"),
     }  # fmt: skip

@@ -301,9 +301,9 @@ def test_command_of_the_records_is_understood_by_its_script(records: Records) ->
     assert command[:2] == ["python", "scripts/influence.py"]
     given = vars(module._parser().parse_args(command[2:]))
     expected = {
-        "checkpoint": "runs/a", "corpus": "data/docs", "out": "with space/records", "split": "heldout", "n_long": 24,
-        "n_short": 8, "tau": 1.0, "k": "1,2,4,8", "selectors": ",".join(SELECTORS), "targets": 40, "seed": 0,
-        "bf16": False, "evaluate_with": None,
+        "checkpoint": "runs/a", "corpus": "data/docs", "out": Path("with space/records"), "split": "heldout",
+        "n_long": 24, "n_short": 8, "tau": 1.0, "k": (1, 2, 4, 8), "selectors": ",".join(SELECTORS),
+        "targets": 40, "seed": 0, "bf16": False, "evaluate_with": None,
     }  # fmt: skip
     assert {name: given[name] for name in expected} == expected
     assert influence_command(replace(records, manifest=replace(records.manifest, dtype="bf16"))).endswith(
@@ -410,10 +410,17 @@ def test_script_writes_the_page(folder: Path, tmp_path: Path, run_here: Any) -> 
     assert run_here("scripts/report.py", *arguments).returncode == 0 and out.read_bytes() == first
 
 
+def test_script_writes_the_page_into_a_folder(folder: Path, tmp_path: Path, run_here: Any) -> None:
+    (tmp_path / "kept").write_text("mine")
+    arguments = (folder, "--resamples", 1000, "--examples", 0, "--out", tmp_path)
+    assert run_here("scripts/report.py", *arguments).stdout == f"wrote {tmp_path / 'report.html'}\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"kept", "report.html"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--resamples", 10], "too few"), (["--examples", -1], "cannot be negative"), (["--k", 3], "was not measured"),
+        (["--k", 3], "was not measured"),
         (["--longppl", "none"], "longppl"), (["--length", "none"], "length"), (["--compare", "none"], "compare"),
     ],
 )  # fmt: skip

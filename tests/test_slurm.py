@@ -94,10 +94,11 @@ def test_arrays_are_read_as_sbatch_writes_them():
     assert str(Array(8)) == "1-8"
 
 
-@pytest.mark.parametrize("text", ["0", "0-3", "2-5", "a", "4%0", "1,2", ""])
+@pytest.mark.parametrize("text", ["0", "0-3", "2-5", "a", "4%0", "1,2", "", "1" * 30, "4\n5"])
 def test_other_arrays_are_refused(text):
-    with pytest.raises(UserError, match=r"write the number of shards"):
+    with pytest.raises(UserError, match=r"write the number of shards") as error:
         Array.parse(text)
+    assert "\n" not in str(error.value)
 
 
 def fake_sbatch(folder: Path, code: str) -> None:

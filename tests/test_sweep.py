@@ -274,6 +274,60 @@ def test_two_real_cells_are_trained_skipped_and_refused(sweep_here, tmp_path, mo
     assert "\n" not in str(error.value)
 
 
+@pytest.fixture
+def other_process(tmp_path):
+    """Holds the sweep's folder as long as the test runs."""
+    code = "import sys; from olmo_sparsity.lock import folder_lock\nwith folder_lock('out'): print(flush=True); input()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) as process:
+        assert process.stdout.readline() == "\n"
+        yield
+        process.communicate("\n")
+
+
+def test_a_second_sweep_on_a_folder_is_refused_and_its_list_stays(sweep_here, other_process, tmp_path):
+    tiny.train_config(tmp_path)
+    (tmp_path / "out" / "sweep.json").write_text("of the first")
+    with pytest.raises(
+        UserError, match=r"^out is in use by process \d+ on .*; wait for it or stop it"
+    ) as error:
+        sweep_here("config.yaml", "--grid", "seed=7", "--out", "out")
+    assert "\n" not in str(error.value)
+    assert (tmp_path / "out" / "sweep.json").read_text() == "of the first"
+    assert not (tmp_path / "out" / "seed=7").exists()
+
+
+def test_cells_of_an_array_run_while_another_process_holds_the_folder(
+    sweep_here, module, other_process, tmp_path, monkeypatch
+):
+    tiny.train_config(tmp_path)
+    asked = []
+    monkeypatch.setattr(module, "_run", lambda cells, jobs, commit: asked.extend(cells) or 0)
+    assert sweep_here("config.yaml", "--grid", "seed=7,8", "--out", "out", "--only", 2) == (0, "")
+    assert [cell.name for cell in asked] == ["seed=8"]
+
+
+def test_a_cell_whose_folder_cannot_be_made_leaves_the_others_alone(module, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    cells = [shell_cell(tmp_path / "file", "bad", "true"), shell_cell(tmp_path, "good", "true")]
+    assert module._run(cells, 1, "abc") == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == [f"[1/2] bad: failed; {tmp_path}/file/bad: Not a directory", "[2/2] good: finished"]
+
+
+def test_damaged_results_of_a_cell_leave_the_others_alone(module, capsys, tmp_path):
+    cells = [
+        shell_cell(tmp_path, "bad", f"echo '{{' >{tmp_path}/bad/exact_match.json"),
+        shell_cell(tmp_path, "good", "true"),
+    ]
+    assert module._run(cells, 1, "abc") == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("[1/2] bad: finished; ") and "exact_match.json" in first
+    assert second == "[2/2] good: finished"
+
+
 def test_a_dry_run_prints_a_command_a_cell(sweep_here, tmp_path):
     (tmp_path / "config.yaml").write_text(TASK)
     arguments = (

@@ -1,7 +1,5 @@
 """Synthetic tasks in the one training loop: the same losses as a loop of ten lines, whatever runs them."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -14,11 +12,12 @@ from olmo_sparsity.errors import UserError
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.neox import PositionedNeoX
 from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.metrics import read_metrics
 from tests import tiny_task
 
 
 def rows_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return read_metrics(folder / "metrics.jsonl")
 
 
 def without_speed(folder):
@@ -94,7 +93,7 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
     assert weights_sha256(tmp_path / "parts") == weights_sha256(tmp_path / "run")
     assert without_speed(tmp_path / "parts") == without_speed(tmp_path / "run")
     assert [row["step"] for row in rows_of(tmp_path / "run") if "exact_match" in row] == [3, 6]
-    with pytest.raises(UserError, match=r"task\.parameters was .* and is now"):
+    with pytest.raises(UserError, match=r"task\.parameters\S* was .* and is now"):
         other = tiny_task.config(tmp_path, "task.parameters.train_length=[3,5]")
         train(other, resume=True)
 

@@ -284,6 +284,7 @@ class StreamedData:
         self.batch_size = config.global_train_batch_size
         check_batch_is_shared(self.batch_size, world_size)
         self.text = open_stream(config)
+        self.identity = self.text.identity
         self._warn_of_repeated_work()
 
     @property

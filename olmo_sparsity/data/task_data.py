@@ -131,6 +131,7 @@ class TaskData:
     """This process's share of every global batch of a task; see `TrainingBatches`."""
 
     steps_per_epoch = None
+    identity = None
 
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
         check_batch_is_shared(config.global_train_batch_size, world_size)

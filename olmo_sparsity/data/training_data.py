@@ -22,6 +22,11 @@ class TrainingBatches(Protocol):
         ...
 
     @property
+    def identity(self) -> str | None:
+        """Changes with the text and the order of its windows' sources, not with its path; None for a task."""
+        ...
+
+    @property
     def steps_per_epoch(self) -> int | None:
         """Whole global batches of one pass over the text; None where that is not known."""
         ...

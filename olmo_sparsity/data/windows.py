@@ -6,6 +6,7 @@ Example i of epoch e is the same, position ids included, whatever the number of 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -132,12 +133,23 @@ class TrainingData:
         self.dataset = WindowDataset(config, open_training_tokens(config))
         self.batch_size = config.global_train_batch_size
         check_batch_is_shared(self.batch_size, world_size)
+        self.identity = self._identity()
         self.steps_per_epoch = len(self.dataset) // self.batch_size
         if self.steps_per_epoch == 0:
             raise UserError(
                 f"the training tokens give {len(self.dataset):,} windows of {self.dataset.length} tokens, fewer than "
                 f"global_train_batch_size {self.batch_size}; add text or lower the batch size or the window"
             )
+
+    def _identity(self) -> str:
+        """SHA-256 of what the token files hold, as far as a manifest or their sizes and first tokens tell."""
+        if self.config.corpus.path is not None:
+            files = CorpusManifest.load(self.config.corpus.path).splits[self.config.corpus.train_split]
+            parts = [file.sha256 for file in files]
+        else:
+            arrays = self.dataset.tokens.arrays
+            parts = [f"{len(each)} {sha256(each[: 1 << 20].tobytes()).hexdigest()}" for each in arrays]
+        return sha256(" ".join(parts).encode()).hexdigest()
 
     @property
     def tokens_per_step(self) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -22,7 +23,7 @@ from torch import Tensor
 from olmo_sparsity.batch import Batch
 from olmo_sparsity.build import Model, decoder_of
 from olmo_sparsity.config import Config
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.errors import UserError, first_line
 from olmo_sparsity.evaluate import HeldoutEvaluation
 from olmo_sparsity.exact_match import TaskEvaluation
 from olmo_sparsity.model import PositionedOLMo
@@ -53,7 +54,31 @@ def chosen_precision(config: Config) -> str:
 
 def rendezvous_timeout() -> timedelta:
     """How long processes wait for each other before they end: OLMO_SPARSITY_TIMEOUT seconds, else ten minutes."""
-    return timedelta(seconds=float(os.environ.get("OLMO_SPARSITY_TIMEOUT", "600")))
+    given = os.environ.get("OLMO_SPARSITY_TIMEOUT", "600")
+    try:
+        seconds = timedelta(seconds=float(given))
+    except (ValueError, OverflowError):
+        seconds = timedelta()
+    if seconds <= timedelta():
+        raise UserError(f"OLMO_SPARSITY_TIMEOUT is {given!r}; give seconds, such as 600")
+    return seconds
+
+
+@contextmanager
+def lost_peers_in_words() -> Iterator[None]:
+    """Another process that died or stalls, in one line in place of the transport's own text."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if not (isinstance(error, torch.distributed.DistError) or re.search("gloo|NCCL|c10d", text)):
+            raise
+        reason = re.sub(r"^\[.*?\]:? *", "", first_line(error)).rstrip(".")
+        raise UserError(
+            f"another process of this run was lost: it ended, or did not answer for "
+            f"{rendezvous_timeout().total_seconds():g} s ({reason}); its own message says why: earlier checkpoints are "
+            "whole, go on with --resume"
+        ) from error
 
 
 def wait_for_rank_0() -> None:

@@ -13,9 +13,16 @@ from olmo_sparsity.config import Config
 from olmo_sparsity.data.training_data import TrainingBatches, open_training_data, verify_checksums
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.provenance import append_provenance
-from olmo_sparsity.training.engine import Engine, make_engine
+from olmo_sparsity.training.engine import Engine, lost_peers_in_words, make_engine
 from olmo_sparsity.training.monitor import Monitor
-from olmo_sparsity.training.resume import save, saves_at, starting_checkpoint
+from olmo_sparsity.training.resume import (
+    is_finished,
+    refuse_other_data,
+    run_folder,
+    save,
+    saves_at,
+    starting_checkpoint,
+)
 from olmo_sparsity.training.schedule import Schedule
 from olmo_sparsity.training.signals import StoppedBySignal, StopRequest
 
@@ -26,26 +33,35 @@ def train(config: Config, *, resume: bool = False) -> Path:
     """Train to the end of `max_duration`; returns the last checkpoint's folder.
 
     With ``resume`` a run goes on from its last whole checkpoint, and its losses equal those of a run that was never
-    interrupted, on any number of processes and any ZeRO stage. Raises `UserError` for a folder that holds another run,
-    bad data, or a loss that is not finite (before the optimizer steps on it), and `StoppedBySignal` after saving on
-    SIGUSR1 or SIGTERM.
+    interrupted, on any number of processes and any ZeRO stage. Raises `UserError` for a folder that holds another run
+    or is in use, bad data, a loss that is not finite (before the optimizer steps on it), or another process that is
+    lost, and `StoppedBySignal` after saving on SIGUSR1 or SIGTERM.
     """
     last = starting_checkpoint(config, resume)
-    if last is not None and load_state(last).finished:
+    if last is not None and is_finished(config, last):
         log.info("%s is finished already", last)
         return last
     model = build_model(config)
     if last is not None:
         load_weights(model, last)
     engine = make_engine(config, model)
-    data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
+    with lost_peers_in_words():
+        data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
+        with run_folder(config, engine, last, resume):
+            return _train_from(config, engine, data, last)
+
+
+def _train_from(config: Config, engine: Engine, data: TrainingBatches, last: Path | None) -> Path:
+    """Train from the checkpoint ``last``, or from the start, to the end."""
     engine.on_main(lambda: verify_checksums(config))
     schedule = Schedule.of_run(
         config, tokens_per_step=data.tokens_per_step, steps_per_epoch=data.steps_per_epoch
     )
     first_step = 0
     if last is not None:
-        first_step = load_state(last).step
+        state = load_state(last)
+        refuse_other_data(state, last, data.identity)
+        first_step = state.step
         engine.load_optimizer_tensors(load_tensors(last / OPTIMIZER))
         log.info("resuming from %s", last)
     engine.on_main(lambda: append_provenance(config.save_folder))
@@ -90,7 +106,7 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
                 if evaluation is not None and interval and (step == last_step or step % interval == 0):
                     monitor.log_evaluation(step, engine.evaluate(evaluation))
                 if step == last_step or ends or saves_at(config, step):
-                    folder = save(config, engine, schedule, step)
+                    folder = save(config, engine, schedule, step, data.identity)
             if ends and step < last_step:
                 why = stop.received or "a signal to another process, or time_limit"
                 raise StoppedBySignal(

@@ -1,14 +1,17 @@
-"""`metrics.jsonl`: one JSON object a logged step, which plots read."""
+"""`metrics.jsonl`: one JSON object a logged step, which plots read. Every row carries a checksum of itself."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
+from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import atomic_path
 
 METRICS_NAME = "metrics.jsonl"
+_CHECKSUM = "crc32"
 
 
 class MetricsFile:
@@ -19,12 +22,12 @@ class MetricsFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         kept = [row for row in read_metrics(self.path) if row["step"] <= done_steps] if done_steps else []
         with atomic_path(self.path) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf8")
+            temporary.write_text("".join(map(_line, kept)), encoding="utf8")
         self.file = open(self.path, "a", encoding="utf8")  # noqa: SIM115 (open as long as the run)
 
     def write(self, row: dict[str, Any]) -> None:
         """Append one row and hand it to the operating system at once."""
-        self.file.write(json.dumps(row) + "\n")
+        self.file.write(_line(row))
         self.file.flush()
 
     def close(self) -> None:
@@ -33,13 +36,39 @@ class MetricsFile:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Rows of a `metrics.jsonl`, in order; a last line that was cut off by a kill is left out."""
-    rows: list[dict[str, Any]] = []
-    if not Path(path).is_file():
-        return rows
-    for line in Path(path).read_text(encoding="utf8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+    """Rows of a `metrics.jsonl`, in order; none where there is no file.
+
+    A last line that was cut off by a kill is left out. Raises `UserError` that names any other damaged line.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return []
+    *lines, cut_off = path.read_bytes().split(b"\n")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        row = _row(line)
+        if row is None:
+            raise UserError(f"{path}: line {number} is damaged; remove that line to go on without its step")
+        rows.append(row)
+    last = _row(cut_off)
+    return rows if last is None else [*rows, last]
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps({**row, _CHECKSUM: _checksum(row)}) + "\n"
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The values of a line; None where it is damaged. Rows of older versions have no checksum."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        return None
+    noted = row.pop(_CHECKSUM, None)
+    return row if noted in (None, _checksum(row)) else None
+
+
+def _checksum(row: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(row).encode()):08x}"

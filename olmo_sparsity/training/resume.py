@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from olmo_sparsity.checkpoint import (
     CONFIG,
@@ -15,79 +17,138 @@ from olmo_sparsity.checkpoint import (
     load_state,
     save_checkpoint,
     step_folder,
+    step_of,
+    what_is_torn,
 )
 from olmo_sparsity.config import Config, load_config
+from olmo_sparsity.config_fields import REPLACED
 from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import remove
-from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.lock import folder_lock
+from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
-_DECIDES_THE_LOSSES = (
-    "model",
-    "task",
-    "optimizer",
-    "positions",
-    "corpus",
-    "data",
-    "seed",
-    "global_train_batch_size",
+_DECIDES_NO_LOSS = """run_name save_folder save_interval save_interval_unsharded save_num_checkpoints_to_keep
+    save_num_unsharded_checkpoints_to_keep save_overwrite checkpoints dry_run stop_at stop_after time_limit
+    console_log_interval speed_monitor wandb tensorboard evaluation corpus.heldout_split corpus.verify_checksums
+    data.num_workers data.pin_memory data.prefetch_factor data.persistent_workers data.timeout"""
+_DECIDES_ROUNDING_ONLY = "device_train_microbatch_size compile activation_checkpointing deepspeed"
+_COMPARED_OTHERWISE = {
+    "max_duration": "a run may be made longer, with a word: the learning rate follows",
+    "precision": "null is the machine's choice, so what it was trained in is compared",
+    "corpus.path": "text is known by its content",
+    "data.paths": "text is known by its content",
+    "data.datasets": "text is known by its content",
+    "tokenizer.identifier": "the text's identity covers what its ids mean",
+}
+MAY_CHANGE = (
+    *_DECIDES_NO_LOSS.split(),
+    *_DECIDES_ROUNDING_ONLY.split(),
+    *_COMPARED_OTHERWISE,
+    *REPLACED,
 )
-_CHANGES_NO_LOSS = (
-    "init_device",
-    "num_workers",
-    "prefetch_factor",
-    "pin_memory",
-    "persistent_workers",
-    "timeout",
-    "heldout_split",
-    "verify_checksums",
-)
+"""Fields and sections that a resumed run may have otherwise. Every other field decides the losses."""
 
 
 def starting_checkpoint(config: Config, resume: bool) -> Path | None:
-    """The checkpoint to go on from; None for a fresh start.
+    """The checkpoint to go on from; None for a fresh start. Changes nothing.
 
-    Raises `UserError` for a folder that holds a run which is neither to be resumed nor overwritten, or one of other
-    settings.
+    Raises `UserError` for a folder that holds a run which is neither to be resumed nor overwritten, one of other
+    settings, or one whose checkpoints are all damaged.
     """
     found = checkpoints(config.save_folder)
-    is_main = int(os.environ.get("RANK", "0")) == 0
-    for leftover in Path(config.save_folder).glob(".*.tmp-*") if is_main else ():
-        remove(leftover)  # of a run that was killed while it saved
-    if not found:
+    if not found or (config.save_overwrite and not resume):
         return None
-    if resume:
-        last = last_whole_checkpoint(config.save_folder)
-        if last is not None:
-            _refuse_another_run(config, last)
-        return last
-    if not config.save_overwrite:
+    if not resume:
         raise UserError(
             f"{config.save_folder} already holds {found[-1].name}; go on with --resume, start over with "
             "--save_overwrite, or choose another --save_folder"
         )
-    for folder in found if is_main else ():
-        remove(folder)
-    return None
+    last = last_whole_checkpoint(config.save_folder)
+    assert last is not None, "there are checkpoints, so it raises where none is whole"
+    _refuse_another_run(config, last)
+    return last
+
+
+def is_finished(config: Config, checkpoint: Path) -> bool:
+    """Whether the run reached the duration that ``config`` asks for."""
+    before = load_config(checkpoint / CONFIG, warn=False)
+    return load_state(checkpoint).finished and before.max_duration == config.max_duration
 
 
 def _refuse_another_run(config: Config, folder: Path) -> None:
-    """A run goes on only with the settings that decide its losses; its length and what it writes may change."""
-    before, now = asdict(load_config(folder / CONFIG, warn=False)), asdict(config)
-    for section in _DECIDES_THE_LOSSES:
-        old, new = before[section], now[section]
-        if not isinstance(old, dict):
-            old, new = {"": old}, {"": new}
-        for key in old:
-            if old[key] != new.get(key) and key not in _CHANGES_NO_LOSS:
-                name = f"{section}.{key}".rstrip(".")
-                raise UserError(
-                    f"cannot resume {folder}: {name} was {old[key]} and is now {new.get(key)}; set it back, or choose "
-                    "another --save_folder"
-                )
+    """A run goes on only with the settings that decide its losses."""
+    saved = load_config(folder / CONFIG, warn=False)
+    before, now = _flat(asdict(saved)), _flat(asdict(config))
+    for name in dict.fromkeys([*before, *now]):
+        if before.get(name) != now.get(name) and not _may_change(name):
+            raise _another_run(folder, name, before.get(name), now.get(name))
+    _refuse_other_precision(config, folder)
+    if saved.max_duration != config.max_duration:
+        log.warning(
+            "%s: max_duration was %s and is now %s; from here on the learning rate follows the new length",
+            *(folder, saved.max_duration, config.max_duration),
+        )
+
+
+def _refuse_other_precision(config: Config, folder: Path) -> None:
+    names = {"no": "fp32", "bf16": "amp_bf16"}
+    before, now = load_state(folder).precision, chosen_precision(config)
+    if before not in (None, now):
+        asked = names.get(before, before)
+        raise UserError(
+            f"cannot resume {folder}: it was trained in {asked} and would go on here in {names[now]}; set "
+            f"--precision={asked}"
+        )
+
+
+def refuse_other_data(state: TrainState, folder: Path, data: str | None) -> None:
+    """Refuse to go on from ``folder`` on another text than it was trained on."""
+    if state.data not in (None, data):
+        raise _another_run(folder, "the text it is trained on", f"sha256 {state.data[:12]}", str(data)[:12])
+
+
+def _another_run(folder: Path, name: str, before: object, now: object) -> UserError:
+    return UserError(
+        f"cannot resume {folder}: {name} was {before} and is now {now}; set it back, or choose another --save_folder"
+    )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every value by its dotted name."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _may_change(name: str) -> bool:
+    return any(name == each or name.startswith(f"{each}.") for each in MAY_CHANGE)
+
+
+@contextmanager
+def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) -> Iterator[None]:
+    """Hold the run's folder while the block trains, cleared of what a killed or overwritten run left in it. Collective.
+
+    Raises `UserError` in every process where another one trains there.
+    """
+
+    def claim() -> None:
+        held.enter_context(folder_lock(config.save_folder))
+        if starting_checkpoint(config, resume) != last:
+            raise UserError(
+                f"{config.save_folder} was changed by another process; run the same command again"
+            )
+        leftovers = Path(config.save_folder).glob(".*.tmp-*")  # of a run that was killed while it saved
+        for path in [*leftovers, *([] if resume else checkpoints(config.save_folder))]:
+            remove(path)
+
+    with ExitStack() as held:
+        engine.on_main(claim)
+        yield
 
 
 def saves_at(config: Config, step: int) -> bool:
@@ -96,24 +157,33 @@ def saves_at(config: Config, step: int) -> bool:
     return any(interval is not None and step % interval == 0 for interval in intervals)
 
 
-def save(config: Config, engine: Engine, schedule: Schedule, step: int) -> Path:
+def save(config: Config, engine: Engine, schedule: Schedule, step: int, data: str | None) -> Path:
     """Write the checkpoint after ``step`` from the main process and drop those that are not kept. Collective."""
     weights, optimizer = engine.weights(), engine.optimizer_tensors()
-    state = TrainState(step, step * schedule.tokens_per_step, finished=step >= schedule.max_steps)
+    finished = step >= schedule.max_steps
+    state = TrainState(step, step * schedule.tokens_per_step, finished, chosen_precision(config), data)
 
     def write() -> None:
-        save_checkpoint(config.save_folder, config, state, weights, optimizer, run_tokenizer(config))
-        for old in dropped(config, checkpoints(config.save_folder)):
+        saved = save_checkpoint(config.save_folder, config, state, weights, optimizer, run_tokenizer(config))
+        for old in dropped(config, saved):
             remove(old)
 
     engine.on_main(write)
     return step_folder(config.save_folder, step)
 
 
-def dropped(config: Config, found: list[Path]) -> list[Path]:
-    """Of the checkpoints ``found``, oldest first, those beyond the last m that are not among every p-th."""
+def dropped(config: Config, saved: Path) -> list[Path]:
+    """Checkpoints of the run beyond the last m that are not among every p-th; ``saved`` is the last.
+
+    Torn ones count for nothing and are left to the user, and so is what a damaged run has beyond ``saved``.
+    """
     keep = max(config.save_num_checkpoints_to_keep, config.save_num_unsharded_checkpoints_to_keep)
     if keep <= 0:
         return []
     every = config.checkpoints.keep_every
-    return [folder for folder in found[:-keep] if every is None or load_state(folder).step % every]
+    whole = [
+        folder
+        for folder in checkpoints(config.save_folder)
+        if step_of(folder) <= step_of(saved) and what_is_torn(folder, checksums=False) is None
+    ]
+    return [folder for folder in whole[:-keep] if every is None or step_of(folder) % every]

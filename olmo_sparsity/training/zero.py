@@ -7,7 +7,6 @@ is filled in from there; the JSON holds "auto" in its place.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import socket
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from olmo_sparsity.config import Config
 from olmo_sparsity.errors import UserError
+from olmo_sparsity.files import read_json
 from olmo_sparsity.training.engine import Engine, chosen_precision, rendezvous_timeout
 from olmo_sparsity.training.optimizer_state import SEPARATOR, export_state, import_state
 
@@ -33,12 +33,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     Raises `UserError` where the JSON states a value that the YAML decides, or micro-batches do not divide a batch.
     """
     path = Path(str(config.deepspeed.config))
-    try:
-        values = json.loads(path.read_text(encoding="utf8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(
-            f"deepspeed.config: {path} cannot be read ({error}); see configs/deepspeed/"
-        ) from error
+    values = _read(path)
     per_process = config.global_train_batch_size // world_size
     micro = min(config.device_train_microbatch_size, per_process)
     if per_process % micro:
@@ -68,6 +63,20 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
         values["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
         values["zero_force_ds_cpu_optimizer"] = (
             False  # OLMo's own AdamW, so that offloading changes no result
+        )
+    return values
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The JSON, with a ZeRO stage in it; the rest is DeepSpeed's to judge."""
+    try:
+        values: dict[str, Any] = read_json(path, "see configs/deepspeed/")
+    except UserError as error:
+        raise UserError(f"deepspeed.config: {error}") from error
+    zero = values.get("zero_optimization")
+    if not isinstance(zero, dict) or type(zero.get("stage")) is not int or not 0 <= zero["stage"] <= 3:
+        raise UserError(
+            f"deepspeed.config: {path} has no zero_optimization.stage of 0, 1, 2 or 3; see configs/deepspeed/"
         )
     return values
 

@@ -1,0 +1,275 @@
+"""Inject faults into the commands of this project at random moments and places, and hold what follows to one property.
+
+    The command ends with the right result, or with one line ("error: ...") and a non-zero exit in time, and what was
+    whole before is whole after.
+
+examples:
+  python scripts/fault_test.py                                      300 injections, some 15 minutes on 2 cores
+  python scripts/fault_test.py --injections 1000 --seed 3 --table results/reliability/faults.md
+  python scripts/fault_test.py --only kill,bit-flip --commands train-resume,export
+  python scripts/fault_test.py --seed 3 --repeat 217                that injection alone, as it was
+
+After a kill, a full disk, a read-only folder, a second process, or a peer that stalled or died, the same command is run
+again undisturbed and must end with the right result. After damage (a flipped bit, a truncated or deleted file, another
+input) it must give the right result or refuse in one line; never another result.
+
+The right result is that of an undisturbed run: token files and manifest byte for byte; weights, optimizer state and
+every loss bit for bit; records, exports and figures. Everything is tiny and made up; models train on one CPU thread in
+fp32. Inputs, files of somebody else, and earlier results must keep their bytes; a checkpoint may go when as many newer
+ones as the run keeps are whole. Where the user may mount, half of the full disks are real ones.
+
+A failed injection prints its number, and what it was, saw and said; its folder is kept in --out. The exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import platform
+import random
+import shlex
+import shutil
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from olmo_sparsity.errors import UserError, run_script
+
+if TYPE_CHECKING:
+    from faults.commands import Workshop
+
+FAULTS = (
+    "kill", "full-disk", "bit-flip", "truncation", "deletion", "second-process", "stalled-peer", "dead-peer",
+    "read-only", "changed-input",
+)  # fmt: skip
+MARK = ".fault-test"
+FAILED = "FAILED"
+COMMAND_NAMES = (
+    "prepare", "prepare-shard", "prepare-merge", "train", "train-resume", "train-2", "train-2-resume", "influence",
+    "influence-shard", "merge", "export", "figure2", "report",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One fault in one command. Its number and the seed decide everything that is random about it."""
+
+    number: int
+    fault: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an injection."""
+
+    injection: Injection
+    verdict: str
+    place: str
+    why: str = ""
+    """What was seen, where the property did not hold."""
+    said: str = ""
+    """Exit code and standard error of the command then."""
+
+
+def main() -> int:
+    """Make the undisturbed references, inject the faults, and say what was found."""
+    arguments = _parser().parse_args()
+    start = time.monotonic()
+    out = _work_folder(Path(arguments.out))
+    from faults.commands import COMMANDS, Workshop
+    from faults.processes import import_everything
+
+    plan = make_plan(arguments)
+    import_everything()
+    print(f"seed {arguments.seed}, {len(plan)} injections into {out}", file=sys.stderr)
+    workshop = Workshop(out / "undisturbed", Path(arguments.scripts).resolve(), arguments.time_out)
+    for name in dict.fromkeys(injection.command for injection in plan):
+        workshop.reference(COMMANDS[name])
+    outcomes = []
+    for outcome in _inject_all(plan, workshop, arguments.seed, arguments.jobs):
+        outcomes.append(outcome)
+        if outcome.verdict == FAILED:
+            print(_report(outcome, arguments), flush=True)
+    table = make_table(outcomes, arguments.seed, time.monotonic() - start)
+    print(table)
+    if arguments.table:
+        Path(arguments.table).parent.mkdir(parents=True, exist_ok=True)
+        Path(arguments.table).write_text(table, encoding="utf8")
+    return int(any(outcome.verdict == FAILED for outcome in outcomes))
+
+
+def make_plan(arguments: argparse.Namespace) -> list[Injection]:
+    """The injections: every pair of fault and command in turn, shuffled anew each time, as the seed says."""
+    from faults.injections import FAULTS as POSSIBLE
+
+    pairs = [
+        (fault, command)
+        for fault, (_, commands) in POSSIBLE.items()
+        for command in commands
+        if fault in arguments.only and command in arguments.commands
+    ]
+    if not pairs:
+        raise UserError("no command of --commands has a fault of --only; give others")
+    order: list[tuple[str, str]] = []
+    for cycle in range(-(-max(arguments.injections, arguments.repeat or 0) // len(pairs))):
+        order += random.Random(f"{arguments.seed} {cycle}").sample(pairs, len(pairs))
+    plan = [Injection(number, *pair) for number, pair in enumerate(order, 1)]
+    return [plan[arguments.repeat - 1]] if arguments.repeat else plan[: arguments.injections]
+
+
+def _inject_all(plan: list[Injection], workshop: Workshop, seed: int, jobs: int) -> Iterator[Outcome]:
+    """Outcomes as they come. The processes are forked before the bar starts its thread."""
+    from olmo_sparsity.progress import progress
+
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        futures = [pool.submit(inject, injection, workshop, seed) for injection in plan]
+        with progress("injecting faults", len(plan), "injections") as advance:
+            failed = 0
+            for future in as_completed(futures):
+                outcome = future.result()
+                failed += outcome.verdict == FAILED
+                advance(1, note=f"{failed} failed" if failed else "")
+                yield outcome
+
+
+def inject(injection: Injection, workshop: Workshop, seed: int) -> Outcome:
+    """Make one injection, in a scene of its own that is kept where it failed."""
+    from faults.commands import COMMANDS
+    from faults.injections import FAULTS as POSSIBLE
+    from faults.injections import Broken, Trial
+
+    scene = workshop.folder.parent / f"{injection.number:04d}-{injection.fault}-{injection.command}"
+    trial = Trial(workshop, COMMANDS[injection.command], scene, random.Random(f"{seed} {injection.number}"))
+    why = said = ""
+    try:
+        verdict = POSSIBLE[injection.fault][0](trial)
+        shutil.rmtree(scene)
+    except Broken as broken:
+        verdict, why = FAILED, str(broken)
+        if trial.ended is not None:
+            said = f"exit {', '.join(map(str, trial.ended.codes))}\n{''.join(trial.ended.errors)}"
+    except Exception:  # a defect of this test must not end the others
+        verdict, why, said = FAILED, "an error of the test itself", traceback.format_exc()
+    return Outcome(injection, verdict, trial.place, why, said)
+
+
+def _report(outcome: Outcome, arguments: argparse.Namespace) -> str:
+    """A failed injection, for people: what it was, what was seen, and how to see it again."""
+    from faults.commands import COMMANDS
+
+    injection = outcome.injection
+    command = COMMANDS[injection.command]
+    again = ["python", "scripts/fault_test.py", "--seed", arguments.seed, "--repeat", injection.number]
+    for name, every in (("only", FAULTS), ("commands", COMMAND_NAMES)):
+        if (chosen := getattr(arguments, name)) != every:
+            again += [f"--{name}", ",".join(chosen)]
+    lines = outcome.said.splitlines()
+    if len(lines) > 30:
+        lines[10:-10] = ["…"]
+    return (
+        f"\n{FAILED} {injection.number}: {injection.fault}, {injection.command}: {outcome.place}\n"
+        f"  seen:    {outcome.why}\n"
+        f"  command: scripts/{command.script} {command.arguments} ({command.processes} process)\n"
+        f"  repeat:  {shlex.join(map(str, again))}\n" + "\n".join(f"  {line}" for line in lines)
+    )
+
+
+def make_table(outcomes: list[Outcome], seed: int, seconds: float) -> str:
+    """Verdicts of every fault in every command, in Markdown, with what made them."""
+    from faults.commands import UNDER_TEST
+    from faults.injections import REFUSED, RESUMED, RIGHT
+
+    from olmo_sparsity.provenance import current_commit
+
+    verdicts = (RIGHT, REFUSED, RESUMED, FAILED)
+    counts = Counter((each.injection.fault, each.injection.command, each.verdict) for each in outcomes)
+    lines = [f"| fault | command | injections | {' | '.join(verdicts)} |", "|---|---|---|---|---|---|---|"]
+    for fault in FAULTS:
+        for command in UNDER_TEST:
+            row = [counts[fault, command, verdict] for verdict in verdicts]
+            if any(row):
+                lines.append(
+                    f"| {fault} | {command} | {sum(row)} | {' | '.join(str(n or '') for n in row)} |"
+                )
+    every = [sum(each.verdict == verdict for each in outcomes) for verdict in verdicts]
+    lines.append(f"| **all** | | {len(outcomes)} | {' | '.join(map(str, every))} |")
+    made = (
+        f"`python {shlex.join(sys.argv)}` at {current_commit() or 'an unknown commit'}, {os.cpu_count()} cores "
+        f"({platform.machine()}), seed {seed}, {seconds / 60:.0f} minutes"
+    )
+    return "\n".join([made, "", *lines, ""])
+
+
+def _work_folder(out: Path) -> Path:
+    """The folder, empty. Raises `UserError` for one that holds something else than an earlier test."""
+    if out.exists() and any(out.iterdir()):
+        if not (out / MARK).is_file():
+            raise UserError(f"{out} holds something else; give another --out")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
+    return out.resolve()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--injections", type=int, default=300, metavar="N", help="how many (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="decides every moment and place (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--only",
+        type=_names,
+        default=FAULTS,
+        metavar="FAULT,…",
+        help=f"of: {', '.join(FAULTS)} (default: all)",
+    )
+    parser.add_argument(
+        "--commands",
+        type=_names,
+        default=COMMAND_NAMES,
+        metavar="NAME,…",
+        help=f"of: {', '.join(COMMAND_NAMES)}",
+    )
+    parser.add_argument("--repeat", type=int, metavar="NUMBER", help="make this injection alone")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), metavar="N", help="injections at a time (default: cores)"
+    )
+    parser.add_argument(
+        "--out", default="runs/faults", metavar="DIR", help="work folder, made anew (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--time-out",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds of a command (default: %(default)s)",
+    )
+    parser.add_argument("--table", metavar="FILE", help="write the table of verdicts there, in Markdown")
+    parser.add_argument(
+        "--scripts",
+        default=str(Path(__file__).parent),
+        metavar="DIR",
+        help="where the commands are (default: here)",
+    )
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+if __name__ == "__main__":
+    run_script(main)
