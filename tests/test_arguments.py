@@ -198,7 +198,8 @@ def test_good_values_are_read():
 
 FOLDER_OUT = {
     ("benchmark", "influence"), ("exact_match", "a"), ("export_hf", "a"), ("fault_test",),
-    ("figure1", "a"), ("figure2", "a"), ("figure6", "a"), ("influence", "a", "--corpus", "c"), ("ladder", "a", "--length", "l"),
+    ("figure1", "a"), ("figure2", "a"), ("figure6", "a"),
+    ("influence", "a", "--corpus", "c"), ("ladder", "a", "--length", "l"),
     ("length", "a", "--corpus", "c"), ("longppl", "a", "--corpus", "c", "--n-long", "9", "--n-short", "3"),
     ("needle", "a", "--corpus", "c"), ("plot_length", "a"), ("prepare_data", "docs"), ("recall",),
     ("submit", "prepare_c4"), ("submit", "influence", "a", "--corpus", "c"),
