@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from analysis.plots import STYLE, add_heading, bar_lengths, new_figure, save_figure, to_number
-from analysis.result_files import ResultFile
+from olmo_sparsity.result_files import ResultFile
 from analysis.training_plots import curve_style
 
 LENGTH = ResultFile(

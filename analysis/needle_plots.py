@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from analysis.plots import STYLE
-from analysis.result_files import ResultFile
+from olmo_sparsity.result_files import ResultFile
 
 NEEDLE = ResultFile("needle.json", "olmo-sparsity needles", 1, "needles", "scripts/needle.py")
 MEASURES = {
