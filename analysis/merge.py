@@ -51,7 +51,9 @@ def _merge(out: Path, shards: list[Records], manifest: Manifest) -> Path:
     writer.write_examples(_merged_examples(shards))
     writer.append([row for records in shards for row in _rows(records)])
     writer.finish()  # refuses while a target over tau lacks rows
-    for name in sorted(FILES, key=MANIFEST_NAME.__eq__):  # without a manifest beside it nobody could read them
+    for name in sorted(
+        FILES, key=MANIFEST_NAME.__eq__
+    ):  # without a manifest beside it nobody could read them
         remove(out / name)
         os.replace(temporary / name, out / name)
     temporary.rmdir()

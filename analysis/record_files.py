@@ -18,7 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.manifest import FORMAT_VERSION, Manifest
-from analysis.rows import EXAMPLES_SCHEMA, SELECTIONS_SCHEMA, TARGETS_SCHEMA, Examples, Targets, check_selections
+from analysis.rows import (
+    EXAMPLES_SCHEMA,
+    SELECTIONS_SCHEMA,
+    TARGETS_SCHEMA,
+    Examples,
+    Targets,
+    check_selections,
+)
 from olmo_sparsity.errors import UserError, first_line
 from olmo_sparsity.files import atomic_path, read_json, remove, write_json
 from olmo_sparsity.result_files import Json, misfit
@@ -78,7 +85,9 @@ class RecordFiles:
             return None
         table = self._read(TARGETS_NAME, TARGETS_SCHEMA)
         targets = self._rows_of(TARGETS_NAME, Targets, table)
-        if not np.array_equal(table["gap_long_minus_short_nats"].to_numpy(), targets.gap_long_minus_short_nats):
+        if not np.array_equal(
+            table["gap_long_minus_short_nats"].to_numpy(), targets.gap_long_minus_short_nats
+        ):
             raise self._damaged(TARGETS_NAME, "gap is not L_long - L_short")
         return targets
 
@@ -145,14 +154,19 @@ class RecordFiles:
 
     def _present(self) -> set[str]:
         """Names of the files of ours that stand in the folder, listed or not."""
-        parts = {f"{SELECTIONS_NAME}/{path.name}" for path in (self.folder / SELECTIONS_NAME).glob("part-*.parquet")}
+        parts = {
+            f"{SELECTIONS_NAME}/{path.name}"
+            for path in (self.folder / SELECTIONS_NAME).glob("part-*.parquet")
+        }
         single = {name for name in (TARGETS_NAME, EXAMPLES_NAME) if (self.folder / name).exists()}
         return {name for name in parts if _PART.fullmatch(name)} | single
 
     def _read_checksums(self) -> dict[str, Json]:
         path, remedy = self.folder / CHECKSUMS_NAME, f"restore it, or {_ANEW}"
         found: dict[str, Json] = read_json(path, remedy)
-        unknown = [name for name in found if not (name in (TARGETS_NAME, EXAMPLES_NAME) or _PART.fullmatch(name))]
+        unknown = [
+            name for name in found if not (name in (TARGETS_NAME, EXAMPLES_NAME) or _PART.fullmatch(name))
+        ]
         odd = f"it names {unknown[0]!r}" if unknown else misfit(found, {...: {"bytes": int, "sha256": str}})
         if not odd:
             # a kill leaves the last part without an entry, never one before it

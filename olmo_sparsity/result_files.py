@@ -42,9 +42,9 @@ def misfit(value: Any, shape: Any, name: str = "it") -> str | None:
                 return found
         return None
     if isinstance(shape, list) and isinstance(value, list):
-        return next(filter(None, (misfit(each, shape[0], f"an entry of {name}") for each in value)), None) or (
-            None if value else f"{name} is empty"
-        )
+        return next(
+            filter(None, (misfit(each, shape[0], f"an entry of {name}") for each in value)), None
+        ) or (None if value else f"{name} is empty")
     if shape is None or isinstance(shape, type):
         kinds = {None: type(None), float: (float, int)}.get(shape, shape)
         if isinstance(value, kinds) and (shape is bool or not isinstance(value, bool)):

@@ -297,7 +297,9 @@ def test_a_second_process_is_refused_and_changes_nothing(trained, tmp_path, run_
     assert first.poll() is None
     _, errors = first.communicate(timeout=240)
     assert first.returncode == 0, errors
-    whole = load_records(measure_influence(settings(trained, tmp_path / "whole", ks=(1, 2), tokens_per_batch=1)))
+    whole = load_records(
+        measure_influence(settings(trained, tmp_path / "whole", ks=(1, 2), tokens_per_batch=1))
+    )
     found = load_records(out)
     assert found.manifest.seed == 0
     for x, y in zip(arrays(whole), arrays(found), strict=True):

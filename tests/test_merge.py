@@ -160,7 +160,9 @@ def test_a_damaged_shard_is_refused_and_mended(trained, whole, out):
     folder = MeasurementShard(2, COUNT).folder(out)
     path = next((folder / "selections").iterdir())
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match="remove that file and run the same scripts/influence.py command again"):
+    with pytest.raises(
+        UserError, match="remove that file and run the same scripts/influence.py command again"
+    ):
         merge_records(out)
     path.unlink()
     measure_influence(settings(trained, out, 2))

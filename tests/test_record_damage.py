@@ -36,7 +36,11 @@ PART = "selections/part-00000.parquet"
 
 def make_examples() -> Examples:
     return Examples(
-        np.array([10, 13]), [["a", " b"] * 16, ["c", " d"] * 16], ["x", "y"], [["e"] * 24, ["f"] * 24], ["", "z"]
+        np.array([10, 13]),
+        [["a", " b"] * 16, ["c", " d"] * 16],
+        ["x", "y"],
+        [["e"] * 24, ["f"] * 24],
+        ["", "z"],
     )
 
 
@@ -184,7 +188,10 @@ def test_a_part_without_an_entry_is_left_out_and_measured_again(whole: Path, tmp
     [
         *(("checksums.json", time) for time in range(1, 8)),
         *(("manifest.json", time) for time in (1, 2)),
-        *((name, 1) for name in ("targets.parquet", "examples.parquet", "part-00000.parquet", "part-00003.parquet")),
+        *(
+            (name, 1)
+            for name in ("targets.parquet", "examples.parquet", "part-00000.parquet", "part-00003.parquet")
+        ),
     ],
 )
 def test_killed_anywhere_the_same_command_goes_on(
@@ -232,7 +239,8 @@ def test_a_list_that_is_none_is_refused(folder: Path, content: str | None, said:
 
 
 @pytest.mark.parametrize(
-    "change", [{"complete": False}, {"commit": "abd"}, {"training_seed": 2}, {"created": "later"}, {"version": 2}]
+    "change",
+    [{"complete": False}, {"commit": "abd"}, {"training_seed": 2}, {"created": "later"}, {"version": 2}],
 )
 def test_an_edited_manifest_is_refused(folder: Path, change: dict) -> None:
     edit_json(folder / "manifest.json", change)
@@ -280,13 +288,16 @@ def test_records_of_format_2_are_read_and_not_gone_on_with(whole: Path, folder: 
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     (folder / PART).unlink()
     said = refusal(lambda: RecordWriter(folder, MANIFEST)) or ""
-    assert "unfinished records of format version 2" in said and said.endswith("another --out, or with --overwrite")
+    assert "unfinished records of format version 2" in said and said.endswith(
+        "another --out, or with --overwrite"
+    )
     assert not RecordWriter(folder, MANIFEST, overwrite=True).manifest.complete
     assert not (folder / "selections").exists()
 
 
 @pytest.mark.parametrize(
-    "change", [{"complete": "no"}, {"commit": 5}, {"versions": []}, {"training_seed": True}, {"checkpoint": None}]
+    "change",
+    [{"complete": "no"}, {"commit": 5}, {"versions": []}, {"training_seed": True}, {"checkpoint": None}],
 )
 def test_a_manifest_of_format_2_with_other_types_is_refused(folder: Path, change: dict) -> None:
     assert "was edited or damaged" in (refusal(lambda: load_records(make_format_2(folder, **change))) or "")
@@ -386,7 +397,9 @@ WRITES = {
 
 @pytest.mark.parametrize("what", WRITES)
 @pytest.mark.parametrize("bytes_left", [0, 300])
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path, what: str, bytes_left: int) -> None:
+def test_a_full_disk_is_one_line_and_leaves_what_was_there(
+    tmp_path: Path, what: str, bytes_left: int
+) -> None:
     """A file-size limit stands for the full disk. With 300 bytes, some of the small files still fit."""
     folder = tmp_path / "records"
     begun = ("targets",) if what == "examples" else () if what == "targets" else ("targets", "examples")
@@ -411,9 +424,7 @@ def main():
     {WRITES[what]}
 run_script(main)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("error: the disk is full") and done.stderr.count("\n") == 1
     assert not [path for path in folder.rglob("*") if ".tmp-" in path.name]
