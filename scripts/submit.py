@@ -154,6 +154,10 @@ def influence_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> lis
     """
     out, array = job_path(options.out, "--out"), Array.parse(options.array)
     _refuse(arguments, "--out", "--shard", "--corpus")
+    if "--overwrite" in arguments:
+        raise UserError(
+            "--overwrite would remove, at every requeue, what was measured; remove the records yourself"
+        )
     checkpoints = [_checkpoint(text, bool(options.after)) for text in options.checkpoints]
     _check_measurement(options, [checkpoints[0], "--corpus", options.corpus, "--out", out, *arguments], array)
     records = _record_folders(out, checkpoints)

@@ -142,6 +142,22 @@ def lose_last_line(path: Path) -> None:
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 
 
+def count_otherwise(path: Path) -> None:
+    """Another number in a record that is well-formed."""
+    record = json.loads(path.read_text())
+    record["file"]["documents"] += 1
+    path.write_text(json.dumps(record))
+
+
+def rename_a_token(path: Path) -> None:
+    """Another tokenizer, as whole as the right one."""
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[1:3]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(tokenizer))
+
+
 def say(value) -> object:
     return lambda path: path.write_text(value if isinstance(value, str) else json.dumps(value))
 
@@ -152,6 +168,7 @@ def say(value) -> object:
         (".partial/train-00000.json", shorten),
         (".partial/train-00000.json", say(NESTED)),
         (".partial/train-00000.json", say([])),
+        (".partial/train-00000.json", count_otherwise),
         (".partial/train-00000.json", say({"file": {"name": "train-00000.npy"}, "contaminated": []})),
         (".partial/train-00000.json", say({"file": None, "contaminated": ["x"]})),
         (".partial/paragraphs.npy", shorten),
@@ -161,6 +178,7 @@ def say(value) -> object:
         (".partial/heldout-00001.jsonl", lose_last_line),
         (".partial/heldout-00001.json", say("{torn")),
         ("tokenizer.json", shorten),
+        ("tokenizer.json", rename_a_token),
     ],
 )
 def test_damaged_unfinished_work_is_made_again(tmp_path, name, damage):

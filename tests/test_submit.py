@@ -189,6 +189,7 @@ def test_each_task_gets_its_checkpoint_and_shard(dry_run, run_folder):
         ),
         (("prepare_c4", "--out", "x", "--array", "2-5"), "--array '2-5': write the number of shards"),
         (("prepare_c4", "--out", "x", "--", "--workers=2"), "--workers is decided by submit.py"),
+        (("influence", "r", "--corpus", "c", "--out", "x", "--", "--overwrite"), "at every requeue"),
     ],
 )
 def test_what_would_fail_is_refused_before_it_waits_in_the_queue(submit_here, run_folder, arguments, message):

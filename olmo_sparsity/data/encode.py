@@ -23,6 +23,7 @@ from olmo_sparsity.data.words import WordEncoder, cuts_at_words
 from olmo_sparsity.data.workers import report
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import atomic_path, read_json, sha256_file, write_json
+from olmo_sparsity.result_files import CHECKSUM, json_checksum
 
 BATCH_CHARACTERS = 1 << 20
 """Text tokenized at once: enough to keep the tokenizer's threads busy, little enough to bound memory."""
@@ -95,11 +96,15 @@ class EncodedUnit:
         """Read the record of a finished unit; None where it is not finished, or the record is damaged."""
         try:
             raw = read_json(record, "")
-            file, contaminated = TokenFile.parse(raw["file"]), raw["contaminated"]
+            unit = cls(TokenFile.parse(raw["file"]), raw["contaminated"])
         except (UserError, KeyError, TypeError, ValueError):
             return None
-        whole = file.name == f"{record.stem}.npy" and isinstance(contaminated, list)
-        return cls(file, contaminated) if whole and all(type(each) is int for each in contaminated) else None
+        return unit if raw.get(CHECKSUM) == json_checksum(raw) else None
+
+    def save(self, record: Path) -> None:
+        """Write the record, atomically, with a checksum of itself."""
+        value = asdict(self)
+        write_json(record, {CHECKSUM: json_checksum(value), **value})
 
 
 def hold_out(job: HoldOutJob) -> int:
@@ -154,7 +159,7 @@ def encode_unit(job: EncodeJob) -> EncodedUnit:
                 return
 
     result = EncodedUnit(write_token_file(job.output, written()), sorted(contaminated))
-    write_json(job.record, asdict(result))
+    result.save(job.record)
     return result
 
 

@@ -58,7 +58,7 @@ from olmo_sparsity.data.workspace import (
     remove_work,
 )
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path, remove, sha256_file
+from olmo_sparsity.files import atomic_path, read_json, remove, sha256_file, write_json
 from olmo_sparsity.progress import progress
 from olmo_sparsity.shard import Shard
 
@@ -267,7 +267,8 @@ def _make_tokenizer(
 ) -> tuple[Encoding, int]:
     """Write tokenizer.json, unless an earlier run did; returns how to encode, and the vocabulary size."""
     path = out / TOKENIZER_NAME
-    if not _has_tokenizer(path, settings):
+    record = out / WORK_NAME / "tokenizer.json"
+    if not _has_tokenizer(path, record, settings):
         with atomic_path(path) as temporary:
             if settings.tokenizer_name == "bpe":
                 texts = _sample(corpus, rule, settings.tokenizer_sample_mb * 1e6)
@@ -275,21 +276,23 @@ def _make_tokenizer(
                 temporary.write_text(trained.to_str(pretty=True), encoding="utf8")
             else:
                 temporary.write_bytes(tokenizer_file(settings.tokenizer_name).read_bytes())
+        write_json(record, {"sha256": sha256_file(path)})
     tokenizer = load_tokenizer(path)
     vocab_size = id_range(tokenizer)
     dtype = "uint16" if vocab_size <= 2**16 else "uint32"
     return Encoding(str(path), find_eos(tokenizer, settings.eos_token), dtype), vocab_size
 
 
-def _has_tokenizer(path: Path, settings: PrepareSettings) -> bool:
-    """Whether an earlier run wrote it, and it is whole."""
+def _has_tokenizer(path: Path, record: Path, settings: PrepareSettings) -> bool:
+    """Whether an earlier run, or another shard, wrote it, and it is as it was written."""
+    if not path.is_file():
+        return False
     if settings.tokenizer_name != "bpe":
-        return path.is_file() and sha256_file(path) == sha256_file(tokenizer_file(settings.tokenizer_name))
+        return sha256_file(path) == sha256_file(tokenizer_file(settings.tokenizer_name))
     try:
-        load_tokenizer(path)
+        return sha256_file(path) == read_json(record, "").get("sha256")
     except UserError:
         return False
-    return True
 
 
 def _sample(corpus: Corpus, rule: SplitRule, characters: float) -> Iterator[str]:
