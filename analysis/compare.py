@@ -39,7 +39,7 @@ COMPARISON = ResultFile(
     "comparison",
     "scripts/compare.py --out",
     shape={
-        **dict.fromkeys(SIDES, {"checkpoint": str}),
+        **{side: {"checkpoint": str} for side in SIDES},
         **dict.fromkeys(("share_over_tau", "gap_short_minus_long"), _PAIRED),
         "selectors": {...: {...: {"net_recovery": _PAIRED}}},
     },

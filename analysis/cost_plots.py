@@ -53,7 +53,7 @@ _SHAPE = {
     "model": str,
     "parameters": int,
     "machine": {"cores": int, "threads": int, "processor": str, "gpu": (str, None)},
-    "cost": {"sweeps": dict.fromkeys(_SWEEPS, [_POINT])},
+    "cost": {"sweeps": {varied: [_POINT] for varied in _SWEEPS}},
 }
 
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.manifest import ROPE_SCALING
-from olmo_sparsity.result_files import ResultFile
 from olmo_sparsity.errors import UserError
+from olmo_sparsity.result_files import ResultFile
 
 LADDER = ResultFile("ladder.json", "olmo-sparsity ladder", 2, "ladder", "scripts/ladder.py")
 

@@ -12,6 +12,7 @@ from itertools import groupby
 
 import numpy as np
 
+from analysis.foreign_text import foreign_html, text_html
 from analysis.notebook_result import Choices, InfluentialTokens
 from analysis.report_examples import influence_unit
 from analysis.report_words import number, plural
@@ -28,7 +29,7 @@ _CSS = """
 .olmo-influence { line-height: 1.55; max-width: 75rem; unicode-bidi: isolate; }
 .olmo-influence p, .olmo-influence details { margin: 0.5em 0; }
 .olmo-influence .soft { opacity: 0.78; font-size: 0.92em; }
-.olmo-influence .text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: isolate;
+.olmo-influence .text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: plaintext; text-align: start;
   max-height: 22em; overflow-y: auto; border: 1px solid rgba(128,128,128,0.55); border-radius: 6px;
   padding: 0.6em 0.8em; margin: 0.3em 0; }
 .olmo-influence .far .text { max-height: 16em; }
@@ -37,6 +38,7 @@ _CSS = """
 .olmo-influence .s3 { background: rgba(230,159,0,0.34); } .olmo-influence .s4 { background: rgba(230,159,0,0.45); }
 .olmo-influence .s5 { background: rgba(230,159,0,0.58); }
 .olmo-influence .over { border-bottom: 2px solid currentColor; }
+.olmo-influence .sign { font-size: 0.72em; border: 1px dotted currentColor; padding: 0 0.15em; white-space: nowrap; }
 .olmo-influence .unmeasured { opacity: 0.7; }
 .olmo-influence .chosen { outline: 1.5px solid currentColor; border-radius: 2px; font-weight: 600; margin: 0 2px;
   padding: 0 1px; }
@@ -100,7 +102,7 @@ def _recovery_table(result: InfluentialTokens) -> str:
             values = [found[k][key] for k in ks]
             cells = "".join(f"<td>{number(value, scale=100, digits=0)}</td>" for value in values)
             strong = ' class="strong"' if key == "net_recovery" else ""
-            head = escape(name) if key == "recovery" else ""
+            head = foreign_html(name) if key == "recovery" else ""
             rows.append(
                 f'<tr{strong}><td class="words">{head}</td><th scope="row" class="words">{words}</th>{cells}</tr>'
             )
@@ -110,7 +112,7 @@ def _recovery_table(result: InfluentialTokens) -> str:
         "L<sub>short</sub> − L<sub>long</sub>, in %, over these tokens</caption>"
         f'<thead><tr><th scope="col" class="words">selector</th><td></td>{heads}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
-        f'<p class="soft">Placebo: {escape(result.placebo)}. One text is one document: no intervals.</p>'
+        f'<p class="soft">Placebo: {text_html(result.placebo)}. One text is one document: no intervals.</p>'
     )
 
 
@@ -151,9 +153,9 @@ def _spans(shown: list[tuple[str, str, str]]) -> str:
     for (classes, title), group in groupby(shown, key=lambda each: each[:2]):
         pieces = [piece for _, _, piece in group]
         if not classes:
-            written.append(escape("".join(pieces)))
+            written.append(text_html("".join(pieces)))
         elif not title:
-            written.append(f'<span class="{classes}">{escape("".join(pieces))}</span>')
+            written.append(f'<span class="{classes}">{text_html("".join(pieces))}</span>')
         else:
             marked = (f'<span class="{classes}" title="{title}">{_visible(piece)}</span>' for piece in pieces)
             written.extend(marked)
@@ -164,7 +166,7 @@ def _visible(piece: str) -> str:
     """A token that is pointed at, escaped; line breaks, a single space and a part of a character are shown by signs."""
     if not piece or piece.isspace():
         piece = piece.replace("\n", "↵\n").replace(" ", "␣").replace("\t", "⇥") or "∅"
-    return escape(piece)
+    return text_html(piece)
 
 
 def _boxed(piece: str, classes: str, mark: str, title: str) -> str:
@@ -179,9 +181,10 @@ def _boxed(piece: str, classes: str, mark: str, title: str) -> str:
 
 def _inline(piece: str) -> str:
     """As `_visible`, on one line."""
-    return escape(
-        piece.replace("\n", "↵").replace("\t", "⇥").replace("\r", "↵").strip(" ") or ("␣" if piece else "∅")
+    shown = piece.replace("\n", "↵").replace("\t", "⇥").replace("\r", "↵").strip(" ") or (
+        "␣" if piece else "∅"
     )
+    return f"<bdi>{text_html(shown)}</bdi>"
 
 
 def _shade(gain_nats: float) -> str:
@@ -207,8 +210,8 @@ def _examples(result: InfluentialTokens) -> str:
     more = " All targets and selectors: <code>to_pandas()</code>." if others else ""
     shown = "".join(_example(result, selector, n, opened=n == order[0]) for n in order)
     return (
-        f"<p><b>What {escape(selector)} chose</b>, for the {len(order)} of these tokens that gain most. Boxes: chosen "
-        f'far tokens with their rank, shaded by influence. <span class="short">Dotted</span>: short context. '
+        f"<p><b>What {foreign_html(selector)} chose</b>, for the {len(order)} of these tokens that gain most. Boxes: "
+        f'chosen far tokens with their rank, shaded by influence. <span class="short">Dotted</span>: short context. '
         f'<span class="target">&nbsp;Framed&nbsp;</span>: the token to predict.{more}</p>{shown}'
     )
 
@@ -242,7 +245,7 @@ def _far_text(head: str, kind: str, far: list[str], choices: Choices, index: int
     written = []
     for column, piece in enumerate(far):
         if column not in rank_of:
-            written.append(escape(piece))
+            written.append(text_html(piece))
             continue
         rank = rank_of[column]
         shade = int(np.clip(np.ceil(5 * influence[rank] / largest), 1, 5))

@@ -50,7 +50,7 @@ class RecordFiles:
         self.folder = Path(folder)
         self.manifest = manifest
         self.has_checksums = manifest.version >= FORMAT_VERSION
-        self.listed = self._read_checksums() if self.has_checksums else dict.fromkeys(self._present(), {})
+        self.listed = self._read_checksums() if self.has_checksums else {name: {} for name in self._present()}
 
     @classmethod
     def begin(cls, folder: Path, manifest: Manifest) -> RecordFiles:

@@ -8,8 +8,8 @@ A records folder is self-contained; nothing here needs the model or torch:
     selections/part-00000.parquet  a row per (target over tau, selector, far context) (`SelectionRow`)
     checksums.json                 size and SHA-256 of the three above (`analysis.record_files`)
 
-Parts are written whole and never changed, so a killed run loses at most its last part. Whoever writes holds the folder's
-lock (`olmo_sparsity.lock`); readers need none.
+Parts are written whole and never changed, so a killed run loses at most its last part. Whoever writes holds the lock of
+the folder (`olmo_sparsity.lock`); readers need none.
 Shapes: n sampled targets, m targets over tau whose selections are finished, K values of k,
 k_max the largest of them, N long and M short context length. Losses are in nats.
 """

@@ -2,7 +2,7 @@
 
 The page needs no network and forbids it (Content-Security-Policy): style and script are inline and known by their
 hash, figures are data in the page. Text of documents reaches it as JSON that cannot end its own element, and is shown
-through textContent only. The same records, arguments and seed give the same bytes. No model, no torch.
+as text nodes only. The same records, arguments and seed give the same bytes. No model, no torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import base64
 import hashlib
 import io
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from html import escape
@@ -23,6 +24,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from analysis.compare import COMPARISON
+from analysis.foreign_text import DIRECTION_CONTROL, foreign_html, text_html, text_plain
 from analysis.manifest import Manifest
 from analysis.plots import STYLE
 from analysis.records import Records
@@ -33,6 +35,8 @@ from analysis.sums import default_selector, nats
 
 Json = dict[str, Any]
 
+_TITLE = "What a few far tokens give back"
+_ESCAPED = re.compile(rf"[&<>]|{DIRECTION_CONTROL.pattern}")
 _CAPTIONS = {
     "figure2": (
         "Figure 2",
@@ -79,11 +83,12 @@ def report_html(
     data = page_data(records, rows, summary["gain_bins"]["k"])
     settings = summary["settings"]
     style, script = (_part(name) for name in ("style.css", "page.js"))
-    words = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in reading(summary) if paragraph)
+    words = "".join(f"<p>{text_html(paragraph)}</p>" for paragraph in reading(summary) if paragraph)
     return Template(_part("template.html")).substitute(
         policy=_policy(style, script),
-        title=escape(f"What a few far tokens give back: {_checkpoint_name(records.manifest)}"),
-        measured=escape(_measured(records.manifest)),
+        title=escape(text_plain(f"{_TITLE}: {_checkpoint_name(records.manifest)}")),
+        heading=f"{_TITLE}: {foreign_html(_checkpoint_name(records.manifest))}",
+        measured=_measured(records.manifest),
         tiles=_tiles(summary),
         words=f'<div class="prose">{words}</div>',
         figures="\n".join(_figure(name, figure) for name, figure in figures.items()),
@@ -103,10 +108,11 @@ def report_html(
 
 
 def embed_json(value: Any) -> str:
-    """``value`` as compact JSON for a script element: no text in it can end the element or open a comment."""
+    """``value`` as compact JSON for a script element: no text in it can end the element or open a comment, or reorder
+    what one sees who reads the file."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     # in JSON these stand in strings only, where an escape means the same
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def figure_image(figure: Figure) -> str:
@@ -148,9 +154,13 @@ def _checkpoint_name(manifest: Manifest) -> str:
 
 
 def _measured(manifest: Manifest) -> str:
-    how = f"evaluated by {manifest.evaluation_checkpoint}, " if manifest.crossfit else ""
+    checkpoint, evaluated_by, corpus, split = (
+        foreign_html(str(name))
+        for name in (manifest.checkpoint, manifest.evaluation_checkpoint, manifest.corpus, manifest.split)
+    )
+    how = f"evaluated by {evaluated_by}, " if manifest.crossfit else ""
     return (
-        f"Checkpoint {manifest.checkpoint}, {how}on {manifest.corpus} ({manifest.split}); long context N = "
+        f"Checkpoint {checkpoint}, {how}on {corpus} ({split}); long context N = "
         f"{manifest.n_long}, short context M = {manifest.n_short} tokens, tau = {nats(manifest.tau_nats)}."
     )
 
@@ -173,7 +183,7 @@ def _tiles(summary: Json) -> str:
     return (
         '<dl class="tiles">'
         + "".join(
-            f'<div class="{kind}"><dt>{escape(title)}</dt><dd>{number(value["value"], scale=100, digits=digits)} %'
+            f'<div class="{kind}"><dt>{text_html(title)}</dt><dd>{number(value["value"], scale=100, digits=digits)} %'
             f"<small>{bounds(value, scale=100, digits=digits)}</small></dd></div>"
             for kind, value, digits, title in tiles
         )
@@ -215,7 +225,7 @@ def _settings(settings: Json) -> str:
         return "none" if value is None else str(value) or "unknown"
 
     pairs = "".join(
-        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(show(value))}</dd>"
+        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{foreign_html(show(value))}</dd>"
         for name, value in settings.items()
     )
     return f'<dl class="pairs">{pairs}</dl>'
@@ -223,11 +233,11 @@ def _settings(settings: Json) -> str:
 
 def _reproduce(records: Records, command: str) -> str:
     manifest = records.manifest
-    at = f"Code at commit {manifest.commit}" if manifest.commit else "Code of an unknown commit"
+    at = f"Code at commit {foreign_html(manifest.commit)}" if manifest.commit else "Code of an unknown commit"
     return (
-        f"<p>{escape(at)}. Records by the first command, which goes on where it was interrupted; this page by the "
+        f"<p>{at}. Records by the first command, which goes on where it was interrupted; this page by the "
         "second. The settings above have the checksums of weights, tokenizer and corpus.</p>"
-        f"<pre>{escape(influence_command(records))}</pre><pre>{escape(command)}</pre>"
+        f"<pre>{text_html(influence_command(records))}</pre><pre>{text_html(command)}</pre>"
     )
 
 

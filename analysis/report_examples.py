@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.foreign_text import DIRECTION_CONTROLS
 from analysis.kinds import KINDS
 from analysis.records import Records
 from analysis.rows import FAR_CONTEXTS, Examples
@@ -62,6 +63,7 @@ def page_data(records: Records, rows: np.ndarray, k: int) -> Json:
         "selectors": manifest.selectors,
         "units": [influence_unit(name) for name in manifest.selectors],
         "kinds": kinds,
+        "controls": DIRECTION_CONTROLS,
         "examples": _examples(records, records.examples, rows, kinds) if records.examples else [],
     }
 

@@ -6,9 +6,9 @@ Everything that is put between tags here is escaped here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
+from analysis.foreign_text import foreign_html, text_html
 from analysis.plots import selector_label
 from analysis.report_words import bounds, number, p_value, plural
 from analysis.sums import default_selector
@@ -19,6 +19,10 @@ Rows = Sequence[Sequence[str]]
 """Cells as HTML; the first of a row is its heading."""
 
 PERCENT: Json = {"scale": 100, "digits": 0}
+_FORM = {
+    **dict.fromkeys(("key_tokens", "share", "longppl", "ppl_short", "mean_lsd_nats"), INTERVAL),
+    "tokens_read": int,
+}
 LONGPPL = ResultFile(
     "longppl.json",
     "olmo-sparsity LongPPL",
@@ -33,13 +37,7 @@ LONGPPL = ResultFile(
             **dict.fromkeys(("alpha_nats", "beta_nats"), float),
         },
         "agreement": {"jaccard": INTERVAL},
-        "forms": dict.fromkeys(
-            ("exact", "published"),
-            {
-                **dict.fromkeys(("key_tokens", "share", "longppl", "ppl_short", "mean_lsd_nats"), INTERVAL),
-                "tokens_read": int,
-            },
-        ),
+        "forms": {"exact": _FORM, "published": _FORM},
     },
     before={},
 )
@@ -58,7 +56,7 @@ def all_tables(summary: Json, longppl: Json | None, comparison: Json | None) -> 
         parts.append(("Two checkpoints", checkpoints_table(comparison)))
     if longppl:
         parts.append(("LongPPL", longppl_table(longppl)))
-    return "\n".join(f"<h3>{escape(title)}</h3>\n{table}" for title, table in parts)
+    return "\n".join(f"<h3>{title}</h3>\n{table}" for title, table in parts)
 
 
 def selectors_table(summary: Json) -> str:
@@ -66,10 +64,10 @@ def selectors_table(summary: Json) -> str:
     head = ["k", "L<sub>k</sub> [nats]", "recovery [%]", "placebo [%]", "net [%]", "p"]
     groups = [
         (
-            selector_label(name),
+            text_html(selector_label(name)),
             [
                 [
-                    escape(k),
+                    text_html(k),
                     cell(values["loss"]),
                     *(cell(values[f"{kind}recovery"], **PERCENT) for kind in ("", "placebo_", "net_")),
                     p_value(values["permutation_p"]),
@@ -106,7 +104,7 @@ def kinds_table(summary: Json) -> str:
         over = f"{each['targets_over_tau']:,}<small>{documents:,} {plural(documents, 'document')}</small>"
         rows.append(
             [
-                escape(each["kind"]),
+                text_html(each["kind"]),
                 over,
                 cell(each["share_over_tau"], **PERCENT),
                 cell(each["share"], **PERCENT),
@@ -114,9 +112,8 @@ def kinds_table(summary: Json) -> str:
                 *(cell(found[f"{kind}recovery"], **PERCENT) for kind in ("", "placebo_", "net_")),
             ]
         )
-    caption = (
-        f"Recovery with the {kinds['k']} tokens of {name}; the mean gain runs over all targets of the kind."
-    )
+    by = f"{kinds['k']} tokens of {foreign_html(name)}"
+    caption = f"Recovery with the {by}; the mean gain runs over all targets of the kind."
     return table(caption, head, [("", rows)], key_column=7, stacked=True)
 
 
@@ -127,8 +124,10 @@ def tokens_needed_table(summary: Json) -> str:
     rows = []
     for name, found in needed["selectors"].items():
         censored = cell(found["censored"], **PERCENT)
-        rows.append([escape(name), *(cell(each, **PERCENT) for each in found["true"]), censored])
-        rows.append([f"{escape(name)}, placebo", *(cell(each, **PERCENT) for each in found["placebo"]), ""])
+        rows.append([foreign_html(name), *(cell(each, **PERCENT) for each in found["true"]), censored])
+        rows.append(
+            [f"{foreign_html(name)}, placebo", *(cell(each, **PERCENT) for each in found["placebo"]), ""]
+        )
     share = number(needed["share"], **PERCENT)
     caption = (
         f"Targets [%] for which so many tokens bring back {share} % of the gain, and those that need more."
@@ -140,7 +139,7 @@ def comparisons_table(summary: Json) -> str:
     """Paired differences of the other selectors to the default one."""
     rows = [
         [
-            f"{escape(each['first'])} − {escape(each['second'])}",
+            f"{foreign_html(each['first'])} − {foreign_html(each['second'])}",
             cell(each["recovery_difference"], **PERCENT),
             cell(each["net_recovery_difference"], **PERCENT),
         ]
@@ -163,11 +162,11 @@ def checkpoints_table(comparison: Json) -> str:
     groups: list[tuple[str, Rows]] = [("", overall)]
     for selector, per_k in comparison["selectors"].items():
         rows = [
-            [f"k = {escape(k)}", *(cell(values["net_recovery"][s], **PERCENT) for s in sides)]
+            [f"k = {foreign_html(k)}", *(cell(values["net_recovery"][s], **PERCENT) for s in sides)]
             for k, values in per_k.items()
         ]
-        groups.append((f"net recovery of {selector} [%]", rows))
-    a, b = (comparison[side]["checkpoint"] for side in sides[:2])
+        groups.append((f"net recovery of {foreign_html(selector)} [%]", rows))
+    a, b = (foreign_html(comparison[side]["checkpoint"]) for side in sides[:2])
     caption = f"A: {a}. B: {b}. Differences are paired on the same targets."
     return table(caption, head, groups, key_column=3)
 
@@ -182,14 +181,14 @@ def longppl_table(longppl: Json) -> str:
         ("perplexity, short context", "ppl_short", {"digits": 2}),
         ("mean LSD [nats]", "mean_lsd_nats", {"digits": 3}),
     ]
-    names = list(forms)
+    names = ("exact", "published")
     rows = [[title, *(cell(forms[form][key], **looks) for form in names)] for title, key, looks in wanted]
     rows.append(["tokens read", *(f"{forms[form]['tokens_read']:,}" for form in names)])
     jaccard = number(agreement["jaccard"]["value"], **PERCENT)
     caption = (
         f"{longppl['targets']:,} targets of {longppl['documents']:,} documents, N {settings['n_long']}, M "
-        f"{settings['n_short']}, windows {settings['sliding_window']} apart in the published form. Key tokens: LSD > "
-        f"{settings['alpha_nats']:g} and L_long < {settings['beta_nats']:g} nats. Perplexity of all of them "
+        f"{settings['n_short']}, windows {settings['sliding_window']} apart in the published form. Key tokens: LSD "
+        f"&gt; {settings['alpha_nats']:g} and L_long &lt; {settings['beta_nats']:g} nats. Perplexity of all of them "
         f"{number(longppl['ppl']['value'])}. {jaccard} % of the key tokens of either form are key tokens of both."
     )
     return table(caption, ["", *names], [("", rows)])
@@ -211,7 +210,7 @@ def table(
     key_column: int | None = None,
     stacked: bool = False,
 ) -> str:
-    """A table; ``caption`` and the titles of groups are text, ``head`` and cells are HTML.
+    """A table of HTML: caption, head, cells and the titles of groups.
 
     ``key_column`` is the column to read first, set in bold. A group without a title has no heading row. On a narrow
     screen a ``stacked`` table becomes a block per row, whose cells repeat their heading; that must be text then.
@@ -231,11 +230,11 @@ def table(
             for row in rows
         ]
         if title:
-            span = f'<tr><th class="group" scope="rowgroup" colspan="{len(head)}">{escape(title)}</th></tr>'
+            span = f'<tr><th class="group" scope="rowgroup" colspan="{len(head)}">{title}</th></tr>'
             lines.insert(0, span)
         bodies.append(f"<tbody>{''.join(lines)}</tbody>")
     looks = "table stacked" if stacked else "table"
     return (
-        f'<div class="{looks}"><table><caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead>'
+        f'<div class="{looks}"><table><caption>{caption}</caption><thead><tr>{heads}</tr></thead>'
         f"{''.join(bodies)}</table></div>"
     )

@@ -45,10 +45,11 @@ def misfit(value: Any, shape: Any, name: str = "it") -> str | None:
         return next(
             filter(None, (misfit(each, shape[0], f"an entry of {name}") for each in value)), None
         ) or (None if value else f"{name} is empty")
-    if shape is None or isinstance(shape, type):
-        kinds = {None: type(None), float: (float, int)}.get(shape, shape)
-        if isinstance(value, kinds) and (shape is bool or not isinstance(value, bool)):
-            return None
+    if shape is None and value is None:
+        return None
+    is_of_type = isinstance(shape, type) and isinstance(value, (float, int) if shape is float else shape)
+    if is_of_type and (shape is bool or not isinstance(value, bool)):
+        return None
     return f"{name} is {_brief(value)}"
 
 
@@ -78,7 +79,8 @@ class ResultFile:
 
     def stamped(self, result: Json) -> Json:
         """``result`` with kind, version and checksum before it."""
-        value = {"kind": self.kind, "version": self.version, **result}
+        head = {"kind": self.kind, "version": self.version}
+        value = {**head, **result, **head}
         return {CHECKSUM: json_checksum(value), **value}
 
     def save(self, path: str | Path, result: Json) -> None:

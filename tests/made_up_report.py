@@ -99,6 +99,10 @@ def make_page(records: Records, summary: dict | None = None, **options: Any) -> 
     return report_html(records, summary or made_up(), {"figure2": figure}, **options)
 
 
+CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+SIGNS = "‹ALM›‹LRM›‹RLM›‹LRE›‹RLE›‹PDF›‹LRO›‹RLO›‹LRI›‹RLI›‹FSI›‹PDI›"
+
+
 class Page(HTMLParser):
     """Elements with their attributes, the text of scripts and styles, and the cells of tables."""
 
@@ -108,6 +112,7 @@ class Page(HTMLParser):
         self.raw: list[tuple[str, str]] = []
         self.tables: list[list[list[str]]] = []
         self.text = ""
+        self.isolated: list[str] = []
         self.stack: list[str] = []
         self.feed(html)
         self.close()
@@ -115,6 +120,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, {name: value or "" for name, value in attrs}))
         self.stack.append(tag)
+        if tag == "bdi":
+            self.isolated.append("")
         if tag in ("script", "style"):
             self.raw.append((tag, ""))
         elif tag == "table":
@@ -133,6 +140,8 @@ class Page(HTMLParser):
             self.raw[-1] = (self.raw[-1][0], self.raw[-1][1] + data)
             return
         self.text += data
+        if "bdi" in self.stack:
+            self.isolated[-1] += data
         if {"td", "th"} & set(self.stack):
             self.tables[-1][-1][-1] += (" " if self.stack[-1] == "small" else "") + data
 

@@ -133,7 +133,10 @@ def test_a_killed_merge_leaves_no_records_and_is_done_again(whole, out, monkeypa
 
 
 def test_one_process_at_a_time_writes_the_merged_records(out):
-    code = "import sys, time; from olmo_sparsity.lock import folder_lock\nwith folder_lock(sys.argv[1]): print(flush=True); input()"
+    code = (
+        "import sys; from olmo_sparsity.lock import folder_lock\n"
+        "with folder_lock(sys.argv[1]): print(flush=True); input()"
+    )
     holder = subprocess.Popen(
         [sys.executable, "-c", code, out], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

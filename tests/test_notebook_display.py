@@ -1,5 +1,6 @@
 """The display of influential tokens: text that wants to be markup, and what is said."""
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from analysis.notebook_result import Choices, InfluentialTokens
 from analysis.rows import Targets
+from tests.made_up_report import CONTROLS, SIGNS
 
 HOSTILE = [
     "</div><script>hacked()</script>",
@@ -87,9 +89,10 @@ def test_text_that_wants_to_be_markup():
     assert reader.open == []
     table = {"table", "caption", "thead", "tbody", "tr", "th", "td"}
     assert (
-        reader.tags <= {"div", "style", "p", "b", "code", "span", "sup", "sub", "details", "summary"} | table
+        reader.tags
+        <= {"div", "style", "p", "b", "code", "span", "sup", "sub", "bdi", "details", "summary"} | table
     )
-    harmless = {"class", "tabindex", "role", "aria-label", "title", "scope", "colspan", "open"}
+    harmless = {"class", "dir", "tabindex", "role", "aria-label", "title", "scope", "colspan", "open"}
     assert reader.attributes <= harmless
     assert signs_removed(reader.texts[0]) == "".join(result.pieces)
     positions = [11, 10, 8]  # those over tau, by gain
@@ -118,3 +121,23 @@ def test_the_display_says_what_was_found():
     )
     alone = replace(result, choices={"x": {"true": result.choices["<i>evil"]["true"]}}, placebo_pieces=[])
     assert "Placebo far context" not in alone._repr_html_()
+
+
+def test_no_text_can_reorder_the_display():
+    """Whatever changes the direction of writing is shown by its name; Arabic and Hebrew stay as they are."""
+    result = hostile_result()
+    pieces = [f"{piece}שלום{CONTROLS}" for piece in result.pieces]
+    changed = replace(
+        result,
+        pieces=pieces,
+        placebo_pieces=[[f"مرحبا{CONTROLS}"] * 4] * 3,
+        choices={f"x{CONTROLS}": result.choices["<i>evil"]},
+        placebo=CONTROLS,
+    )
+    page = changed._repr_html_()
+    assert not set(CONTROLS) & set(page)
+    reader = Reader()
+    reader.feed(page)
+    assert signs_removed(reader.texts[0]) == "".join(f"{piece}שלום{SIGNS}" for piece in result.pieces)
+    assert f'<bdi dir="ltr">x{SIGNS}</bdi>' in re.sub(r'<bdi class="sign">(‹\w+›)</bdi>', r"\1", page)
+    assert ".text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: plaintext;" in page

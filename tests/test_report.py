@@ -34,7 +34,16 @@ from analysis.rows import FAR_CONTEXTS, Examples
 from analysis.summary import summarize
 from olmo_sparsity.errors import UserError
 from tests.made_up_records import made_up_records
-from tests.made_up_report import SELECTORS, Page, made_up, made_up_examples, make_page, readable_records
+from tests.made_up_report import (
+    CONTROLS,
+    SELECTORS,
+    SIGNS,
+    Page,
+    made_up,
+    made_up_examples,
+    make_page,
+    readable_records,
+)
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'><!--&lt;\u2028"
@@ -142,6 +151,37 @@ def test_hostile_text_stays_text(records: Records, text: str) -> None:
     assert not set("<>&") & set(page.raw[1][1])  # so that no browser's idea of where the element ends matters
     for each in page.data()["examples"]:
         assert each["context"][0] == each["target"] == each["after"] == text
+
+
+def test_no_text_can_reorder_the_page(records: Records) -> None:
+    """Whatever changes the direction of writing is shown by its name, in every place that shows what others wrote."""
+    text = f"a{CONTROLS}/b"
+    named = f"a{SIGNS}/b"
+    assert records.examples is not None
+    pieces = [[text, *each[1:]] for each in records.examples.context_pieces]
+    manifest = replace(
+        records.manifest, checkpoint=f"x/{text}", corpus=text, split=text, commit=text,
+        evaluation_checkpoint=text, evaluation_checkpoint_sha256="e" * 64,
+    )  # fmt: skip
+    summary = made_up(checkpoint=text, corpus=text, crossfit=True)
+    intervals = {side: {"value": 0.5, "low": 0.4, "high": 0.6} for side in ("first", "second", "difference")}
+    comparison = {
+        **{side: {"checkpoint": text} for side in ("first", "second")},
+        "share_over_tau": intervals, "gap_short_minus_long": intervals,
+        "selectors": {text: {text: {"net_recovery": intervals}}},
+    }  # fmt: skip
+    examples = replace(records.examples, context_pieces=pieces)
+    html = make_page(
+        replace(records, manifest=manifest, examples=examples), summary, command=text, comparison=comparison
+    )
+    assert not set(CONTROLS) & set(html)
+    page = Page(html)
+    assert {each["context"][0] for each in page.data()["examples"]} == {text}  # escaped there, and whole
+    assert f"<title>What a few far tokens give back: a{SIGNS}/b</title>" in html
+    # h1; checkpoint, evaluating one, corpus, split; settings; commit; A, B and a selector with its k
+    assert page.text.count(named) >= 13
+    whole = "".join(page.isolated)
+    assert whole.count(SIGNS) == page.text.count(SIGNS) - 1  # all but that in the title
 
 
 def test_all_examples_are_chosen_where_they_fit(records: Records) -> None:

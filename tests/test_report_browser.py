@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from analysis.records import Records
-from tests.made_up_report import SELECTORS, make_page, readable_records
+from tests.made_up_report import CONTROLS, SELECTORS, SIGNS, make_page, readable_records
 from tests.webdriver import NEEDS_BROWSER, Browser, chromium
 
 pytestmark = NEEDS_BROWSER
@@ -352,6 +352,72 @@ def test_hostile_text_is_shown_as_text(browser: Browser, tmp_path: Path) -> None
         "return [document.images.length, document.scripts.length, window.hacked === undefined]"
     )
     assert counts == [1, 2, True] and browser.log("browser") == []
+
+
+def test_text_cannot_reorder_the_page(browser: Browser, tmp_path: Path) -> None:
+    """A text with every control for the direction of writing: shown by name, and what stands around it stays there."""
+    records = readable_records(3)
+    assert records.examples is not None
+    text = f" evil{CONTROLS}"
+    examples = replace(
+        records.examples,
+        context_pieces=[[text] * 24] * 3,
+        placebo_pieces=[[text] * 16] * 3,
+        target_piece=[f"x{CONTROLS}y"] * 3,
+        after=[text] * 3,
+    )
+    path = tmp_path / "controls.html"
+    changed = replace(
+        records, examples=examples, manifest=replace(records.manifest, checkpoint=f"runs/{text}")
+    )
+    path.write_text(make_page(changed, command=text), encoding="utf8")
+    browser.open(path.as_uri())
+    assert browser.texts("#text-true") == [f" evil{SIGNS}" * 24 + f"x{SIGNS}y evil{SIGNS}"]
+    assert browser.texts("#text-true .target") == [f"x{SIGNS}y"]
+    assert f"x{SIGNS}y" in browser.texts("#example-title")[0] and f"x{SIGNS}y" in browser.texts("#list")[0]
+    shown = (
+        "return document.body.innerText + document.title + [...document.querySelectorAll('[aria-label]')]"
+        ".map((each) => each.getAttribute('aria-label')).join('')"
+    )
+    assert not set(CONTROLS) & set(browser.run(shown))
+    # the letters of each word stand from left to right, in the passage and beside it
+    order = """return [...document.querySelectorAll(arguments[0])].map((each) => {
+      const texts = document.createTreeWalker(each, NodeFilter.SHOW_TEXT), left = [];
+      for (let node; (node = texts.nextNode());) {
+        for (let at = 0; at < node.length; at += 1) {
+          const range = document.createRange(); range.setStart(node, at); range.setEnd(node, at + 1);
+          const box = range.getBoundingClientRect(); if (box.width) left.push([box.top, box.left]);
+        }
+      }
+      return left;
+    })"""
+    for selector in ("#example-title", "h1", "#list .row .end"):
+        for letters in browser.run(order, selector):
+            lefts = [left for _, left in letters]
+            assert lefts == sorted(lefts) or selector == "h1", selector  # the heading may go over two lines
+    assert browser.log("browser") == []
+
+
+def test_right_to_left_text_reads_on_across_tokens(browser: Browser, tmp_path: Path) -> None:
+    """Hebrew words stand from right to left in an English text, chosen or not, and a number stays with its word."""
+    records = readable_records(3)
+    assert records.examples is not None
+    words = ["the", " שלום", " עולם", " מה", " נשמע"] * 5
+    examples = replace(records.examples, context_pieces=[words[:24]] * 3, target_piece=[" סוף"] * 3)
+    first = records.selected["leave-one-out"]
+    chosen = {"true": first["true"].copy(), "placebo": first["placebo"]}
+    chosen["true"][:, :4] = [1, 4, 2, 3]
+    selected = {**records.selected, "leave-one-out": chosen}
+    path = tmp_path / "hebrew.html"
+    path.write_text(make_page(replace(records, examples=examples, selected=selected)), encoding="utf8")
+    browser.open(path.as_uri())
+    boxes = browser.run("""const box = document.getElementById('text-true');
+      box.style.fontSize = '5px'; box.style.whiteSpace = 'nowrap'; // in one line
+      return [...box.querySelectorAll('.chosen')].map((each) => [...each.getClientRects()])
+        .map((rects) => [rects.length, rects[0].left]);""")
+    assert [count for count, _ in boxes] == [1] * 4  # no box is torn in two
+    lefts = [left for _, left in boxes]
+    assert lefts == sorted(lefts, reverse=True)
 
 
 def test_without_script_and_without_examples_the_numbers_are_there(browser: Browser, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-// The browser of examples, and the choice of colours. Text of documents enters the page through textContent only, so
-// nothing in it can become markup. Nothing is loaded: the data stand in this file.
+// The browser of examples, and the choice of colours. Text of documents enters the page as text nodes only, so
+// nothing in it can become markup. Characters that change the direction of writing are shown by their names and do
+// nothing. Nothing is loaded: the data stand in this file.
 'use strict';
 (() => {
   const byId = (id) => document.getElementById(id);
@@ -23,9 +24,17 @@
   function make(tag, className, text) {
     const element = document.createElement(tag);
     if (className) element.className = className;
-    if (text !== undefined) element.textContent = text;
+    if (text !== undefined) element.append(...nodes(String(text)));
     return element;
   }
+  const CONTROL = new RegExp(`([${Object.keys(data.controls).join('')}])`);
+  const sign = (control) => `‹${data.controls[control]}›`;
+  // Text as nodes, in which every control is a sign of its own.
+  function nodes(text) {
+    return text.split(CONTROL).map((part, number) => (number % 2 ? make('bdi', 'sign', sign(part)) : part));
+  }
+  const named = (text) => text.split(CONTROL).map((part, number) => (number % 2 ? sign(part) : part)).join('');
+  const RIGHT_TO_LEFT = /^\P{L}*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/u; // the first letter is
   const count = (value) => value.toLocaleString('en');
   const fixed = (value, digits = 2) => value.toFixed(digits).replace('-', '−');
   const percent = (part, whole) => (whole > 0 ? `${fixed((100 * part) / whole, 0)} %`.replace('−0 ', '0 ') : '–');
@@ -88,7 +97,7 @@
     row.dataset.place = place;
     const before = inOneLine(each.context.slice(-data.n_short).join('')).slice(-24);
     const end = make('span', 'end', `…${before}`);
-    end.append(make('b', '', visible(each.target)), inOneLine(each.after));
+    end.append(make('b', '', visible(each.target)), ...nodes(inOneLine(each.after)));
     row.append(end, make('span', 'what', `${data.kinds[each.kind]} · document ${each.document}`),
       make('span', 'gain', `+${fixed(each.gain)}`.replace('+−', '−')));
     return row;
@@ -184,11 +193,11 @@
     for (let position = 0; position < data.n_long - data.n_short; position += 1) {
       if (rankAt.has(position)) {
         const rank = rankAt.get(position);
-        parts.push(run + leadingSpace(far[position]), makeChosen(far[position], rank, influence[rank], data.n_long - position, strongest));
+        parts.push(...nodes(run + leadingSpace(far[position])), makeChosen(far[position], rank, influence[rank], data.n_long - position, strongest));
         run = isBlank(far[position]) ? far[position] : ''; // a box around a line break would be cut in two
       } else run += far[position];
     }
-    parts.push(run, make('span', 'short', each.context.slice(-data.n_short).join('')),
+    parts.push(...nodes(run), make('span', 'short', each.context.slice(-data.n_short).join('')),
       leadingSpace(each.target), make('strong', 'target', isBlank(each.target) ? visible(each.target) : each.target.trimStart()),
       make('span', 'after', each.after));
     box.replaceChildren(...parts);
@@ -201,13 +210,14 @@
     const hasInfluence = unit !== '' && influence !== null;
     const shade = hasInfluence && influence > 0 ? Math.max(1, Math.ceil((SHADES * influence) / strongest)) : 0;
     const token = make('span', `chosen shade${shade}`, piece.trimStart());
+    token.classList.toggle('rtl', RIGHT_TO_LEFT.test(piece));
     const said = [`rank ${rank + 1}`, hasInfluence ? `influence ${fixed(influence, 3)} ${unit}` : 'no influence is measured',
       `${count(distance)} tokens before the target`];
     token.dataset.rank = rank + 1 + (isBlank(piece) ? visible(piece) : '');
     token.dataset.tip = said.join('\n');
     token.tabIndex = -1;
     token.setAttribute('role', 'button');
-    token.setAttribute('aria-label', `chosen token “${visible(piece)}”, ${said.join(', ')}`);
+    token.setAttribute('aria-label', `chosen token “${named(visible(piece))}”, ${said.join(', ')}`);
     return token;
   }
 
