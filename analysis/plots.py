@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ Style = tuple[str, str, Any]
 """Colour, marker and line style."""
 
 DPI = 200
+FORMATS: dict[str, Any] = {"png": None, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+"""Kinds of figure files, and what keeps the date out of each."""
 
 STYLE: dict[Any, Any] = {
     "font.size": 8.5,
@@ -295,13 +298,17 @@ def save_figure(figure: Figure, folder: str | Path, name: str = "figure2") -> li
 
     The same summary gives the same bytes: no date is written into them.
     """
-    paths = [Path(folder) / f"{name}.{kind}" for kind in ("png", "pdf")]
-    for path in paths:
-        kind = path.suffix[1:]
-        metadata = {"CreationDate": None} if kind == "pdf" else None
-        with atomic_path(path) as temporary, matplotlib.rc_context(STYLE):
-            figure.savefig(temporary, format=kind, dpi=DPI, metadata=metadata)
-    return paths
+    return [write_figure(figure, Path(folder) / f"{name}.{kind}") for kind in ("png", "pdf")]
+
+
+def write_figure(figure: Figure, path: Path) -> Path:
+    """Write a figure as the ending of ``path``, one of `FORMATS`, says, atomically; returns the path."""
+    kind, drawn = path.suffix[1:].lower(), BytesIO()
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "olmo-sparsity"}):  # else an SVG's ids are random
+        figure.savefig(drawn, format=kind, dpi=DPI, metadata=FORMATS[kind])
+    with atomic_path(path) as temporary:  # only now: matplotlib answers a full disk with errors of its own
+        temporary.write_bytes(drawn.getbuffer())
+    return path
 
 
 def bar_lengths(intervals: Sequence[Json]) -> list[list[float]]:

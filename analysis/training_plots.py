@@ -19,13 +19,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from analysis.plots import DPI, STYLE
+from analysis.plots import FORMATS, STYLE, write_figure
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path
 
 Json = dict[str, Any]
 
-FORMATS = ("png", "pdf", "svg")
 X_AXES = {"tokens": "training tokens", "steps": "optimizer steps"}
 # colour, marker, line style: runs differ by all three at once, for grey printing and colour-blind eyes
 _RUN_STYLES = (
@@ -163,14 +161,9 @@ def training_figure(
 def save(figure: Figure, path: str | Path) -> Path:
     """Write the figure as the ending of ``path`` says, atomically. Raises `UserError` for an unknown ending."""
     path = Path(path)
-    kind = path.suffix[1:].lower()
-    if kind not in FORMATS:
+    if path.suffix[1:].lower() not in FORMATS:
         raise UserError(f"{path} has no ending of {', '.join(FORMATS)}; name it with one of them")
-    style = {**STYLE, "svg.hashsalt": "olmo-sparsity"}  # else an SVG's ids are random
-    with atomic_path(path) as temporary, matplotlib.rc_context(style):
-        metadata = {"png": None, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
-        figure.savefig(temporary, format=kind, dpi=DPI, metadata=metadata)
-    return path
+    return write_figure(figure, path)
 
 
 def short_number(value: float) -> str:

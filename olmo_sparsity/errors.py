@@ -82,10 +82,13 @@ def _line_of(error: OSError) -> str | None:
     if error.errno in _NO_ROOM:
         where = f" (writing {name})" if name else ""
         return f"the disk is full, or a quota is reached{where}; make room and run the same command again"
+    if error.errno in _NO_PERMISSION:
+        which = (
+            f"for {name} ({error.strerror})" if name else f"({first_line(error)})"
+        )  # pyarrow says it in its text
+        return f"no permission {which}; change its mode, or give another place"
     if name is None or error.errno is None:
         return None
-    if error.errno in _NO_PERMISSION:
-        return f"no permission for {name} ({error.strerror}); change its mode, or give another place"
     remedies = {
         errno.ENOENT: "it was moved or removed; check the path and run the same command again",
         errno.EISDIR: "name a file, or remove the folder yourself",

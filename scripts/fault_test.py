@@ -40,6 +40,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from olmo_sparsity.arguments import Parser, out_folder, positive_number, seed_number, whole_number
 from olmo_sparsity.errors import UserError, run_script
 
 if TYPE_CHECKING:
@@ -82,8 +83,11 @@ class Outcome:
 def main() -> int:
     """Make the undisturbed references, inject the faults, and say what was found."""
     arguments = _parser().parse_args()
+    for chosen, every in ((arguments.only, FAULTS), (arguments.commands, COMMAND_NAMES)):
+        if unknown := sorted(set(chosen) - set(every)):
+            raise UserError(f"{unknown[0]!r} is none of {', '.join(every)}")
     start = time.monotonic()
-    out = _work_folder(Path(arguments.out))
+    out = _work_folder(arguments.out)
     from faults.commands import COMMANDS, Workshop
     from faults.processes import import_everything
 
@@ -219,15 +223,13 @@ def _work_folder(out: Path) -> Path:
     return out.resolve()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
+    parser.add_argument(
+        "--injections", type=whole_number, default=300, metavar="N", help="how many (default: %(default)s)"
     )
     parser.add_argument(
-        "--injections", type=int, default=300, metavar="N", help="how many (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="decides every moment and place (default: %(default)s)"
+        "--seed", type=seed_number, default=0, help="decides every moment and place (default: %(default)s)"
     )
     parser.add_argument(
         "--only",
@@ -243,16 +245,24 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME,…",
         help=f"of: {', '.join(COMMAND_NAMES)}",
     )
-    parser.add_argument("--repeat", type=int, metavar="NUMBER", help="make this injection alone")
+    parser.add_argument("--repeat", type=whole_number, metavar="NUMBER", help="make this injection alone")
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), metavar="N", help="injections at a time (default: cores)"
+        "--jobs",
+        type=whole_number,
+        default=os.cpu_count(),
+        metavar="N",
+        help="injections at a time (default: cores)",
     )
     parser.add_argument(
-        "--out", default="runs/faults", metavar="DIR", help="work folder, made anew (default: %(default)s)"
+        "--out",
+        type=out_folder,
+        default="runs/faults",
+        metavar="DIR",
+        help="work folder, made anew (default: %(default)s)",
     )
     parser.add_argument(
         "--time-out",
-        type=float,
+        type=positive_number,
         default=60.0,
         metavar="S",
         help="seconds of a command (default: %(default)s)",

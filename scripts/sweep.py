@@ -20,7 +20,7 @@ cells, OUT/CELL/sweep.log has what a cell printed, and OUT/CELL/sweep.json says 
 
 The same command goes on where it was: it skips what is finished, and resumes what is not. To add values to an axis,
 give it the old ones and the new. A cell that fails leaves the others alone; the failures are listed at the end (exit
-code 1). On Ctrl-C, SIGTERM or SIGUSR1 the running cells save first (exit code 85).
+code 1). On Ctrl-C, SIGTERM or SIGUSR1 the running cells save first (exit code 85). One sweep at a time works in OUT.
 
 With --slurm every cell is a job of an array, and the options are those of scripts/submit.py. A job that is preempted or
 meets its time limit saves and goes on by itself.

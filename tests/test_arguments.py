@@ -13,7 +13,7 @@ from olmo_sparsity.arguments import Parser, out_file, out_folder, several, whole
 from tests.test_structure import imported_modules
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = sorted(path for path in (ROOT / "scripts").glob("*.py") if path.name != "crash_test.py")
+SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
 
 NO_WHOLE = ("0", "-1", "-7", "nan", "inf", "1.5", "1e3", "", "many", str(10**30), "9" * 5000)
 BELOW_0 = tuple(text for text in NO_WHOLE if text != "0")
@@ -43,6 +43,11 @@ OPTIONS = {
         **dict.fromkeys(("--samples", "--batch-tokens"), NO_WHOLE),
         **dict.fromkeys(("--lengths", "--ks"), NO_LIST),
         "--seed": NO_SEED,
+    },
+    ("fault_test",): {
+        **dict.fromkeys(("--injections", "--repeat", "--jobs"), NO_WHOLE),
+        "--seed": NO_SEED,
+        "--time-out": NO_POSITIVE,
     },
     ("figure1", "a", "--out", "o"): BOOTSTRAP,
     ("figure2", "a"): {"--k": NO_WHOLE, **BOOTSTRAP},
@@ -192,8 +197,9 @@ def test_good_values_are_read():
 # Where results go.
 
 FOLDER_OUT = {
-    ("benchmark", "influence"), ("exact_match", "a"), ("export_hf", "a"), ("figure1", "a"), ("figure2", "a"),
-    ("figure6", "a"), ("influence", "a", "--corpus", "c"), ("ladder", "a", "--length", "l"),
+    ("benchmark", "influence"), ("exact_match", "a"), ("export_hf", "a"), ("fault_test",),
+    ("figure1", "a"), ("figure2", "a"), ("figure6", "a"),
+    ("influence", "a", "--corpus", "c"), ("ladder", "a", "--length", "l"),
     ("length", "a", "--corpus", "c"), ("longppl", "a", "--corpus", "c", "--n-long", "9", "--n-short", "3"),
     ("needle", "a", "--corpus", "c"), ("plot_length", "a"), ("prepare_data", "docs"), ("recall",),
     ("submit", "prepare_c4"), ("submit", "influence", "a", "--corpus", "c"),

@@ -5,17 +5,32 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 import shutil
+from hashlib import blake2b
 from pathlib import Path
+from pydoc_data.topics import topics
 
+import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from olmo_sparsity.data import docstrings
+from olmo_sparsity.data import docstrings, words
+from olmo_sparsity.data import text as text_module
 from olmo_sparsity.data.corpora import HubShards, TextFiles, file_units, hub_units
 from olmo_sparsity.data.docstrings import clean_documents, docs_packages, is_english, write_documents
+from olmo_sparsity.data.encode import Encoding, encode_documents
+from olmo_sparsity.data.text import (
+    MAX_PIECE_CHARACTERS,
+    PIECE_CHARACTERS,
+    paragraph_hash,
+    split_paragraphs,
+    split_pieces,
+)
 from olmo_sparsity.data.tokenizers import (
     EOS_TOKEN,
+    MAX_RUN_CHARACTERS,
+    _trainable,
     find_eos,
     id_range,
     load_tokenizer,
@@ -238,3 +253,83 @@ def test_jobs_keep_their_order_and_their_errors():
         ) == [0, 1, 4, 9, 16]
         with pytest.raises(UserError, match="-3 is negative"):
             run_jobs(_square_or_fail, [1, -3, 2], workers=workers, description="squares", unit="numbers")
+
+
+def test_the_tokenizer_of_real_text_is_the_one_without_cuts():
+    """Long words and white space are cut before training; no text that people write has such."""
+    texts = [
+        *topics.values(),
+        *(path.read_text(encoding="utf8") for path in Path(__file__).parents[1].glob("*/*.py")),
+    ]
+    texts.append("\n\n".join(texts))  # longer than a piece
+    assert len(texts[-1]) > 2 * PIECE_CHARACTERS
+    plain = Tokenizer(models.BPE())
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000,
+        special_tokens=[EOS_TOKEN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    plain.train_from_iterator(texts, trainer)
+    assert train_bpe(texts, 1000).to_str() == plain.to_str()
+
+
+@pytest.mark.parametrize("run", ["a", " ", "-", "1", "_-", "a1", "\u3000\t", "é"])
+def test_a_long_run_is_cut_and_comes_back(tmp_path, run):
+    """Training took the square of the length."""
+    text = "some words " + run * (1_200_000 // len(run)) + " and more\n"
+    parts = list(_trainable(text))
+    assert "".join(parts) == text
+    assert max(map(len, parts)) <= MAX_RUN_CHARACTERS + 50
+    assert "".join(split_pieces(text)) == text
+    assert max(map(len, split_pieces(text))) <= MAX_PIECE_CHARACTERS
+    tokenizer = train_bpe([text], 300)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    [(_, ids)] = encode_documents([text], Encoding(str(tmp_path / "tokenizer.json"), 0, "uint16"))
+    assert tokenizer.decode(ids[:-1].tolist()) == text
+
+
+def test_text_without_single_spaces_keeps_its_ids(tmp_path, monkeypatch):
+    """A list of words, a line each: pieces end at its line breaks."""
+    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 1000)
+    monkeypatch.setattr(text_module, "MAX_PIECE_CHARACTERS", 4000)
+    text = "\n".join(f"word{number},x" for number in range(5000))
+    tokenizer = train_bpe([text[:10_000]], 400)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert len(list(split_pieces(text))) > 40
+    [(_, ids)] = encode_documents([text], Encoding(str(tmp_path / "tokenizer.json"), 0, "uint16"))
+    assert ids[:-1].tolist() == tokenizer.encode(text).ids
+
+
+def test_words_without_end_are_not_all_remembered(monkeypatch):
+    monkeypatch.setattr(words, "MAX_KNOWN_CHARACTERS", 10_000)
+    encoder = words.WordEncoder(train_bpe(["abcdefghij" * 20], 300), np.dtype(np.uint16))
+    for number in range(30):
+        encoder.encode([f"{number}" + "abc" * 1000])
+    assert 0 < sum(map(len, encoder.known)) < 20_000
+
+
+@pytest.mark.parametrize("characters", [1, 2, 3, 5, 1000])
+def test_paragraphs_have_the_same_hash_in_parts(monkeypatch, characters):
+    monkeypatch.setattr(text_module, "_HASHED_CHARACTERS", characters)
+    for paragraph in [
+        "",
+        " ",
+        "one",
+        "one two",
+        "  one \t two\u3000three ",
+        "a  b   c",
+        "ab cd ef gh",
+        " \x1c x",
+    ]:
+        words = " ".join(paragraph.split())
+        expected = int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "little")
+        assert paragraph_hash(paragraph) == expected, paragraph
+
+
+def test_paragraphs_are_what_stands_between_blank_lines():
+    for text in ["", "\n\n", "a", "a\n\nb", "\n \na\n\n\n b\n\n", "a\n \n \n  b\nc\n\n\x1c"]:
+        expected = [part for part in re.split(r"\n\s*\n", text) if part.strip()]
+        assert list(split_paragraphs(text)) == expected

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import analysis.measurement as measurement_module
 from analysis.influence import InfluenceSettings, measure_influence
 from analysis.records import load_records
 from olmo_sparsity.checkpoint import load_model
+from olmo_sparsity.data import verify
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.export import position_reach
@@ -304,3 +306,26 @@ def test_replaced_fields_of_a_checkpoint_do_not_warn_again(trained, tmp_path, ca
     caplog.clear()
     load_model(tmp_path / "run")
     assert "no effect" not in caplog.text
+
+
+def test_replaced_tokens_are_refused_and_right_ones_remembered(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained / "corpus", tmp_path / "corpus")
+    asked = settings(trained, tmp_path / "out", corpus=str(tmp_path / "corpus"))
+    measure_influence(asked)
+    monkeypatch.setattr(verify, "_read", None)  # nothing is read again
+    measure_influence(asked)
+    monkeypatch.undo()
+    path = tmp_path / "corpus" / "heldout-00000.npy"
+    data = bytearray(path.read_bytes())
+    data[6] ^= 1
+    path.write_bytes(data)
+    for each in (asked, replace(asked, out=str(tmp_path / "other"))):
+        with pytest.raises(UserError, match=r"checksum mismatch in .*heldout-00000\.npy"):
+            measure_influence(each)
+    assert not (tmp_path / "other").exists()
+
+
+def test_nothing_stays_where_no_target_gains(trained, tmp_path):
+    with pytest.raises(UserError, match="gains more than tau"):
+        measure_influence(settings(trained, tmp_path / "out", tau_nats=1e6))
+    assert not (tmp_path / "out").exists()

@@ -1,6 +1,7 @@
 """Loss by position against one forward pass per window and position; its windows, statistics, figure and refusals."""
 
 import json
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -23,6 +24,7 @@ from analysis.models import load_for_analysis
 from analysis.segments import sample_segments
 from analysis.statistics import cluster_bootstrap, ratio_of_sums
 from analysis.training_plots import curve_style
+from olmo_sparsity.data import verify
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.errors import UserError
 from tests import tiny
@@ -335,6 +337,22 @@ def test_bad_settings_are_refused_in_one_line(made, tmp_path, changes, message):
         measure_length(settings(made, tmp_path / "out", **changes))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
+    shutil.copytree(made / "corpus", tmp_path / "corpus")
+    asked = settings(made, tmp_path / "out", corpus=str(tmp_path / "corpus"))
+    path = tmp_path / "corpus" / "heldout-00000.npy"
+    ids = np.fromfile(path, dtype=np.uint16)
+    np.where(np.arange(len(ids)) == 7, (ids + 1) % 50, ids).astype(np.uint16).tofile(path)
+    with pytest.raises(UserError, match=r"checksum mismatch in .*heldout-00000\.npy"):
+        measure_length(asked)
+    assert not (tmp_path / "out").exists()
+    ids.tofile(path)
+    measure_length(asked)
+    assert (tmp_path / "out" / "verified.json").is_file()
+    monkeypatch.setattr(verify, "_read", None)  # nothing is read again
+    measure_length(asked)
 
 
 def test_a_refused_second_checkpoint_is_told_before_the_first_is_measured(made, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +24,7 @@ from analysis.longppl import (
 from analysis.models import load_for_analysis
 from analysis.segments import sample_segments
 from analysis.token_losses import TokenLosses
+from olmo_sparsity.data import verify
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.errors import UserError
 from tests import tiny
@@ -311,3 +313,20 @@ def test_the_table_shows_what_does_not_exist_as_a_dash(made, tmp_path):
     place = [str(title) for title in cells[0]].index("LongPPL")
     assert cells[1][place] == cells[2][place] == "– [–, –]"
     assert cells[1][0] == "0 [0, 0]"
+
+
+def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
+    shutil.copytree(made / "corpus", tmp_path / "corpus")
+    asked = settings(made, tmp_path / "out", corpus=str(tmp_path / "corpus"))
+    measure_longppl(asked)
+    monkeypatch.setattr(verify, "_read", None)  # nothing is read again
+    measure_longppl(asked)
+    monkeypatch.undo()
+    path = tmp_path / "corpus" / "heldout-00000.npy"
+    data = bytearray(path.read_bytes())
+    data[6] ^= 1
+    path.write_bytes(data)
+    for each in (asked, replace(asked, out=str(tmp_path / "other"))):
+        with pytest.raises(UserError, match=r"checksum mismatch in .*heldout-00000\.npy"):
+            measure_longppl(each)
+    assert not (tmp_path / "other").exists()

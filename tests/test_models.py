@@ -468,6 +468,24 @@ def test_the_corpus_must_have_the_tokenizer_of_the_model(tmp_path):
         loaded.check_corpus(corpus)
 
 
+def test_the_corpus_must_not_have_more_ids_than_the_model(tmp_path):
+    folder = directory(tmp_path / "model", "llama")
+    loaded, corpus = load_for_analysis(folder), folder / "corpus"
+    known = len(loaded.model.model.get_input_embeddings().weight)
+    path = corpus / "manifest.json"
+    raw = json.loads(path.read_text())
+    for vocab_size in (known, known + 1):
+        path.write_text(json.dumps({**raw, "vocab_size": vocab_size}))
+        if vocab_size == known:
+            loaded.check_corpus(corpus)
+            continue
+        with pytest.raises(
+            UserError, match=f"a vocabulary of {known + 1} tokens, .* one of {known};"
+        ) as error:
+            loaded.check_corpus(corpus)
+        assert "\n" not in str(error.value)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run that learned a little to copy, and its export."""

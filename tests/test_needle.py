@@ -1,7 +1,9 @@
 """Needles: where they stand, a copy head built by hand that finds them all, plain forward passes, and the script."""
 
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ from analysis.needle_plots import NEEDLE, needle_figure, recall_figure
 from analysis.needle_recall import RecallOptions, needle_contexts, recall_of_needles
 from analysis.needles import cells_of, draw_needles, measure_needles
 from analysis.token_losses import TokenLosses
+from olmo_sparsity.data import verify
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.errors import UserError
 from tests import tiny
@@ -271,3 +274,20 @@ def test_the_colours_go_upwards_where_no_model_gains_anything():
     drawn = needle_figure({"models": models, "settings": settings}, "gain_nats")
     assert [text.get_text() for text in drawn.axes[0].texts] == ["-0.20"]
     assert drawn.axes[0].images[0].get_clim() == (0, 0.1)
+
+
+def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
+    shutil.copytree(made / "corpus", tmp_path / "corpus")
+    asked = settings(made, tmp_path / "out", corpus=str(tmp_path / "corpus"))
+    measure_needle(asked)
+    monkeypatch.setattr(verify, "_read", None)  # nothing is read again
+    measure_needle(asked)
+    monkeypatch.undo()
+    path = tmp_path / "corpus" / "heldout-00000.npy"
+    data = bytearray(path.read_bytes())
+    data[6] ^= 1
+    path.write_bytes(data)
+    for each in (asked, replace(asked, out=str(tmp_path / "other"))):
+        with pytest.raises(UserError, match=r"checksum mismatch in .*heldout-00000\.npy"):
+            measure_needle(each)
+    assert not (tmp_path / "other").exists()

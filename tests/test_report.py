@@ -301,9 +301,9 @@ def test_command_of_the_records_is_understood_by_its_script(records: Records) ->
     assert command[:2] == ["python", "scripts/influence.py"]
     given = vars(module._parser().parse_args(command[2:]))
     expected = {
-        "checkpoint": "runs/a", "corpus": "data/docs", "out": Path("with space/records"), "split": "heldout", "n_long": 24,
-        "n_short": 8, "tau": 1.0, "k": (1, 2, 4, 8), "selectors": ",".join(SELECTORS), "targets": 40, "seed": 0,
-        "bf16": False, "evaluate_with": None,
+        "checkpoint": "runs/a", "corpus": "data/docs", "out": Path("with space/records"), "split": "heldout",
+        "n_long": 24, "n_short": 8, "tau": 1.0, "k": (1, 2, 4, 8), "selectors": ",".join(SELECTORS),
+        "targets": 40, "seed": 0, "bf16": False, "evaluate_with": None,
     }  # fmt: skip
     assert {name: given[name] for name in expected} == expected
     assert influence_command(replace(records, manifest=replace(records.manifest, dtype="bf16"))).endswith(

@@ -155,6 +155,35 @@ def test_torn_marks_and_those_of_other_text_are_passed_over(tmp_path, many_marks
     assert json.loads(path.read_text().splitlines()[-1])[0] == json.loads(lines[0])[0]
 
 
+ODD_MARKS = [b"\xff\xfe", b"[" * 100_000, b"3", b'{"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}']
+
+
+def test_damaged_marks_are_passed_over(tmp_path, many_marks):
+    config = stream_config(tmp_path)
+    whole = take(config, 0, 60)
+    [path] = (tmp_path / "run" / MARKS_NAME).iterdir()
+    lines = path.read_bytes().splitlines()
+    identity = json.loads(lines[0])[0]
+    values = [[0, -1, 5, False], ["0", 1, 5, False], [0, 1, 5.5, False], [0, 1, "5", True], [0, 1, 5, None]]
+    odd = [*ODD_MARKS, *(json.dumps([identity, *each]).encode() for each in values)]
+    path.write_bytes(b"\n".join([*odd, *lines]))
+    assert all(map(same, take(config, 50, 10), whole[50:]))
+    path.write_bytes(b"\n".join(odd))  # nothing is left that would tell another text
+    assert all(map(same, take(config, 50, 10), whole[50:]))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_text_that_vanishes_is_one_line(tmp_path, workers):
+    config = stream_config(tmp_path)
+    config = replace(config, data=replace(config.data, num_workers=workers))
+    batches = open_training_data(config).batches(0)
+    for path in config.corpus.stream.files:
+        Path(path).unlink()
+    with pytest.raises(UserError, match="cannot be read .*put it back") as error:
+        next(batches)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_loader_workers_change_nothing(tmp_path, workers):
     config = stream_config(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -123,3 +124,63 @@ def test_files_that_are_something_else_are_refused(tmp_path):
         assert "\n" not in str(error.value)
     with pytest.raises(UserError, match=r"written by numpy\.save"):
         open_training_data(bare(config, [tmp_path / "saved.npy"], "uint32"))
+
+
+def test_an_id_beyond_the_vocabulary_is_found_anywhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "CHUNK_MB", 1)
+    config = tiny.train_config(tmp_path)
+    ids = np.random.default_rng(0).integers(0, 50, 3 << 20).astype(np.uint16)
+    ids[-1000] = 50
+    ids.tofile(tmp_path / "late.npy")
+    ids[:1000].tofile(tmp_path / "fine.npy")
+    late, fine = tmp_path / "late.npy", tmp_path / "fine.npy"
+    in_groups = bare(config, [])
+    in_groups = replace(
+        in_groups, data=replace(in_groups.data, paths=None, datasets={"a": [str(fine), str(late)]})
+    )
+    evaluated = replace(config, evaluation=replace(config.evaluation, interval=5, paths=[str(late)]))
+    for each in (bare(config, [fine, late]), in_groups, evaluated):
+        with pytest.raises(
+            UserError, match=r"late\.npy holds id 50, beyond .*model\.vocab_size is 50"
+        ) as error:
+            verify_checksums(each)
+        assert "\n" not in str(error.value)
+        assert not (tmp_path / "run").exists()
+    verify_checksums(bare(config, [fine]))
+    read = []
+    monkeypatch.setattr(verify, "_read", lambda file, *rest: read.append(file))
+    verify_checksums(bare(config, [fine]))
+    assert not read
+    smaller = replace(config, model=replace(config.model, vocab_size=int(ids[:1000].max())))
+    with pytest.raises(UserError, match="beyond the vocabulary"):  # what is remembered is the largest id
+        verify_checksums(bare(smaller, [fine]))
+
+
+def test_ids_of_a_corpus_stay_below_its_own_vocabulary(tmp_path):
+    config = tiny.train_config(tmp_path)
+    path = tmp_path / "corpus" / "manifest.json"
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps({**raw, "vocab_size": 10}))
+    with pytest.raises(UserError, match="beyond the vocabulary of 10; its manifest was changed"):
+        verify_checksums(config)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "[]", "[" * 100_000, '{"PATH": 3}', '{"PATH": [1, 2, 3, "uint16", "x", "y"]}']
+)
+def test_a_damaged_memory_is_made_again(tmp_path, value):
+    config = tiny.train_config(tmp_path)
+    verify_checksums(config)
+    path, whole = tmp_path / "run" / VERIFIED_NAME, (tmp_path / "run" / VERIFIED_NAME).read_text()
+    path.write_text(value.replace("PATH", str(tmp_path / "corpus" / "train-00000.npy")))
+    verify_checksums(config)
+    assert path.read_text() == whole
+
+
+def test_a_file_that_was_read_for_its_ids_alone_is_read_again_for_its_checksum(tmp_path):
+    config = tiny.train_config(tmp_path)
+    path = tmp_path / "corpus" / "train-00000.npy"
+    change_one_byte(path)
+    verify_checksums(bare(config, [path]))
+    with pytest.raises(UserError, match="checksum mismatch"):
+        verify_checksums(config)
