@@ -53,16 +53,18 @@ def folder_lock(folder: str | Path, *, part: str | None = None) -> Iterator[None
 
 
 @contextmanager
-def _hold(path: Path, patience: float = 0.0) -> Iterator[None]:
+def _hold(path: Path, patience: float = 0.2) -> Iterator[None]:
     lost: list[LeaseCompromise] = []
 
     def give_up(how: LeaseCompromise) -> None:
         lost.append(how)
         os.kill(os.getpid(), signal.SIGINT)  # wakes the main thread, whatever it waits for
 
-    lock = SoftFileLease(path, lease_duration=LEASE_SECONDS, on_compromise=give_up, timeout=patience)
+    lock = SoftFileLease(path, lease_duration=LEASE_SECONDS, on_compromise=give_up)
     try:
-        lock.acquire()
+        lock.acquire(
+            timeout=patience, poll_interval=0.02
+        )  # the first try only breaks the lock of a dead process
     except Timeout:
         _wait_for_lease(lock, path)
     try:
@@ -88,7 +90,7 @@ def _wait_for_lease(lock: SoftFileLease, path: Path) -> None:
             raise UserError(
                 f"{path.parent} is in use by {held}; wait for it or stop it, or give another folder"
             )
-        if not warned:
+        if owner is not None and not warned:
             log.warning("%s was in use on another machine; waiting until its lease ends", path.parent)
             warned = True
         try:

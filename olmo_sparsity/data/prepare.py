@@ -329,7 +329,7 @@ def _encode_training(
         output, record = out / f"{name}.npy", out / WORK_NAME / f"{name}.json"
         jobs.append(EncodeJob(unit, rule, encoding, output, record, paragraphs, corpus.limit_tokens))
     records = {job.record: EncodedUnit.load(job.record) for job in jobs}
-    done = {path: old for path, old in records.items() if old and is_whole(out, old.file, encoding.dtype)}
+    done = {path: old for path, old in records.items() if old and is_whole(out, old.file)}
     todo = [job for job in jobs if job.record not in done]
     if merge:
         refuse_missing(

@@ -11,14 +11,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from olmo_sparsity.data.shards import record_count
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import tokenizer_file
-from olmo_sparsity.data.tokens import DTYPES, MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
+from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import read_json, remove, write_json
+from olmo_sparsity.files import read_json, remove, sha256_file, write_json
 from olmo_sparsity.lock import folder_lock
 from olmo_sparsity.shard import Shard
 
@@ -34,19 +32,17 @@ def finished_corpus(out: Path, request: dict[str, Any]) -> CorpusManifest | None
     manifest = CorpusManifest.load(out)
     _refuse_other(out, manifest.settings, request)
     files = [file for split in manifest.splits.values() for file in split]
-    tokenizer_is_there = (out / TOKENIZER_NAME).is_file()
-    return (
-        manifest
-        if tokenizer_is_there and all(is_whole(out, file, manifest.dtype) for file in files)
-        else None
-    )
+    tokenizer = out / TOKENIZER_NAME
+    has_tokenizer = tokenizer.is_file() and sha256_file(tokenizer) == manifest.tokenizer_sha256
+    return manifest if has_tokenizer and all(is_whole(out, file) for file in files) else None
 
 
-def is_whole(out: Path, file: TokenFile, dtype: str) -> bool:
-    """Whether a token file is there in its full size."""
+def is_whole(out: Path, file: TokenFile) -> bool:
+    """Whether a token file is there, byte for byte as it was written."""
     path = out / file.name
-    size = path.stat().st_size if path.is_file() else 0
-    return size == file.tokens * np.dtype(DTYPES[dtype]).itemsize
+    if not file.tokens:  # a unit without a training document has no file
+        return not path.exists()
+    return path.is_file() and sha256_file(path) == file.sha256
 
 
 def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -> None:
