@@ -28,8 +28,23 @@ from analysis.sums import (
     refuse_without_gain,
 )
 from olmo_sparsity.errors import UserError
+from olmo_sparsity.result_files import INTERVAL, ResultFile
 
 SIDES = ("first", "second")
+_PAIRED = dict.fromkeys((*SIDES, "difference"), INTERVAL)
+COMPARISON = ResultFile(
+    "compare.json",
+    "olmo-sparsity comparison",
+    1,
+    "comparison",
+    "scripts/compare.py --out",
+    shape={
+        **dict.fromkeys(SIDES, {"checkpoint": str}),
+        **dict.fromkeys(("share_over_tau", "gap_short_minus_long"), _PAIRED),
+        "selectors": {...: {...: {"net_recovery": _PAIRED}}},
+    },
+    before={},
+)
 _SAME_SETTINGS = ("split", "n_long", "n_short", "seed", "tau_nats")
 _OWN, _COMMON = "own", "common"  # groups: over tau under this checkpoint; under both
 

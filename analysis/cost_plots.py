@@ -6,7 +6,6 @@ straight line is a power law.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import matplotlib
@@ -25,8 +24,16 @@ from analysis.plots import (
 )
 from analysis.sums import Json
 from olmo_sparsity.errors import UserError
+from olmo_sparsity.result_files import ResultFile, misfit
 
-INFLUENCE_BENCHMARK_NAME = "influence.json"
+INFLUENCE_BENCHMARK = ResultFile(
+    "influence.json",
+    "olmo-sparsity benchmark influence",
+    1,
+    "benchmark of the influence analysis",
+    "scripts/benchmark.py influence",
+    before={"benchmark": "influence"},
+)
 MEGABYTE = 1e6
 
 _SWEEPS = {"n_long": "N [tokens of long context]", "k": "k [selected tokens]", "targets": "targets at once"}
@@ -36,21 +43,27 @@ _QUANTITIES = {
     "peak_bytes": ("peak memory [MB]", MEGABYTE),
 }
 """What is drawn: the name of its axis, and the unit in the JSON's units."""
+_POINT = {
+    "selector": str,
+    **dict.fromkeys(("n_long", "n_short", "k", "targets"), int),
+    "seconds_per_target": float,
+    "peak_bytes": (int, None),
+}
+_SHAPE = {
+    "model": str,
+    "parameters": int,
+    "machine": {"cores": int, "threads": int, "processor": str, "gpu": (str, None)},
+    "cost": {"sweeps": dict.fromkeys(_SWEEPS, [_POINT])},
+}
 
 
 def load_cost(path: str | Path) -> Json:
     """An `influence.json`, given itself or its folder. Raises `UserError` where it is none, or has no costs."""
-    path = Path(path)
-    path = path / INFLUENCE_BENCHMARK_NAME if path.is_dir() else path
-    again = "make it with scripts/benchmark.py influence"
-    if not path.is_file():
-        raise UserError(f"{path} is missing; {again}")
-    try:
-        found = json.loads(path.read_text(encoding="utf8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); {again}") from error
-    if not isinstance(found, dict) or "cost" not in found:
-        raise UserError(f"{path} holds no costs; {again} --parts cost")
+    found = INFLUENCE_BENCHMARK.load(path)
+    if "cost" not in found:
+        raise UserError(f"{path} holds no costs; make it with {INFLUENCE_BENCHMARK.script} --parts cost")
+    if odd := misfit(found, _SHAPE):
+        raise UserError(f"{path} is damaged ({odd}); make it with {INFLUENCE_BENCHMARK.script}")
     return found
 
 

@@ -22,9 +22,9 @@ from scipy.stats import binomtest
 from analysis.statistics import DEFAULT_RESAMPLES, LEVEL, Interval
 from analysis.sums import Json
 from olmo_sparsity.errors import UserError
+from olmo_sparsity.result_files import EXACT_MATCH
 
-RECORD_NAME = "exact_match.json"
-FORMAT = 1
+RECORD_NAME = EXACT_MATCH.name
 SCHEME_LABELS = {
     "contiguous": "RoPE",
     "random_start": "RoPE, random start",
@@ -187,12 +187,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _load(path: Path) -> Record:
-    try:
-        found = json.loads(path.read_text(encoding="utf8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); {_AGAIN}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise UserError(f"{path} is no exact-match record of format {FORMAT}; {_AGAIN}")
+    found = EXACT_MATCH.load(path)
     field = _field_reader(path)
     task = field(found, "task", dict)
     settings = Settings(

@@ -25,6 +25,7 @@ from olmo_sparsity.data.tokens import MANIFEST_NAME
 from olmo_sparsity.data.verify import Verified
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import sha256_file
+from olmo_sparsity.lock import folder_lock
 from olmo_sparsity.provenance import current_commit
 from olmo_sparsity.rope_scaling import RopeScaling
 
@@ -34,7 +35,8 @@ log = logging.getLogger(__name__)
 def measure_influence(settings: InfluenceSettings) -> Path:
     """Measure, writing records as they are finished; returns their folder.
 
-    Run again with the same settings, it goes on where an interrupted run stopped. Raises `UserError` for bad input.
+    Run again with the same settings, it goes on where an interrupted run stopped. Raises `UserError` for bad input, and
+    where another process writes to that folder.
     """
     _check_settings(settings)
     recorded = recorded_manifest(settings.checkpoint)
@@ -55,19 +57,19 @@ def measure_influence(settings: InfluenceSettings) -> Path:
     if settings.shard:
         settings.shard.check(len(sampled.document), TARGETS_PER_BLOCK)
     roles = _assign_roles(settings, given, recorded)
-    # all input is checked by now
-    writer = RecordWriter(settings.folder, roles.manifest, overwrite=settings.overwrite)
-    if writer.manifest.complete:
-        log.info("%s is complete already", settings.folder)
-        return settings.folder
     reader = Reader(tokens, TextDecoder.from_file(roles.tokenizer_file))
-    try:
-        Measurement(settings, tokens, reader, roles.evaluator, roles.chooser, roles.crossfit, writer).run(
-            sampled
-        )
-    finally:
-        if settings.folder.is_dir():  # else it was discarded: no target gains enough
-            verified.save()
+    # all input is checked by now
+    with folder_lock(settings.folder):
+        writer = RecordWriter(settings.folder, roles.manifest, overwrite=settings.overwrite)
+        if writer.manifest.complete:
+            log.info("%s is complete already", settings.folder)
+            return settings.folder
+        run = Measurement(settings, tokens, reader, roles.evaluator, roles.chooser, roles.crossfit, writer)
+        try:
+            run.run(sampled)
+        finally:
+            if (settings.folder / MANIFEST_NAME).is_file():  # else it was discarded: no target gains enough
+                verified.save()
     return settings.folder
 
 

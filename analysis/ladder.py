@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.manifest import ROPE_SCALING
-from analysis.result_files import ResultFile
+from olmo_sparsity.result_files import ResultFile
 from olmo_sparsity.errors import UserError
 
-LADDER = ResultFile("ladder.json", "olmo-sparsity ladder", 1, "ladder", "scripts/ladder.py")
+LADDER = ResultFile("ladder.json", "olmo-sparsity ladder", 2, "ladder", "scripts/ladder.py")
 
 Json = dict[str, Any]
 

@@ -32,7 +32,7 @@ from analysis.token_losses import TokenLosses
 from olmo_sparsity.data.tokens import MANIFEST_NAME
 from olmo_sparsity.data.verify import Verified
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path, sha256_file, write_json
+from olmo_sparsity.files import atomic_path, sha256_file
 from olmo_sparsity.progress import progress
 from olmo_sparsity.provenance import current_commit, library_versions
 
@@ -153,5 +153,5 @@ def _write(
     folder = Path(settings.out)
     with atomic_path(folder / SUMS_NAME) as temporary:
         pq.write_table(sums.to_table(settings.labels), temporary, compression="zstd")
-    write_json(folder / LENGTH.name, LENGTH.stamped(found))
+    LENGTH.save(folder / LENGTH.name, found)
     return folder / LENGTH.name

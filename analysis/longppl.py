@@ -37,6 +37,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.models import find_model, load_for_analysis
+from analysis.report_tables import LONGPPL
 from analysis.segments import Segments, sample_segments
 from analysis.settings import MeasurementSettings
 from analysis.statistics import (
@@ -52,11 +53,10 @@ from analysis.token_losses import TokenLosses
 from olmo_sparsity.data.tokens import MANIFEST_NAME
 from olmo_sparsity.data.verify import Verified
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import sha256_file, write_json
+from olmo_sparsity.files import sha256_file
 from olmo_sparsity.progress import progress
 from olmo_sparsity.provenance import current_commit, library_versions
 
-LONGPPL_NAME = "longppl.json"
 FORMS = ("exact", "published")
 WINDOW_SHARE = 4
 """Their code has M = 4096 and S = 1024 by default; where S is not given, it is M divided by this."""
@@ -141,8 +141,8 @@ def measure_longppl(settings: LongPPLSettings) -> Path:
         "settings": _describe(settings, segments, str(engine.device)),
         "provenance": {"commit": current_commit(), "versions": library_versions()},
     }
-    path = Path(settings.out) / LONGPPL_NAME
-    write_json(path, found)
+    path = Path(settings.out) / LONGPPL.name
+    LONGPPL.save(path, found)
     verified.save()
     return path
 

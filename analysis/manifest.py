@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import write_json
+from olmo_sparsity.files import read_json, write_json
 from olmo_sparsity.provenance import library_versions
+from olmo_sparsity.result_files import CHECKSUM, json_checksum, misfit
 
 KIND = "olmo-sparsity records"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+FORMAT_WITHOUT_CHECKSUMS = 2
+"""Is read, and not gone on with."""
 MANIFEST_NAME = "manifest.json"
 ROPE_SCALING = "rope_scaling"
 """Option of a manifest: how RoPE was scaled, the fields of `RopeScaling`; absent where it was not."""
@@ -37,7 +41,17 @@ _NOT_SETTINGS = {
     "versions",
     "created",
     "complete",
+    "version",
 }
+_SHAPE = {
+    **dict.fromkeys(("checkpoint", "corpus", "device", "commit", "created"), str),
+    **dict.fromkeys(("training_seed", "evaluation_training_seed"), (int, None)),
+    "evaluation_checkpoint": (str, None),
+    "versions": {...: str},
+    "complete": bool,
+}
+"""Of what no fingerprint protects."""
+_SELECTOR = re.compile(r"[\w@:.<>+-]+", re.ASCII)
 
 
 def check_measured(n_long: int, n_short: int, ks: Sequence[int], selectors: Sequence[str]) -> None:
@@ -53,6 +67,8 @@ def check_measured(n_long: int, n_short: int, ks: Sequence[int], selectors: Sequ
         )
     if not selectors or len(set(selectors)) != len(selectors):
         raise UserError(f"name each selector once and at least one, not {list(selectors)}")
+    if odd := [name for name in selectors if not _SELECTOR.fullmatch(name)]:
+        raise UserError(f"{odd[0]!r} cannot be the name of a selector")
 
 
 @dataclass(frozen=True)
@@ -107,6 +123,11 @@ class Manifest:
         check_measured(self.n_long, self.n_short, self.ks, self.selectors)
 
     @property
+    def n_far(self) -> int:
+        """F = N - M, tokens that only the long context has."""
+        return self.n_long - self.n_short
+
+    @property
     def k_max(self) -> int:
         """The largest k: so many tokens of every selection are recorded."""
         return self.ks[-1]
@@ -119,36 +140,35 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """SHA-256, in hexadecimal, of the settings that decide the numbers."""
-        return _fingerprint(asdict(self))
+        return _sha256(_settings(asdict(self)))
 
     def save(self, folder: str | Path) -> None:
         """Write `manifest.json`, atomically."""
+        assert self.version == FORMAT_VERSION, "records of an older format are read only"
         value = {"kind": KIND, "settings_fingerprint": self.fingerprint, **asdict(self)}
-        write_json(Path(folder) / MANIFEST_NAME, value)
+        write_json(Path(folder) / MANIFEST_NAME, {CHECKSUM: json_checksum(value), **value})
 
     @classmethod
     def load(cls, folder: str | Path) -> Manifest:
         """Read `manifest.json`. Raises `UserError` for a missing, damaged, edited or older one."""
         path = Path(folder) / MANIFEST_NAME
         raw = read_manifest(path)
-        if raw.get("version") != FORMAT_VERSION:
+        version = raw.get("version")
+        if version not in (FORMAT_VERSION, FORMAT_WITHOUT_CHECKSUMS):
             raise UserError(
-                f"{folder} has records of format version {raw.get('version')}, this code reads "
+                f"{folder} has records of format version {version}, this code reads {FORMAT_WITHOUT_CHECKSUMS} and "
                 f"{FORMAT_VERSION}; measure again into another --out, or with --overwrite"
             )
-        fingerprint = raw.pop("settings_fingerprint", None)
-        del raw["kind"]
-        if (odd := raw.keys() ^ {each.name for each in fields(cls)}) or _fingerprint(raw) != fingerprint:
-            what = (
-                f"wrong fields: {', '.join(sorted(odd))}"
-                if odd
-                else "its settings do not fit their fingerprint"
-            )
+        try:
+            what = _what_is_wrong(raw, {each.name for each in fields(cls)})
+        except RecursionError:
+            what = "it is nested too deeply"
+        if what:
             raise UserError(
                 f"{path} was edited or damaged ({what}); restore it, or measure again with "
                 "scripts/influence.py --overwrite"
             )
-        return cls(**raw)
+        return cls(**{each.name: raw[each.name] for each in fields(cls)})
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -157,25 +177,36 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{path.parent} has no records ({path.name} is missing); make them with scripts/influence.py"
         )
-    try:
-        raw = json.loads(path.read_text(encoding="utf8"))
-    except ValueError as error:
-        raise UserError(
-            f"{path} is damaged ({error}); give another --out, or remove the folder to measure again"
-        ) from error
-    if not isinstance(raw, dict) or raw.get("kind") != KIND:
+    raw: dict[str, Any] = read_json(path, "give another --out, or remove the folder to measure again")
+    if raw.get("kind") != KIND:
         raise UserError(
             f"{path.parent} is no records folder: its {path.name} is of another kind; give another --out"
         )
     return raw
 
 
+def _what_is_wrong(raw: dict[str, Any], names: set[str]) -> str | None:
+    """What does not fit in a manifest of either format, in words."""
+    has_checksum = raw["version"] != FORMAT_WITHOUT_CHECKSUMS
+    own = {"kind", "settings_fingerprint", *([CHECKSUM] if has_checksum else [])}
+    if odd := raw.keys() ^ (names | own):
+        return f"wrong fields: {', '.join(sorted(odd))}"
+    settings = _settings({name: raw[name] for name in names})
+    if not has_checksum:
+        settings["version"] = raw["version"]  # which the fingerprint of format 2 counts
+    if raw["settings_fingerprint"] != _sha256(settings):
+        return "its settings do not fit their fingerprint"
+    if has_checksum and raw[CHECKSUM] != json_checksum(raw):
+        return "it does not fit its checksum"
+    return misfit(raw, _SHAPE)
+
+
 def _settings(manifest: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in manifest.items() if name not in _NOT_SETTINGS}
 
 
-def _fingerprint(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(_settings(manifest), sort_keys=True).encode()).hexdigest()
+def _sha256(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def setting_differences(old: Manifest, new: Manifest) -> str:

@@ -78,6 +78,7 @@ class Measurement:
                 contexts = self._contexts(sampled, rows, rows)
                 long, short = long_and_short_losses(self.evaluator, contexts)
                 gain = self.chooser.gains_nats(contexts) if self.crossfit else short - long
+                _check_finite(long, short, gain)
                 kind = self.reader.kinds(contexts, sampled.document[rows], sampled.position[rows])
                 parts.append((contexts.targets, long, short, gain, kind))
                 advance(len(rows))
@@ -184,6 +185,7 @@ class Measurement:
             chosen = self.chooser.select(name, contexts, far_context)
             columns, influence = chosen.columns[:, : max(ks)], chosen.influence[:, : max(ks)]
             losses = selected_losses(self.evaluator, contexts, columns, ks)
+            _check_finite(losses)
             rows += [
                 SelectionRow(
                     int(contexts.target_id[i]), name, far_context, columns[i], influence[i], losses[i]
@@ -191,3 +193,10 @@ class Measurement:
                 for i in range(len(contexts))
             ]
         return rows
+
+
+def _check_finite(*losses: np.ndarray) -> None:
+    if not all(np.isfinite(each).all() for each in losses):
+        raise UserError(
+            "a loss of the model is not finite; measure in fp32 (without --bf16), or another checkpoint"
+        )

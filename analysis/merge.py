@@ -11,18 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.manifest import MANIFEST_NAME, Manifest, setting_differences
-from analysis.records import (
-    EXAMPLES_NAME,
-    SELECTIONS_NAME,
-    TARGETS_NAME,
-    Records,
-    RecordWriter,
-    load_records,
-)
+from analysis.records import FILES, Records, RecordWriter, load_records
 from analysis.rows import FAR_CONTEXTS, Examples, SelectionRow, Targets
 from analysis.shard import MeasurementShard
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import remove
+from olmo_sparsity.lock import folder_lock
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +26,18 @@ def merge_records(out: str | Path) -> Path:
 
     ``out`` is a records folder from the moment its manifest is renamed into place, which comes last: a killed merge
     leaves none, and the same call does it again. A merged folder is left as it is. Raises `UserError` that names every
-    shard which is missing or unfinished, and where settings differ.
+    shard which is missing or unfinished, and where settings differ or another process writes to ``out``.
     """
     out = Path(out)
     shards = [_load_shard(shard, out) for shard in _all_shards(out)]
     manifest = _common_manifest(shards)
-    if (out / MANIFEST_NAME).exists():
-        return _leave_as_it_is(out, manifest)
+    with folder_lock(out):
+        if (out / MANIFEST_NAME).exists():
+            return _leave_as_it_is(out, manifest)
+        return _merge(out, shards, manifest)
+
+
+def _merge(out: Path, shards: list[Records], manifest: Manifest) -> Path:
     targets = _merged_targets(out, shards)
     if len(targets.over(manifest.tau_nats)) == 0:
         raise UserError(
@@ -52,8 +51,10 @@ def merge_records(out: str | Path) -> Path:
     writer.write_examples(_merged_examples(shards))
     writer.append([row for records in shards for row in _rows(records)])
     writer.finish()  # refuses while a target over tau lacks rows
-    for name in (TARGETS_NAME, EXAMPLES_NAME, SELECTIONS_NAME, MANIFEST_NAME):
-        remove(out / name)  # without a manifest beside it nobody could read it
+    for name in sorted(
+        FILES, key=MANIFEST_NAME.__eq__
+    ):  # without a manifest beside it nobody could read them
+        remove(out / name)
         os.replace(temporary / name, out / name)
     temporary.rmdir()
     return out
@@ -95,6 +96,8 @@ def _load_shard(shard: MeasurementShard, out: Path) -> Records:
         raise UserError(
             f"{records.folder} holds shard {records.manifest.options.get('shard')}, not {shard}; was it renamed?"
         )
+    if not records.manifest.complete:
+        raise UserError(f"{records.folder} is being measured again; merge when that is finished")
     return records
 
 

@@ -35,7 +35,7 @@ from analysis.token_losses import TokenLosses
 from olmo_sparsity.data.tokens import MANIFEST_NAME
 from olmo_sparsity.data.verify import Verified
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path, sha256_file, write_json
+from olmo_sparsity.files import atomic_path, sha256_file
 from olmo_sparsity.progress import progress
 from olmo_sparsity.provenance import current_commit, library_versions
 
@@ -234,5 +234,5 @@ def _write(measured: _Measured, models: list[Json]) -> Path:
     folder = Path(settings.out)
     with atomic_path(folder / ROWS_NAME) as temporary:
         pq.write_table(measured.to_table(), temporary, compression="zstd")
-    write_json(folder / NEEDLE.name, NEEDLE.stamped(found))
+    NEEDLE.save(folder / NEEDLE.name, found)
     return folder / NEEDLE.name

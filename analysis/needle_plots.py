@@ -13,9 +13,31 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from analysis.plots import STYLE
-from analysis.result_files import ResultFile
+from olmo_sparsity.result_files import INTERVAL, ResultFile
 
-NEEDLE = ResultFile("needle.json", "olmo-sparsity needles", 1, "needles", "scripts/needle.py")
+NEEDLE = ResultFile(
+    "needle.json",
+    "olmo-sparsity needles",
+    2,
+    "needles",
+    "scripts/needle.py",
+    shape={
+        "settings": {"lengths": [int], "ks": [int], "depths": [float], "recall": (dict, None)},
+        "models": [
+            {
+                "label": str,
+                "cells": [
+                    {
+                        **dict.fromkeys(("value_tokens", "length"), int),
+                        "depth": float,
+                        **dict.fromkeys(("exact", "absent_exact", "gain_nats"), INTERVAL),
+                    }
+                ],
+                "checkpoints": [{"training_seed": (int, None), "recall": (dict, None)}],
+            }
+        ],
+    },
+)
 MEASURES = {
     "exact": ("needle", "exact match [share of needles]"),
     "gain_nats": ("needle_gain", "loss without the needle - with it [nats per token]"),

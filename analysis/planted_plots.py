@@ -7,7 +7,6 @@ sparse parity, a second block of panels counts either token of a place (see `ana
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import matplotlib
@@ -28,13 +27,28 @@ from analysis.plots import (
     small_multiples,
 )
 from analysis.sums import Json
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.result_files import INTERVAL, ResultFile
 
 RECALL_NAME = "recall.json"
-FORMAT = 2
-"""Of `RECALL_NAME`; files of format 1 have no such number."""
-OF_CHECKPOINT, OF_HAND_BUILT = "checkpoint", "hand-built models"
-"""What was measured, as the file says."""
+FORMAT, OF_HAND_BUILT = 2, "hand-built models"
+"""Format of that file of hand-built models, which nothing reads, and what it says was measured."""
+RECALL = ResultFile(
+    RECALL_NAME,
+    "olmo-sparsity recall of planted tokens",
+    3,
+    "recall of a checkpoint",
+    "scripts/recall.py --checkpoint",
+    shape={
+        "run": str,
+        "step": int,
+        "task": {"name": str},
+        **dict.fromkeys(("n_long", "n_short", "samples"), int),
+        "ks": [int],
+        "chance": {...: {...: float}},
+        "cells": [{"planted": int, "accuracy": {"value": float}, "selectors": {...: {...: {...: INTERVAL}}}}],
+    },
+    before={"format": 2, "measured": "checkpoint"},
+)
 
 _COUNTINGS = {"token": "planted tokens", "place": "planted pairs, by either token"}
 _CHANCE: Json = {"color": "0.3", "linewidth": 1, "linestyle": ":", "zorder": 1.6}
@@ -43,18 +57,7 @@ _MOST: Json = {"color": "0.75", "linewidth": 2.2, "zorder": 1.5}
 
 def load_recall(path: str | Path) -> Json:
     """The `recall.json` of a checkpoint, given itself or its folder. Raises `UserError` where it is none."""
-    path = Path(path)
-    path = path / RECALL_NAME if path.is_dir() else path
-    again = "make it with scripts/recall.py --checkpoint"
-    if not path.is_file():
-        raise UserError(f"{path} is missing; {again}")
-    try:
-        found = json.loads(path.read_text(encoding="utf8"))
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); {again}") from error
-    if not isinstance(found, dict) or (found.get("format"), found.get("measured")) != (FORMAT, OF_CHECKPOINT):
-        raise UserError(f"{path} holds no recall of a checkpoint, format {FORMAT}; {again}")
-    return found
+    return RECALL.load(path)
 
 
 def recall_figure(result: Json) -> Figure:

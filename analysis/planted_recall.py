@@ -41,7 +41,7 @@ from analysis.contexts import Contexts
 from analysis.exact_match import wilson
 from analysis.models import LoadedModel
 from analysis.planted import KS, chance_recall, found_at
-from analysis.planted_plots import FORMAT, OF_CHECKPOINT
+from analysis.planted_plots import RECALL
 from analysis.scorer import Scorer, long_columns
 from analysis.selectors import Question, check_selector, find_selector
 from analysis.statistics import DEFAULT_RESAMPLES, ClusterBootstrap, ratio_of_sums
@@ -327,9 +327,7 @@ def recall_record(
     loaded: LoadedModel, config: Config, task: SparseTask, settings: RecallSettings, cells: list[Json]
 ) -> Json:
     """What `recall.json` says of a checkpoint."""
-    return {
-        "format": FORMAT,
-        "measured": OF_CHECKPOINT,
+    found = {
         "run": loaded.checkpoint.resolve().parent.name,
         "checkpoint": str(loaded.checkpoint),
         "step": load_state(loaded.checkpoint).step,
@@ -353,3 +351,4 @@ def recall_record(
         },
         "cells": cells,
     }
+    return RECALL.stamped(found)

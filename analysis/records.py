@@ -6,8 +6,10 @@ A records folder is self-contained; nothing here needs the model or torch:
     targets.parquet                a row per sampled target (`Targets`)
     examples.parquet               the text of targets over tau (`Examples`), for people to read
     selections/part-00000.parquet  a row per (target over tau, selector, far context) (`SelectionRow`)
+    checksums.json                 size and SHA-256 of the three above (`analysis.record_files`)
 
-Parts are written whole and never changed, so a killed run loses at most its last part.
+Parts are written whole and never changed, so a killed run loses at most its last part. Whoever writes holds the folder's
+lock (`olmo_sparsity.lock`); readers need none.
 Shapes: n sampled targets, m targets over tau whose selections are finished, K values of k,
 k_max the largest of them, N long and M short context length. Losses are in nats.
 """
@@ -22,26 +24,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from analysis.manifest import MANIFEST_NAME, Manifest, read_manifest, setting_differences
-from analysis.rows import (
-    EXAMPLES_SCHEMA,
-    FAR_CONTEXTS,
-    SELECTIONS_SCHEMA,
-    TARGETS_SCHEMA,
-    Examples,
-    SelectionRow,
-    Targets,
-)
+from analysis.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, read_manifest, setting_differences
+from analysis.record_files import CHECKSUMS_NAME, EXAMPLES_NAME, SELECTIONS_NAME, TARGETS_NAME, RecordFiles
+from analysis.rows import FAR_CONTEXTS, SELECTIONS_SCHEMA, Examples, SelectionRow, Targets
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path, remove
+from olmo_sparsity.files import remove
 
 log = logging.getLogger(__name__)
 
-TARGETS_NAME = "targets.parquet"
-SELECTIONS_NAME = "selections"
-EXAMPLES_NAME = "examples.parquet"
+FILES = (SELECTIONS_NAME, EXAMPLES_NAME, TARGETS_NAME, MANIFEST_NAME, CHECKSUMS_NAME)
+"""All of a records folder, in the order in which they are removed: what a kill leaves of them is understood."""
 
 
 class RecordWriter:
@@ -57,28 +50,28 @@ class RecordWriter:
 
     def __init__(self, folder: str | Path, manifest: Manifest, *, overwrite: bool = False):
         self.folder = Path(folder)
-        self.selections = self.folder / SELECTIONS_NAME
         path = self.folder / MANIFEST_NAME
         if overwrite and path.exists():
             read_manifest(path)  # refuses: that folder is something else, and nothing of it is deleted
-            remove(self.selections)
-            remove(self.folder / EXAMPLES_NAME)
-            remove(self.folder / TARGETS_NAME)
-            remove(path)
-        self.manifest = self._continue(manifest) if path.exists() else self._begin(manifest)
-        for leftover in [*self.folder.glob(".*.tmp-*"), *self.selections.glob(".*.tmp-*")]:
-            remove(leftover)  # of a killed writer
+            self._remove()
+        self.manifest, self.files = self._continue(manifest) if path.exists() else self._begin(manifest)
+        self.files.remove_unlisted()
 
-    def _begin(self, manifest: Manifest) -> Manifest:
-        if self.selections.exists() or (self.folder / TARGETS_NAME).exists():
+    def _remove(self) -> None:
+        for name in FILES:
+            remove(self.folder / name)
+
+    def _begin(self, manifest: Manifest) -> tuple[Manifest, RecordFiles]:
+        if (self.folder / SELECTIONS_NAME).exists() or (self.folder / TARGETS_NAME).exists():
             raise UserError(
                 f"{self.folder} has records but no {MANIFEST_NAME}; give another --out or remove it"
             )
-        manifest = replace(manifest, complete=False)
+        manifest = replace(manifest, complete=False, version=FORMAT_VERSION)
+        files = RecordFiles.begin(self.folder, manifest)
         manifest.save(self.folder)
-        return manifest
+        return manifest, files
 
-    def _continue(self, manifest: Manifest) -> Manifest:
+    def _continue(self, manifest: Manifest) -> tuple[Manifest, RecordFiles]:
         old = Manifest.load(self.folder)
         if old.fingerprint != manifest.fingerprint:
             raise UserError(
@@ -87,19 +80,35 @@ class RecordWriter:
             )
         if (old.commit, old.versions) != (manifest.commit, manifest.versions):
             log.warning("%s was begun with another commit or other library versions", self.folder)
+        files = RecordFiles(self.folder, old)
+        lost = files.lost
+        if TARGETS_NAME in lost and files.parts:
+            files.read_targets()  # refuses
         # a part may have been removed since, as the remedy for a damaged one says
-        return replace(old, complete=old.complete and not _missing(self.folder, old))
+        if old.complete and not lost and TARGETS_NAME in files.listed and not _missing(files):
+            return old, files
+        if not files.has_checksums:
+            raise UserError(
+                f"{self.folder} has unfinished records of format version {old.version}, which this code reads but does "
+                "not go on with; measure into another --out, or with --overwrite"
+            )
+        if old.complete:
+            old = replace(old, complete=False)
+            old.save(self.folder)
+        if lost:
+            files.forget(lost)
+        return old, files
 
     @property
     def targets(self) -> Targets | None:
         """The targets that an earlier run wrote, or None: nothing needs to be sampled or scored again."""
-        return _read_targets(self.folder) if (self.folder / TARGETS_NAME).exists() else None
+        return self.files.read_targets()
 
     def write_targets(self, targets: Targets) -> None:
         """Write `targets.parquet`; where it is there already it must hold the same targets, and is kept."""
         written = self.targets
         if written is None:
-            _write_table(targets.to_table(), self.folder / TARGETS_NAME)
+            self.files.write(TARGETS_NAME, targets.to_table())
             return
         for name in ("target_id", "document", "position", "token", "placebo_document", "placebo_start"):
             if not np.array_equal(getattr(written, name), getattr(targets, name)):
@@ -111,16 +120,17 @@ class RecordWriter:
     @property
     def has_examples(self) -> bool:
         """Whether an earlier run wrote `examples.parquet`."""
-        return (self.folder / EXAMPLES_NAME).exists()
+        return EXAMPLES_NAME in self.files.listed
 
     def write_examples(self, examples: Examples) -> None:
         """Write `examples.parquet`, unless it is there."""
         if not self.has_examples:
-            _write_table(examples.to_table(), self.folder / EXAMPLES_NAME)
+            self.files.write(EXAMPLES_NAME, examples.to_table())
 
     def finished_targets(self) -> set[int]:
         """Ids of the targets that have a row for every selector and far context."""
-        return _finished(_read_parts(self.folder, ["target_id", "selector", "far_context"]), self.manifest)
+        targets = self.targets
+        return set() if targets is None else _finished(self.files.read_parts(targets), self.manifest)
 
     def append(self, rows: Sequence[SelectionRow]) -> None:
         """Write ``rows`` as one further part: all of them or, if the process dies, none."""
@@ -129,9 +139,7 @@ class RecordWriter:
         for row in rows:
             self._check(row)
         columns = {name: [getattr(row, name) for row in rows] for name in SELECTIONS_SCHEMA.names}
-        table = pa.Table.from_pydict(columns, schema=SELECTIONS_SCHEMA)
-        numbers = [int(path.stem.rpartition("-")[2]) for path in _part_paths(self.folder)]
-        _write_table(table, self.selections / f"part-{max(numbers, default=-1) + 1:05d}.parquet")
+        self.files.write_part(pa.Table.from_pydict(columns, schema=SELECTIONS_SCHEMA))
 
     def _check(self, row: SelectionRow) -> None:
         what = f"row of target {row.target_id}, {row.selector}, {row.far_context}"
@@ -142,7 +150,7 @@ class RecordWriter:
             raise ValueError(
                 f"{what}: {self.manifest.k_max} different tokens must be selected, not {row.selected}"
             )
-        if selected.min() < 0 or selected.max() >= self.manifest.n_long - self.manifest.n_short:
+        if selected.min() < 0 or selected.max() >= self.manifest.n_far:
             raise ValueError(f"{what}: a selected token is not in the far context: {row.selected}")
         if np.shape(row.influence) != selected.shape or np.shape(row.loss_nats) != (len(self.manifest.ks),):
             raise ValueError(f"{what}: one influence per selected token and one loss per k are needed")
@@ -150,21 +158,19 @@ class RecordWriter:
             raise ValueError(f"{what}: a loss is not finite: {row.loss_nats}")
 
     def discard(self) -> None:
-        """Remove a folder in which nothing was selected, so that the next try may have other settings."""
-        assert not _part_paths(self.folder), "finished selections are never discarded"
-        for name in (EXAMPLES_NAME, TARGETS_NAME, MANIFEST_NAME):
-            remove(self.folder / name)
-        if not any(self.folder.iterdir()):
-            self.folder.rmdir()
+        """Remove records in which nothing was selected, so that the next try may have other settings."""
+        assert not self.files.parts, "finished selections are never discarded"
+        self._remove()
 
     def finish(self) -> None:
         """Mark the folder complete. Raises `ValueError` while a target over tau lacks rows."""
-        if missing := _missing(self.folder, self.manifest):
+        if missing := _missing(self.files):
             raise ValueError(
                 f"{len(missing)} targets over tau lack rows in {self.folder}, e.g. {min(missing)}"
             )
-        self.manifest = replace(self.manifest, complete=True)
-        self.manifest.save(self.folder)
+        finished = replace(self.manifest, complete=True)
+        finished.save(self.folder)
+        self.manifest = finished
 
 
 @dataclass(frozen=True)
@@ -195,11 +201,16 @@ def load_records(folder: str | Path) -> Records:
     """
     folder = Path(folder)
     manifest = Manifest.load(folder)
-    again = "run the same scripts/influence.py command again to finish it"
-    if not (folder / TARGETS_NAME).exists():
+    files = RecordFiles(folder, manifest)
+    again = (
+        "run the same scripts/influence.py command again to finish it"
+        if files.has_checksums
+        else "measure again into another --out"
+    )
+    targets = files.read_targets()
+    if targets is None:
         raise UserError(f"{folder} has no targets yet ({TARGETS_NAME} is missing); {again}")
-    targets = _read_targets(folder)
-    parts = _read_parts(folder, SELECTIONS_SCHEMA.names)
+    parts = files.read_parts(targets)
     wanted = targets.over(manifest.tau_nats)
     finished = np.fromiter(_finished(parts, manifest), dtype=np.int64)
     over = wanted[np.isin(targets.target_id[wanted], finished)]
@@ -213,18 +224,16 @@ def load_records(folder: str | Path) -> Records:
             raise UserError(f"no target of {folder} is finished yet; {again}")
     if not manifest.complete:
         log.warning("%s is unfinished: %d of %d targets over tau; %s", folder, len(over), len(wanted), again)
-    arrays = _arrange(parts, manifest, targets.target_id[over], folder)
-    return Records(folder, manifest, targets, over, **arrays, examples=_read_examples(folder))
+    arrays = _arrange(parts, manifest, targets.target_id[over])
+    return Records(folder, manifest, targets, over, **arrays, examples=files.read_examples(targets))
 
 
-def _arrange(parts: pa.Table, manifest: Manifest, ids: np.ndarray, folder: Path) -> dict[str, dict]:
+def _arrange(parts: pa.Table, manifest: Manifest, ids: np.ndarray) -> dict[str, dict]:
     """Rows of all parts as arrays in the order of ``ids``; of rows written twice the later one counts."""
     widths = {"loss_nats": len(manifest.ks), "selected": manifest.k_max, "influence": manifest.k_max}
-    flat = {}
-    for name, width in widths.items():
-        if not pc.all(pc.equal(pc.list_value_length(parts[name]), width)).as_py() and len(parts):
-            raise UserError(f"{folder}/{SELECTIONS_NAME} is damaged: {name} is not {width} long in every row")
-        flat[name] = pc.list_flatten(parts[name]).to_numpy().reshape(-1, width)
+    flat = {
+        name: pc.list_flatten(parts[name]).to_numpy().reshape(-1, width) for name, width in widths.items()
+    }
     row_ids = parts["target_id"].to_numpy()
     order = np.argsort(ids, kind="stable")
     result: dict[str, dict] = {name: {} for name in widths}
@@ -244,66 +253,16 @@ def _arrange(parts: pa.Table, manifest: Manifest, ids: np.ndarray, folder: Path)
 
 def _finished(parts: pa.Table, manifest: Manifest) -> set[int]:
     keys = parts.select(["target_id", "selector", "far_context"])
-    keys = keys.filter(pc.is_in(keys["selector"], pa.array(manifest.selectors)))
     unique = keys.group_by(keys.column_names).aggregate([])
     counts = unique.group_by("target_id").aggregate([([], "count_all")])
     whole = pc.equal(counts["count_all"], len(manifest.selectors) * len(FAR_CONTEXTS))
     return set(counts.filter(whole)["target_id"].to_pylist())
 
 
-def _missing(folder: Path, manifest: Manifest) -> set[int]:
-    """Ids of the targets over tau that lack rows."""
-    targets = _read_targets(folder)
-    keys = _read_parts(folder, ["target_id", "selector", "far_context"])
-    return set(targets.target_id[targets.over(manifest.tau_nats)].tolist()) - _finished(keys, manifest)
-
-
-def _part_paths(folder: Path) -> list[Path]:
-    return sorted((folder / SELECTIONS_NAME).glob("part-*.parquet"))
-
-
-def _read_parts(folder: Path, columns: list[str]) -> pa.Table:
-    schema = pa.schema([SELECTIONS_SCHEMA.field(name) for name in columns])
-    remedy = "remove that file and run the same scripts/influence.py command again"
-    tables = [_read_table(path, SELECTIONS_SCHEMA, remedy).select(columns) for path in _part_paths(folder)]
-    return pa.concat_tables(tables) if tables else schema.empty_table()
-
-
-def _read_targets(folder: Path) -> Targets:
-    path = folder / TARGETS_NAME
-    remedy = "measure again with scripts/influence.py --overwrite"
-    table = _read_table(path, TARGETS_SCHEMA, remedy)
-    try:
-        targets = Targets.from_table(table)
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); {remedy}") from error
-    if not np.array_equal(table["gap_long_minus_short_nats"].to_numpy(), targets.gap_long_minus_short_nats):
-        raise UserError(f"{path} is damaged (gap is not L_long - L_short); {remedy}")
-    return targets
-
-
-def _read_examples(folder: Path) -> Examples | None:
-    path = folder / EXAMPLES_NAME
-    if not path.exists():
-        return None
-    remedy = "remove that file and run the same scripts/influence.py command again"
-    return Examples.from_table(_read_table(path, EXAMPLES_SCHEMA, remedy))
-
-
-def _read_table(path: Path, schema: pa.Schema, remedy: str) -> pa.Table:
-    try:
-        with pq.ParquetFile(path) as file:
-            table = file.read()
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read ({reason}); {remedy}") from error
-    if not table.schema.equals(schema):
-        raise UserError(
-            f"{path} has columns {', '.join(table.column_names)}, not those of a record; {remedy}"
-        )
-    return table
-
-
-def _write_table(table: pa.Table, path: Path) -> None:
-    with atomic_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+def _missing(files: RecordFiles) -> set[int]:
+    """Ids of the targets over tau that lack rows. Raises `UserError` where any file is damaged."""
+    targets = files.read_targets()
+    assert targets is not None, "targets are written before anything is finished"
+    files.read_examples(targets)
+    over = targets.target_id[targets.over(files.manifest.tau_nats)]
+    return set(over.tolist()) - _finished(files.read_parts(targets), files.manifest)

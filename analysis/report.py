@@ -22,14 +22,14 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from analysis.compare import COMPARISON
 from analysis.manifest import Manifest
 from analysis.plots import STYLE
 from analysis.records import Records
 from analysis.report_examples import choose_examples, page_data
-from analysis.report_tables import all_tables
+from analysis.report_tables import LONGPPL, all_tables
 from analysis.report_words import bounds, number, reading
 from analysis.sums import default_selector, nats
-from olmo_sparsity.errors import UserError
 
 Json = dict[str, Any]
 
@@ -119,27 +119,12 @@ def figure_image(figure: Figure) -> str:
 
 def load_longppl(path: str | Path) -> Json:
     """A `longppl.json`, given itself or its folder. Raises `UserError` where it is none."""
-    return _load_json(Path(path), "longppl.json", ("forms", "agreement", "settings"), "scripts/longppl.py")
+    return LONGPPL.load(path)
 
 
 def load_comparison(path: str | Path) -> Json:
     """The JSON of scripts/compare.py. Raises `UserError` where it is none."""
-    return _load_json(
-        Path(path), "compare.json", ("first", "second", "selectors"), "scripts/compare.py --out"
-    )
-
-
-def _load_json(path: Path, name: str, needed: tuple[str, ...], made_by: str) -> Json:
-    path = path / name if path.is_dir() else path
-    try:
-        found = json.loads(path.read_text(encoding="utf8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); make it with {made_by}") from error
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); make it again with {made_by}") from error
-    if not isinstance(found, dict) or not all(key in found for key in needed):
-        raise UserError(f"{path} is something else; make it with {made_by}")
-    return found
+    return COMPARISON.load(path)
 
 
 def _part(name: str) -> str:

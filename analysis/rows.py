@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from analysis.kinds import KINDS
 
@@ -144,6 +145,19 @@ class Examples:
         texts = {each.name: table[each.name].to_pylist() for each in fields(cls) if each.name != "target_id"}
         return cls(target_id=table["target_id"].to_numpy(), **texts)
 
+    def check(self, target_ids: np.ndarray, *, n_long: int, n_far: int) -> None:
+        """Raise `ValueError` where they are not of ascending ones of these targets, or not as long as the contexts."""
+        if (np.diff(self.target_id) <= 0).any():
+            raise ValueError("target ids repeat or do not ascend")
+        if not np.isin(self.target_id, target_ids).all():
+            raise ValueError("it has text of what is no target")
+        for name, pieces, length in (
+            ("context_pieces", self.context_pieces, n_long),
+            ("placebo_pieces", self.placebo_pieces, n_far),
+        ):
+            if any(len(each) != length or None in each for each in pieces):
+                raise ValueError(f"{name} are not {length} texts for every target")
+
 
 @dataclass(frozen=True)
 class SelectionRow:
@@ -159,3 +173,29 @@ class SelectionRow:
     """Influence of each in the selector's unit (nats; attention: share of the attention), same order, (k_max,)."""
     loss_nats: Sequence[float] | np.ndarray
     """L_k for each k of the manifest's ``ks``, (K,)."""
+
+
+def check_selections(
+    table: pa.Table, target_ids: np.ndarray, *, selectors: Sequence[str], ks: int, k_max: int, n_far: int
+) -> None:
+    """Raise `ValueError` where rows of `SELECTIONS_SCHEMA` cannot be of this measurement."""
+    for name, width in (("selected", k_max), ("influence", k_max), ("loss_nats", ks)):
+        if not pc.all(pc.equal(pc.list_value_length(table[name]), width)).as_py() and len(table):
+            raise ValueError(f"{name} is not {width} long in every row")
+    if not np.isin(table["target_id"].to_numpy(), target_ids).all():
+        raise ValueError("it has a row of what is no target")
+    for name, known in (("selector", selectors), ("far_context", FAR_CONTEXTS)):
+        if odd := set(pc.unique(table[name]).to_pylist()) - set(known):
+            raise ValueError(f"it has the {name} {min(odd)!r}, which was not measured")
+    if not np.isfinite(_flat(table["loss_nats"])).all():
+        raise ValueError("a loss is not finite")
+    selected = np.sort(_flat(table["selected"]).reshape(-1, k_max), axis=1)
+    if not ((selected >= 0) & (selected < n_far)).all():
+        raise ValueError("a selected token is not in the far context")
+    if (np.diff(selected, axis=1) == 0).any():
+        raise ValueError("a token is selected twice")
+
+
+def _flat(lists: pa.ChunkedArray) -> np.ndarray:
+    """The values of lists one behind the other; a null is NaN."""
+    return pc.list_flatten(lists).to_numpy()

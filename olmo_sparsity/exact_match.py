@@ -28,14 +28,13 @@ from olmo_sparsity.data.task_data import TaskPositions, task_of
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.evaluate import ReduceSum
-from olmo_sparsity.files import read_json
 from olmo_sparsity.predictive import PositionPredictor, PredictiveOptions, compare, decode
 from olmo_sparsity.provenance import current_commit
+from olmo_sparsity.result_files import EXACT_MATCH
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.tasks.sparse import SparseTask
 
-RECORD_FORMAT = 1
 BATCH_TOKENS = 1 << 15
 """Tokens decoded at a time, where nothing else is said: 1,024 ids to choose from take 128 MiB of logits."""
 MULTIPLES = (0.5, 1, 1.5, 2, 3, 5, 7.5, 10)
@@ -218,8 +217,7 @@ def exact_match_record(
 ) -> dict[str, Any]:
     """What `exact_match.json` says of a checkpoint folder; ``seed`` is that of the evaluation."""
     task = task_of(config)
-    return {
-        "format": RECORD_FORMAT,
+    found = {
         "run": checkpoint.resolve().parent.name,
         "checkpoint": str(checkpoint),
         "step": load_state(checkpoint).step,
@@ -236,16 +234,17 @@ def exact_match_record(
         "evaluation_seed": seed,
         "rows": [asdict(row) for row in rows],
     }
+    return EXACT_MATCH.stamped(found)
 
 
 def is_measured(path: Path, checkpoint: Path, cells: Sequence[Cell], *, samples: int, seed: int) -> bool:
     """Whether a record is there already, of these weights at these cells; False for a file that is not one."""
     try:
-        record = read_json(path, "it is measured again")
-        made_of = record["format"], record["weights_sha256"], record["evaluation_seed"]
-        asked = RECORD_FORMAT, weights_sha256(checkpoint), seed
+        record = EXACT_MATCH.load(path)
+        made_of = record["weights_sha256"], record["evaluation_seed"]
+        asked = weights_sha256(checkpoint), seed
         rows = [(row["length"], row["k"], row["samples"]) for row in record["rows"]]
-    except (OSError, UserError, KeyError, TypeError):
+    except (UserError, KeyError, TypeError):
         return False
     return made_of == asked and rows == [(*cell, samples) for cell in cells]
 

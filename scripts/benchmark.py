@@ -202,7 +202,7 @@ def benchmark_influence(arguments: argparse.Namespace, overrides: list[str]) -> 
     import torch
     from benchmarks.influence import BenchmarkSettings, Subject, run_influence_benchmark
 
-    from analysis.cost_plots import INFLUENCE_BENCHMARK_NAME, cost_figure
+    from analysis.cost_plots import INFLUENCE_BENCHMARK, cost_figure
     from analysis.plots import save_figure
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -221,8 +221,8 @@ def benchmark_influence(arguments: argparse.Namespace, overrides: list[str]) -> 
         ks=arguments.k,
         counts=arguments.counts,
     )
-    result = run_influence_benchmark(settings)
-    write_json(arguments.out / INFLUENCE_BENCHMARK_NAME, result)
+    result = INFLUENCE_BENCHMARK.stamped(run_influence_benchmark(settings))
+    write_json(arguments.out / INFLUENCE_BENCHMARK.name, result)
     if "cost" in result:
         save_figure(cost_figure(result), arguments.out, "cost")
     return result

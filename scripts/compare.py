@@ -18,11 +18,10 @@ from pathlib import Path
 from rich.console import Console
 
 from analysis.arguments import add_bootstrap_arguments
-from analysis.compare import compare, render_comparison
+from analysis.compare import COMPARISON, compare, render_comparison
 from analysis.records import load_records
 from olmo_sparsity.arguments import Parser, out_file
 from olmo_sparsity.errors import run_script
-from olmo_sparsity.files import write_json
 
 
 def main() -> None:
@@ -33,7 +32,7 @@ def main() -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(render_comparison(comparison))
     if arguments.out:
-        write_json(arguments.out, comparison)
+        COMPARISON.save(arguments.out, comparison)
         console.print(f"wrote {arguments.out}", markup=False)
 
 

@@ -303,7 +303,13 @@ def made_up_result():
         "targets": [point("leave-one-out", 256, 8, n, 2.0 / n, 10**6 * n) for n in (1, 4)],
     }
     machine = {"gpu": None, "cores": 2, "processor": "x86_64", "threads": 1}
-    return {"model": "a model", "parameters": 1000, "machine": machine, "cost": {"sweeps": sweeps}}
+    return {
+        "benchmark": "influence",
+        "model": "a model",
+        "parameters": 1000,
+        "machine": machine,
+        "cost": {"sweeps": sweeps},
+    }
 
 
 def test_the_figure_draws_the_json(tmp_path):
@@ -334,7 +340,8 @@ def test_the_figure_draws_the_json(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "missing"), ("{", "damaged"), ('{"speed": {}}', "holds no costs")]
+    ("content", "message"),
+    [(None, "missing"), ("{", "damaged"), ('{"benchmark": "influence", "speed": {}}', "holds no costs")],
 )
 def test_what_is_no_result_is_refused(tmp_path, content, message):
     if content is not None:

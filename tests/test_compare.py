@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from analysis.compare import compare, render_comparison
+from analysis.compare import COMPARISON, compare, render_comparison
 from analysis.records import Records
 from analysis.rows import FAR_CONTEXTS
 from analysis.summary import summarize
@@ -154,8 +154,7 @@ def test_script_prints_and_writes(pair: tuple[Records, Records], comparison: dic
     out = tmp_path / "compare.json"
     command = [sys.executable, str(SCRIPT), *(str(each.folder) for each in pair), "--out", str(out)]
     done = subprocess.run([*command, "--resamples", "1000"], capture_output=True, text=True, check=True)
-    written = json.loads(out.read_text())
-    assert written == json.loads(json.dumps(comparison))
+    assert COMPARISON.load(out) == json.loads(json.dumps(COMPARISON.stamped(comparison)))
     interval = comparison["selectors"]["greedy"]["4"]["net_recovery"]["difference"]
     assert f"{100 * interval['value']:.0f} [" in done.stdout and str(out) in done.stdout
     (tmp_path / "folder").mkdir()
@@ -163,7 +162,7 @@ def test_script_prints_and_writes(pair: tuple[Records, Records], comparison: dic
     folder = [*command[:-1], str(tmp_path / "folder"), "--resamples", "1000"]
     subprocess.run(folder, capture_output=True, text=True, check=True)
     assert {path.name for path in (tmp_path / "folder").iterdir()} == {"kept", "compare.json"}
-    assert json.loads((tmp_path / "folder" / "compare.json").read_text()) == written
+    assert json.loads((tmp_path / "folder" / "compare.json").read_text()) == json.loads(out.read_text())
     refused = subprocess.run([*command, "--resamples", "10"], capture_output=True, text=True)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "1000 or more" in refused.stderr
 

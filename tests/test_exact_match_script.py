@@ -54,7 +54,15 @@ def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
     )
     assert record["rows"] == [asdict(row) for row in rows]
     assert record["task"]["parameters"] == {"train_length": [4, 6], "test_length": [4, 20]}
-    told = {"format": 1, "run": "run", "step": 3, "scheme": "predicted", "rotate": "index", "seed": 3}
+    told = {
+        "kind": "olmo-sparsity exact match",
+        "version": 2,
+        "run": "run",
+        "step": 3,
+        "scheme": "predicted",
+        "rotate": "index",
+        "seed": 3,
+    }
     told |= {"family": "gpt_neox", "evaluation_seed": 0, "weights_sha256": weights_sha256(folder)}
     told |= {"checkpoint": str(folder), "parameters": sum(each.numel() for each in model.parameters())}
     assert {name: record[name] for name in told} == told
@@ -74,10 +82,9 @@ def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
     assert not is_measured(path, save(config, step=2, seed=9), cells, **asked)
     other = tmp_path / "other"
     assert "wrote" in script(folder, *options, "--seed", 1, "--out", other)
-    path.write_text("[" * 100_000)
-    assert not is_measured(path, folder, cells, **asked)
-    path.write_text("{")
-    assert "wrote" in script(folder, *options)
+    for damaged in ("{", "[" * 100_000, json.dumps({**record, "commit": "x"})):
+        path.write_text(damaged)
+        assert "wrote" in script(folder, *options)
     assert json.loads(path.read_text()) == record
     assert json.loads((other / "exact_match.json").read_text())["evaluation_seed"] == 1
 

@@ -26,6 +26,7 @@ from olmo_sparsity.export import position_reach
 from olmo_sparsity.rope_scaling import RopeScaling
 from olmo_sparsity.training.loop import train
 from tests import tiny
+from tests.test_record_damage import list_again, put, rewrite
 
 ROOT = Path(__file__).parents[1]
 N, M, KS = 20, 5, (1, 2, 4)
@@ -280,6 +281,66 @@ def test_ctrl_c_keeps_finished_records_and_says_how_to_go_on(trained, tmp_path):
     assert errors.strip().splitlines()[-1].startswith("interrupted: what was finished is kept")
     assert "Traceback" not in errors
     assert len(load_records(tmp_path / "records").over) > 0
+
+
+def test_a_second_process_is_refused_and_changes_nothing(trained, tmp_path, run_here):
+    out = tmp_path / "records"
+    command = influence_command(trained, out, "--targets", 60, "--tokens-per-batch", 1)
+    first = script(*command)
+    deadline = time.monotonic() + 240
+    while not (out / "targets.parquet").is_file() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert first.poll() is None
+    for more in (("--seed", 1, "--overwrite"), ("--seed", 1), ()):
+        second = run_here(*command, *more)
+        assert second.returncode == 1
+        assert second.stderr.splitlines()[-1].startswith(f"error: {out} is in use by process {first.pid} on ")
+        assert "Traceback" not in second.stderr
+    assert first.poll() is None
+    _, errors = first.communicate(timeout=240)
+    assert first.returncode == 0, errors
+    whole = load_records(
+        measure_influence(settings(trained, tmp_path / "whole", ks=(1, 2), tokens_per_batch=1))
+    )
+    found = load_records(out)
+    assert found.manifest.seed == 0
+    for x, y in zip(arrays(whole), arrays(found), strict=True):
+        assert np.array_equal(x, y)
+    assert not list(out.glob(".lock*"))
+
+
+@pytest.mark.parametrize("what", ["long_and_short_losses", "selected_losses"])
+def test_losses_that_are_not_finite_are_one_line(trained, tmp_path, monkeypatch, what):
+    original = getattr(measurement_module, what)
+
+    def broken(*args):
+        found = original(*args)
+        (found[0] if isinstance(found, tuple) else found).flat[0] = np.nan
+        return found
+
+    monkeypatch.setattr(measurement_module, what, broken)
+    with pytest.raises(UserError, match="a loss of the model is not finite") as error:
+        measure_influence(settings(trained, tmp_path))
+    assert "\n" not in str(error.value)
+    monkeypatch.setattr(measurement_module, what, original)
+    assert load_records(measure_influence(settings(trained, tmp_path))).manifest.complete
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_on_records_that_are_not_finite_ends_with_one_line(trained, tmp_path, finished):
+    limit = None if finished else 4
+    folder = measure_influence(settings(trained, tmp_path / "a", limit=limit))
+    part = next((folder / "selections").iterdir())
+    whole = part.read_bytes()
+    rewrite(part, put("loss_nats", [1.0, float("nan"), 1.0]), folder)
+    crossfit = settings(trained, tmp_path / "b", checkpoint=str(folder), evaluate_with=str(trained / "run"))
+    for asked in (settings(trained, tmp_path / "a"), crossfit):
+        with pytest.raises(UserError, match="a loss is not finite") as error:
+            measure_influence(asked)
+        assert "\n" not in str(error.value)
+    part.write_bytes(whole)
+    list_again(part, folder)
+    assert load_records(measure_influence(settings(trained, tmp_path / "a"))).manifest.complete
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path):

@@ -32,6 +32,7 @@ def checkpoint(sha, label, rise, parameters, **changes):
     made = {
         "label": label, "checkpoint": f"runs/{sha}", "checkpoint_sha256": SHAS[sha], "training_seed": ord(sha),
         "parameters": parameters, "rope_scaling": None, "training_length": 128, "at_lengths": at_lengths,
+        "position_target": None, "position_scheme": "contiguous",
     }  # fmt: skip
     return {**made, **changes}
 
@@ -39,10 +40,16 @@ def checkpoint(sha, label, rise, parameters, **changes):
 def length_json(*checkpoints):
     labels = dict.fromkeys(one["label"] for one in checkpoints)
     models = [
-        {"label": label, "checkpoints": [one for one in checkpoints if one["label"] == label]}
+        {
+            "label": label,
+            "checkpoints": [one for one in checkpoints if one["label"] == label],
+            "bins": [{"from": 64, "to": 128, "loss_nats": interval(3.0)}],
+            "at_lengths": checkpoints[0]["at_lengths"],
+        }
         for label in labels
     ]
-    return {"kind": LENGTH.kind, "version": LENGTH.version, "settings": {}, "models": models}
+    settings = {"lengths": [128, 256, 512], "windows_measured": 20, "documents": 9}
+    return LENGTH.stamped({"settings": settings, "models": models})
 
 
 MEASURED = length_json(

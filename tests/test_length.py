@@ -449,7 +449,8 @@ def test_files_that_are_something_else_are_refused(tmp_path):
     path = tmp_path / "length.json"
     for text, message in (
         ("{", "is damaged"),
-        ("[]", "holds no loss by position"),
+        ("[]", "holds no dict"),
+        ("[" * 100_000, "is damaged"),
         ('{"kind": "x"}', "holds no"),
     ):
         path.write_text(text)

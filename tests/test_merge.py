@@ -19,6 +19,7 @@ from analysis.shard import MeasurementShard
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.training.loop import train
 from tests import tiny
+from tests.test_record_damage import make_format_2, put, rewrite
 
 ROOT = Path(__file__).parents[1]
 COUNT = 3
@@ -103,7 +104,7 @@ def test_merging_again_changes_nothing(out):
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("renamed_before", [0, 1, 2, 3])
+@pytest.mark.parametrize("renamed_before", [0, 1, 2, 3, 4])
 def test_a_killed_merge_leaves_no_records_and_is_done_again(whole, out, monkeypatch, renamed_before):
     original, calls = merge_module.os.replace, []
 
@@ -122,12 +123,62 @@ def test_a_killed_merge_leaves_no_records_and_is_done_again(whole, out, monkeypa
     monkeypatch.setattr(merge_module.os, "replace", original)
     assert_same_records(whole, load_records(merge_records(out)))
     assert sorted(path.name for path in out.iterdir()) == [
+        "checksums.json",
         "examples.parquet",
         "manifest.json",
         "selections",
         *(f"shard-{number}-of-3" for number in (1, 2, 3)),
         "targets.parquet",
     ]
+
+
+def test_one_process_at_a_time_writes_the_merged_records(out):
+    code = "import sys, time; from olmo_sparsity.lock import folder_lock\nwith folder_lock(sys.argv[1]): print(flush=True); input()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, out], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    holder.stdout.readline()
+    before = sorted(out.rglob("*"))
+    with pytest.raises(UserError, match=f"records is in use by process {holder.pid} on ") as error:
+        merge_records(out)
+    assert "\n" not in str(error.value)
+    assert sorted(out.rglob("*")) == before
+    holder.communicate("\n")
+    merge_records(out)
+
+
+def test_shards_of_format_2_are_merged_into_records_of_format_3(whole, out):
+    for number in (1, 3):
+        make_format_2(MeasurementShard(number, COUNT).folder(out))
+    merged = load_records(merge_records(out))
+    assert merged.manifest.version == 3
+    assert_same_records(whole, merged)
+    merge_records(out)  # is left as it is
+
+
+def test_a_damaged_shard_is_refused_and_mended(trained, whole, out):
+    folder = MeasurementShard(2, COUNT).folder(out)
+    path = next((folder / "selections").iterdir())
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(
+        UserError, match="remove that file and run the same scripts/influence.py command again"
+    ):
+        merge_records(out)
+    path.unlink()
+    measure_influence(settings(trained, out, 2))
+    assert_same_records(whole, load_records(merge_records(out)))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_shard_with_losses_that_are_not_finite_is_refused(out, version):
+    folder = MeasurementShard(2, COUNT).folder(out)
+    if version == 2:
+        make_format_2(folder)
+    rewrite(next((folder / "selections").iterdir()), put("loss_nats", [1.0, float("nan")]), folder)
+    with pytest.raises(UserError, match="a loss is not finite") as error:
+        merge_records(out)
+    assert "\n" not in str(error.value)
+    assert not (out / "manifest.json").exists()
 
 
 def test_an_interrupted_shard_goes_on_and_still_equals_the_unsharded_run(trained, whole, out, monkeypatch):

@@ -254,7 +254,7 @@ def test_the_script_measures_draws_and_prints(made, tmp_path):
 def test_files_that_are_something_else_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"needle.json is missing; make it with scripts/needle.py"):
         NEEDLE.load(tmp_path)
-    for text, message in (("{", "is damaged"), ("[]", "holds no needles"), ('{"kind": "x"}', "holds no")):
+    for text, message in (("{", "is damaged"), ("[]", "holds no dict"), ('{"kind": "x"}', "holds no")):
         (tmp_path / "needle.json").write_text(text)
         with pytest.raises(UserError, match=message):
             NEEDLE.load(tmp_path)

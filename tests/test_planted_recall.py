@@ -347,6 +347,7 @@ def test_files_that_hold_no_recall_of_a_checkpoint_are_refused(tmp_path):
         (None, "is missing"),
         ("{", "is damaged"),
         (json.dumps({"format": 2, "measured": "hand-built models"}), "no recall of a checkpoint"),
+        (json.dumps({"format": 2, "measured": "checkpoint"}), "it has no run"),
     ):
         if text is not None:
             path.write_text(text)

@@ -246,10 +246,20 @@ def test_other_selectors_and_no_intervals_can_be_drawn(tmp_path: Path) -> None:
 
 def length_json() -> dict:
     edges = [64, 128, 256, 513]
+    at_lengths = [
+        {"length": n, "loss_nats": interval(3.0, 0.1), "rise_nats": interval(0, 0)} for n in (128, 256, 512)
+    ]
     models = [
         {
             "label": label,
-            "checkpoints": [{"training_length": 128, "position_target": target, "position_scheme": "pose"}],
+            "checkpoints": [
+                {
+                    "checkpoint": "runs/a", "checkpoint_sha256": "a" * 64, "parameters": 1000, "training_seed": 1,
+                    "rope_scaling": None, "training_length": 128, "position_target": target,
+                    "position_scheme": "pose", "at_lengths": at_lengths,
+                }
+            ],
+            "at_lengths": at_lengths,
             "bins": [
                 {"from": low, "to": high, "loss_nats": interval(loss, 0.1)}
                 for low, high, loss in zip(edges, edges[1:], losses, strict=False)
@@ -258,12 +268,7 @@ def length_json() -> dict:
         for label, target, losses in (("RoPE", None, (3.0, 2.9, 4.0)), ("RoPE + PoSE", 512, (3.1, 3.0, 2.8)))
     ]  # fmt: skip
     settings = {"lengths": [128, 256, 512], "windows_measured": 20, "documents": 9}
-    return {
-        "kind": LENGTH.kind,
-        "version": LENGTH.version,
-        "settings": settings,
-        "models": models,
-    }
+    return LENGTH.stamped({"settings": settings, "models": models})
 
 
 def test_loss_by_position_is_the_fourth_panel(summary: dict) -> None:

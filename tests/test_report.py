@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from analysis.compare import compare
+from analysis.compare import COMPARISON, compare
 from analysis.records import Records, RecordWriter
 from analysis.report import (
     embed_json,
@@ -28,6 +28,7 @@ from analysis.report import (
     load_longppl,
 )
 from analysis.report_examples import choose_examples, page_data
+from analysis.report_tables import LONGPPL
 from analysis.report_words import bounds, number, reading
 from analysis.rows import FAR_CONTEXTS, Examples
 from analysis.summary import summarize
@@ -346,8 +347,8 @@ def test_real_summary_comparison_and_longppl_fit(tmp_path: Path) -> None:
     )  # fmt: skip
     longppl = summarize_longppl(losses, np.arange(12), resamples=1000)
     settings = {"n_long": 64, "n_short": 16, "sliding_window": 4, "alpha_nats": 2.0, "beta_nats": 2.0}
-    for name, value in (("longppl", {**longppl, "settings": settings}), ("compare", comparison)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    LONGPPL.save(tmp_path / "longppl.json", {**longppl, "settings": settings})
+    COMPARISON.save(tmp_path / "compare.json", comparison)
     summary = summarize(records, 1000)
     page = Page(
         make_page(
@@ -375,14 +376,17 @@ def test_real_summary_comparison_and_longppl_fit(tmp_path: Path) -> None:
 def test_other_json_is_refused(load: Any, tmp_path: Path) -> None:
     path = tmp_path / "some.json"
     for content, said in (
-        (None, "cannot be read"),
+        (None, "is missing"),
         ("{", "is damaged"),
-        ("[]", "something else"),
-        ("{}", "something else"),
+        ("[]", "is damaged"),
+        ("[" * 100_000, "is damaged"),
+        ("{}", "holds no"),
+        ('{"first": {"checkpoint": 3}, "forms": []}', "holds no"),
+        ('{"kind": "x", "version": 1}', "holds no"),
     ):
         if content is not None:
             path.write_text(content)
-        with pytest.raises(UserError, match=rf"some\.json {said}|some\.json is {said}") as refused:
+        with pytest.raises(UserError, match=rf"some\.json {said}") as refused:
             load(path)
         assert "scripts/" in str(refused.value) and "\n" not in str(refused.value)
 
