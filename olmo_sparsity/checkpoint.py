@@ -184,8 +184,10 @@ def load_state(folder: Path) -> TrainState:
         state = TrainState(**read_json(folder / STATE, remedy))
     except TypeError as error:
         raise UserError(f"{folder / STATE} is damaged ({error}); {remedy}") from error
-    if [type(value) for value in asdict(state).values()] != [int, int, bool]:
-        raise UserError(f"{folder / STATE} is damaged (step, tokens or finished is of another type); {remedy}")
+    if [type(value) for value in (state.step, state.tokens, state.finished)] != [int, int, bool]:
+        raise UserError(
+            f"{folder / STATE} is damaged (step, tokens or finished is of another type); {remedy}"
+        )
     return state
 
 
