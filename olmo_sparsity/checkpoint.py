@@ -181,9 +181,14 @@ def load_state(folder: Path) -> TrainState:
     """Where the run stood at this checkpoint."""
     remedy = "resume from an earlier checkpoint"
     try:
-        return TrainState(**read_json(folder / STATE, remedy))
+        state = TrainState(**read_json(folder / STATE, remedy))
     except TypeError as error:
         raise UserError(f"{folder / STATE} is damaged ({error}); {remedy}") from error
+    if [type(value) for value in (state.step, state.tokens, state.finished)] != [int, int, bool]:
+        raise UserError(
+            f"{folder / STATE} is damaged (step, tokens or finished is of another type); {remedy}"
+        )
+    return state
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

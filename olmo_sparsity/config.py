@@ -248,6 +248,8 @@ def _typed(hint: Any, value: Any, name: str, problems: _Problems) -> Any:
         items = [_typed(element, item, f"{name}.{i}", problems) for i, item in enumerate(value)]
         return [item for item in items if item is not _REFUSED]
     try:
+        if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
+            raise TypeError  # no field has lists in a list, and OmegaConf takes whatever stands there
         om.merge(_schema_of(hint), {"value": value})
     except (OmegaConfBaseException, TypeError, ValueError, OverflowError, RecursionError):
         problems.add_broken(name, f"{show(value)} is {expectation(hint, value)}")

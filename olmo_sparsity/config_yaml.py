@@ -30,6 +30,7 @@ MAX_DEPTH = 32
 MAX_SCALAR, MAX_KEY, MAX_INTERPOLATION = 10_000, 200, 1_000
 """Characters of a value, a key, and a value with ``${…}``, whose grammar is slow and recursive."""
 _LONG_NUMBER = re.compile(r"[-+]?[0-9][0-9a-fA-FxXoO_:.]{100,}")
+_ONE_VALUE = "holds one value; a config is made of lines `name: value`"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _OF_THE_TEXT = (
     *(yaml.YAMLError, OmegaConfBaseException, ValueError, KeyError, TypeError, AttributeError),
@@ -68,6 +69,11 @@ def parse_yaml(text: str) -> DictConfig | ListConfig:
     """The values of a YAML document, ``${…}`` in them not resolved. Raises `YamlError`."""
     nodes = check_yaml(text)
     with _one_line():
+        document = yaml.compose(text, Loader=_LOADER)
+        if isinstance(document, yaml.ScalarNode) and document.value not in ("", "~", "null"):
+            raise YamlError(
+                _ONE_VALUE
+            )  # OmegaConf would read a quoted text as YAML once more, without limits
         return om.load(io.StringIO(text), max_yaml_expanded_nodes=max(MAX_ALIASED_NODES, nodes))
 
 
@@ -107,8 +113,8 @@ def _one_line() -> Iterator[None]:
         if what.startswith("YAML"):  # OmegaConf's own limits, with advice about its environment variables
             what = "its aliases make far more of it than is written" if "expan" in what else "it holds itself"
         raise YamlError(f"{_where(error.problem_mark)}malformed YAML: {what}") from None
-    except OSError:  # OmegaConf's, for a document that is a number
-        raise YamlError("holds one value; a config is made of lines `name: value`") from None
+    except OSError:  # OmegaConf's, for a document that is neither a mapping nor a list
+        raise YamlError(_ONE_VALUE) from None
     except _OF_THE_TEXT as error:
         raise YamlError(f"cannot be read: {first_line(error)}") from None
 

@@ -117,7 +117,10 @@ def test_several_configs_are_the_slowest_axis(tmp_path):
 
 def test_no_axis_but_one_cell_and_negative_values_keep_their_sign(tmp_path):
     tiny.train_config(tmp_path)
-    assert [c.name for c in make_cells(the_sweep(tmp_path, "seed=-1,1"))] == ["seed=-1", "seed=1"]
+    assert [c.name for c in make_cells(the_sweep(tmp_path, "save_num_checkpoints_to_keep=-1,1"))] == [
+        "save_num_checkpoints_to_keep=-1",
+        "save_num_checkpoints_to_keep=1",
+    ]
 
 
 def test_a_long_name_is_cut_and_stays_its_own(tmp_path):

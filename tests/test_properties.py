@@ -1,0 +1,382 @@
+"""Whatever a file holds, a reader of it gives a right value or one line of what is wrong, soon; never anything else.
+
+Hypothesis makes the files up; `derandomize` makes the same ones every time. `make test-slow` tries many more.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from analysis.manifest import MANIFEST_NAME as RECORDS_MANIFEST
+from analysis.manifest import Manifest
+from analysis.records import load_records
+from olmo_sparsity.config import Config, load_config
+from olmo_sparsity.config_words import dotted_names
+from olmo_sparsity.data.corpora import TextFiles
+from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest
+from olmo_sparsity.errors import UserError
+from tests import tiny
+from tests.made_up_records import made_up_manifest, made_up_records
+
+SECONDS = 10.0
+"""No reader takes longer, on whatever machine the tests run."""
+SLOWER = 15
+
+
+def examples(fast: int) -> pytest.MarkDecorator:
+    """Run a test with so many examples, and with `SLOWER` times as many where slow tests run."""
+    return pytest.mark.parametrize("count", [fast, pytest.param(SLOWER * fast, marks=pytest.mark.slow)])
+
+
+def holds(count: int, check: Callable[..., None], *strategies: st.SearchStrategy, also: tuple = ()) -> None:
+    """Try ``check`` on ``count`` examples of the strategies, the same every time, and on those of ``also``."""
+    tried = given(*strategies)(check)
+    for each in also:
+        tried = example(*each)(tried)
+    skipped = list(HealthCheck)  # examples wait for the disk and for other tests
+    settings(
+        max_examples=count, derandomize=True, deadline=None, database=None, suppress_health_check=skipped
+    )(tried)()
+
+
+def right_or_refused(read: Callable[[], Any], *, lines: bool = False) -> Any:
+    """What ``read`` gives, or None where it raises a `UserError` of one line; with ``lines``, of indented ones."""
+    start, value = time.monotonic(), None
+    try:
+        value = read()
+    except UserError as error:
+        first, *rest = str(error).splitlines() or [""]
+        assert first.strip() and len(first) < 2000
+        assert not rest or (lines and all(line.startswith("  ") for line in rest))
+    assert time.monotonic() - start < SECONDS
+    return value
+
+
+# What files are made of.
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 70),
+    st.integers(),
+    st.sampled_from([2**31, 2**63, -(2**63) - 1, 2**64, 10**30]),
+    st.floats(),
+    st.text(max_size=12),
+    st.sampled_from(["", "???", "nan", "1e5", "../x", "/etc/passwd", "a\0b", "a\nb", "\x1b[31m", "x" * 300]),
+)
+json_values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+yaml_scalars = (
+    scalars
+    | st.binary(max_size=5)
+    | st.sampled_from(
+        [
+            *(
+                "${seed}",
+                "${model.d_model}",
+                "${nowhere}",
+                "${run_name",
+                "${oc.env:HOME}",
+                "${oc.env:SLURM_JOB_ID,x}",
+            ),
+            *(
+                r"\${seed}",
+                "${oc.decode:'[1,${seed}]'}",
+                "${oc.create:{a: 1}}",
+                "${oc.select:seed}",
+                "${.name}",
+                "${}",
+            ),
+            *(
+                "${path.glob:/none/*}",
+                "${path.choose:/,a}",
+                "${path.last_checkpoint:/none}",
+                "${model}",
+                "${${run_name}}",
+            ),
+        ]
+    )
+)
+yaml_values = st.recursive(
+    yaml_scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5) | st.integers() | st.booleans() | st.none(), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+fragments = st.lists(
+    st.sampled_from(
+        [
+            *("seed", "model", "base", "data", "paths", "task", "parameters", ": ", ":", "\n", "\n  ", "- ", " ", ","),
+            *("[", "]", "{", "}", "&a ", "*a", "&b ", "*b", "<<: ", "? ", "!!int ", "!!float ", "!!set ", "!!omap "),
+            *("!!timestamp ", "!!binary ", "!!python/tuple ", "!x ", "%YAML 9.9\n", "---\n", "...\n", "${", "'", '"'),
+            *("|\n", ">\n", "~", "1", "-", "0x", "0b", "1:2:3", "1e5", ".nan", "2001-02-30", "\t", "???", "\\", "#"),
+            *("\0", "\x85", "\u2028", "\ufeff", "é", "😀", "oc.env:HOME", "=", "."),
+        ]
+    ),
+    max_size=25,
+).map("".join)  # fmt: skip
+names = st.sampled_from(sorted(dotted_names(Config)))
+
+
+def changed(data: bytes, places: list[tuple[int, int]], cut: int | None) -> bytes:
+    """``data`` with some bytes replaced and its end cut off."""
+    damaged = bytearray(data)
+    for place, value in places:
+        if damaged:
+            damaged[place % len(damaged)] = value
+    return bytes(damaged if cut is None else damaged[: cut % (len(damaged) + 1)])
+
+
+places = st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), max_size=4)
+cuts = st.none() | st.integers(0, 1 << 20)
+
+
+def json_text(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+# Configs.
+
+
+def loaded_again(config: Config, folder: Path) -> None:
+    """What is saved is read back equal."""
+    config.save(folder / "saved.yaml")
+    assert load_config(folder / "saved.yaml", warn=False) == config
+
+
+@examples(120)
+def test_configs_of_any_text(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "x.yaml"
+
+    def check(text: str | bytes) -> None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode("utf8"))
+        config = right_or_refused(lambda: load_config(path, warn=False), lines=True)
+        if config is not None:
+            loaded_again(config, tmp_path)
+
+    holds(count, check, fragments | st.text(max_size=40) | st.binary(max_size=40))
+
+
+@examples(120)
+def test_configs_with_any_value(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "x.yaml"
+
+    def check(changes: dict[str, Any]) -> None:
+        values: dict[str, Any] = {}
+        for name, value in changes.items():
+            *sections, key = name.split(".")
+            inner = values
+            for section in sections:
+                inner = inner.setdefault(section, {})
+                if not isinstance(inner, dict):
+                    return
+            inner[key] = value
+        path.write_text(yaml.safe_dump(values), encoding="utf8")
+        config = right_or_refused(lambda: load_config(path, warn=False), lines=True)
+        if config is not None:
+            loaded_again(config, tmp_path)
+
+    holds(count, check, st.dictionaries(names, yaml_values, min_size=1, max_size=2))
+
+
+@examples(100)
+def test_configs_with_any_override(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("seed: 1", encoding="utf8")
+
+    def check(overrides: list[tuple[str, str, str]]) -> None:
+        given = ["".join(override) for override in overrides]
+        config = right_or_refused(lambda: load_config(path, given, warn=False), lines=True)
+        if config is not None:
+            loaded_again(config, tmp_path)
+
+    name = names | fragments | st.text(max_size=10)
+    value = fragments | yaml_values.map(json_or_text) | st.text(max_size=20)
+    holds(count, check, st.lists(st.tuples(name, st.sampled_from(["=", "", "=="]), value), max_size=2))
+
+
+def json_or_text(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True).strip()
+
+
+@examples(60)
+def test_configs_of_checkpoints_with_damage(tmp_path: Path, count: int) -> None:
+    load_config(tiny.write_yaml(tmp_path, tmp_path / "corpus"), warn=False).save(tmp_path / "whole.yaml")
+    whole, path = (tmp_path / "whole.yaml").read_bytes(), tmp_path / "config.yaml"
+
+    def check(places: list[tuple[int, int]], cut: int | None) -> None:
+        path.write_bytes(changed(whole, places, cut))
+        right_or_refused(lambda: load_config(path, warn=False), lines=True)
+
+    holds(count, check, places, cuts)
+
+
+# Corpora.
+
+SUFFIXES = st.sampled_from([".jsonl", ".json", ".txt", ".jsonl.gz", ".json.gz", ".txt.gz"])
+
+
+def read_corpus(path: Path) -> list[str] | None:
+    return right_or_refused(lambda: list(TextFiles((str(path),)).documents()))
+
+
+@examples(300)
+def test_corpora_of_any_bytes(tmp_path: Path, count: int) -> None:
+    def check(lines: list[bytes], suffix: str, packed: bool, places: list, cut: int | None) -> None:
+        path, data = tmp_path / f"x{suffix}", b"\n".join(lines)
+        path.write_bytes(changed(gzip.compress(data, mtime=0) if packed else data, places, cut))
+        for document in read_corpus(path) or []:
+            assert document.strip() and document.encode("utf8").decode("utf8") == document
+
+    row = st.fixed_dictionaries({"text": st.text(max_size=20)}, optional={"id": json_values})
+    line = st.one_of(row.map(json_text), json_values.map(json_text), st.binary(max_size=30))
+    deep, long = b'{"text": ' + b"[" * 100_000, b'{"text": "a", "n": ' + b"9" * 5000 + b"}"
+    also = tuple(
+        ([each], ".jsonl", False, [], None) for each in (deep, long, b"\xef\xbb\xbf{}", b"[" * 100_000)
+    )
+    holds(count, check, st.lists(line, max_size=4), SUFFIXES, st.booleans(), places, cuts, also=also)
+
+
+@examples(150)
+def test_documents_come_back(tmp_path: Path, count: int) -> None:
+    def check(texts: list[str], packed: bool) -> None:
+        path = tmp_path / ("x.jsonl.gz" if packed else "x.jsonl")
+        data = b"\n".join(json_text({"text": text}) for text in texts)
+        path.write_bytes(gzip.compress(data, mtime=0) if packed else data)
+        assert read_corpus(path) == [text for text in texts if text.strip()]
+        (tmp_path / "x.txt").write_bytes("".join(texts).encode("utf8"))
+        assert read_corpus(tmp_path / "x.txt") == ["".join(texts)] * bool("".join(texts).strip())
+
+    holds(count, check, st.lists(st.text(max_size=40), max_size=4), st.booleans())
+
+
+# Manifests.
+
+
+def corpus_manifest(folder: Path) -> dict[str, Any]:
+    """A valid one, as JSON has it."""
+    tiny.write_corpus(
+        folder, {"train": tiny.random_documents(2, 20), "heldout": tiny.random_documents(1, 20)}
+    )
+    return json.loads((folder / MANIFEST_NAME).read_text(encoding="utf8"))
+
+
+def is_typed(manifest: CorpusManifest) -> bool:
+    files = [file for split in manifest.splits.values() for file in split]
+    counts = [
+        manifest.vocab_size,
+        manifest.eos_token_id,
+        *(n for file in files for n in (file.tokens, file.documents)),
+    ]
+    texts = [manifest.corpus, manifest.tokenizer_sha256, manifest.dtype, *manifest.splits]
+    texts += [text for file in files for text in (file.name, file.sha256)]
+    return all(type(number) is int and number >= 0 for number in counts) and all(
+        type(t) is str for t in texts
+    )
+
+
+manifest_changes = st.tuples(
+    st.sampled_from(["replace", "remove", "add", "file"]),
+    st.integers(0, 20),
+    st.text(max_size=5),
+    json_values,
+)
+
+
+def with_change(manifest: dict[str, Any], change: tuple[str, int, str, Any]) -> dict[str, Any]:
+    """A manifest with one field replaced, removed or added; of the whole, or of a file of its first split."""
+    how, number, key, value = change
+    copy = json.loads(json.dumps(manifest))
+    part = copy
+    if how == "file" and copy.get("splits"):
+        part = next(iter(copy["splits"].values()))[0]
+    name = sorted(part)[number % len(part)]
+    if how == "add":
+        part[key] = value
+    elif how == "remove":
+        del part[name]
+    else:
+        part[name] = value
+    return copy
+
+
+@examples(300)
+def test_manifests_of_corpora(tmp_path: Path, count: int) -> None:
+    whole = corpus_manifest(tmp_path)
+    path = tmp_path / MANIFEST_NAME
+
+    def check(change: tuple, anything: Any, places: list, cut: int | None, kind: int) -> None:
+        value = anything if kind == 0 else with_change(whole, change) if kind == 1 else whole
+        path.write_bytes(changed(json_text(value), places, cut) if kind == 2 else json_text(value))
+        manifest = right_or_refused(lambda: CorpusManifest.load(tmp_path))
+        if manifest is not None:
+            assert is_typed(manifest)
+            manifest.save(tmp_path)
+            assert CorpusManifest.load(tmp_path) == manifest
+
+    holds(count, check, manifest_changes, json_values, places, cuts, st.integers(0, 2))
+    path.write_bytes(b"[" * 100_000)
+    assert right_or_refused(lambda: CorpusManifest.load(tmp_path)) is None
+
+
+@examples(300)
+def test_manifests_of_records(tmp_path: Path, count: int) -> None:
+    made_up_manifest(5).save(tmp_path)
+    path = tmp_path / RECORDS_MANIFEST
+    whole = json.loads(path.read_text(encoding="utf8"))
+
+    def check(change: tuple, anything: Any, places: list, cut: int | None, kind: int) -> None:
+        value = anything if kind == 0 else with_change(whole, change) if kind == 1 else whole
+        path.write_bytes(changed(json_text(value), places, cut) if kind == 2 else json_text(value))
+        manifest = right_or_refused(lambda: Manifest.load(tmp_path))
+        if manifest is not None:
+            assert type(manifest.complete) is bool and type(manifest.commit) is str
+            manifest.save(tmp_path)
+            assert Manifest.load(tmp_path) == manifest
+
+    holds(count, check, manifest_changes, json_values, places, cuts, st.integers(0, 2))
+    path.write_bytes(b"[" * 100_000)
+    assert right_or_refused(lambda: Manifest.load(tmp_path)) is None
+
+
+# Records.
+
+
+@examples(120)
+def test_records_with_damage(tmp_path: Path, count: int) -> None:
+    whole, damaged = tmp_path / "whole", tmp_path / "damaged"
+    expected = made_up_records(whole, count=40, documents=5)
+    names = sorted(str(path.relative_to(whole)) for path in whole.rglob("*") if path.is_file())
+
+    def check(name: str, places: list, cut: int | None) -> None:
+        shutil.rmtree(damaged, ignore_errors=True)
+        shutil.copytree(whole, damaged)
+        data = changed((whole / name).read_bytes(), places, cut)
+        (damaged / name).write_bytes(data)
+        records = right_or_refused(lambda: load_records(damaged))
+        if records is not None:
+            assert len(records.over) <= len(expected.over)
+            for item in fields(records.targets):
+                column = getattr(records.targets, item.name)
+                assert column.dtype == getattr(expected.targets, item.name).dtype
+            if data == (whole / name).read_bytes():
+                assert asdict(records.manifest) == asdict(expected.manifest)
+
+    holds(count, check, st.sampled_from(names), places, cuts)
