@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from olmo_sparsity.config_words import printable
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import read_json, write_json
 from olmo_sparsity.provenance import library_versions
@@ -190,7 +191,7 @@ def _what_is_wrong(raw: dict[str, Any], names: set[str]) -> str | None:
     has_checksum = raw["version"] != FORMAT_WITHOUT_CHECKSUMS
     own = {"kind", "settings_fingerprint", *([CHECKSUM] if has_checksum else [])}
     if odd := raw.keys() ^ (names | own):
-        return f"wrong fields: {', '.join(sorted(odd))}"
+        return f"wrong fields: {printable(', '.join(sorted(odd)))}"
     settings = _settings({name: raw[name] for name in names})
     if not has_checksum:
         settings["version"] = raw["version"]  # which the fingerprint of format 2 counts

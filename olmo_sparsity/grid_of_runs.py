@@ -20,6 +20,8 @@ from olmo.util import clean_opt
 from omegaconf import OmegaConf as om
 
 from olmo_sparsity.config import Config, load_config
+from olmo_sparsity.config_words import shorten
+from olmo_sparsity.config_yaml import YamlError, parse_override
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.files import read_json, write_json
 
@@ -227,7 +229,10 @@ def _repeated(texts: Sequence[str]) -> str | None:
 
 
 def _typed(text: str) -> Any:
-    values = om.to_container(om.from_dotlist([f"value={text}"]), resolve=False)
+    try:
+        values = om.to_container(parse_override("value", text), resolve=False)
+    except YamlError as error:
+        raise UserError(f"--grid: {shorten(text, 60)} {error}") from None
     assert isinstance(values, dict)
     return values["value"]
 
