@@ -34,7 +34,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,9 +83,6 @@ class Outcome:
 def main() -> int:
     """Make the undisturbed references, inject the faults, and say what was found."""
     arguments = _parser().parse_args()
-    for chosen, every in ((arguments.only, FAULTS), (arguments.commands, COMMAND_NAMES)):
-        if unknown := sorted(set(chosen) - set(every)):
-            raise UserError(f"{unknown[0]!r} is none of {', '.join(every)}")
     start = time.monotonic()
     out = _work_folder(arguments.out)
     from faults.commands import COMMANDS, Workshop
@@ -233,14 +230,14 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--only",
-        type=_names,
+        type=_names_of(FAULTS),
         default=FAULTS,
         metavar="FAULT,…",
         help=f"of: {', '.join(FAULTS)} (default: all)",
     )
     parser.add_argument(
         "--commands",
-        type=_names,
+        type=_names_of(COMMAND_NAMES),
         default=COMMAND_NAMES,
         metavar="NAME,…",
         help=f"of: {', '.join(COMMAND_NAMES)}",
@@ -277,8 +274,16 @@ def _parser() -> Parser:
     return parser
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
+def _names_of(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """The type of a list with commas, each one of ``choices``."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(","))
+        if unknown := [name for name in names if name not in choices]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(choices)}")
+        return names
+
+    return parse
 
 
 if __name__ == "__main__":

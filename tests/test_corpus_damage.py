@@ -393,9 +393,11 @@ def test_a_file_in_place_of_the_folder_is_left_alone(tmp_path, capsys):
     files, out = some_files(tmp_path / "text", files=1), tmp_path / "out"
     out.write_text("mine")
     for path in (out, out / "below"):
-        assert run_main("text", "--files", *files, "--vocab-size", "300", "--out", str(path)) == 1
+        assert run_main("text", "--files", *files, "--vocab-size", "300", "--out", str(path)) == 2
         [line] = errors(capsys.readouterr().err)
-        assert line.startswith(f"error: cannot write to {path}") and "choose another --out" in line
+        assert f"{out} is a file; name a folder" in line
+        with pytest.raises(UserError, match=f"cannot write to {path} .*; choose another --out"):
+            prepare(text_settings(files), path, workers=1)
     assert out.read_text() == "mine"
 
 

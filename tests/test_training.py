@@ -334,8 +334,8 @@ def test_olmo_token_files_without_a_manifest_are_read(tmp_path):
     bare = replace(config, corpus=replace(config.corpus, path=None), data=replace(config.data, paths=paths))
     a, b = next(TrainingData(config).batches(0)), next(TrainingData(bare).batches(0))
     assert torch.equal(a.input_ids, b.input_ids)
-    with pytest.raises(UserError, match="beyond model.vocab_size"):
-        TrainingData(replace(bare, model=replace(bare.model, vocab_size=10)))
+    with pytest.raises(UserError, match="holds id .*, beyond the vocabulary of 10"):
+        train(replace(bare, model=replace(bare.model, vocab_size=10)))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "no checksums"])
