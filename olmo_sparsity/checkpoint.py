@@ -22,7 +22,7 @@ from torch import Tensor
 
 from olmo_sparsity.build import Model, empty_model
 from olmo_sparsity.config import Config, load_config
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.errors import UserError, hidden_os_error
 from olmo_sparsity.files import atomic_path, read_json, sha256_file
 
 log = logging.getLogger(__name__)
@@ -172,9 +172,8 @@ def save_checkpoint(
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:  # the library hides the system's error number in its text
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number.group(1)) if number else 0, str(error), str(path)) from error
+    except SafetensorError as error:
+        raise (hidden_os_error(error, path) or error) from error
 
 
 def load_state(folder: Path) -> TrainState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -71,6 +72,12 @@ def _user_errors() -> tuple[type[BaseException], ...]:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its kind where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def hidden_os_error(error: Exception, path: object) -> OSError | None:
+    """The system's error whose number a library written in Rust hides in its text; None where there is none."""
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else None
 
 
 def _line_of(error: OSError) -> str | None:

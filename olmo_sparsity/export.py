@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from typing import Any
 
 import torch
 from olmo.config import ActivationType, BlockType, LayerNormType
-from safetensors import SafetensorError
 from torch import Tensor
 
 from olmo_sparsity.build import require_olmo
@@ -42,7 +40,7 @@ from olmo_sparsity.checkpoint import (
 )
 from olmo_sparsity.config import Config, ModelConfig
 from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.errors import UserError, hidden_os_error
 from olmo_sparsity.files import atomic_path, read_json, sha256_file, write_json
 from olmo_sparsity.model import PositionedOLMo
 from olmo_sparsity.provenance import provenance
@@ -377,9 +375,10 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def _full_disk_as_os_error(path: Path) -> Iterator[None]:
-    """safetensors hides the system's error number in its text; a full disk must read as one."""
+    """What safetensors and tokenizers raise on a full disk says so in its text only."""
     try:
         yield
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number.group(1)) if number else 0, str(error), str(path)) from error
+    except Exception as error:  # tokenizers raises no other kind
+        if hidden := hidden_os_error(error, path):
+            raise hidden from error
+        raise

@@ -19,7 +19,10 @@ Files = dict[str, str]
 _PROGRESS = re.compile(r".+: [\d,]+/[\d,]+ .+/s, .+ s left")
 _LOG = re.compile(r"(WARNING|INFO)\b")
 # Files of a run that go on growing, or say when it ran; results are compared by what they hold instead.
-_GROWING = ("metrics.jsonl", "provenance.json", "verified.json", "manifest.json", "olmo_sparsity.json")
+_GROWING = (
+    *("metrics.jsonl", "provenance.json", "verified.json", "manifest.json", "olmo_sparsity.json"),
+    "checksums.json",  # of records; that of a checkpoint is as whole as its folder
+)
 
 
 def digest(content: bytes | Path) -> str:
@@ -78,7 +81,8 @@ def losses_of(
         if now == content or (damaged is not None and _unit(path) == _unit(damaged)):
             continue
         own = path.parts[0] == command.out and path.name != BYSTANDER
-        unfinished = any(part.startswith(".") for part in path.parts) or path.name in _GROWING
+        grows = path.name in _GROWING and _unit(path) == path
+        unfinished = grows or any(part.startswith(".") for part in path.parts)
         if own and (unfinished or now == end.get(name, "absent") or _gave_way(scene, path)):
             continue
         found.append(f"{name} was whole and is {'gone' if now is None else 'another'}")
