@@ -19,6 +19,7 @@ import multiprocessing
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import count, islice
@@ -95,15 +96,15 @@ def _units(stream: StreamConfig) -> tuple[list[Any], list[Any]]:
 class Marks:
     """How many tokens lie before some documents of a unit, and in units that were read to their end.
 
-    These are facts of the text: it does not matter which process or run found them, only that a line is whole.
-    Every process appends to a file of its own and has read all of them when it starts.
+    These are facts of the text: it does not matter which process or run found them, only that a line is whole and of
+    this text, as the checksum at its end says. Every process appends to a file of its own and has read all of them
+    when it starts.
     """
 
     def __init__(self, folder: Path, identity: str, writer: str):
         self.folder, self.identity, self.writer = folder, identity, writer
         self.known: dict[int, list[tuple[int, int]]] = {}
         self.ends: dict[int, int] = {}
-        self.of_other_text = False
         for path in sorted(folder.glob("marks-*.jsonl")):
             for line in path.read_bytes().splitlines():
                 self._read(line)
@@ -111,16 +112,14 @@ class Marks:
             marks.sort()
 
     def _read(self, line: bytes) -> None:
-        try:
-            mark = json.loads(line)
-        except (ValueError, RecursionError):
-            return  # a line that a killed process has not finished, or that is damaged
-        match mark:
-            case [str() as identity, int() as unit, int() as documents, int() as tokens, bool() as is_end]:
-                if identity != self.identity:
-                    self.of_other_text = True
-                elif unit >= -1 and min(documents, tokens) >= 0:
-                    self._keep(unit, documents, tokens, is_end)
+        """Keep a mark; pass over a line that a killed process has not finished, a damaged one, and other text's."""
+        with suppress(ValueError, TypeError, RecursionError):
+            *mark, seal = json.loads(line)
+            if seal == self._seal(mark):
+                self._keep(*mark)
+
+    def _seal(self, mark: list[Any]) -> str:
+        return sha256(json.dumps([self.identity, *mark]).encode()).hexdigest()[:16]
 
     def _keep(self, unit: int, documents: int, tokens: int, is_end: bool) -> None:
         if is_end:
@@ -142,15 +141,11 @@ class Marks:
         self._keep(unit, documents, tokens, is_end)
         self._write(unit, documents, tokens, is_end)
 
-    def begin(self) -> None:
-        """Write down which text this run began with."""
-        self._write(-1, 0, 0, False)
-
-    def _write(self, unit: int, documents: int, tokens: int, is_end: bool) -> None:
+    def _write(self, *mark: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / f"marks-{self.writer}.jsonl", "a", encoding="utf8") as file:
             file.write("\n" * self._follows_torn_line(file.name))
-            file.write(json.dumps([self.identity, unit, documents, tokens, is_end]) + "\n")
+            file.write(json.dumps([*mark, self._seal(list(mark))]) + "\n")
 
     @staticmethod
     def _follows_torn_line(path: str) -> bool:
@@ -159,14 +154,6 @@ class Marks:
                 return False
             file.seek(-1, os.SEEK_END)
             return file.read(1) != b"\n"
-
-    def refuse_other_text(self) -> None:
-        """Refuse a run that began with other text: where there are whole marks, some must be of this text."""
-        if not (self.known or self.ends) and self.of_other_text:
-            raise UserError(
-                f"the text or the tokenizer of corpus.stream is not the one this run began with ({self.folder}); put "
-                "it back, or choose another --save_folder"
-            )
 
 
 class Reader:
@@ -251,10 +238,6 @@ class WindowStream(IterableDataset[dict[str, Any]]):
         maker, epoch = WindowMaker(self.config), self.config.epoch or 0
         folder = Path(self.config.save_folder) / MARKS_NAME
         marks = Marks(folder, self.text.identity, f"{self.rank:05d}-{worker:02d}")
-        if self.first:
-            marks.refuse_other_text()
-        else:
-            marks.begin()
         readers = min(self.config.corpus.stream.readers, len(self.text.units))
         seed = self.config.seed if self.config.data.seed is None else self.config.data.seed
         order = np.random.default_rng([_STREAM, seed, epoch]).permutation(len(self.text.units))
