@@ -14,7 +14,6 @@ LongPPL and plain PPL, how the forms agree, and what each costs, with 95 % inter
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from rich.console import Console
@@ -25,13 +24,13 @@ from olmo_sparsity.errors import run_script
 
 def main() -> None:
     """Measure, then print what was written."""
-    from analysis.longppl import LongPPLSettings, measure_longppl, render_longppl
+    from analysis.longppl import LONGPPL, LongPPLSettings, measure_longppl, render_longppl
 
     values: dict[str, Any] = vars(_parser().parse_args())
     values["alpha_nats"], values["beta_nats"] = values.pop("alpha"), values.pop("beta")
     path = measure_longppl(LongPPLSettings(**values))
     console = Console(highlight=False, soft_wrap=True)
-    console.print(render_longppl(json.loads(path.read_text(encoding="utf8"))))
+    console.print(render_longppl(LONGPPL.load(path)))
     console.print(f"wrote {path}", markup=False)
 
 

@@ -44,8 +44,8 @@ def train(config: Config, *, resume: bool = False) -> Path:
     model = build_model(config)
     if last is not None:
         load_weights(model, last)
-    engine = make_engine(config, model)
     with lost_peers_in_words():
+        engine = make_engine(config, model)
         data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
         with run_folder(config, engine, last, resume):
             return _train_from(config, engine, data, last)
