@@ -158,14 +158,14 @@ def read_only(trial: Trial) -> str:
         folders = [trial.scene, *(path for path in [out, *sorted(out.rglob("*"))] if path.is_dir())]
         folder = trial.random.choice(folders)
         trial.place = f"{folder.relative_to(trial.scene)} read-only, {trial.place}"
-        modes = {path: path.stat().st_mode for path in [folder, *folder.rglob("*")] if path.is_dir()}
-        for path in modes:
-            path.chmod(0o555)
+        for path in (folder, *folder.rglob("*")):
+            if path.is_dir():
+                path.chmod(0o555)
         run.disturbed.go_on()
         ended = run.end()
-        for path, mode in modes.items():
-            if path.exists():
-                path.chmod(mode)
+        for path in (trial.scene, *trial.scene.rglob("*")):  # one of them may have another name by now
+            if path.is_dir():
+                path.chmod(0o755)
     trial.hold(ended, before)
     return RIGHT if ended.done else trial.again()
 
