@@ -5,7 +5,7 @@
 
 examples:
   python scripts/fault_test.py                                      300 injections, some 15 minutes on 2 cores
-  python scripts/fault_test.py --injections 1000 --seed 3 --table results/reliability/faults.md
+  python scripts/fault_test.py --injections 1000 --seed 3 --table faults.md
   python scripts/fault_test.py --only kill,bit-flip --commands train-resume,export
   python scripts/fault_test.py --seed 3 --repeat 217                that injection alone, as it was
 
