@@ -6,7 +6,7 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         places = {f"test_{name}": place for place, name in enumerate(LONGEST_FIRST)}
         items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread of PyTorch: sums in another order would differ in their last bits."""
+    import torch  # not every test needs it
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

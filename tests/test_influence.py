@@ -19,13 +19,13 @@ import analysis.measurement as measurement_module
 from analysis.influence import InfluenceSettings, measure_influence
 from analysis.records import load_records
 from olmo_sparsity.checkpoint import load_model
-from olmo_sparsity.data import verify
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.rope_scaling import RopeScaling
 from olmo_sparsity.training.loop import train
 from tests import tiny
+from tests.replaced_tokens import assert_refused_and_right_ones_remembered
 from tests.test_record_damage import list_again, put, rewrite
 
 ROOT = Path(__file__).parents[1]
@@ -374,18 +374,7 @@ def test_replaced_fields_of_a_checkpoint_do_not_warn_again(trained, tmp_path, ca
 def test_replaced_tokens_are_refused_and_right_ones_remembered(trained, tmp_path, monkeypatch):
     shutil.copytree(trained / "corpus", tmp_path / "corpus")
     asked = settings(trained, tmp_path / "out", corpus=str(tmp_path / "corpus"))
-    measure_influence(asked)
-    monkeypatch.setattr(verify, "_read", None)  # nothing is read again
-    measure_influence(asked)
-    monkeypatch.undo()
-    path = tmp_path / "corpus" / "heldout-00000.npy"
-    data = bytearray(path.read_bytes())
-    data[6] ^= 1
-    path.write_bytes(data)
-    for each in (asked, replace(asked, out=str(tmp_path / "other"))):
-        with pytest.raises(UserError, match=r"checksum mismatch in .*heldout-00000\.npy"):
-            measure_influence(each)
-    assert not (tmp_path / "other").exists()
+    assert_refused_and_right_ones_remembered(measure_influence, asked, monkeypatch)
 
 
 def test_nothing_stays_where_no_target_gains(trained, tmp_path):

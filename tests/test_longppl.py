@@ -24,10 +24,10 @@ from analysis.longppl import (
 from analysis.models import load_for_analysis
 from analysis.segments import sample_segments
 from analysis.token_losses import TokenLosses
-from olmo_sparsity.data import verify
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.errors import UserError
 from tests import tiny
+from tests.replaced_tokens import assert_refused_and_right_ones_remembered
 from tests.test_export import checkpoint
 from tests.test_models import directory
 
@@ -318,15 +318,4 @@ def test_the_table_shows_what_does_not_exist_as_a_dash(made, tmp_path):
 def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
     shutil.copytree(made / "corpus", tmp_path / "corpus")
     asked = settings(made, tmp_path / "out", corpus=str(tmp_path / "corpus"))
-    measure_longppl(asked)
-    monkeypatch.setattr(verify, "_read", None)  # nothing is read again
-    measure_longppl(asked)
-    monkeypatch.undo()
-    path = tmp_path / "corpus" / "heldout-00000.npy"
-    data = bytearray(path.read_bytes())
-    data[6] ^= 1
-    path.write_bytes(data)
-    for each in (asked, replace(asked, out=str(tmp_path / "other"))):
-        with pytest.raises(UserError, match=r"checksum mismatch in .*heldout-00000\.npy"):
-            measure_longppl(each)
-    assert not (tmp_path / "other").exists()
+    assert_refused_and_right_ones_remembered(measure_longppl, asked, monkeypatch)

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,10 +18,10 @@ from analysis.needle_plots import NEEDLE, needle_figure, recall_figure
 from analysis.needle_recall import RecallOptions, needle_contexts, recall_of_needles
 from analysis.needles import cells_of, draw_needles, measure_needles
 from analysis.token_losses import TokenLosses
-from olmo_sparsity.data import verify
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.errors import UserError
 from tests import tiny
+from tests.replaced_tokens import assert_refused_and_right_ones_remembered
 from tests.test_export import checkpoint
 from tests.test_models import directory
 
@@ -279,15 +278,4 @@ def test_the_colours_go_upwards_where_no_model_gains_anything():
 def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
     shutil.copytree(made / "corpus", tmp_path / "corpus")
     asked = settings(made, tmp_path / "out", corpus=str(tmp_path / "corpus"))
-    measure_needle(asked)
-    monkeypatch.setattr(verify, "_read", None)  # nothing is read again
-    measure_needle(asked)
-    monkeypatch.undo()
-    path = tmp_path / "corpus" / "heldout-00000.npy"
-    data = bytearray(path.read_bytes())
-    data[6] ^= 1
-    path.write_bytes(data)
-    for each in (asked, replace(asked, out=str(tmp_path / "other"))):
-        with pytest.raises(UserError, match=r"checksum mismatch in .*heldout-00000\.npy"):
-            measure_needle(each)
-    assert not (tmp_path / "other").exists()
+    assert_refused_and_right_ones_remembered(measure_needle, asked, monkeypatch)

@@ -7,7 +7,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-import torch
 
 from olmo_sparsity.checkpoint import CHECKSUMS, checkpoints, load_model, load_state, resolve_checkpoint
 from olmo_sparsity.config import Config
@@ -20,13 +19,7 @@ from olmo_sparsity.training.metrics import MetricsFile, read_metrics
 from olmo_sparsity.training.resume import MAY_CHANGE, starting_checkpoint
 from tests import tiny
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def steps_of(run):

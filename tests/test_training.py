@@ -20,17 +20,11 @@ from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.schedule import Schedule
 from tests import tiny
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def losses(folder):
     return {row["step"]: row["loss_nats"] for row in read_metrics(folder / "metrics.jsonl")}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_the_loss_falls_and_a_checkpoint_holds_the_final_weights(tmp_path):
