@@ -253,6 +253,15 @@ def test_a_damaged_corpus_is_made_again_and_a_foreign_folder_refused(tmp_path):
         prepare(settings, out)
 
 
+@pytest.mark.parametrize("left", [[], [".request.json.tmp-0a1b2c"]])
+def test_a_run_that_was_stopped_before_its_request_was_written_is_begun_anew(left, tmp_path):
+    settings, out = text_settings(some_files(tmp_path / "text")), tmp_path / "out"
+    (out / ".partial").mkdir(parents=True)
+    for name in left:
+        (out / ".partial" / name).write_text("{")
+    assert prepare(settings, out).tokens_written > 0
+
+
 def test_the_tokenizer_is_trained_on_the_training_split_only(tmp_path):
     train = write_lines(tmp_path / "t.jsonl", some_texts(20, seed=1))
     made = []

@@ -68,6 +68,7 @@ def claim(out: Path, request: dict[str, Any], settings: PrepareSettings, overwri
         elif resumable:
             _refuse_other(out, _read_request(path, "pass --overwrite to start anew"), request)
         else:
+            _forget_a_start(out)
             _refuse_foreign(out, OUTPUT_PATTERNS)
         remove_temporaries(out)
         write_json(path, request)
@@ -106,6 +107,13 @@ def _refuse_own_tokenizer(out: Path, settings: PrepareSettings) -> None:
         raise UserError(
             f"--tokenizer names the file that would be written, {out / TOKENIZER_NAME}; choose another --out"
         )
+
+
+def _forget_a_start(out: Path) -> None:
+    """Remove a `.partial` of a run that was stopped before it had written its request."""
+    for path in (out / WORK_NAME).glob(".*.tmp-*"):
+        remove(path)
+    remove_if_empty(out / WORK_NAME)
 
 
 def _refuse_foreign(out: Path, patterns: Sequence[str]) -> None:
