@@ -18,6 +18,7 @@ PATTERNS = (
     "LICENSE",
     "docs/*.md",
     "docs/*.svg",
+    "docs/*.css",
     "results/**/*.md",
     "results/**/*.png",
     "results/**/*.html",
