@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.statistics import DEFAULT_RESAMPLES
-from olmo_sparsity.arguments import out_folder, seed_number, whole_number
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES
+from olmo_sparsity.util.arguments import out_folder, seed_number, whole_number
 
 LEAST_RESAMPLES = 1000
 """METHOD 2.4 asks for so many for everything that is shown."""
@@ -74,6 +74,6 @@ def labels_of(checkpoints: Sequence[str], labels: str | None) -> tuple[str, ...]
     if labels:
         return tuple(label.strip() for label in labels.split(","))
     # with matplotlib, which most who parse arguments do not need
-    from analysis.training_plots import run_names
+    from analysis.plots.training import run_names
 
     return tuple(run_names([Path(path).resolve() for path in checkpoints]))

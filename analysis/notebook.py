@@ -20,22 +20,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from analysis.adapters import OlmoForAnalysis, PositionedCausalLM
-from analysis.contexts import Contexts
-from analysis.kinds import classify
-from analysis.measurement import TARGETS_PER_BLOCK, TARGETS_PER_ROUND
-from analysis.memory import default_limit_bytes, tokens_that_fit
-from analysis.models import adapter_of, check_long_context, vocabulary_size
-from analysis.notebook_result import Choices, InfluentialTokens
-from analysis.passage import Passage, Placebos, read_passage
-from analysis.readable import TOKENS_AFTER
-from analysis.recovery import selected_losses
-from analysis.rows import FAR_CONTEXTS, Targets
-from analysis.scorer import TOKENS_PER_BATCH, Scorer, long_and_short_losses
-from analysis.selectors import Question, check_selector, find_selector
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.model import PositionedOLMo
-from olmo_sparsity.progress import progress
+from analysis.measure.measurement import TARGETS_PER_BLOCK, TARGETS_PER_ROUND
+from analysis.measure.readable import TOKENS_AFTER
+from analysis.measure.recovery import selected_losses
+from analysis.measure.selectors import Question, check_selector, find_selector
+from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
+from analysis.model.load import adapter_of, check_long_context, vocabulary_size
+from analysis.model.memory import default_limit_bytes, tokens_that_fit
+from analysis.model.scorer import TOKENS_PER_BATCH, Scorer, long_and_short_losses
+from analysis.records.schema import FAR_CONTEXTS, Targets
+from analysis.report.notebook_result import Choices, InfluentialTokens
+from analysis.text.contexts import Contexts
+from analysis.text.kinds import classify
+from analysis.text.tokenized import Passage, Placebos, read_passage
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.progress import progress
 
 
 def influential_tokens(

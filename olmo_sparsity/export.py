@@ -29,7 +29,6 @@ import torch
 from olmo.config import ActivationType, BlockType, LayerNormType
 from torch import Tensor
 
-from olmo_sparsity.build import require_olmo
 from olmo_sparsity.checkpoint import (
     STATE,
     TOKENIZER,
@@ -38,12 +37,13 @@ from olmo_sparsity.checkpoint import (
     resolve_checkpoint,
     weights_sha256,
 )
-from olmo_sparsity.config import Config, ModelConfig
+from olmo_sparsity.config.load import Config, ModelConfig
 from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
-from olmo_sparsity.errors import UserError, hidden_os_error
-from olmo_sparsity.files import atomic_path, read_json, sha256_file, write_json
-from olmo_sparsity.model import PositionedOLMo
-from olmo_sparsity.provenance import provenance
+from olmo_sparsity.model.build import require_olmo
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.util.errors import UserError, hidden_os_error
+from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
+from olmo_sparsity.util.provenance import provenance
 
 EXPORT_NAME = "olmo_sparsity.json"
 EXPORT_KIND = "olmo-sparsity export"

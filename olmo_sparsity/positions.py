@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.seeding import generators
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.seeding import generators
 
 _STREAM = (
     0x706F73  # "pos": keeps these draws apart from those of the data order, which start from the same seed

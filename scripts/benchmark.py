@@ -46,7 +46,8 @@ from typing import Any
 
 from benchmarks.timing import summarise, time_in_turn
 
-from olmo_sparsity.arguments import (
+from olmo_sparsity.data.workers import available_cores
+from olmo_sparsity.util.arguments import (
     Parser,
     finite_number,
     out_folder,
@@ -54,9 +55,8 @@ from olmo_sparsity.arguments import (
     whole_number,
     whole_numbers,
 )
-from olmo_sparsity.data.workers import available_cores
-from olmo_sparsity.errors import UserError, run_script
-from olmo_sparsity.files import write_json
+from olmo_sparsity.util.errors import UserError, run_script
+from olmo_sparsity.util.files import write_json
 
 
 def main() -> None:
@@ -202,8 +202,8 @@ def benchmark_influence(arguments: argparse.Namespace, overrides: list[str]) -> 
     import torch
     from benchmarks.influence import BenchmarkSettings, Subject, run_influence_benchmark
 
-    from analysis.cost_plots import INFLUENCE_BENCHMARK, cost_figure
-    from analysis.plots import save_figure
+    from analysis.plots.costs import INFLUENCE_BENCHMARK, cost_figure
+    from analysis.plots.figure2 import save_figure
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     settings = BenchmarkSettings(

@@ -18,10 +18,10 @@ from pathlib import Path
 from rich.console import Console
 
 from analysis.arguments import add_bootstrap_arguments
-from analysis.compare import COMPARISON, compare, render_comparison
-from analysis.records import load_records
-from olmo_sparsity.arguments import Parser, out_file
-from olmo_sparsity.errors import run_script
+from analysis.records.store import load_records
+from analysis.stats.compare import COMPARISON, compare, render_comparison
+from olmo_sparsity.util.arguments import Parser, out_file
+from olmo_sparsity.util.errors import run_script
 
 
 def main() -> None:

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from olmo_sparsity.arguments import Parser, out_folder, seed_number, whole_number, whole_numbers
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number, whole_numbers
+from olmo_sparsity.util.errors import UserError, run_script
 
 if TYPE_CHECKING:
-    from olmo_sparsity.exact_match import LengthResult
+    from olmo_sparsity.evaluate.exact_match import LengthResult
     from olmo_sparsity.tasks import Task
 
 
@@ -38,13 +38,13 @@ def main() -> None:
     arguments = _parser().parse_args()
     import torch
 
-    from analysis.exact_match import RECORD_NAME
-    from olmo_sparsity.build import as_predictor
+    from analysis.stats.exact_match import RECORD_NAME
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
-    from olmo_sparsity.data.task_data import TaskPositions, task_of
-    from olmo_sparsity.exact_match import exact_match_record, grid, is_measured, measure
-    from olmo_sparsity.files import write_json
-    from olmo_sparsity.progress import progress
+    from olmo_sparsity.data.task_batches import TaskPositions, task_of
+    from olmo_sparsity.evaluate.exact_match import exact_match_record, grid, is_measured, measure
+    from olmo_sparsity.model.build import as_predictor
+    from olmo_sparsity.util.files import write_json
+    from olmo_sparsity.util.progress import progress
 
     folder = resolve_checkpoint(arguments.checkpoint)
     model, config = load_model(folder)
@@ -83,15 +83,15 @@ def main() -> None:
 
 def _lengths_and_ks(arguments: argparse.Namespace, task: Task) -> tuple[Sequence[int], Sequence[int] | None]:
     """What was asked for, or the task's defaults."""
-    from olmo_sparsity.exact_match import multiples_of_training_length
+    from olmo_sparsity.evaluate.exact_match import multiples_of_training_length
 
     return arguments.lengths or multiples_of_training_length(task), arguments.ks
 
 
 def _table(rows: list[LengthResult]) -> Table:
     """A row for every length and k; shares in per cent."""
-    from analysis.exact_match import wilson
-    from analysis.summary import percent_text, plain_table
+    from analysis.stats.exact_match import wilson
+    from analysis.stats.summary import percent_text, plain_table
 
     planted, ids = rows[0].k is not None, rows[0].teacher_forced_ids is not None
     names = ["samples", "exact [%]", "token", "id", "stop", "tokens [%]", "ids [%]"]

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import logging
 
-from olmo_sparsity.arguments import Parser, out_folder
-from olmo_sparsity.errors import run_script
+from olmo_sparsity.util.arguments import Parser, out_folder
+from olmo_sparsity.util.errors import run_script
 
 
 def main() -> None:

@@ -40,8 +40,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from olmo_sparsity.arguments import Parser, out_folder, positive_number, seed_number, whole_number
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.util.arguments import Parser, out_folder, positive_number, seed_number, whole_number
+from olmo_sparsity.util.errors import UserError, run_script
 
 if TYPE_CHECKING:
     from faults.commands import Workshop
@@ -128,7 +128,7 @@ def make_plan(arguments: argparse.Namespace) -> list[Injection]:
 
 def _inject_all(plan: list[Injection], workshop: Workshop, seed: int, jobs: int) -> Iterator[Outcome]:
     """Outcomes as they come. The processes are forked before the bar starts its thread."""
-    from olmo_sparsity.progress import progress
+    from olmo_sparsity.util.progress import progress
 
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
         futures = [pool.submit(inject, injection, workshop, seed) for injection in plan]
@@ -188,7 +188,7 @@ def make_table(outcomes: list[Outcome], seed: int, seconds: float) -> str:
     from faults.commands import UNDER_TEST
     from faults.injections import REFUSED, RESUMED, RIGHT
 
-    from olmo_sparsity.provenance import current_commit
+    from olmo_sparsity.util.provenance import current_commit
 
     verdicts = (RIGHT, REFUSED, RESUMED, FAILED)
     counts = Counter((each.injection.fault, each.injection.command, each.verdict) for each in outcomes)

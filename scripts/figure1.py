@@ -23,26 +23,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from olmo_sparsity.arguments import Parser, out_folder
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.util.arguments import Parser, out_folder
+from olmo_sparsity.util.errors import UserError, run_script
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.bound import TrainedError
-    from analysis.exact_match import Group
+    from analysis.stats.bound import TrainedError
+    from analysis.stats.exact_match import Group
 
 
 def main() -> None:
     """Read and pool the records, then draw, write and print what they say."""
     from rich.console import Console
 
-    from analysis.bound import bounds_json, trained_error
-    from analysis.exact_match import load_records, pool
-    from analysis.exact_match_tables import curves_json, render_curves, sources_json
-    from analysis.plots import save_figure
-    from olmo_sparsity.files import write_json
-    from olmo_sparsity.provenance import current_commit, library_versions
+    from analysis.plots.figure2 import save_figure
+    from analysis.stats.bound import bounds_json, trained_error
+    from analysis.stats.exact_match import load_records, pool
+    from analysis.stats.exact_match_tables import curves_json, render_curves, sources_json
+    from olmo_sparsity.util.files import write_json
+    from olmo_sparsity.util.provenance import current_commit, library_versions
 
     arguments = _parser().parse_args()
     groups = pool(load_records(arguments.records), arguments.resamples, arguments.seed)
@@ -71,8 +71,8 @@ def main() -> None:
 
 def _figures(groups: list[Group], starts: list[TrainedError]) -> dict[str, Figure]:
     """Every figure that the groups give, by file name."""
-    from analysis.bound import bound_figure
-    from analysis.exact_match_plots import accuracy_by_length_figure, scheme_comparison_figure
+    from analysis.plots.figure1 import accuracy_by_length_figure, scheme_comparison_figure
+    from analysis.stats.bound import bound_figure
 
     figures = {}
     planted = [group for group in groups if group.settings.k_train is not None]

@@ -23,13 +23,13 @@ from pathlib import Path
 from rich.console import Console
 
 from analysis.arguments import add_bootstrap_arguments
-from analysis.dependency_plots import all_figures
-from analysis.length_plots import LENGTH
-from analysis.plots import save_figure
-from analysis.records import load_records
-from analysis.summary import render_table, summarize, write_summary
-from olmo_sparsity.arguments import Parser, out_folder, whole_number
-from olmo_sparsity.errors import run_script
+from analysis.plots.dependencies import all_figures
+from analysis.plots.figure2 import save_figure
+from analysis.plots.length import LENGTH
+from analysis.records.store import load_records
+from analysis.stats.summary import render_table, summarize, write_summary
+from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
+from olmo_sparsity.util.errors import run_script
 
 
 def main() -> None:

@@ -16,14 +16,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from analysis.arguments import add_bootstrap_arguments
-from analysis.grid import choose_selectors, figure6, grid_panels, grid_table
-from analysis.plots import save_figure
-from analysis.records import load_records
-from analysis.summary import summarize
-from olmo_sparsity.arguments import Parser, out_folder
-from olmo_sparsity.errors import run_script
-from olmo_sparsity.files import write_json
-from olmo_sparsity.progress import progress
+from analysis.plots.figure2 import save_figure
+from analysis.records.store import load_records
+from analysis.stats.grid import choose_selectors, figure6, grid_panels, grid_table
+from analysis.stats.summary import summarize
+from olmo_sparsity.util.arguments import Parser, out_folder
+from olmo_sparsity.util.errors import run_script
+from olmo_sparsity.util.files import write_json
+from olmo_sparsity.util.progress import progress
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
-from olmo_sparsity.arguments import (
+from olmo_sparsity.util.arguments import (
     Parser,
     finite_number,
     out_folder,
@@ -38,15 +38,15 @@ from olmo_sparsity.arguments import (
     whole_number,
     whole_numbers,
 )
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.util.errors import UserError, run_script
 
 if TYPE_CHECKING:
-    from analysis.settings import InfluenceSettings
+    from analysis.measure.settings import InfluenceSettings
 
 
 def main() -> None:
     """Parse arguments and measure."""
-    from analysis.influence import measure_influence
+    from analysis.measure.influence import measure_influence
 
     settings = parse_settings()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
@@ -56,10 +56,10 @@ def main() -> None:
 
 def parse_settings(arguments: Sequence[str] | None = None) -> InfluenceSettings:
     """What the command line asks for, or these ``arguments`` would. Raises `UserError` where it cannot be measured."""
-    from analysis.manifest import check_measured
-    from analysis.selectors import check_selector
-    from analysis.settings import InfluenceSettings
-    from analysis.shard import MeasurementShard
+    from analysis.measure.selectors import check_selector
+    from analysis.measure.settings import InfluenceSettings
+    from analysis.records.manifest import check_measured
+    from analysis.records.shard import MeasurementShard
 
     values = vars(_parser().parse_args(arguments))
     shard = None if values["shard"] is None else MeasurementShard.parse(values["shard"])
@@ -79,7 +79,7 @@ def parse_settings(arguments: Sequence[str] | None = None) -> InfluenceSettings:
 
 
 def _parser() -> Parser:
-    from analysis.settings import InfluenceSettings
+    from analysis.measure.settings import InfluenceSettings
 
     default = {
         field.name: field.default for field in fields(InfluenceSettings) if field.default is not MISSING
@@ -130,7 +130,7 @@ def _parser() -> Parser:
 
 def _add_what_is_measured(parser: Parser, default: dict[str, Any]) -> None:
     """Arguments that decide the numbers."""
-    from analysis.selectors import SELECTORS
+    from analysis.measure.selectors import SELECTORS
 
     parser.add_argument(
         "--n-long",

@@ -24,22 +24,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from olmo_sparsity.arguments import Parser, out_folder, whole_number
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
+from olmo_sparsity.util.errors import UserError, run_script
 
 
 def main() -> None:
     """Join, draw and print."""
-    from analysis.ladder import LADDER, ladder_points
-    from analysis.ladder_plots import joint_figure, ladder_figure
-    from analysis.length_plots import LENGTH
-    from analysis.plots import save_figure
-    from analysis.records import load_records
-    from analysis.summary import summarize
-    from analysis.tables import print_whole
-    from olmo_sparsity.files import write_json
-    from olmo_sparsity.progress import progress
-    from olmo_sparsity.provenance import current_commit
+    from analysis.plots.figure2 import save_figure
+    from analysis.plots.ladder import joint_figure, ladder_figure
+    from analysis.plots.length import LENGTH
+    from analysis.records.store import load_records
+    from analysis.stats.ladder import LADDER, ladder_points
+    from analysis.stats.summary import summarize
+    from analysis.stats.tables import print_whole
+    from olmo_sparsity.util.files import write_json
+    from olmo_sparsity.util.progress import progress
+    from olmo_sparsity.util.provenance import current_commit
 
     arguments = _parser().parse_args()
     length = LENGTH.load(arguments.length)
@@ -79,8 +79,8 @@ def main() -> None:
 
 
 def _table(result: dict[str, Any]) -> Table:
-    from analysis.summary import percent_text, plain_table
-    from analysis.tables import interval_cell
+    from analysis.stats.summary import percent_text, plain_table
+    from analysis.stats.tables import interval_cell
 
     k, times = result["settings"]["k"], result["settings"]["times"]
     table = plain_table(

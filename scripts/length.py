@@ -29,17 +29,17 @@ from typing import Any
 
 from rich.console import Console
 
-from olmo_sparsity.arguments import Parser, whole_number, whole_numbers
-from olmo_sparsity.errors import run_script
+from olmo_sparsity.util.arguments import Parser, whole_number, whole_numbers
+from olmo_sparsity.util.errors import run_script
 
 
 def main() -> None:
     """Measure, then draw and print what was written."""
     from analysis.arguments import labels_of
-    from analysis.length import SUMS_NAME, LengthSettings, measure_length
-    from analysis.length_plots import LENGTH, save_length_figures
-    from analysis.length_summary import render_length
-    from analysis.tables import print_whole
+    from analysis.measure.length import SUMS_NAME, LengthSettings, measure_length
+    from analysis.plots.length import LENGTH, save_length_figures
+    from analysis.stats.length import render_length
+    from analysis.stats.tables import print_whole
 
     values: dict[str, Any] = vars(_parser().parse_args())
     values["checkpoints"] = tuple(values["checkpoints"])

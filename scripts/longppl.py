@@ -18,13 +18,13 @@ from typing import Any
 
 from rich.console import Console
 
-from olmo_sparsity.arguments import Parser, finite_number, whole_number
-from olmo_sparsity.errors import run_script
+from olmo_sparsity.util.arguments import Parser, finite_number, whole_number
+from olmo_sparsity.util.errors import run_script
 
 
 def main() -> None:
     """Measure, then print what was written."""
-    from analysis.longppl import LONGPPL, LongPPLSettings, measure_longppl, render_longppl
+    from analysis.measure.longppl import LONGPPL, LongPPLSettings, measure_longppl, render_longppl
 
     values: dict[str, Any] = vars(_parser().parse_args())
     values["alpha_nats"], values["beta_nats"] = values.pop("alpha"), values.pop("beta")

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 
-from analysis.merge import merge_records
-from olmo_sparsity.arguments import Parser, out_folder
-from olmo_sparsity.errors import run_script
+from analysis.records.shards import merge_records
+from olmo_sparsity.util.arguments import Parser, out_folder
+from olmo_sparsity.util.errors import run_script
 
 
 def main() -> None:

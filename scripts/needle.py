@@ -27,18 +27,18 @@ from typing import Any
 
 from rich.console import Console
 
-from olmo_sparsity.arguments import Parser, finite_number, several, whole_number, whole_numbers
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.util.arguments import Parser, finite_number, several, whole_number, whole_numbers
+from olmo_sparsity.util.errors import UserError, run_script
 
 
 def main() -> None:
     """Measure, then draw and print what was written."""
     from analysis.arguments import labels_of
-    from analysis.needle import ROWS_NAME, NeedleSettings, measure_needle
-    from analysis.needle_plots import MEASURES, NEEDLE, needle_figure, recall_figure
-    from analysis.needle_tables import render_needle
-    from analysis.plots import save_figure
-    from analysis.tables import print_whole
+    from analysis.measure.needle import ROWS_NAME, NeedleSettings, measure_needle
+    from analysis.plots.figure2 import save_figure
+    from analysis.plots.needle import MEASURES, NEEDLE, needle_figure, recall_figure
+    from analysis.stats.needle_tables import render_needle
+    from analysis.stats.tables import print_whole
 
     values: dict[str, Any] = vars(_parser().parse_args())
     values["checkpoints"] = tuple(values["checkpoints"])
@@ -60,7 +60,7 @@ def main() -> None:
 
 def _recall(values: dict[str, Any]) -> Any:
     """Takes the options of the recall out of ``values``."""
-    from analysis.needle_recall import RecallOptions
+    from analysis.measure.needle_recall import RecallOptions
 
     selectors, length, samples = (
         values.pop(name) for name in ("selectors", "recall_length", "recall_samples")

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from olmo_sparsity.arguments import Parser, out_folder
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.util.arguments import Parser, out_folder
+from olmo_sparsity.util.errors import UserError, run_script
 
 
 def main() -> None:
     """Read, choose, draw."""
-    from analysis.length_plots import LENGTH, save_length_figures
+    from analysis.plots.length import LENGTH, save_length_figures
 
     arguments = _parser().parse_args()
     measured = LENGTH.load(arguments.folder)

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.training_plots import X_AXES, RunMetrics, run_names, save, training_figure
-from olmo_sparsity.arguments import Parser, finite_number, out_file
-from olmo_sparsity.errors import UserError, run_script
+from analysis.plots.training import X_AXES, RunMetrics, run_names, save, training_figure
 from olmo_sparsity.training.metrics import METRICS_NAME, read_metrics
+from olmo_sparsity.util.arguments import Parser, finite_number, out_file
+from olmo_sparsity.util.errors import UserError, run_script
 
 
 def main() -> None:

@@ -30,7 +30,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from olmo_sparsity.arguments import (
+from olmo_sparsity.data.prepare import Prepared, prepare, prepare_shard
+from olmo_sparsity.data.shards import PreparedShard
+from olmo_sparsity.data.sources import SOURCES, PrepareSettings
+from olmo_sparsity.util.arguments import (
     Parser,
     out_folder,
     positive_number,
@@ -39,11 +42,8 @@ from olmo_sparsity.arguments import (
     whole_number,
     whole_number_or_zero,
 )
-from olmo_sparsity.data.prepare import Prepared, prepare, prepare_shard
-from olmo_sparsity.data.shards import PreparedShard
-from olmo_sparsity.data.sources import SOURCES, PrepareSettings
-from olmo_sparsity.errors import UserError, run_script
-from olmo_sparsity.shard import Shard
+from olmo_sparsity.util.errors import UserError, run_script
+from olmo_sparsity.util.shard import Shard
 
 
 def main() -> int:

@@ -26,8 +26,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from olmo_sparsity.arguments import Parser, out_folder, seed_number, whole_number, whole_numbers
-from olmo_sparsity.errors import UserError, run_script
+from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number, whole_numbers
+from olmo_sparsity.util.errors import UserError, run_script
 
 PLANTED = (1, 2, 4, 8)
 SELECTORS = "leave-one-out,leave-one-in,greedy,gradient,attention,{}random,nearest"
@@ -77,15 +77,15 @@ def _set_defaults(arguments: argparse.Namespace, defaults: dict[str, Any]) -> No
 def _measure_checkpoint(arguments: argparse.Namespace, names: tuple[str, ...]) -> None:
     import torch
 
-    from analysis.models import check_long_context, load_for_analysis
-    from analysis.planted_plots import RECALL_NAME, recall_figure
-    from analysis.planted_recall import checked_settings, measure_recall, planted_task, recall_record
-    from analysis.plots import save_figure
-    from analysis.scorer import Scorer
-    from analysis.summary import percent_text
+    from analysis.measure.planted_recall import checked_settings, measure_recall, planted_task, recall_record
+    from analysis.model.load import check_long_context, load_for_analysis
+    from analysis.model.scorer import Scorer
+    from analysis.plots.figure2 import save_figure
+    from analysis.plots.recall import RECALL_NAME, recall_figure
+    from analysis.stats.summary import percent_text
     from olmo_sparsity.checkpoint import resolve_checkpoint
-    from olmo_sparsity.files import write_json
-    from olmo_sparsity.progress import progress
+    from olmo_sparsity.util.files import write_json
+    from olmo_sparsity.util.progress import progress
 
     folder = resolve_checkpoint(arguments.checkpoint)
     config, task = planted_task(folder)
@@ -122,7 +122,7 @@ def _measure_checkpoint(arguments: argparse.Namespace, names: tuple[str, ...]) -
 
 def _table_of_checkpoint(result: dict[str, Any], what: str) -> Table:
     """Rows for every number of planted tokens, selector and sort of context; ``what``: token or place."""
-    from analysis.summary import plain_table
+    from analysis.stats.summary import plain_table
 
     counted = {"token": "planted tokens", "place": "planted pairs, found by either token"}[what]
     table = plain_table("planted", "selector", "context", *(f"k = {k}" for k in result["ks"]))
@@ -144,10 +144,10 @@ def _table_of_checkpoint(result: dict[str, Any], what: str) -> Table:
 
 
 def _measure_hand_built(arguments: argparse.Namespace, names: tuple[str, ...]) -> None:
-    from analysis.planted import KS
-    from analysis.planted_plots import FORMAT, OF_HAND_BUILT, RECALL_NAME
-    from olmo_sparsity.files import write_json
-    from olmo_sparsity.provenance import current_commit
+    from analysis.measure.planted import KS
+    from analysis.plots.recall import FORMAT, OF_HAND_BUILT, RECALL_NAME
+    from olmo_sparsity.util.files import write_json
+    from olmo_sparsity.util.provenance import current_commit
 
     if not 0 < arguments.n_short < arguments.n_long - max(KS):
         raise UserError(f"--n-long must exceed --n-short by more than {max(KS)}, the largest k")
@@ -169,9 +169,9 @@ def _measure(
     arguments: argparse.Namespace, names: tuple[str, ...], rule: str, planted: int
 ) -> list[dict[str, Any]]:
     """Mean recall over models with their own planted tokens, a row per selector."""
-    from analysis.planted import KS, PlantedModel, planted_contexts, recall_at
-    from analysis.scorer import Scorer
-    from analysis.selectors import Question, find_selector
+    from analysis.measure.planted import KS, PlantedModel, planted_contexts, recall_at
+    from analysis.measure.selectors import Question, find_selector
+    from analysis.model.scorer import Scorer
 
     n_far = arguments.n_long - arguments.n_short
     generator = np.random.default_rng([arguments.seed, planted])

@@ -18,14 +18,14 @@ import sys
 from pathlib import Path
 
 from analysis.arguments import add_bootstrap_arguments
-from analysis.dependency_plots import all_figures
-from analysis.length_plots import LENGTH
-from analysis.records import load_records
-from analysis.report import load_comparison, load_longppl, report_html
-from analysis.summary import summarize
-from olmo_sparsity.arguments import Parser, out_file, whole_number, whole_number_or_zero
-from olmo_sparsity.errors import run_script
-from olmo_sparsity.files import atomic_path
+from analysis.plots.dependencies import all_figures
+from analysis.plots.length import LENGTH
+from analysis.records.store import load_records
+from analysis.report.page import load_comparison, load_longppl, report_html
+from analysis.stats.summary import summarize
+from olmo_sparsity.util.arguments import Parser, out_file, whole_number, whole_number_or_zero
+from olmo_sparsity.util.errors import run_script
+from olmo_sparsity.util.files import atomic_path
 
 
 def main() -> None:

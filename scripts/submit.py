@@ -34,10 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olmo_sparsity.arguments import Parser, out_folder, whole_number
-from olmo_sparsity.errors import UserError, run_script
-from olmo_sparsity.slurm import Array, job_path, words
-from olmo_sparsity.slurm_jobs import (
+from olmo_sparsity.sweep.jobs import (
     Job,
     add_slurm_options,
     common_values,
@@ -46,9 +43,12 @@ from olmo_sparsity.slurm_jobs import (
     split_arguments,
     submit_job,
 )
+from olmo_sparsity.sweep.slurm import Array, job_path, words
+from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
+from olmo_sparsity.util.errors import UserError, run_script
 
 if TYPE_CHECKING:
-    from olmo_sparsity.config import Config
+    from olmo_sparsity.config.load import Config
 
 SCRIPTS = Path(__file__).resolve().parent
 
@@ -76,7 +76,7 @@ def main() -> None:
 
 def train_jobs(options: argparse.Namespace, overrides: Sequence[str]) -> list[Job]:
     """One job that trains. Raises `UserError` for what training would refuse when it starts."""
-    from olmo_sparsity.config import load_config
+    from olmo_sparsity.config.load import load_config
 
     config = load_config(options.config, overrides)
     per_node = options.processes_per_node or options.gpus_per_node or 1
@@ -112,8 +112,8 @@ def _check_start(config: Config, *, after: bool) -> None:
     Left out are a data set on the hub and, for a job ``after`` another, a corpus that is not there yet.
     """
     from olmo_sparsity.data.training_data import open_training_data
-    from olmo_sparsity.evaluate import HeldoutEvaluation
-    from olmo_sparsity.exact_match import TaskEvaluation
+    from olmo_sparsity.evaluate.exact_match import TaskEvaluation
+    from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
     from olmo_sparsity.training.resume import starting_checkpoint
 
     is_text, stream, corpus = config.task.name is None, config.corpus.stream, config.corpus.path
@@ -186,8 +186,8 @@ def _checkpoint(text: str, after: bool) -> str:
 
     ``after`` another job, which may make it, the path stays as it is, and the job looks there.
     """
-    from analysis.rope_scaling import split_checkpoint
-    from olmo_sparsity.rope_scaling import split_scaling
+    from analysis.model.rope_scaling import split_checkpoint
+    from olmo_sparsity.model.rope_scaling import split_scaling
 
     if after:
         split_scaling(text)  # refuses an unknown way to scale RoPE
@@ -200,9 +200,9 @@ def _check_measurement(options: argparse.Namespace, command: Sequence[str], arra
     """Raise `UserError` for what influence.py would refuse before it loads a model."""
     from influence import parse_settings
 
-    from analysis.contexts import sample_targets
-    from analysis.measurement import TARGETS_PER_BLOCK
-    from analysis.shard import MeasurementShard
+    from analysis.measure.measurement import TARGETS_PER_BLOCK
+    from analysis.records.shard import MeasurementShard
+    from analysis.text.contexts import sample_targets
     from olmo_sparsity.data.tokens import TokenFiles
 
     settings = parse_settings(command)

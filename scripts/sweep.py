@@ -38,9 +38,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from olmo_sparsity.arguments import Parser, out_folder, whole_number
-from olmo_sparsity.errors import UserError, first_line, run_script
-from olmo_sparsity.slurm_jobs import (
+from olmo_sparsity.sweep.jobs import (
     OPTIONS,
     Job,
     add_slurm_options,
@@ -48,10 +46,12 @@ from olmo_sparsity.slurm_jobs import (
     split_arguments,
     submit_job,
 )
+from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
+from olmo_sparsity.util.errors import UserError, first_line, run_script
 
 if TYPE_CHECKING:
-    from olmo_sparsity.cell_processes import Outcome
-    from olmo_sparsity.grid_of_runs import Cell, Sweep
+    from olmo_sparsity.sweep.grid import Cell, Sweep
+    from olmo_sparsity.sweep.runner import Outcome
 
 SCRIPTS = Path(__file__).resolve().parent
 
@@ -67,9 +67,9 @@ def main() -> int:
         _refuse_slurm_options(options, parser)
     evaluation = _evaluation(options.evaluate)
 
-    from olmo_sparsity.grid_of_runs import Sweep, make_cells, parse_axes, write_sweep
-    from olmo_sparsity.lock import folder_lock
-    from olmo_sparsity.provenance import current_commit
+    from olmo_sparsity.sweep.grid import Sweep, make_cells, parse_axes, write_sweep
+    from olmo_sparsity.util.lock import folder_lock
+    from olmo_sparsity.util.provenance import current_commit
 
     sweep = Sweep(
         tuple(options.configs),
@@ -100,10 +100,10 @@ def main() -> int:
 
 def _run(cells: Sequence[Cell], jobs: int, commit: str) -> int:
     """Run what is not finished, and say how each cell ended; returns the exit code."""
-    from olmo_sparsity.cell_processes import run_cells
     from olmo_sparsity.data.workers import available_cores
-    from olmo_sparsity.progress import progress
+    from olmo_sparsity.sweep.runner import run_cells
     from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE
+    from olmo_sparsity.util.progress import progress
 
     todo = [cell for cell in cells if not cell.is_finished]
     jobs = min(jobs, len(todo))
@@ -150,7 +150,7 @@ def _line(outcome: Outcome) -> str:
 
 def _numbers(outcome: Outcome) -> list[str]:
     """The last loss and, of a finished task, its exact match at the shortest and longest length."""
-    from analysis.exact_match import RECORD_NAME, load_records
+    from analysis.stats.exact_match import RECORD_NAME, load_records
     from olmo_sparsity.training.metrics import METRICS_NAME, read_metrics
 
     cell, parts = outcome.cell, []
@@ -168,7 +168,7 @@ def _numbers(outcome: Outcome) -> list[str]:
 
 
 def _command_lines(cells: Sequence[Cell]) -> str:
-    from olmo_sparsity.slurm import words
+    from olmo_sparsity.sweep.slurm import words
 
     lines = [" && ".join(map(words, cell.commands)) for cell in cells]
     return "".join(
@@ -179,7 +179,7 @@ def _command_lines(cells: Sequence[Cell]) -> str:
 
 def _slurm_job(options: argparse.Namespace, sweep: Sweep, cells: int) -> Job:
     """An array of one task for each cell."""
-    from olmo_sparsity.slurm import Array, job_path, words
+    from olmo_sparsity.sweep.slurm import Array, job_path, words
 
     if options.gpus_per_node > 1:
         raise UserError(

@@ -20,8 +20,8 @@ import logging
 import os
 import sys
 
-from olmo_sparsity.arguments import Parser, whole_number
-from olmo_sparsity.errors import run_script
+from olmo_sparsity.util.arguments import Parser, whole_number
+from olmo_sparsity.util.errors import run_script
 
 
 def main() -> int:
@@ -44,16 +44,16 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("olmo_sparsity").setLevel(logging.INFO)
 
-    from olmo_sparsity.config import load_config
+    from olmo_sparsity.config.load import load_config
 
     config = load_config(arguments.config, overrides)
     if arguments.dry_run or config.dry_run:
-        from olmo_sparsity.describe import describe
+        from olmo_sparsity.training.describe import describe
 
         sys.stdout.write(describe(config))
         return 0
     if arguments.show is not None:
-        from olmo_sparsity.describe import show_samples
+        from olmo_sparsity.training.describe import show_samples
 
         sys.stdout.write(show_samples(config, arguments.show))
         return 0

@@ -19,16 +19,16 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from analysis.manifest import MANIFEST_NAME as RECORDS_MANIFEST
-from analysis.manifest import Manifest
-from analysis.records import load_records
-from olmo_sparsity.config import Config, load_config
-from olmo_sparsity.config_words import dotted_names
+from analysis.records.manifest import MANIFEST_NAME as RECORDS_MANIFEST
+from analysis.records.manifest import Manifest
+from analysis.records.store import load_records
+from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.config.words import dotted_names
 from olmo_sparsity.data.corpora import TextFiles
 from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest
-from olmo_sparsity.errors import UserError
-from tests import tiny
-from tests.made_up_records import made_up_manifest, made_up_records
+from olmo_sparsity.util.errors import UserError
+from tests.support import tiny
+from tests.support.made_up_records import made_up_manifest, made_up_records
 
 SECONDS = 10.0
 """No reader takes longer, on whatever machine the tests run."""

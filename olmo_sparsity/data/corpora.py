@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from olmo_sparsity.data.workers import StoppedEarly
-from olmo_sparsity.errors import UserError, first_line
+from olmo_sparsity.util.errors import UserError, first_line
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from packaging.utils import canonicalize_name
 from olmo_sparsity.data.encode import write_document
 from olmo_sparsity.data.text import paragraph_hash, split_paragraphs
 from olmo_sparsity.data.workers import report, run_jobs
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from olmo_sparsity.data.tokenizers import load_tokenizer
 from olmo_sparsity.data.tokens import DTYPES, TokenFile
 from olmo_sparsity.data.words import WordEncoder, cuts_at_words
 from olmo_sparsity.data.workers import report
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path, read_json, sha256_file, write_json
-from olmo_sparsity.result_files import CHECKSUM, json_checksum
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
+from olmo_sparsity.util.result_files import CHECKSUM, json_checksum
 
 BATCH_CHARACTERS = 1 << 20
 """Text tokenized at once: enough to keep the tokenizer's threads busy, little enough to bound memory."""

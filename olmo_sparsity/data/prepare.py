@@ -57,10 +57,10 @@ from olmo_sparsity.data.workspace import (
     remove_temporaries_of,
     remove_work,
 )
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path, read_json, remove, sha256_file, write_json
-from olmo_sparsity.progress import progress
-from olmo_sparsity.shard import Shard
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path, read_json, remove, sha256_file, write_json
+from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.shard import Shard
 
 PIPELINE_VERSION = 1
 """Raise it when the same settings make other token files: older unfinished work is then refused."""

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from olmo_sparsity.data.sources import PrepareSettings, find_source
 from olmo_sparsity.data.workers import StoppedEarly
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import read_json, write_json
-from olmo_sparsity.shard import Shard
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.shard import Shard
 
 SHARDS_NAME = "shards.json"
 MAX_NAMED = 20

@@ -21,8 +21,8 @@ from olmo_sparsity.data.tokenizers import (
     load_tokenizer,
     tokenizer_file,
 )
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import sha256_file
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import sha256_file
 
 MAX_INTEGER = 2**63 - 1
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity.data.text import SPACE, split_pieces
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.util.errors import UserError
 
 EOS_TOKEN = "<|endoftext|>"
 USUAL_EOS_TOKENS = (EOS_TOKEN, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "<EOS>")

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.errors import UserError, first_line
-from olmo_sparsity.files import read_json, write_json
+from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.files import read_json, write_json
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"

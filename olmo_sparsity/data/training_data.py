@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from olmo_sparsity.batch import Batch
-from olmo_sparsity.config import Config
-from olmo_sparsity.data.task_data import TaskData
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.data.task_batches import TaskData
 from olmo_sparsity.data.verify import ExpectedFile, Verified, expected_files
 from olmo_sparsity.data.windows import TrainingData, bare_training_paths
 

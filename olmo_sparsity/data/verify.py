@@ -18,9 +18,9 @@ import numpy as np
 
 from olmo_sparsity.data.tokens import DTYPES, CorpusManifest, TokenFiles
 from olmo_sparsity.data.workers import available_cores
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import read_json, write_json
-from olmo_sparsity.progress import progress
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.progress import progress
 
 VERIFIED_NAME = "verified.json"
 CHUNK_MB = 4

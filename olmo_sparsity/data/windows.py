@@ -18,11 +18,11 @@ from olmo.data.util import find_periodic_sequences
 from torch.utils.data import DataLoader, Dataset
 
 from olmo_sparsity import positions
-from olmo_sparsity.batch import Batch
-from olmo_sparsity.config import Config
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFiles
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import sha256_file
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import sha256_file
 
 
 class WindowMaker:

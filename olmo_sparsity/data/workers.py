@@ -11,8 +11,8 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.progress import Advance, progress
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.progress import Advance, progress
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

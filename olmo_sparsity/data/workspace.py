@@ -15,10 +15,10 @@ from olmo_sparsity.data.shards import record_count
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import tokenizer_file
 from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import read_json, remove, sha256_file, write_json
-from olmo_sparsity.lock import folder_lock
-from olmo_sparsity.shard import Shard
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import read_json, remove, sha256_file, write_json
+from olmo_sparsity.util.lock import folder_lock
+from olmo_sparsity.util.shard import Shard
 
 WORK_NAME = ".partial"
 REQUEST_NAME = "request.json"

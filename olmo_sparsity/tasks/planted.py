@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.errors import UserError
 from olmo_sparsity.tasks.draws import Draws, counters, mix
 from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch, letter_names, marked_columns
 from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.tasks.task import Sizes, register
+from olmo_sparsity.util.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.errors import UserError
 from olmo_sparsity.tasks.draws import Draws
 from olmo_sparsity.tasks.samples import END, MARKS, Part, TaskBatch, coupled_batch
 from olmo_sparsity.tasks.task import Sizes, Task, register
+from olmo_sparsity.util.errors import UserError
 
 _EQUALS, _FIRST = 3, 4
 

@@ -7,9 +7,9 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from olmo_sparsity.errors import UserError
 from olmo_sparsity.tasks.draws import Draws
 from olmo_sparsity.tasks.task import Sizes, Task
+from olmo_sparsity.util.errors import UserError
 
 
 @dataclass(frozen=True)

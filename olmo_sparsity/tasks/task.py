@@ -17,9 +17,9 @@ import numpy as np
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
-from olmo_sparsity.errors import UserError
 from olmo_sparsity.tasks.draws import Draws, counters, mix
 from olmo_sparsity.tasks.samples import TaskBatch, between
+from olmo_sparsity.util.errors import UserError
 
 SPLITS = ("train", "test")
 _TEST_SHARE = np.uint64(8)

@@ -20,15 +20,15 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from olmo.optim import build_optimizer
 from torch import Tensor
 
-from olmo_sparsity.batch import Batch
-from olmo_sparsity.build import Model, decoder_of
-from olmo_sparsity.config import Config
-from olmo_sparsity.errors import UserError, first_line
-from olmo_sparsity.evaluate import HeldoutEvaluation
-from olmo_sparsity.exact_match import TaskEvaluation
-from olmo_sparsity.model import PositionedOLMo
-from olmo_sparsity.predictive import joint_loss
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.evaluate.exact_match import TaskEvaluation
+from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
+from olmo_sparsity.model.build import Model, decoder_of
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.model.predictive import joint_loss
 from olmo_sparsity.training.optimizer_state import export_state, import_state
+from olmo_sparsity.util.errors import UserError, first_line
 
 log = logging.getLogger(__name__)
 

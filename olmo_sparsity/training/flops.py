@@ -13,8 +13,8 @@ import re
 import torch
 from torch import nn
 
-from olmo_sparsity.build import empty_model, token_embedding
-from olmo_sparsity.config import Config
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.model.build import empty_model, token_embedding
 
 _PEAK_TERAFLOPS = (
     # name as torch.cuda.get_device_name gives it, dense bf16 (fp16 on V100) TFLOP/s of NVIDIA's data sheets;

@@ -7,12 +7,10 @@ import math
 import time
 from pathlib import Path
 
-from olmo_sparsity.build import build_model
 from olmo_sparsity.checkpoint import OPTIMIZER, load_state, load_tensors, load_weights, step_folder
-from olmo_sparsity.config import Config
+from olmo_sparsity.config.load import Config
 from olmo_sparsity.data.training_data import TrainingBatches, open_training_data, verify_checksums
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.provenance import append_provenance
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine, lost_peers_in_words, make_engine
 from olmo_sparsity.training.monitor import Monitor
 from olmo_sparsity.training.resume import (
@@ -25,6 +23,8 @@ from olmo_sparsity.training.resume import (
 )
 from olmo_sparsity.training.schedule import Schedule
 from olmo_sparsity.training.signals import StoppedBySignal, StopRequest
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.provenance import append_provenance
 
 log = logging.getLogger(__name__)
 

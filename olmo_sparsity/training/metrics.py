@@ -7,8 +7,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path
 
 METRICS_NAME = "metrics.jsonl"
 _CHECKSUM = "crc32"

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from olmo_sparsity.config import Config
-from olmo_sparsity.progress import progress
+from olmo_sparsity.config.load import Config
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 from olmo_sparsity.training.metrics import MetricsFile
 from olmo_sparsity.training.signals import StoppedBySignal
 from olmo_sparsity.training.trackers import Tracker, check_packages, open_trackers
+from olmo_sparsity.util.progress import progress
 
 _CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.util.errors import UserError
 
 SEPARATOR = "|"
 

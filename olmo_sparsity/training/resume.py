@@ -20,14 +20,14 @@ from olmo_sparsity.checkpoint import (
     step_of,
     what_is_torn,
 )
-from olmo_sparsity.config import Config, load_config
-from olmo_sparsity.config_fields import REPLACED
+from olmo_sparsity.config.fields import REPLACED
+from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.windows import run_tokenizer
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import remove
-from olmo_sparsity.lock import folder_lock
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.schedule import Schedule
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import remove
+from olmo_sparsity.util.lock import folder_lock
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from olmo.config import SchedulerUnits
 from olmo.optim import build_scheduler
 
-from olmo_sparsity.config import Config, parse_duration
+from olmo_sparsity.config.load import Config, parse_duration
 
 
 @dataclass(frozen=True)

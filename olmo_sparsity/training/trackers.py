@@ -8,9 +8,9 @@ import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
-from olmo_sparsity.config import Config
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import atomic_path
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path
 
 log = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ import torch
 from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 from torch import Tensor, nn
 
-from olmo_sparsity.config import Config
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import read_json
+from olmo_sparsity.config.load import Config
 from olmo_sparsity.training.engine import Engine, chosen_precision, rendezvous_timeout
 from olmo_sparsity.training.optimizer_state import SEPARATOR, export_state, import_state
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import read_json
 
 AUTO = "auto"
 

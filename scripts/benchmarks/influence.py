@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from analysis.adapters import OlmoForAnalysis
-from analysis.contexts import Contexts, long_contexts, placebo_contexts, sample_targets
-from analysis.models import OWN_FAMILY, LoadedModel, load_for_analysis
-from analysis.scorer import Scorer, long_and_short_losses
-from olmo_sparsity.build import build_model
-from olmo_sparsity.config import load_config
+from analysis.model.adapters import OlmoForAnalysis
+from analysis.model.load import OWN_FAMILY, LoadedModel, load_for_analysis
+from analysis.model.scorer import Scorer, long_and_short_losses
+from analysis.text.contexts import Contexts, long_contexts, placebo_contexts, sample_targets
+from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.data.workers import available_cores
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.progress import progress
-from olmo_sparsity.provenance import provenance
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.provenance import provenance
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from analysis.memory import MemoryGrowth
-from analysis.scorer import Scorer
+from analysis.model.memory import MemoryGrowth
+from analysis.model.scorer import Scorer
 from benchmarks.influence import BenchmarkSettings, Json, Subject, random_contexts, vocabulary_size
 from benchmarks.influence_speed import K, select, synchronise
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.progress import progress
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.progress import progress
 
 SELECTORS = ("leave-one-out", "greedy")
 SECONDS_ENOUGH = 2.0

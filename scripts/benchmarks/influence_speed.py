@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from analysis.contexts import Contexts
-from analysis.measurement import TARGETS_PER_ROUND
-from analysis.recovery import selected_losses
-from analysis.scorer import Scorer
-from analysis.selectors import Question, Selection, find_selector
-from analysis.statistics import ClusterBootstrap, ratio_of_sums
+from analysis.measure.measurement import TARGETS_PER_ROUND
+from analysis.measure.recovery import selected_losses
+from analysis.measure.selectors import Question, Selection, find_selector
+from analysis.model.scorer import Scorer
+from analysis.stats.bootstrap import ClusterBootstrap, ratio_of_sums
+from analysis.text.contexts import Contexts
 from benchmarks.influence import BenchmarkTargets, Json
 from benchmarks.plain_loop import PLAIN_SELECTORS, plain_selection
 from benchmarks.timing import paired_ratio, summarise, time_in_turn
-from olmo_sparsity.progress import progress
+from olmo_sparsity.util.progress import progress
 
 PLAIN = "plain loop"
 K = 8

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from analysis.token_losses import TokenLosses
+from analysis.model.token_losses import TokenLosses
 from benchmarks.influence import Subject
 from benchmarks.timing import summarise, time_in_turn
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.provenance import current_commit
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.provenance import current_commit
 
 PLAIN, OURS = "one forward pass a position", "one forward pass a window"
 LARGEST_DIFFERENCE = 1e-4

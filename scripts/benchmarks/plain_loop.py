@@ -1,6 +1,6 @@
 """The selectors as a plain loop: one forward pass per candidate, no batch, nothing shared, the logits of all positions.
 
-This is what the engine (`analysis.scorer`, `analysis.selectors`) is compared with, so it shares no code with it.
+This is what the engine (`analysis.model.scorer`) is compared with, so it shares no code with it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from analysis.contexts import Contexts
+from analysis.text.contexts import Contexts
 
 Ranked = list[tuple[int, float]]
 """Columns of far tokens with their influence in nats, most influential first."""

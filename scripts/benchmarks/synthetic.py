@@ -19,18 +19,18 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from benchmarks.timing import paired_ratio, summarise, time_in_turn
 from benchmarks.trainer_arguments import LEARNING_RATE, trainer_arguments
-from olmo_sparsity.batch import Batch
-from olmo_sparsity.build import build_model
-from olmo_sparsity.config import Config, TaskConfig, load_config
-from olmo_sparsity.config_schema import PositionsConfig
-from olmo_sparsity.data.task_data import TaskData
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.config.load import Config, TaskConfig, load_config
+from olmo_sparsity.config.schema import PositionsConfig
+from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.data.task_batches import TaskData
 from olmo_sparsity.export import quiet_transformers
-from olmo_sparsity.neox import PositionedNeoX
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.positions import COUPLED_SCHEMES
-from olmo_sparsity.provenance import provenance
 from olmo_sparsity.tasks import TASKS, make_task
 from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.provenance import provenance
 
 TRAINER, LOOP, READY = "transformers Trainer", "loop", "loop, batches made before"
 LARGEST_SHARE = 0.05
@@ -299,7 +299,7 @@ class StepComparison:
             if not abs(own - other) <= bound * abs(other):
                 raise UserError(
                     f"the losses differ: {own:.7g} in the loop, {other:.7g} in the Trainer; so their speeds cannot be "
-                    "compared, and one of the two is wrong: see tests/test_task_training.py"
+                    "compared, and one of the two is wrong: see tests/olmo_sparsity/training/test_task_training.py"
                 )
 
 

@@ -18,10 +18,10 @@ from olmo.optim import get_param_groups
 from torch import Tensor, nn
 
 from benchmarks.trainer_arguments import LEARNING_RATE, trainer_arguments
-from olmo_sparsity.build import build_model
-from olmo_sparsity.config import Config, load_config
+from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.export import quiet_transformers, to_transformers
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from olmo_sparsity.config import Config
+from olmo_sparsity.config.load import Config
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

@@ -234,7 +234,7 @@ def records(folder: Path) -> Result:
     """Targets, losses, selections and examples, as every reader of records gets them."""
     from dataclasses import fields
 
-    from analysis.records import load_records
+    from analysis.records.store import load_records
 
     found = load_records(folder)
     targets = {each.name: getattr(found.targets, each.name).tolist() for each in fields(found.targets)}

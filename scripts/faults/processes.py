@@ -34,10 +34,10 @@ IMPORTS = (
     "olmo_sparsity.export",
     "olmo_sparsity.training.loop",
     "olmo_sparsity.training.zero",
-    "analysis.dependency_plots",
-    "analysis.influence",
-    "analysis.merge",
-    "analysis.report",
+    "analysis.plots.dependencies",
+    "analysis.measure.influence",
+    "analysis.records.shards",
+    "analysis.report.page",
 )
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -58,7 +58,7 @@ def import_everything() -> None:
     for name in IMPORTS:
         importlib.import_module(name)
     # An interval that is written at once: a command of a second then leaves several parts behind.
-    sys.modules["analysis.measurement"].SECONDS_BETWEEN_PARTS = 0.0  # type: ignore[attr-defined]
+    sys.modules["analysis.measure.measurement"].SECONDS_BETWEEN_PARTS = 0.0  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

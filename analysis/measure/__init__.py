@@ -1,0 +1,1 @@
+"""Measurements: a model and a text in, records out."""

@@ -1,0 +1,114 @@
+"""Who selects: a model, or records of what a model selected before (cross-fitting, METHOD 2.3).
+
+Shapes: n targets, F far tokens, k selected ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from analysis.measure.selectors import Question, Selection, find_selector
+from analysis.measure.settings import InfluenceSettings
+from analysis.model.scorer import Scorer, long_and_short_losses
+from analysis.records.manifest import MANIFEST_NAME, ROPE_SCALING, Manifest
+from analysis.records.store import load_records
+from analysis.text.contexts import Contexts
+from olmo_sparsity.util.errors import UserError
+
+
+class Chooser(Protocol):
+    """Chooses the targets and their influential tokens."""
+
+    def gains_nats(self, contexts: Contexts) -> np.ndarray:
+        """L_short - L_long of the model that selects, (n,)."""
+
+    def select(self, selector: str, contexts: Contexts, far_context: str) -> Selection:
+        """S_k of every context."""
+
+
+class ModelChooser:
+    """A model chooses by the losses that its scorer computes."""
+
+    def __init__(self, scorer: Scorer, *, seed: int, k_max: int):
+        self.scorer, self.seed, self.k_max = scorer, seed, k_max
+
+    def gains_nats(self, contexts: Contexts) -> np.ndarray:
+        """See `Chooser`."""
+        long, short = long_and_short_losses(self.scorer, contexts)
+        return short - long
+
+    def select(self, selector: str, contexts: Contexts, far_context: str) -> Selection:
+        """See `Chooser`."""
+        return find_selector(selector)(Question(self.scorer, contexts, self.seed, self.k_max))
+
+
+class RecordedChooser:
+    """What another measurement chose, looked up in its records."""
+
+    def __init__(self, folder: str | Path):
+        self.records = load_records(folder)
+        targets = self.records.targets
+        self._row_of_target = {target: row for row, target in enumerate(targets.target_id.tolist())}
+        self._row_of_selection = {
+            target: row for row, target in enumerate(targets.target_id[self.records.over].tolist())
+        }
+
+    def check(self, settings: InfluenceSettings, corpus_manifest_sha256: str) -> None:
+        """Raise `UserError` where the records are unfinished, or of other targets or selectors than are asked for."""
+        manifest = self.records.manifest
+        what = None
+        if manifest.crossfit:
+            what = "are cross-fitted themselves"
+        elif ROPE_SCALING in manifest.options:
+            what = "are of a checkpoint with scaled RoPE"
+        elif not manifest.complete:
+            what = "are unfinished"
+        if what:
+            raise UserError(
+                f"the records in {self.records.folder} {what}; select with a checkpoint, or with "
+                "finished records of one"
+            )
+        wanted = {
+            "corpus": (manifest.corpus_manifest_sha256, corpus_manifest_sha256),
+            "--split": (manifest.split, settings.split),
+            "--n-long": (manifest.n_long, settings.n_long),
+            "--n-short": (manifest.n_short, settings.n_short),
+            "--tau": (manifest.tau_nats, settings.tau_nats),
+            "--targets": (manifest.targets_asked, settings.targets),
+            "--seed": (manifest.seed, settings.seed),
+        }
+        if differing := [
+            f"{name} {there} (here {asked})" for name, (there, asked) in wanted.items() if there != asked
+        ]:
+            raise UserError(
+                f"the records in {self.records.folder} have {', '.join(differing)}; give the same here"
+            )
+        absent = [name for name in settings.selectors if name not in manifest.selectors]
+        if absent or max(settings.ks) > manifest.k_max:
+            raise UserError(
+                f"the records in {self.records.folder} hold up to k = {manifest.k_max} of the selectors "
+                f"{', '.join(manifest.selectors)}; ask for those with --selectors and --k"
+            )
+
+    def gains_nats(self, contexts: Contexts) -> np.ndarray:
+        """See `Chooser`."""
+        rows = [self._row_of_target[target] for target in contexts.target_id.tolist()]
+        return self.records.targets.selecting_gain_nats[rows]
+
+    def select(self, selector: str, contexts: Contexts, far_context: str) -> Selection:
+        """See `Chooser`."""
+        rows = [self._row_of_selection[target] for target in contexts.target_id.tolist()]
+        return Selection(
+            self.records.selected[selector][far_context][rows].astype(np.int64),
+            self.records.influence[selector][far_context][rows].astype(np.float64),
+        )
+
+
+def recorded_manifest(path: str | Path) -> Manifest | None:
+    """The manifest of ``path`` where it is a records folder, else None."""
+    path = Path(path)
+    is_records = (path / MANIFEST_NAME).is_file() and not (path / "config.json").is_file()
+    return Manifest.load(path) if is_records else None

@@ -1,0 +1,198 @@
+"""One face for the models that are analysed: this project's OLMo, and causal language models of transformers.
+
+Beyond logits at explicit position ids, the analysis asks a model for the keys and values of a prefix (so that many
+contexts share it), for logits under a bias on its attention (so that the presence of a token can be differentiated),
+and for the attention of the last position.
+Shapes: R rows, L tokens, P tokens of a cached prefix, V vocabulary (logits), H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from olmo_sparsity.model.olmo import PositionedOLMo
+
+KeyValues = list[tuple[Tensor, Tensor]]
+"""Keys and values of a prefix, each (R, H, P, D), a pair per layer."""
+
+
+class TokenModel(Protocol):
+    """The least a model must offer: logits for tokens at explicit position ids."""
+
+    def __call__(self, input_ids: Tensor, position_ids: Tensor, *, last_logits_only: bool) -> Any:
+        """An object whose ``logits`` are (R, 1, V) with ``last_logits_only``, else (R, L, V)."""
+
+
+@runtime_checkable
+class AnalysedModel(Protocol):
+    """What the models that `analysis.model.load` loads offer beyond logits."""
+
+    def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
+        """Keys and values of tokens (R, P) at their position ids (R, P)."""
+
+    def logits_after(self, past: KeyValues, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Logits of the last position, (R, V), for tokens (R, L) behind ``past``; ``position_ids`` (R, P + L)."""
+
+    def biased_logits(self, input_ids: Tensor, position_ids: Tensor, bias: Tensor) -> Tensor:
+        """Logits of the last position, (R, V), with ``bias`` (R, L, L) added to every head's attention scores.
+
+        The causal mask is not part of ``bias``; gradients flow back to it.
+        """
+
+    def last_attention(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Attention of the last position to every token, mean over heads and layers, (R, L)."""
+
+
+class OlmoForAnalysis(nn.Module):
+    """This project's OLMo, any of its position encodings."""
+
+    def __init__(self, model: PositionedOLMo):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor | None = None, **options: Any) -> Any:
+        """As `PositionedOLMo.forward`."""
+        return self.model(input_ids, position_ids=position_ids, **options)
+
+    def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
+        """See `AnalysedModel`; OLMo caches keys before it rotates them."""
+        return self.model(
+            input_ids, position_ids=position_ids, use_cache=True, last_logits_only=True
+        ).attn_key_values
+
+    def logits_after(self, past: KeyValues, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """See `AnalysedModel`."""
+        output = self.model(input_ids, position_ids=position_ids, past_key_values=past, last_logits_only=True)
+        return output.logits[:, -1]
+
+    def biased_logits(self, input_ids: Tensor, position_ids: Tensor, bias: Tensor) -> Tensor:
+        """See `AnalysedModel`."""
+        own = self.model._attention_bias(position_ids, None)
+        bias = bias[:, None] + (_causal(bias) if own is None else own)
+        output = self.model(input_ids, position_ids=position_ids, attention_bias=bias, last_logits_only=True)
+        return output.logits[:, -1]
+
+    def last_attention(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """See `AnalysedModel`."""
+        with _recording_attention(self.model) as recorded:
+            self.model(input_ids, position_ids=position_ids, last_logits_only=True)
+        return torch.stack(recorded).mean(dim=0)
+
+
+class PositionedCausalLM(nn.Module):
+    """A causal language model of transformers that rotates by, or looks up, the position ids it is given."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        *,
+        last_logits_only: bool = False,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool = False,
+    ) -> Any:
+        """An object whose ``logits`` are (R, L, V), or (R, 1, V) with ``last_logits_only``.
+
+        ``input_ids`` and ``position_ids`` are (R, L). ``attention_mask``: (R, P + L), 0 hides a token from every query;
+        or (R, 1, L, L), added to the attention scores.
+        """
+        if attention_mask is None:
+            # Without a mask transformers takes an id jump for the beginning of another packed document, and cuts
+            # attention there without a word (METHOD section 4).
+            cached = 0 if past_key_values is None else past_key_values.get_seq_length()
+            attention_mask = input_ids.new_ones(len(input_ids), cached + input_ids.shape[1])
+        return self.model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            use_cache=use_cache,
+            logits_to_keep=1 if last_logits_only else 0,
+            **({} if past_key_values is None else {"past_key_values": past_key_values}),
+        )
+
+    def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
+        """See `AnalysedModel`; transformers caches keys after it rotated them."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        self(input_ids, position_ids, last_logits_only=True, past_key_values=cache, use_cache=True)
+        layers: Any = cache.layers
+        return [(layer.keys, layer.values) for layer in layers]
+
+    def logits_after(self, past: KeyValues, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """See `AnalysedModel`."""
+        from transformers import DynamicCache
+
+        return self(
+            input_ids,
+            position_ids[:, -input_ids.shape[1] :],
+            last_logits_only=True,
+            past_key_values=DynamicCache(past),
+            use_cache=True,
+        ).logits[:, -1]
+
+    def biased_logits(self, input_ids: Tensor, position_ids: Tensor, bias: Tensor) -> Tensor:
+        """See `AnalysedModel`."""
+        mask = (bias[:, None] + _causal(bias)).to(self.model.dtype)
+        return self(input_ids, position_ids, last_logits_only=True, attention_mask=mask).logits[:, -1]
+
+    def last_attention(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """See `AnalysedModel`. Only the plain ("eager") attention of transformers tells its weights."""
+        usual = self.model.config._attn_implementation
+        self.model.set_attn_implementation("eager")
+        try:
+            weights = self.model(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                attention_mask=torch.ones_like(input_ids),
+                use_cache=False,
+                output_attentions=True,
+                logits_to_keep=1,
+            ).attentions
+        finally:
+            self.model.set_attn_implementation(usual)
+        return torch.stack([layer[:, :, -1].float().mean(dim=1) for layer in weights]).mean(dim=0)
+
+
+def _causal(bias: Tensor) -> Tensor:
+    """(L, L): the least number where a query would see a later token, else 0."""
+    length = bias.shape[-1]
+    future = torch.ones(length, length, dtype=torch.bool, device=bias.device).triu(diagonal=1)
+    return torch.zeros(length, length, device=bias.device).masked_fill(future, torch.finfo(bias.dtype).min)
+
+
+@contextmanager
+def _recording_attention(model: PositionedOLMo) -> Iterator[list[Tensor]]:
+    """While it runs, every layer appends the last position's attention, mean over heads, (R, L)."""
+    recorded: list[Tensor] = []
+
+    def wrap(attend: Any) -> Any:
+        def attend_and_record(
+            q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **rest: Any
+        ) -> Any:
+            keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+            scores = (q[:, :, -1:].float() @ keys.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
+            if attn_mask is not None:
+                scores = scores + attn_mask[:, :, -1:].float()
+            recorded.append(scores.softmax(dim=-1)[:, :, 0].mean(dim=1))
+            return attend(q, k, v, attn_mask=attn_mask, **rest)
+
+        return attend_and_record
+
+    for block in model.blocks():
+        block._scaled_dot_product_attention = wrap(block._scaled_dot_product_attention)
+    try:
+        yield recorded
+    finally:
+        for block in model.blocks():
+            del block._scaled_dot_product_attention  # the class's own is there again

@@ -1,0 +1,329 @@
+"""The model that is analysed: a checkpoint of this project, or a directory that transformers loads.
+
+Both answer the calls of `analysis.model.adapters.AnalysedModel`. No remote code is run.
+Shapes: R rows, L tokens, N tokens of long context, V vocabulary (logits).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from analysis.model import files as model_files
+from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
+from olmo_sparsity.checkpoint import TOKENIZER, load_model, resolve_checkpoint, weights_sha256
+from olmo_sparsity.config.words import printable
+from olmo_sparsity.data.tokenizers import load_tokenizer
+from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest
+from olmo_sparsity.export import EXPORT_KIND, EXPORT_NAME, quiet_transformers
+from olmo_sparsity.model.neox import PositionedNeoX
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.model.predictive import PositionPredictor
+from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.files import read_json, sha256_file
+
+OWN_FAMILY = "olmo-sparsity"
+TRANSFORMERS_CONFIG = model_files.CONFIG
+_NOT_WHAT_IS_TOKENIZED = ("post_processor", "truncation", "padding")  # corpora are encoded without them
+_RELATIVE_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-3, 0.1
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in evaluation mode, on the CPU in fp32, and what identifies it in records."""
+
+    model: nn.Module
+    """An `analysis.model.adapters.AnalysedModel`."""
+    checkpoint: Path
+    """Its folder."""
+    family: str
+    """`OWN_FAMILY`, or transformers' model type, such as llama."""
+    weights_sha256: str
+    training_seed: int | None
+    """None where it is unknown."""
+
+    @property
+    def max_positions(self) -> int | None:
+        """Position ids must stay below it; None where any do."""
+        return max_positions(self.model)
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """Its tokenizer.json, which need not exist."""
+        return self.checkpoint / TOKENIZER
+
+    def check_corpus(self, corpus: str | Path) -> None:
+        """Raise `UserError` where the corpus was made with another tokenizer than the model's, or has ids beyond it."""
+        manifest = CorpusManifest.load(corpus)
+        if not self.tokenizer_file.is_file():
+            raise UserError(
+                f"{self.tokenizer_file} is missing, so that nobody knows whether {corpus} was made with the same "
+                "tokenizer; copy it there"
+            )
+        if not self._tokenizes_as(Path(corpus) / TOKENIZER_NAME, manifest.tokenizer_sha256):
+            raise UserError(
+                f"{corpus} was made with another tokenizer than {self.checkpoint} was trained with; prepare the text "
+                f"with --tokenizer {self.tokenizer_file}"
+            )
+        known = vocabulary_size(self.model)
+        if known < manifest.vocab_size:
+            raise UserError(
+                f"{corpus} has a vocabulary of {manifest.vocab_size:,} tokens, {self.checkpoint} one of {known:,}; "
+                "give a model that was trained with the corpus's tokenizer"
+            )
+
+    def _tokenizes_as(self, kept: Path, made_with: str) -> bool:
+        """Whether the model's tokenizer does to text what the one with this checksum did; ``kept`` is its file."""
+        if sha256_file(self.tokenizer_file) == made_with:
+            return True
+        same_file = kept.is_file() and sha256_file(kept) == made_with
+        return same_file and tokenization(kept) == tokenization(self.tokenizer_file)
+
+    def check_context(self, n_long: int) -> None:
+        """Raise `UserError` where the model cannot be measured on N tokens, see `check_long_context`."""
+        check_long_context(self.model, n_long, name=f"{self.checkpoint} ({self.family})", option="--n-long")
+
+
+def adapter_of(model: Any, name: str) -> OlmoForAnalysis | PositionedCausalLM:
+    """The adapter of a model object of this project or of transformers; an adapter is its own.
+
+    Raises `UserError`, calling the model ``name``, where it takes no position ids.
+    """
+    if isinstance(model, OlmoForAnalysis | PositionedCausalLM):
+        return model
+    if isinstance(model, PositionedOLMo):
+        return OlmoForAnalysis(model)
+    if isinstance(model, PositionedNeoX):
+        return PositionedCausalLM(model.model)
+    if isinstance(model, PositionPredictor):
+        raise UserError(
+            f"{name} reads position ids in another way than RoPE alone (positions.scheme, positions.rotate), so that "
+            "dropping a token is not defined for it; give a model trained with positions.rotate: ids and no coupling"
+        )
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UserError(
+            f"{name} takes no position ids, so that no token can be dropped from its context; give a model with "
+            "rotary or learned positions"
+        )
+    return PositionedCausalLM(model)
+
+
+def vocabulary_size(model: nn.Module) -> int:
+    """Number of token ids that a model knows. ``model`` is an adapter."""
+    if isinstance(model, PositionedCausalLM):
+        return len(model.model.get_input_embeddings().weight)
+    assert isinstance(model, OlmoForAnalysis)
+    return model.model.config.vocab_size
+
+
+def max_positions(model: nn.Module) -> int | None:
+    """The number below which position ids must stay; None where any do. ``model`` is an adapter."""
+    if isinstance(model, PositionedCausalLM):
+        most = getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
+        return most if isinstance(most, int) else None
+    assert isinstance(model, OlmoForAnalysis)
+    config = model.model.config
+    learned = not (config.rope or config.alibi or config.nope)
+    return config.max_sequence_length if learned else None
+
+
+def check_long_context(model: nn.Module, n_long: int, *, name: str, option: str) -> None:
+    """Raise `UserError` where a model cannot be measured on N tokens of long context.
+
+    Its positions may not reach so far; or its position ids may have no effect, or dropping tokens may not equal hiding
+    them (a sliding window shorter than N, a recurrent layer), as a trial on random tokens shows.
+
+    Args:
+        model: an adapter, in evaluation mode, on any device.
+        n_long: N.
+        name: what messages call the model.
+        option: what sets N, for the remedy.
+    """
+    at_most = max_positions(model)
+    if at_most is not None and n_long > at_most:
+        raise UserError(
+            f"N = {n_long:,} is beyond the {at_most:,} positions of {name}; lower {option} to at most {at_most:,}"
+        )
+    # This project's own models are shown to be right by its tests.
+    if isinstance(model, PositionedCausalLM):
+        _try_positions(model, n_long, name, option)
+
+
+def tokenization(path: Path) -> dict[str, Any]:
+    """What a tokenizer.json does to text, however it was written down: vocabulary, merges, pre-tokenizer, …"""
+    parsed = json.loads(load_tokenizer(path).to_str())
+    return {key: value for key, value in parsed.items() if key not in _NOT_WHAT_IS_TOKENIZED}
+
+
+def find_model(path: str | Path) -> Path:
+    """The folder that ``path`` means: itself, a run's last checkpoint, or the local copy of a model of the hub.
+
+    A path that does not exist and reads like ``owner/name`` is a model of the Hugging Face hub; its configuration,
+    tokenizer and safetensors weights are downloaded, or found in the cache. Raises `UserError` for anything else.
+    """
+    if not Path(path).exists() and _HUB_ID.fullmatch(str(path)):
+        return _from_hub(str(path))
+    path = Path(path)
+    return path if (path / TRANSFORMERS_CONFIG).is_file() else resolve_checkpoint(path)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors"]
+    try:
+        # A star reaches into folders, whose files transformers never reads.
+        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(
+            f"{name} is neither a folder here nor a model that could be fetched from the hub ({first_line(error)}); "
+            "check the spelling and the connection, or download it first"
+        ) from error
+    if not (folder / TRANSFORMERS_CONFIG).is_file():
+        raise UserError(f"{name} on the hub has no {TRANSFORMERS_CONFIG}; it is no model of transformers")
+    return folder
+
+
+def load_for_analysis(path: str | Path) -> LoadedModel:
+    """Load a checkpoint of this project, a run (then its last one), or a transformers directory.
+
+    Raises `UserError` where it is none of them, is damaged, or needs what this project never does: remote code, or
+    weights that are pickles.
+    """
+    folder = find_model(path)
+    if (folder / TRANSFORMERS_CONFIG).is_file():
+        return _load_directory(folder)
+    model, config = load_model(folder)
+    return LoadedModel(
+        model=adapter_of(model, str(folder)).eval().requires_grad_(False),
+        checkpoint=folder,
+        family=OWN_FAMILY if config.model.family == "olmo" else config.model.family,
+        weights_sha256=weights_sha256(folder),
+        training_seed=config.seed,
+    )
+
+
+def _load_directory(folder: Path) -> LoadedModel:
+    files = model_files.weight_files(folder)
+    with model_files.checked_copy(folder, files) as copy:
+        model = _from_pretrained(copy, folder)
+    adapter = adapter_of(model, f"{folder} ({model.config.model_type})")
+    return LoadedModel(
+        model=adapter.eval().requires_grad_(False),
+        checkpoint=folder,
+        family=model.config.model_type,
+        weights_sha256=_sha256_of_all(files),
+        training_seed=_exported_seed(folder),
+    )
+
+
+def _from_pretrained(copy: Path, folder: Path) -> Any:
+    """The transformers model of a `model_files.checked_copy` of a directory, whole."""
+    from transformers import AutoModelForCausalLM
+
+    loader: Any = AutoModelForCausalLM
+    try:
+        with quiet_transformers(), model_files.offline():
+            model, loading = loader.from_pretrained(
+                copy,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except MemoryError:
+        raise
+    except Exception as error:  # a config.json of wrong values makes transformers raise anything
+        reason = printable(first_line(error)).replace(str(copy), str(folder))
+        raise UserError(
+            f"{folder} cannot be loaded by transformers ({reason}); give another model"
+        ) from error
+    if absent := sorted(map(str, [*loading["missing_keys"], *loading["mismatched_keys"]])):
+        raise UserError(  # transformers would draw them at random
+            f"{folder} lacks {len(absent)} of its model's weights, such as {absent[0]}; save it again with "
+            "save_pretrained"
+        )
+    model.config._name_or_path = str(folder)
+    return model
+
+
+def _sha256_of_all(files: list[Path]) -> str:
+    """SHA-256 of the files' bytes one after the other; of one file it is the file's own."""
+    if len(files) == 1:
+        return sha256_file(files[0])
+    digest = hashlib.sha256()
+    for path in files:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _exported_seed(folder: Path) -> int | None:
+    """Training seed of a directory that scripts/export_hf.py wrote."""
+    path = folder / EXPORT_NAME
+    if not path.is_file():
+        return None
+    note = read_json(path, "export the checkpoint again")
+    if note.get("kind") != EXPORT_KIND:
+        return None
+    seed = note.get("training_seed")
+    if type(seed) is not int:
+        raise UserError(f"{path} is damaged (it has no training_seed); export the checkpoint again")
+    return seed
+
+
+@torch.inference_mode()
+def _try_positions(model: PositionedCausalLM, n_long: int, name: str, option: str) -> None:
+    """Drop every second of N random tokens, and hide the same ones: the logits must be equal, and depend on the ids."""
+    embeddings = model.model.get_input_embeddings().weight
+    tokens = torch.randint(len(embeddings), (1, n_long), generator=torch.Generator().manual_seed(0))
+    ids = torch.arange(n_long)[None]
+    kept = torch.arange(n_long) % 2 == (n_long - 1) % 2  # the last token is one of them
+    dropped, moved, hidden = (
+        model(
+            each.to(embeddings.device),
+            position_ids=at.to(embeddings.device),
+            last_logits_only=True,
+            attention_mask=None if mask is None else mask.to(embeddings.device),
+        ).logits[:, -1]
+        for each, at, mask in (
+            (tokens[:, kept], ids[:, kept], None),
+            (tokens[:, kept], ids[:, : int(kept.sum())], None),
+            (tokens, ids, kept[None].long()),
+        )
+    )
+    if not torch.isfinite(hidden).all():
+        raise UserError(
+            f"{name}: its logits are not finite (fp16 overflows, or training diverged); give another dtype or model"
+        )
+    if n_long > 2 and torch.equal(dropped, moved):
+        raise UserError(
+            f"{name} does not read its position ids (ALiBi, or no positions at all), so that no token can be dropped "
+            "from its context; give a model with rotary or learned positions"
+        )
+    if not _nearly_equal(dropped, hidden):
+        raise UserError(
+            f"{name}: dropping tokens from a context of N = {n_long:,} does not equal hiding them (a sliding window or "
+            f"a recurrent layer does that); lower {option}, or give another model"
+        )
+
+
+def _nearly_equal(dropped: Tensor, hidden: Tensor) -> bool:
+    """Whether logits (1, V) differ by no more than rounding: at every token in fp32, on the whole in half precision."""
+    difference = (dropped.float() - hidden.float()).abs()
+    spread = float(hidden.float().std())
+    if hidden.dtype in (torch.bfloat16, torch.float16):
+        return float(difference.square().mean().sqrt()) <= _HALF_PRECISION_TOLERANCE * spread
+    return float(difference.max()) <= _RELATIVE_TOLERANCE * spread

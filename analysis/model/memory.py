@@ -1,0 +1,106 @@
+"""How many tokens one forward pass may have within a memory limit, found by trying.
+
+Shapes: R rows, N tokens of long context.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from analysis.model.adapters import TokenModel
+from analysis.model.scorer import TOKENS_PER_BATCH
+from olmo_sparsity.util.errors import UserError
+
+GB = 1e9
+_SHARE_OF_HOST, _SHARE_OF_DEVICE = 0.5, 0.8
+_STATUS, _CLEAR_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def default_limit_bytes(device: torch.device) -> float:
+    """Half the host's memory, or four fifths of what is free on the GPU."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return _SHARE_OF_DEVICE * free
+    return _SHARE_OF_HOST * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def tokens_that_fit(
+    model: TokenModel, device: torch.device, n_long: int, limit_bytes: float, *, most: int | None = None
+) -> int:
+    """The most tokens of one forward pass, at least N and at most ``most``, whose memory stays within the limit.
+
+    Batches of contexts are tried, each twice as large as the one before, while the next is expected to fit
+    (memory grows no faster than the batch). Depends on memory alone, never on speed, so that a machine gives the same
+    batches every time. ``most``: by default `TOKENS_PER_BATCH`, beyond which a batch gets no faster. Raises `UserError`
+    where not even one context fits.
+    """
+    most = most or TOKENS_PER_BATCH[device.type]
+    rows = 1
+    while rows == 1 or rows * n_long <= most:
+        used = _peak_bytes(model, device, rows, n_long)
+        if used > limit_bytes:
+            if rows > 1:
+                return rows // 2 * n_long
+            raise UserError(
+                f"one context of N = {n_long:,} tokens takes {used / GB:.2g} GB, more than the limit of "
+                f"{limit_bytes / GB:.2g} GB; raise --memory-limit or lower --n-long"
+            )
+        if 2 * used > limit_bytes:
+            return rows * n_long
+        rows *= 2
+    return max(n_long, most)  # less than twice the last trial
+
+
+@torch.inference_mode()
+def _peak_bytes(model: TokenModel, device: torch.device, rows: int, n_long: int) -> float:
+    """Memory that a forward pass over (R, N) tokens takes beyond what was in use; 0 where nobody can tell."""
+    tokens = torch.ones(rows, n_long, dtype=torch.long, device=device)
+    ids = torch.arange(n_long, device=device).expand(rows, -1)
+    memory = MemoryGrowth(device)
+    try:
+        model(tokens, position_ids=ids, last_logits_only=True)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return float("inf")
+    return memory.growth_bytes() or 0.0
+
+
+class MemoryGrowth:
+    """Growth of the memory in use from here to its peak: torch's on a GPU, else the resident set (Linux only).
+
+    Not getrusage: its peak is never reset, and a spawned process inherits that of its parent.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.before: int | None = None
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            self.before = torch.cuda.memory_allocated(device)
+            return
+        try:
+            _CLEAR_PEAK.write_text("5")
+            self.before = _resident_bytes("VmRSS")
+        except OSError:  # not Linux, or not allowed
+            pass
+
+    def growth_bytes(self) -> int | None:
+        """Bytes; None where they cannot be measured."""
+        if self.before is None:
+            return None
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) - self.before
+        return _resident_bytes("VmHWM") - self.before
+
+
+def _resident_bytes(field: str) -> int:
+    """VmRSS, the resident set, or VmHWM, its peak."""
+    for line in _STATUS.read_text(encoding="utf8").splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024  # "123 kB"
+    raise OSError(f"{_STATUS} has no {field}")

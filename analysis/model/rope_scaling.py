@@ -1,0 +1,73 @@
+"""Checkpoints read past their length: ``CKPT@yarn:4`` is CKPT with RoPE scaled by YaRN to 4 times its length.
+
+Shapes: D dimensions of a head that are rotated.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
+from analysis.model.load import LoadedModel, find_model, load_for_analysis
+from olmo_sparsity.checkpoint import CONFIG
+from olmo_sparsity.config.load import load_config
+from olmo_sparsity.export import position_reach
+from olmo_sparsity.model.rope_scaling import RopeScaling, split_scaling
+from olmo_sparsity.util.errors import UserError
+
+_USUAL = "default"  # transformers' name of RoPE as it was trained
+
+
+def split_checkpoint(text: str) -> tuple[Path, tuple[str, float] | None]:
+    """The folder that ``CKPT`` or ``CKPT@scheme:factor`` means, see `find_model`, and the scheme with its factor.
+
+    Raises `UserError` where there is no such folder or scheme.
+    """
+    path, asked = (text, None) if Path(text).exists() else split_scaling(text)
+    return find_model(path), asked
+
+
+def load_scaled(text: str) -> tuple[LoadedModel, RopeScaling | None]:
+    """Load ``CKPT`` or ``CKPT@scheme:factor``; the original length is what its position ids reached in training.
+
+    Raises `UserError` as `load_for_analysis` does, and where the model has no RoPE that could be scaled.
+    """
+    folder, asked = split_checkpoint(text)
+    loaded = load_for_analysis(folder)
+    if asked is None:
+        return loaded, None
+    scaling = RopeScaling(*asked, original_length=_original_length(loaded, text))
+    if isinstance(loaded.model, OlmoForAnalysis):
+        loaded.model.model.rope_scaling = scaling
+    else:
+        _scale_transformers(loaded.model, scaling, text)
+    return loaded, scaling
+
+
+def _original_length(loaded: LoadedModel, text: str) -> int:
+    if isinstance(loaded.model, OlmoForAnalysis):
+        if not loaded.model.model.config.rope:
+            raise UserError(
+                f"{text}: {loaded.checkpoint} was not trained with RoPE: there is nothing to scale; leave @… out"
+            )
+        return position_reach(load_config(loaded.checkpoint / CONFIG, warn=False))
+    if loaded.max_positions is None:
+        raise UserError(
+            f"{text}: the configuration of {loaded.checkpoint} names no max_position_embeddings, the length to start "
+            "from; leave @… out"
+        )
+    return loaded.max_positions
+
+
+def _scale_transformers(model: nn.Module, scaling: RopeScaling, text: str) -> None:
+    """Change the frequencies that a transformers model keeps in its rotary modules."""
+    assert isinstance(model, PositionedCausalLM)
+    rotary = [module for module in model.model.modules() if hasattr(module, "inv_freq")]
+    parameters = getattr(model.model.config.get_text_config(), "rope_parameters", None) or {}
+    if not rotary or parameters.get("rope_type") != _USUAL:
+        has = parameters.get("rope_type", "no RoPE") if rotary else "no RoPE"
+        raise UserError(f"{text}: this model has {has}, and only plain RoPE can be scaled; leave @… out")
+    for module in rotary:
+        module.inv_freq, module.attention_scaling = scaling.apply(module.inv_freq, parameters["rope_theta"])

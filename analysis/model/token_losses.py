@@ -1,0 +1,103 @@
+"""Losses of the last tokens of rows of text, in batches that fit the memory.
+
+Shapes: n rows of text, R of them in one forward pass, L tokens of context that a row has for its last token, T scored
+tokens at its end, V vocabulary (logits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from analysis.model.load import LoadedModel
+from olmo_sparsity.util.errors import UserError
+
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 262_144}
+"""Tokens of one forward pass: enough to keep the cores busy, few enough to stay in cache."""
+LOGITS_PER_BATCH = {"cpu": 1 << 27, "cuda": 1 << 30}
+"""Numbers that the logits of one forward pass may have, at 4 bytes each; a single row may have more."""
+LOGITS_PER_SLICE = 1 << 24
+"""Logits whose losses are computed at once: log-softmax needs copies in fp32, and all of them would not fit."""
+
+
+class TokenLosses:
+    """-log p of tokens given those before them in their row, under one model."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        device: str | None = None,
+        bf16: bool = False,
+        tokens_per_batch: int | None = None,
+    ):
+        """Moves the model to ``device`` (None: a GPU where there is one)."""
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.checkpoint = loaded.checkpoint
+        self.model = loaded.model.to(self.device)
+        self.bf16 = bf16
+        self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[self.device.type]
+        self.vocabulary = self._logits(np.zeros((1, 1)), np.zeros(1), 1).shape[-1]
+
+    def batches(self, count: int, length: int, scored: int) -> Iterator[np.ndarray]:
+        """Numbers of the rows of each forward pass, out of ``count`` rows with L = ``length`` and T = ``scored``."""
+        logits = (1 if scored == 1 else length) * self.vocabulary
+        rows = max(1, min(self.tokens_per_batch // length, LOGITS_PER_BATCH[self.device.type] // logits))
+        for start in range(0, count, rows):
+            yield np.arange(start, min(start + rows, count))
+
+    def last_losses(self, tokens: np.ndarray, scored: int, first_ids: np.ndarray | None = None) -> np.ndarray:
+        """Losses in nats of the last T = ``scored`` tokens of each row, (R, T) float64, in one forward pass.
+
+        ``tokens``: (R, L + 1) ids; each scored token is given every token before it in its row. ``first_ids``: (R,)
+        position id of each row's first token, those of the others follow; None: 0. Raises `UserError` where the model
+        answers with something that is not finite.
+        """
+        first_ids = np.zeros(len(tokens)) if first_ids is None else first_ids
+        return self._losses(self._logits(tokens[:, :-1], first_ids, scored), tokens)
+
+    def last_losses_and_likeliest(self, tokens: np.ndarray, scored: int) -> tuple[np.ndarray, np.ndarray]:
+        """What `last_losses` gives, and beside it the likeliest token at each of these places, both (R, T)."""
+        logits = self._logits(tokens[:, :-1], np.zeros(len(tokens)), scored)
+        return self._losses(logits, tokens), logits.argmax(dim=-1).cpu().numpy()
+
+    def _losses(self, logits: Tensor, tokens: np.ndarray) -> np.ndarray:
+        losses = _cross_entropy(logits, self._tensor(tokens[:, -logits.shape[1] :])).cpu().numpy()
+        if not np.isfinite(losses).all():
+            raise UserError(
+                f"{self.checkpoint} gives losses that are not finite; measure in fp32 (without --bf16), or another "
+                "checkpoint"
+            )
+        return losses
+
+    @torch.inference_mode()
+    def _logits(self, tokens: np.ndarray, first_ids: np.ndarray, scored: int) -> Tensor:
+        """Logits at the last T positions of rows (R, L), (R, T, V)."""
+        ids = np.asarray(first_ids)[:, None] + np.arange(tokens.shape[1])
+        autocast = torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
+        with autocast:
+            output = self.model(
+                self._tensor(tokens), position_ids=self._tensor(ids), last_logits_only=scored == 1
+            )
+        return output.logits[:, -scored:]
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self.device)
+
+
+@torch.inference_mode()
+def _cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Losses in nats (R, T) float64 of ``tokens`` (R, T) under ``logits`` (R, T, V), some positions at a time."""
+    rows, scored, vocabulary = logits.shape
+    step = max(1, LOGITS_PER_SLICE // (rows * vocabulary))
+    parts = []
+    for first in range(0, scored, step):
+        part = logits[:, first : first + step].float().flatten(0, 1)
+        wanted = tokens[:, first : first + step]
+        parts.append(F.cross_entropy(part, wanted.flatten(), reduction="none").view(wanted.shape).double())
+    return torch.cat(parts, dim=1)

@@ -1,0 +1,131 @@
+"""What the influence analysis costs, drawn from the JSON of `scripts/benchmark.py influence`: no model, no torch.
+
+Seconds per target above, peak memory below, each against N, k and the number of targets, on logarithmic axes: a
+straight line is a power law.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from analysis.plots.figure2 import (
+    STYLE,
+    add_heading,
+    add_legend,
+    legend_handles,
+    new_figure,
+    selector_styles,
+    to_number,
+)
+from analysis.stats.sums import Json
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.result_files import ResultFile, misfit
+
+INFLUENCE_BENCHMARK = ResultFile(
+    "influence.json",
+    "olmo-sparsity benchmark influence",
+    1,
+    "benchmark of the influence analysis",
+    "scripts/benchmark.py influence",
+    before={"benchmark": "influence"},
+)
+MEGABYTE = 1e6
+
+_SWEEPS = {"n_long": "N [tokens of long context]", "k": "k [selected tokens]", "targets": "targets at once"}
+"""What varies, and the name of its axis."""
+_QUANTITIES = {
+    "seconds_per_target": ("seconds per target", 1.0),
+    "peak_bytes": ("peak memory [MB]", MEGABYTE),
+}
+"""What is drawn: the name of its axis, and the unit in the JSON's units."""
+_POINT = {
+    "selector": str,
+    **dict.fromkeys(("n_long", "n_short", "k", "targets"), int),
+    "seconds_per_target": float,
+    "peak_bytes": (int, None),
+}
+_SHAPE = {
+    "model": str,
+    "parameters": int,
+    "machine": {"cores": int, "threads": int, "processor": str, "gpu": (str, None)},
+    "cost": {"sweeps": {varied: [_POINT] for varied in _SWEEPS}},
+}
+
+
+def load_cost(path: str | Path) -> Json:
+    """An `influence.json`, given itself or its folder. Raises `UserError` where it is none, or has no costs."""
+    found = INFLUENCE_BENCHMARK.load(path)
+    if "cost" not in found:
+        raise UserError(f"{path} holds no costs; make it with {INFLUENCE_BENCHMARK.script} --parts cost")
+    if odd := misfit(found, _SHAPE):
+        raise UserError(f"{path} is damaged ({odd}); make it with {INFLUENCE_BENCHMARK.script}")
+    return found
+
+
+def cost_figure(result: Json) -> Figure:
+    """Seconds per target and peak memory against N, k and the number of targets, a curve per selector."""
+    sweeps = result["cost"]["sweeps"]
+    styles = selector_styles(list(dict.fromkeys(p["selector"] for points in sweeps.values() for p in points)))
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(9.6, 5.6)
+        panels = figure.subplots(len(_QUANTITIES), len(_SWEEPS), sharex="col", sharey="row", squeeze=False)
+        for row, quantity in zip(panels, _QUANTITIES, strict=True):
+            for axes, varied in zip(row, _SWEEPS, strict=True):
+                _draw_sweep(axes, sweeps[varied], varied, quantity, styles)
+        for axes, name in zip(panels[-1], _SWEEPS.values(), strict=True):
+            axes.set_xlabel(name)
+        for row, (name, _) in zip(panels, _QUANTITIES.values(), strict=True):
+            row[0].set_ylabel(name)
+        for axes, varied in zip(panels[0], _SWEEPS, strict=True):
+            axes.set_title(_held_fixed(sweeps[varied], varied), loc="left")
+        add_legend(figure, legend_handles(styles, placebo=False))
+        add_heading(figure, describe_cost(result))
+    return figure
+
+
+def describe_cost(result: Json) -> str:
+    """One line on what was measured on what."""
+    machine = result["machine"]
+    where = (
+        machine["gpu"] or f"{machine['cores']} {machine['processor']} cores, threads: {machine['threads']}"
+    )
+    memory = "allocated on the GPU" if machine["gpu"] else "growth of the resident set"
+    return (
+        f"{result['model']}, {result['parameters']:,} parameters, fp32, random tokens; {where}; "
+        f"peak memory: {memory}, a fresh process per point, weights not counted"
+    )
+
+
+def _draw_sweep(axes: Axes, points: list[Json], varied: str, quantity: str, styles: Json) -> None:
+    _, unit = _QUANTITIES[quantity]
+    for selector, (colour, marker, line) in styles.items():
+        own = [point for point in points if point["selector"] == selector]
+        # nothing on a logarithmic axis stands for "no growth": such a point is left out
+        values = [to_number(point[quantity] or None) / unit for point in own]
+        label = f"{selector} {quantity}"
+        axes.plot([p[varied] for p in own], values, color=colour, marker=marker, linestyle=line, label=label)
+    ticks = sorted({point[varied] for point in points})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for formatted in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        formatted(FuncFormatter(_tick_label))
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+
+
+def _tick_label(value: float, place: int) -> str:
+    """1, 2 and 5 times a power of ten as plain numbers; what stands between them has no label."""
+    leading = f"{value:e}"[0]
+    return f"{value:g}" if leading in "125" else ""
+
+
+def _held_fixed(points: list[Json], varied: str) -> str:
+    """What does not vary along a sweep, such as N = 256, k = 8."""
+    names = {"n_long": "N", "n_short": "M", "k": "k", "targets": "targets"}
+    return ", ".join(f"{name} = {points[0][key]}" for key, name in names.items() if key != varied)

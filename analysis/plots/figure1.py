@@ -1,0 +1,352 @@
+"""Exact match against length, from the curves of `analysis.stats.exact_match` alone (METHOD 3.2 to 3.5).
+
+(a) planted tasks: accuracy, a panel per K_train, a curve per tested k; (b) tasks with coupled ids: exact match, a panel
+per task, a curve per position scheme, and (c) beside it what the first error of the wrong samples is. Curves differ by
+colour and marker; line styles tell schemes apart too, or whether a k was trained on. All intervals are 95 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from textwrap import wrap
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.gridspec import SubplotSpec
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from analysis.plots.figure2 import (
+    STYLE,
+    Style,
+    add_heading,
+    add_legend,
+    in_rows,
+    new_figure,
+    outer_labels,
+    small_multiples,
+)
+from analysis.stats.exact_match import (
+    BOOTSTRAP,
+    ERROR_SORTS,
+    POOLED,
+    SCHEME_LABELS,
+    WILSON,
+    Curve,
+    Group,
+    Settings,
+)
+from analysis.stats.exact_match_tables import differing, facts, scheme_labels
+from analysis.stats.sums import Json
+
+Members = list[tuple[Group, str]]
+"""The groups of one task and the labels of their curves."""
+
+MULTIPLES = (3, 5)
+"""Of the longest trained length, marked in (b)."""
+
+_TASKS = {
+    "sparse_parity": ("Sparse parity", "prompt length 2l [tokens]"),
+    "planted": ("Planted correlations", "prompt length l [tokens]"),
+    "scratchpad_parity": ("Parity with scratchpad", "length n [bits]"),
+    "addition": ("Addition", "length n [digits per operand]"),
+    "copy": ("Copy", "length n [symbols]"),
+    "variable_assignment": ("Variable assignment", "chain length [assignments]"),
+}
+_SCHEMES: dict[str, Style] = {
+    "contiguous": ("0.35", "d", "-."),
+    "random_start": ("#E69F00", "s", (0, (9, 1.5))),
+    "pose": ("#CC79A7", "D", (0, (3, 1, 1, 1, 1, 1))),
+    "coupled": ("#009E73", "^", (0, (4, 1.5))),
+    "predicted": ("#0072B2", "o", "-"),
+}
+# of a second, third, … curve of a scheme, and of unknown schemes, in the order in which they come
+_FURTHER: tuple[Style, ...] = (
+    ("#D55E00", "v", "-"),
+    ("#56B4E9", "P", (0, (9, 1.5))),
+    ("#8C6D00", "X", (0, (4, 1.5))),
+    ("#5D3A9B", ">", "-."),
+    ("#882255", "<", (0, (1, 0.8))),
+    ("#000000", "p", (0, (3, 1, 1, 1, 1, 1))),
+)
+_K_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d", "p")
+_UNTRAINED = (0, (4, 1.5))
+_SORTS = {
+    "token": ("wrong token", "#56B4E9", ""),
+    "id": ("wrong id", "#F0D060", "////"),
+    "stop": ("stops too early or late", "0.55", "...."),
+}
+SPAN: Json = {"color": "0.5", "alpha": 0.13, "linewidth": 0}
+
+
+def accuracy_by_length_figure(groups: Sequence[Group]) -> Figure:
+    """(a): accuracy against length [% of samples], a panel per group (K_train), a curve per tested k.
+
+    Args:
+        groups: of one planted task, in the order of their panels.
+    """
+    styles = k_styles(groups)
+    titles = k_titles(groups)
+    with matplotlib.rc_context(STYLE):
+        figure, panels = small_multiples(in_rows(len(groups)), title_lines(titles))
+        for axes, group, title in zip(panels, groups, titles, strict=True):
+            axes.axvspan(*group.settings.train_length, **SPAN)
+            if group.settings.chance is not None:
+                axes.axhline(
+                    100 * group.settings.chance, color="0.3", linewidth=0.8, linestyle=":", zorder=1.5
+                )
+            for curve in group.curves:
+                style = k_style(styles, group, curve)
+                _draw(axes, curve, style, f"k = {curve.k}", band_alpha=0.08)
+            axes.set_title(title, loc="left")
+        length_axis(panels[0], all_lengths(groups), most=6)
+        outer_labels(panels, axis_name(groups[0].settings), "accuracy [% of samples]")
+        add_legend(figure, [*k_handles(styles, groups), *frame_handles(groups)])
+        add_heading(figure, describe(groups))
+    return figure
+
+
+def scheme_comparison_figure(groups: Sequence[Group]) -> Figure:
+    """(b) and (c): a row per task: exact match against length, and first errors, each in % of samples.
+
+    Args:
+        groups: of tasks with coupled ids; those that differ in more than the position scheme are curves of their own.
+    """
+    labels = scheme_labels([group.settings for group in groups])
+    styles = _scheme_styles(groups, labels)
+    tasks: dict[tuple[str, str], Members] = {}
+    for group, label in zip(groups, labels, strict=True):
+        tasks.setdefault((group.settings.task, group.settings.parameters_json), []).append((group, label))
+    columns = 2 if max(map(len, tasks.values())) <= 4 else 3
+    heights = [max(3.1, 1.55 * math.ceil(len(members) / columns)) for members in tasks.values()]
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(4.3 + 2.1 * columns, sum(heights) + 1.1)
+        grid = figure.add_gridspec(len(tasks), 2, width_ratios=(4.3, 2.1 * columns), height_ratios=heights)
+        for row, (members, title) in enumerate(
+            zip(tasks.values(), _task_titles(tasks.values()), strict=True)
+        ):
+            axes = figure.add_subplot(grid[row, 0])
+            _plot_schemes(axes, members, styles)
+            axes.set_title(f"{title}: exact match", loc="left")
+            _plot_errors(figure, grid[row, 1], members, columns)
+        lines = [
+            Line2D([], [], color=colour, marker=marker, linestyle=line, label=label)
+            for label, (colour, marker, line) in styles.items()
+        ]
+        sorts = [
+            Patch(
+                facecolor=colour, hatch=hatch, edgecolor="0.25", linewidth=0.4, label=f"first error: {name}"
+            )
+            for name, colour, hatch in _SORTS.values()
+        ]
+        add_legend(figure, [*lines, *sorts, *frame_handles(groups, chance=False)])
+        add_heading(figure, describe(groups))
+    return figure
+
+
+def describe(groups: Sequence[Group]) -> str:
+    """One line on what was evaluated: scheme if there is one, seeds, samples, the intervals."""
+    points = [point for group in groups for curve in group.curves for point in curve.points]
+    steps = [record.source["step"] for group in groups for record in group.records]
+    schemes = {group.settings.scheme for group in groups}
+    parts = [SCHEME_LABELS.get(each, each) for each in schemes] if len(schemes) == 1 else []
+    seeds = _range([point.seeds for point in points])
+    parts.append(f"{seeds} training seed{'' if seeds == '1' else 's'}")
+    if all(isinstance(step, int) for step in steps):
+        parts.append(f"{_range(steps)} steps")
+    parts.append(f"{_range([point.samples for point in points])} samples a point")
+    names = {point.interval for point in points}
+    words = ["bootstrap over seeds and samples"] if BOOTSTRAP in names else []
+    words += ["Wilson where all samples agree"] if POOLED in names and words else []
+    words += ["Wilson for single seeds" if words else "Wilson"] if WILSON in names or not words else []
+    return "; ".join([*parts, f"bands: 95 %, {', '.join(words)}"])
+
+
+# --- curves ---
+
+
+def _draw(axes: Axes, curve: Curve, style: Style, label: str, *, band_alpha: float) -> None:
+    """The exact share of a curve with its interval [%]."""
+    colour, marker, line = style
+    value, low, high = (
+        [100 * getattr(point.exact, bound) for point in curve.points] for bound in ("value", "low", "high")
+    )
+    axes.plot(curve.lengths, value, color=colour, marker=marker, linestyle=line, label=label, zorder=3)
+    axes.fill_between(curve.lengths, low, high, color=colour, alpha=band_alpha, linewidth=0)
+
+
+def _plot_schemes(axes: Axes, members: Members, styles: dict[str, Style]) -> None:
+    """(b): exact match [%] of the schemes of one task."""
+    settings = members[0][0].settings
+    longest = settings.train_length[1]
+    lengths = all_lengths([group for group, _ in members])
+    axes.axvspan(*settings.train_length, **SPAN)
+    for times in (1, *MULTIPLES):
+        if times * longest <= lengths[-1]:
+            text = f"1× = {longest}" if times == 1 else f"{times}×"
+            axes.axvline(times * longest, color="0.45", linestyle=":", linewidth=1, zorder=1.5)
+            place: Json = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
+            axes.annotate(text, (times * longest, 1), (-2, -1), ha="right", va="top", fontsize=7.5, **place)
+    for group, label in members:
+        for curve in group.curves:
+            _draw(axes, curve, styles[label], label, band_alpha=0.12)
+    length_axis(axes, lengths, most=8)
+    axes.set_ylim(-3, 110)
+    axes.set_yticks(range(0, 101, 20))
+    axes.set_xlabel(axis_name(settings))
+    axes.set_ylabel("exact match [% of samples]")
+
+
+def _plot_errors(figure: Figure, place: SubplotSpec, members: Members, columns: int) -> None:
+    """(c): a small panel per scheme: share of samples [%] by first error, stacked, a bar per length."""
+    rows = math.ceil(len(members) / columns)
+    grid = place.subgridspec(rows, columns)
+    lengths = all_lengths([group for group, _ in members])
+    panels = []
+    for number, (group, label) in enumerate(members):
+        axes = figure.add_subplot(grid[divmod(number, columns)])
+        panels.append(axes)
+        for curve in group.curves:
+            x = [lengths.index(length) for length in curve.lengths]
+            bottom = np.zeros(len(x))
+            for sort in ERROR_SORTS:
+                name, colour, hatch = _SORTS[sort]
+                share = np.array([100 * point.wrong[sort] for point in curve.points])
+                looks: Json = {"color": colour, "hatch": hatch, "edgecolor": "0.25", "linewidth": 0.4}
+                axes.bar(x, share, 0.86, bottom=bottom, label=name, **looks)
+                bottom += share
+        trained = sum(length <= group.settings.train_length[1] for length in lengths)
+        axes.axvspan(-0.5, trained - 0.5, zorder=0, **SPAN)
+        axes.grid(visible=False, axis="x")
+        axes.set_xlim(-0.5, len(lengths) - 0.5)
+        axes.set_ylim(0, 104)
+        axes.set_yticks((0, 50, 100))
+        every = math.ceil(len(lengths) / 6)
+        axes.set_xticks(range(0, len(lengths), every), [f"{length}" for length in lengths[::every]])
+        axes.tick_params(labelsize=7.5)
+        axes.set_title("\n".join(wrap(label, 28)), loc="left", fontsize=7.5)
+    outer_labels(panels, axis_name(members[0][0].settings), "wrong [% of samples]")
+    for axes in panels:
+        axes.xaxis.label.set_fontsize(8)
+        axes.yaxis.label.set_fontsize(8)
+
+
+# --- axes, styles, words ---
+
+
+def length_axis(axes: Axes, lengths: Sequence[int], *, most: int) -> None:
+    """A logarithmic axis that is marked at measured lengths, at no more than about ``most`` of them."""
+    least = math.log(lengths[-1] / lengths[0]) / most
+    ticks = [lengths[-1]]
+    for length in reversed(lengths):
+        if math.log(ticks[-1] / length) >= least > 0:
+            ticks.append(length)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(lengths[0] / 1.08, lengths[-1] * 1.08)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+
+
+def all_lengths(groups: Sequence[Group]) -> list[int]:
+    """Every length that any of them has, ascending."""
+    return sorted({length for group in groups for length in group.lengths})
+
+
+def axis_name(settings: Settings) -> str:
+    """What the length of a task counts, with its unit."""
+    return _TASKS.get(settings.task, ("", "length [the task's unit]"))[1]
+
+
+def k_styles(groups: Sequence[Group]) -> dict[int | None, tuple[Any, str]]:
+    """Colour and marker of each tested k, the same in all panels: the larger, the lighter."""
+    ks = sorted({curve.k or 0 for group in groups for curve in group.curves})
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.86, len(ks)))
+    return {
+        k: (tuple(shade), _K_MARKERS[i % len(_K_MARKERS)])
+        for i, (k, shade) in enumerate(zip(ks, shades, strict=True))
+    }
+
+
+def k_style(styles: dict[int | None, tuple[Any, str]], group: Group, curve: Curve) -> Style:
+    """Dashed where k is larger than any that was trained on."""
+    return (*styles[curve.k], _UNTRAINED if _is_untrained(group, curve) else "-")
+
+
+def _is_untrained(group: Group, curve: Curve) -> bool:
+    return (curve.k or 0) > (group.settings.k_train or 0)
+
+
+def _scheme_styles(groups: Sequence[Group], labels: Sequence[str]) -> dict[str, Style]:
+    """A style for each label: the first of a scheme has that scheme's own."""
+    styles: dict[str, Style] = {}
+    own = dict(_SCHEMES)
+    further = 0
+    for group, label in zip(groups, labels, strict=True):
+        if label not in styles:
+            style = own.pop(group.settings.scheme, None)
+            styles[label] = style or _FURTHER[further % len(_FURTHER)]
+            further += style is None
+    return styles
+
+
+def k_titles(groups: Sequence[Group]) -> list[str]:
+    """K_train of each panel, and below it what else differs between panels."""
+    titles = []
+    for group, odd in zip(groups, differing([facts(group.settings) for group in groups]), strict=True):
+        further = ", ".join(_fact(name, value) for name, value in odd.items() if name != "k_train")
+        titles.append(rf"$K_{{train}}$ = {group.settings.k_train}" + (f"\n{further}" if further else ""))
+    return titles
+
+
+def _task_titles(tasks: Iterable[Members]) -> list[str]:
+    """Name of each task, and the parameters in which those of one name differ."""
+    titles = []
+    all_settings = [members[0][0].settings for members in tasks]
+    for settings in all_settings:
+        alike = [other.parameters for other in all_settings if other.task == settings.task]
+        odd = differing(alike)[alike.index(settings.parameters)]
+        name = _TASKS.get(settings.task, (settings.task, ""))[0]
+        titles.append(", ".join([name, *(_fact(*item) for item in odd.items())]))
+    return titles
+
+
+def _fact(name: str, value: Any) -> str:
+    """A parameter with its name, where the value does not speak for itself."""
+    if name == "weights":
+        return f"{value:,} weights"
+    text = "–".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if name == "scheme" else f"{name} {text}"
+
+
+def title_lines(titles: Sequence[str]) -> int:
+    """Lines of the longest title."""
+    return 1 + max(title.count("\n") for title in titles)
+
+
+def _range(values: Sequence[int]) -> str:
+    return f"{min(values):,}" if min(values) == max(values) else f"{min(values):,} to {max(values):,}"
+
+
+def k_handles(styles: dict[int | None, tuple[Any, str]], groups: Sequence[Group]) -> list[Line2D]:
+    """A line for each k, and how one is drawn that was not trained on."""
+    handles = [
+        Line2D([], [], color=colour, marker=marker, label=f"k = {k}")
+        for k, (colour, marker) in styles.items()
+    ]
+    if any(_is_untrained(group, curve) for group in groups for curve in group.curves):
+        handles.append(Line2D([], [], color="0.3", linestyle=_UNTRAINED, label=r"$k > K_{train}$"))
+    return handles
+
+
+def frame_handles(groups: Sequence[Group], *, chance: bool = True) -> list[Any]:
+    """The shaded span of trained lengths, and the line of guessing."""
+    handles: list[Any] = [Patch(label="trained lengths", **SPAN)]
+    if chance and any(group.settings.chance is not None for group in groups):
+        handles.append(Line2D([], [], color="0.3", linewidth=0.8, linestyle=":", label="chance"))
+    return handles

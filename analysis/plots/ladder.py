@@ -1,0 +1,129 @@
+"""Sparsity and length generalization against model size and against each other, from `ladder.json` alone: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from analysis.plots.figure2 import STYLE, add_heading, new_figure
+from analysis.plots.training import curve_style
+from analysis.stats.sums import nats
+
+Json = dict[str, Any]
+
+_OPEN: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0}
+
+
+def ladder_figure(ladder_json: Json) -> Figure:
+    """(a) share over tau, (b) net recovery, (c) share that k tokens suffice for, (d) rise, each against size.
+
+    A point for each checkpoint with its 95 % interval; open points: tokens chosen by another seed (cross-fit). Lines
+    join the means over the seeds of a size, whose points stand a little to the right of each other.
+    """
+    settings, points = ladder_json["settings"], ladder_json["points"]
+    far = f"far context helps\n[% of targets: by more than {nats(settings['tau_nats'])}]"
+    suffice = f"{settings['k']} tokens give 90 % of the gain\n[% of those targets]"
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(8.6, 6.2)
+        for axes, (name, scale, title, label) in zip(
+            figure.subplots(2, 2).flat,
+            (
+                ("share_over_tau", 100.0, "(a) Use of the far context", far),
+                ("net_recovery", 100.0, "(b) Sparsity", _net_label(ladder_json)),
+                ("k_suffices", 100.0, "(c) Tokens needed", suffice),
+                ("rise_nats", 1.0, "(d) Length generalization", _rise_label(ladder_json)),
+            ),
+            strict=True,
+        ):
+            _against_size(axes, points, name, scale)
+            axes.set_title(title, loc="left")
+            axes.set_ylabel(label)
+        add_heading(figure, _told(ladder_json))
+    return figure
+
+
+def joint_figure(ladder_json: Json) -> Figure:
+    """Rise against net recovery: does what is sparse generalize to length? A point for each checkpoint, as above."""
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(6.4, 4.2)
+        axes = figure.subplots()
+        _jointly(axes, ladder_json["points"])
+        axes.set_title("Length generalization against sparsity", loc="left")
+        axes.set_xlabel(_net_label(ladder_json))
+        axes.set_ylabel(_rise_label(ladder_json))
+        add_heading(figure, _told(ladder_json))
+    return figure
+
+
+def _net_label(ladder_json: Json) -> str:
+    return f"net recovery at k = {ladder_json['settings']['k']} [%]"
+
+
+def _rise_label(ladder_json: Json) -> str:
+    return f"loss at {ladder_json['settings']['times']} × the window - at the window\n[nats per token]"
+
+
+def _told(ladder_json: Json) -> str:
+    settings = ladder_json["settings"]
+    return (
+        f"{settings['selector']}, N {settings['n_long']}, M {settings['n_short']}; open: chosen by another seed; "
+        "bars: 95 %, over documents"
+    )
+
+
+def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -> None:
+    if name == "share_over_tau":  # another seed measures at the targets of the first
+        points = [point for point in points if not point["crossfit"]]
+    elif name == "rise_nats":  # it does not depend on who chose: one point for each checkpoint
+        by_checkpoint = {
+            (point["checkpoint_sha256"], point["label"]): {**point, "crossfit": False} for point in points
+        }
+        points = list(by_checkpoint.values())
+    for crossfit in (False, True):
+        some = [point for point in points if point["crossfit"] == crossfit]
+        for number, point in enumerate(some):
+            y, error = _scaled(point[name], scale)
+            before = sum(other["parameters"] == point["parameters"] for other in some[:number])
+            x = point["parameters"] * 1.025 ** (2 * before + crossfit)  # beside each other, not on top
+            axes.errorbar([x], y, yerr=error, color="C0", marker="o", **_looks(crossfit))
+        sizes = sorted({point["parameters"] for point in some})
+        means = [np.mean([p[name]["value"] for p in some if p["parameters"] == size]) for size in sizes]
+        axes.plot(sizes, scale * np.array(means), color="C0", linestyle="--" if crossfit else "-", alpha=0.7)
+    sizes = sorted({point["parameters"] for point in points})
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(sizes, [f"{size / 1e6:.2g}" for size in sizes])
+    axes.set_xlabel("parameters [millions]")
+
+
+def _jointly(axes: Axes, points: Sequence[Json]) -> None:
+    labels = list(dict.fromkeys(point["label"] for point in points))
+    for point in points:
+        colour, marker, _ = curve_style(labels.index(point["label"]))
+        (x, x_error), (y, y_error) = _scaled(point["net_recovery"], 100.0), _scaled(point["rise_nats"], 1.0)
+        axes.errorbar(
+            x, y, xerr=x_error, yerr=y_error, color=colour, marker=marker, **_looks(point["crossfit"])
+        )
+    for number, label in enumerate(labels):
+        colour, marker, _ = curve_style(number)
+        axes.plot([], [], color=colour, marker=marker, linestyle="none", label=label)
+    axes.legend(frameon=False, fontsize=7)
+
+
+def _looks(is_open: bool) -> Json:
+    looks: Json = {"markersize": 4, "linewidth": 0.9, "capsize": 2}
+    return looks | (_OPEN if is_open else {})
+
+
+def _scaled(interval: Json, scale: float) -> tuple[np.ndarray, np.ndarray | None]:
+    """A value, (1,), and the distances of its bounds, (2, 1); None where there is no interval."""
+    value = np.array([interval["value"]])
+    if interval["low"] is None or interval["high"] is None:
+        return scale * value, None
+    return scale * value, scale * np.array([value - interval["low"], interval["high"] - value])

@@ -1,0 +1,108 @@
+"""Recall of planted tokens against k, drawn from the `recall.json` of a checkpoint (`scripts/recall.py`): no torch.
+
+A panel for each number p of planted tokens, a curve per selector: true far contexts solid, placebos dashed, chance
+dotted, and in grey the most that k tokens can find. Where the task has places of several tokens, such as the pairs of
+sparse parity, a second block of panels counts either token of a place (see `analysis.measure.planted_recall`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.plots.figure2 import (
+    STYLE,
+    add_heading,
+    add_legend,
+    draw_curves,
+    in_rows,
+    k_axis,
+    legend_handles,
+    outer_labels,
+    selector_styles,
+    small_multiples,
+)
+from analysis.stats.sums import Json
+from olmo_sparsity.util.result_files import INTERVAL, ResultFile
+
+RECALL_NAME = "recall.json"
+FORMAT, OF_HAND_BUILT = 2, "hand-built models"
+"""Format of that file of hand-built models, which nothing reads, and what it says was measured."""
+RECALL = ResultFile(
+    RECALL_NAME,
+    "olmo-sparsity recall of planted tokens",
+    3,
+    "recall of a checkpoint",
+    "scripts/recall.py --checkpoint",
+    shape={
+        "run": str,
+        "step": int,
+        "task": {"name": str},
+        **dict.fromkeys(("n_long", "n_short", "samples"), int),
+        "ks": [int],
+        "chance": {...: {...: float}},
+        "cells": [{"planted": int, "accuracy": {"value": float}, "selectors": {...: {...: {...: INTERVAL}}}}],
+    },
+    before={"format": 2, "measured": "checkpoint"},
+)
+
+_COUNTINGS = {"token": "planted tokens", "place": "planted pairs, by either token"}
+_CHANCE: Json = {"color": "0.3", "linewidth": 1, "linestyle": ":", "zorder": 1.6}
+_MOST: Json = {"color": "0.75", "linewidth": 2.2, "zorder": 1.5}
+
+
+def load_recall(path: str | Path) -> Json:
+    """The `recall.json` of a checkpoint, given itself or its folder. Raises `UserError` where it is none."""
+    return RECALL.load(path)
+
+
+def recall_figure(result: Json) -> Figure:
+    """Recall against k: a panel for each number of planted tokens, and for each way of counting."""
+    cells, styles = result["cells"], selector_styles(list(result["cells"][0]["selectors"]))
+    block = in_rows(len(cells))
+    rows = 1 + block[-1][0]
+    places = [
+        (row + rows * number, column) for number in range(len(result["chance"])) for row, column in block
+    ]
+    with matplotlib.rc_context(STYLE):
+        figure, panels = small_multiples(places)
+        for number, what in enumerate(result["chance"]):
+            own = panels[number * len(cells) : (number + 1) * len(cells)]
+            for axes, cell in zip(own, cells, strict=True):
+                _draw_cell(axes, cell, what, result["chance"][what], styles)
+                k_axis(axes, result["ks"])
+            outer_labels(own, "k [selected far tokens]", f"recall [share of\n{_COUNTINGS[what]}]")
+        panels[0].set_ylim(-0.04, 1.04)
+        lines = [
+            Line2D([], [], label="chance", **_CHANCE),
+            Line2D([], [], label="the most that k tokens can find", **_MOST),
+        ]
+        add_legend(figure, [*legend_handles(styles), *lines])
+        add_heading(figure, describe_recall(result))
+    return figure
+
+
+def describe_recall(result: Json) -> str:
+    """One line on what was measured."""
+    return (
+        f"{result['run']}, step {result['step']:,}: {result['task']['name']}, N = {result['n_long']}, "
+        f"M = {result['n_short']}; {result['samples']:,} samples a panel, planted tokens all far; "
+        "placebo: far context of a sample with another label, recall of its own planted tokens; "
+        "bands and bars: 95 % bootstrap by sample"
+    )
+
+
+def _draw_cell(axes: Axes, cell: Json, what: str, chance: Json, styles: Json) -> None:
+    """Recall of one number of planted tokens; ``what``: token or place; ``chance``: by k."""
+    ks = [int(k) for k in chance]
+    axes.plot(ks, list(chance.values()), label="chance", **_CHANCE)
+    axes.plot(ks, [min(k, cell["planted"]) / cell["planted"] for k in ks], label="most", **_MOST)
+    draw_curves(axes, cell["selectors"], f"{what}_placebo_recall", styles, placebo=True)
+    draw_curves(axes, cell["selectors"], f"{what}_recall", styles)
+    axes.set_title(
+        f"p = {cell['planted']} planted (accuracy {100 * cell['accuracy']['value']:.0f} %)", loc="left"
+    )

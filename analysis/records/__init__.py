@@ -1,0 +1,1 @@
+"""Records: what is written and read. Nothing from here on needs torch."""

@@ -1,0 +1,178 @@
+"""Shards of one measurement put together: one ordinary records folder, as an unsharded run would have written it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from analysis.records.manifest import MANIFEST_NAME, Manifest, setting_differences
+from analysis.records.schema import FAR_CONTEXTS, Examples, SelectionRow, Targets
+from analysis.records.shard import MeasurementShard
+from analysis.records.store import FILES, Records, RecordWriter, load_records
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import remove
+from olmo_sparsity.util.lock import folder_lock
+
+log = logging.getLogger(__name__)
+
+
+def merge_records(out: str | Path) -> Path:
+    """Merge the shards beneath ``out`` into ``out`` itself and return it; the shards stay.
+
+    ``out`` is a records folder from the moment its manifest is renamed into place, which comes last: a killed merge
+    leaves none, and the same call does it again. A merged folder is left as it is. Raises `UserError` that names every
+    shard which is missing or unfinished, and where settings differ or another process writes to ``out``.
+    """
+    out = Path(out)
+    shards = [_load_shard(shard, out) for shard in _all_shards(out)]
+    manifest = _common_manifest(shards)
+    with folder_lock(out):
+        if (out / MANIFEST_NAME).exists():
+            return _leave_as_it_is(out, manifest)
+        return _merge(out, shards, manifest)
+
+
+def _merge(out: Path, shards: list[Records], manifest: Manifest) -> Path:
+    targets = _merged_targets(out, shards)
+    if len(targets.over(manifest.tau_nats)) == 0:
+        raise UserError(
+            f"none of {len(targets):,} targets gains more than tau = {manifest.tau_nats} nats from the long context; "
+            "measure again with a lower --tau, more --targets, or a model trained for longer"
+        )
+    temporary = out / ".merging"
+    remove(temporary)  # of a killed merge
+    writer = RecordWriter(temporary, manifest)
+    writer.write_targets(targets)
+    writer.write_examples(_merged_examples(shards))
+    writer.append([row for records in shards for row in _rows(records)])
+    writer.finish()  # refuses while a target over tau lacks rows
+    for name in sorted(
+        FILES, key=MANIFEST_NAME.__eq__
+    ):  # without a manifest beside it nobody could read them
+        remove(out / name)
+        os.replace(temporary / name, out / name)
+    temporary.rmdir()
+    return out
+
+
+def _all_shards(out: Path) -> list[MeasurementShard]:
+    """The shards that ``out`` should hold, by what their folders say about their number."""
+    found = {shard for path in out.glob("shard-*-of-*") if (shard := MeasurementShard.of_folder(path))}
+    counts = sorted({shard.count for shard in found})
+    if not counts:
+        raise UserError(
+            f"{out} has no shards to merge; measure them with scripts/influence.py --shard 1/n … n/n"
+        )
+    if len(counts) > 1:
+        raise UserError(
+            f"{out} has shards of {' and of '.join(map(str, counts))}; remove the folders of all but one division"
+        )
+    shards = [MeasurementShard(number, counts[0]) for number in range(1, counts[0] + 1)]
+    absent = [shard for shard in shards if not (shard.folder(out) / MANIFEST_NAME).is_file()]
+    unfinished = [
+        shard for shard in shards if shard not in absent and not Manifest.load(shard.folder(out)).complete
+    ]
+    if absent or unfinished:
+        parts = [
+            f"{what} {'shards' if len(some) > 1 else 'shard'} {', '.join(map(str, some))}"
+            for what, some in (("missing", absent), ("unfinished", unfinished))
+            if some
+        ]
+        raise UserError(
+            f"{out} cannot be merged yet: {'; '.join(parts)}; run the same scripts/influence.py command with "
+            f"--shard {min(absent + unfinished)}, and so on"
+        )
+    return shards
+
+
+def _load_shard(shard: MeasurementShard, out: Path) -> Records:
+    records = load_records(shard.folder(out))
+    if records.manifest.options.get("shard") != str(shard):
+        raise UserError(
+            f"{records.folder} holds shard {records.manifest.options.get('shard')}, not {shard}; was it renamed?"
+        )
+    if not records.manifest.complete:
+        raise UserError(f"{records.folder} is being measured again; merge when that is finished")
+    return records
+
+
+def _common_manifest(shards: list[Records]) -> Manifest:
+    """The manifest that an unsharded run would have; refused where settings differ in more than the shard."""
+    manifests = [
+        replace(
+            records.manifest,
+            options={name: value for name, value in records.manifest.options.items() if name != "shard"},
+        )
+        for records in shards
+    ]
+    first = manifests[0]
+    for records, other in zip(shards, manifests, strict=True):
+        if other.fingerprint != first.fingerprint:
+            raise UserError(
+                f"{records.folder} was measured with other settings than {shards[0].folder}: "
+                f"{setting_differences(first, other)}; measure one of them again with --overwrite"
+            )
+        if (other.commit, other.versions) != (first.commit, first.versions):
+            log.warning("%s was measured with another commit or other library versions", records.folder)
+    return replace(first, complete=False)
+
+
+def _leave_as_it_is(out: Path, manifest: Manifest) -> Path:
+    """``out`` has records: those of this measurement, complete, or it is not for us to touch."""
+    there = Manifest.load(out)
+    if there.fingerprint != manifest.fingerprint:
+        raise UserError(
+            f"{out} has records of another measurement than its shards: {setting_differences(there, manifest)}; "
+            f"remove {out / MANIFEST_NAME} to merge anew"
+        )
+    if not there.complete:
+        raise UserError(
+            f"{out} has unfinished records of a run without --shard; finish that, or remove {out / MANIFEST_NAME}"
+        )
+    load_records(out)  # refuses a damaged one
+    log.info("%s is merged already", out)
+    return out
+
+
+def _merged_targets(out: Path, shards: list[Records]) -> Targets:
+    """The targets of all shards in the order of an unsharded run, none missing and none twice."""
+    columns = {
+        each.name: np.concatenate([getattr(records.targets, each.name) for records in shards])
+        for each in fields(Targets)
+    }
+    order = np.argsort(columns["target_id"], kind="stable")
+    columns = {name: column[order] for name, column in columns.items()}
+    if not np.array_equal(columns["target_id"], np.arange(len(order))):
+        raise UserError(
+            f"the shards of {out} do not hold every target once; measure them again with --overwrite"
+        )
+    return Targets(**columns)
+
+
+def _merged_examples(shards: list[Records]) -> Examples:
+    """The examples of all shards in the order of their targets, as an unsharded run writes them."""
+    table = pa.concat_tables([records.examples.to_table() for records in shards if records.examples])
+    return Examples.from_table(table.sort_by("target_id"))
+
+
+def _rows(records: Records) -> list[SelectionRow]:
+    """The rows of one shard again, as they are written."""
+    ids = records.targets.target_id[records.over]
+    return [
+        SelectionRow(
+            int(ids[i]),
+            selector,
+            context,
+            records.selected[selector][context][i],
+            records.influence[selector][context][i],
+            records.loss_nats[selector][context][i],
+        )
+        for i in range(len(ids))
+        for selector in records.manifest.selectors
+        for context in FAR_CONTEXTS
+    ]

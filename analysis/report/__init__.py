@@ -1,0 +1,1 @@
+"""Numbers and examples to pages."""

@@ -1,0 +1,1 @@
+"""Records to numbers with intervals."""

@@ -1,0 +1,209 @@
+"""Cluster bootstrap and permutation test that know that targets of one document are not independent (METHOD 2.4).
+
+Every figure is a function of column sums over targets: a mean is Σ loss / Σ 1, recovery is
+Σ (L_short - L_k) / Σ (L_short - L_long). So one resample needs only the sums per document, and all
+statistics of one `ClusterBootstrap` see the same resampled documents: their differences are paired.
+
+Shapes: n targets, C columns, D documents (clusters), R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+DEFAULT_RESAMPLES = 2000
+LEVEL = 0.95
+_CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts or signs held at once: 32 MiB of int64
+BY_DOCUMENT_AND_SEED = "95 % percentile, bootstrap by document and, where a model has several, by seed"
+_SEED_STREAM = 0x6C73  # keeps the draws of training seeds apart from those of documents
+_SIGN_STREAM = 4  # keeps the signs of a seed apart from its resamples
+_TIE = 1e-12  # of Σ |difference|: rounding must not decide whether a flipped sum ties with the observed one
+
+Statistic = Callable[[np.ndarray], np.ndarray]
+"""From column sums (…, C) to values (…,); NaN where it is not defined, as a ratio over nothing is."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and its 95 % percentile interval.
+
+    A bound is NaN where the data do not support one: fewer than two documents, or so few of them bear on the
+    value that it is undefined in 2.5 % of the resamples or more.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float | None]:
+        """As JSON has it: None for a bound, or a value, that does not exist."""
+        names = ("value", "low", "high")
+        return {name: x if np.isfinite(x := getattr(self, name)) else None for name in names}
+
+
+class ClusterBootstrap:
+    """Column sums over the sample and over resamples of whole clusters, drawn with replacement.
+
+    Args:
+        columns: (n, C), a row per target; use zeros in the rows that a column does not concern.
+        clusters: (n,), the document of each row.
+        resamples: R; METHOD 2.4 asks for at least 1,000 for everything that is shown.
+        seed: of the resampling; the same seed and documents give the same resamples for any columns.
+    """
+
+    def __init__(
+        self, columns: np.ndarray, clusters: np.ndarray, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+    ):
+        columns = np.asarray(columns, dtype=np.float64)
+        if columns.ndim != 2 or len(columns) != len(clusters) or len(columns) == 0:
+            raise ValueError(
+                f"columns {columns.shape} must be (n, C) with n = {len(clusters)} clusters, n > 0"
+            )
+        if not np.isfinite(columns).all():
+            raise ValueError("a column has values that are not finite")
+        self.per_cluster = cluster_sums(columns, clusters)
+        self.sums: np.ndarray = self.per_cluster.sum(axis=0)
+        """Sums over all targets, (C,)."""
+        self.resampled = _resample(self.per_cluster, resamples, np.random.default_rng(seed))
+        """Sums over the targets of each resample, (R, C)."""
+
+    def interval(self, statistic: Statistic) -> Interval:
+        """Value of ``statistic`` and its 95 % percentile interval.
+
+        A resample in which the statistic is undefined counts as lying beyond both bounds: the interval can
+        only become wider by it.
+        """
+        value = float(statistic(self.sums))
+        if len(self.per_cluster) < 2:
+            return Interval(value, float("nan"), float("nan"))
+        values = np.asarray(statistic(self.resampled), dtype=np.float64)
+        tail = (1 - LEVEL) / 2
+        undefined = np.isnan(values)
+        # With method "lower"/"higher" a bound is one of the values, so it is never a mean with an infinity.
+        low = np.quantile(np.where(undefined, -np.inf, values), tail, method="lower")
+        high = np.quantile(np.where(undefined, np.inf, values), 1 - tail, method="higher")
+        return Interval(value, *(float(x) if np.isfinite(x) else float("nan") for x in (low, high)))
+
+
+def ratio_of_sums(numerator: int, denominator: int) -> Statistic:
+    """Σ column ``numerator`` / Σ column ``denominator``; NaN where the denominator is not positive.
+
+    With a column of ones (or zeros and ones) below, this is a mean (over a subset).
+    """
+
+    def statistic(sums: np.ndarray) -> np.ndarray:
+        below = sums[..., denominator]
+        positive = below > 0
+        return np.where(positive, sums[..., numerator] / np.where(positive, below, 1.0), np.nan)
+
+    return statistic
+
+
+def difference(first: Statistic, second: Statistic) -> Statistic:
+    """``first - second`` on the same resamples, hence paired."""
+    return lambda sums: first(sums) - second(sums)
+
+
+def draw_seeds(seeds: int, resamples: int, seed: int, number: int) -> np.ndarray:
+    """Which of the S training seeds of a model stand for it in each resample, with replacement, (R, S).
+
+    ``number`` is the model's own: models are drawn apart from each other, and apart from the documents.
+    """
+    generator = np.random.default_rng([_SEED_STREAM, seed, number])
+    return generator.integers(seeds, size=(resamples, seeds))
+
+
+def mean_over_seeds(of_seeds: Sequence[Statistic], drawn: np.ndarray) -> Statistic:
+    """Mean of the statistics of S training seeds; over resamples (R, C) of those that were ``drawn`` (R, S) for each.
+
+    Together with documents that are drawn too it is a bootstrap of two levels [ours]. It underrates few seeds, as any
+    bootstrap does: see `analysis.stats.exact_match.exact_interval` for how far.
+    """
+
+    def statistic(sums: np.ndarray) -> np.ndarray:
+        values = np.stack([of_seed(sums) for of_seed in of_seeds], axis=-1)
+        return (values if sums.ndim == 1 else np.take_along_axis(values, drawn, axis=-1)).mean(axis=-1)
+
+    return statistic
+
+
+def cluster_bootstrap(
+    columns: np.ndarray,
+    clusters: np.ndarray,
+    statistic: Statistic,
+    *,
+    resamples: int = DEFAULT_RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Interval of one statistic; see `ClusterBootstrap` for the arguments and for several at once."""
+    return ClusterBootstrap(columns, clusters, resamples=resamples, seed=seed).interval(statistic)
+
+
+def sign_flip_p_values(
+    differences: np.ndarray, clusters: np.ndarray, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+) -> np.ndarray:
+    """Permutation test of paired differences whose unit of exchange is the cluster: two-sided p-values, (C,).
+
+    Null hypothesis: the two sides of the pairs (here the true and the placebo far context) are exchangeable by
+    document. Swapping them for all targets of a document flips the sign of its sum of differences, and every
+    pattern of signs over documents is as likely as the observed one. The statistic is |Σ over targets|; a pattern
+    counts as extreme where it is at least as large as the observed value.
+
+    With 2^D <= R all patterns are enumerated: p = #extreme / 2^D, exact, the observed pattern being one of them.
+    Otherwise R patterns are drawn: p = (1 + #extreme) / (1 + R), never 0. D counts the documents in which a
+    difference is not zero; the others cannot change a sum.
+
+    Args:
+        differences: (n, C), first side minus second; every column is tested by itself, on the same signs.
+        clusters: (n,), the document of each row.
+        resamples: R.
+        seed: of the signs; the same arguments give the same p-values.
+    """
+    sums = cluster_sums(np.asarray(differences, dtype=np.float64), clusters)
+    sums = sums[sums.any(axis=1)]
+    documents = len(sums)
+    least = np.abs(sums.sum(axis=0)) - _TIE * np.abs(sums).sum(axis=0)
+    if 2**documents <= resamples:
+        patterns = np.arange(2**documents)[:, None] >> np.arange(documents)
+        return (np.abs(_signs(patterns % 2) @ sums) >= least).mean(axis=0)
+    rng = np.random.default_rng([_SIGN_STREAM, seed])
+    extreme = np.zeros(sums.shape[1], dtype=np.int64)
+    for rows in _chunks(resamples, documents):
+        signs = _signs(rng.integers(2, size=(len(rows), documents)))
+        extreme += (np.abs(signs @ sums) >= least).sum(axis=0)
+    return (1 + extreme) / (1 + resamples)
+
+
+def cluster_sums(columns: np.ndarray, clusters: np.ndarray) -> np.ndarray:
+    """Sums of ``columns`` (n, C) over the rows of each cluster, (D, C), clusters in ascending order."""
+    _, index = np.unique(clusters, return_inverse=True)
+    order = np.argsort(index, kind="stable")
+    starts = np.searchsorted(index[order], np.arange(index.max() + 1))
+    return np.add.reduceat(columns[order], starts, axis=0)
+
+
+def _resample(per_cluster: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """Sums over D clusters drawn with replacement, (R, C); memory does not grow with R · D."""
+    clusters = len(per_cluster)
+    sums = np.empty((resamples, per_cluster.shape[1]))
+    for rows in _chunks(resamples, clusters):
+        drawn = rng.integers(clusters, size=(len(rows), clusters))
+        drawn += clusters * np.arange(len(rows))[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
+        sums[rows.start : rows.stop] = counts.astype(np.float64) @ per_cluster
+    return sums
+
+
+def _chunks(resamples: int, clusters: int) -> Iterator[range]:
+    """The resamples, so many at a time that a (rows, clusters) array stays small."""
+    size = max(1, _CHUNK_ELEMENTS // max(1, clusters))
+    for first in range(0, resamples, size):
+        yield range(first, min(first + size, resamples))
+
+
+def _signs(bits: np.ndarray) -> np.ndarray:
+    """0 becomes 1 and 1 becomes -1."""
+    return 1.0 - 2.0 * bits

@@ -1,0 +1,261 @@
+"""The bound of Theorem 4.3 on the error at a length beyond the trained ones, for planted tasks (METHOD 3.6). No torch.
+
+    Theorem 4.3 [paper]    error(L') = O(eta_L eta_L' L L'^2 delta)
+    improved [paper]       error(L') = O((L' / L)^2 delta)
+
+delta is the error at trained lengths and L' > L the length that is asked for. What these are in a figure [ours]:
+
+- L is the longest trained length, delta the measured error (1 - accuracy) at the longest measured length that was
+  trained on, for the same k. Where none of the n samples there was wrong, delta is the upper limit of Wilson's 95 %
+  interval, and the figure says so: the curve is then the most that the bound may be.
+- The constant that O() hides is not known: it is 1. So are eta_L and eta_L', which belong to the distribution of
+  planted positions at a length and are counted into the constant for even positions, unless a caller gives them. A
+  curve shows how the bound grows, and its height only up to a constant. Above 1 a bound says nothing: it is cut to 1.
+- L and L' are tokens of the prompt; to count sparse parity's pairs instead would only change the constant.
+- With one L in a panel both bounds grow like L'^2 and differ by the factor L^3 alone; with the constant 1, Theorem 4.3
+  is below 1 only for delta < 1 / (L L'^2), which needs more test samples than are usual to be seen.
+- Nothing checks that the theorem holds for a run. It is about an idealised class of attention and a task with a
+  locality L_local; the improved form wants a minimax objective and L_local = L / 4, which no run has that was not made
+  so. Test samples with more planted tokens than were trained on have no bound.
+
+Shapes: n lengths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from analysis.plots.figure1 import (
+    SPAN,
+    all_lengths,
+    axis_name,
+    describe,
+    frame_handles,
+    k_handles,
+    k_style,
+    k_styles,
+    k_titles,
+    length_axis,
+    title_lines,
+)
+from analysis.plots.figure2 import (
+    STYLE,
+    Style,
+    add_heading,
+    add_legend,
+    in_rows,
+    outer_labels,
+    small_multiples,
+)
+from analysis.stats.bootstrap import Interval
+from analysis.stats.exact_match import Curve, Group
+from analysis.stats.sums import Json
+from olmo_sparsity.util.errors import UserError
+
+
+@dataclass(frozen=True)
+class TrainedError:
+    """What the bounds of a group start from."""
+
+    group: Group
+    k: int
+    """Planted tokens: the largest number that was both trained and tested."""
+    trained_length: int
+    """L, the longest trained length."""
+    measured_length: int
+    """Where the error was measured: at L, or below it if nothing was measured at L."""
+    samples: int
+    error: Interval
+    """1 - accuracy, with its 95 % interval."""
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether no sample was wrong, so that delta is an upper limit."""
+        return self.error.value == 0
+
+    @property
+    def delta(self) -> float:
+        """The error that the bounds are drawn for."""
+        return self.error.high if self.is_limit else self.error.value
+
+
+def theorem_bound(
+    lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float, *, etas: float = 1.0
+) -> np.ndarray:
+    """min(1, eta_L eta_L' L L'^2 delta) at ``lengths`` L' (n,), (n,); ``etas`` is the product of the two etas."""
+    return np.minimum(1.0, etas * trained_length * np.asarray(lengths, dtype=float) ** 2 * delta)
+
+
+def improved_bound(lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float) -> np.ndarray:
+    """min(1, (L' / L)^2 delta) at ``lengths`` L' (n,), (n,)."""
+    return np.minimum(1.0, (np.asarray(lengths, dtype=float) / trained_length) ** 2 * delta)
+
+
+BOUNDS = {
+    "theorem_4_3": ("Theorem 4.3", "L L′² δ", theorem_bound, (0, (6, 2))),
+    "improved": ("improved", "(L′/L)² δ", improved_bound, (0, (1, 1))),
+}
+"""The bounds by their names in JSON: name and formula (the etas in its constant), function, line style."""
+_LIMIT: Json = {"marker": "v", "markerfacecolor": "white", "markersize": 4.5, "zorder": 3.2}
+
+
+def error_of(exact: Interval) -> Interval:
+    """1 minus a share that is exact, the interval turned round."""
+    return Interval(1 - exact.value, 1 - exact.high, 1 - exact.low)
+
+
+def trained_error(group: Group) -> TrainedError:
+    """Error of a group of a planted task at trained lengths, for the largest k that was trained and tested.
+
+    Raises `UserError` where no k, or no length of it, was both, and where no length is beyond the trained ones.
+    """
+    name = f"{group.settings.task} with k_train {group.settings.k_train}"
+    trained = [curve for curve in group.curves if curve.k and curve.k <= (group.settings.k_train or 0)]
+    if not trained:
+        raise UserError(f"{name}: every measured k is larger, and the bound is for trained ones; measure one")
+    shortest, longest = group.settings.train_length
+    inside = [point for point in trained[-1].points if shortest <= point.length <= longest]
+    if not inside:
+        raise UserError(
+            f"{name}: no length from {shortest} to {longest} was measured for k {trained[-1].k}, "
+            f"and the bound starts there; measure {longest} too"
+        )
+    if group.lengths[-1] <= longest:
+        raise UserError(
+            f"{name}: nothing longer than {longest} was measured, which leaves nothing to bound; measure longer ones"
+        )
+    k, last = trained[-1].k, inside[-1]
+    assert k is not None
+    return TrainedError(group, k, longest, last.length, last.samples, error_of(last.exact))
+
+
+def bounds_json(start: TrainedError) -> Json:
+    """The bounds of a group at its measured lengths from L on, with what they start from; lengths in the task's unit.
+
+    ``low`` and ``high`` of a bound are those of the measured error put in place of delta.
+    """
+    lengths = [length for length in start.group.lengths if length >= start.trained_length]
+    deltas = {"value": start.delta, "low": start.error.low, "high": start.error.high}
+    return {
+        "task": start.group.settings.task,
+        "k_train": start.group.settings.k_train,
+        "k": start.k,
+        "trained_length": start.trained_length,
+        "measured_length": start.measured_length,
+        "samples": start.samples,
+        "error": start.error.as_dict(),
+        "delta": start.delta,
+        "delta_is_upper_limit": start.is_limit,
+        "constant": 1,
+        "lengths": lengths,
+        **{
+            name: {
+                each: bound(lengths, start.trained_length, delta).tolist() for each, delta in deltas.items()
+            }
+            for name, (_, _, bound, _) in BOUNDS.items()
+        },
+    }
+
+
+def bound_figure(starts: Sequence[TrainedError]) -> Figure:
+    """Error against length, both logarithmic, under the bounds: a panel per group (K_train), a curve per tested k.
+
+    The bounds of a panel are black and for one k, the largest that it was trained on, whose curve is heavy and has its
+    interval. Where no sample was wrong, a hollow triangle stands at the upper limit of the interval.
+
+    Args:
+        starts: of the groups of one task, in the order of their panels.
+    """
+    groups = [start.group for start in starts]
+    styles = k_styles(groups)
+    titles = [f"{title}\n{_delta(start)}" for title, start in zip(k_titles(groups), starts, strict=True)]
+    floor = _floor(groups)
+    with matplotlib.rc_context(STYLE):
+        figure, panels = small_multiples(in_rows(len(groups)), 4 + title_lines(titles))
+        for axes, start, title in zip(panels, starts, titles, strict=True):
+            axes.axvspan(*start.group.settings.train_length, **SPAN)
+            for curve in start.group.curves:
+                style = k_style(styles, start.group, curve)
+                _draw_error(axes, curve, style, heavy=curve.k == start.k, floor=floor)
+            _draw_bounds(axes, start, all_lengths(groups)[-1])
+            axes.set_title(title, loc="left")
+        panels[0].set_yscale("log")
+        panels[0].set_ylim(floor, 1.6)
+        panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        length_axis(panels[0], all_lengths(groups), most=6)
+        outer_labels(panels, axis_name(groups[0].settings), "error [share of samples]")
+        handles = [*k_handles(styles, groups), *_limit_handles(groups), *_bound_handles(starts)]
+        add_legend(figure, [*handles, *frame_handles(groups, chance=False)])
+        add_heading(figure, describe(groups))
+    return figure
+
+
+def _draw_error(axes: Axes, curve: Curve, style: Style, *, heavy: bool, floor: float) -> None:
+    """1 - the exact share; the interval of a heavy curve; upper limits where nothing was wrong."""
+    colour, marker, line = style
+    errors = [error_of(point.exact) for point in curve.points]
+    values = [error.value or math.nan for error in errors]
+    looks: Json = {"linewidth": 2 if heavy else 1, "markersize": 4.5 if heavy else 3.5, "zorder": 3}
+    name = f"k = {curve.k}"
+    axes.plot(curve.lengths, values, color=colour, marker=marker, linestyle=line, label=name, **looks)
+    if heavy:
+        low, high = [max(error.low, floor) for error in errors], [error.high for error in errors]
+        axes.fill_between(curve.lengths, low, high, color=colour, alpha=0.15, linewidth=0)
+    none_wrong = [point for point, error in zip(curve.points, errors, strict=True) if error.value == 0]
+    limits = [error_of(point.exact).high for point in none_wrong]
+    if limits:
+        lengths = [point.length for point in none_wrong]
+        axes.plot(lengths, limits, color=colour, linestyle="none", label=f"{name}, none wrong", **_LIMIT)
+
+
+def _draw_bounds(axes: Axes, start: TrainedError, longest: int) -> None:
+    """Both bounds from L on; thin and grey, the improved one for the ends of the measured error's interval."""
+    lengths = np.geomspace(start.trained_length, longest, 200)
+    for name, _, bound, line in BOUNDS.values():
+        values = bound(lengths, start.trained_length, start.delta)
+        axes.plot(lengths, values, color="black", linestyle=line, linewidth=1.3, label=name, zorder=3.5)
+    for delta in {start.error.low, start.error.high} - {0.0, start.delta}:
+        values = improved_bound(lengths, start.trained_length, delta)
+        axes.plot(lengths, values, color="0.5", linestyle=(0, (1, 1)), linewidth=0.8, zorder=3.4)
+
+
+def _floor(groups: Sequence[Group]) -> float:
+    """Lower end of a logarithmic axis that shows every error, or its upper limit where nothing was wrong."""
+    errors = [error_of(point.exact) for group in groups for curve in group.curves for point in curve.points]
+    return min(error.value or error.high for error in errors) / 2
+
+
+def _delta(start: TrainedError) -> str:
+    """What delta of a panel is."""
+    if start.is_limit:
+        return f"k = {start.k}: δ ≤ {start.delta:.2g} (none of {start.samples:,} wrong)"
+    return f"k = {start.k}: δ = {start.delta:.2g} at length {start.measured_length}"
+
+
+def _limit_handles(groups: Sequence[Group]) -> list[Line2D]:
+    points = [point for group in groups for curve in group.curves for point in curve.points]
+    if all(point.exact.value < 1 for point in points):
+        return []
+    return [Line2D([], [], color="0.3", linestyle="none", label="none wrong: upper limit", **_LIMIT)]
+
+
+def _bound_handles(starts: Sequence[TrainedError]) -> list[Line2D]:
+    """The bounds, with a word where all that is drawn of one is cut to 1; the interval's ends of the improved one."""
+    handles = []
+    for name, formula, bound, line in BOUNDS.values():
+        cut = all(bound([each.trained_length], each.trained_length, each.delta)[0] >= 1 for each in starts)
+        label = f"{name}, up to a constant: {formula}{' (1 or more here)' if cut else ''}"
+        handles.append(Line2D([], [], color="black", linestyle=line, linewidth=1.3, label=label))
+    if not all(each.is_limit for each in starts):
+        label = "improved, 95 % interval of δ"
+        handles.append(Line2D([], [], color="0.5", linestyle=(0, (1, 1)), linewidth=0.8, label=label))
+    return handles

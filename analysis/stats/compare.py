@@ -1,0 +1,230 @@
+"""Two checkpoints measured on the same targets: paired differences with intervals (METHOD 2.4).
+
+Both were asked for the same sampled targets, so one bootstrap by document resamples them together, and what documents
+have in common cancels in a difference. Every difference is first minus second.
+Shapes: n sampled targets; m of them over tau under a checkpoint, another m under the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from analysis.records.store import Records
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, difference
+from analysis.stats.summary import loss_text, name_lines, percent_text, plain_table
+from analysis.stats.sums import (
+    BEST,
+    Columns,
+    Json,
+    MeasuredTargets,
+    SumsBootstrap,
+    nats,
+    over_tau_column,
+    refuse_without_gain,
+)
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.result_files import INTERVAL, ResultFile
+
+SIDES = ("first", "second")
+_PAIRED = dict.fromkeys((*SIDES, "difference"), INTERVAL)
+COMPARISON = ResultFile(
+    "compare.json",
+    "olmo-sparsity comparison",
+    1,
+    "comparison",
+    "scripts/compare.py --out",
+    shape={
+        **{side: {"checkpoint": str} for side in SIDES},
+        **dict.fromkeys(("share_over_tau", "gap_short_minus_long"), _PAIRED),
+        "selectors": {...: {...: {"net_recovery": _PAIRED}}},
+    },
+    before={},
+)
+_SAME_SETTINGS = ("split", "n_long", "n_short", "seed", "tau_nats")
+_OWN, _COMMON = "own", "common"  # groups: over tau under this checkpoint; under both
+
+
+def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> Json:
+    """Paired differences between two checkpoints, first minus second, as one JSON value.
+
+    Every quantity has ``first``, ``second`` and ``difference``, an interval each:
+
+    - ``share_over_tau``: of all targets; ``gap_short_minus_long``: mean over all targets, nats.
+    - ``selectors[name][k]``: recovery, placebo and net recovery for the selectors and k that both have. Each
+      checkpoint's recovery is over its own targets over tau, as in its summary.
+    - ``selectors_on_common_targets[name][k]``: the same over the targets that are over tau under both, so that a
+      difference is not one of which targets gain.
+
+    Args:
+        first: records of one checkpoint.
+        second: records of the other, of the same targets.
+        resamples: bootstrap resamples, at least 1,000 for what is shown.
+        seed: of the bootstrap.
+
+    Raises `UserError` where the two were not measured on the same targets, or recovery is undefined for one. [ours]
+    """
+    both = (first, second)
+    _refuse_other_targets(first, second)
+    for records in both:
+        refuse_without_gain(records)
+    measured = (MeasuredTargets(first), MeasuredTargets(second))
+    ks = [k for k in first.manifest.ks if k in second.manifest.ks]
+    selectors = _common_selectors(*measured)
+    if not ks or not selectors:
+        raise UserError(
+            f"{first.folder} and {second.folder} have no selector and k in common; measure one of them again "
+            "with the --selectors and --k of the other"
+        )
+    bootstrap = SumsBootstrap(_columns(both, measured, ks), first.targets.document, resamples, seed)
+    return {
+        **{side: _of_checkpoint(records) for side, records in zip(SIDES, both, strict=True)},
+        "targets": len(first.targets),
+        "documents": len(np.unique(first.targets.document)),
+        "targets_over_tau_in_both": int(np.isin(first.over, second.over).sum()),
+        "share_over_tau": _paired(bootstrap, [bootstrap.statistic((side, "over"), "one") for side in SIDES]),
+        "gap_short_minus_long": _paired(
+            bootstrap, [bootstrap.statistic((side, "gap"), "one") for side in SIDES]
+        ),
+        **{
+            name: {
+                selector: {str(k): _recoveries(bootstrap, selector, k, group) for k in ks}
+                for selector in selectors
+            }
+            for name, group in (("selectors", _OWN), ("selectors_on_common_targets", _COMMON))
+        },
+        "settings": {
+            **{name: getattr(first.manifest, name) for name in _SAME_SETTINGS},
+            "corpus": first.manifest.corpus,
+            "corpus_manifest_sha256": first.manifest.corpus_manifest_sha256,
+            "ks": ks,
+            "resamples": resamples,
+            "bootstrap_seed": seed,
+            "interval": "95 % percentile, cluster bootstrap by document, paired",
+        },
+    }
+
+
+def _refuse_other_targets(first: Records, second: Records) -> None:
+    one, two = first.manifest, second.manifest
+    pair = f"{first.folder} and {second.folder}"
+    if one.corpus_manifest_sha256 != two.corpus_manifest_sha256:
+        raise UserError(
+            f"{pair} were measured on different corpora ({one.corpus}, {two.corpus}); measure both on the same one"
+        )
+    if one.tokenizer_sha256 != two.tokenizer_sha256:
+        raise UserError(f"{pair} were measured with different tokenizers; compare checkpoints that share one")
+    odd = [
+        f"{name} {getattr(one, name)} against {getattr(two, name)}"
+        for name in _SAME_SETTINGS
+        if getattr(one, name) != getattr(two, name)
+    ]
+    if odd:
+        raise UserError(
+            f"{pair} cannot be compared: {', '.join(odd)}; measure one of them again with the other's settings"
+        )
+    for name in ("document", "position"):
+        if not np.array_equal(getattr(first.targets, name), getattr(second.targets, name)):
+            raise UserError(
+                f"{pair} hold different targets ({len(first.targets):,} and {len(second.targets):,}; {name} differs); "
+                "measure both with the same --targets and --seed"
+            )
+
+
+def _common_selectors(one: MeasuredTargets, two: MeasuredTargets) -> list[str]:
+    """Selectors of both, in the order of the first; `BEST` only where both chose it among the same ones."""
+    common = [name for name in one.loss_nats if name in two.loss_nats]
+    return common if one.loss_nats.keys() == two.loss_nats.keys() else [n for n in common if n != BEST]
+
+
+def _columns(both: Sequence[Records], measured: Sequence[MeasuredTargets], ks: list[int]) -> Columns:
+    """What is summed over targets for both checkpoints, each (n,)."""
+    columns: Columns = {"one": np.ones(len(both[0].targets))}
+    for side, records, mine, other in zip(SIDES, both, measured, reversed(measured), strict=True):
+        columns[side, "over"] = over_tau_column(records)
+        columns[side, "gap"] = -records.targets.gap_long_minus_short_nats
+        columns |= mine.of_group((side, _OWN), ks)
+        columns |= mine.of_group((side, _COMMON), ks, np.isin(mine.over, other.over))
+    return columns
+
+
+def _recoveries(bootstrap: SumsBootstrap, selector: str, k: int, group: str) -> Json:
+    one, two = (bootstrap.recovery_statistics(selector, k, (side, group)) for side in SIDES)
+    return {name: _paired(bootstrap, [one[name], two[name]]) for name in one}
+
+
+def _paired(bootstrap: SumsBootstrap, statistics: Sequence[Statistic]) -> Json:
+    first, second = statistics
+    return {
+        "first": bootstrap.interval(first),
+        "second": bootstrap.interval(second),
+        "difference": bootstrap.interval(difference(first, second)),
+    }
+
+
+def _of_checkpoint(records: Records) -> Json:
+    manifest = records.manifest
+    return {
+        "records": str(records.folder),
+        **{
+            name: getattr(manifest, name)
+            for name in (
+                "checkpoint",
+                "checkpoint_sha256",
+                "training_seed",
+                "evaluation_checkpoint",
+                "evaluation_checkpoint_sha256",
+                "evaluation_training_seed",
+            )
+        },
+        "targets_over_tau": len(records.targets.over(manifest.tau_nats)),
+        "complete": len(records.over) == len(records.targets.over(manifest.tau_nats)),
+    }
+
+
+def render_comparison(comparison: Json) -> Group:
+    """The comparison as tables for a terminal of 80 columns; recoveries and shares in per cent."""
+    settings = comparison["settings"]
+    head = Text.assemble(
+        (f"{comparison['targets']:,} targets", "bold"),
+        f" of {comparison['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}; "
+        f"tau {nats(settings['tau_nats'])}",
+    )
+    for letter, side in zip("AB", SIDES, strict=True):
+        head.append(f"\n{letter}: {comparison[side]['records']}")
+        if not comparison[side]["complete"]:
+            head.append(" (unfinished)", "yellow")
+    overall = plain_table("", "A", "B", "A - B")
+    for name, key, text in (
+        ("share over tau [%]", "share_over_tau", lambda interval: percent_text(interval, 1)),
+        ("mean gain [nats]", "gap_short_minus_long", loss_text),
+    ):
+        overall.add_row(Text(name), *(text(comparison[key][side]) for side in (*SIDES, "difference")))
+    note = Text(
+        f"[95 % interval]: {settings['resamples']:,} resamples of documents, the same for A and B; "
+        f"in common: A - B over the {comparison['targets_over_tau_in_both']:,} targets that are over tau under both",
+        style="dim",
+    )
+    return Group(head, Text(), overall, Text(), _net_table(comparison), note)
+
+
+def _net_table(comparison: Json) -> Table:
+    """Net recovery of both and their difference, over each one's targets and over those in common."""
+    table = plain_table("net recovery [%]", "k", "A", "B", "A - B", "in common")
+    for selector, per_k in comparison["selectors"].items():
+        names = name_lines(selector, len(per_k))
+        for number, (k, values) in enumerate(per_k.items()):
+            net = values["net_recovery"]
+            common = comparison["selectors_on_common_targets"][selector][k]["net_recovery"]
+            table.add_row(
+                names[number],
+                k,
+                *(percent_text(net[side]) for side in (*SIDES, "difference")),
+                percent_text(common["difference"]),
+                end_section=number == len(per_k) - 1,
+            )
+    return table

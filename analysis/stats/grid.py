@@ -1,0 +1,258 @@
+"""The grids of "Figure 6": net recovery, recovery and placebo at further k, N, M and model sizes (METHOD 2.5).
+
+A small panel for each records folder, drawn from its summary. Any folders may stand beside each other: every panel's
+title says what was measured there, and what differs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from analysis.plots.figure2 import (
+    STYLE,
+    add_heading,
+    add_legend,
+    draw_curves,
+    in_rows,
+    k_axis,
+    legend_handles,
+    outer_labels,
+    selector_styles,
+    shown_selectors,
+    small_multiples,
+)
+from analysis.stats.summary import FEW_DOCUMENTS
+from analysis.stats.sums import BEST, Json, nats
+from olmo_sparsity.util.errors import UserError
+
+RECOVERIES = ("recovery", "placebo_recovery", "net_recovery")
+
+
+@dataclass(frozen=True)
+class GridPanel:
+    """One records folder in the grid."""
+
+    source: str
+    """The records folder."""
+    summary: Json
+    title: str
+    row: int
+    column: int
+
+
+def grid_panels(
+    sources: Sequence[str],
+    summaries: Sequence[Json],
+    *,
+    rows: str | None = None,
+    columns: str | None = None,
+    labels: Sequence[str] | None = None,
+) -> list[GridPanel]:
+    """The panels with their titles and places.
+
+    Args:
+        sources: the records folders, named in messages and in the table.
+        summaries: theirs.
+        rows: setting whose values are the rows, such as n_long. Numbers ascend, other values keep their order.
+        columns: the same for columns. Without both, panels follow each other in rows.
+        labels: names in the titles instead of the models'.
+
+    Raises `UserError` for a setting that there is not, two folders for one place, or too few or too many labels.
+    """
+    if labels is not None and len(labels) != len(sources):
+        raise UserError(
+            f"{len(labels)} labels for {len(sources)} records folders; give one for each, in their order"
+        )
+    places = _places(sources, summaries, rows, columns)
+    titles = _titles(summaries, labels)
+    return [
+        GridPanel(source, summary, title, *place)
+        for source, summary, title, place in zip(sources, summaries, titles, places, strict=True)
+    ]
+
+
+def choose_selectors(panels: Sequence[GridPanel], wanted: Sequence[str] | None = None) -> list[str]:
+    """Those ``wanted``, or the default selector, the controls and `best`.
+
+    Raises `UserError` for a name that no panel has.
+    """
+    measured = _measured(panels)
+    if wanted is None:
+        return [*shown_selectors(measured), *([BEST] if BEST in measured else [])]
+    if unknown := [name for name in wanted if name not in measured]:
+        raise UserError(f"no records of selector {', '.join(unknown)}; choose from {', '.join(measured)}")
+    return list(wanted)
+
+
+def figure6(panels: Sequence[GridPanel], selectors: Sequence[str], *, net: bool) -> Figure:
+    """Net recovery against k, or else recovery and its placebo (dashed), of ``selectors`` where they were measured."""
+    ks = sorted({k for panel in panels for k in panel.summary["settings"]["ks"]})
+    styles = selector_styles(_measured(panels))
+    with matplotlib.rc_context({**STYLE, "axes.titlesize": 8.5}):
+        title_lines = max(panel.title.count("\n") + 1 for panel in panels)
+        figure, all_axes = small_multiples([(panel.row, panel.column) for panel in panels], title_lines)
+        for axes, panel in zip(all_axes, panels, strict=True):
+            found = _found(panel, selectors)
+            if net:
+                draw_curves(axes, found, "net_recovery", styles)
+            else:
+                draw_curves(axes, found, "placebo_recovery", styles, placebo=True)
+                draw_curves(axes, found, "recovery", styles)
+                axes.axhline(1.0, color="0.3", linewidth=0.8, linestyle=":", zorder=1.5)
+            axes.axhline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
+            k_axis(axes, ks)
+            axes.set_title(panel.title, loc="left")
+        of_what = "\n[fraction of $L_{short} - L_{long}$]"
+        outer_labels(all_axes, "k [far tokens]", f"{'net recovery' if net else 'recovery'}{of_what}")
+        add_legend(figure, legend_handles({name: styles[name] for name in selectors}, placebo=not net))
+        what = "Net recovery (recovery − placebo)" if net else "Recovery and placebo recovery"
+        bounds = "bands and bars: 95 % bootstrap by document"
+        add_heading(figure, f"{what} from k influential far tokens; {bounds}")
+    return figure
+
+
+def grid_table(panels: Sequence[GridPanel], selectors: Sequence[str]) -> Json:
+    """What is drawn, as JSON: of each panel its records, place, settings and recoveries with intervals."""
+    settings = (
+        "n_long",
+        "n_short",
+        "checkpoint",
+        "checkpoint_sha256",
+        "tau_nats",
+        "crossfit",
+        "documents_over_tau",
+    )
+    numbers = ("targets", "targets_over_tau", "share_over_tau")
+    return {
+        "panels": [
+            {
+                "records": panel.source,
+                "title": panel.title,
+                "row": panel.row,
+                "column": panel.column,
+                **{name: panel.summary["settings"][name] for name in settings},
+                **{name: panel.summary[name] for name in numbers},
+                "selectors": {
+                    name: {k: {key: values[key] for key in RECOVERIES} for k, values in per_k.items()}
+                    for name, per_k in _found(panel, selectors).items()
+                },
+            }
+            for panel in panels
+        ]
+    }
+
+
+def _measured(panels: Sequence[GridPanel]) -> list[str]:
+    """Every selector that some panel has, in the order in which they are met, `best` last."""
+    names = dict.fromkeys(name for panel in panels for name in panel.summary["selectors"])
+    return sorted(names, key=lambda name: name == BEST)
+
+
+def _found(panel: GridPanel, selectors: Sequence[str]) -> Json:
+    measured = panel.summary["selectors"]
+    return {name: measured[name] for name in selectors if name in measured}
+
+
+def _titles(summaries: Sequence[Json], labels: Sequence[str] | None) -> list[str]:
+    """Model, N, M and share over tau; below them the further settings that are not the same in all panels."""
+    facts = [_facts(each) for each in summaries]
+    texts = {key: _texts([each.get(key) for each in facts]) for each in facts for key in each}
+    models = texts.pop("model")
+    differing = [key for key, values in texts.items() if len(set(values)) > 1]
+    titles = []
+    for number, summary in enumerate(summaries):
+        settings = summary["settings"]
+        share = f"{100 * summary['share_over_tau']['value']:.1f} % of {summary['targets']:,}"
+        lines = [
+            models[number] if labels is None else labels[number],
+            f"N = {settings['n_long']}, M = {settings['n_short']}; {share} over $\\tau$",
+            *(f"{key} {texts[key][number]}" for key in differing),
+        ]
+        if settings["documents_over_tau"] < FEW_DOCUMENTS:
+            lines.append(f"only {settings['documents_over_tau']} documents: rough intervals")
+        if not settings["complete"]:
+            lines.append(f"unfinished: {settings['targets_measured']:,} measured so far")
+        titles.append("\n".join(lines))
+    return titles
+
+
+def _facts(summary: Json) -> dict[str, Any]:
+    """What decides the numbers beside N and M, by its name in a title; files as (path, checksum)."""
+    settings = summary["settings"]
+    evaluated = (settings["evaluation_checkpoint"], settings["evaluation_checkpoint_sha256"])
+    return {
+        "model": (settings["checkpoint"], settings["checkpoint_sha256"]),
+        "evaluated with:": evaluated if settings["crossfit"] else "itself",
+        r"$\tau$ =": nats(settings["tau_nats"]),
+        "text:": (settings["corpus"], settings["corpus_manifest_sha256"]),
+        "split:": settings["split"],
+        "tokenizer:": settings["tokenizer_sha256"][:6],
+        "number format:": settings["dtype"],
+        "seed:": settings["seed"],
+        **{f"{name}:": value for name, value in settings["options"].items()},
+    }
+
+
+def _texts(values: Sequence[Any]) -> list[str]:
+    """How the values of one fact are written: of files, as little of the path as tells them apart."""
+    short = _short_names([value for value in values if isinstance(value, tuple)])
+    return [
+        short[value[1]] if isinstance(value, tuple) else "none" if value is None else str(value)
+        for value in values
+    ]
+
+
+def _short_names(files: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Checksum to a short name of the first path it is met at; a checkpoint's step is named only where it must be."""
+    paths = {checksum: PurePath(path) for path, checksum in reversed(files)}
+    without_step = [path.parent if re.fullmatch(r"step\d+", path.name) else path for path in paths.values()]
+    for shown, fewest in ((without_step, 1), (list(paths.values()), 2)):
+        for length in range(fewest, max((len(path.parts) for path in shown), default=0) + 1):
+            names = ["/".join(path.parts[-length:]) for path in shown]
+            if len(set(names)) == len(names):
+                return dict(zip(paths, names, strict=True))
+    return {checksum: f"{path} ({checksum[:6]})" for checksum, path in paths.items()}
+
+
+def _places(
+    sources: Sequence[str], summaries: Sequence[Json], rows: str | None, columns: str | None
+) -> list[tuple[int, int]]:
+    """(row, column) of every panel; where only one of them is given, its panels follow each other in the other."""
+    if rows is None and columns is None:
+        return in_rows(len(sources))
+    of_rows, of_columns = (_ranks(sources, summaries, name) if name else [] for name in (rows, columns))
+    places = list(zip(of_rows or _repeats(of_columns), of_columns or _repeats(of_rows), strict=True))
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise UserError(
+                f"{sources[places.index(place)]} and {sources[number]} have the same {rows} and {columns}; "
+                "choose other --rows or --columns, or leave one of them out"
+            )
+    return places
+
+
+def _repeats(ranks: Sequence[int]) -> list[int]:
+    """How often each rank was there before."""
+    return [ranks[:number].count(rank) for number, rank in enumerate(ranks)]
+
+
+def _ranks(sources: Sequence[str], summaries: Sequence[Json], name: str) -> list[int]:
+    """Rank of each summary's value of the setting ``name`` among all its values."""
+    values = []
+    for source, summary in zip(sources, summaries, strict=True):
+        settings = {**summary["settings"], **summary["settings"]["options"]}
+        known = [key for key, value in settings.items() if isinstance(value, (str, int, float))]
+        if name not in known:
+            raise UserError(f"{name} is no setting of {source}; choose from {', '.join(known)}")
+        values.append(settings[name])
+    distinct = list(dict.fromkeys(values))
+    if all(isinstance(value, (int, float)) for value in distinct):
+        distinct.sort()
+    return [distinct.index(value) for value in values]

@@ -1,0 +1,161 @@
+"""From sums of losses per document and bin of positions to means with intervals: what `length.json` says.
+
+Checkpoints that share a label are seeds of one *model*: its loss is the mean over them. Intervals are a bootstrap that
+draws documents, the same for all, and for a model of several seeds draws seeds too [ours].
+Shapes: D documents, B bins of positions, C checkpoints, S seeds of a model, R resamples. Losses are in nats per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from rich.table import Table
+from rich.text import Text
+
+from analysis.stats.bootstrap import (
+    ClusterBootstrap,
+    Statistic,
+    difference,
+    draw_seeds,
+    mean_over_seeds,
+    ratio_of_sums,
+)
+from analysis.stats.tables import interval_cell
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PositionSums:
+    """Losses of C checkpoints on the same windows, summed over the windows of a document and the tokens of a bin."""
+
+    edges: list[int]
+    """Bin b holds positions edges[b] … edges[b + 1] - 1; ascending, (B + 1,)."""
+    document: np.ndarray
+    """Number of each document in the split, ascending, (D,)."""
+    tokens: np.ndarray
+    """Number of losses in each sum, (D, B); the same for every checkpoint."""
+    loss_nats: np.ndarray
+    """Sums of losses, (C, D, B)."""
+
+    def to_table(self, labels: Sequence[str]) -> pa.Table:
+        """The rows of `length.parquet`; ``checkpoint`` counts from 0."""
+        checkpoint, document, bin_ = (index.ravel() for index in np.indices(self.loss_nats.shape))
+        edges = np.array(self.edges)
+        return pa.table(
+            {
+                "label": pa.array(np.array(labels, dtype=object)[checkpoint], pa.string()),
+                "checkpoint": checkpoint,
+                "document": self.document[document],
+                "from": edges[bin_],
+                "to": edges[bin_ + 1],
+                "loss_sum_nats": self.loss_nats.ravel(),
+                "tokens": self.tokens[document, bin_],
+            }
+        )
+
+
+def summarize_length(
+    sums: PositionSums, labels: Sequence[str], lengths: Sequence[int], *, resamples: int, seed: int
+) -> list[Json]:
+    """What is known of each model, in the order of first appearance of its label among the C ``labels``.
+
+    ``bins``: of each the mean loss and its paired difference to the first model's. ``at_lengths``: the same of the last
+    bin below each length, half an octave, which is called the loss at that length [ours], and how far it lies above the
+    loss at the smallest length.
+    """
+    models = list(dict.fromkeys(labels))
+    count = len(sums.edges) - 1
+    columns = np.concatenate([sums.tokens, *sums.loss_nats], axis=1)
+    bootstrap = ClusterBootstrap(columns, sums.document, resamples=resamples, seed=seed)
+
+    def mean(number: int, bin_: int) -> Statistic:
+        seeds = [c for c, label in enumerate(labels) if label == models[number]]
+        drawn = draw_seeds(len(seeds), resamples, seed, number)
+        return mean_over_seeds([ratio_of_sums((c + 1) * count + bin_, bin_) for c in seeds], drawn)
+
+    def measured(number: int, bin_: int) -> Json:
+        of_model, of_first = mean(number, bin_), mean(0, bin_)
+        return {
+            "loss_nats": bootstrap.interval(of_model).as_dict(),
+            "difference_to_first_nats": bootstrap.interval(difference(of_model, of_first)).as_dict(),
+        }
+
+    last_below = {length: sums.edges.index(length) - 1 for length in lengths}
+    found = []
+    for number in range(len(models)):
+        bins = [
+            {"from": start, "to": end, "tokens": int(sums.tokens[:, bin_].sum()), **measured(number, bin_)}
+            for bin_, (start, end) in enumerate(pairwise(sums.edges))
+        ]
+        at_lengths = []
+        for length, bin_ in last_below.items():
+            rise = difference(mean(number, bin_), mean(number, last_below[lengths[0]]))
+            at_lengths.append(
+                {
+                    "length": length,
+                    **{name: bins[bin_][name] for name in ("from", "loss_nats", "difference_to_first_nats")},
+                    "rise_nats": bootstrap.interval(rise).as_dict(),
+                }
+            )
+        found.append({"label": models[number], "bins": bins, "at_lengths": at_lengths})
+    return found
+
+
+def render_length(length_json: Json) -> list[Table]:
+    """The loss at each length, a row per model, and mean loss per bin, a column per model; for a terminal."""
+    return [_table_of_lengths(length_json["models"]), _table_of_bins(length_json["models"])]
+
+
+def _table_of_lengths(models: Sequence[Json]) -> Table:
+    table = _table(
+        "held-out loss at each length [nats per token]",
+        "[95 % interval]; the loss at L is that of the half octave below L; second line: difference to the first "
+        "length, paired",
+    )
+    table.add_column("", no_wrap=True)
+    table.add_column("seeds", justify="right")
+    for one in models[0]["at_lengths"]:
+        table.add_column(f"{one['length']:,}", justify="right")
+    for each in models:
+        first, *others = each["at_lengths"]
+        cells = [interval_cell(first["loss_nats"])]
+        cells += [f"{interval_cell(one['loss_nats'])}\n{interval_cell(one['rise_nats'])}" for one in others]
+        table.add_row(Text(each["label"]), str(len(each["checkpoints"])), *cells)
+    return table
+
+
+def _table_of_bins(models: Sequence[Json]) -> Table:
+    table = _table(
+        "held-out loss by position [nats per token]",
+        "[95 % interval]; second line: difference to the first model, paired",
+    )
+    table.add_column("position", no_wrap=True)
+    table.add_column("tokens", justify="right")
+    for each in models:
+        table.add_column(Text(each["label"]), justify="right")
+    for bins in zip(*(each["bins"] for each in models), strict=True):
+        cells = [interval_cell(bins[0]["loss_nats"])]
+        for each in bins[1:]:
+            change = interval_cell(each["difference_to_first_nats"])
+            cells.append(f"{interval_cell(each['loss_nats'])}\n{change}")
+        table.add_row(f"{bins[0]['from']:,}–{bins[0]['to'] - 1:,}", f"{bins[0]['tokens']:,}", *cells)
+    return table
+
+
+def _table(title: str, caption: str) -> Table:
+    return Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="bold",
+        title=Text(title),
+        caption=Text(caption),
+        title_justify="left",
+        caption_justify="left",
+    )

@@ -1,0 +1,197 @@
+"""What is summed over targets, and the statistics that are made of these sums.
+
+A *group* names a set of targets over tau: all of them, a bin of the gain, a kind of dependency. Every recovery is
+
+    Σ (L_short - L_k) / Σ (L_short - L_long)     over a group (paper Eq. 20 as METHOD 2.2 reads it)
+
+so it needs two columns, and columns are summed by document once, for everything (`analysis.stats.bootstrap`).
+Under cross-fitting (METHOD 2.3) the selecting model alone decides which targets are over tau; all losses, hence
+all sums, are the evaluating model's.
+Shapes: n sampled targets, m of them over tau with finished selections, K values of k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import numpy as np
+
+from analysis.records.schema import FAR_CONTEXTS
+from analysis.records.store import Records
+from analysis.stats.bootstrap import (
+    ClusterBootstrap,
+    Statistic,
+    difference,
+    ratio_of_sums,
+    sign_flip_p_values,
+)
+from olmo_sparsity.util.errors import UserError
+
+CONTROLS = ("random", "nearest")
+"""Selectors that do not look at the model."""
+DEFAULT_SELECTOR = "leave-one-out"
+"""Our Eq. 20 (METHOD 2.2 [ours]): the one that others are compared with."""
+BEST = "best"
+"""Name of the lowest L_k over all selectors, see `losses_with_best`."""
+ALL = "over tau"
+"""The group of all targets over tau."""
+
+Json = dict[str, Any]
+Columns = dict[Hashable, np.ndarray]
+"""Name to a value per sampled target, (n,); zero where a target does not belong to the sum."""
+
+
+class MeasuredTargets:
+    """The targets over tau with finished selections: their losses in nats, and columns made of them."""
+
+    def __init__(self, records: Records):
+        targets, over = records.targets, records.over
+        self.sampled = len(targets)
+        """n."""
+        self.over = over
+        """(m,) indices into all targets."""
+        self.document = targets.document[over]
+        self.short_nats = targets.loss_short_nats[over]
+        self.long_nats = targets.loss_long_nats[over]
+        self.gain_nats = self.short_nats - self.long_nats
+        """L_short - L_long of the model that evaluates, (m,); under cross-fitting some are negative."""
+        self.ks = records.manifest.ks
+        self.loss_nats = losses_with_best(records)
+
+    def column(self, values: np.ndarray | float) -> np.ndarray:
+        """Values of these targets, (m,), as a column of all targets, (n,)."""
+        column = np.zeros(self.sampled)
+        column[self.over] = values
+        return column
+
+    def of_group(self, group: Hashable, ks: Iterable[int], members: np.ndarray | float = 1.0) -> Columns:
+        """The columns that the recoveries of one group need at ``ks``; ``members``, (m,), is 1 in the group, else 0."""
+        columns: Columns = {
+            ("targets", group): self.column(members),
+            ("gain", group): self.column(self.gain_nats * members),
+        }
+        for selector, losses in self.loss_nats.items():
+            for context in FAR_CONTEXTS:
+                for k in ks:
+                    saved = self.short_nats - losses[context][:, self.ks.index(k)]
+                    columns["saved", selector, context, k, group] = self.column(saved * members)
+        return columns
+
+    def permutation_p(self, resamples: int, seed: int) -> dict[str, dict[int, float]]:
+        """p-value of true against placebo by selector and k: signs of whole documents are flipped.
+
+        The null hypothesis, of `sign_flip_p_values`: the k tokens chosen from the true far context are worth as
+        much as those chosen from the placebo, so that the two could be swapped in any document. The targets were
+        chosen for a gain from the *true* far context, so some of what speaks against it is the luck of that choice;
+        cross-fitting takes that luck away.
+        """
+        contexts = [
+            np.concatenate([losses[context] for losses in self.loss_nats.values()], axis=1)
+            for context in FAR_CONTEXTS
+        ]
+        saved_true_minus_placebo = contexts[1] - contexts[0]  # L_short cancels
+        found = sign_flip_p_values(saved_true_minus_placebo, self.document, resamples=resamples, seed=seed)
+        table = found.reshape(len(self.loss_nats), len(self.ks)).tolist()
+        return {
+            selector: dict(zip(self.ks, row, strict=True))
+            for selector, row in zip(self.loss_nats, table, strict=True)
+        }
+
+
+class SumsBootstrap:
+    """A cluster bootstrap by document whose columns have names; all its intervals share their resamples."""
+
+    def __init__(self, columns: Columns, documents: np.ndarray, resamples: int, seed: int):
+        self.index = {name: number for number, name in enumerate(columns)}
+        matrix = np.stack(list(columns.values()), axis=1)
+        self.bootstrap = ClusterBootstrap(matrix, documents, resamples=resamples, seed=seed)
+
+    def statistic(self, numerator: Hashable, denominator: Hashable) -> Statistic:
+        """Σ numerator / Σ denominator."""
+        return ratio_of_sums(self.index[numerator], self.index[denominator])
+
+    def interval(self, statistic: Statistic) -> Json:
+        """Value and 95 % interval as JSON has them."""
+        return self.bootstrap.interval(statistic).as_dict()
+
+    def ratio(self, numerator: Hashable, denominator: Hashable) -> Json:
+        """Interval of Σ numerator / Σ denominator."""
+        return self.interval(self.statistic(numerator, denominator))
+
+    def recovery_statistics(self, selector: str, k: int, group: Hashable = ALL) -> dict[str, Statistic]:
+        """Recovery, its placebo (same denominator) and their difference, the net recovery (METHOD 2.3 [ours])."""
+        true, placebo = (
+            self.statistic(("saved", selector, context, k, group), ("gain", group))
+            for context in FAR_CONTEXTS
+        )
+        return {
+            "recovery": true,
+            "placebo_recovery": placebo,
+            "net_recovery": difference(true, placebo),
+        }
+
+    def recoveries(self, selector: str, k: int, group: Hashable = ALL) -> Json:
+        """The intervals of `recovery_statistics`."""
+        statistics = self.recovery_statistics(selector, k, group)
+        return {name: self.interval(each) for name, each in statistics.items()}
+
+
+def losses_with_best(records: Records) -> dict[str, dict[str, np.ndarray]]:
+    """L_k of every selector by far context, (m, K) nats, and of `BEST` where two or more are no controls.
+
+    `BEST` is the lowest L_k over all selectors, chosen for each target, k and far context by itself. It says that k
+    tokens exist which recover so much, not how to find them without the answer; the placebo's best is what the
+    same search finds in text that has nothing to do with the target. Under cross-fitting it is the evaluating model
+    that takes the lowest, so `BEST` is not cross-fitted.
+    """
+    losses = {selector: records.loss_nats[selector] for selector in records.manifest.selectors}
+    if sum(selector not in CONTROLS for selector in losses) < 2:
+        return losses
+    best = {context: np.min([each[context] for each in losses.values()], axis=0) for context in FAR_CONTEXTS}
+    return {**losses, BEST: best}
+
+
+def over_tau_column(records: Records) -> np.ndarray:
+    """1 for every target over tau, finished or not, else 0, (n,)."""
+    return np.isin(np.arange(len(records.targets)), records.targets.over(records.manifest.tau_nats)) * 1.0
+
+
+def default_selector(names: Iterable[str]) -> str:
+    """The selector that others are compared with: `DEFAULT_SELECTOR`, else the first that is no control."""
+    names = list(names)
+    if DEFAULT_SELECTOR in names:
+        return DEFAULT_SELECTOR
+    return next((name for name in names if name not in CONTROLS), names[0])
+
+
+def refuse_without_gain(records: Records) -> None:
+    """Raise `UserError` where no recovery is defined: no target over tau, or gains that sum to nothing."""
+    targets, tau = records.targets, records.manifest.tau_nats
+    if len(targets) == 0:
+        raise UserError(
+            f"{records.folder} has no targets; measure again with a shorter --n-long or longer documents"
+        )
+    if len(records.over) == 0:
+        raise UserError(
+            f"no target above tau: 0 % of the {len(targets):,} targets of {records.folder} gain more than "
+            f"{nats(tau)} from the long context (the largest gain is {targets.selecting_gain_nats.max():.3g}); "
+            "measure with a lower --tau, with more --targets, or with a model trained for longer"
+        )
+    gain = -targets.gap_long_minus_short_nats[records.over].sum()
+    if gain > 0:
+        return
+    if records.manifest.crossfit:
+        raise UserError(
+            f"recovery is undefined: over the {len(records.over):,} targets of {records.folder} that the selecting "
+            f"model puts over tau, the evaluating model's gains sum to {gain:.3g} nats; measure with more --targets, "
+            "or evaluate with a model trained for longer"
+        )
+    raise UserError(
+        f"recovery is undefined: with tau {tau:g} the gains sum to nothing; measure with tau >= 0"
+    )
+
+
+def nats(value: float) -> str:
+    """``1 nat``, ``0.5 nats``."""
+    return f"{value:g} nat" if value == 1 else f"{value:g} nats"

@@ -1,0 +1,1 @@
+"""What is measured on: text as tokens, contexts, segments, kinds of dependency."""

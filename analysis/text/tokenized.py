@@ -1,0 +1,130 @@
+"""A text as tokens, and where the placebos of its targets come from (METHOD 2.3): what `analysis.notebook` reads.
+
+Shapes: T tokens of a text, n targets, N long and M short context length, F = N - M far tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.text.contexts import Contexts
+from analysis.text.decode import TextDecoder
+from olmo_sparsity.util.errors import UserError
+
+_PLACEBO_STREAM = 4  # keeps the draws of one seed apart from those of contexts.py and selectors.py
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text as tokens."""
+
+    ids: np.ndarray
+    """(T,) int64."""
+    special: np.ndarray
+    """(T,) whether each is a special token of the tokenizer."""
+    pieces: list[str]
+    """Text of each, T strings."""
+
+    @property
+    def plain(self) -> np.ndarray:
+        """Positions, ascending, of the tokens that are not special."""
+        return np.flatnonzero(~self.special)
+
+    def contexts(self, positions: np.ndarray, n_long: int, n_short: int) -> Contexts:
+        """The long contexts of targets; target ids count the places that have N tokens before them."""
+        windows = np.stack([self.ids[t - n_long : t + 1] for t in positions.tolist()])
+        return Contexts(windows[:, :-1], windows[:, -1], positions - n_long, n_short)
+
+
+def read_passage(tokenizer: Any, text: Any, what: str, *, add_special_tokens: bool) -> Passage:
+    """Tokenize a text, whole, with a tokenizer of transformers; ``what`` names the text in messages.
+
+    No offsets are asked for, which slow tokenizers do not have. Raises `UserError` where either is something else.
+    """
+    if not isinstance(text, str):
+        raise UserError(f"{what} is a {type(text).__name__}; give one string")
+    if not (callable(tokenizer) and hasattr(tokenizer, "all_special_ids")):
+        raise UserError(
+            f"tokenizer is a {type(tokenizer).__name__}, not one of transformers; load it with "
+            "AutoTokenizer.from_pretrained, or wrap it in PreTrainedTokenizerFast"
+        )
+    # not verbose: that a text is longer than the model's window is no mistake here
+    encoded = tokenizer(
+        text, add_special_tokens=add_special_tokens, truncation=False, padding=False, verbose=False
+    )
+    ids = np.array(encoded["input_ids"], dtype=np.int64)
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {*tokenizer.all_special_ids, *(token for token, about in added.items() if about.special)}
+    return Passage(
+        ids, np.isin(ids, list(special)), TextDecoder.from_transformers(tokenizer).pieces(ids.tolist())
+    )
+
+
+@dataclass(frozen=True)
+class Placebos:
+    """The placebo far contexts: from another text, or from far away in the same one."""
+
+    passage: Passage
+    other: Passage | None
+    n_long: int
+    n_far: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.other is not None and self._most(self.other) < self.n_far:
+            raise UserError(
+                f"placebo_text has {self._most(self.other):,} tokens, and a placebo takes {self.n_far:,}; give a "
+                "longer one, or lower n_long"
+            )
+
+    @property
+    def source(self) -> Passage:
+        """The text that placebos come from."""
+        return self.passage if self.other is None else self.other
+
+    @staticmethod
+    def _bounds(passage: Passage) -> tuple[int, int]:
+        """First token and one past the last that are no special tokens around the text."""
+        plain = passage.plain
+        return (int(plain[0]), int(plain[-1]) + 1) if len(plain) else (0, 0)
+
+    def _most(self, passage: Passage) -> int:
+        first, end = self._bounds(passage)
+        return end - first
+
+    def starts(self, positions: np.ndarray) -> np.ndarray:
+        """Where the placebo of each target begins in `source`, (n,); -1 where there is no room for one [ours]."""
+        first, end = self._bounds(self.source)
+        starts = np.full(len(positions), -1)
+        for row, position in enumerate(positions.tolist()):
+            places = np.arange(first, end - self.n_far + 1)
+            if self.other is None:
+                before = places + self.n_far + 2 * self.n_long <= position
+                places = places[before | (places > position + self.n_long)]
+            if len(places):
+                starts[row] = np.random.default_rng([_PLACEBO_STREAM, self.seed, position]).choice(places)
+        return starts
+
+    def far(self, starts: np.ndarray) -> np.ndarray:
+        """Token ids of placebo far contexts, (n, F)."""
+        return np.stack([self.source.ids[start : start + self.n_far] for start in starts.tolist()])
+
+    def pieces(self, start: int) -> list[str]:
+        """Text of one of them."""
+        return self.source.pieces[start : start + self.n_far]
+
+    def describe(self, *, found: bool) -> str:
+        """Where placebos come from, or why there are none."""
+        if self.other is not None:
+            return "placebo_text"
+        if found:
+            return f"the text itself, at least {self.n_long:,} tokens away from target and long context"
+        # a target in the middle needs room on one side of it
+        enough = 3 * self.n_long + 2 * self.n_far + len(self.passage.ids) - self._most(self.passage)
+        return (
+            f"none: the text has {len(self.passage.ids):,} tokens, with too few of them far enough away from some "
+            f"targets; give placebo_text, or a text of at least {enough:,} tokens"
+        )

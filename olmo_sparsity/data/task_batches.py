@@ -1,0 +1,165 @@
+"""Batches of a synthetic task for the training loop, generated on the fly.
+
+What a step trains on is a function of (seed, step) alone, whatever the number of processes, workers or restarts.
+Shapes: B samples, T tokens of a training window (shorter samples are padded behind their end).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from olmo_sparsity import positions
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.data.windows import check_batch_is_shared
+from olmo_sparsity.tasks import Task, TaskBatch, make_task
+from olmo_sparsity.tasks.samples import between
+
+_SAMPLES_AT_ONCE = 512
+_TEST_EPOCH = 1  # keeps the random starts of test samples apart from those of training, which is epoch 0
+
+
+def task_of(config: Config) -> Task:
+    """The task that ``config`` names, with its parameters."""
+    assert config.task.name is not None, "a config without a task trains on text"
+    return make_task(config.task.name, config.task.parameters)
+
+
+class TaskPositions:
+    """The position ids of a task's samples, as the config's scheme has them."""
+
+    def __init__(self, config: Config):
+        options = config.positions
+        self.scheme, self.skip_probability = options.scheme, options.skip_probability
+        self.couples = options.scheme in positions.COUPLED_SCHEMES
+        self.table_size = options.table_size or 0
+        self.options = positions.SchemeOptions(
+            options.target_length or config.model.max_sequence_length, options.chunks
+        )
+
+    def ids(self, batch: TaskBatch, *, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
+        """Position ids of the samples ``indices`` (B,), (B, T) int64; 0 at padding.
+
+        Training: those of the scheme. Test: coupled ids after a random start, or 0, 1, … for every other scheme, which
+        are meant to be read without skips.
+        """
+        if self.couples:
+            return self._coupled(batch, split, seed, indices)
+        scheme = self.scheme if split == "train" else "contiguous"
+        if scheme == "contiguous":  # nothing to draw
+            width = batch.tokens.shape[1]
+            return np.where(between(0, batch.lengths, width), np.arange(width), 0)
+        draw_ids = positions.find_scheme(scheme, int(batch.lengths.max(initial=0)), self.options)
+        generators = positions.draws_of_all(seed, 0, indices)
+        ids = np.zeros_like(batch.tokens)
+        for row, (length, generator) in enumerate(zip(batch.lengths.tolist(), generators, strict=True)):
+            ids[row, :length] = draw_ids(length, self.options, generator)
+        return ids
+
+    def _coupled(self, batch: TaskBatch, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
+        assert batch.coupled_ids is not None, "the config was checked: the task couples its tokens"
+        epoch, skip_probability = (0, self.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
+        largest = batch.coupled_ids.max(axis=1, initial=0)
+        of_prompt = np.where(batch.loss_mask, 0, batch.coupled_ids).max(axis=1, initial=0)
+        shifts = [
+            positions.draw_shift(
+                last, last_of_prompt, self.table_size, generator, skip_probability=skip_probability
+            )
+            for last, last_of_prompt, generator in zip(
+                largest.tolist(),
+                of_prompt.tolist(),
+                positions.draws_of_all(seed, epoch, indices),
+                strict=True,
+            )
+        ]
+        columns = np.array(shifts, dtype=np.int64).reshape(len(shifts), 3, 1)
+        return positions.apply_shift(batch.coupled_ids, columns[:, 0], columns[:, 1], columns[:, 2])
+
+
+def to_batch(samples: TaskBatch, ids: np.ndarray, length: int, *, predicts_ids: bool) -> Batch:
+    """What the loop trains on: samples and their ids (B, ≤ T), padded to ``length`` T.
+
+    Labels are the next tokens; the loss counts where the next token is one of the response.
+    """
+
+    def padded(values: np.ndarray) -> torch.Tensor:
+        wide = np.zeros((len(values), length), dtype=values.dtype)
+        wide[:, : values.shape[1]] = values
+        return torch.from_numpy(wide)
+
+    tokens, position_ids = padded(samples.tokens), padded(ids)
+    loss_mask = padded(samples.loss_mask).roll(
+        -1, dims=1
+    )  # from the target's own column to the one before it
+    return Batch(
+        input_ids=tokens,
+        position_ids=position_ids,
+        labels=tokens.roll(-1, dims=1),
+        loss_mask=loss_mask,
+        id_labels=position_ids.roll(-1, dims=1) if predicts_ids else None,
+    )
+
+
+class _Steps(Dataset[Batch]):
+    """One process's part of the global batch of every step, by the number of the step."""
+
+    def __init__(self, config: Config, rank: int, world_size: int):
+        self.task, self.positions = task_of(config), TaskPositions(config)
+        self.seed, self.length = config.seed, config.model.max_sequence_length
+        self.batch_size = config.global_train_batch_size
+        self.rank, self.world_size = rank, world_size
+        self.predicts_ids = config.positions.scheme == "predicted"
+
+    def __getitem__(self, step: int) -> Batch:
+        return self.several(step, 1)[0]
+
+    def several(self, first_step: int, count: int) -> list[Batch]:
+        """The same batches as one by one, made at once: what numpy's calls cost hardly depends on their rows."""
+        own = np.arange(self.rank, self.batch_size, self.world_size)
+        steps = np.arange(first_step, first_step + count)
+        indices = (self.batch_size * steps[:, None] + own).reshape(-1)
+        samples = self.task.sample("train", self.seed, indices)
+        ids = self.positions.ids(samples, split="train", seed=self.seed, indices=indices)
+        return to_batch(samples, ids, self.length, predicts_ids=self.predicts_ids).split(len(own))
+
+
+class TaskData:
+    """This process's share of every global batch of a task; see `TrainingBatches`."""
+
+    steps_per_epoch = None
+    identity = None
+
+    def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
+        check_batch_is_shared(config.global_train_batch_size, world_size)
+        self.config = config
+        self.steps = _Steps(config, rank, world_size)
+
+    @property
+    def steps_at_once(self) -> int:
+        """Of how many steps the batches are made at once where there are no workers."""
+        return max(1, _SAMPLES_AT_ONCE * self.steps.world_size // self.steps.batch_size)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one global batch, padding included."""
+        return self.steps.batch_size * self.steps.length
+
+    def batches(self, first_step: int) -> Iterator[Batch]:
+        """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, for ever."""
+        data, step = self.config.data, first_step
+        if not data.num_workers:
+            while True:
+                yield from self.steps.several(step, self.steps_at_once)
+                step += self.steps_at_once
+        yield from DataLoader(
+            self.steps,
+            batch_size=None,
+            sampler=range(first_step, 1 << 60),
+            num_workers=data.num_workers,
+            pin_memory=data.pin_memory and torch.cuda.is_available(),
+            prefetch_factor=data.prefetch_factor,
+        )

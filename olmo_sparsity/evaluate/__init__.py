@@ -1,0 +1,1 @@
+"""What a checkpoint is worth: held-out loss and exact match."""

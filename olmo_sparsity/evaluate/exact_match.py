@@ -1,0 +1,362 @@
+"""Exact match by length on a task's test samples, free-running (METHOD 3.5), and teacher-forced figures beside it.
+
+Free-running: the model reads its own output, and a response is exact where every token is right, and every id where it
+predicts ids. Teacher-forced: one forward pass over the true sample. Up to its first error a free-running model reads
+the truth, so rounding aside the same responses are exact either way, and the two counts check each other; what teacher
+forcing adds is how many tokens are right behind an error.
+
+Shapes: B samples, T tokens of the longest of them, P of the longest prompt, S of the longest response.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from olmo_sparsity.checkpoint import load_state, weights_sha256
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.data.task_batches import TaskPositions, task_of
+from olmo_sparsity.data.workers import available_cores
+from olmo_sparsity.evaluate.heldout import ReduceSum
+from olmo_sparsity.model.build import Model, as_predictor
+from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions, compare, decode
+from olmo_sparsity.tasks import Task, TaskBatch
+from olmo_sparsity.tasks.samples import between
+from olmo_sparsity.tasks.sparse import SparseTask
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.provenance import current_commit
+from olmo_sparsity.util.result_files import EXACT_MATCH
+
+BATCH_TOKENS = 1 << 15
+"""Tokens decoded at a time, where nothing else is said: 1,024 ids to choose from take 128 MiB of logits."""
+MULTIPLES = (0.5, 1, 1.5, 2, 3, 5, 7.5, 10)
+"""Of the longest training length, where a checkpoint is measured if nothing else is said [ours]."""
+MULTIPLES_IN_TRAINING = (1, 2, 3)
+"""Likewise, while a run trains [ours]."""
+_NO_END = -1  # no token has this id, so nothing ends a response of one label
+
+Cell = tuple[int, int | None]
+"""Length, and k where the task plants tokens."""
+
+
+@dataclass(frozen=True)
+class LengthResult:
+    """What came of the samples of one length and k: a row of the record. ``exact`` and the errors add up to samples."""
+
+    length: int
+    """In the task's own unit."""
+    k: int | None
+    """Planted tokens of every sample; None: the task plants none."""
+    samples: int
+    exact: int
+    wrong_token: int
+    """Responses whose first error is a token."""
+    wrong_id: int
+    """Likewise an id."""
+    wrong_stop: int
+    """Likewise an end too early, or none where there should be one."""
+    teacher_forced_exact: int
+    """Samples whose every token, and id where the model predicts ids, is right when the true ones before are read."""
+    response_tokens: int
+    """Tokens of all true responses, end tokens included."""
+    teacher_forced_tokens: int
+    """Of them, how many are predicted right when the true ones before are read."""
+    teacher_forced_ids: int | None
+    """Likewise of their ids; None: the model predicts none."""
+
+
+_COUNTS = [each.name for each in fields(LengthResult)][3:]  # what is summed over samples
+
+
+def measure(
+    model: PositionPredictor,
+    task: Task,
+    positions: TaskPositions,
+    *,
+    lengths: Sequence[int],
+    ks: Sequence[int] | None = None,
+    samples: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    batch_tokens: int = BATCH_TOKENS,
+    rank: int = 0,
+    world_size: int = 1,
+    reduce_sum: ReduceSum = lambda tensor: tensor,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[LengthResult]:
+    """Exact match on ``samples`` test samples of every cell of `grid`, in its order.
+
+    Sample i of a cell is a function of (seed, length, k, i), whichever others are decoded with it. This process decodes
+    its share, samples rank, rank + world_size, …, at most ``batch_tokens`` tokens at a time (at least one sample), and
+    ``reduce_sum`` adds up the shares: a collective call, the only one; the forward passes of two processes may differ
+    in number. ``advance`` is told how many samples were decoded.
+
+    The model is on ``device``, in evaluation mode. Ids of the response are given unless the model predicts them, so an
+    oracle is one, and elsewhere they go on as contiguous ones do. Decoding takes as many steps as the longest true
+    response of a batch has: a response that does not end where the true one does is wrong at that step already, so
+    that no id beyond the true response bears on the result.
+
+    Raises `UserError`, before anything runs, for what `grid` refuses, no samples, or an id table too small for the
+    largest length, with the longest length that fits.
+    """
+    if samples < 1 or batch_tokens < 1:
+        raise UserError(f"samples {samples} and batch_tokens {batch_tokens} must be at least 1; raise them")
+    cells = grid(task, lengths, ks)
+    _check_table(model.options, task, max(length for length, _ in cells))
+    counts = torch.zeros(len(cells), len(_COUNTS), dtype=torch.int64, device=device)
+    for number, (length, k) in enumerate(cells):
+        sized = _sized(task, length, k)
+        rows = max(1, batch_tokens // sized.max_tokens(length))
+        for indices in _shares(samples, rows, rank, world_size):
+            batch = sized.sample("test", seed, indices)
+            ids = positions.ids(batch, split="test", seed=seed, indices=indices)
+            found = _decoded_counts(model, batch, ids, task.end_id, device)
+            counts[number] += torch.tensor(found + _forced_counts(model, batch, ids, device), device=device)
+            advance(len(indices))
+    return [
+        _result(cell, samples, values, model.options.predicts_ids)
+        for cell, values in zip(cells, reduce_sum(counts).tolist(), strict=True)
+    ]
+
+
+def grid(task: Task, lengths: Sequence[int], ks: Sequence[int] | None = None) -> list[Cell]:
+    """The lengths at which a task is measured, for one k after the other where it plants tokens.
+
+    Without ``ks`` a task that plants tokens is measured for every k of its test split, each at the lengths that hold
+    it. Raises `UserError` for no length, lengths that the task refuses, ``ks`` where nothing is planted, or a k that a
+    length does not hold.
+    """
+    if not lengths:
+        raise UserError("no lengths to measure at; give at least one")
+    if not isinstance(task, SparseTask):
+        if ks is not None:
+            raise UserError(f"{task.name} plants no tokens, so that there is no k to choose; leave ks out")
+        cells: list[Cell] = [(length, None) for length in lengths]
+    elif ks is not None:
+        cells = [(length, k) for k in ks for length in lengths]
+    else:
+        unit = task.tokens_per_place
+        cells = [(length, k) for k in sorted(set(task.k_test)) for length in lengths if k * unit <= length]
+    if not cells:
+        raise UserError(f"no k of {task.name} fits into lengths {list(lengths)}; give ks, or longer lengths")
+    for length, k in cells:
+        _sized(task, length, k)
+    return cells
+
+
+def multiples_of_training_length(task: Task, multiples: Sequence[float] = MULTIPLES) -> list[int]:
+    """Multiples of the longest training length, ascending, none twice, as lengths to measure at.
+
+    What is below the training range or beyond `test_length` moves to its edge: a table of ids holds the longest test
+    sample, as the configuration is checked for that.
+    """
+    unit = task.tokens_per_place if isinstance(task, SparseTask) else 1
+    shortest, longest = max(task.train_length[0], task.test_length[0]), task.test_length[1]
+    asked = [int(multiple * task.train_length[1]) // unit * unit for multiple in multiples]
+    return sorted({min(max(length, shortest), longest) for length in asked})
+
+
+class TaskEvaluation:
+    """Exact match of a run on a task while it trains, on the same samples every time.
+
+    At 1, 2 and 3 times the longest training length, `evaluation.windows` samples of each; where tokens are planted,
+    with as many as training has at most.
+    """
+
+    def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
+        """Raises `UserError` where the task refuses those lengths."""
+        options = config.evaluation
+        self.options, self.rank, self.world_size = options, rank, world_size
+        self.task, self.positions = task_of(config), TaskPositions(config)
+        self.lengths = multiples_of_training_length(self.task, MULTIPLES_IN_TRAINING)
+        self.ks = (self.task.k_train,) if isinstance(self.task, SparseTask) else None
+        grid(self.task, self.lengths, self.ks)
+        self.batch_tokens = BATCH_TOKENS
+        if options.batch_size is not None:
+            self.batch_tokens = options.batch_size * self.task.max_tokens(self.task.train_length[1])
+
+    def run(self, model: Model, reduce_sum: ReduceSum, device: torch.device | str = "cpu") -> dict[str, Any]:
+        """A row of `metrics.jsonl`: `exact_match`, a list of `LengthResult` as dicts.
+
+        ``model`` is on ``device``, whole and in evaluation mode. Every process calls this at the same step and gets the
+        same result; what they do in between is not in step, so ZeRO 3 must have gathered the weights.
+        """
+        found = measure(
+            as_predictor(model),
+            self.task,
+            self.positions,
+            lengths=self.lengths,
+            ks=self.ks,
+            samples=self.options.windows,
+            seed=self.options.seed,
+            device=device,
+            batch_tokens=self.batch_tokens,
+            rank=self.rank,
+            world_size=self.world_size,
+            reduce_sum=reduce_sum,
+        )
+        return {"exact_match": [asdict(row) for row in found]}
+
+
+def exact_match_record(
+    checkpoint: Path,
+    config: Config,
+    model: PositionPredictor,
+    rows: Sequence[LengthResult],
+    *,
+    seed: int,
+    device: torch.device | str,
+) -> dict[str, Any]:
+    """What `exact_match.json` says of a checkpoint folder; ``seed`` is that of the evaluation."""
+    task = task_of(config)
+    found = {
+        "run": checkpoint.resolve().parent.name,
+        "checkpoint": str(checkpoint),
+        "step": load_state(checkpoint).step,
+        "weights_sha256": weights_sha256(checkpoint),
+        "commit": current_commit(),
+        "machine": _machine(torch.device(device)),
+        "task": {"name": task.name, "parameters": asdict(task)},
+        "scheme": config.positions.scheme,
+        "rotate": model.options.rotate,
+        "skip_probability": config.positions.skip_probability if model.options.embeds_ids else None,
+        "family": config.model.family,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "seed": config.seed,
+        "evaluation_seed": seed,
+        "rows": [asdict(row) for row in rows],
+    }
+    return EXACT_MATCH.stamped(found)
+
+
+def is_measured(path: Path, checkpoint: Path, cells: Sequence[Cell], *, samples: int, seed: int) -> bool:
+    """Whether a record is there already, of these weights at these cells; False for a file that is not one."""
+    try:
+        record = EXACT_MATCH.load(path)
+        made_of = record["weights_sha256"], record["evaluation_seed"]
+        asked = weights_sha256(checkpoint), seed
+        rows = [(row["length"], row["k"], row["samples"]) for row in record["rows"]]
+    except (UserError, KeyError, TypeError):
+        return False
+    return made_of == asked and rows == [(*cell, samples) for cell in cells]
+
+
+def _sized(task: Task, length: int, k: int | None) -> Task:
+    """The task with test samples of one length and k only. Raises `UserError` where it cannot have them."""
+    if k is None:
+        return task.at_length(length)
+    assert isinstance(task, SparseTask)
+    return replace(task, test_length=(length, length), k_test=(k,))  # at once: neither alone need be possible
+
+
+def _check_table(options: PredictiveOptions, task: Task, longest: int) -> None:
+    def check(length: int) -> None:
+        largest = task.largest_id(length)
+        if largest is not None:
+            options.check_ids(largest)
+
+    def fits(length: int) -> bool:
+        try:
+            check(length)
+        except UserError:
+            return False
+        return True
+
+    try:
+        check(longest)
+    except UserError as error:
+        most = max(filter(fits, range(1, longest)), default=0)
+        raise UserError(
+            f"{task.name} at length {longest}: {error}; the longest that fits is {most}"
+        ) from None
+
+
+def _shares(samples: int, rows: int, rank: int, world_size: int) -> Iterator[np.ndarray]:
+    """The indices of this process's samples, ``rows`` at a time."""
+    mine = np.arange(rank, samples, world_size)
+    for first in range(0, len(mine), rows):
+        yield mine[first : first + rows]
+
+
+def _decoded_counts(
+    model: PositionPredictor,
+    batch: TaskBatch,
+    ids: np.ndarray,
+    end_id: int | None,
+    device: torch.device | str,
+) -> list[int]:
+    """How many responses are exact, and have a token, an id, a stop as their first error; ``ids``: (B, T)."""
+    end_token = _NO_END if end_id is None else end_id
+    prompt = int(batch.response_start.max())
+    prompt_mask = between(0, batch.response_start, prompt)
+    true_lengths = batch.lengths - batch.response_start
+    steps = int(true_lengths.max())
+    # What stands past a shorter response is not compared; as an id it is given to one that is wrong already.
+    columns = np.minimum(batch.response_start[:, None] + np.arange(steps), batch.tokens.shape[1] - 1)
+    true_tokens, true_ids = (
+        _on(np.take_along_axis(values, columns, axis=1), device) for values in (batch.tokens, ids)
+    )
+    predicts_ids = model.options.predicts_ids
+    decoded = decode(
+        model,
+        _on(batch.tokens[:, :prompt], device),
+        _on(ids[:, :prompt], device),
+        end_token=end_token,
+        max_tokens=steps,
+        prompt_mask=_on(prompt_mask, device),
+        response_ids=None if predicts_ids else true_ids,
+    )
+    _, sorts = compare(
+        decoded,
+        true_tokens,
+        _on(true_lengths, device),
+        end_token=end_token,
+        true_ids=true_ids if predicts_ids else None,
+    )
+    found = Counter(sorts)
+    return [found[sort] for sort in (None, "token", "id", "stop")]
+
+
+@torch.no_grad()
+def _forced_counts(
+    model: PositionPredictor, batch: TaskBatch, ids: np.ndarray, device: torch.device | str
+) -> list[int]:
+    """Of the true samples: exact ones, tokens of the responses, and of those the right tokens, the right ids."""
+    tokens, true_ids = _on(batch.tokens, device), _on(ids, device)
+    counted = _on(batch.loss_mask[:, 1:], device)
+    output = model(tokens[:, :-1], true_ids[:, :-1])
+    right_tokens = output.logits.argmax(dim=-1) == tokens[:, 1:]
+    right_ids = torch.ones_like(right_tokens)
+    if output.id_logits is not None:
+        right_ids = output.id_logits.argmax(dim=-1) == true_ids[:, 1:]
+    exact = ((right_tokens & right_ids) | ~counted).all(dim=1)
+    found = (exact, counted, right_tokens & counted, right_ids & counted)
+    return [int(each.sum()) for each in found]
+
+
+def _on(values: np.ndarray, device: torch.device | str) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+
+def _result(cell: Cell, samples: int, values: list[int], predicts_ids: bool) -> LengthResult:
+    found: dict[str, Any] = dict(zip(_COUNTS, values, strict=True))
+    if not predicts_ids:
+        found["teacher_forced_ids"] = None
+    result = LengthResult(*cell, samples, **found)
+    assert result.exact + result.wrong_token + result.wrong_id + result.wrong_stop == samples
+    return result
+
+
+def _machine(device: torch.device) -> str:
+    """What was computed on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{available_cores()} {platform.machine()} cores"

@@ -1,0 +1,207 @@
+"""Held-out loss while training: in windows of the training length, and by position in long documents (METHOD 2.5 d).
+
+Every evaluation of every run reads the same windows, whatever the number of processes. No random state is touched.
+Shapes: B windows, T tokens of a training window, T' tokens of a window measured by position, V embedding size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
+from olmo_sparsity.data.windows import (
+    check_corpus_matches,
+    collate,
+    document_ids,
+    restarted_ids,
+)
+from olmo_sparsity.util.errors import UserError
+
+log = logging.getLogger(__name__)
+
+_STREAM = 0x686C64  # "hld": keeps these draws apart from others that start from the same seed
+
+Forward = Callable[[Batch], Tensor]
+"""Logits (B, T, V) of a batch that is on the device already; the model is in evaluation mode."""
+ReduceSum = Callable[[Tensor], Tensor]
+"""The sum over all processes of a tensor that each of them has; the identity for one process."""
+
+
+class HeldoutEvaluation:
+    """The held-out loss of a run, measured on the same windows every time.
+
+    Two measures, both with contiguous position ids from 0: the mean loss in windows of the training length T, packed
+    as training packs them; and the loss by position in windows of T' tokens that lie inside one document, so that
+    every token before a target is its own document's.
+    """
+
+    def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
+        """Opens the held-out token files and chooses the windows.
+
+        Raises `UserError` where there is no held-out text, or too little for one window. Where no document is long
+        enough to measure by position, warns once and leaves that out.
+        """
+        options = config.evaluation
+        self.config, self.rank, self.world_size = config, rank, world_size
+        self.length = config.model.max_sequence_length
+        self.position_length = options.position_length or config.positions.target_length or self.length
+        self.batch_size = options.batch_size or config.device_train_microbatch_size
+        self.tokens = open_heldout_tokens(config)
+        self.windows = self._choose(self._packed_windows(), number=0)
+        if not len(self.windows):
+            raise UserError(
+                f"the held-out text has {self.tokens.num_tokens:,} tokens, fewer than one window of {self.length}; "
+                "hold more text out, or set evaluation.interval: null"
+            )
+        self.document_windows = self._choose(self._windows_in_documents(), number=1)
+        if not len(self.document_windows) and rank == 0:
+            log.warning(
+                "loss by position is left out: no held-out document has %d tokens; lower evaluation.position_length",
+                self.position_length,
+            )
+
+    def run(
+        self, forward: Forward, reduce_sum: ReduceSum, device: torch.device | str = "cpu"
+    ) -> dict[str, Any]:
+        """Measure; every process calls this at the same step, and gets the same result.
+
+        ``forward`` is called equally often in every process, as ZeRO 3 needs it. Returns a row of `metrics.jsonl`:
+        `heldout_loss_nats` (mean per token), `heldout_tokens` (how many), `heldout_window_tokens` (T) and, where
+        documents are long enough, `heldout_loss_by_position`: of each bin `from`, `to` (position ids of the tokens
+        that predict the next one, `to` excluded), `loss_nats` and `tokens`.
+        """
+        sums, counts = self._measure(self.windows, self.length, forward, reduce_sum, device)
+        row: dict[str, Any] = {
+            "heldout_loss_nats": float(sums.sum() / counts.sum()),
+            "heldout_tokens": int(counts.sum()),
+            "heldout_window_tokens": self.length,
+        }
+        if len(self.document_windows):
+            sums, counts = self._measure(
+                self.document_windows, self.position_length, forward, reduce_sum, device
+            )
+            row["heldout_loss_by_position"] = position_bins(
+                sums, counts, self.config.evaluation.position_bins
+            )
+        return row
+
+    def _packed_windows(self) -> np.ndarray:
+        """(file, first token) of every window of the training length, (n, 2); they hold parts of many documents."""
+        found = [
+            self._starts(file, 0, len(array), self.length) for file, array in enumerate(self.tokens.arrays)
+        ]
+        return np.concatenate(found)
+
+    def _windows_in_documents(self) -> np.ndarray:
+        """(file, first token) of every window of T' tokens inside one document, (n, 2); the first starts with it."""
+        bounds = self.tokens.document_bounds
+        long_enough = bounds[bounds[:, 2] - bounds[:, 1] >= self.position_length]
+        found = [self._starts(file, start, end, self.position_length) for file, start, end in long_enough]
+        return np.concatenate([np.empty((0, 2), np.int64), *found])
+
+    @staticmethod
+    def _starts(file: int, start: int, end: int, length: int) -> np.ndarray:
+        starts = np.arange(start, end - length + 1, length, dtype=np.int64)
+        return np.stack([np.full_like(starts, file), starts], axis=1)
+
+    def _choose(self, windows: np.ndarray, number: int) -> np.ndarray:
+        """At most `evaluation.windows` of them, without repetition: a function of the seed and the text alone."""
+        options = self.config.evaluation
+        generator = np.random.default_rng([_STREAM, options.seed, number])
+        chosen = generator.permutation(len(windows))[: options.windows]
+        return windows[np.sort(chosen)]
+
+    @torch.no_grad()
+    def _measure(
+        self,
+        windows: np.ndarray,
+        length: int,
+        forward: Forward,
+        reduce_sum: ReduceSum,
+        device: torch.device | str,
+    ) -> tuple[Tensor, Tensor]:
+        """Sums of losses [nats] and number of losses at each position over all processes, each (length,) float64."""
+        sums_counts = torch.zeros(2, length, dtype=torch.float64, device=device)
+        for batch in self._batches(windows, length):
+            batch = batch.to(torch.device(device))
+            losses = token_losses(forward(batch), batch)
+            sums_counts[0] += losses.double().sum(0)
+            sums_counts[1] += batch.loss_mask.double().sum(0)
+        sums, counts = reduce_sum(sums_counts).cpu()
+        return sums, counts
+
+    def _batches(self, windows: np.ndarray, length: int) -> Iterator[Batch]:
+        """This process's share; a process with fewer windows repeats one that does not count, to keep step."""
+        size = max(1, min(self.batch_size, self.batch_size * self.length // length))
+        share = -(-len(windows) // self.world_size)
+        for first in range(0, share, size):
+            numbers = [
+                number * self.world_size + self.rank for number in range(first, min(first + size, share))
+            ]
+            yield collate([self._item(windows, number, length) for number in numbers])
+
+    def _item(self, windows: np.ndarray, number: int, length: int) -> dict[str, Any]:
+        file, start = windows[number % len(windows)]
+        window = np.asarray(self.tokens.arrays[file][start : start + length]).astype(np.int64)
+        item: dict[str, Any] = {
+            "input_ids": window,
+            "position_ids": np.arange(length, dtype=np.int64),
+            "counts": number < len(windows),
+        }
+        if self.config.masks_documents and windows is self.windows:  # the others hold one document each
+            item["document_ids"] = document_ids(window, self.tokens.eos_token_id)
+            if self.config.positions.restart_at_documents:
+                item["position_ids"] = restarted_ids(item["document_ids"])
+        return item
+
+
+def token_losses(logits: Tensor, batch: Batch) -> Tensor:
+    """-log p(label) in nats where the loss mask is set, zero elsewhere; (B, T) float32 from logits (B, T, V)."""
+    labels = batch.labels.masked_fill(~batch.loss_mask, -100)
+    flat = F.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="none"
+    )
+    return flat.view(labels.shape)
+
+
+def position_bins(sums: Tensor, counts: Tensor, number: int) -> list[dict[str, Any]]:
+    """Mean loss [nats per token] in ``number`` bins of equal width over the positions; empty bins are left out."""
+    edges = np.linspace(0, len(sums), number + 1).round().astype(int).tolist()
+    rows = []
+    for start, end in pairwise(edges):
+        tokens = int(counts[start:end].sum())
+        if tokens:
+            loss = float(sums[start:end].sum()) / tokens
+            rows.append({"from": start, "to": end, "loss_nats": loss, "tokens": tokens})
+    return rows
+
+
+def open_heldout_tokens(config: Config) -> TokenFiles:
+    """The held-out token files: `evaluation.paths`, else the split of the corpus. Raises `UserError` for neither."""
+    if config.evaluation.paths:
+        return TokenFiles(config.evaluation.paths, config.data.memmap_dtype, config.model.eos_token_id)
+    if config.corpus.path is None:
+        raise UserError(
+            "evaluation.interval is set and there is no held-out text; set evaluation.paths to token files, or "
+            "evaluation.interval: null"
+        )
+    manifest = CorpusManifest.load(config.corpus.path)
+    check_corpus_matches(config, manifest)
+    split = config.corpus.heldout_split
+    if not manifest.splits.get(split):
+        raise UserError(
+            f"corpus.heldout_split: {config.corpus.path} has no split {split!r}, it has "
+            f"{', '.join(sorted(manifest.splits))}; name one of them, prepare the corpus with held-out text, or set "
+            "evaluation.interval: null"
+        )
+    return TokenFiles.of_split(config.corpus.path, split)

@@ -1,0 +1,1 @@
+"""Decoders that read explicit position ids: OLMo, GPT-NeoX, and Predictive Position Coupling around either."""

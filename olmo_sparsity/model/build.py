@@ -1,0 +1,97 @@
+"""The model that a config asks for: OLMo or GPT-NeoX, alone or inside a `PositionPredictor`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from olmo_sparsity.config.load import Config, ModelConfig
+from olmo_sparsity.model.neox import NeoXSizes, PositionedNeoX
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions
+from olmo_sparsity.util.errors import UserError
+
+Decoder = PositionedOLMo | PositionedNeoX
+Model = Decoder | PositionPredictor
+
+_MODES = {"coupled": "oracle", "predicted": "predicted"}
+_SEED_OF_IDS = 0x696473  # "ids": keeps the draws of the id table apart from those of the decoder's weights
+
+
+def predictive_options(config: Config) -> PredictiveOptions:
+    """How the model of ``config`` uses position ids."""
+    options = config.positions
+    return PredictiveOptions(
+        mode=_MODES.get(options.scheme, "plain"),
+        table_size=options.table_size or 1,
+        rotate=options.rotate,
+        id_weight=options.id_weight,
+    )
+
+
+def build_model(config: Config) -> Model:
+    """The model of ``config`` with freshly drawn weights on the CPU, the same for a seed on every machine."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        decoder = _decoder(config.model, init_device="cpu", init_params=True)
+    return _around(decoder, config)
+
+
+def empty_model(config: Config, device: str = "cpu") -> Model:
+    """A model of this shape whose weights are about to be loaded; ``meta``: shapes alone, no memory."""
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        return _around(_decoder(config.model, init_device=device, init_params=False), config)
+
+
+def as_predictor(model: Model) -> PositionPredictor:
+    """The model itself, or a plain `PositionPredictor` around a decoder that stands alone: one way to decode."""
+    if isinstance(model, PositionPredictor):
+        return model
+    return PositionPredictor(model, PredictiveOptions(mode="plain"), seed=0).train(model.training)
+
+
+def decoder_of(model: Model) -> Decoder:
+    """The decoder inside, or the model itself."""
+    return model.decoder if isinstance(model, PositionPredictor) else model
+
+
+def token_embedding(model: Model) -> nn.Embedding:
+    """The table in which the model looks its tokens up."""
+    decoder = decoder_of(model)
+    parts: Any = decoder.model.gpt_neox if isinstance(decoder, PositionedNeoX) else decoder.transformer
+    return parts.embed_in if isinstance(decoder, PositionedNeoX) else parts["wte"]
+
+
+def _decoder(config: ModelConfig, *, init_device: str, init_params: bool) -> Decoder:
+    if config.family == "olmo":
+        return PositionedOLMo(replace(config, init_device=init_device), init_params=init_params)
+    return PositionedNeoX(
+        NeoXSizes(
+            layers=config.n_layers,
+            width=config.d_model,
+            heads=config.n_heads,
+            vocabulary=config.embedding_size or config.vocab_size,
+            rotary_base=float(config.rope_theta),
+            dropout=config.residual_dropout,
+        )
+    )
+
+
+def _around(decoder: Decoder, config: Config) -> Model:
+    """The decoder alone where nothing is added to it, so that its weights keep their own names."""
+    options = predictive_options(config)
+    if not options.embeds_ids and options.rotate == "ids":
+        return decoder
+    return PositionPredictor(decoder, options, seed=config.seed ^ _SEED_OF_IDS)
+
+
+def require_olmo(model: Model, what: str) -> PositionedOLMo:
+    """``model`` if it is OLMo alone. Raises `UserError` that says what is not possible with another."""
+    if isinstance(model, PositionedOLMo):
+        return model
+    raise UserError(
+        f"{what} is for model.family: olmo without coupled ids; this checkpoint has another model"
+    )

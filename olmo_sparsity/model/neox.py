@@ -1,0 +1,137 @@
+"""GPT-NeoX of transformers, from random weights, with explicit position ids: the decoder of the synthetic tasks.
+
+Shapes: B batch, T tokens, P past tokens in a key-value cache, D width, V vocabulary (logits).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from olmo.model import OLMoOutput
+from torch import Tensor, nn
+
+from olmo_sparsity.util.errors import UserError
+
+
+@dataclass(frozen=True)
+class NeoXSizes:
+    """Shape of a GPT-NeoX decoder; all else is as GPT-NeoX has it (parallel residual, hidden layers of 4 x width)."""
+
+    layers: int
+    """Number of transformer layers."""
+    width: int
+    """D, the size of the residual stream."""
+    heads: int
+    """Attention heads; rotary embedding turns the whole of each head."""
+    vocabulary: int
+    """V, the number of token ids."""
+    max_positions: int = 2048
+    """Written to the model's configuration only: rotary embedding takes any id, there is no table that could end."""
+    rotary_base: float = 10_000.0
+    """Base of the geometric series of rotation frequencies (RoFormer's theta)."""
+    dropout: float = 0.0
+    """Probability of dropout on embeddings, attention and both branches of each layer."""
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for sizes that make no model."""
+        for name in ("layers", "width", "heads", "vocabulary", "max_positions", "rotary_base"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"neox.{name}: {getattr(self, name)} is not above 0; give a positive number")
+        if self.width % self.heads:
+            raise UserError(
+                f"neox.width: {self.width} is no multiple of neox.heads {self.heads}; make it one"
+            )
+        if self.width // self.heads % 2:
+            raise UserError(
+                f"neox.width: RoPE needs an even width / heads, not {self.width // self.heads}; double it"
+            )
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"neox.dropout: {self.dropout} is no probability below 1; set it to 0")
+
+
+class PositionedNeoX(nn.Module):
+    """GPT-NeoX whose forward pass takes ``position_ids``, with the interface of `PositionedOLMo` as far as it goes.
+
+    Two things differ. Keys are cached after rotation, so the ids of cached tokens are not read again; and the cache is
+    an object of transformers that grows in place: hand on the one that the last call gave, and use it once.
+    """
+
+    def __init__(self, sizes: NeoXSizes):
+        super().__init__()
+        from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+        self.sizes = sizes
+        config = GPTNeoXConfig(
+            vocab_size=sizes.vocabulary,
+            hidden_size=sizes.width,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=sizes.heads,
+            intermediate_size=4 * sizes.width,
+            max_position_embeddings=sizes.max_positions,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": sizes.rotary_base,
+                "partial_rotary_factor": 1.0,
+            },
+            hidden_dropout=sizes.dropout,
+            attention_dropout=sizes.dropout,
+            bos_token_id=None,
+            eos_token_id=None,
+            use_cache=False,
+        )
+        self.model: Any = GPTNeoXForCausalLM(config)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Token embeddings, (B, T, D), which `forward` takes back as ``input_embeddings``."""
+        return self.model.gpt_neox.embed_in(input_ids)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        input_embeddings: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool = False,
+        last_logits_only: bool = False,
+        output_hidden_states: bool = False,
+    ) -> OLMoOutput:
+        """``logits`` (B, T, V), or (B, 1, V) with ``last_logits_only``; ``attn_key_values`` with ``use_cache``.
+
+        ``input_ids``: (B, T) integers. ``position_ids``: (B or 1, T) integers, or (B or 1, P + T) as `PositionedOLMo`
+        takes them, of which the last T are read; None means P … P+T-1. ``input_embeddings``: (B, T, D), in place of
+        the token embedding. ``attention_mask``: (B, P + T), 0 hides a token from every query. With
+        ``output_hidden_states``, ``hidden_states`` holds one tensor (B, T, D): the final one, after the last norm, cut
+        to (B, 1, D) by ``last_logits_only``.
+        """
+        batch, length = input_ids.shape
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if position_ids is None:
+            position_ids = torch.arange(past, past + length, device=input_ids.device)[None]
+        if attention_mask is None:
+            # Without a mask transformers takes an id that jumps or repeats for the beginning of another packed
+            # document, and cuts attention there without a word (METHOD section 4).
+            attention_mask = input_ids.new_ones(batch, past + length)
+        output = self.model.gpt_neox(
+            inputs_embeds=self.embed(input_ids) if input_embeddings is None else input_embeddings,
+            position_ids=position_ids[:, -length:],
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+        )
+        hidden = output.last_hidden_state[:, -1:] if last_logits_only else output.last_hidden_state
+        return OLMoOutput(
+            logits=self.model.lm_head(hidden),
+            attn_key_values=output.past_key_values if use_cache else None,
+            hidden_states=(hidden,) if output_hidden_states else None,
+        )
+
+
+def build_neox(sizes: NeoXSizes, *, seed: int) -> PositionedNeoX:
+    """A model with freshly drawn weights on the CPU, the same for a seed on every machine."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return PositionedNeoX(sizes)

@@ -1,0 +1,355 @@
+"""Predictive Position Coupling: a decoder that reads coupled position ids, and predicts the id of its next token.
+
+Golowich et al. 2025 (arXiv 2502.16792) train a model on the coupled ids of prompt and response to predict each response
+token *and its id*; at test only the prompt's ids are given, token and id are both decoded and both fed back. That the
+ids enter through a learned embedding, and what RoPE sees, are our own choices [ours] (METHOD 3.5).
+
+Shapes: B batch, T tokens, P past tokens in a key-value cache, S response tokens, D width, V vocabulary (logits),
+I ids in the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from olmo_sparsity.model.neox import PositionedNeoX
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.util.errors import UserError
+
+MODES = {
+    "plain": "no id embedding and no id head: the ids reach RoPE only",
+    "oracle": "id embedding; at test the ids of the response are given",
+    "predicted": "id embedding and id head; at test the ids of the response are predicted",
+}
+ROTATIONS = {
+    "ids": "RoPE rotates by the ids that are given or predicted",
+    "index": "RoPE rotates by the place among the tokens that are no padding",
+    "none": "RoPE rotates by nothing: every token has the same id, which is NoPE",
+}
+ERROR_SORTS = ("token", "id", "stop")
+_EMBEDDING_STD = 0.02  # that of GPT-NeoX's own embedding
+
+
+@dataclass(frozen=True)
+class PredictiveOptions:
+    """How a decoder uses the ids."""
+
+    mode: str = "predicted"
+    """One of `MODES`."""
+    table_size: int = 1024
+    """I: ids are 0 … I-1, of the embedding and of the id head. ``plain`` has no table and does not read it."""
+    rotate: str = "ids"
+    """One of `ROTATIONS`: what RoPE sees [ours]."""
+    id_weight: float = 1.0
+    """Weight of the id's cross-entropy in the joint loss."""
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for an unknown name or a number out of range."""
+        for name, choices in (("mode", MODES), ("rotate", ROTATIONS)):
+            if getattr(self, name) not in choices:
+                raise UserError(
+                    f"positions.{name}: unknown {name} {getattr(self, name)!r}; choose one of {', '.join(choices)}"
+                )
+        if self.table_size < 1:
+            raise UserError(f"positions.table_size: {self.table_size} is not above 0; give a positive number")
+        if not self.id_weight >= 0:
+            raise UserError(f"positions.id_weight: {self.id_weight} is below 0; give 0 or more")
+
+    @property
+    def embeds_ids(self) -> bool:
+        """Whether ids are looked up in a table."""
+        return self.mode != "plain"
+
+    @property
+    def predicts_ids(self) -> bool:
+        """Whether there is an id head."""
+        return self.mode == "predicted"
+
+    def check_ids(self, largest_id: int) -> None:
+        """Raises `UserError` where the table is too small for ``largest_id``; call it before anything runs."""
+        if self.embeds_ids and largest_id >= self.table_size:
+            raise UserError(
+                f"positions.table_size: {self.table_size} is too small for ids up to {largest_id}; set it to at least "
+                f"{largest_id + 1}, or shorten the longest samples"
+            )
+
+
+class PredictorOutput(NamedTuple):
+    """What a forward pass gives."""
+
+    logits: Tensor
+    """(B, T, V), of the next token; (B, 1, V) with ``last_logits_only``."""
+    id_logits: Tensor | None
+    """(B, T, I), of the next token's id, likewise; None where there is no id head."""
+    attn_key_values: Any
+    """The decoder's own cache, with ``use_cache``."""
+
+
+class PositionPredictor(nn.Module):
+    """A decoder with an embedding of the ids added to that of the tokens, and an id head on its final hidden state.
+
+    Called as the decoder alone is called, so the training loop needs not tell them apart.
+    """
+
+    def __init__(self, decoder: PositionedOLMo | PositionedNeoX, options: PredictiveOptions, *, seed: int):
+        """The embedding and the head are drawn anew, the same for a seed on every machine."""
+        super().__init__()
+        self.decoder = decoder
+        self.options = options
+        self.id_embedding: nn.Embedding | None = None
+        self.id_head: nn.Linear | None = None
+        width = decoder.sizes.width if isinstance(decoder, PositionedNeoX) else decoder.config.d_model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if options.embeds_ids:
+                self.id_embedding = nn.Embedding(options.table_size, width)
+                nn.init.normal_(self.id_embedding.weight, std=_EMBEDDING_STD)
+            if options.predicts_ids:
+                self.id_head = nn.Linear(width, options.table_size)
+                nn.init.normal_(self.id_head.weight, std=_EMBEDDING_STD)
+                nn.init.zeros_(self.id_head.bias)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool = False,
+        last_logits_only: bool = False,
+    ) -> PredictorOutput:
+        """Logits of the next token and of its id.
+
+        ``input_ids``: (B, T). ``position_ids``: (B, P + T), those of cached tokens included, below the table's size.
+        ``attention_mask``: (B, P + T), 0 at padding, on whichever side; None where there is none, and for padding on
+        the right without a cache, which no token before it sees.
+        """
+        output = self.decoder(
+            input_ids,
+            position_ids=self._rotary_ids(position_ids, attention_mask),
+            input_embeddings=self._embed(input_ids, position_ids[:, -input_ids.shape[1] :]),
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            last_logits_only=last_logits_only,
+            output_hidden_states=self.id_head is not None,
+            **self._mask_options(attention_mask, input_ids.shape[1]),
+        )
+        id_logits = None if self.id_head is None else self.id_head(output.hidden_states[-1])
+        return PredictorOutput(output.logits, id_logits, output.attn_key_values)
+
+    def _embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        tokens = self.decoder.embed(input_ids)
+        return tokens if self.id_embedding is None else tokens + self.id_embedding(position_ids)
+
+    def _rotary_ids(self, position_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """What RoPE sees of (B, P + T) ids, of the same shape."""
+        if self.options.rotate == "ids":
+            return position_ids
+        if self.options.rotate == "none":
+            return torch.zeros_like(position_ids)
+        real = torch.ones_like(position_ids) if attention_mask is None else attention_mask.long()
+        return (real.cumsum(dim=1) - 1).clamp_min(0)
+
+    def _mask_options(self, attention_mask: Tensor | None, length: int) -> dict[str, Tensor]:
+        """The mask as the decoder wants it."""
+        if attention_mask is None:
+            return {}
+        if length > 1 or isinstance(self.decoder, PositionedNeoX) or self.decoder.config.alibi:
+            return {"attention_mask": attention_mask}
+        # Of a single query OLMo reads one row of a square bias, yet makes the square out of a mask, at every step. A
+        # view that repeats the row costs nothing; a single query is after all the others, so it is causal too.
+        bias = torch.zeros(attention_mask.shape, device=attention_mask.device)
+        bias = bias.masked_fill(attention_mask == 0, torch.finfo(bias.dtype).min)
+        return {"attention_bias": bias[:, None, None].expand(-1, -1, bias.shape[1], -1)}
+
+
+@dataclass(frozen=True)
+class JointLoss:
+    """Sums over the response tokens of a batch, which micro-batches and processes add up, and their means."""
+
+    token_sum_nats: Tensor
+    """Scalar: sum of -log p(token); gradients flow through it."""
+    id_sum_nats: Tensor | None
+    """Scalar: sum of -log p(id), likewise; None where there is no id head."""
+    response_tokens: int
+    """How many tokens the sums run over."""
+    id_weight: float
+    """Weight of the ids in the joint loss."""
+
+    @property
+    def sum_nats(self) -> Tensor:
+        """The joint loss before division by the number of response tokens, scalar."""
+        ids = self.id_sum_nats
+        return self.token_sum_nats if ids is None else self.token_sum_nats + self.id_weight * ids
+
+    @property
+    def loss_nats(self) -> Tensor:
+        """What is minimised, per response token: token loss plus weighted id loss."""
+        return self.sum_nats / self.response_tokens
+
+    @property
+    def token_loss_nats(self) -> Tensor:
+        """Cross-entropy of the token, per response token."""
+        return self.token_sum_nats / self.response_tokens
+
+    @property
+    def id_loss_nats(self) -> Tensor | None:
+        """Cross-entropy of the id, per response token, unweighted."""
+        return None if self.id_sum_nats is None else self.id_sum_nats / self.response_tokens
+
+
+def joint_loss(
+    output: PredictorOutput, labels: Tensor, id_labels: Tensor, loss_mask: Tensor, *, id_weight: float
+) -> JointLoss:
+    """Cross-entropies of the next token and of its id where the loss mask is set (the two losses: paper).
+
+    ``labels``, ``id_labels``: (B, T) integers, the token to be predicted at each place and that token's id (not the id
+    of the place). ``loss_mask``: (B, T) bool, set where a response token is to be predicted, at least once.
+    """
+
+    def summed(logits: Tensor, targets: Tensor) -> Tensor:
+        targets = targets.masked_fill(~loss_mask, -100).flatten()
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=-100, reduction="sum")
+
+    return JointLoss(
+        token_sum_nats=summed(output.logits, labels),
+        id_sum_nats=None if output.id_logits is None else summed(output.id_logits, id_labels),
+        response_tokens=int(loss_mask.sum()),
+        id_weight=id_weight,
+    )
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Responses, decoded greedily."""
+
+    tokens: Tensor
+    """(B, S) int64; behind a response's end the end token is repeated."""
+    ids: Tensor
+    """(B, S) int64, the id that was predicted for, or given to, each token; 0 behind a response's end."""
+    lengths: Tensor
+    """(B,) int64, tokens of each response, the end token included."""
+    stopped: Tensor
+    """(B,) bool, whether the end token was reached."""
+
+
+@torch.no_grad()
+def decode(
+    model: PositionPredictor,
+    prompt_tokens: Tensor,
+    prompt_ids: Tensor,
+    *,
+    end_token: int,
+    max_tokens: int,
+    prompt_mask: Tensor | None = None,
+    response_ids: Tensor | None = None,
+) -> Decoded:
+    """Decode token and id greedily, feeding both back, until the end token or ``max_tokens``.
+
+    ``prompt_tokens``, ``prompt_ids``: (B, P) integers. ``prompt_mask``: (B, P), 0 at padding, wherever it stands; a row
+    decodes as it would alone. ``response_ids``: (B, at least max_tokens), the ids of an oracle, which are then fed back
+    instead of predicted ones. ``plain`` without them goes on from the prompt's last id by steps of one. Raises
+    `UserError` for ids beyond the table, and for ``oracle`` without ids. The model must be in evaluation mode.
+    """
+    assert not model.training, "decoding with dropout is no greedy decoding; call .eval() first"
+    assert max_tokens >= 1 and (response_ids is None or response_ids.shape[1] >= max_tokens)
+    _check_given_ids(model.options, prompt_ids, response_ids)
+    tokens, ids, mask = _padding_last(prompt_tokens, prompt_ids, prompt_mask)
+    last = mask.sum(dim=1, keepdim=True) - 1
+    assert bool((last >= 0).all()), "a prompt without tokens"
+    if response_ids is None and not model.options.predicts_ids:
+        response_ids = ids.gather(1, last) + torch.arange(1, max_tokens + 1, device=ids.device)
+    output = model(tokens, ids, use_cache=True)  # padding is behind every token, so nothing sees it
+    stopped = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+    steps: list[tuple[Tensor, Tensor, Tensor]] = []
+    while True:
+        given = None if response_ids is None else response_ids[:, len(steps)]
+        token, id_ = _greedy(output, last, given)
+        token, id_ = token.masked_fill(stopped, end_token), id_.masked_fill(stopped, 0)
+        steps.append((token, id_, ~stopped))
+        stopped = stopped | (token == end_token)
+        if len(steps) == max_tokens or bool(stopped.all()):
+            break
+        ids = torch.cat([ids, id_[:, None]], dim=1)
+        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+        past = output.attn_key_values
+        output = model(token[:, None], ids, attention_mask=mask, past_key_values=past, use_cache=True)
+        last = torch.zeros_like(last)  # the only column there is
+    all_tokens, all_ids, running = (torch.stack(columns, dim=1) for columns in zip(*steps, strict=True))
+    return Decoded(all_tokens, all_ids, running.sum(dim=1), stopped)
+
+
+def _check_given_ids(options: PredictiveOptions, prompt_ids: Tensor, response_ids: Tensor | None) -> None:
+    if options.mode == "oracle" and response_ids is None:
+        raise UserError(
+            "positions.scheme: oracle reads the ids of the response; give them, or train with mode: predicted"
+        )
+    for ids in (prompt_ids, response_ids):
+        if ids is not None:
+            options.check_ids(int(ids.max()))
+
+
+def _greedy(output: PredictorOutput, column: Tensor, given_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Likeliest next token and id, or the id that is given, each (B,), of the token in ``column`` (B, 1)."""
+    rows = torch.arange(len(column), device=column.device)
+    token = output.logits[rows, column[:, 0]].argmax(dim=-1)
+    if given_ids is not None:
+        return token, given_ids
+    assert output.id_logits is not None
+    return token, output.id_logits[rows, column[:, 0]].argmax(dim=-1)
+
+
+def _padding_last(tokens: Tensor, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The same prompts, each (B, P), with padding on the right, and their mask, int64.
+
+    Behind the tokens padding needs no mask in the first pass, and no query is left with nothing to attend to.
+    """
+    if mask is None:
+        return tokens, ids, torch.ones_like(tokens)
+    real = mask.long()
+    order = real.argsort(dim=1, descending=True, stable=True)[:, : int(real.sum(dim=1).max())]
+    return tokens.gather(1, order), ids.gather(1, order), real.gather(1, order)
+
+
+def compare(
+    decoded: Decoded,
+    true_tokens: Tensor,
+    true_lengths: Tensor,
+    *,
+    end_token: int,
+    true_ids: Tensor | None = None,
+) -> tuple[Tensor, list[str | None]]:
+    """Whether each response is exactly the true one, (B,) bool, and the sort of its first error, None without one.
+
+    ``true_tokens``: (B, S') integers, of which ``true_lengths`` (B,) count, the end token included. ``true_ids``:
+    (B, S'); None where ids are no part of the answer. A response is wrong from its first step that differs [ours]:
+    "stop" where one of the two has ended or ends there and the other does not, else "token" where the tokens differ,
+    else "id". A wrong id is an error whatever tokens follow (paper), that of the end token too [ours].
+    """
+    width = max(decoded.tokens.shape[1], true_tokens.shape[1])
+    tokens, truth = _widened(decoded.tokens, width), _widened(true_tokens, width)
+    step = torch.arange(width, device=tokens.device)
+    here, there = step < decoded.lengths[:, None], step < true_lengths[:, None]
+    stop = (here != there) | (here & there & ((tokens == end_token) != (truth == end_token)))
+    token = here & there & (tokens != truth)
+    id_ = torch.zeros_like(token)
+    if true_ids is not None:
+        id_ = here & there & (_widened(decoded.ids, width) != _widened(true_ids, width))
+    wrong = stop | token | id_
+    first = wrong.long().argmax(dim=1, keepdim=True)
+    found = torch.stack([part.gather(1, first)[:, 0] for part in (token & ~stop, id_ & ~stop & ~token, stop)])
+    exact = ~wrong.any(dim=1)
+    codes = found.long().argmax(dim=0).tolist()
+    return exact, [
+        None if right else ERROR_SORTS[code] for right, code in zip(exact.tolist(), codes, strict=True)
+    ]
+
+
+def _widened(values: Tensor, width: int) -> Tensor:
+    return F.pad(values, (0, width - values.shape[1]))

@@ -1,0 +1,108 @@
+"""Rotary embedding, ALiBi bias and learned embedding that read explicit position ids instead of the tensor index.
+
+Shapes: B batch, T tokens, H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from olmo.config import ModelConfig
+from olmo.model import RotaryEmbedding
+from torch import Tensor, nn
+
+from olmo_sparsity.model.rope_scaling import RopeScaling
+
+
+class CurrentPositions:
+    """The position ids of the forward pass under way, shared by all layers, and the tables made from them.
+
+    OLMo's blocks call ``self.rotary_emb(q, k)`` and have no place for position ids, so these travel beside the
+    activations. Activation checkpointing runs a layer again in the backward pass, when another batch may have been
+    through the model: `holding` gives the layer back what it saw.
+    """
+
+    def __init__(self) -> None:
+        self.ids: Tensor | None = None  # (B or 1, T)
+        self.sin_cos: tuple[Tensor, Tensor] | None = None  # each (B or 1, 1, T, D), float32
+
+    @contextmanager
+    def holding(self, ids: Tensor | None, sin_cos: tuple[Tensor, Tensor] | None) -> Iterator[None]:
+        """Make these the current positions while the block runs."""
+        before = self.ids, self.sin_cos
+        self.ids, self.sin_cos = ids, sin_cos
+        try:
+            yield
+        finally:
+            self.ids, self.sin_cos = before
+
+
+class PositionedRotaryEmbedding(RotaryEmbedding):
+    """OLMo's rotary embedding, rotating by the current position ids; one sine table serves all layers."""
+
+    def __init__(self, config: ModelConfig, current: CurrentPositions):
+        nn.Module.__init__(self)  # OLMo's own constructor would build its table of indices
+        self.config = config
+        self.current = current
+
+    def get_rotary_embedding(self, seq_len: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Sines and cosines of the current ids, each (B or 1, 1, T, D)."""
+        assert self.current.sin_cos is not None and self.current.sin_cos[0].shape[-2] == seq_len
+        return self.current.sin_cos
+
+
+def rotary_sin_cos(
+    config: ModelConfig, ids: Tensor, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sines and cosines of the rotation angles of ``ids`` (B, T), each (B, 1, T, D) float32 (RoFormer, as in OLMo).
+
+    With ``scaling`` by other frequencies, and multiplied, as it says.
+    """
+    dim = config.d_model // config.n_heads
+    with torch.autocast(ids.device.type, enabled=False):
+        exponents = torch.arange(0, dim, 2, device=ids.device, dtype=torch.float) / dim
+        inverse_frequencies = 1.0 / (config.rope_theta**exponents)
+        multiplied_by = 1.0
+        if scaling is not None:
+            inverse_frequencies, multiplied_by = scaling.apply(inverse_frequencies, config.rope_theta)
+        angles = ids.to(torch.float)[:, None, :, None] * inverse_frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.sin() * multiplied_by, angles.cos() * multiplied_by
+
+
+def alibi_causal_bias(config: ModelConfig, ids: Tensor) -> Tensor:
+    """Causal mask plus ALiBi bias by distance of ids, (B, H, T, T) float32 (Press et al. 2021; slopes as in OLMo)."""
+    heads = torch.arange(1, config.n_heads + 1, dtype=torch.float, device=ids.device)
+    slopes = 2.0 ** -(heads * (config.alibi_bias_max / config.n_heads))
+    distance = (ids[:, :, None] - ids[:, None, :]).abs().to(torch.float)
+    bias = -slopes[None, :, None, None] * distance[:, None]
+    length = ids.shape[-1]
+    future = torch.ones(length, length, dtype=torch.bool, device=ids.device).triu(diagonal=1)
+    return bias.masked_fill(future, torch.finfo(torch.float).min)
+
+
+def document_mask(document_ids: Tensor) -> Tensor:
+    """Which tokens each token sees: itself and those before it in its own document, (B, 1, T, T) bool, True: seen."""
+    same = document_ids[:, :, None] == document_ids[:, None, :]
+    return same.tril()[:, None]
+
+
+class PositionedEmbedding(nn.Embedding):
+    """Learned absolute position embedding that looks up the current ids instead of the index it is given."""
+
+    current: CurrentPositions
+
+    def forward(self, index: Tensor) -> Tensor:
+        """Embeddings of the current ids of as many tokens as ``index`` (1, T) has, (B or 1, T, d_model)."""
+        assert self.current.ids is not None
+        return super().forward(self.current.ids[:, -index.shape[-1] :])
+
+
+class NoPositionEmbedding(nn.Module):
+    """Stands where OLMo puts a learned position embedding, and adds nothing: NoPE."""
+
+    def forward(self, index: Tensor) -> Tensor:
+        """Zeros that broadcast over (B, T, d_model)."""
+        return torch.zeros(1, 1, 1, device=index.device)

@@ -1,0 +1,1 @@
+"""Many runs: grids of settings, their processes, and SLURM jobs."""

@@ -1,0 +1,301 @@
+"""Grids of runs: the product of some settings, each cell a run in a folder of its own. `cell_processes` runs them.
+
+OUT/sweep.json         the axes and the cells, for readers and figures; written before the first cell starts
+OUT/CELL/sweep.log     what the commands of the cell printed
+OUT/CELL/sweep.json    its settings, commands and commit; written when all of its commands have ended well
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from olmo.util import clean_opt
+from omegaconf import OmegaConf as om
+
+from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.config.words import shorten
+from olmo_sparsity.config.yaml import YamlError, parse_override
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import read_json, write_json
+
+FORMAT = 1
+SWEEP_NAME, LOG_NAME = "sweep.json", "sweep.log"
+LONGEST_NAME = 200  # file systems take 255 bytes
+_OF_EACH_CELL = ("save_folder", "run_name")
+CONFIG_AXIS = "config"
+"""Its values are the names of the YAML files, without .yaml."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key of the config and the values that it takes."""
+
+    key: str
+    values: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Axis:
+        """Read ``key=1,2`` or ``key=[5,20],[5,10]``: commas inside brackets belong to a value."""
+        text = " ".join(text.splitlines())
+        match = re.fullmatch(r"([A-Za-z_][\w.]*)=(.*)", text)
+        if match is None:
+            raise UserError(f"--grid {text}: write a key of the config and its values, such as seed=1,2,3")
+        key, values = match[1], _split_outside_brackets(match[2])
+        if values is None:
+            raise UserError(f"--grid {text}: a bracket is not closed, or closed twice")
+        if not all(values):
+            raise UserError(f"--grid {text}: a value is missing; give one or more, and null for none")
+        if repeated := _repeated(values):
+            raise UserError(f"--grid {text}: has {repeated} twice; give each value once")
+        if key in _OF_EACH_CELL:
+            raise UserError(f"--grid {text}: {key} is decided by the sweep; leave it out")
+        return cls(key, tuple(values))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is to be run."""
+
+    configs: tuple[str, ...]
+    """YAML files; several are an axis of their own, `CONFIG_AXIS`, the slowest."""
+    axes: tuple[Axis, ...]
+    out: Path
+    """Folder of the cells."""
+    overrides: tuple[str, ...]
+    """Of all cells: ``--path.to.key=value``."""
+    train: tuple[str, ...]
+    """Start of the command that trains; the config file and its options follow."""
+    evaluate: tuple[str, ...]
+    """Start of the command that evaluates a run of a task; the run's folder and ``evaluation`` follow."""
+    evaluation: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep."""
+
+    folder: Path
+    values: Mapping[str, str]
+    """Of the axes, as they were written."""
+    settings: Mapping[str, Any]
+    """The resolved config."""
+    commands: tuple[tuple[str, ...], ...]
+    """What is run, one after the other."""
+    evaluation: tuple[str, ...] | None
+    """Arguments of the last command; None: its config has no task, and there is nothing to evaluate."""
+
+    @property
+    def name(self) -> str:
+        """Its folder in the sweep's."""
+        return self.folder.name
+
+    @property
+    def marker(self) -> Path:
+        """The file that says that the cell is finished."""
+        return self.folder / SWEEP_NAME
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its commands have ended well before. Where it is to be evaluated otherwise it is not."""
+        evaluation = self.evaluation if self.evaluation is None else list(self.evaluation)
+        return self.marker.is_file() and _read(self.marker)["evaluation"] == evaluation
+
+    def mark(self, commit: str) -> None:
+        """Note that it is finished."""
+        what = {key: getattr(self, key) for key in ("values", "settings", "commands", "evaluation")}
+        write_json(self.marker, {"format": FORMAT, **what, "commit": commit})
+
+
+def parse_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
+    """The axes of a grid, in order. Raises `UserError` for one that is malformed, and for two of one key."""
+    axes = tuple(Axis.parse(text) for text in texts)
+    if repeated := _repeated([axis.key for axis in axes]):
+        raise UserError(f"--grid {repeated} is given twice; put all of its values into one --grid")
+    return axes
+
+
+def make_cells(sweep: Sweep, only: int | None = None) -> list[Cell]:
+    """The cells, the last axis fastest; with ``only`` that one alone, counted from 1.
+
+    Raises one `UserError` that names all cells whose config is refused, or that are finished with other settings.
+    """
+    for override in sweep.overrides:
+        key = clean_opt(override).partition("=")[0]
+        if key in (*_OF_EACH_CELL, *(axis.key for axis in sweep.axes)):
+            raise UserError(f"{override}: {key} is decided by the sweep; leave it out behind the --")
+    axes = _all_axes(sweep)
+    keys = [axis.key for axis in axes]
+    grid = [dict(zip(keys, row, strict=True)) for row in itertools.product(*(a.values for a in axes))]
+    if repeated := _repeated([_name(values) for values in grid]):
+        raise UserError(f"two cells would share the folder {repeated}; put them into two sweeps")
+    if only is not None:
+        if only > len(grid):
+            raise UserError(f"--only {only}: there are {len(grid)} cells")
+        grid = [grid[only - 1]]
+    cells: list[Cell] = []
+    problems: dict[str, list[str]] = {}
+    for values in grid:
+        try:
+            cells.append(_make_cell(sweep, values))
+            _refuse_other_settings(cells[-1])
+        except UserError as error:
+            problems.setdefault(str(error), []).append(_name(values))
+    if problems:
+        raise UserError(_all_problems(problems, len(grid)))
+    _refuse_equal(cells)
+    return cells
+
+
+def write_sweep(sweep: Sweep, cells: Sequence[Cell], commit: str) -> None:
+    """Write `sweep.json`; its values are typed as YAML reads them."""
+    write_json(
+        sweep.out / SWEEP_NAME,
+        {
+            "format": FORMAT,
+            "configs": sweep.configs,
+            "overrides": sweep.overrides,
+            "evaluation": sweep.evaluation,
+            "axes": {axis.key: [_typed(value) for value in axis.values] for axis in _all_axes(sweep)},
+            "cells": [
+                {"folder": cell.name, "values": {key: _typed(text) for key, text in cell.values.items()}}
+                for cell in cells
+            ],
+            "commit": commit,
+        },
+    )
+
+
+def _all_axes(sweep: Sweep) -> tuple[Axis, ...]:
+    """Those of the grid, behind that of the configs where there are several."""
+    if len(sweep.configs) == 1:
+        return sweep.axes
+    return (Axis(CONFIG_AXIS, tuple(Path(config).stem for config in sweep.configs)), *sweep.axes)
+
+
+def _make_cell(sweep: Sweep, values: Mapping[str, str]) -> Cell:
+    name = _name(values)
+    own = {Path(config).stem: config for config in sweep.configs}
+    file = own[values[CONFIG_AXIS]] if CONFIG_AXIS in values else sweep.configs[0]
+    folder = sweep.out / name
+    overrides = [
+        f"--save_folder={folder}",
+        f"--run_name={sweep.out.resolve().name}-{name}",
+        *sweep.overrides,
+        *(f"--{key}={value}" for key, value in values.items() if key != CONFIG_AXIS),
+    ]
+    settings = _settings(load_config(file, overrides, warn=False))
+    train = (*sweep.train, file, "--resume", *overrides)
+    if settings["task"]["name"] is None:
+        return Cell(folder, values, settings, (train,), None)
+    evaluate = (*sweep.evaluate, str(folder), *sweep.evaluation)
+    return Cell(folder, values, settings, (train, evaluate), sweep.evaluation)
+
+
+def _name(values: Mapping[str, str]) -> str:
+    """``seed=1,task.parameters.train_length=5-20``: letters that no shell, path or YAML reads more into."""
+    texts = {
+        key: "-".join(filter(None, re.split(r"[^\w.+-]+", text, flags=re.ASCII)))
+        for key, text in values.items()
+    }
+    name = ",".join(f"{key}={text}" for key, text in texts.items())
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 9]}-{sha256(repr(values).encode()).hexdigest()[:8]}"
+
+
+def _split_outside_brackets(text: str) -> list[str] | None:
+    """The parts of ``text`` between the commas outside of its brackets; None where they do not match."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if depth < 0:
+            return None
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return None if depth else [part.strip() for part in parts]
+
+
+def _repeated(texts: Sequence[str]) -> str | None:
+    return next((text for i, text in enumerate(texts) if text in texts[:i]), None)
+
+
+def _typed(text: str) -> Any:
+    try:
+        values = om.to_container(parse_override("value", text), resolve=False)
+    except YamlError as error:
+        raise UserError(f"--grid: {shorten(text, 60)} {error}") from None
+    assert isinstance(values, dict)
+    return values["value"]
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """``config`` as JSON has it."""
+    settings: dict[str, Any] = json.loads(
+        json.dumps(om.to_container(om.structured(config), resolve=True, enum_to_str=True))
+    )
+    return settings
+
+
+def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings under their dotted names, but for those that tell one cell's folder from another's."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat |= {f"{key}.{name}": inner for name, inner in _decisive(value).items()}
+        else:
+            flat[key] = value
+    return {name: value for name, value in flat.items() if name not in _OF_EACH_CELL}
+
+
+def _refuse_other_settings(cell: Cell) -> None:
+    """Raise `UserError` where the cell was finished with settings that differ from today's."""
+    if not cell.marker.is_file():
+        return
+    defaults = _decisive(_settings(Config()))  # of fields that the config has got since
+    old = {**defaults, **_decisive(_read(cell.marker)["settings"])}
+    new = {**defaults, **_decisive(cell.settings)}
+    for name in {**new, **old}:
+        before, now = old.get(name), new.get(name)
+        if before != now:
+            raise UserError(
+                f"already finished in {cell.folder.parent}, with {name} {json.dumps(before)}, which is "
+                f"{json.dumps(now)} now; set it back, choose another --out, or remove {SWEEP_NAME} from the cell's "
+                "folder if the run is to go on with it"
+            )
+
+
+def _refuse_equal(cells: Sequence[Cell]) -> None:
+    """Raise `UserError` for two cells that are one and the same run, whose axes only write it differently."""
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        first = seen.setdefault(json.dumps(_decisive(cell.settings), sort_keys=True), cell)
+        if first is not cell:
+            raise UserError(f"{first.name} and {cell.name} have the same settings; leave one of them out")
+
+
+def _all_problems(problems: Mapping[str, Sequence[str]], cells: int) -> str:
+    refused = sum(map(len, problems.values()))
+    if refused == cells and len(problems) == 1:
+        return next(iter(problems))
+    lines = [f"{refused} of {cells} cells cannot run, and none is started:"]
+    for message, names in problems.items():
+        which = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        lines.append(f"  {which}: " + message.replace("\n", "\n  "))
+    return "\n".join(lines)
+
+
+def _read(marker: Path) -> dict[str, Any]:
+    remedy = "remove it and run the same command again"
+    noted: dict[str, Any] = read_json(marker, remedy)
+    if "evaluation" not in noted or not isinstance(noted.get("settings"), dict):
+        raise UserError(f"{marker} is damaged (it does not say what was finished); {remedy}")
+    return noted

@@ -1,0 +1,169 @@
+"""The processes of a grid of runs: some cells at a time, stopped and failed ones told apart."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from olmo_sparsity.sweep.grid import LOG_NAME, Cell
+from olmo_sparsity.sweep.slurm import words
+from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE, StopRequest
+
+log = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS = 0.2
+_NOTHING_LOST = (REQUEUE_EXIT_CODE, -signal.SIGTERM, -signal.SIGUSR1)
+"""Exit codes of a run that has saved, or was told to stop before it listened or after it had saved."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a cell stands: "running", "finished", "failed", or "stopped" (it goes on with the same command)."""
+
+    cell: Cell
+    state: str
+    reason: str = ""
+    """Of a failure, in one line."""
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    *,
+    jobs: int,
+    environment: Mapping[str, str],
+    commit: str,
+    report: Callable[[Outcome], None],
+) -> None:
+    """Run ``jobs`` cells at a time, and ``report`` each that starts or ends; those that never started are not reported.
+
+    On Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP no other cell starts, the running ones get SIGTERM, and this returns when they
+    have saved. A cell that fails leaves the others alone.
+    """
+    waiting = list(cells)
+    running: list[_Running] = []
+    with _Stop() as stop:
+        try:
+            while running or (waiting and not stop.received):
+                while waiting and len(running) < jobs and not stop.received:
+                    cell = waiting.pop(0)
+                    report(Outcome(cell, "running"))
+                    try:
+                        running.append(_Running(cell, environment))
+                    except OSError as error:  # its folder cannot be written to
+                        report(Outcome(cell, "failed", f"{error.filename}: {error.strerror}"))
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                if stop.received:
+                    _stop_all(running, stop.received)
+                for each in list(running):
+                    outcome = each.look(start_more=not stop.received)
+                    if outcome is not None:
+                        running.remove(each)
+                        if outcome.state == "finished":
+                            outcome.cell.mark(commit)
+                        report(outcome)
+        finally:  # none is left without whom to report to, whatever happened here
+            _stop_all(running, "an error")
+            for each in running:
+                each.wait()
+
+
+def _stop_all(running: Sequence[_Running], why: str) -> None:
+    told = [each for each in running if each.stop()]
+    if told:
+        log.info("%s: waiting until %d cells have saved", why, len(told))
+
+
+class _Stop(StopRequest):
+    """Ctrl-C and a closed terminal too, unless they are ignored, as `nohup` has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        others = (signal.SIGINT, signal.SIGHUP)
+        heard = [number for number in others if signal.getsignal(number) is not signal.SIG_IGN]
+        self.SIGNALS = (*StopRequest.SIGNALS, *heard)  # type: ignore[assignment]
+
+
+class _Running:
+    """A cell at work: its commands one after the other, which print into its log.
+
+    The log stays locked as long as one of them lives, even where the sweep itself was killed: two runs in one folder
+    would destroy each other's checkpoints.
+    """
+
+    def __init__(self, cell: Cell, environment: Mapping[str, str]) -> None:
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        self.cell, self.environment = cell, environment
+        self.left = list(cell.commands)
+        self.told_to_stop = False
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = open(cell.folder / LOG_NAME, "ab")  # noqa: SIM115 (open as long as the cell runs)
+        if _lock(self.log):
+            self._start_next()
+
+    def _start_next(self) -> None:
+        command = self.left.pop(0)
+        self.log.write(f"$ {words(command)}\n".encode())
+        self.log.flush()
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            env=self.environment,
+            process_group=0,  # Ctrl-C in a terminal is for the sweep alone, which passes it on
+        )
+
+    def stop(self) -> bool:
+        """Send SIGTERM, once; whether it was now."""
+        if self.process is None or self.told_to_stop:
+            return False
+        self.process.terminate()
+        self.told_to_stop = True
+        return True
+
+    def wait(self) -> None:
+        """Wait for the command at work."""
+        if self.process is not None:
+            self.process.wait()
+
+    def look(self, *, start_more: bool) -> Outcome | None:
+        """What became of it; None while it runs. After a command that ended well the next starts, if it may."""
+        if self.process is None:
+            self.log.close()
+            return Outcome(self.cell, "failed", "another process is running it; wait for it, or end it")
+        code = self.process.poll()
+        if code is None:
+            return None
+        if code == 0 and self.left and start_more:
+            self._start_next()
+            return None
+        self.log.close()
+        if code == 0:
+            return Outcome(self.cell, "stopped" if self.left else "finished")
+        if code in _NOTHING_LOST:
+            return Outcome(self.cell, "stopped")
+        how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
+        return Outcome(self.cell, "failed", f"{how}: {_last_line(self.cell.folder / LOG_NAME)}")
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Lock a file for this process and those that inherit it; False where others hold it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:  # a file system without locks
+        log.warning("%s cannot be locked (%s); start no second sweep on this folder", file.name, error)
+    return True
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

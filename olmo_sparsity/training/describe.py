@@ -1,0 +1,50 @@
+"""What a config amounts to, in words: the text of ``scripts/train.py --dry-run`` and ``--show``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from olmo_sparsity.config.load import Config, parse_duration
+from olmo_sparsity.data.task_batches import TaskPositions, task_of
+from olmo_sparsity.model.build import empty_model, token_embedding
+from olmo_sparsity.util.errors import UserError
+
+
+def describe(config: Config) -> str:
+    """The resolved config as YAML, then parameter counts and the arithmetic of one step; allocates no optimizer."""
+    model = empty_model(config, device="meta")
+    total = sum(parameter.numel() for parameter in model.parameters())
+    embedding = token_embedding(model).weight.numel()
+    batch, length = config.global_train_batch_size, config.model.max_sequence_length
+    amount, unit = parse_duration(config.max_duration)
+    lines = [
+        OmegaConf.to_yaml(OmegaConf.structured(config)).rstrip(),
+        "",
+        f"parameters        {total:,} ({total - embedding:,} without the token embedding)",
+        f"tokens per step   {batch} windows x {length} tokens = {batch * length:,}",
+        f"micro-batches     {-(-batch // config.device_train_microbatch_size)} of at most "
+        f"{config.device_train_microbatch_size} windows on one process",
+        f"duration          {amount:,.10g} {unit}",
+    ]
+    if unit == "steps":
+        lines.append(f"tokens per run    {int(amount) * batch * length:,}")
+    return "\n".join(lines) + "\n"
+
+
+def show_samples(config: Config, count: int) -> str:
+    """The first ``count`` training samples of a task, to read, with the position ids that they are trained with.
+
+    Raises `UserError` for a config without a task.
+    """
+    if config.task.name is None:
+        raise UserError("there is no task to show samples of; set task.name, as configs/synthetic/*.yaml do")
+    if count < 1:
+        raise UserError(f"--show {count}: give at least 1")
+    task, indices = task_of(config), np.arange(count)
+    samples = task.sample("train", config.seed, indices)
+    ids = TaskPositions(config).ids(samples, split="train", seed=config.seed, indices=indices)
+    shown = [task.show(replace(samples, coupled_ids=ids), row) for row in range(count)]
+    return f"{config.task.name}, positions.scheme: {config.positions.scheme}\n\n" + "\n\n".join(shown) + "\n"

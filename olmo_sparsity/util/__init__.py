@@ -1,0 +1,1 @@
+"""What every stage uses: errors, files, locks, progress, provenance."""

@@ -1,0 +1,134 @@
+"""Arguments of the scripts: a parser that says what is wrong in one line, and the types of what it reads.
+
+A type takes the text of an argument and returns its value; argparse names the option in front of what it refuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from olmo_sparsity.util.files import file_in
+
+_Value = TypeVar("_Value", int, float)
+
+LARGEST_NUMBER = 10**12
+"""Of anything that is counted; no array is larger, and sums of it stay within 64 bits."""
+LARGEST_SEED = 2**63 - 1
+
+
+class Parser(argparse.ArgumentParser):
+    """Shows the module's docstring as it stands, takes no shortened options, and refuses in one line.
+
+    Parsers of subcommands are of this class too.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(**{**how, **options})
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # so that -1e-3 and -0.5,1 are values too
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2 and one line; argparse's own would put the usage before it."""
+        self.exit(2, f"error: {' '.join(message.splitlines())}; see --help\n")
+
+
+def whole_number(text: str) -> int:
+    """A number of things, from 1 up."""
+    return _integer(text, 1, LARGEST_NUMBER)
+
+
+def whole_number_or_zero(text: str) -> int:
+    """A number of things, from 0 up."""
+    return _integer(text, 0, LARGEST_NUMBER)
+
+
+def seed_number(text: str) -> int:
+    """A seed of random draws, which every library takes."""
+    return _integer(text, 0, LARGEST_SEED)
+
+
+def _integer(text: str, least: int, most: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:  # also what has more than 4,300 digits
+        value = least - 1
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} to {most}")
+    return value
+
+
+def finite_number(text: str) -> float:
+    """Any number but infinity."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number")
+    return value
+
+
+def positive_number(text: str) -> float:
+    """A number above 0."""
+    value = finite_number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
+
+
+def share_of_one(text: str) -> float:
+    """A part of a whole, between 0 and 1."""
+    value = finite_number(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} does not lie between 0 and 1")
+    return value
+
+
+def several(type_of_each: Callable[[str], _Value]) -> Callable[[str], tuple[_Value, ...]]:
+    """The type of a list with commas: its values, ascending, each once."""
+
+    def parse(text: str) -> tuple[_Value, ...]:
+        return tuple(sorted({type_of_each(part) for part in text.split(",")}))
+
+    return parse
+
+
+whole_numbers = several(whole_number)
+"""Such as ``1,2,4``."""
+
+
+def out_folder(text: str) -> Path:
+    """A folder to write to, which need not exist."""
+    return _reachable(_named(text))
+
+
+def out_file(name: str) -> Callable[[str], Path]:
+    """The type of an ``--out FILE``: the file; in a folder that is there, or where the path ends with /, ``name``."""
+
+    def parse(text: str) -> Path:
+        path = _named(text) / name if text.endswith("/") else file_in(_named(text), name)
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"{path} is a folder; name a file")
+        _reachable(path.parent)
+        return path
+
+    return parse
+
+
+def _named(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; give a path")
+    return Path(text)
+
+
+def _reachable(path: Path) -> Path:
+    """``path``, a folder that is there or can be made. Refuses it where a file stands in its way."""
+    blocking = next((each for each in (path, *path.parents) if each.exists() and not each.is_dir()), None)
+    if blocking is not None:
+        raise argparse.ArgumentTypeError(f"{blocking} is a file; name a folder, or remove the file")
+    return path

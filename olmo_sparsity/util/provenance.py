@@ -1,0 +1,63 @@
+"""What made a file: commit, library versions, command and machine, written beside every result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.util.files import read_json, write_json
+
+LIBRARIES = ("torch", "ai2-olmo", "transformers", "accelerate", "deepspeed", "numpy", "olmo-sparsity")
+
+
+def provenance() -> dict[str, Any]:
+    """Commit, versions, command line, processor cores and time (UTC) of this process."""
+    return {
+        "commit": current_commit(),
+        "versions": library_versions(),
+        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "cpu_cores": os.cpu_count(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def append_provenance(folder: str | Path) -> None:
+    """Add this process to the `provenance.json` of a run folder, a list with one entry a start or resumption."""
+    path = Path(folder) / "provenance.json"
+    remedy = "remove it, and run the same command again"
+    before = read_json(path, remedy, expect=list) if path.is_file() else []
+    write_json(path, [*before, provenance()])
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that the numbers depend on; imports none of them."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def current_commit() -> str:
+    """Commit of this code, with a + behind it where files were changed since; empty outside a git checkout."""
+    try:
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _git(*arguments: str) -> str:
+    here = Path(__file__).parent
+    # Without optional locks: a run that is killed here must not leave the user's checkout locked.
+    return subprocess.run(
+        ["git", "--no-optional-locks", *arguments], cwd=here, capture_output=True, text=True, check=True
+    ).stdout.strip()

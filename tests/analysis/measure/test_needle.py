@@ -1,0 +1,281 @@
+"""Needles: where they stand, a copy head built by hand that finds them all, plain forward passes, and the script."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+from analysis.measure.needle import NeedleSettings, measure_needle
+from analysis.measure.needle_recall import RecallOptions, needle_contexts, recall_of_needles
+from analysis.measure.needles import cells_of, draw_needles, measure_needles
+from analysis.model.load import load_for_analysis
+from analysis.model.token_losses import TokenLosses
+from analysis.plots.needle import NEEDLE, needle_figure, recall_figure
+from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.util.errors import UserError
+from tests.analysis.model.test_load import directory
+from tests.olmo_sparsity.test_export import checkpoint
+from tests.support import tiny
+from tests.support.replaced_tokens import assert_refused_and_right_ones_remembered
+
+ROOT = Path(__file__).parents[3]
+LENGTHS, KS, DEPTHS, Q = (12, 24), (1, 3), (0.0, 0.5, 1.0), 2
+DOCUMENTS = [document for n in (24, 30, 80, 100, 10) for document in tiny.random_documents(1, n, seed=n)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("needle")
+    corpus = tiny.write_corpus(folder / "corpus", {"train": DOCUMENTS[:1], "heldout": DOCUMENTS})
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        checkpoint(folder / name, corpus=corpus, **({"d_model": 16} if name == "two" else {}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def needles(made):
+    tokens = TokenFiles.of_split(made / "corpus", "heldout")
+    return draw_needles(tokens, 8, lengths=LENGTHS, ks=KS, key_tokens=Q, seed=0)
+
+
+class CopyHead(nn.Module):
+    """One attention head: a place is looked up by the q tokens before it, and its own token is written out."""
+
+    def __init__(self, vocabulary=50, q=Q, sharpness=40.0):
+        super().__init__()
+        self.vocabulary, self.q, self.sharpness = vocabulary, q, sharpness
+
+    def forward(self, input_ids, position_ids, *, last_logits_only=False):
+        one_hot = nn.functional.one_hot(input_ids, self.vocabulary).float()
+        before = [one_hot.roll(shift, dims=1) for shift in range(1, self.q + 1)]
+        here = [one_hot.roll(shift, dims=1) for shift in range(self.q)]
+        scores = torch.cat(here, dim=-1) @ torch.cat(before, dim=-1).transpose(1, 2)
+        length = input_ids.shape[1]
+        scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -1e9)
+        scores[:, :, : self.q] = -1e9  # rolled around
+        scores[:, :, 0] = self.q - 0.5  # attended to where no place has all q tokens before it
+        logits = self.sharpness * (scores * self.sharpness).softmax(-1) @ one_hot
+        return SimpleNamespace(logits=logits[:, -1:] if last_logits_only else logits)
+
+
+def losses_of(model):
+    return TokenLosses(SimpleNamespace(model=model, checkpoint=Path("by-hand")), device="cpu")
+
+
+def test_a_needle_stands_where_it_was_asked_and_nowhere_else(needles):
+    assert len(needles) == 8
+    for cell in cells_of(KS, LENGTHS, DEPTHS):
+        rows, k = needles.contexts(cell), cell.value_tokens
+        assert rows.shape == (8, cell.length + k)
+        for number, row in enumerate(rows.tolist()):
+            key, value = needles.key[number].tolist(), needles.value[number, :k].tolist()
+            text = needles.text[number].tolist()
+            assert len({*key, *value}) == Q + k and not {*key, *value} & set(text)
+            assert row[cell.length - Q :] == key + value
+            inside = row[: cell.length - Q]
+            if cell.depth is None:
+                assert inside == text[: cell.length - Q]
+                continue
+            room = cell.length - 2 * Q - k
+            start = {0.0: 0, 0.5: round(room / 2), 1.0: room}[cell.depth]
+            assert inside[start : start + Q + k] == key + value
+            assert inside[:start] + inside[start + Q + k :] == text[:room]
+
+
+def test_needles_are_a_function_of_their_seed(made, needles):
+    tokens = TokenFiles.of_split(made / "corpus", "heldout")
+    again = draw_needles(tokens, 8, lengths=LENGTHS, ks=KS, key_tokens=Q, seed=0)
+    other = draw_needles(tokens, 8, lengths=LENGTHS, ks=KS, key_tokens=Q, seed=1)
+    assert np.array_equal(again.key, needles.key) and np.array_equal(again.value, needles.value)
+    assert not np.array_equal(other.key, needles.key)
+
+
+def test_a_copy_head_finds_every_needle_and_none_that_is_absent(needles):
+    for cell, loss, exact in measure_needles(losses_of(CopyHead()), needles, cells_of(KS, LENGTHS, DEPTHS)):
+        if cell.depth is None:
+            assert not exact.any() and (loss > 1).all()
+        else:
+            assert exact.all() and (loss < 1e-6).all(), cell
+
+
+def test_loss_and_exact_match_are_those_of_one_forward_pass_a_token(made, needles):
+    loaded = load_for_analysis(made / "one" / "run")
+    cells = cells_of((3,), LENGTHS, (0.5,))
+    for cell, loss, exact in measure_needles(TokenLosses(loaded, device="cpu"), needles, cells):
+        for number, row in enumerate(needles.contexts(cell).tolist()):
+            expected, right = [], []
+            for place in range(cell.length, cell.length + 3):
+                with torch.no_grad():
+                    ids = torch.arange(place)[None]
+                    logits = loaded.model(torch.tensor([row[:place]]), position_ids=ids).logits[0, -1]
+                expected.append(float(-logits.double().log_softmax(-1)[row[place]]))
+                right.append(int(logits.argmax()) == row[place])
+            assert loss[number] == pytest.approx(np.mean(expected), abs=1e-4)
+            assert exact[number] == all(right)
+
+
+def test_leave_one_out_finds_the_needle_of_a_copy_head_and_not_the_placebos(needles):
+    options = RecallOptions(("leave-one-out", "random"), 24, 0.5, 8)
+    contexts, placebos, columns = needle_contexts(needles, options)
+    for number in range(8):
+        needle = [*needles.key[number], needles.value[number, 0]]
+        assert contexts.tokens[number, columns].tolist() == needle
+        assert contexts.targets[number] == needle[-1]
+        assert placebos.tokens[number, columns].tolist() == [
+            *needles.key[number - 1],
+            needles.value[number - 1, 0],
+        ]
+        assert placebos.tokens[number, -Q:].tolist() == contexts.tokens[number, -Q:].tolist()
+    by_hand = SimpleNamespace(model=CopyHead(), check_context=lambda length: None)
+    found = recall_of_needles(by_hand, needles, options, device="cpu", label="x", seed=0)
+    recall = found["selectors"]["leave-one-out"]
+    assert recall["4"]["recall"]["value"] == 1 and recall["1"]["recall"]["value"] == pytest.approx(1 / 3)
+    assert recall["4"]["placebo_recall"]["value"] < 0.6
+    assert found["chance"]["4"] == pytest.approx(4 / 22)
+
+
+def settings(made, out, **changes):
+    values = {
+        "checkpoints": tuple(str(made / name / "run") for name in ("one", "two")),
+        "labels": ("one", "two"),
+        "corpus": str(made / "corpus"),
+        "out": str(out),
+        "lengths": LENGTHS,
+        "ks": KS,
+        "depths": DEPTHS,
+        "samples": 8,
+        "device": "cpu",
+        "resamples": 300,
+    }
+    return NeedleSettings(**{**values, **changes})
+
+
+def test_cells_are_means_over_samples_and_seeds(made, tmp_path):
+    found = NEEDLE.load(measure_needle(settings(made, tmp_path, labels=("both", "both"))))
+    rows = pq.read_table(tmp_path / "needle.parquet").to_pylist()
+    (model,) = found["models"]
+    assert len(model["checkpoints"]) == 2
+    assert len(model["cells"]) == len(KS) * len(LENGTHS) * len(DEPTHS)
+    for one in model["cells"]:
+
+        def mean(name, depth, cell=one):
+            like = [
+                row[name]
+                for row in rows
+                if (row["value_tokens"], row["length"]) == (cell["value_tokens"], cell["length"])
+                and row["depth"] == depth
+            ]
+            assert len(like) == 2 * 8
+            return np.mean(like)
+
+        assert one["loss_nats"]["value"] == pytest.approx(mean("loss_nats", one["depth"]))
+        assert one["absent_loss_nats"]["value"] == pytest.approx(mean("loss_nats", None))
+        assert one["gain_nats"]["value"] == pytest.approx(
+            mean("loss_nats", None) - mean("loss_nats", one["depth"])
+        )
+        assert one["exact"]["value"] == pytest.approx(mean("exact", one["depth"]))
+        assert one["loss_nats"]["low"] <= one["loss_nats"]["value"] <= one["loss_nats"]["high"]
+        room = one["length"] - 2 * Q - one["value_tokens"]
+        assert one["distance"] == one["length"] - Q - round(one["depth"] * room)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lengths": (7, 24)}, "a context of 7 tokens does not hold a needle of 3 with its key of 2 twice and text"),
+        ({"lengths": (12, 200)}, "no held-out document has 200 tokens, the longest has 100"),
+        ({"ks": (0, 1)}, "--key-tokens and --ks take 1 or more"),
+        ({"depths": (0.5, 1.5)}, "--depths are from 0"),
+        ({"labels": ("one",)}, "2 checkpoints need as many labels"),
+        ({"lengths": (12, 100), "ks": (1, 40)}, "does not hold a needle of 40"),
+        ({"lengths": (90, 100), "ks": (1, 40)}, "tokens of the split do not occur in a stretch of 100"),
+        ({"recall": RecallOptions(("nearby",), 24, 0.5, 4)}, "nearby"),
+        ({"recall": RecallOptions(("random",), 24, 0.5, 1)}, "--recall-samples must be 2 or more"),
+        ({"recall": RecallOptions(("random",), 5, 0.5, 4)}, "--recall-length 5 does not hold a needle of 1"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_one_line_before_anything_is_written(made, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        measure_needle(settings(made, tmp_path / "out", **changes))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_of_positions_that_ends_is_refused(made, tmp_path):
+    gpt2 = directory(tmp_path / "gpt2", "gpt2")  # 64 positions
+    changes = {"checkpoints": (str(gpt2),), "labels": ("gpt2",), "corpus": str(gpt2 / "corpus")}
+    with pytest.raises(UserError, match="no held-out document has 63|beyond the 64 learned positions"):
+        measure_needle(settings(made, tmp_path / "out", lengths=(12, 63), **changes))
+
+
+def test_the_script_measures_draws_and_prints(made, tmp_path):
+    paths = [str(made / "one" / "run"), str(made / "one" / "run") + "@yarn:2"]
+    command = ["scripts/needle.py", *paths, "--corpus", made / "corpus", "--out", tmp_path, "--ks", "1,3"]
+    command += ["--lengths", "24,16", "--depths", "0,1", "--samples", 6, "--labels", "plain,YaRN"]
+    command += [
+        "--selectors",
+        "random,gradient",
+        "--recall-samples",
+        4,
+        "--recall-length",
+        20,
+        "--device",
+        "cpu",
+    ]
+    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = NEEDLE.load(tmp_path)
+    assert [each["label"] for each in found["models"]] == ["plain", "YaRN"]
+    assert found["models"][1]["checkpoints"][0]["rope_scaling"]["name"] == "yarn"
+    for name in ("needle", "needle_gain", "needle_recall"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000 and (tmp_path / f"{name}.pdf").is_file()
+    assert "plain: exact match" in done.stdout and "recall of the needle's tokens" in done.stdout
+    drawn = needle_figure(found, "exact").axes
+    assert [axes.get_title("left").split("\n")[0] for axes in drawn[:2]] == ["plain", "YaRN"]
+    cells = {
+        (c["depth"], c["length"]): c["exact"]["value"]
+        for c in found["models"][0]["cells"]
+        if c["value_tokens"] == 1
+    }
+    expected = [[cells[depth, length] for length in (16, 24)] for depth in (0, 1)]
+    assert np.allclose(drawn[0].images[0].get_array(), expected)
+    assert len(recall_figure(found).axes) == 2
+
+
+def test_files_that_are_something_else_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"needle.json is missing; make it with scripts/needle.py"):
+        NEEDLE.load(tmp_path)
+    for text, message in (("{", "is damaged"), ("[]", "holds no dict"), ('{"kind": "x"}', "holds no")):
+        (tmp_path / "needle.json").write_text(text)
+        with pytest.raises(UserError, match=message):
+            NEEDLE.load(tmp_path)
+
+
+def test_the_colours_go_upwards_where_no_model_gains_anything():
+    cell = {"value_tokens": 1, "length": 16, "depth": 0.5, "gain_nats": {"value": -0.2}}
+    models = [{"label": "x", "checkpoints": [{"training_length": None}], "cells": [cell]}]
+    settings = {
+        "ks": [1],
+        "lengths": [16],
+        "depths": [0.5],
+        "samples_measured": 4,
+        "key_tokens": 2,
+        "documents": 2,
+    }
+    drawn = needle_figure({"models": models, "settings": settings}, "gain_nats")
+    assert [text.get_text() for text in drawn.axes[0].texts] == ["-0.20"]
+    assert drawn.axes[0].images[0].get_clim() == (0, 0.1)
+
+
+def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
+    shutil.copytree(made / "corpus", tmp_path / "corpus")
+    asked = settings(made, tmp_path / "out", corpus=str(tmp_path / "corpus"))
+    assert_refused_and_right_ones_remembered(measure_needle, asked, monkeypatch)

@@ -1,0 +1,355 @@
+"""Recall of planted tokens by a trained model's selectors, against sets built one sample at a time, and the script."""
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.measure.planted_recall import checked_settings, draw_samples, measure_recall, planted_task
+from analysis.model.load import load_for_analysis
+from analysis.model.scorer import Scorer
+from analysis.plots.recall import load_recall, recall_figure
+from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.tasks import make_task
+from olmo_sparsity.util.errors import UserError
+from tests.support import tiny, tiny_task
+
+ON, ZERO, ONE = 2, 3, 4
+PARITY = make_task("sparse_parity", {"train_length": [8, 14], "k_train": 3})
+PLANTED = make_task("planted", {"train_length": [8, 14], "k_train": 3})
+DIGIT = 9  # the planted symbol 0
+SURE = 8.0
+
+
+def parity(seen):
+    """The label of the tokens that are seen, {column: token}; None where the bit of a selected pair is missing."""
+    bits = [seen.get(column + 1) for column, token in seen.items() if column % 2 == 0 and token == ON]
+    return None if None in bits else ZERO + bits.count(ONE) % 2
+
+
+def careless_parity(seen):
+    """Wrong where the first bit is 1."""
+    label = parity(seen)
+    return label if label is None or seen.get(1) != ONE else ZERO + ONE - label
+
+
+def sum_of_three(seen):
+    """The label of `planted` with p = 3; None where one of the three is missing."""
+    values = [token - DIGIT for token in seen.values() if token >= DIGIT]
+    return None if len(values) < 3 else DIGIT + sum(values) % 2
+
+
+def logits_of(solve, vocabulary, seen):
+    logits = np.zeros(vocabulary, dtype=np.float32)
+    if (label := solve(seen)) is not None:
+        logits[label] = SURE
+    return logits
+
+
+class Solver:
+    """A model that answers by rule from the tokens it sees: surely, or not at all."""
+
+    def __init__(self, solve, task):
+        self.solve, self.vocabulary = solve, len(task.vocabulary)
+
+    def __call__(self, input_ids, position_ids, *, last_logits_only):
+        rows = [
+            logits_of(self.solve, self.vocabulary, dict(zip(ids, tokens, strict=True)))
+            for ids, tokens in zip(position_ids.tolist(), input_ids.tolist(), strict=True)
+        ]
+        return SimpleNamespace(logits=torch.from_numpy(np.stack(rows))[:, None])
+
+
+def settings_for(task, **changes):
+    asked = {"length": 12, "planted": (3,), "n_short": 2, "samples": 8, "selectors": ("leave-one-out",)}
+    return checked_settings(task, **{**asked, "seed": 0, **changes})
+
+
+def left_out(loss, tokens, n_far):
+    """Far columns in the order of loss(without the column), ties in the order of the text."""
+    everything = dict(enumerate(tokens))
+    without = [loss({c: t for c, t in everything.items() if c != left}) for left in range(n_far)]
+    return sorted(range(n_far), key=lambda column: (-round(without[column], 5), column))
+
+
+def solver_loss(solve, task, label):
+    def loss(seen):
+        logits = logits_of(solve, len(task.vocabulary), seen).astype(float)
+        return np.log(np.exp(logits).sum()) - logits[label]
+
+    return loss
+
+
+def shares(order, planted, ks, unit):
+    """Share of the planted places among the first k of an order, as sets; a list over k."""
+    places = {column // unit for column in planted}
+    return [len(places & {column // unit for column in order[:k]}) / len(places) for k in ks]
+
+
+def assert_recalls(cell, name, ks, kind, expected):
+    found = [cell["selectors"][name][str(k)][kind]["value"] for k in ks]
+    assert found == pytest.approx(np.mean(expected, axis=0).tolist()), kind
+
+
+@pytest.mark.parametrize(
+    ("task", "solve"), [(PARITY, parity), (PARITY, careless_parity), (PLANTED, sum_of_three)]
+)
+def test_recalls_are_those_of_sets_built_by_leaving_out_one_token_of_one_sample(task, solve):
+    settings = settings_for(task)
+    (cell,) = measure_recall(Scorer(Solver(solve, task)), task, settings)
+    samples = draw_samples(task, settings, 3)
+    assert settings.ks == (1, 2, 4, 8)
+    countings = {"token": 1, "place": 2} if task is PARITY else {"token": 1}
+    expected = {kind: [] for what in countings for kind in (f"{what}_recall", f"{what}_placebo_recall")}
+    bits = {symbol: [] for symbol in (ZERO, ONE)}
+    right = []
+    for row, tokens in enumerate(samples.contexts.tokens.tolist()):
+        donor = samples.donors[row]
+        placebo = samples.contexts.tokens[donor].tolist()[:10] + tokens[10:]
+        label = samples.contexts.targets[row]
+        right.append(solve(dict(enumerate(tokens))) == label)
+        for kind, columns, read in (("", row, tokens), ("placebo_", donor, placebo)):
+            order = left_out(solver_loss(solve, task, label), read, 10)
+            planted = samples.planted[columns].tolist()
+            for what, unit in countings.items():
+                expected[f"{what}_{kind}recall"].append(shares(order, planted, settings.ks, unit))
+            for column in planted if task is PARITY and not kind else ():
+                bits[tokens[column]].append([column in order[:k] for k in settings.ks])
+    for kind, recalls in expected.items():
+        assert_recalls(cell, "leave-one-out", settings.ks, kind, recalls)
+    assert cell["accuracy"]["value"] == np.mean(right)
+    assert (np.mean(right) < 1) == (solve is careless_parity)
+    answered = [recall for recall, is_right in zip(expected["token_recall"], right, strict=True) if is_right]
+    assert_recalls(cell, "leave-one-out", settings.ks, "token_recall_right", answered)
+    if task is PARITY:
+        assert_recalls(cell, "leave-one-out", settings.ks, "token_recall_of_0", bits[ZERO])
+        assert_recalls(cell, "leave-one-out", settings.ks, "token_recall_of_1", bits[ONE])
+
+
+def test_a_model_that_needs_every_planted_token_is_found_out_and_its_placebo_is_not():
+    settings = settings_for(PLANTED, samples=20, selectors=("leave-one-out", "nearest"))
+    (cell,) = measure_recall(Scorer(Solver(sum_of_three, PLANTED)), PLANTED, settings)
+    found = cell["selectors"]["leave-one-out"]
+    for k in settings.ks:
+        expected = dict.fromkeys(("value", "low", "high"), min(k, 3) / 3)
+        assert found[str(k)]["token_recall"] == pytest.approx(expected)
+    # ten far tokens: those against the target come last, the eighth is the first of them
+    recalls = [found[str(k)]["token_placebo_recall"]["value"] for k in settings.ks]
+    assert recalls == pytest.approx([0, 0, 0, 1 / 3])
+
+
+def test_samples_have_all_planted_tokens_far_and_a_placebo_of_another_label():
+    settings = settings_for(PARITY, samples=30)
+    samples, sized = draw_samples(PARITY, settings, 3), PARITY.at_k(3).at_length(12)
+    looked_at = sized.sample("test", 0, range(samples.drawn))
+    kept = [i for i in range(samples.drawn) if set(looked_at.planted[i]) <= set(range(10))]
+    assert kept == samples.contexts.target_id.tolist() and 30 == len(kept) < samples.drawn
+    assert samples.contexts.tokens.tolist() == looked_at.tokens[kept, :12].tolist()
+    assert samples.planted.tolist() == looked_at.planted[kept].tolist()
+    for row in range(30):
+        label, donor = samples.contexts.targets[row], samples.donors[row]
+        assert parity(dict(enumerate(samples.contexts.tokens[row]))) == label == looked_at.label[kept[row]]
+        assert samples.placebos.targets[row] == label
+        assert samples.placebos.tokens[row, :10].tolist() == looked_at.tokens[kept[donor], :10].tolist()
+        placebo = dict(enumerate(samples.placebos.tokens[row]))
+        assert parity(placebo) == ZERO + ONE - label  # its planted tokens say the opposite
+        on = [column + 1 for column, token in placebo.items() if column % 2 == 0 and token == ON]
+        assert on == samples.placebo_planted[row].tolist()
+
+
+def checkpoint(folder, **changes):
+    """A checkpoint of random weights of a tiny model on sparse parity."""
+    task = {"name": "sparse_parity", "parameters": {"train_length": [8, 12], "k_train": 3}}
+    model = {"vocab_size": 5, "max_sequence_length": 13, **changes.pop("model", {})}
+    positions = {"scheme": "pose", **changes.pop("positions", {})}
+    config = tiny_task.config(folder, **{"task": task, "model": model, "positions": positions, **changes})
+    model = build_model(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 3 if weight.ndim > 1 else 1  # so that every token matters
+    save_checkpoint(folder / "run", config, TrainState(7, 70), model.state_dict(), {}, None)
+    return folder / "run"
+
+
+@torch.inference_mode()
+def slow_recalls(run, samples, ks):
+    """Answers of a model, and recalls of leave-one-out, true and placebo, by a full pass for each dropped token."""
+    model, _ = load_model(run)
+
+    def logits(seen):
+        ids = torch.tensor([list(seen)])
+        return model(torch.tensor([list(seen.values())]), position_ids=ids).logits[0, -1].double()
+
+    answers, recalls = [], {"token_recall": [], "token_placebo_recall": []}
+    for row, label in enumerate(samples.contexts.targets.tolist()):
+        answers.append(int(logits(dict(enumerate(samples.contexts.tokens[row].tolist()))).argmax()))
+        for kind, contexts, planted in (
+            ("token_recall", samples.contexts, samples.planted),
+            ("token_placebo_recall", samples.placebos, samples.placebo_planted),
+        ):
+            order = left_out(
+                lambda seen, label=label: -float(logits(seen).log_softmax(0)[label]),
+                contexts.tokens[row].tolist(),
+                contexts.n_far,
+            )
+            recalls[kind].append(shares(order, planted[row].tolist(), ks, 1))
+    return answers, recalls
+
+
+def assert_cell(cell, run, task, settings):
+    samples = draw_samples(task, settings, cell["planted"])
+    answers, recalls = slow_recalls(run, samples, settings.ks)
+    assert cell["accuracy"]["value"] == np.mean(np.array(answers) == samples.contexts.targets)
+    for kind, expected in recalls.items():
+        assert_recalls(cell, "leave-one-out", settings.ks, kind, expected)
+
+
+@pytest.fixture
+def script(monkeypatch, capsys):
+    path = Path(__file__).parents[3] / "scripts" / "recall.py"
+    spec = importlib.util.spec_from_file_location("recall_script", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["recall.py", *map(str, arguments)])
+        capsys.readouterr()
+        module.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_script_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, script):
+    run, out = checkpoint(tmp_path), tmp_path / "out"
+    options = [
+        "--length",
+        10,
+        "--ks",
+        "2,1",
+        "--samples",
+        4,
+        "--selectors",
+        "leave-one-out,gradient,attention",
+    ]
+    said = script("--checkpoint", run, *options, "--device", "cpu", "--out", out)
+    result = load_recall(out)
+    config, task = planted_task(run / "step00000007")
+    settings = settings_for(task, length=10, planted=(1, 2), samples=4)
+    for cell, planted in zip(result["cells"], (1, 2), strict=True):
+        assert cell["planted"] == planted
+        assert_cell(cell, run, task, settings)
+    assert (result["run"], result["step"], result["seed"]) == ("run", 7, config.seed)
+    assert result["chance"]["token"] == {str(k): pytest.approx(k / 8) for k in (1, 2, 4, 8)}
+    assert all((out / f"recall.{kind}").stat().st_size > 10_000 for kind in ("png", "pdf"))
+    assert "planted pairs" in said and "leave-one-out" in said
+    panels = recall_figure(result).axes
+    assert len(panels) == 4
+    for axes, cell, what in zip(panels, 2 * result["cells"], 2 * ["token"] + 2 * ["place"], strict=True):
+        drawn = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
+        assert drawn["chance"] == list(result["chance"][what].values())
+        for selector, by_k in cell["selectors"].items():
+            for kind in (f"{what}_recall", f"{what}_placebo_recall"):
+                assert drawn[f"{selector} {kind}"] == [each[kind]["value"] for each in by_k.values()]
+
+
+def test_the_script_measures_models_built_by_hand(tmp_path, script):
+    options = ["--n-long", 40, "--n-short", 8, "--models", 2, "--selectors", "leave-one-out,random"]
+    said = script("--out", tmp_path, *options)
+    result = json.loads((tmp_path / "recall.json").read_text())
+    assert (result["format"], result["measured"]) == (2, "hand-built models")
+    assert len(result["rows"]) == 2 * 4 * 2
+    for row in result["rows"]:
+        if row["selector"] == "leave-one-out":
+            assert row["recall"] == [min(k, row["planted"]) / row["planted"] for k in (1, 2, 4, 8, 16)]
+    assert "leave-one-out" in said
+
+
+def test_olmo_is_measured_too(tmp_path):
+    run = checkpoint(tmp_path, model=tiny_task.OLMO)
+    loaded = load_for_analysis(run)
+    _, task = planted_task(loaded.checkpoint)
+    settings = settings_for(task, planted=(2,), samples=3)
+    (cell,) = measure_recall(Scorer(loaded.model), task, settings)
+    assert_cell(cell, run, task, settings)
+
+
+def test_lengths_and_ks_default_to_those_of_training():
+    settings = settings_for(PARITY, length=None, planted=None)
+    assert (settings.length, settings.planted) == (14, (1, 2))  # k_train is 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n_short": 3}, "multiple of 2"),
+        ({"n_short": 12}, "below --length 12"),
+        ({"samples": 1}, "--samples 1 is too few"),
+        ({"planted": (6,)}, "--length 12 without its last 2 tokens does not hold k = 6"),
+        ({"length": 13}, "multiples of 2"),
+        ({"planted": (0,)}, "no k above 0"),
+        ({"selectors": ("leave-one-off",)}, "did you mean leave-one-out"),
+        ({"selectors": ("leave-one-out@gradient:4",)}, "m = 4 must be at least k = 8"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(changes, said):
+    with pytest.raises(UserError, match=said):
+        settings_for(PARITY, **changes)
+
+
+def test_a_task_without_room_or_without_another_label_is_refused():
+    stretched = replace(PLANTED, position_distribution="stretched")
+    with pytest.raises(UserError, match="only 0 have none among the last 2"):
+        draw_samples(stretched, settings_for(stretched), 3)
+    largest = replace(PLANTED, label_function="max", k_train=8)
+    with pytest.raises(UserError, match="same label"):
+        draw_samples(largest, settings_for(largest, samples=2), 8)
+
+
+def test_runs_that_cannot_be_measured_are_refused(tmp_path, script):
+    folders = [tmp_path / name for name in ("text", "bits", "index", "none")]
+    for folder in folders:
+        folder.mkdir()
+    for folder, config in (
+        (folders[0], tiny.train_config(folders[0])),
+        (
+            folders[1],
+            tiny_task.config(folders[1]),
+        ),  # coupled ids need a task that couples, which plants nothing
+    ):
+        config.save(folder / "config.yaml")
+    for folder, said in zip(folders[:2], ("on text", "the task scratchpad_parity"), strict=True):
+        with pytest.raises(UserError, match=f"{said}, which has no planted tokens; give"):
+            planted_task(folder)
+    with pytest.raises(UserError, match=r"has no config\.yaml"):
+        planted_task(folders[3])
+    run = checkpoint(folders[2], positions={"rotate": "index"})
+    with pytest.raises(UserError, match="dropping a token is not defined"):
+        script("--checkpoint", run, "--out", tmp_path, "--samples", 2)
+
+
+def test_options_of_the_other_way_to_run_it_are_refused(tmp_path, script):
+    with pytest.raises(UserError, match="--models is for models built by hand"):
+        script("--checkpoint", "a-run", "--models", 3, "--out", tmp_path)
+    with pytest.raises(UserError, match="--samples is for a trained model; name one with --checkpoint"):
+        script("--samples", 3, "--out", tmp_path)
+
+
+def test_files_that_hold_no_recall_of_a_checkpoint_are_refused(tmp_path):
+    path = tmp_path / "recall.json"
+    for text, said in (
+        (None, "is missing"),
+        ("{", "is damaged"),
+        (json.dumps({"format": 2, "measured": "hand-built models"}), "no recall of a checkpoint"),
+        (json.dumps({"format": 2, "measured": "checkpoint"}), "it has no run"),
+    ):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(UserError, match=said):
+            load_recall(tmp_path)

@@ -1,0 +1,201 @@
+"""The engine against plain passes: shared prefixes, batches, memory that runs out, and attention, for every family."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from analysis.measure.selectors import Question, find_selector
+from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
+from analysis.model.load import load_for_analysis
+from analysis.model.memory import MemoryGrowth, tokens_that_fit
+from analysis.model.scorer import Scorer
+from analysis.text.contexts import Contexts
+from olmo_sparsity.export import export_checkpoint
+from olmo_sparsity.util.errors import UserError
+from tests.analysis.model.test_load import FAMILIES, VOCABULARY
+from tests.olmo_sparsity.test_export import checkpoint
+from tests.support import tiny
+
+N, M = 24, 6
+FAR = N - M
+OWN = {
+    "rope": {},
+    "grouped": {"n_kv_heads": 2},
+    "alibi": {"rope": False, "alibi": True},
+    "nope": {"rope": False, "nope": True},
+    "learned": {"rope": False},
+}
+
+
+def build(name):
+    if name in OWN:
+        return OlmoForAnalysis(tiny.model(**OWN[name])).requires_grad_(False)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **FAMILIES[name]))
+    return PositionedCausalLM(model.eval()).requires_grad_(False)
+
+
+def make_contexts(count=3, seed=0):
+    generator = np.random.default_rng(seed)
+    tokens = generator.integers(1, VOCABULARY, (count, N))
+    return Contexts(tokens, generator.integers(1, VOCABULARY, count), np.arange(count), M)
+
+
+def without_each():
+    """Every far token left out once, (F, N - 1)."""
+    columns = np.arange(N - 1)
+    return columns + (columns >= np.arange(FAR)[:, None])
+
+
+@torch.no_grad()
+def plain_losses(model, contexts, keep):
+    """One subset of one target at a time, from its first token on."""
+    losses = np.empty((len(contexts), len(keep)))
+    for row in range(len(contexts)):
+        for number, columns in enumerate(keep):
+            tokens = torch.from_numpy(contexts.tokens[row, columns])[None]
+            logits = model(tokens, position_ids=torch.from_numpy(columns)[None]).logits[0, -1].double()
+            losses[row, number] = -logits.log_softmax(-1)[contexts.targets[row]]
+    return losses
+
+
+@pytest.mark.parametrize("name", [*OWN, *FAMILIES])
+def test_shared_prefixes_change_nothing(name):
+    model, contexts, keep = build(name), make_contexts(), without_each()
+    read = []
+    inner = model.logits_after
+
+    def spy(past, input_ids, position_ids):
+        read.append(input_ids.numel())
+        return inner(past, input_ids, position_ids)
+
+    model.logits_after = spy
+    for tokens_per_batch in (30, 200, 10_000):
+        losses = Scorer(model, tokens_per_batch=tokens_per_batch).losses(contexts, keep)
+        np.testing.assert_allclose(losses, plain_losses(model, contexts, keep), atol=2e-5)
+    assert 0 < sum(read) < 3 * 0.9 * len(contexts) * keep.size  # prefixes were not read again
+
+
+def test_subsets_with_and_without_a_prefix_keep_their_order():
+    model, contexts = build("rope"), make_contexts()
+    generator = np.random.default_rng(1)
+    keep = np.stack([np.sort(generator.choice(N, 12, replace=False)) for _ in range(20)])
+    keep[::3, :9] = np.arange(9)
+    keep[::3, 9:] = np.sort(generator.choice(np.arange(9, N), (7, 3), replace=True), axis=1)
+    keep[0] = np.arange(12)
+    losses = Scorer(model, tokens_per_batch=50).losses(contexts, keep)
+    np.testing.assert_allclose(losses, plain_losses(model, contexts, keep), atol=2e-5)
+
+
+def test_attention_of_the_last_position_equals_that_of_transformers_on_the_same_weights(tmp_path):
+    source, _ = checkpoint(tmp_path / "own")
+    export_checkpoint(source.parent, tmp_path / "hf")
+    own, exported = (Scorer(load_for_analysis(path).model) for path in (source.parent, tmp_path / "hf"))
+    contexts = make_contexts()
+    np.testing.assert_allclose(own.last_attention(contexts), exported.last_attention(contexts), atol=1e-6)
+    np.testing.assert_allclose(
+        own.presence_gradient(contexts), exported.presence_gradient(contexts), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "gpt2"])
+def test_recorded_attention_is_a_distribution(name):
+    """It sums to one over the whole context, and recording it leaves the model as it was."""
+    model, contexts = build(name), make_contexts()
+    ids = torch.arange(N).expand(len(contexts), -1)
+    whole = model.last_attention(torch.from_numpy(contexts.tokens), ids)
+    torch.testing.assert_close(whole.sum(dim=1), torch.ones(len(contexts)))
+    biased = torch.zeros(len(contexts), N, N)
+    before = model.biased_logits(torch.from_numpy(contexts.tokens), ids, biased)
+    again = model(torch.from_numpy(contexts.tokens), position_ids=ids, last_logits_only=True).logits[:, -1]
+    torch.testing.assert_close(before, again, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradient_of_every_family_is_a_finite_difference(name):
+    model, contexts = build(name), make_contexts()
+    slopes = Scorer(model).presence_gradient(contexts)
+    tokens, ids = torch.from_numpy(contexts.tokens), torch.arange(N).expand(len(contexts), -1)
+    losses = []
+    for presence in (1.01, 0.99):
+        bias = torch.zeros(len(contexts), N, N)
+        bias[:, :, 7] = np.log(presence)
+        bias[:, 7, 7] = 0
+        logits = model.biased_logits(tokens, ids, bias).double()
+        losses.append(-logits.log_softmax(-1)[range(len(contexts)), contexts.targets].numpy())
+    np.testing.assert_allclose(slopes[:, 7], -(losses[0] - losses[1]) / 0.02, atol=1e-3)
+
+
+def test_a_batch_that_does_not_fit_is_halved_for_good(monkeypatch):
+    model, contexts = build("rope"), make_contexts()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    inner, sizes = model.forward, []
+
+    def forward(input_ids, position_ids=None, **options):
+        sizes.append(input_ids.numel())
+        if input_ids.numel() > 60:
+            raise torch.OutOfMemoryError("no")
+        return inner(input_ids, position_ids, **options)
+
+    model.forward = forward
+    scorer = Scorer(model, tokens_per_batch=400, share_prefixes=False)
+    keep = without_each()
+    np.testing.assert_allclose(
+        scorer.losses(contexts, keep), plain_losses(build("rope"), contexts, keep), atol=2e-5
+    )
+    assert scorer.tokens_per_batch == 50
+    tries = len(sizes)
+    scorer.losses(contexts, keep)
+    assert max(sizes[tries:]) <= 50
+    model.forward = lambda *args, **kwargs: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
+    with pytest.raises(UserError, match="no memory for a single context"):
+        scorer.losses(contexts, keep)
+
+
+@pytest.mark.parametrize(("limit", "tokens"), [(1e9, 1000), (1600, 400), (1599, 200), (399, 50), (200, 50)])
+def test_the_batch_that_fits_is_found_by_trying(monkeypatch, limit, tokens):
+    """A made-up model whose forward pass takes 4 bytes a token."""
+    import analysis.model.memory as memory
+
+    monkeypatch.setattr(memory, "_peak_bytes", lambda model, device, rows, n_long: 4.0 * rows * n_long)
+    assert tokens_that_fit(None, torch.device("cpu"), 50, limit, most=1000) == tokens
+
+
+def test_a_context_beyond_the_memory_limit_is_refused(monkeypatch):
+    import analysis.model.memory as memory
+
+    monkeypatch.setattr(memory, "_peak_bytes", lambda model, device, rows, n_long: 4e9 * rows)
+    with pytest.raises(
+        UserError, match="one context of N = 50 tokens takes 4 GB, more than the limit of 1 GB"
+    ):
+        tokens_that_fit(None, torch.device("cpu"), 50, 1e9)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_memory_is_the_growth_to_the_peak_from_where_it_is_asked():
+    megabyte = 1 << 20
+    np.ones(200 * megabyte, dtype=np.uint8)  # an earlier, higher peak
+    meter = MemoryGrowth(torch.device("cpu"))
+    np.ones(64 * megabyte, dtype=np.uint8)  # freed at once: only the peak knows of it
+    assert 60 * megabyte < meter.growth_bytes() < 100 * megabyte
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_memory_is_really_measured():
+    wide = tiny.model(embedding_size=200_000, vocab_size=200_000)
+    with pytest.raises(UserError, match="raise --memory-limit or lower --n-long"):
+        tokens_that_fit(lambda ids, position_ids, last_logits_only: wide(ids), torch.device("cpu"), 400, 1e7)
+
+
+@pytest.mark.parametrize("name", ["leave-one-out", "greedy", "gradient", "attention"])
+def test_bf16_is_close(name):
+    contexts = make_contexts()
+    exact, coarse = (
+        find_selector(name)(Question(Scorer(build("rope"), bf16=bf16), contexts, 0, 3)).influence
+        for bf16 in (False, True)
+    )
+    np.testing.assert_allclose(coarse, exact, atol=0.1)
+    assert not np.array_equal(coarse, exact)

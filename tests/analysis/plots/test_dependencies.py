@@ -1,0 +1,230 @@
+"""Kinds, distances and tokens needed: what is drawn is what the summary says."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from analysis.plots.dependencies import distances_figure, kinds_figure, tokens_needed_figure
+from analysis.plots.figure2 import save_figure, selector_label, selector_styles
+from tests.support.made_up_summary import (
+    EVERY_SELECTOR,
+    FEW_SELECTORS,
+    KS,
+    made_up_summary,
+    without_certainty,
+)
+
+FIGURES = (kinds_figure, distances_figure, tokens_needed_figure)
+CONTEXTS = ("true", "placebo")
+
+
+@pytest.fixture(scope="module")
+def summary() -> dict:
+    return made_up_summary()
+
+
+def container(axes: Axes, label: str) -> Any:
+    (found,) = [each for each in axes.containers if each.get_label() == label]
+    return found
+
+
+def intervals_drawn(axes: Axes, label: str, direction: str) -> np.ndarray:
+    """Value, lower and upper end of each error bar with this label, (bars, 3); ``direction`` is x or y."""
+    points, _, (bars,) = container(axes, label).lines
+    part = "xy".index(direction)
+    ends = np.array([path.vertices[:, part] for path in bars.get_paths()])
+    # without a marker there is no line of points, and the bar has no value but that of what it stands on
+    middle = ends.mean(axis=1) if points is None else np.array(points.get_data()[part], dtype=float)
+    return np.column_stack([middle, ends])
+
+
+def expected(intervals: list[dict]) -> np.ndarray:
+    return np.array([[each[bound] for bound in ("value", "low", "high")] for each in intervals])
+
+
+def patches_of(axes: Axes, label: str) -> list[Rectangle]:
+    return list(container(axes, label).patches)
+
+
+def legend_of(figure: Figure) -> list[str]:
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_bars_of_kinds_are_the_summary(summary: dict) -> None:
+    panels = kinds_figure(summary).axes
+    kinds = summary["kinds"]["kinds"]
+    for axes, key in zip(
+        (panels[0], panels[0], panels[1]), ("share", "share_over_tau", "gap_short_minus_long"), strict=True
+    ):
+        wanted = expected([each[key] for each in kinds])
+        assert [bar.get_width() for bar in patches_of(axes, key)] == wanted[:, 0].tolist()
+        np.testing.assert_allclose(intervals_drawn(axes, f"{key} interval", "x"), wanted)
+    for name in ("leave-one-out", "random", "nearest"):
+        net = expected([each["selectors"][name]["net_recovery"] for each in kinds])
+        assert [bar.get_width() for bar in patches_of(panels[3], f"{name} net_recovery")] == net[
+            :, 0
+        ].tolist()
+        np.testing.assert_allclose(intervals_drawn(panels[3], f"{name} net_recovery interval", "x"), net)
+        for key in ("recovery", "placebo_recovery"):
+            wanted = expected([each["selectors"][name][key] for each in kinds])
+            np.testing.assert_allclose(intervals_drawn(panels[2], f"{name} {key}", "x"), wanted)
+
+
+def test_every_bar_stands_in_the_row_of_its_kind(summary: dict) -> None:
+    figure = kinds_figure(summary)
+    labels = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    for label, each in zip(labels, summary["kinds"]["kinds"], strict=True):
+        counts = f"{each['targets_over_tau']} of n = {each['targets']} over"
+        assert label.startswith(f"{each['kind']}\n{counts}")
+        assert label.endswith(f"in {each['documents_over_tau']} documents")
+    for axes in figure.axes:
+        for each in axes.containers:
+            patches: Any = getattr(each, "patches", [])
+            rows = [bar.get_y() + bar.get_height() / 2 for bar in patches]
+            assert [round(row) for row in rows] == list(range(len(rows)))
+    top, bottom = figure.axes[0].get_ylim()[::-1]
+    assert top < bottom  # the first kind is the topmost
+
+
+def test_kinds_of_few_documents_are_hatched(summary: dict) -> None:
+    """30 documents are enough, 29 are not."""
+    documents = [each["documents_over_tau"] for each in summary["kinds"]["kinds"]]
+    assert {29, 30} <= set(documents)
+    figure = kinds_figure(summary)
+    for axes in figure.axes:
+        rows = [each for each in axes.patches if each.get_hatch()]
+        assert [each.get_y() + 0.5 for each in rows] == [row for row, n in enumerate(documents) if n < 30]
+    assert any("fewer than 30 documents" in text for text in legend_of(figure))
+
+
+def test_without_such_kinds_nothing_is_hatched() -> None:
+    summary = made_up_summary(FEW_SELECTORS)
+    for each in summary["kinds"]["kinds"]:
+        each["documents_over_tau"] = 31
+    figure = kinds_figure(summary)
+    assert not [each for axes in figure.axes for each in axes.patches if each.get_hatch()]
+    assert not any("fewer" in text for text in legend_of(figure))
+
+
+def test_a_kind_without_targets_over_tau_has_no_recovery() -> None:
+    """Its recoveries are None in the summary; its row stays, and nothing but the marks of recovery is missing."""
+    summary = made_up_summary(FEW_SELECTORS)
+    nothing = {"value": None, "low": None, "high": None}
+    kind = summary["kinds"]["kinds"][1]
+    kind["selectors"] = {
+        name: dict.fromkeys(recoveries, nothing) for name, recoveries in kind["selectors"].items()
+    }
+    drawn = intervals_drawn(kinds_figure(summary).axes[2], "random recovery", "x")
+    assert np.isnan(drawn[1]).all() and np.isfinite(np.delete(drawn, 1, axis=0)).all()
+
+
+def test_distances_are_the_summary(summary: dict) -> None:
+    panels = distances_figure(summary).axes
+    distances = summary["distances"]
+    edges = distances["edges"]
+    assert [axes.get_title("left") for axes in panels] == list(distances["selectors"])
+    for axes, (name, shares) in zip(panels, distances["selectors"].items(), strict=True):
+        wanted = {context: expected(shares[context]) for context in CONTEXTS}
+        bars = patches_of(axes, "true")
+        assert [bar.get_height() for bar in bars] == wanted["true"][:, 0].tolist()
+        assert [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars] == list(pairwise(edges))
+        outlines = {each.get_label(): each.get_data() for each in axes.patches if hasattr(each, "get_data")}
+        assert outlines["placebo"].values.tolist() == wanted["placebo"][:, 0].tolist()
+        assert outlines["placebo"].edges.tolist() == edges
+        # of 112 far tokens, as many per bin as it is wide
+        np.testing.assert_allclose(
+            outlines["uniform"].values,
+            [(high - low) / 112 for low, high in pairwise(edges)],
+        )
+        for context in CONTEXTS:
+            drawn = intervals_drawn(axes, f"{context} interval", "y")
+            np.testing.assert_allclose(drawn[:, 1:], wanted[context][:, 1:])
+        marks = container(axes, "placebo interval").lines[0]
+        assert marks.get_marker() == selector_styles(EVERY_SELECTOR)[name][1]
+        assert marks.get_markerfacecolor() == "white"
+
+
+def test_intervals_of_distances_stand_in_their_bins(summary: dict) -> None:
+    edges = np.array(summary["distances"]["edges"])
+    for axes in distances_figure(summary).axes:
+        for context in CONTEXTS:
+            (bars,) = container(axes, f"{context} interval").lines[2]
+            x = np.array([path.vertices[0, 0] for path in bars.get_paths()])
+            assert (edges[:-1] < x).all() and (x < edges[1:]).all()
+
+
+def test_the_nearest_control_does_not_flatten_the_others(summary: dict) -> None:
+    """All its tokens fall into one bin: that bar is cut, and its height written on it."""
+    panels = {axes.get_title("left"): axes for axes in distances_figure(summary).axes}
+    (top,) = {axes.get_ylim()[1] for axes in panels.values()}
+    assert top < 0.5 and [text.get_text() for text in panels["nearest"].texts] == ["100 %"]
+    assert not panels["greedy"].texts
+    alone = distances_figure(made_up_summary(("nearest",))).axes[0]
+    assert alone.get_ylim()[1] > 1 and not alone.texts
+
+
+def test_tokens_needed_are_the_summary(summary: dict) -> None:
+    panels = tokens_needed_figure(summary).axes
+    needed = summary["tokens_needed"]["selectors"]
+    assert [axes.get_title("left") for axes in panels] == list(map(selector_label, needed))
+    for axes, shares in zip(panels, needed.values(), strict=True):
+        for context in CONTEXTS:
+            (line,) = [line for line in axes.lines if line.get_label() == context]
+            wanted = expected(shares[context])
+            assert np.asarray(line.get_xdata()).tolist() == list(KS)
+            assert np.asarray(line.get_ydata()).tolist() == wanted[:, 0].tolist()
+            assert line.get_drawstyle() == "steps-post" and line.is_dashed() == (context == "placebo")
+            (bars,) = container(axes, f"{context} interval").lines[2]
+            ends = np.array([path.vertices for path in bars.get_paths()])
+            np.testing.assert_allclose(ends[:, :, 1], wanted[:, 1:])
+            np.testing.assert_allclose(ends[:, 0, 0], KS)
+
+
+def test_the_censored_share_is_written_above_the_curves(summary: dict) -> None:
+    panels = dict(zip(summary["tokens_needed"]["selectors"], tokens_needed_figure(summary).axes, strict=True))
+    # leave-one-out: 0.62 · 1.11 = 0.688 have enough with 8 tokens, hence 31 % [27, 35] have not
+    assert [text.get_text() for text in panels["leave-one-out"].texts] == ["censored at k = 8: 31 [27, 35] %"]
+    for axes in panels.values():
+        assert axes.get_ylim()[1] > 1.1  # nothing is above 100 %, so the text is clear of every curve
+
+
+@pytest.mark.parametrize("draw", FIGURES)
+@pytest.mark.parametrize("selectors", [FEW_SELECTORS, EVERY_SELECTOR])
+def test_legend_is_below_the_panels(draw: Any, selectors: tuple[str, ...]) -> None:
+    figure = draw(made_up_summary(selectors))
+    assert any("placebo" in text for text in legend_of(figure))
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert box.y1 <= min(axes.get_tightbbox().y0 for axes in figure.axes)
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("draw", (distances_figure, tokens_needed_figure))
+def test_axes_are_shared_and_named_at_the_rim(draw: Any, summary: dict) -> None:
+    panels = draw(summary).axes
+    assert len({axes.get_ylim() for axes in panels}) == len({axes.get_xlim() for axes in panels}) == 1
+    columns: dict[int, list[Axes]] = {}
+    for axes in panels:
+        columns.setdefault(axes.get_subplotspec().colspan.start, []).append(axes)
+    for members in columns.values():
+        assert [bool(axes.get_xlabel()) for axes in members] == [False] * (len(members) - 1) + [True]
+        assert [
+            any(tick.label1.get_visible() for tick in axes.xaxis.get_major_ticks()) for axes in members
+        ] == [False] * (len(members) - 1) + [True]
+    assert all(axes.get_ylabel() for axes in columns[0])
+    assert not any(axes.get_ylabel() for axes in columns[1])
+
+
+@pytest.mark.parametrize("draw", FIGURES)
+def test_a_single_selector_of_one_document_can_be_drawn(draw: Any, tmp_path: Path) -> None:
+    summary = without_certainty(made_up_summary(("attention",)))
+    first = save_figure(draw(summary), tmp_path / "one", "figure")
+    second = save_figure(draw(summary), tmp_path / "two", "figure")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

@@ -1,0 +1,265 @@
+"""Figure 1: what is drawn and written is what the records say."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+
+from analysis.plots.figure1 import accuracy_by_length_figure, describe, scheme_comparison_figure
+from analysis.stats.bound import bound_figure, trained_error
+from analysis.stats.exact_match import load_records, pool
+from olmo_sparsity.util.errors import UserError
+from tests.analysis.stats.test_exact_match import wilson_by_hand
+from tests.support.made_up_exact_match import record, row, write, write_schemes, write_sparse
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "figure1.py"
+SCHEMES = ["RoPE", "RoPE + PoSE", "coupled ids (oracle)", "Predictive Position Coupling"]
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory):
+    write_sparse(folder := tmp_path_factory.mktemp("sparse"))
+    return pool(load_records([folder]), 1000)
+
+
+@pytest.fixture(scope="module")
+def schemes(tmp_path_factory):
+    write_schemes(folder := tmp_path_factory.mktemp("schemes"))
+    return pool(load_records([folder]), 1000)
+
+
+def curve(axes, label):
+    (line,) = [line for line in axes.lines if line.get_label() == label]
+    return line
+
+
+def legend_names(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def is_inside(figure):
+    """Whether everything stays on the page, and the legend clear of the panels."""
+    figure.draw_without_rendering()
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    legend, heading = figure.legends[0].get_window_extent(), figure._suptitle.get_window_extent()
+    across = all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in (*boxes, legend, heading))
+    return across and legend.y0 >= 0 and legend.y1 <= min(box.y0 for box in boxes)
+
+
+class TestAccuracyByLength:
+    def test_panels_curves_and_bands_are_the_groups(self, sparse):
+        figure = accuracy_by_length_figure(sparse)
+        assert [axes.get_title("left") for axes in figure.axes] == [
+            f"$K_{{train}}$ = {k}" for k in (4, 8, 12)
+        ]
+        for axes, group in zip(figure.axes, sparse, strict=True):
+            bands = [band for band in axes.collections if isinstance(band, PolyCollection)]
+            assert len(bands) == len(group.curves) == 7
+            for band, each in zip(bands, group.curves, strict=True):
+                line = curve(axes, f"k = {each.k}")
+                assert list(line.get_xdata()) == each.lengths
+                np.testing.assert_allclose(
+                    line.get_ydata(), [100 * point.exact.value for point in each.points]
+                )
+                assert line.is_dashed() == (each.k > group.settings.k_train)
+                drawn = np.asarray(band.get_paths()[0].vertices)[:, 1]
+                for point in each.points:
+                    assert np.isclose(drawn, 100 * point.exact.low).any()
+                    assert np.isclose(drawn, 100 * point.exact.high).any()
+            (chance,) = [line for line in axes.lines if list(line.get_ydata()) == [50, 50]]
+            assert chance.get_linestyle() == ":"
+            assert axes.patches[0].get_extents().width > 0
+            (x0, x1) = sorted({x for x, _ in axes.patches[0].get_corners()})
+            assert (x0, x1) == (20, 50)
+
+    def test_axes_legend_and_heading(self, sparse):
+        figure = accuracy_by_length_figure(sparse)
+        first = figure.axes[0]
+        assert first.get_xscale() == "log"
+        assert first.get_xlabel() == "prompt length 2l [tokens]"
+        assert first.get_ylabel() == "accuracy [% of samples]" and figure.axes[1].get_ylabel() == ""
+        assert legend_names(figure) == [
+            *(f"k = {k}" for k in (4, 6, 8, 10, 12, 14, 16)), "$k > K_{train}$", "trained lengths", "chance",
+        ]  # fmt: skip
+        assert len({line.get_color() for line in figure.legends[0].get_lines()[:7]}) == 7
+        assert describe(sparse).startswith(
+            "RoPE + PoSE; 3 training seeds; 3,000 steps; 600 samples a point; "
+        )
+        assert "bootstrap over seeds" in describe(sparse)
+        assert is_inside(figure)
+
+    def test_chance_of_planted_labels_and_what_else_differs(self, tmp_path):
+        rows = [row(20, 190, 4, (10, 0, 0)), row(100, 100, 4, (100, 0, 0))]
+        even = {"label_function": "sum", "planted_distribution": "uniform", "num_planted": 5}
+        for name, changes in {"a": even, "b": {**even, "label_function": "max"}}.items():
+            write(tmp_path / name, record(rows, "planted", task_changes=changes))
+        figure = accuracy_by_length_figure(pool(load_records([tmp_path]), 1000))
+        for axes, label, chance in zip(figure.axes, ("max", "sum"), ([], [[20, 20]]), strict=True):
+            assert axes.get_title("left") == f"$K_{{train}}$ = 4\nlabel_function {label}"
+            assert [list(line.get_ydata()) for line in axes.lines if line.get_linestyle() == ":"] == chance
+        assert figure.axes[0].get_xlabel() == "prompt length l [tokens]"
+        assert "Wilson" in figure._suptitle.get_text() and "bootstrap" not in figure._suptitle.get_text()
+
+
+class TestSchemeComparison:
+    def test_curves_multiples_and_labels(self, schemes):
+        figure = scheme_comparison_figure(schemes)
+        parity, assignment = figure.axes[0], figure.axes[5]
+        assert len(figure.axes) == 2 * (1 + 4)
+        assert parity.get_title("left") == "Parity with scratchpad: exact match"
+        assert (parity.get_xlabel(), assignment.get_xlabel()) == (
+            "length n [bits]",
+            "chain length [assignments]",
+        )
+        assert parity.get_ylabel() == "exact match [% of samples]" and parity.get_xscale() == "log"
+        assert [text.get_text() for text in parity.texts] == ["1× = 20", "3×", "5×"]
+        assert [text.get_text() for text in assignment.texts] == ["1× = 4", "3×"]
+        marked = [line.get_xdata()[0] for line in parity.lines if line.get_linestyle() == ":"]
+        assert marked == [20, 60, 100]
+        for group, axes in zip(schemes, [parity] * 4 + [assignment] * 4, strict=True):
+            line = curve(axes, SCHEMES[schemes.index(group) % 4])
+            np.testing.assert_allclose(
+                line.get_ydata(), [100 * p.exact.value for p in group.curves[0].points]
+            )
+        assert legend_names(figure) == [
+            *SCHEMES, "first error: wrong token", "first error: wrong id", "first error: stops too early or late",
+            "trained lengths",
+        ]  # fmt: skip
+        assert is_inside(figure)
+
+    def test_bars_of_first_errors_reach_what_is_not_exact(self, schemes):
+        figure = scheme_comparison_figure(schemes)
+        for group, axes in zip(schemes, [*figure.axes[1:5], *figure.axes[6:10]], strict=True):
+            assert axes.get_title("left") == SCHEMES[schemes.index(group) % 4]
+            points = group.curves[0].points
+            for container, sort in zip(axes.containers, ("token", "id", "stop"), strict=True):
+                np.testing.assert_allclose(
+                    [b.get_height() for b in container], [100 * p.wrong[sort] for p in points]
+                )
+            tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
+            np.testing.assert_allclose(tops, [100 * (1 - point.exact.value) for point in points], atol=1e-9)
+
+    def test_many_curves_of_a_scheme_differ_in_looks(self, tmp_path):
+        for number, rotate in enumerate(("ids", "index", "none")):
+            value = record([row(5, 9), row(40, 9)], "scratchpad_parity", scheme="predicted", rotate=rotate)
+            write(tmp_path / str(number), value)
+        figure = scheme_comparison_figure(pool(load_records([tmp_path]), 1000))
+        lines = [curve(figure.axes[0], f"{SCHEMES[3]}, rotate {each}") for each in ("ids", "index", "none")]
+        assert len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 3
+        assert is_inside(figure)
+
+
+class TestBoundFigure:
+    def test_errors_limits_and_bounds(self, tmp_path):
+        rows = [row(20, 200, 4), row(50, 200, 4), row(100, 190, 4, (10, 0, 0)), row(200, 180, 4, (20, 0, 0))]
+        write(tmp_path / "a", record([*rows, row(50, 100, 6, (100, 0, 0))]))
+        (group,) = pool(load_records([tmp_path]), 1000)
+        start = trained_error(group)
+        figure = bound_figure([start])
+        (axes,) = figure.axes
+        assert axes.get_xscale() == axes.get_yscale() == "log"
+        assert axes.get_ylabel() == "error [share of samples]"
+        np.testing.assert_allclose(curve(axes, "k = 4").get_ydata(), [np.nan, np.nan, 0.05, 0.1])
+        limits = curve(axes, "k = 4, none wrong")
+        assert list(limits.get_xdata()) == [20, 50]
+        assert limits.get_ydata() == pytest.approx([start.delta, start.delta])
+        improved = curve(axes, "improved")
+        assert (improved.get_xdata()[0], improved.get_xdata()[-1]) == pytest.approx((50, 200))
+        assert improved.get_ydata() == pytest.approx(
+            (np.asarray(improved.get_xdata()) / 50) ** 2 * start.delta
+        )
+        assert set(curve(axes, "Theorem 4.3").get_ydata()) == {1.0}
+        names = legend_names(figure)
+        assert "Theorem 4.3, up to a constant: L L′² δ (1 or more here)" in names
+        assert "improved, up to a constant: (L′/L)² δ" in names and "none wrong: upper limit" in names
+        assert "δ ≤ 0.019 (none of 200 wrong)" in axes.get_title("left")
+        assert is_inside(figure)
+
+    def test_a_panel_for_each_k_train(self, sparse):
+        figure = bound_figure([trained_error(group) for group in sparse])
+        for axes, k in zip(figure.axes, (4, 8, 12), strict=True):
+            assert f"k = {k}: δ = " in axes.get_title("left")
+            widths = {line.get_label(): line.get_linewidth() for line in axes.lines}
+            assert [name for name, width in widths.items() if width == 2] == [f"k = {k}"]
+        assert "improved, 95 % interval of δ" in legend_names(figure) and is_inside(figure)
+
+
+@pytest.fixture(scope="module")
+def main():
+    spec = importlib.util.spec_from_file_location("figure1", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+def run(main, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["figure1.py", *map(str, arguments)])
+    main()
+
+
+class TestScript:
+    def test_json_and_table_hold_the_numbers(self, tmp_path, main, monkeypatch, capsys):
+        rows = [row(20, 196, 4, (4, 0, 0)), row(100, 150, 4, (50, 0, 0))]
+        file = write(tmp_path / "in", record(rows))
+        run(main, monkeypatch, tmp_path / "in", "--out", tmp_path / "out", "--bound")
+        names = ["figure1-sparse_parity", "figure1-sparse_parity-bound"]
+        expected = {"figure1.json", *(f"{name}.{kind}" for name in names for kind in ("png", "pdf"))}
+        assert {path.name for path in (tmp_path / "out").iterdir()} == expected
+        found = json.loads((tmp_path / "out" / "figure1.json").read_text())
+        (one,) = found["curves"]
+        assert (one["task"], one["k"], one["task_parameters"]["k_train"], one["seeds"]) == (
+            "sparse_parity",
+            4,
+            4,
+            [1],
+        )
+        assert [point["length"] for point in one["points"]] == [20, 100]
+        exact = one["points"][0]["exact"]
+        assert exact["value"] == 0.98 and (exact["low"], exact["high"]) == pytest.approx(
+            wilson_by_hand(196, 200)
+        )
+        assert one["points"][1]["wrong"] == {"token": 0.25, "id": 0, "stop": 0}
+        assert found["bounds"][0]["improved"]["value"] == pytest.approx([0.08])  # (100 / 50)^2 · 4 / 200
+        assert (
+            found["records"][0]["record"] == str(file) and found["records"][0]["weights_sha256"] == "a" * 64
+        )
+        assert found["settings"] == {"resamples": 2000, "bootstrap_seed": 0}
+        assert {"commit", "versions"} == set(found["provenance"])
+        printed = capsys.readouterr().out
+        assert (
+            "k = 4, K_train = 4" in printed and "98.0 [95.0, 99.2]" in printed and "figure1.json" in printed
+        )
+
+    def test_coupled_tasks_from_the_command_line_without_torch(self, tmp_path):
+        value = record([row(5, 9, None, (1, 0, 0)), row(40, 4, None, (1, 3, 2))], "scratchpad_parity")
+        write(tmp_path / "in", value)
+        heavy = {"torch", "accelerate", "deepspeed", "transformers", "olmo", "olmo_sparsity.training"}
+        code = (
+            "import runpy, sys\n"
+            f"try: runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+            f"except SystemExit as end: sys.exit(end.code or ', '.join({heavy} & set(sys.modules)))"
+        )
+        command = [sys.executable, "-c", code, str(tmp_path / "in"), "--out", str(tmp_path / "out")]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=SCRIPT.parents[1])
+        assert result.stderr.strip() == ""
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+            "figure1-schemes.pdf", "figure1-schemes.png", "figure1.json",
+        ]  # fmt: skip
+
+    def test_bad_input_is_refused_before_anything_is_written(self, tmp_path, main, monkeypatch):
+        write(tmp_path / "in", record([row(100, 3, 4)]))
+        for arguments, said in (
+            (["--bound"], "no length from 20 to 50"),
+            ([tmp_path / "nowhere"], "nowhere is missing"),
+        ):
+            with pytest.raises(UserError, match=said):
+                run(main, monkeypatch, tmp_path / "in", *arguments, "--out", tmp_path / "out")
+        write(tmp_path / "coupled", record([row(5, 9)], "scratchpad_parity"))
+        with pytest.raises(UserError, match="--bound is for tasks with planted tokens"):
+            run(main, monkeypatch, tmp_path / "coupled", "--bound", "--out", tmp_path / "out")
+        assert not (tmp_path / "out").exists()

@@ -1,0 +1,179 @@
+"""Loss curves from metrics.jsonl: what is drawn is what was logged."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.plots.training import RunMetrics, run_names, save, short_number, smooth, training_figure
+from olmo_sparsity.util.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+
+
+def rows(steps=40, evaluated=(20, 40), by_position=True, offset=0.0):
+    found = []
+    for step in range(1, steps + 1):
+        found.append({"step": step, "tokens": 100 * step, "loss_nats": offset + 3 + 5 / step})
+        if step in evaluated:
+            row = {"step": step, "tokens": 100 * step, "heldout_loss_nats": offset + 3.1 + 5 / step}
+            bins = [
+                {"from": 8 * i, "to": 8 * i + 8, "loss_nats": offset + step + i, "tokens": 9}
+                for i in range(4)
+            ]
+            extra = {"heldout_loss_by_position": bins, "heldout_window_tokens": 16} if by_position else {}
+            found.append({**row, **extra})
+    return found
+
+
+def lines_of(axes, count):
+    """x and y of each line of ``count`` points or more."""
+    return [line.get_xydata() for line in axes.lines if len(line.get_xdata()) >= count]
+
+
+def run_script(*arguments):
+    command = [sys.executable, "scripts/plot_metrics.py", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize(("x", "scale"), [("tokens", 100), ("steps", 1)])
+def test_curves_are_the_logged_values(x, scale):
+    data = rows()
+    figure = training_figure([RunMetrics("a", data)], x=x, fraction=0)
+    raw, smoothed = lines_of(figure.axes[0], 40)
+    expected = [[scale * row["step"], row["loss_nats"]] for row in data if "loss_nats" in row]
+    assert raw.tolist() == expected
+    np.testing.assert_allclose(smoothed, expected)
+    assert np.array([[20 * scale, 3.35], [40 * scale, 3.225]]) == pytest.approx(
+        np.array(figure.axes[0].lines[2].get_xydata())
+    )
+    assert figure.axes[0].get_xlabel() == ("training tokens" if x == "tokens" else "optimizer steps")
+    assert "[nats per token]" in figure.axes[0].get_ylabel()
+
+
+def test_by_position_at_the_last_evaluation():
+    figure = training_figure([RunMetrics("a", rows()), RunMetrics("b", rows(offset=2))])
+    axes = figure.axes[1]
+    a, b = lines_of(axes, 4)
+    assert a.tolist() == [[4, 40], [12, 41], [20, 42], [28, 43]]
+    assert b[:, 1].tolist() == [42, 43, 44, 45]
+    assert [line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2] == [
+        16
+    ]  # trained length
+    assert "[tokens]" in axes.get_xlabel() and "[nats per token]" in axes.get_ylabel()
+
+
+def test_without_evaluation_there_is_one_panel():
+    assert len(training_figure([RunMetrics("a", rows(evaluated=()))]).axes) == 1
+    assert len(training_figure([RunMetrics("a", rows(by_position=False))]).axes) == 1
+    mixed = [RunMetrics("a", rows()), RunMetrics("b", rows(evaluated=()))]
+    assert len(training_figure(mixed).axes) == 2
+
+
+def test_legend_names_every_run_once():
+    figure = training_figure([RunMetrics(name, rows()) for name in ("one", "two", "three")])
+    legend = figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["one", "two", "three"]
+    assert len({line.get_color() for line in legend.get_lines()}) == 3
+    explained = figure.axes[0].texts[0].get_text()
+    assert "mean over 2 % of the run" in explained and "markers: held-out" in explained
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("evaluated", [(), (20,)])
+def test_long_names_stay_inside_the_figure(count, evaluated):
+    names = [f"{number}-a-run-with-a-long-name-of-40-letters" for number in range(count)]
+    figure = training_figure([RunMetrics(name, rows(evaluated=evaluated)) for name in names])
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y0 >= 0
+    assert figure.axes[0].get_window_extent().height > 0.3 * figure.bbox.height
+
+
+class TestSmooth:
+    def test_nothing(self):
+        values = np.random.default_rng(0).normal(size=50)
+        np.testing.assert_allclose(smooth(values, 0), values)
+
+    def test_a_mean_around_each(self):
+        values = np.random.default_rng(0).normal(size=100)
+        smoothed = smooth(values, 0.1)
+        assert smoothed[50] == pytest.approx(values[45:56].mean())
+        assert smoothed[-1] == pytest.approx(values[-6:].mean())
+
+    def test_the_start_is_not_dragged_down(self):
+        values = 1 / np.arange(1, 1001)
+        np.testing.assert_allclose(smooth(values, 0.1)[:3], values[:3])
+        np.testing.assert_allclose(smooth(values, 0.1), values, rtol=0.12)
+
+    def test_a_line_stays_a_line(self):
+        np.testing.assert_allclose(smooth(np.arange(100.0), 0.1)[:90], np.arange(90.0))
+
+
+def test_names_are_as_short_as_they_may_be():
+    assert run_names(["runs/a", "runs/b"]) == ["a", "b"]
+    assert run_names(["x/1/a", "x/2/a"]) == ["1/a", "2/a"]
+    with pytest.raises(UserError, match="named twice"):
+        run_names(["runs/a", "runs/a"])
+
+
+def test_numbers_on_the_axis():
+    assert [short_number(x) for x in (0, 500, 1500, 2e6, 5.2e9)] == ["0", "500", "1.5k", "2M", "5.2B"]
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path):
+    for kind in ("png", "pdf", "svg"):
+        paths = [save(training_figure([RunMetrics("a", rows())]), tmp_path / f"{n}.{kind}") for n in range(2)]
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+        assert paths[0].stat().st_size > 5000
+
+
+class TestScript:
+    def write(self, folder, data):
+        folder.mkdir()
+        text = "".join(json.dumps(row) + "\n" for row in data)
+        (folder / "metrics.jsonl").write_text(text + '{"step": 41, "lo')  # killed while writing
+        return folder
+
+    def test_several_runs(self, tmp_path):
+        folders = [self.write(tmp_path / name, rows()) for name in "ab"]
+        result = run_script(*folders, "--out", tmp_path / "loss.png", "--x", "steps", "--log-x")
+        assert result.returncode == 0, result.stderr
+        assert result.stdout == f"wrote {tmp_path / 'loss.png'}\n"
+        assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+        result = run_script(folders[0], "--out", folders[1])
+        assert result.stdout == f"wrote {folders[1] / 'loss.png'}\n", result.stderr
+        assert {path.name for path in folders[1].iterdir()} == {"metrics.jsonl", "loss.png"}
+        result = run_script(folders[0] / "metrics.jsonl")
+        assert (folders[0] / "loss.png").is_file(), result.stderr
+
+    @pytest.mark.parametrize(
+        ("options", "part"),
+        [
+            (["none"], "none is no run: it has no metrics.jsonl"),
+            (["a", "--out", "loss.jpeg"], "loss.jpeg has no ending of png, pdf, svg"),
+            (["empty"], "empty has no training loss in its metrics.jsonl yet"),
+            (["a", "--smooth", "3"], "--smooth 3.0 is no fraction"),
+            (["a", "a"], "a run is named twice"),
+        ],
+    )
+    def test_mistakes_are_one_line(self, tmp_path, options, part):
+        self.write(tmp_path / "a", rows())
+        self.write(tmp_path / "empty", [])
+        options = [tmp_path / each if each in ("a", "none", "empty") else each for each in options]
+        result = run_script(*options)
+        assert result.returncode == 1
+        assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+        assert part in result.stderr
+
+    def test_no_torch_is_imported(self, tmp_path):
+        code = (
+            "import runpy, sys; sys.argv = ['x', '--help']\n"
+            "try: runpy.run_path('scripts/plot_metrics.py', run_name='__main__')\n"
+            "except SystemExit: print('torch' in sys.modules)"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+        assert result.stdout.splitlines()[-1] == "False", result.stderr

@@ -1,0 +1,228 @@
+"""The cluster bootstrap and the permutation test against plain loops over documents, and against simulated truth."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from analysis.stats import bootstrap as statistics
+from analysis.stats.bootstrap import (
+    ClusterBootstrap,
+    Interval,
+    cluster_bootstrap,
+    cluster_sums,
+    difference,
+    ratio_of_sums,
+    sign_flip_p_values,
+)
+
+
+def clustered(rng: np.random.Generator, documents: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """Targets of documents of unequal size, mixed: columns (saved, saved by placebo, gain) and documents."""
+    clusters = rng.permutation(np.repeat(np.arange(documents) * 7 + 3, rng.integers(1, 9, documents)))
+    gain = rng.exponential(2.0, len(clusters)) + 1
+    saved = gain * rng.normal(0.7, 0.2, len(clusters))
+    return np.stack([saved, gain * rng.normal(0.2, 0.1, len(clusters)), gain], axis=1), clusters
+
+
+def slow_resamples(
+    columns: np.ndarray, clusters: np.ndarray, resamples: int, seed: int
+) -> list[list[list[float]]]:
+    """Every resample as the rows it consists of: documents drawn one by one, all rows of each copied out."""
+    rng = np.random.default_rng(seed)
+    documents = sorted(set(clusters.tolist()))
+    result = []
+    for _ in range(resamples):
+        rows: list[list[float]] = []
+        for _ in documents:
+            drawn = documents[int(rng.integers(len(documents)))]
+            rows += [row.tolist() for row, cluster in zip(columns, clusters, strict=True) if cluster == drawn]
+        result.append(rows)
+    return result
+
+
+def test_equals_a_plain_loop() -> None:
+    columns, clusters = clustered(np.random.default_rng(1))
+    net = difference(ratio_of_sums(0, 2), ratio_of_sums(1, 2))
+    slow = []
+    for rows in slow_resamples(columns, clusters, 200, seed=5):
+        gain = math.fsum(row[2] for row in rows)
+        slow.append(math.fsum(row[0] for row in rows) / gain - math.fsum(row[1] for row in rows) / gain)
+    bootstrap = ClusterBootstrap(columns, clusters, resamples=200, seed=5)
+    np.testing.assert_allclose(net(bootstrap.resampled), slow, rtol=1e-12)
+    found = bootstrap.interval(net)
+    slow.sort()
+    assert found.value == pytest.approx((columns[:, 0] - columns[:, 1]).sum() / columns[:, 2].sum())
+    assert found.low == pytest.approx(slow[4]) and found.high == pytest.approx(
+        slow[195]
+    )  # 2.5 % of 199 = 4.975
+
+
+def test_means_equal_a_plain_loop() -> None:
+    columns, clusters = clustered(np.random.default_rng(2))
+    columns[:, 2] = 1.0
+    slow = [np.mean([row[0] for row in rows]) for rows in slow_resamples(columns, clusters, 50, seed=0)]
+    bootstrap = ClusterBootstrap(columns, clusters, resamples=50, seed=0)
+    np.testing.assert_allclose(ratio_of_sums(0, 2)(bootstrap.resampled), slow, rtol=1e-12)
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns, clusters = clustered(np.random.default_rng(3))
+    whole = ClusterBootstrap(columns, clusters, resamples=100, seed=1).resampled
+    monkeypatch.setattr(statistics, "_CHUNK_ELEMENTS", 40)  # three resamples at once
+    np.testing.assert_allclose(ClusterBootstrap(columns, clusters, resamples=100, seed=1).resampled, whole)
+
+
+def test_cluster_sums() -> None:
+    sums = cluster_sums(np.array([[1.0, 10], [2, 20], [4, 40], [8, 80]]), np.array([9, 2, 9, 5]))
+    assert sums.tolist() == [[2, 20], [8, 80], [5, 50]]
+
+
+def test_order_of_rows_is_irrelevant_and_the_seed_is_not() -> None:
+    columns, clusters = clustered(np.random.default_rng(4), documents=40)
+    mixed = np.random.default_rng(0).permutation(len(clusters))
+    first = cluster_bootstrap(columns, clusters, ratio_of_sums(0, 2), seed=3)
+    second = cluster_bootstrap(columns[mixed], clusters[mixed], ratio_of_sums(0, 2), seed=3)
+    assert (first.low, first.high) == pytest.approx((second.low, second.high))
+    assert first.low != cluster_bootstrap(columns, clusters, ratio_of_sums(0, 2), seed=4).low
+
+
+def simulate(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """60 documents of 5 targets whose values share half of their variance; the truth is 0."""
+    clusters = np.repeat(np.arange(60), 5)
+    values = rng.normal(size=60)[clusters] + rng.normal(size=300)
+    return np.stack([values, np.ones(300)], axis=1), clusters
+
+
+def test_covers_the_truth_and_an_iid_bootstrap_does_not() -> None:
+    rng = np.random.default_rng(0)
+    covered = iid_covered = 0
+    widths, iid_widths = [], []
+    for _ in range(300):
+        columns, clusters = simulate(rng)
+        by_document = cluster_bootstrap(columns, clusters, ratio_of_sums(0, 1), resamples=500)
+        by_target = cluster_bootstrap(columns, np.arange(300), ratio_of_sums(0, 1), resamples=500)
+        covered += by_document.low <= 0 <= by_document.high
+        iid_covered += by_target.low <= 0 <= by_target.high
+        widths.append(by_document.high - by_document.low)
+        iid_widths.append(by_target.high - by_target.low)
+    assert 0.90 <= covered / 300 <= 0.99
+    assert iid_covered / 300 < 0.85
+    # the standard error of a clustered mean: sqrt(1 + (5 - 1) * 0.5) times that of independent targets
+    assert np.mean(widths) / np.mean(iid_widths) == pytest.approx(math.sqrt(3), rel=0.05)
+
+
+def test_paired_difference_is_narrower_than_unpaired() -> None:
+    rng = np.random.default_rng(6)
+    common = rng.normal(size=500)
+    columns = np.stack([common + 0.1 * rng.normal(size=500), common, np.ones(500)], axis=1)
+    bootstrap = ClusterBootstrap(columns, np.arange(500))
+    one = bootstrap.interval(ratio_of_sums(0, 2))
+    both = bootstrap.interval(difference(ratio_of_sums(0, 2), ratio_of_sums(1, 2)))
+    assert both.high - both.low < 0.2 * (one.high - one.low)
+
+
+@pytest.mark.parametrize(("bearing", "exists"), [(1, False), (2, False), (3, False), (6, True)])
+def test_no_interval_from_a_few_of_many_documents(bearing: int, exists: bool) -> None:
+    """Only ``bearing`` of 100 documents have targets of the subset; a resample may hold none of them."""
+    inside = (np.arange(100) < bearing).astype(float)
+    columns = np.stack([inside * np.arange(100), inside], axis=1)
+    found = cluster_bootstrap(columns, np.arange(100), ratio_of_sums(0, 1))
+    assert found.value == (bearing - 1) / 2
+    assert math.isfinite(found.low) is exists and math.isfinite(found.high) is exists
+    if exists:
+        assert 0 <= found.low < found.value < found.high <= bearing - 1
+    else:
+        assert found.as_dict() == {"value": found.value, "low": None, "high": None}
+
+
+def test_one_document_has_no_interval() -> None:
+    found = cluster_bootstrap(np.ones((5, 2)), np.zeros(5), ratio_of_sums(0, 1))
+    assert found.value == 1 and math.isnan(found.low) and math.isnan(found.high)
+
+
+def test_empty_denominator_has_no_value() -> None:
+    columns = np.stack([np.ones(50), np.zeros(50), -np.ones(50)], axis=1)
+    for denominator in (1, 2):
+        found = cluster_bootstrap(columns, np.arange(50), ratio_of_sums(0, denominator))
+        assert found.as_dict() == {"value": None, "low": None, "high": None}
+
+
+def test_refuses_what_would_spread_unseen() -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        ClusterBootstrap(np.array([[1.0], [np.nan]]), np.arange(2))
+    with pytest.raises(ValueError, match=r"must be \(n, C\)"):
+        ClusterBootstrap(np.ones((3, 1)), np.arange(2))
+    with pytest.raises(ValueError, match="n > 0"):
+        ClusterBootstrap(np.ones((0, 1)), np.arange(0))
+
+
+def test_interval_as_json() -> None:
+    assert Interval(1.0, 0.5, 2.0).as_dict() == {"value": 1.0, "low": 0.5, "high": 2.0}
+
+
+def test_permutation_test_by_hand() -> None:
+    """Documents with sums 3, 2 and -1, observed 4: of 8 patterns ±6, ±4 and none else reach it."""
+    differences = np.array([[1.0], [2.0], [2.5], [-0.5], [-1.0]])
+    clusters = np.array([7, 7, 1, 1, 4])
+    assert sign_flip_p_values(differences, clusters).tolist() == [4 / 8]
+    # 4 documents of equal sums: only the two patterns of one sign reach the observed sum
+    assert sign_flip_p_values(np.full((4, 1), 0.1), np.arange(4)).tolist() == [2 / 16]
+
+
+def test_few_documents_are_enumerated() -> None:
+    """All patterns of signs one by one; a second column is tested on its own, its documents with zeros not counted."""
+    rng = np.random.default_rng(0)
+    clusters = rng.permutation(np.repeat(np.arange(9), 3))
+    differences = rng.normal([0.5, 0.1], 1.0, (27, 2))
+    differences[clusters == 5] = 0.0  # 8 documents are left: 256 patterns
+    slow = []
+    for column in differences.T:
+        sums = [sum(column[clusters == each]) for each in range(9) if each != 5]
+        flipped = [
+            abs(sum(sign * each for sign, each in zip(signs, sums, strict=True)))
+            for signs in itertools.product((1, -1), repeat=8)
+        ]
+        slow.append(np.mean([each >= abs(sum(sums)) - 1e-9 for each in flipped]))
+    assert 0.01 < min(slow) < max(slow) < 0.9
+    np.testing.assert_array_equal(sign_flip_p_values(differences, clusters, resamples=256), slow)
+    drawn = sign_flip_p_values(differences, clusters, resamples=255)
+    assert (drawn * 256 == np.rint(drawn * 256)).all() and not (drawn == slow).all()
+
+
+def test_many_documents_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same signs, one by one."""
+    rng = np.random.default_rng(1)
+    clusters = rng.permutation(np.repeat(np.arange(20), 4))
+    differences = rng.normal([0.0, 0.15, 0.3], 1.0, (80, 3))
+    sums = cluster_sums(differences, clusters)
+    extreme = np.zeros(3)
+    signs = np.random.default_rng([statistics._SIGN_STREAM, 6])
+    for _ in range(300):
+        total = np.zeros(3)
+        for row in sums:
+            total += row * (-1 if signs.integers(2) else 1)
+        extreme += np.abs(total) >= np.abs(sums.sum(axis=0))
+    found = sign_flip_p_values(differences, clusters, resamples=300, seed=6)
+    np.testing.assert_allclose(found, (1 + extreme) / 301)
+    monkeypatch.setattr(statistics, "_CHUNK_ELEMENTS", 70)  # three patterns at once
+    np.testing.assert_array_equal(sign_flip_p_values(differences, clusters, resamples=300, seed=6), found)
+
+
+def test_permutation_test_is_never_certain_and_sees_no_difference_where_there_is_none() -> None:
+    differences = np.stack([np.full(40, 1.0), np.zeros(40)], axis=1)
+    assert sign_flip_p_values(differences, np.arange(40), resamples=999).tolist() == [1 / 1000, 1]
+    assert sign_flip_p_values(np.zeros((3, 1)), np.arange(3)).tolist() == [1]
+
+
+def test_permutation_test_keeps_its_level_and_one_by_target_does_not() -> None:
+    rng = np.random.default_rng(2)
+    by_document, by_target = [], []
+    for _ in range(300):
+        columns, clusters = simulate(rng)
+        by_document.append(sign_flip_p_values(columns[:, :1], clusters, resamples=400)[0])
+        by_target.append(sign_flip_p_values(columns[:, :1], np.arange(300), resamples=400)[0])
+    assert 0.02 < np.mean(np.array(by_document) <= 0.05) < 0.09
+    assert 0.42 < np.mean(by_document) < 0.58  # uniform
+    assert np.mean(np.array(by_target) <= 0.05) > 0.15

@@ -1,0 +1,183 @@
+"""Two checkpoints on the same targets, against plain loops over resampled documents."""
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from analysis.records.schema import FAR_CONTEXTS
+from analysis.records.store import Records
+from analysis.stats.compare import COMPARISON, compare, render_comparison
+from analysis.stats.summary import summarize
+from olmo_sparsity.util.errors import UserError
+from tests.support.made_up_records import MEASURED, made_up_manifest, made_up_targets, write_records
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "compare.py"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Records, Records]:
+    """The same 400 targets under two checkpoints: the second one gains a bit less, and has other selectors and k."""
+    rng = np.random.default_rng(3)
+    targets = made_up_targets(400, 60, np.random.default_rng(0))
+    first = write_records(tmp_path_factory.mktemp("first"), made_up_manifest(400), targets, rng)
+    gain = 0.8 * targets.selecting_gain_nats + rng.normal(0, 0.5, 400)
+    weaker = replace(targets, loss_short_nats=targets.loss_long_nats + gain, selecting_gain_nats=gain)
+    manifest = made_up_manifest(
+        400, checkpoint="runs/b", checkpoint_sha256="d" * 64, training_seed=2, ks=[2, 4],
+        selectors=["random", "greedy", "leave-one-out", "gradient"],
+    )  # fmt: skip
+    return first, write_records(tmp_path_factory.mktemp("second"), manifest, weaker, rng)
+
+
+@pytest.fixture(scope="module")
+def comparison(pair: tuple[Records, Records]) -> dict:
+    return compare(*pair, 1000, 0)
+
+
+def test_layout(comparison: dict) -> None:
+    assert comparison["first"]["training_seed"] == 1 and comparison["second"]["training_seed"] == 2
+    assert comparison["second"]["checkpoint_sha256"] == "d" * 64
+    for name in ("selectors", "selectors_on_common_targets"):
+        assert list(comparison[name]) == ["leave-one-out", "greedy", "random"]  # no best: chosen among others
+        for per_k in comparison[name].values():
+            assert list(per_k) == ["2", "4"]
+    json.dumps(comparison, allow_nan=False)
+
+
+def test_each_side_is_its_summary(pair: tuple[Records, Records], comparison: dict) -> None:
+    """Not only the values: the same seed draws the same documents, so the intervals are equal as well."""
+    for side, records in zip(("first", "second"), pair, strict=True):
+        summary = summarize(records, 1000, 0)
+        assert comparison["share_over_tau"][side] == pytest.approx(summary["share_over_tau"])
+        gap = summary["all_targets"]["gap_short_minus_long"]
+        assert comparison["gap_short_minus_long"][side] == pytest.approx(gap)
+        assert comparison[side]["targets_over_tau"] == summary["targets_over_tau"]
+        for selector, per_k in comparison["selectors"].items():
+            for k, each in per_k.items():
+                for name, found in each.items():
+                    assert found[side] == pytest.approx(summary["selectors"][selector][k][name])
+
+
+def net(records: Records, rows: list[int], column: int) -> float:
+    """Net recovery of greedy over some rows of ``over``, one by one."""
+    saved = gained = 0.0
+    for row in rows:
+        target = records.over[row]
+        true, placebo = (records.loss_nats["greedy"][context][row, column] for context in FAR_CONTEXTS)
+        saved += placebo - true
+        gained += records.targets.loss_short_nats[target] - records.targets.loss_long_nats[target]
+    return saved / gained
+
+
+def test_differences_are_paired(pair: tuple[Records, Records], comparison: dict) -> None:
+    """Both checkpoints see the same drawn documents; on common targets, the same targets as well."""
+    row_of = [{int(target): row for row, target in enumerate(records.over)} for records in pair]
+    common = row_of[0].keys() & row_of[1].keys()
+    assert comparison["targets_over_tau_in_both"] == len(common) < min(map(len, row_of))
+    document = pair[0].targets.document
+    members = {d: np.flatnonzero(document == d).tolist() for d in np.unique(document)}
+    documents = list(members)
+    rng = np.random.default_rng(0)
+    shares, own, both = [], [], []
+    for _ in range(1000):
+        drawn = [
+            i for each in rng.integers(len(documents), size=len(documents)) for i in members[documents[each]]
+        ]
+        rows = [[of[i] for i in drawn if i in of] for of in row_of]
+        shares.append((len(rows[0]) - len(rows[1])) / len(drawn))
+        own.append(net(pair[0], rows[0], 2) - net(pair[1], rows[1], 1))  # k = 4 of each
+        rows = [[of[i] for i in drawn if i in common] for of in row_of]
+        both.append(net(pair[0], rows[0], 2) - net(pair[1], rows[1], 1))
+    for slow, found in (
+        (shares, comparison["share_over_tau"]),
+        (own, comparison["selectors"]["greedy"]["4"]["net_recovery"]),
+        (both, comparison["selectors_on_common_targets"]["greedy"]["4"]["net_recovery"]),
+    ):
+        slow.sort()
+        difference = found["difference"]
+        assert difference["value"] == pytest.approx(found["first"]["value"] - found["second"]["value"])
+        assert (difference["low"], difference["high"]) == pytest.approx((slow[24], slow[975]))
+
+
+def test_a_checkpoint_does_not_differ_from_itself(pair: tuple[Records, Records]) -> None:
+    same = compare(pair[0], pair[0], 200)
+    assert list(same["selectors"]) == [*MEASURED, "best"]
+    for per_k in same["selectors"].values():
+        for each in per_k.values():
+            assert all(found["difference"] == {"value": 0, "low": 0, "high": 0} for found in each.values())
+    assert same["selectors"] == same["selectors_on_common_targets"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"split": "validation"}, "split heldout against validation"),
+        ({"n_short": 8, "seed": 4}, "n_short 16 against 8, seed 0 against 4"),
+        ({"tau_nats": 2.0}, "tau_nats 1.0 against 2.0"),
+        ({"corpus_manifest_sha256": "f" * 64, "corpus": "data/books"}, r"different corpora \(data/docs, data/books\)"),
+        ({"tokenizer_sha256": "f" * 64}, "different tokenizers"),
+        ({"ks": [3]}, "no selector and k in common"),
+        ({"selectors": ["attention"]}, "no selector and k in common"),
+    ],
+)  # fmt: skip
+def test_refuses_other_settings(pair: tuple[Records, Records], changes: dict, message: str) -> None:
+    second = replace(pair[1], manifest=replace(pair[1].manifest, **changes))
+    if "selectors" in changes:
+        second = replace(second, loss_nats={"attention": second.loss_nats["greedy"]})
+    with pytest.raises(UserError, match=message) as refused:
+        compare(pair[0], second, 100)
+    assert "\n" not in str(refused.value)
+
+
+def test_refuses_other_targets(pair: tuple[Records, Records]) -> None:
+    targets = pair[1].targets
+    moved = targets.position.copy()
+    moved[5] += 1
+    with pytest.raises(UserError, match="hold different targets .* position differs.*--targets"):
+        compare(pair[0], replace(pair[1], targets=replace(targets, position=moved)))
+
+
+def test_refuses_records_without_gain(pair: tuple[Records, Records]) -> None:
+    nothing = replace(pair[1], over=pair[1].over[:0])
+    with pytest.raises(UserError, match="no target above tau"):
+        compare(pair[0], nothing)
+
+
+def test_script_prints_and_writes(pair: tuple[Records, Records], comparison: dict, tmp_path: Path) -> None:
+    out = tmp_path / "compare.json"
+    command = [sys.executable, str(SCRIPT), *(str(each.folder) for each in pair), "--out", str(out)]
+    done = subprocess.run([*command, "--resamples", "1000"], capture_output=True, text=True, check=True)
+    assert COMPARISON.load(out) == json.loads(json.dumps(COMPARISON.stamped(comparison)))
+    interval = comparison["selectors"]["greedy"]["4"]["net_recovery"]["difference"]
+    assert f"{100 * interval['value']:.0f} [" in done.stdout and str(out) in done.stdout
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "kept").touch()
+    folder = [*command[:-1], str(tmp_path / "folder"), "--resamples", "1000"]
+    subprocess.run(folder, capture_output=True, text=True, check=True)
+    assert {path.name for path in (tmp_path / "folder").iterdir()} == {"kept", "compare.json"}
+    assert json.loads((tmp_path / "folder" / "compare.json").read_text()) == json.loads(out.read_text())
+    refused = subprocess.run([*command, "--resamples", "10"], capture_output=True, text=True)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "1000 or more" in refused.stderr
+
+
+def test_table_has_every_difference_in_80_columns(comparison: dict) -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    short = {side: {**comparison[side], "records": f"runs/{side}"} for side in ("first", "second")}
+    console.print(render_comparison({**comparison, **short}))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    gap = comparison["gap_short_minus_long"]["difference"]
+    assert f"{gap['value']:.2f} [{gap['low']:.2f}, {gap['high']:.2f}]" in text and "mean gain [nats]" in text
+    assert "A: runs/first" in text and "B: runs/second" in text
+    for per_k in comparison["selectors"].values():
+        for each in per_k.values():
+            for found in each["net_recovery"].values():
+                value, low = (round(100 * found[bound]) for bound in ("value", "low"))
+                assert f"{value} [{low}, " in text

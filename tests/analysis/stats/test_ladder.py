@@ -1,0 +1,214 @@
+"""The ladder: points that join records and loss by position, what cannot be joined, and the script."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.plots.ladder import joint_figure, ladder_figure
+from analysis.plots.length import LENGTH
+from analysis.records.store import load_records
+from analysis.stats.ladder import ladder_points
+from analysis.stats.summary import summarize
+from olmo_sparsity.util.errors import UserError
+from tests.support.made_up_records import made_up_manifest, made_up_targets, write_records
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "ladder.py"
+SHAS = {name: name * 64 for name in "abcd"}
+
+
+def interval(value):
+    return {"value": value, "low": value - 0.1, "high": value + 0.2}
+
+
+def checkpoint(sha, label, rise, parameters, **changes):
+    at_lengths = [
+        {"length": length, "loss_nats": interval(3.0), "rise_nats": interval(up)}
+        for length, up in ((128, 0.0), (256, rise / 2), (512, rise))
+    ]
+    made = {
+        "label": label, "checkpoint": f"runs/{sha}", "checkpoint_sha256": SHAS[sha], "training_seed": ord(sha),
+        "parameters": parameters, "rope_scaling": None, "training_length": 128, "at_lengths": at_lengths,
+        "position_target": None, "position_scheme": "contiguous",
+    }  # fmt: skip
+    return {**made, **changes}
+
+
+def length_json(*checkpoints):
+    labels = dict.fromkeys(one["label"] for one in checkpoints)
+    models = [
+        {
+            "label": label,
+            "checkpoints": [one for one in checkpoints if one["label"] == label],
+            "bins": [{"from": 64, "to": 128, "loss_nats": interval(3.0)}],
+            "at_lengths": checkpoints[0]["at_lengths"],
+        }
+        for label in labels
+    ]
+    settings = {"lengths": [128, 256, 512], "windows_measured": 20, "documents": 9}
+    return LENGTH.stamped({"settings": settings, "models": models})
+
+
+MEASURED = length_json(
+    checkpoint("a", "small", 0.4, 1000),
+    checkpoint("b", "small", 0.5, 1000),
+    checkpoint("a", "small, YaRN", 0.1, 1000, rope_scaling={"name": "yarn"}),
+    checkpoint("c", "large", 0.2, 4000),
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Records of a, of c, and of a's targets evaluated with b."""
+    folder, made = tmp_path_factory.mktemp("ladder"), {}
+    for name, changes in (
+        ("a", {"checkpoint_sha256": SHAS["a"]}),
+        ("c", {"checkpoint_sha256": SHAS["c"]}),
+        ("ab", {"checkpoint_sha256": SHAS["a"], "evaluation_checkpoint": "runs/b",
+                "evaluation_checkpoint_sha256": SHAS["b"], "evaluation_training_seed": 2}),
+    ):  # fmt: skip
+        rng = np.random.default_rng(len(made))
+        manifest = made_up_manifest(300, **changes)
+        write_records(folder / name, manifest, made_up_targets(300, 30, rng, crossfit=name == "ab"), rng)
+        made[name] = folder / name
+    return made
+
+
+@pytest.fixture(scope="module")
+def summaries(folders):
+    return {name: summarize(load_records(folder), 1000, 0) for name, folder in folders.items()}
+
+
+def points_of(summaries, measured=MEASURED, names=("a", "c", "ab"), **changes):
+    options = {"selector": "leave-one-out", "k": 4, "times": 4, **changes}
+    return ladder_points([summaries[name] for name in names], measured, **options)
+
+
+def test_a_point_joins_what_was_measured_of_the_checkpoint_that_evaluates(summaries):
+    points = points_of(summaries)
+    assert [point["label"] for point in points] == ["small", "large", "small"]
+    assert [point["crossfit"] for point in points] == [False, False, True]
+    assert [point["parameters"] for point in points] == [1000, 4000, 1000]
+    assert [point["rise_nats"]["value"] for point in points] == [0.4, 0.2, 0.5]
+    assert points[2]["training_seed"] == ord("b")
+    for name, point in zip(("a", "c", "ab"), points, strict=True):
+        found = summaries[name]
+        assert point["net_recovery"] == found["selectors"]["leave-one-out"]["4"]["net_recovery"]
+        place = found["tokens_needed"]["ks"].index(4)
+        assert point["k_suffices"] == found["tokens_needed"]["selectors"]["leave-one-out"]["true"][place]
+    (point,) = points_of(summaries, names=["a"], times=2, k=1, selector="greedy")
+    assert point["rise_nats"]["value"] == 0.2
+    assert point["net_recovery"] == summaries["a"]["selectors"]["greedy"]["1"]["net_recovery"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"selector": "nearby"}, "runs/a has no selector nearby; choose leave-one-out"),
+        ({"k": 3}, "runs/a was not measured at k = 3; choose 1, 2, 4, 8"),
+        ({"times": 3}, "runs/a was not measured at its window and 3 times that; give --lengths 128,384"),
+        ({"measured": length_json(MEASURED["models"][2]["checkpoints"][0])}, "runs/a was not measured by position"),
+        ({"measured": length_json(MEASURED["models"][1]["checkpoints"][0])}, "without scaling its RoPE"),
+        ({"measured": length_json(checkpoint("a", "x", 1, 2, training_length=None))}, "window is not known"),
+        ({"measured": length_json(checkpoint("a", "x", 1, 2, training_length=256))}, "the window first"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_joined_is_one_line(summaries, changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        points_of(summaries, names=["a"], **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def script(monkeypatch, capsys):
+    spec = importlib.util.spec_from_file_location("ladder_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+        module.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_script_joins_draws_and_prints(folders, summaries, tmp_path, script):
+    (tmp_path / "length.json").write_text(json.dumps(MEASURED))
+    command = [*folders.values(), "--length", tmp_path, "--out", tmp_path / "out", "--resamples", 1000]
+    printed = script(*command)
+    assert "small, cross-fit" in printed and "4,000" in printed
+    found = json.loads((tmp_path / "out" / "ladder.json").read_text())
+    expected = [
+        {**one, "records": str(f)} for one, f in zip(points_of(summaries), folders.values(), strict=True)
+    ]
+    assert found["points"] == expected
+    assert (tmp_path / "out" / "ladder.png").stat().st_size > 10_000
+    panels = ladder_figure(found).axes
+    assert [axes.get_title("left")[:3] for axes in panels] == ["(a)", "(b)", "(c)", "(d)"]
+    shares = [100 * summaries[name]["share_over_tau"]["value"] for name in "ac"]
+    assert [container[0].get_ydata()[0] for container in panels[0].containers] == pytest.approx(shares)
+    (line,) = [line for line in panels[3].lines if len(line.get_xdata()) == 2]
+    assert list(line.get_xdata()) == [1000, 4000]
+    assert list(line.get_ydata()) == [(0.4 + 0.5) / 2, 0.2]  # of b too, whose point is cross-fitted
+    (axes,) = joint_figure(found).axes
+    joint = {(container[0].get_xdata()[0], container[0].get_ydata()[0]) for container in axes.containers}
+    assert joint == {(100 * p["net_recovery"]["value"], p["rise_nats"]["value"]) for p in found["points"]}
+
+
+def test_records_of_scaled_rope_are_joined_with_the_loss_of_the_same_scaling(summaries):
+    def with_scaling(scaling):
+        settings = {**summaries["a"]["settings"], "options": {"rope_scaling": scaling}}
+        return {"a": {**summaries["a"], "settings": settings}}
+
+    (point,) = points_of(with_scaling({"name": "yarn"}), names=["a"])
+    assert point["label"] == "small, YaRN" and point["rise_nats"]["value"] == 0.1
+    with pytest.raises(UserError, match="was not measured by position; .* scaled as in the records"):
+        points_of(with_scaling({"name": "ntk"}), names=["a"])
+
+
+def test_plain_and_scaled_rope_of_one_checkpoint_both_show_their_rise(summaries):
+    points = points_of(summaries, names=["a", "c"])
+    points.append({**points[0], "label": "small, YaRN", "rise_nats": interval(0.1)})
+    settings = {
+        "selector": "leave-one-out",
+        "k": 4,
+        "times": 4,
+        "n_long": 128,
+        "n_short": 16,
+        "tau_nats": 1.0,
+    }
+    rises = ladder_figure({"settings": settings, "points": points}).axes[3].containers
+    assert sorted(float(container[0].get_ydata()[0]) for container in rises) == [0.1, 0.2, 0.4]
+
+
+def test_models_of_one_size_have_the_joint_figure_only(folders, tmp_path, script):
+    (tmp_path / "length.json").write_text(json.dumps(MEASURED))
+    script(folders["a"], folders["ab"], "--length", tmp_path, "--out", tmp_path / "out", "--resamples", 1000)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "joint.pdf",
+        "joint.png",
+        "ladder.json",
+    ]
+
+
+def test_records_of_different_contexts_are_refused(folders, tmp_path, script):
+    rng = np.random.default_rng(0)
+    manifest = made_up_manifest(200, checkpoint_sha256=SHAS["c"], n_long=64)
+    write_records(tmp_path / "other", manifest, made_up_targets(200, 30, rng), rng)
+    (tmp_path / "length.json").write_text(json.dumps(MEASURED))
+    with pytest.raises(UserError, match="the records have different N, M and tau"):
+        script(
+            folders["a"],
+            tmp_path / "other",
+            "--length",
+            tmp_path,
+            "--out",
+            tmp_path / "out",
+            "--resamples",
+            1000,
+        )
+    assert not (tmp_path / "out").exists()

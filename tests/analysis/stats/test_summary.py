@@ -1,0 +1,399 @@
+"""The numbers of Figure 2 against a computation of their own, target by target."""
+
+import copy
+import io
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from analysis.records.schema import FAR_CONTEXTS
+from analysis.records.store import Records
+from analysis.stats.summary import gain_bins, name_lines, render_table, summarize, write_summary
+from olmo_sparsity.util.errors import UserError
+from tests.support.made_up_records import MEASURED, made_up_records
+
+INTERVAL = ["value", "low", "high"]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    return made_up_records(tmp_path_factory.mktemp("records"))
+
+
+@pytest.fixture(scope="module")
+def summary(records: Records) -> dict:
+    return summarize(records, 1000, 0)
+
+
+def test_layout(summary: dict) -> None:
+    assert list(summary) == [
+        "targets", "targets_over_tau", "documents", "share_over_tau", "loss_short", "loss_long", "all_targets",
+        "selectors", "comparisons", "gain_bins", "kinds", "distances", "tokens_needed", "settings",
+    ]  # fmt: skip
+    for name in ("share_over_tau", "loss_short", "loss_long"):
+        assert list(summary[name]) == INTERVAL
+    assert list(summary["all_targets"]) == ["loss_short", "loss_long", "gap_short_minus_long"]
+    assert list(summary["selectors"]) == [*MEASURED, "best"]
+    for per_k in summary["selectors"].values():
+        assert list(per_k) == ["1", "2", "4", "8"]
+        for values in per_k.values():
+            assert list(values) == [
+                "loss", "placebo_loss", "recovery", "placebo_recovery", "net_recovery", "permutation_p",
+            ]  # fmt: skip
+            for interval in list(values.values())[:-1]:
+                assert list(interval) == INTERVAL
+                assert interval["low"] < interval["value"] < interval["high"]
+    settings = summary["settings"]
+    assert (settings["n_long"], settings["n_short"], settings["tau_nats"]) == (128, 16, 1.0)
+    assert settings["checkpoint_sha256"] == "c" * 64 and settings["commit"] == "abc" and settings["complete"]
+    assert (settings["resamples"], settings["bootstrap_seed"]) == (1000, 0)
+    assert settings["crossfit"] is False
+
+
+def test_values_equal_a_plain_loop(records: Records, summary: dict) -> None:
+    targets = records.targets
+    over = [i for i in range(len(targets)) if targets.loss_short_nats[i] - targets.loss_long_nats[i] > 1.0]
+    short = [targets.loss_short_nats[i] for i in over]
+    long = [targets.loss_long_nats[i] for i in over]
+    assert summary["targets"] == 400 and summary["targets_over_tau"] == len(over)
+    assert summary["documents"] == len(set(targets.document.tolist()))
+    assert summary["share_over_tau"]["value"] == pytest.approx(len(over) / 400)
+    assert summary["loss_short"]["value"] == pytest.approx(np.mean(short))
+    assert summary["loss_long"]["value"] == pytest.approx(np.mean(long))
+    everyone = summary["all_targets"]
+    assert everyone["loss_short"]["value"] == pytest.approx(np.mean(targets.loss_short_nats))
+    assert everyone["loss_long"]["value"] == pytest.approx(np.mean(targets.loss_long_nats))
+    gap = np.mean(targets.loss_short_nats - targets.loss_long_nats)
+    assert everyone["gap_short_minus_long"]["value"] == pytest.approx(gap)
+    for selector in MEASURED:
+        for column, k in enumerate(["1", "2", "4", "8"]):
+            found = summary["selectors"][selector][k]
+            for prefix, context in (("", "true"), ("placebo_", "placebo")):
+                losses = [records.loss_nats[selector][context][row, column] for row in range(len(over))]
+                saved = math.fsum(s - loss for s, loss in zip(short, losses, strict=True))
+                gained = math.fsum(s - each for s, each in zip(short, long, strict=True))
+                assert found[f"{prefix}loss"]["value"] == pytest.approx(np.mean(losses))
+                assert found[f"{prefix}recovery"]["value"] == pytest.approx(saved / gained)
+
+
+def test_recovery_can_be_checked_by_hand(summary: dict) -> None:
+    short, long = summary["loss_short"]["value"], summary["loss_long"]["value"]
+    for per_k in summary["selectors"].values():
+        for values in per_k.values():
+            value = {name: values[name]["value"] for name in values if name != "permutation_p"}
+            assert value["recovery"] == pytest.approx((short - value["loss"]) / (short - long))
+            assert value["placebo_recovery"] == pytest.approx(
+                (short - value["placebo_loss"]) / (short - long)
+            )
+            assert value["net_recovery"] == pytest.approx(value["recovery"] - value["placebo_recovery"])
+
+
+def test_intervals_equal_a_bootstrap_of_whole_documents(records: Records, summary: dict) -> None:
+    """Each resample copies the targets of the drawn documents; net recovery is computed from the copies."""
+    targets = records.targets
+    row_of = {int(index): row for row, index in enumerate(records.over)}
+    documents = np.unique(targets.document)
+    rng = np.random.default_rng(0)
+    net, share = [], []
+    for _ in range(1000):
+        drawn = rng.integers(len(documents), size=len(documents))
+        members = np.concatenate([np.flatnonzero(targets.document == documents[each]) for each in drawn])
+        over = [int(each) for each in members if int(each) in row_of]
+        rows = [row_of[each] for each in over]
+        gain = targets.loss_short_nats[over] - targets.loss_long_nats[over]
+        loss = {context: records.loss_nats["greedy"][context][rows, 2] for context in FAR_CONTEXTS}
+        net.append((loss["placebo"] - loss["true"]).sum() / gain.sum())
+        share.append(len(over) / len(members))
+    for values, found in (
+        (net, summary["selectors"]["greedy"]["4"]["net_recovery"]),
+        (share, summary["share_over_tau"]),
+    ):
+        values.sort()
+        assert (found["low"], found["high"]) == pytest.approx((values[24], values[975]))
+
+
+def test_best_is_the_lowest_loss_of_each_target(records: Records, summary: dict) -> None:
+    """Chosen target by target and k by k, among controls too, in the true and the placebo context by themselves."""
+    short = records.targets.loss_short_nats[records.over]
+    gain = -records.targets.gap_long_minus_short_nats[records.over]
+    winners = set()
+    for column, k in enumerate(["1", "2", "4", "8"]):
+        for key, context in (("recovery", "true"), ("placebo_recovery", "placebo")):
+            saved = 0.0
+            for row in range(len(short)):
+                losses = {name: records.loss_nats[name][context][row, column] for name in MEASURED}
+                winner = min(losses, key=lambda name: losses[name])
+                winners.add(winner)
+                saved += short[row] - losses[winner]
+            found = summary["selectors"]["best"][k]
+            assert found[key]["value"] == pytest.approx(saved / gain.sum())
+            for name in MEASURED:
+                assert found[key]["value"] >= summary["selectors"][name][k][key]["value"]
+    assert len(winners) > 2
+
+
+def test_best_needs_two_selectors_that_look_at_the_model(tmp_path: Path) -> None:
+    names = ("leave-one-out", "random", "nearest")
+    summary = summarize(made_up_records(tmp_path, selectors=names), 100)
+    assert list(summary["selectors"]) == list(names)
+
+
+def test_permutation_p_equals_an_enumeration(tmp_path: Path) -> None:
+    """Six documents, every exchange of the true and the placebo context by document."""
+    records = made_up_records(tmp_path, count=120, documents=6)
+    summary = summarize(records, 1000)
+    document = records.targets.document[records.over]
+    short = records.targets.loss_short_nats[records.over]
+    for selector in ("random", "greedy"):
+        losses = records.loss_nats[selector]
+        for column, k in enumerate(["1", "2", "4", "8"]):
+            sums = []
+            for swapped in itertools.product([False, True], repeat=6):
+                swap = np.array(swapped)[document]
+                true = np.where(swap, losses["placebo"][:, column], losses["true"][:, column])
+                placebo = np.where(swap, losses["true"][:, column], losses["placebo"][:, column])
+                sums.append(abs(((short - true) - (short - placebo)).sum()))
+            p = np.mean([each >= sums[0] - 1e-9 for each in sums])  # the first: nothing is swapped
+            assert summary["selectors"][selector][k]["permutation_p"] == pytest.approx(p)
+    least = 2 / 2 ** len(np.unique(document))
+    assert summary["selectors"]["greedy"]["4"]["permutation_p"] == least
+    assert summary["selectors"]["random"]["2"]["permutation_p"] > least
+
+
+def resampled_rows(records: Records, resamples: int) -> list[list[int]]:
+    """Rows of ``over`` of each resample: documents drawn one by one, their targets copied."""
+    row_of = {int(index): row for row, index in enumerate(records.over)}
+    documents = np.unique(records.targets.document)
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(resamples):
+        rows = []
+        for each in rng.integers(len(documents), size=len(documents)):
+            members = np.flatnonzero(records.targets.document == documents[each])
+            rows += [row_of[int(target)] for target in members if int(target) in row_of]
+        found.append(rows)
+    return found
+
+
+def test_comparisons_are_paired(records: Records, summary: dict) -> None:
+    """The default selector minus the other one, both of the same resample."""
+    pairs = [(each["first"], each["second"], each["k"]) for each in summary["comparisons"]]
+    assert pairs == [("leave-one-out", name, 4) for name in ("leave-one-in", "greedy", "random", "best")]
+    gain = -records.targets.gap_long_minus_short_nats[records.over]
+    losses = {name: {c: records.loss_nats[name][c][:, 2] for c in FAR_CONTEXTS} for name in MEASURED}
+    resamples = resampled_rows(records, 1000)
+    for each in summary["comparisons"][:3]:
+        one, two = losses[each["first"]], losses[each["second"]]
+        net = (one["placebo"] - one["true"]) - (two["placebo"] - two["true"])
+        for found, saved in (
+            (each["net_recovery_difference"], net),
+            (each["recovery_difference"], two["true"] - one["true"]),
+        ):
+            slow = sorted(saved[rows].sum() / gain[rows].sum() for rows in resamples)
+            assert found["value"] == pytest.approx(saved.sum() / gain.sum())
+            assert (found["low"], found["high"]) == pytest.approx((slow[24], slow[975]))
+    both = [summary["selectors"][name]["4"]["net_recovery"] for name in ("leave-one-out", "greedy")]
+    paired = summary["comparisons"][1]["net_recovery_difference"]
+    assert paired["value"] == pytest.approx(both[0]["value"] - both[1]["value"])
+
+
+def test_without_the_default_selector_the_first_is_compared(tmp_path: Path) -> None:
+    summary = summarize(made_up_records(tmp_path, selectors=("random", "greedy", "gradient")), 100)
+    assert [(each["first"], each["second"]) for each in summary["comparisons"]] == [
+        ("greedy", "random"), ("greedy", "gradient"), ("greedy", "best"),
+    ]  # fmt: skip
+
+
+def test_crossfit_chooses_with_one_model_and_sums_losses_of_the_other(tmp_path: Path) -> None:
+    records = made_up_records(tmp_path, crossfit=True)
+    targets = records.targets
+    summary = summarize(records, 100)
+    over = [i for i in range(len(targets)) if targets.selecting_gain_nats[i] > 1.0]
+    evaluated = [targets.loss_short_nats[i] - targets.loss_long_nats[i] for i in over]
+    assert min(evaluated) < 0 and set(over) != set(np.flatnonzero(-targets.gap_long_minus_short_nats > 1.0))
+    assert summary["settings"]["crossfit"] and summary["settings"]["evaluation_checkpoint"] == "runs/b"
+    assert summary["targets_over_tau"] == len(over)
+    assert summary["share_over_tau"]["value"] == pytest.approx(len(over) / 400)
+    assert summary["loss_short"]["value"] == pytest.approx(
+        np.mean([targets.loss_short_nats[i] for i in over])
+    )
+    assert summary["loss_long"]["value"] == pytest.approx(np.mean([targets.loss_long_nats[i] for i in over]))
+    everyone = np.mean(targets.loss_short_nats - targets.loss_long_nats)
+    assert summary["all_targets"]["gap_short_minus_long"]["value"] == pytest.approx(everyone)
+    saved = [
+        targets.loss_short_nats[i] - records.loss_nats["greedy"]["true"][row, 2] for row, i in enumerate(over)
+    ]
+    recovery = sum(saved) / sum(evaluated)
+    assert summary["selectors"]["greedy"]["4"]["recovery"]["value"] == pytest.approx(recovery)
+    # the selecting model's gain parts the bins as it decides about tau: every target over tau is in one
+    bins = summary["gain_bins"]["bins"]
+    assert sum(each["targets"] for each in bins) == len(over)
+    inside = [row for row, i in enumerate(over) if 2 < targets.selecting_gain_nats[i] <= 3]
+    in_bin = sum(saved[row] for row in inside) / sum(evaluated[row] for row in inside)
+    assert bins[1]["selectors"]["greedy"]["recovery"]["value"] == pytest.approx(in_bin)
+    assert "cross-fitted" in table_text(summary)
+
+
+def test_crossfit_without_gains_is_refused(tmp_path: Path) -> None:
+    records = made_up_records(tmp_path, crossfit=True)
+    targets = records.targets
+    long = targets.loss_long_nats.copy()
+    long[records.over] = targets.loss_short_nats[records.over] + 0.25
+    barren = replace(records, targets=replace(targets, loss_long_nats=long))
+    total = -0.25 * len(records.over)
+    with pytest.raises(
+        UserError, match=f"over the {len(records.over)} targets .* evaluating .* sum to {total:.3g} nats"
+    ) as refused:
+        summarize(barren, 100)
+    assert "\n" not in str(refused.value)
+
+
+def test_bins_split_the_targets(records: Records, summary: dict) -> None:
+    bins = summary["gain_bins"]["bins"]
+    assert summary["gain_bins"]["k"] == 4
+    assert [(each["low"], each["high"]) for each in bins] == [(1, 2), (2, 3), (3, 5), (5, None)]
+    assert sum(each["targets"] for each in bins) == summary["targets_over_tau"]
+    gain = -records.targets.gap_long_minus_short_nats[records.over]
+    inside = (gain > 2) & (gain <= 3)
+    assert bins[1]["targets"] == inside.sum()
+    assert bins[1]["documents"] == len(np.unique(records.targets.document[records.over[inside]]))
+    short = records.targets.loss_short_nats[records.over]
+    found = bins[1]["selectors"]["leave-one-out"]
+    for name, context in (("recovery", "true"), ("placebo_recovery", "placebo")):
+        saved = (short - records.loss_nats["leave-one-out"][context][:, 2])[inside]
+        assert found[name]["value"] == pytest.approx(saved.sum() / gain[inside].sum())
+    net = found["recovery"]["value"] - found["placebo_recovery"]["value"]
+    assert found["net_recovery"]["value"] == pytest.approx(net)
+
+
+@pytest.mark.parametrize(
+    ("tau", "lower"),
+    [(1.0, [1, 2, 3, 5]), (0.5, [0.5, 1, 2, 3, 5]), (2.5, [2.5, 3, 5]), (5.0, [5]), (9.0, [9])],
+)
+def test_bins_follow_tau(tau: float, lower: list[float]) -> None:
+    assert [low for low, _ in gain_bins(tau)] == lower
+    assert [high for _, high in gain_bins(tau)] == [*lower[1:], math.inf]
+
+
+def test_same_seed_same_summary(records: Records, summary: dict) -> None:
+    assert summarize(records, 1000, 0) == summary
+    other = summarize(records, 1000, 1)
+    assert other["loss_short"]["value"] == summary["loss_short"]["value"]
+    assert other["loss_short"]["low"] != summary["loss_short"]["low"]
+
+
+def test_refuses_when_no_target_is_over_tau(tmp_path: Path) -> None:
+    records = made_up_records(tmp_path, tau_nats=50.0)
+    largest = -records.targets.gap_long_minus_short_nats.min()
+    with pytest.raises(
+        UserError, match=f"no target above tau: 0 % of the 400 .* {largest:.3g}.*--tau"
+    ) as refused:
+        summarize(records)
+    assert "\n" not in str(refused.value)
+
+
+def test_refuses_a_k_that_was_not_measured(records: Records) -> None:
+    with pytest.raises(UserError, match="k = 3 was not measured; choose one of 1, 2, 4, 8"):
+        summarize(records, k_of_bins=3)
+    assert summarize(records, 100, k_of_bins=8)["gain_bins"]["k"] == 8
+
+
+def test_unfinished_records_say_so(records: Records) -> None:
+    """The sums run over what is measured; the share, which needs only the gaps, over everything."""
+    half = len(records.over) // 2
+    loss, selected = (
+        {name: {c: values[:half] for c, values in each.items()} for name, each in kept.items()}
+        for kept in (records.loss_nats, records.selected)
+    )
+    unfinished = replace(records, over=records.over[:half], loss_nats=loss, selected=selected)
+    summary = summarize(unfinished, 100)
+    assert summary["settings"]["targets_measured"] == half and not summary["settings"]["complete"]
+    assert summary["share_over_tau"]["value"] == pytest.approx(len(records.over) / 400)
+    short = records.targets.loss_short_nats[records.over[:half]]
+    assert summary["loss_short"]["value"] == pytest.approx(short.mean())
+    assert f"unfinished: {half} measured so far" in table_text(summary)
+
+
+def table_text(summary: dict) -> str:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render_table(summary))
+    return console.export_text()
+
+
+def shown(interval: dict[str, float], scale: float = 100, digits: int = 0) -> str:
+    return f"{scale * interval['value']:.{digits}f} ["
+
+
+def test_table_has_every_number_in_80_columns(summary: dict) -> None:
+    text = table_text(summary)
+    assert max(map(len, text.splitlines())) <= 80
+    assert (
+        "400 targets" in text and f"{summary['targets_over_tau']} over tau" in text and "L_k [nats]" in text
+    )
+    assert f"L_short {summary['loss_short']['value']:.2f} [" in text
+    for per_k in summary["selectors"].values():
+        for values in per_k.values():
+            assert f"{values['loss']['value']:.2f} [{values['loss']['low']:.2f}, " in text
+            assert shown(values["net_recovery"]) in text
+            assert f"{values['permutation_p']:.4f}" in text
+    for selector in summary["selectors"]:
+        assert text.count(selector) >= 2  # numbers and p-values
+
+
+def test_table_has_kinds_and_tokens_needed(summary: dict) -> None:
+    lines = table_text(summary).splitlines()
+    for each in summary["kinds"]["kinds"]:
+        (line,) = [line for line in lines if line.startswith(each["kind"])]
+        assert f"{each['targets_over_tau']} of {each['targets']}" in line
+        assert shown(each["share_over_tau"]) in line and shown(each["gap_short_minus_long"], 1, 2) in line
+        assert shown(each["selectors"]["leave-one-out"]["net_recovery"]) in line
+    needed = summary["tokens_needed"]["selectors"]["leave-one-out"]
+    for k, true, placebo in zip((1, 2, 4, 8), needed["true"], needed["placebo"], strict=True):
+        (line,) = [line for line in lines if line.startswith(f"up to {k} ")]
+        assert shown(true) in line and shown(placebo) in line
+    (line,) = [line for line in lines if line.startswith("more than 8")]
+    assert shown(needed["censored"]) in line
+
+
+def test_table_of_screened_selectors_keeps_80_columns(tmp_path: Path) -> None:
+    name = "leave-one-out@gradient:32"
+    text = table_text(summarize(made_up_records(tmp_path, selectors=("leave-one-out", name, "random")), 100))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text and "@gradient:32  " in text
+    assert name_lines(name, 3) == ["leave-one-out", "@gradient:32", ""]
+    assert name_lines(name, 1) == ["leave-one-out\n@gradient:32"]
+    assert name_lines("random", 2) == ["random", ""]
+
+
+def test_few_documents_are_pointed_out(tmp_path: Path) -> None:
+    summary = summarize(made_up_records(tmp_path, documents=3), 100)
+    assert "only 3 documents" in table_text(summary)
+
+
+def test_one_document_gives_no_intervals(tmp_path: Path) -> None:
+    summary = summarize(made_up_records(tmp_path, documents=1), 100)
+    assert summary["loss_short"]["low"] is None and summary["loss_short"]["value"] > 0
+    assert "[–, –]" in table_text(summary)
+
+
+def test_written_summary_is_plain_json(summary: dict, tmp_path: Path) -> None:
+    write_summary(summary, tmp_path / "summary.json")
+    assert json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail) == summary
+
+
+def test_the_widest_numbers_fit_into_80_columns(summary: dict) -> None:
+    wide = copy.deepcopy(summary)
+    for per_k in wide["selectors"].values():
+        for values in per_k.values():
+            values["loss"] = {"value": 5.87, "low": 5.06, "high": 10.76}
+            for name in ("recovery", "placebo_recovery", "net_recovery"):
+                values[name] = {"value": 1.31, "low": 1.21, "high": 1.43}
+    text = table_text(wide)
+    assert "…" not in text
+    assert text.count("131 [121, 143]") == 3 * sum(map(len, wide["selectors"].values()))

@@ -1,0 +1,367 @@
+"""Influential tokens of a text: against the scripts' measurement, by hand, for every kind of tokenizer, and misuse."""
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    ByT5Tokenizer,
+    PreTrainedTokenizerFast,
+)
+
+from analysis.measure.influence import InfluenceSettings, measure_influence
+from analysis.model.load import load_for_analysis
+from analysis.notebook import influential_tokens
+from analysis.records.store import load_records
+from analysis.stats.summary import summarize
+from analysis.text.tokenized import Passage, Placebos
+from olmo_sparsity.checkpoint import TOKENIZER
+from olmo_sparsity.util.errors import UserError
+from tests.analysis.model.test_load import FAMILIES
+from tests.support import tiny
+
+N, M, K = 20, 5, 4
+F = N - M
+SELECTORS = ("leave-one-out", "gradient", "random", "leave-one-out@gradient:8")
+SETTINGS = {"n_long": N, "n_short": M, "k": K, "tau_nats": 0.5, "tokens_per_batch": 512}
+DOCUMENT, OTHER = tiny.random_documents(2, 60, seed=3)
+DOCUMENT[40:45] = [7, 9, 7, 11, 7]
+
+
+def random_model(family="llama", **changes):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **{**FAMILIES.get(family, {}), **changes})
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def words(bos=False):
+    """A tokenizer of w1, w2, …, of which <|endoftext|> is special; ``bos`` puts <s> before a text."""
+    vocabulary = {"<|endoftext|>": 0, **{f"w{i}": i for i in range(1, 49)}, "<s>": 49}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<|endoftext|>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if bos:
+        inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 49)])
+    special = {"bos_token": "<s>"} if bos else {}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|endoftext|>", **special)
+
+
+def spelled(ids):
+    return " ".join("<|endoftext|>" if i == 0 else f"w{i}" for i in ids)
+
+
+def measure(model=None, tokenizer=None, text=None, **changes):
+    text = spelled(DOCUMENT) if text is None else text
+    return influential_tokens(model or random_model(), tokenizer or words(), text, **{**SETTINGS, **changes})
+
+
+@torch.no_grad()
+def plain_loss(model, window, kept, token):
+    """One forward pass over the kept tokens, each at its place in the window."""
+    ids = torch.tensor([[int(window[j]) for j in kept]])
+    logits = model(ids, position_ids=torch.tensor([list(kept)]), attention_mask=torch.ones_like(ids)).logits
+    return float(-logits[0, -1].double().log_softmax(-1)[int(token)])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gpt2", "qwen2"])
+def test_it_measures_what_the_scripts_measure(family, tmp_path):
+    """The same text as the only document that offers targets; its placebo, of F tokens, can only be one place."""
+    random_model(family).save_pretrained(tmp_path / "model")
+    corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": [DOCUMENT, OTHER[:F]]})
+    (tmp_path / "model" / TOKENIZER).write_bytes((corpus / TOKENIZER).read_bytes())
+    ks = tuple(range(1, K + 1))
+    records = load_records(
+        measure_influence(
+            InfluenceSettings(
+                **{
+                    "checkpoint": str(tmp_path / "model"),
+                    "corpus": str(corpus),
+                    "out": str(tmp_path / "records"),
+                },
+                **{"n_long": N, "n_short": M, "tau_nats": 0.5, "ks": ks, "selectors": SELECTORS, "seed": 5},
+                **{"targets": 1000, "device": "cpu", "tokens_per_batch": 512},
+            )
+        )
+    )
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    result = measure(model, selectors=SELECTORS, placebo_text=spelled(OTHER[:F]), seed=5)
+    there, here = records.targets, result.targets
+    assert len(here) == len(DOCUMENT) - N
+    assert len(result.over) >= 5
+    for name in ("target_id", "position", "token", "kind", "placebo_start", "placebo_document"):
+        assert np.array_equal(getattr(there, name), getattr(here, name)), name
+    for name in ("loss_long_nats", "loss_short_nats", "selecting_gain_nats"):
+        np.testing.assert_allclose(getattr(here, name), getattr(there, name), atol=1e-5)
+    assert np.array_equal(records.over, result.over)
+    shares = summarize(records, resamples=1000)
+    assert result.summary["share_over_tau"] == pytest.approx(shares["share_over_tau"]["value"])
+    for selector in SELECTORS:
+        for far, found in result.choices[selector].items():
+            assert np.array_equal(found.selected, records.selected[selector][far])
+            np.testing.assert_allclose(
+                found.influence, records.influence[selector][far], rtol=1e-3, atol=1e-5
+            )
+            np.testing.assert_allclose(found.loss_nats, records.loss_nats[selector][far], atol=1e-5)
+        for k in ks:
+            there_k, here_k = shares["selectors"][selector][str(k)], result.summary["selectors"][selector][k]
+            for key in ("recovery", "placebo_recovery", "net_recovery"):
+                assert here_k[key] == pytest.approx(there_k[key]["value"], abs=1e-4)
+
+
+def test_the_table_against_one_forward_pass_per_number():
+    """Every row: positions, texts and losses again, from the token ids and the model alone."""
+    model = random_model()
+    result = measure(model, placebo_text=spelled(OTHER))
+    frame = result.to_pandas()
+    assert len(frame) == len(result.over) * K > 0
+    assert len(result.targets_frame()) == len(DOCUMENT) - N
+    assert (
+        result.targets_frame().query("over_tau")["position"].tolist()
+        == frame.query("k == 1")["position"].tolist()
+    )
+    short = list(range(F, N))
+    for position, rows in list(frame.groupby("position"))[:4]:
+        window, token = DOCUMENT[position - N : position], DOCUMENT[position]
+        start = int(result.targets.placebo_start[position - N])
+        placebo = [*OTHER[start : start + F], *window[F:]]
+        first = rows.iloc[0]
+        assert first.token.strip() == f"w{token}"
+        assert first.loss_long_nats == pytest.approx(plain_loss(model, window, range(N), token), abs=1e-4)
+        assert first.loss_short_nats == pytest.approx(plain_loss(model, window, short, token), abs=1e-4)
+        assert first.gain_nats == pytest.approx(first.loss_short_nats - first.loss_long_nats)
+        long = plain_loss(model, window, range(N), token)
+        losses = [plain_loss(model, window, [j for j in range(N) if j != i], token) - long for i in range(F)]
+        chosen = sorted(range(F), key=lambda i: -losses[i])[:K]
+        assert [row.selected_position - (position - N) for row in rows.itertuples()] == chosen
+        in_placebo = result.choices["leave-one-out"]["placebo"].selected[
+            list(result.targets.position[result.over]).index(position)
+        ]
+        for k, row in enumerate(rows.itertuples(), 1):
+            assert row.k == k
+            assert row.selected_token.strip() == f"w{DOCUMENT[row.selected_position]}"
+            assert row.distance_tokens == position - row.selected_position
+            assert row.influence == pytest.approx(losses[chosen[k - 1]], abs=1e-4)
+            assert row.loss_k_nats == pytest.approx(
+                plain_loss(model, window, sorted(chosen[:k]) + short, token), abs=1e-4
+            )
+            kept = sorted(in_placebo[:k].tolist()) + short
+            assert row.placebo_loss_k_nats == pytest.approx(plain_loss(model, placebo, kept, token), abs=1e-4)
+            assert row.placebo_selected_token.strip() == f"w{placebo[in_placebo[k - 1]]}"
+
+
+def test_models_of_this_project_as_they_are_and_as_they_are_loaded(tmp_path):
+    own = tiny.model()
+    result = measure(own)
+    for t in (N, 41):
+        window, row = DOCUMENT[t - N : t], t - N
+        logits = own(torch.tensor([window])).logits[0, -1].double().log_softmax(-1)
+        assert result.targets.loss_long_nats[row] == pytest.approx(
+            -float(logits[DOCUMENT[t]].detach()), abs=1e-4
+        )
+    random_model().save_pretrained(tmp_path)
+    adapter, plain = measure(load_for_analysis(tmp_path).model), measure()
+    np.testing.assert_allclose(adapter.targets.loss_short_nats, plain.targets.loss_short_nats, atol=1e-6)
+
+
+def test_a_slow_tokenizer_without_offsets():
+    """Bytes: a character is several tokens, and </s>, which the tokenizer puts at the end, is no target."""
+    text = "Zoë met Zoë, and Zoë met 日本 <b>&amp;</b>."
+    tokenizer = ByT5Tokenizer()
+    model = random_model(vocab_size=384)
+    result = measure(model, tokenizer, text)
+    ids = [*(byte + 3 for byte in text.encode()), 1]
+    assert "".join(result.pieces) == text + "</s>"
+    assert result.targets.position.tolist() == list(range(N, len(ids) - 1))
+    for row in (0, 7, len(result.targets) - 1):
+        window = ids[row : row + N]
+        assert result.targets.loss_long_nats[row] == pytest.approx(
+            plain_loss(model, window, range(N), ids[row + N]), abs=1e-4
+        )
+
+
+def test_special_tokens_are_context_but_never_targets():
+    text = spelled([*DOCUMENT[:30], 0, *DOCUMENT[31:]])
+    model = random_model()
+    result = measure(model, words(bos=True), text)
+    ids = [49, *DOCUMENT[:30], 0, *DOCUMENT[31:]]
+    assert result.targets.position.tolist() == [t for t in range(N, len(ids)) if t != 31]
+    for t in (N, 35):  # <s> in the first window, <|endoftext|> in the second
+        row = result.targets.position.tolist().index(t)
+        assert {49, 0} & set(ids[t - N : t])
+        expected = plain_loss(model, ids[t - N : t], range(N), ids[t])
+        assert result.targets.loss_long_nats[row] == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(UserError, match="31 is a special token"):
+        measure(model, words(bos=True), text, targets=[25, 31])
+
+
+def test_asking_for_some_targets_changes_nothing_else():
+    whole = measure(selectors=("random", "leave-one-out"), placebo_text=spelled(OTHER)).to_pandas()
+    asked = sorted(set(whole["position"]))[1:4]
+    some = measure(
+        selectors=("random", "leave-one-out"), placebo_text=spelled(OTHER), targets=reversed(asked)
+    )
+    assert some.targets.position.tolist() == asked
+    expected = whole[whole["position"].isin(asked)].reset_index(drop=True)
+    found = some.to_pandas()
+    for column in found:
+        if found[column].dtype == float:
+            np.testing.assert_allclose(found[column], expected[column], atol=1e-5)
+        else:
+            assert found[column].tolist() == expected[column].tolist()
+
+
+def passage(length, special=()):
+    ids = np.arange(length)
+    return Passage(ids, np.isin(ids, special), [f"w{i} " for i in ids])
+
+
+def test_placebos_of_the_text_itself_are_far_away():
+    """Against every place that there is, one by one; the length that the note asks for is enough, and no less is."""
+    enough = 3 * N + 2 * F
+    for length in (enough - 30, enough - 1, enough, enough + 40):
+        placebos = Placebos(passage(length), None, N, F, seed=1)
+        positions = np.arange(N, length)
+        starts = placebos.starts(positions)
+        for position, start in zip(positions, starts, strict=True):
+            used = set(
+                range(position - 2 * N, position + N + 1)
+            )  # context and target, and N tokens on either side
+            places = [s for s in range(length - F + 1) if not used & set(range(s, s + F))]
+            assert start in places if places else start == -1
+        assert (starts >= 0).all() == (length >= enough)
+        assert np.array_equal(placebos.starts(positions[::7]), starts[::7])
+        assert f"at least {enough} tokens" in placebos.describe(found=False)
+    drawn = {int(Placebos(passage(106), None, N, F, seed=s).starts(np.array([90]))[0]) for s in range(400)}
+    assert drawn == set(range(90 - 2 * N - F + 1))
+    around = Placebos(passage(200, special=[0, 199]), None, N, F, seed=0).starts(np.array([100, 150] * 9))
+    assert (around > 0).all() and (around + F <= 199).all()
+
+
+def test_a_text_too_short_for_its_own_placebo_says_so():
+    short = measure()
+    assert set(short.choices["leave-one-out"]) == {"true"}
+    assert "none: the text has 60 tokens" in short.summary["placebo"]
+    assert "none: the text has 60 tokens" in short._repr_html_()
+    assert "no placebo" in repr(short)
+    assert short.summary["selectors"]["leave-one-out"][K]["net_recovery"] is None
+    assert short.to_pandas()["placebo_loss_k_nats"].isna().all()
+    long = measure(text=spelled([*DOCUMENT, *OTHER]), targets=[*range(100, 120)])
+    assert "the text itself, at least 20 tokens away" in long.summary["placebo"]
+    ids = [*DOCUMENT, *OTHER]
+    for pieces, start in zip(long.placebo_pieces, long.targets.placebo_start[long.over], strict=True):
+        assert [int(piece.strip()[1:]) for piece in pieces] == ids[start : start + F]
+    with pytest.raises(UserError, match="placebo_text has 14 tokens, and a placebo takes 15"):
+        measure(placebo_text=spelled(OTHER[: F - 1]))
+
+
+def test_nothing_over_tau_is_a_result_too():
+    result = measure(tau_nats=100.0)
+    assert len(result.to_pandas()) == 0
+    assert "loss_k_nats" in result.to_pandas()
+    assert result.summary["selectors"]["leave-one-out"][1]["recovery"] is None
+    most = f"{result.gain_nats.max():.2f}"
+    assert f"the most is {most}, lower tau_nats" in repr(result)
+    assert f"The most is {most}" in result._repr_html_()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_model_is_left_as_it_was(refused):
+    model = random_model(attention_dropout=0.5).train()
+    model.model.layers[0].eval()
+    model.lm_head.weight.requires_grad_(False)
+
+    def state():
+        modes = [module.training for module in model.modules()]
+        return modes, [(p.requires_grad, p.grad, p.dtype, p.device) for p in model.parameters()]
+
+    before, weights = state(), [p.detach().clone() for p in model.parameters()]
+    randomness = torch.get_rng_state()
+    if refused:
+        with pytest.raises(UserError):
+            measure(model, n_long=65, text=spelled(DOCUMENT * 2))
+    else:
+        measure(model, selectors=("gradient", "attention", "leave-one-out"))
+    assert state() == before
+    assert torch.equal(torch.get_rng_state(), randomness)
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    ids = torch.tensor([DOCUMENT])
+    model(ids, labels=ids).loss.backward()  # and it still learns
+    assert model.model.embed_tokens.weight.grad is not None
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_caller_who_turned_gradients_off(mode):
+    expected = measure(selectors=("gradient",)).to_pandas()
+    model = random_model()
+    with mode():
+        found = measure(model, selectors=("gradient",)).to_pandas()
+    assert found["selected_position"].tolist() == expected["selected_position"].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_models(dtype):
+    whole = measure(initializer := random_model())
+    half = measure(initializer.to(dtype), selectors=("leave-one-out", "gradient", "attention"))
+    assert next(initializer.parameters()).dtype == dtype
+    difference = half.targets.loss_long_nats - whole.targets.loss_long_nats
+    assert 0 < np.abs(difference).max() < 0.15
+    losses = torch.tensor(half.targets.loss_long_nats)
+    assert not torch.equal(losses, losses.to(dtype).double())  # the softmax is taken in fp32
+    cut = random_model("mistral", sliding_window=8).to(dtype)
+    with pytest.raises(UserError, match="does not equal hiding them"):
+        measure(cut)
+
+
+def masked():
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", vocab_size=50, **small))
+
+
+def alibi(family):
+    small = {"hidden_size": 32, "n_layer": 1, "n_head": 4, "num_hidden_layers": 1, "num_attention_heads": 4}
+    return random_model(family, vocab_size=50, **small, **({"alibi": True} if family == "falcon" else {}))
+
+
+REFUSED = {
+    "short": ({"n_long": 60}, "the text has 60 tokens, too few for N = 60 .*; choose n_long = 59 or less"),
+    "empty": ({"text": ""}, "the text has 0 tokens, .*; give a longer text"),
+    "list": ({"text": ["w1"]}, "text is a list; give one string"),
+    "bounds": ({"n_short": 20}, "n_long = 20 must be larger than n_short = 20"),
+    "k": ({"k": 16}, "k = 16 must be from 1 to the 15 far tokens"),
+    "selector": ({"selectors": "gredy"}, "unknown selector 'gredy'.*did you mean greedy"),
+    "screened": ({"selectors": ["leave-one-out@gradient:3"]}, "m = 3 must be at least k = 4"),
+    "no selector": ({"selectors": ()}, "selectors is empty"),
+    "targets": ({"targets": [19]}, "positions from 20 .* to 59 .*; 19 is not among them"),
+    "no targets": ({"targets": []}, "targets is empty"),
+    "path": ({"model": "gpt2"}, "model is a str, not a loaded model"),
+    "masked": ({"model": masked}, r"the model \(bert\) is no causal language model"),
+    "no ids": ({"model": lambda: alibi("bloom")}, r"the model \(bloom\) takes no position ids"),
+    "alibi": ({"model": lambda: alibi("falcon")}, r"the model \(falcon\) does not read its position ids"),
+    "window": ({"model": lambda: random_model("mistral", sliding_window=16)}, "does not equal hiding.*lower n_long"),
+    "reach": ({"n_long": 65, "text": spelled(DOCUMENT * 2)}, "N = 65 is beyond the 64 positions of the model"),
+    "vocabulary": ({"model": lambda: random_model(vocab_size=30)}, "gives token id .*, and the model has 30 tokens"),
+    "tokenizer": ({"tokenizer": Tokenizer(models.BPE())}, "tokenizer is a Tokenizer, not one of transformers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_are_one_line_with_the_remedy(case):
+    changes, message = REFUSED[case]
+    model = changes.get("model")
+    with pytest.raises(UserError, match=message) as error:
+        measure(**{**changes, "model": model() if callable(model) else model})
+    assert "\n" not in str(error.value)
+
+
+def test_losses_that_are_not_finite_are_refused():
+    everywhere, here = random_model(), random_model()
+    tried = torch.randint(50, (1, N), generator=torch.Generator().manual_seed(0)).tolist()[0]
+    with torch.no_grad():
+        everywhere.lm_head.weight[3] = float("inf")
+        here.model.embed_tokens.weight[next(i for i in DOCUMENT if i not in tried)] = float("nan")
+    with pytest.raises(UserError, match="its logits are not finite"):
+        measure(everywhere)
+    with pytest.raises(UserError, match="a loss of the model is not finite"):
+        measure(here)

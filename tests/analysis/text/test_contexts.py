@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+
+from analysis.text.contexts import long_contexts, placebo_contexts, sample_targets
+from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.util.errors import UserError
+from tests.support import tiny
+
+LENGTHS = [30, 12, 50, 21, 200, 5]
+N, M = 20, 6
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    documents = [[1 + (7 * d + j) % 49 for j in range(n)] for d, n in enumerate(LENGTHS)]
+    tiny.write_corpus(tmp_path / "corpus", {"heldout": documents})
+    return TokenFiles.of_split(tmp_path / "corpus", "heldout")
+
+
+def sample(tokens, count=40, seed=0, n_long=N, n_short=M):
+    return sample_targets(tokens, count, n_long=n_long, n_short=n_short, seed=seed)
+
+
+def test_every_target_has_its_long_context_in_its_own_document(tokens):
+    sampled = sample(tokens)
+    assert len(sampled.document) == 40
+    lengths = np.array(LENGTHS)[sampled.document]
+    assert (sampled.position >= N).all()
+    assert (sampled.position < lengths).all()
+    assert len({*zip(sampled.document, sampled.position, strict=True)}) == 40
+
+
+def test_documents_share_the_targets_equally_as_far_as_they_offer(tokens):
+    counts = np.bincount(sample(tokens, 60).document, minlength=len(LENGTHS))
+    assert counts[[1, 5]].tolist() == [0, 0]  # too short
+    assert counts[3] == 1  # 21 tokens offer one
+    assert counts[0] == 10  # 30 tokens offer ten
+    assert {counts[2], counts[4]} <= {24, 25}  # the rest is shared
+
+
+def test_all_targets_are_returned_where_fewer_are_offered(tokens):
+    assert len(sample(tokens, 10_000).document) == 10 + 30 + 1 + 180
+
+
+def test_sampling_is_a_function_of_the_seed(tokens):
+    first, again, other = sample(tokens), sample(tokens), sample(tokens, seed=1)
+    for name in vars(first):
+        assert np.array_equal(getattr(first, name), getattr(again, name))
+    assert not np.array_equal(first.position, other.position)
+    assert not np.array_equal(first.placebo_start, other.placebo_start)
+
+
+def test_placebos_come_from_other_documents_that_are_long_enough(tokens):
+    sampled = sample(tokens, 221)
+    assert (sampled.placebo_document != sampled.document).all()
+    able = {d for d, n in enumerate(LENGTHS) if n >= N - M}
+    assert set(sampled.placebo_document) == able
+    ends = sampled.placebo_start + N - M
+    assert (ends <= np.array(LENGTHS)[sampled.placebo_document]).all()
+    assert (sampled.placebo_start >= 0).all()
+
+
+def test_contexts_hold_the_tokens_before_the_target(tokens):
+    sampled = sample(tokens, 5)
+    contexts = long_contexts(tokens, sampled.document, sampled.position, np.arange(5), n_long=N, n_short=M)
+    placebo = placebo_contexts(tokens, contexts, sampled.placebo_document, sampled.placebo_start)
+    for i, (d, t) in enumerate(zip(sampled.document, sampled.position, strict=True)):
+        document = [1 + (7 * d + j) % 49 for j in range(LENGTHS[d])]
+        assert contexts.tokens[i].tolist() == document[t - N : t]
+        assert contexts.targets[i] == document[t]
+        p, s = sampled.placebo_document[i], sampled.placebo_start[i]
+        other = [1 + (7 * p + j) % 49 for j in range(LENGTHS[p])]
+        assert placebo.tokens[i].tolist() == other[s : s + N - M] + document[t - M : t]
+        assert placebo.targets[i] == contexts.targets[i]
+
+
+def test_long_context_must_be_longer_than_short(tokens):
+    with pytest.raises(UserError, match="must be larger"):
+        sample(tokens, n_long=6)
+
+
+def test_long_context_beyond_every_document_names_the_longest(tokens):
+    with pytest.raises(UserError, match="the longest has 200 tokens; lower --n-long to at most 199"):
+        sample(tokens, n_long=200)
+    assert set(sample(tokens, n_long=199, n_short=188).document) == {4}
+
+
+def test_a_single_document_has_no_placebo(tmp_path):
+    tiny.write_corpus(tmp_path / "corpus", {"heldout": [list(range(1, 40))]})
+    with pytest.raises(UserError, match="placebo needs a second"):
+        sample(TokenFiles.of_split(tmp_path / "corpus", "heldout"))

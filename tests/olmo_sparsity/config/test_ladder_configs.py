@@ -1,0 +1,59 @@
+"""The configs of the ladder and of the encodings: what is said to be the same in them is the same."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from olmo_sparsity.config.load import Config, load_config, parse_duration
+from olmo_sparsity.model.build import empty_model
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+RUNGS = sorted(path for path in (CONFIGS / "ladder").glob("*.yaml") if path.name != "base.yaml")
+ENCODINGS = sorted(path for path in (CONFIGS / "length").glob("*.yaml") if path.name != "base.yaml")
+
+
+def values_of(path: Path) -> dict:
+    return asdict(load_config(path, warn=False))
+
+
+def without(values: dict, *names: str) -> dict:
+    kept = {name: value for name, value in values.items() if name not in ("run_name", "save_folder", *names)}
+    model = {name: value for name, value in kept["model"].items() if name not in names}
+    return {**kept, "model": model}
+
+
+def tokens_of_run(config: Config) -> int:
+    steps, unit = parse_duration(config.max_duration)
+    assert unit == "steps"
+    return int(steps) * config.global_train_batch_size * config.model.max_sequence_length
+
+
+@pytest.mark.parametrize("path", RUNGS, ids=lambda path: path.stem)
+def test_every_rung_has_five_tokens_per_parameter_and_the_size_it_is_named_after(path):
+    config = load_config(path, warn=False)
+    parameters = sum(parameter.numel() for parameter in empty_model(config, "meta").parameters())
+    assert tokens_of_run(config) / parameters == pytest.approx(5, abs=0.01)
+    assert f"{parameters / 1e6:.1f}m" == path.stem
+    assert path.read_text().startswith(f"# {parameters:,} parameters")
+
+
+def test_rungs_differ_in_shape_and_steps_only():
+    assert len(RUNGS) >= 4
+    alike = [without(values_of(path), "d_model", "n_heads", "n_layers", "max_duration") for path in RUNGS]
+    assert all(each == alike[0] for each in alike)
+
+
+def test_encodings_differ_in_positions_only():
+    assert len(ENCODINGS) == 7
+    alike = [without(values_of(path), "positions", "rope", "nope", "alibi") for path in ENCODINGS]
+    assert all(each == alike[0] for each in alike)
+    ways = {str((each["positions"], [each["model"][name] for name in ("rope", "nope", "alibi")]))
+            for each in map(values_of, ENCODINGS)}  # fmt: skip
+    assert len(ways) == 7
+
+
+def test_the_encoding_pose_is_the_rung_of_its_size():
+    assert without(values_of(CONFIGS / "length" / "pose.yaml")) == without(
+        values_of(CONFIGS / "ladder" / "1.0m.yaml")
+    )

@@ -1,0 +1,444 @@
+"""Corpora that two processes want, whose files are damaged or gone, or that the disk has no room for."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from olmo_sparsity.data import encode, workspace
+from olmo_sparsity.data import prepare as prepare_module
+from olmo_sparsity.data.prepare import prepare, prepare_shard
+from olmo_sparsity.data.sources import PrepareSettings
+from olmo_sparsity.data.tokens import CorpusManifest
+from olmo_sparsity.data.workers import StoppedEarly
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.lock import folder_lock
+from olmo_sparsity.util.shard import Shard
+from tests.support import tiny
+from tests.olmo_sparsity.data.test_corpora import write_lines
+from tests.olmo_sparsity.data.test_prepare import ROOT, SCRIPT, contents, run_main, some_files, some_texts, text_settings
+
+NESTED = '{"text": ' + "[" * 100_000
+ENVIRONMENT = os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def sharded_settings(folder: Path) -> PrepareSettings:
+    files = some_files(folder / "text")
+    return PrepareSettings("text", files, [write_lines(folder / "h.jsonl", ["mine alone"])], tokenizer="olmo")
+
+
+def command(files: list[str], out: Path, *more: str) -> list[str]:
+    options = ["--vocab-size", "300", "--workers", "1", "--out", str(out), *more]
+    return [sys.executable, str(SCRIPT), "text", "--files", *files, *options]
+
+
+def errors(text: str) -> list[str]:
+    return [line for line in text.splitlines() if " s left" not in line]
+
+
+# --- two at once ---
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    settings, out = sharded_settings(tmp_path), tmp_path / "out"
+    prepare_shard(settings, out, Shard(1, 2), workers=1)
+    (out / ".train-00001.npy.tmp-here-1").touch()  # what the other process is writing
+    before = sorted(out.rglob("*"))
+    with folder_lock(out):
+        for work in (
+            lambda: prepare(settings, out, workers=1),
+            lambda: prepare(settings, out, workers=1, merge=True),
+            lambda: prepare(settings, out, workers=1, overwrite=True),
+            lambda: prepare_shard(settings, out, Shard(2, 2), workers=1),
+        ):
+            with pytest.raises(UserError, match="out is in use by process") as refused:
+                work()
+            assert "\n" not in str(refused.value)
+    assert sorted(out.rglob("*")) == before
+    with folder_lock(out, part="1-of-2"):
+        with pytest.raises(UserError, match="in use"):
+            prepare_shard(settings, out, Shard(1, 2), workers=1)
+        prepare_shard(settings, out, Shard(2, 2), workers=1)
+        with pytest.raises(UserError, match="in use"):
+            prepare(settings, out, workers=1, merge=True)
+    prepare(settings, out, workers=1, merge=True)
+    prepare(settings, tmp_path / "whole", workers=1)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_two_processes_at_once_make_one_corpus(tmp_path):
+    files, out = some_files(tmp_path / "text", words=300), tmp_path / "out"
+    pipes = {"env": ENVIRONMENT, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command(files, out), **pipes) for _ in range(2)]
+    said = [errors(process.communicate(timeout=120)[1]) for process in both]
+    codes = [process.returncode for process in both]
+    assert 0 in codes
+    for code, lines in zip(codes, said, strict=True):
+        last = [line for line in lines if "waiting until its lease ends" not in line]
+        assert (code, last) == (0, []) or (code == 1 and len(last) == 1 and "is in use by" in last[0])
+    prepare(text_settings(files), tmp_path / "whole", workers=1)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_finished_corpus_needs_no_lock(tmp_path, monkeypatch):
+    """It may be on a disk that cannot be written to."""
+    settings, out = text_settings(some_files(tmp_path / "text")), tmp_path / "out"
+    made = prepare(settings, out, workers=1)
+
+    def refused(folder, part=None):
+        raise OSError(30, "Read-only file system", str(folder))
+
+    monkeypatch.setattr(workspace, "folder_lock", refused)
+    (out / ".partial").mkdir()
+    again = prepare(settings, out, workers=1)
+    assert (again.manifest, again.tokens_written) == (made.manifest, 0)
+    with pytest.raises(UserError, match="cannot write to .*Read-only file system.*choose another --out"):
+        prepare(text_settings(settings.files, seed=1), tmp_path / "other", workers=1)
+
+
+def test_a_corpus_that_another_process_has_just_finished_is_taken(tmp_path, monkeypatch):
+    settings, out = text_settings(some_files(tmp_path / "text")), tmp_path / "out"
+    real = prepare_module.finished_corpus
+
+    def faster(folder, request):
+        monkeypatch.setattr(prepare_module, "finished_corpus", real)
+        prepare(settings, out, workers=1)
+        return None
+
+    monkeypatch.setattr(prepare_module, "finished_corpus", faster)
+    assert prepare(settings, out, workers=1).tokens_written == 0
+
+
+# --- damage inside ---
+
+
+def interrupted(settings: PrepareSettings, out: Path) -> None:
+    """Work that stopped before the third of four training files."""
+
+    def failing(job):
+        if job.output.name == "train-00002.npy":
+            raise KeyboardInterrupt
+        return encode.encode_unit(job)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare_module, "encode_unit", failing)
+        prepare(settings, out, workers=1)
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def lose_last_line(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def count_otherwise(path: Path) -> None:
+    """Another number in a record that is well-formed."""
+    record = json.loads(path.read_text())
+    record["file"]["documents"] += 1
+    path.write_text(json.dumps(record))
+
+
+def rename_a_token(path: Path) -> None:
+    """Another tokenizer, as whole as the right one."""
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[1:3]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    path.write_text(json.dumps(tokenizer))
+
+
+def say(value) -> object:
+    return lambda path: path.write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (".partial/train-00000.json", shorten),
+        (".partial/train-00000.json", say(NESTED)),
+        (".partial/train-00000.json", say([])),
+        (".partial/train-00000.json", count_otherwise),
+        (".partial/train-00000.json", say({"file": {"name": "train-00000.npy"}, "contaminated": []})),
+        (".partial/train-00000.json", say({"file": None, "contaminated": ["x"]})),
+        (".partial/paragraphs.npy", shorten),
+        (".partial/paragraphs.npy", say("")),
+        (".partial/heldout-00001.npy", shorten),
+        (".partial/heldout-00001.jsonl", shorten),
+        (".partial/heldout-00001.jsonl", lose_last_line),
+        (".partial/heldout-00001.json", say("{torn")),
+        ("tokenizer.json", shorten),
+        ("tokenizer.json", rename_a_token),
+    ],
+)
+def test_damaged_unfinished_work_is_made_again(tmp_path, name, damage):
+    settings, out = text_settings(some_files(tmp_path / "text"), heldout_fraction=0.3), tmp_path / "out"
+    interrupted(settings, out)
+    kept = (out / "train-00001.npy").stat().st_mtime_ns
+    damage(out / name)
+    prepare(settings, out, workers=1)
+    assert (out / "train-00001.npy").stat().st_mtime_ns == kept
+    prepare(settings, tmp_path / "whole", workers=1)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("value", ["", "{torn", "[]", NESTED])
+def test_a_damaged_request_is_one_line_and_loses_nothing(tmp_path, value, capsys):
+    settings, out = sharded_settings(tmp_path), tmp_path / "out"
+    prepare_shard(settings, out, Shard(1, 2), workers=1)
+    (out / ".partial" / "request.json").write_text(value)
+    before = sorted(out.rglob("*"))
+    given = ["--heldout-files", *settings.heldout_files, "--tokenizer", "olmo", "--workers", "1"]
+    given = ["text", "--files", *settings.files, *given, "--out", str(out)]
+    for more in ([], ["--shard", "2/2"], ["--merge"]):
+        assert run_main(*given, *more) == 1
+        [line] = errors(capsys.readouterr().err)
+        assert "request.json is damaged" in line and "choose another --out" in line
+    assert sorted(out.rglob("*")) == before
+    assert run_main(*given, "--overwrite") == 0
+
+
+@pytest.mark.parametrize("value", ["", "{torn", "[]", "{}", '{"count": "2"}', '{"count": 0}', NESTED])
+def test_a_damaged_number_of_shards_is_one_line(tmp_path, value):
+    settings, out = sharded_settings(tmp_path), tmp_path / "out"
+    prepare_shard(settings, out, Shard(1, 2), workers=1)
+    (out / ".partial" / "shards.json").write_text(value)
+    for work in (
+        lambda: prepare_shard(settings, out, Shard(2, 2), workers=1),
+        lambda: prepare(settings, out, workers=1, merge=True),
+    ):
+        with pytest.raises(UserError, match=r"shards\.json is damaged .*; remove it and run the same"):
+            work()
+    (out / ".partial" / "shards.json").unlink()
+    assert prepare_shard(settings, out, Shard(1, 2), workers=1).tokens_written == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ("", "is damaged"),
+        ("[]", "holds no dict"),
+        (NESTED, "is damaged"),
+        ({"version": 2}, "format version 2"),
+        ({"version": None}, "format version None"),
+        ({"extra": 1}, "extra"),
+        ({"corpus": 1}, "corpus is no str"),
+        ({"tokenizer_sha256": None}, "tokenizer_sha256 is no str"),
+        ({"vocab_size": 0}, "eos_token_id 0 is not below vocab_size 0"),
+        ({"vocab_size": 50.0}, "vocab_size is no int"),
+        ({"eos_token_id": 50}, "eos_token_id 50 is not below vocab_size 50"),
+        ({"eos_token_id": -1}, "eos_token_id -1"),
+        ({"eos_token_id": False}, "eos_token_id is no int"),
+        ({"dtype": "int8"}, "dtype 'int8' is none of uint16, uint32"),
+        ({"settings": []}, "settings is no dict"),
+        ({"splits": []}, "splits is no dict"),
+        ({"splits": {"train": "x"}}, "no list of files"),
+        ({"splits": {"train": ["x"]}}, "must be a mapping"),
+        ({"name": "../heldout-00000.npy"}, "no bare file name"),
+        ({"name": "/etc/passwd"}, "no bare file name"),
+        ({"name": "a/b"}, "no bare file name"),
+        ({"name": "a\\b"}, "no bare file name"),
+        ({"name": ""}, "no bare file name"),
+        ({"name": "."}, "no bare file name"),
+        ({"name": ".."}, "no bare file name"),
+        ({"name": "a\nb"}, "no bare file name"),
+        ({"name": "a\0"}, "no bare file name"),
+        ({"name": 3}, "name is no str"),
+        ({"tokens": -1}, "negative"),
+        ({"tokens": 1.5}, "tokens is no int"),
+        ({"tokens": True}, "tokens is no int"),
+        ({"documents": "2"}, "documents is no int"),
+        ({"sha256": None}, "sha256 is no str"),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused_in_one_line(tmp_path, changes, said):
+    tiny.write_corpus(tmp_path, {"train": [[1, 2]], "heldout": [[3]]})
+    path = tmp_path / "manifest.json"
+    raw = json.loads(path.read_text())
+    if isinstance(changes, dict):
+        of_file = raw["splits"]["train"][0]
+        (of_file if changes.keys() <= of_file.keys() else raw).update(changes)
+    path.write_text(json.dumps(raw) if isinstance(changes, dict) else changes)
+    with pytest.raises(UserError) as refused:
+        CorpusManifest.load(tmp_path)
+    message = str(refused.value)
+    assert said in message and "\n" not in message and message.endswith("with --overwrite")
+
+
+def test_a_damaged_manifest_is_replaced_when_asked(tmp_path):
+    settings, out = text_settings(some_files(tmp_path / "text")), tmp_path / "out"
+    prepare(settings, out, workers=1)
+    whole = contents(out)
+    shorten(out / "manifest.json")
+    before = contents(out)
+    with pytest.raises(UserError, match=r"manifest\.json is damaged .*--overwrite"):
+        prepare(settings, out, workers=1)
+    assert contents(out) == before
+    prepare(settings, out, workers=1, overwrite=True)
+    assert contents(out) == whole
+
+
+# --- input that is gone or odd ---
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_an_input_that_vanishes_between_two_stages_loses_nothing(tmp_path, monkeypatch, workers, replaced):
+    settings, out = text_settings(some_files(tmp_path / "text")), tmp_path / "out"
+    real, gone = prepare_module._make_tokenizer, Path(settings.files[2])
+
+    def vanish(*arguments):
+        made = real(*arguments)
+        gone.rename(tmp_path / "away")
+        if replaced:
+            gone.mkdir()
+        return made
+
+    monkeypatch.setattr(prepare_module, "_make_tokenizer", vanish)
+    with pytest.raises(StoppedEarly, match=r"2\.jsonl\.gz cannot be read \(.*; put it back") as stopped:
+        prepare(settings, out, workers=workers)
+    assert "\n" not in str(stopped.value)
+    assert not list(out.glob(".*.tmp-*"))
+    monkeypatch.undo()
+    if replaced:
+        gone.rmdir()
+    (tmp_path / "away").rename(gone)
+    tokenizer = (out / "tokenizer.json").stat().st_mtime_ns
+    prepare(settings, out, workers=1)
+    assert (out / "tokenizer.json").stat().st_mtime_ns == tokenizer
+    prepare(settings, tmp_path / "whole", workers=1)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_line_that_is_nested_too_deep_is_named(tmp_path, workers):
+    files = some_files(tmp_path / "text", files=2)
+    odd = tmp_path / "odd.jsonl"
+    write_lines(odd, some_texts(3, seed=9))
+    odd.write_text(odd.read_text() + NESTED + "\n")
+    with pytest.raises(UserError, match=r"odd\.jsonl:4 is not JSON .*mend or remove the line") as refused:
+        prepare(text_settings([*files, str(odd)]), tmp_path / "out", workers=workers)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"heldout_fraction": float("nan")}, "--heldout-fraction nan must lie between"),
+        ({"heldout_fraction": float("inf")}, "--heldout-fraction inf must lie between"),
+        ({"tokenizer_sample_mb": float("nan")}, "--tokenizer-sample-mb nan must be positive"),
+        ({"tokenizer_sample_mb": float("inf")}, "--tokenizer-sample-mb inf must be positive and finite"),
+        ({"seed": -1}, "--seed must be from 0 to"),
+        ({"seed": 10**70}, "--seed must be from 0 to"),
+        ({"vocab_size": 10**12}, "at most 1,000,000"),
+        ({"decontaminate_min_characters": -1}, "--decontaminate-min-characters must be from 0"),
+    ],
+)
+def test_settings_beyond_reason_are_refused(tmp_path, changes, said):
+    settings = text_settings(some_files(tmp_path / "text", files=1), **changes)
+    with pytest.raises(UserError, match=said) as refused:
+        prepare(settings, tmp_path / "out", workers=1)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("workers", [0, -3])
+def test_less_than_one_worker_is_refused(tmp_path, workers):
+    settings = sharded_settings(tmp_path)
+    for work in (prepare, lambda *given, **more: prepare_shard(*given, Shard(1, 2), **more)):
+        with pytest.raises(UserError, match=f"--workers {workers} must be at least 1"):
+            work(settings, tmp_path / "out", workers=workers)
+    assert not (tmp_path / "out").exists()
+
+
+# --- no room, no time ---
+
+
+@pytest.mark.parametrize("limit", [10, 300, 3000, 5000, 9000])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_full_disk_is_one_line_and_the_work_goes_on(tmp_path, limit, workers):
+    files, out = some_files(tmp_path / "text", words=60), tmp_path / "out"
+    options = ["--heldout-fraction", "0.3", "--workers", workers]
+
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    ran = subprocess.run(
+        command(files, out, *options), env=ENVIRONMENT, preexec_fn=full, capture_output=True, text=True
+    )
+    lines = errors(ran.stderr)
+    assert (ran.returncode, len(lines)) == (1, 1) and "the disk is full" in lines[0], ran.stderr
+    settings = text_settings(files, heldout_fraction=0.3)
+    whole = prepare(settings, tmp_path / "whole", workers=1)
+    assert not out.exists() or (out / ".partial" / "request.json").is_file()
+    assert not [*out.rglob(".*.tmp-*"), *out.rglob(".lock*"), *out.glob("manifest.json")]
+    for path in out.glob("train-*.npy"):  # whole, or not there
+        assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
+    assert prepare(settings, out, workers=1).manifest == whole.manifest
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_file_in_place_of_the_folder_is_left_alone(tmp_path, capsys):
+    files, out = some_files(tmp_path / "text", files=1), tmp_path / "out"
+    out.write_text("mine")
+    for path in (out, out / "below"):
+        assert run_main("text", "--files", *files, "--vocab-size", "300", "--out", str(path)) == 2
+        [line] = errors(capsys.readouterr().err)
+        assert f"{out} is a file; name a folder" in line
+        with pytest.raises(UserError, match=f"cannot write to {path} .*; choose another --out"):
+            prepare(text_settings(files), path, workers=1)
+    assert out.read_text() == "mine"
+
+
+def test_a_kill_leaves_a_lock_that_the_same_command_takes_over(tmp_path):
+    files, out = some_files(tmp_path / "text", files=6, words=1000), tmp_path / "out"
+    process = subprocess.Popen(command(files, out), env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    while not (out / ".partial" / "train-00000.json").is_file():
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert (out / ".lock").is_file()
+    subprocess.run(command(files, out), env=ENVIRONMENT, check=True, capture_output=True, timeout=60)
+    prepare(text_settings(files), tmp_path / "whole", workers=1)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+# --- long lines ---
+
+
+@pytest.mark.parametrize("kind", ["one character", "one paragraph"])
+def test_a_long_line_takes_a_few_times_its_size(tmp_path, kind):
+    """Without anything to read, 120 MB; it was a GB for a line of 20 MB."""
+    text = "a" * 20_000_000 if kind == "one character" else "seven letters " * 1_500_000
+    files = [write_lines(tmp_path / "long.jsonl", [text])]
+    heldout = write_lines(tmp_path / "h.jsonl", ["other text"])
+    run = (
+        "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    given = command(files, tmp_path / "out", "--heldout-files", heldout, "--tokenizer-sample-mb", "5")
+    measured = subprocess.run(
+        [sys.executable, "-c", run, *given],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+    )
+    assert measured.returncode == 0, measured.stderr
+    assert int(measured.stdout.split()[-1]) < 400_000
+    ids = np.fromfile(tmp_path / "out" / "train-00000.npy", dtype=np.uint16)
+    assert ids[-1] == 0 and np.count_nonzero(ids == 0) == 1
+    shutil.rmtree(tmp_path / "out")

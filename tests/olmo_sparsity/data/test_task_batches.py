@@ -1,0 +1,191 @@
+"""Batches and position ids of synthetic tasks."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from olmo_sparsity import positions
+from olmo_sparsity.data.task_batches import TaskData, TaskPositions, task_of, to_batch
+from olmo_sparsity.data.training_data import open_training_data
+from olmo_sparsity.training.describe import show_samples
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.tasks import make_task
+from tests.support import tiny
+from tests.support import tiny_task
+
+INDICES = np.arange(40)
+
+
+def ids_of(config, split="train", seed=5):
+    samples = task_of(config).sample(split, seed, INDICES)
+    return samples, TaskPositions(config).ids(samples, split=split, seed=seed, indices=INDICES)
+
+
+def test_the_loss_counts_exactly_where_a_response_token_is_predicted(tmp_path):
+    config = tiny_task.config(tmp_path)
+    samples, ids = ids_of(config)
+    batch = to_batch(samples, ids, 13, predicts_ids=True)
+    assert batch.input_ids.shape == (40, 13)
+    for row in range(40):
+        first, end = int(samples.response_start[row]), int(samples.lengths[row])
+        places = torch.arange(first - 1, end - 1)
+        assert batch.loss_mask[row].nonzero()[:, 0].tolist() == places.tolist()
+        assert batch.labels[row, places].tolist() == samples.tokens[row, first:end].tolist()
+        assert batch.id_labels[row, places].tolist() == ids[row, first:end].tolist()
+        assert samples.tokens[row, end - 1] == 2, "the end token is part of the response"
+
+
+def test_a_step_is_the_same_on_any_number_of_processes_workers_and_restarts(tmp_path):
+    config = tiny_task.config(tmp_path)
+    alone = [batch for batch, _ in zip(TaskData(config).batches(0), range(4), strict=False)]
+    for rank in range(2):
+        shared = TaskData(config, rank=rank, world_size=2).batches(2)
+        for step in (2, 3):
+            part = next(shared)
+            assert torch.equal(part.input_ids, alone[step].input_ids[rank::2])
+            assert torch.equal(part.position_ids, alone[step].position_ids[rank::2])
+    config.data.num_workers, config.data.prefetch_factor = 1, 2
+    with_workers = TaskData(config).batches(1)
+    assert torch.equal(next(with_workers).input_ids, alone[1].input_ids)
+    assert not torch.equal(alone[0].input_ids, alone[1].input_ids)
+    with pytest.raises(UserError, match="cannot be shared by 3 processes"):
+        open_training_data(config, rank=0, world_size=3)
+
+
+@pytest.mark.parametrize("scheme", ["coupled", "predicted"])
+@pytest.mark.parametrize("skip", [0.0, 1.0])
+def test_coupled_ids_stay_coupled_after_the_random_start(tmp_path, scheme, skip):
+    config = tiny_task.config(tmp_path, positions={"scheme": scheme, "skip_probability": skip})
+    samples, ids = ids_of(config)
+    for own, coupled in zip(ids, samples.coupled_ids, strict=True):
+        pairs = {(int(a), int(b)) for a, b in zip(coupled, own, strict=True)}
+        assert len(pairs) == len(set(coupled.tolist())), "one id each, so tokens that shared an id still do"
+        after = [new for _, new in sorted(pairs)]
+        assert after[0] == 0 and (np.diff(after) > 0).all() and after[-1] < 24
+        jumps = int((np.diff(after[1:]) > 1).sum())
+        assert jumps <= (1 if skip else 0)
+    _, of_test = ids_of(config, split="test")
+    gaps = [np.diff(np.unique(row[row > 0])) for row in of_test]
+    assert all((gap == 1).all() for gap in gaps), "test samples do not skip"
+
+
+def test_starts_and_skips_are_uniform():
+    coupled = np.array([0, 1, 2, 3, 0])
+    rows = [
+        positions.apply_shift(
+            coupled, *positions.draw_shift(3, 3, 8, np.random.default_rng(seed), skip_probability=1.0)
+        )
+        for seed in range(6000)
+    ]
+    starts = Counter(int(row[1]) for row in rows)
+    assert sorted(starts) == [1, 2, 3, 4, 5]
+    assert stats.chisquare(list(starts.values())).pvalue > 1e-3
+    at_start = [row for row in rows if row[1] == 1]
+    # Start 0 leaves room for a skip of 0 … 4, after id 1 or after id 2; a skip of 0 looks the same at both.
+    kinds = Counter(tuple(int(value) for value in row[1:4]) for row in at_start)
+    expected = {(1, 2, 3): 0.2} | {(1, 2, 3 + skip): 0.1 for skip in range(1, 5)}
+    expected |= {(1, 2 + skip, 3 + skip): 0.1 for skip in range(1, 5)}
+    assert set(kinds) == set(expected)
+    shares = [expected[kind] * len(at_start) for kind in kinds]
+    assert stats.chisquare(list(kinds.values()), shares).pvalue > 1e-3
+
+
+def test_ids_skip_only_where_the_prompt_shows_it(tmp_path):
+    """A sum's carry has an id that no digit of the prompt has: behind a jump it could only be guessed."""
+    config = tiny_task.config(
+        tmp_path,
+        task={"name": "addition", "parameters": {"train_length": [1, 4], "test_length": [1, 8]}},
+        model={"vocab_size": 15, "max_sequence_length": 17},
+        positions={"skip_probability": 1.0},
+    )
+    samples, ids = ids_of(config)
+    of_prompt = np.where(samples.loss_mask, 0, ids).max(axis=1)
+    of_response = np.where(samples.loss_mask, ids, 0).max(axis=1)
+    assert (of_response == of_prompt + 1).all()
+    assert any((np.diff(np.unique(row[row > 0])) > 1).any() for row in ids), "and skip they do"
+
+
+@pytest.mark.parametrize("scheme", ["contiguous", "random_start", "pose"])
+def test_other_schemes_number_each_sample_by_its_own_length(tmp_path, scheme):
+    config = tiny_task.config(tmp_path, positions={"scheme": scheme})
+    samples, ids = ids_of(config)
+    options = positions.SchemeOptions(40, 2)
+    for index, (row, length) in enumerate(zip(ids, samples.lengths, strict=True)):
+        expected = positions.position_ids(scheme, int(length), options, seed=5, epoch=0, index=index)
+        assert row[:length].tolist() == expected.tolist()
+        assert not row[length:].any()
+    tested, test_ids = ids_of(config, split="test")
+    for row, length in zip(test_ids, tested.lengths, strict=True):
+        assert row[:length].tolist() == list(range(length))
+
+
+def test_samples_are_shown_with_the_ids_they_are_trained_with(tmp_path):
+    config = tiny_task.config(tmp_path)
+    text = show_samples(config, 2)
+    samples = task_of(config).sample("train", 3, [0, 1])
+    ids = TaskPositions(config).ids(samples, split="train", seed=3, indices=np.arange(2))
+    assert task_of(config).show(replace(samples, coupled_ids=ids), 1) in text
+    assert text.count("<bos>") == 2
+    for count, reason in ((0, "give at least 1"), (-3, "give at least 1")):
+        with pytest.raises(UserError, match=reason):
+            show_samples(config, count)
+    with pytest.raises(UserError, match=r"there is no task to show samples of; set task\.name"):
+        show_samples(tiny.train_config(tmp_path), 1)
+
+
+REFUSED = [
+    (["model.vocab_size=7"], r"model\.vocab_size: 7, and scratchpad_parity has 6 tokens; set it to 6"),
+    (["model.max_sequence_length=12"], r"longest training sample .* has 13 tokens; set it to 13"),
+    (
+        ["positions.table_size=16"],
+        r"positions\.table_size: 16 is too small: .* length 15 need ids up to 16.* 17",
+    ),
+    (["positions.table_size=null"], r"positions\.table_size: null is too small"),
+    (["task.name=parity"], "unknown task 'parity'; choose one of"),
+    (["task.parameters.bits=3"], "unknown parameter 'bits'; it has train_length, test_length"),
+    (["task.parameters.train_length=[5,2]"], r"train_length \[5, 2\] is no range"),
+    (["task.name=null", "positions.scheme=pose"], r"are given without task\.name; name the task"),
+    (["corpus.path=data"], r"corpus\.path: is about text"),
+    (["max_duration=2ep"], "a task has no epochs; give steps"),
+    (["positions.scheme=coupling"], "is no position scheme; .*did you mean coupled"),
+    (["positions.rotate=id"], "is unknown; choose ids, index, none; did you mean ids"),
+    (["positions.id_weight=-1"], "below 0; give 0 or more"),
+    (["positions.skip_probability=2"], "is no probability"),
+    (["model.family=neox"], "is no architecture; choose olmo, gpt_neox"),
+    (["model.rope=false"], r"GPT-NeoX has rotary embedding: set it to true"),
+    (["model.weight_tying=false"], r"means nothing to model\.family: gpt_neox; leave it at true"),
+    (["model.residual_dropout=0.1"], "one probability of dropout"),
+    (["activation_checkpointing=whole_layer"], r"is for model\.family: olmo; turn it off"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "reason"), REFUSED, ids=[case[0][0] for case in REFUSED])
+def test_what_cannot_be_is_refused_in_a_line(tmp_path, overrides, reason):
+    with pytest.raises(UserError, match=reason) as error:
+        tiny_task.config(tmp_path, *overrides)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_schemes_that_a_task_cannot_have_are_refused_by_name(tmp_path):
+    sparse = {"name": "sparse_parity", "parameters": {"train_length": [20, 30], "test_length": [20, 40]}}
+    model = {"vocab_size": 5, "max_sequence_length": 31}
+    with pytest.raises(
+        UserError, match="predicted needs a task with coupled tokens, and sparse_parity has none"
+    ):
+        tiny_task.config(tmp_path, task=sparse, model=model)
+    tiny_task.config(tmp_path, "positions.scheme=pose", task=sparse, model=model)
+    with pytest.raises(
+        UserError, match=r"k = 16 of k_train needs 32 tokens, more than train_length \[20, 30\]"
+    ):
+        tiny_task.config(
+            tmp_path, "positions.scheme=pose", "task.parameters.k_train=16", task=sparse, model=model
+        )
+    with pytest.raises(
+        UserError, match="predicted couples the tokens of a task, and text has no such coupling"
+    ):
+        tiny.train_config(tmp_path, "positions.scheme=predicted")
+    assert make_task("copy", {}).largest_id(3) is not None

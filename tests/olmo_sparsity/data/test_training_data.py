@@ -1,0 +1,186 @@
+"""Prepared token files at the start of training: verified once, and OLMo's own taken as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.data import verify
+from olmo_sparsity.data.training_data import open_training_data, verify_checksums
+from olmo_sparsity.data.verify import VERIFIED_NAME, Verified
+from olmo_sparsity.data.windows import TrainingData
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import sha256_file
+from tests.support import tiny
+
+
+def bare(config: Config, paths: list, dtype: str = "uint16") -> Config:
+    """``config`` on token files without a manifest."""
+    data = replace(config.data, paths=list(map(str, paths)), memmap_dtype=dtype)
+    return replace(config, corpus=replace(config.corpus, path=None), data=data)
+
+
+def change_one_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4] ^= 1
+    path.write_bytes(data)
+
+
+def test_files_are_read_again_only_when_they_were_touched(tmp_path, monkeypatch):
+    config = tiny.train_config(tmp_path)
+    read = []
+    original = verify._read
+    monkeypatch.setattr(verify, "_read", lambda file, *rest: read.append(file.path) or original(file, *rest))
+    path = tmp_path / "corpus" / "train-00000.npy"
+    verify_checksums(config)
+    verify_checksums(config)
+    assert read == [path]
+    os.utime(path, ns=(1, 1))
+    verify_checksums(config)
+    assert read == [path] * 2
+    (tmp_path / "run" / VERIFIED_NAME).write_text("{torn")
+    verify_checksums(config)
+    assert read == [path] * 3
+    evaluated = replace(config, evaluation=replace(config.evaluation, interval=5))
+    verify_checksums(evaluated)
+    assert read[3:] == [tmp_path / "corpus" / "heldout-00000.npy"]
+
+
+def test_a_changed_file_is_named_with_both_checksums(tmp_path):
+    config = tiny.train_config(tmp_path)
+    path = tmp_path / "corpus" / "train-00000.npy"
+    before = sha256_file(path)
+    verify_checksums(config)
+    change_one_byte(path)
+    with pytest.raises(UserError) as error:
+        verify_checksums(config)
+    message = str(error.value)
+    assert f"checksum mismatch in {path}: its manifest says sha256 {before}" in message
+    assert f"the file has {sha256_file(path)}; copy it again" in message and "\n" not in message
+    with pytest.raises(UserError, match="checksum mismatch"):  # it was not remembered as right
+        verify_checksums(config)
+    verify_checksums(replace(config, corpus=replace(config.corpus, verify_checksums=False)))
+    verify_checksums(bare(config, [path]))
+    with pytest.raises(UserError, match="checksum mismatch"):
+        Verified(tmp_path / "run").open_split(tmp_path / "corpus", "train")
+
+
+def test_nothing_is_written_for_a_bad_corpus(tmp_path):
+    config = tiny.train_config(tmp_path)
+    change_one_byte(tmp_path / "corpus" / "train-00000.npy")
+    with pytest.raises(UserError):
+        verify_checksums(config)
+    (tmp_path / "corpus" / "train-00000.npy").unlink()
+    with pytest.raises(UserError, match=r"train-00000\.npy is missing; prepare"):
+        open_training_data(config)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_olmos_token_files_are_taken_as_they_are(tmp_path, dtype):
+    """Several of them, cut anywhere: the windows of each file, none across two."""
+    config = tiny.train_config(tmp_path)
+    ids = np.random.default_rng(0).integers(0, 50, 1000).astype(dtype)
+    paths = [tmp_path / f"part-{i}.npy" for i in range(3)]
+    for path, part in zip(paths, np.split(ids, [333, 700]), strict=True):
+        part.tofile(path)
+    data = open_training_data(bare(config, paths, dtype))
+    assert isinstance(data, TrainingData)
+    expected = [ids[start : start + 32].tolist() for first, last in [(0, 333), (333, 700), (700, 1000)]
+                for start in range(first, last - 31, 32)]  # fmt: skip
+    assert [data.dataset[i]["input_ids"].tolist() for i in range(len(data.dataset))] == expected
+    batch = next(data.batches(0))
+    assert batch.input_ids.dtype == torch.int64
+    by_group = bare(config, [])
+    groups = {"b": [str(paths[2])], "a": [str(paths[0]), str(paths[1])]}
+    by_group = replace(by_group, data=replace(by_group.data, paths=None, memmap_dtype=dtype, datasets=groups))
+    assert torch.equal(next(open_training_data(by_group).batches(0)).input_ids, batch.input_ids)
+    with pytest.raises(IndexError):
+        data.dataset[len(expected)]
+
+
+def test_files_that_are_something_else_are_refused(tmp_path):
+    config = tiny.train_config(tmp_path)
+    ids = np.arange(1000, dtype=np.uint32) % 50
+    ids.tofile(tmp_path / "wide.npy")
+    np.save(tmp_path / "saved.npy", ids)
+    cases = {
+        "s3://bucket/part-0.npy": "is a URL, and only local files are read; download them first",
+        "https://olmo-data.org/part-0.npy": "is a URL",
+        str(tmp_path / "none.npy"): "is missing",
+        str(tmp_path / "wide.npy"): "set data.memmap_dtype: uint32",
+        str(tmp_path / "saved.npy"): "was written by numpy.save",
+    }
+    for path, message in cases.items():
+        with pytest.raises(UserError, match=message) as error:
+            open_training_data(bare(config, [path]))
+        assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match=r"written by numpy\.save"):
+        open_training_data(bare(config, [tmp_path / "saved.npy"], "uint32"))
+
+
+def test_an_id_beyond_the_vocabulary_is_found_anywhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "CHUNK_MB", 1)
+    config = tiny.train_config(tmp_path)
+    ids = np.random.default_rng(0).integers(0, 50, 3 << 20).astype(np.uint16)
+    ids[-1000] = 50
+    ids.tofile(tmp_path / "late.npy")
+    ids[:1000].tofile(tmp_path / "fine.npy")
+    late, fine = tmp_path / "late.npy", tmp_path / "fine.npy"
+    in_groups = bare(config, [])
+    in_groups = replace(
+        in_groups, data=replace(in_groups.data, paths=None, datasets={"a": [str(fine), str(late)]})
+    )
+    evaluated = replace(config, evaluation=replace(config.evaluation, interval=5, paths=[str(late)]))
+    for each in (bare(config, [fine, late]), in_groups, evaluated):
+        with pytest.raises(
+            UserError, match=r"late\.npy holds id 50, beyond .*model\.vocab_size is 50"
+        ) as error:
+            verify_checksums(each)
+        assert "\n" not in str(error.value)
+        assert not (tmp_path / "run").exists()
+    verify_checksums(bare(config, [fine]))
+    read = []
+    monkeypatch.setattr(verify, "_read", lambda file, *rest: read.append(file))
+    verify_checksums(bare(config, [fine]))
+    assert not read
+    smaller = replace(config, model=replace(config.model, vocab_size=int(ids[:1000].max())))
+    with pytest.raises(UserError, match="beyond the vocabulary"):  # what is remembered is the largest id
+        verify_checksums(bare(smaller, [fine]))
+
+
+def test_ids_of_a_corpus_stay_below_its_own_vocabulary(tmp_path):
+    config = tiny.train_config(tmp_path)
+    path = tmp_path / "corpus" / "manifest.json"
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps({**raw, "vocab_size": 10}))
+    with pytest.raises(UserError, match="beyond the vocabulary of 10; its manifest was changed"):
+        verify_checksums(config)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "[]", "[" * 100_000, '{"PATH": 3}', '{"PATH": [1, 2, 3, "uint16", "x", "y"]}']
+)
+def test_a_damaged_memory_is_made_again(tmp_path, value):
+    config = tiny.train_config(tmp_path)
+    verify_checksums(config)
+    path, whole = tmp_path / "run" / VERIFIED_NAME, (tmp_path / "run" / VERIFIED_NAME).read_text()
+    path.write_text(value.replace("PATH", str(tmp_path / "corpus" / "train-00000.npy")))
+    verify_checksums(config)
+    assert path.read_text() == whole
+
+
+def test_a_file_that_was_read_for_its_ids_alone_is_read_again_for_its_checksum(tmp_path):
+    config = tiny.train_config(tmp_path)
+    path = tmp_path / "corpus" / "train-00000.npy"
+    change_one_byte(path)
+    verify_checksums(bare(config, [path]))
+    with pytest.raises(UserError, match="checksum mismatch"):
+        verify_checksums(config)

@@ -1,0 +1,423 @@
+"""Exact match against one sample at a time without a cache, a scripted model whose errors are known."""
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from olmo_sparsity.config.load import load_config
+from olmo_sparsity.data.task_batches import TaskPositions
+from olmo_sparsity.evaluate.exact_match import (
+    TaskEvaluation,
+    grid,
+    measure,
+    multiples_of_training_length,
+)
+from olmo_sparsity.model.build import as_predictor, build_model
+from olmo_sparsity.model.predictive import PredictiveOptions, PredictorOutput, joint_loss
+from olmo_sparsity.tasks import make_task
+from olmo_sparsity.tasks.samples import END, Part, coupled_batch
+from olmo_sparsity.tasks.task import Sizes, Task
+from olmo_sparsity.util.errors import UserError
+
+TABLE = 40
+SORTS = ("exact", "wrong_token", "wrong_id", "wrong_stop")
+
+
+@dataclass(frozen=True)
+class Mixed(Task):
+    """Prompts and responses of many sizes at one length: 3 … length symbols and ``=``; the first half of them again."""
+
+    train_length: tuple[int, int] = (4, 6)
+    test_length: tuple[int, int] = (4, 20)
+    name = "mixed"
+    vocabulary = ("<pad>", "<bos>", "<eos>", "=", "a", "b", "c")
+    end_id = END
+
+    def largest_id(self, length):
+        return length + 1
+
+    def max_tokens(self, length):
+        return length + 2 + (length + 1) // 2 + 1
+
+    def _sizes(self, split, draws):
+        sizes = super()._sizes(split, draws)
+        return Sizes(sizes.length, 3 + draws.named("k").integer(sizes.length - 2))
+
+    def _smallest(self, split):
+        return Sizes(np.array([4]), np.array([4]))
+
+    def _make(self, sizes, draws):
+        width = int(sizes.length.max())
+        symbols = 4 + draws.named("symbols").integers(3, width)
+        ids = np.broadcast_to(np.arange(2, width + 2), symbols.shape)
+        prompt = [Part(symbols, ids, sizes.k), Part.same(3, 1, len(sizes.k))]
+        return coupled_batch(prompt, [Part(symbols, ids, (sizes.k + 1) // 2)], sizes.length, None)
+
+
+def make_config(folder, task="scratchpad_parity", scheme="predicted", family="gpt_neox", **changes):
+    """A config of a tiny model on a task."""
+    parameters = changes.pop("parameters", {"train_length": [4, 6], "test_length": [4, 20]})
+    values = {
+        "seed": 3,
+        "save_folder": str(folder / "run"),
+        "model": {
+            **{"family": family, "d_model": 32, "n_heads": 2, "n_layers": 2, "embedding_size": None},
+            **{"max_sequence_length": 64, "vocab_size": len(make_task(task, parameters).vocabulary)},
+            **{"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0, "rope": True},
+            **{"eos_token_id": 2, "pad_token_id": 0},
+        },
+        "task": {"name": task, "parameters": parameters},
+        "positions": {"scheme": scheme, "table_size": TABLE, "rotate": "index"},
+        "optimizer": {"name": "adamw", "learning_rate": 1e-3},
+        "scheduler": {"name": "linear_with_warmup", "t_warmup": 1},
+        "max_duration": 4,
+        "global_train_batch_size": 4,
+        "device_train_microbatch_size": 4,
+        "precision": "fp32",
+        **changes,
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf8")
+    return load_config(path, warn=False)
+
+
+def learned(config, batch, ids, steps):
+    """The model of a config after some steps on one batch: it knows part of it by heart."""
+    model = as_predictor(build_model(config))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    tokens, ids = torch.from_numpy(batch.tokens), torch.from_numpy(ids)
+    counts = torch.from_numpy(batch.loss_mask)[:, 1:]
+    for _ in range(steps):
+        output = model(tokens[:, :-1], ids[:, :-1])
+        loss = joint_loss(output, tokens[:, 1:], ids[:, 1:], counts, id_weight=0.2)
+        optimizer.zero_grad()
+        loss.loss_nats.backward()
+        optimizer.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def answer_slowly(model, tokens, ids, given, end):
+    """Lists of tokens and ids of one response, by a full pass for each of ``len(given)`` tokens.
+
+    ``given``: their ids, each of them None where the model predicts it.
+    """
+    tokens, ids, start = list(tokens), list(ids), len(tokens)
+    for id_ in given:
+        output = model(torch.tensor([tokens]), torch.tensor([ids]))
+        tokens.append(int(output.logits[0, -1].argmax()))
+        ids.append(int(output.id_logits[0, -1].argmax()) if id_ is None else id_)
+        if tokens[-1] == end:
+            break
+    return tokens[start:], ids[start:]
+
+
+def first_error(tokens, ids, true_tokens, true_ids, end):
+    """In plain Python; ``ids`` None where they are no part of the answer."""
+    for step, truth in enumerate(true_tokens):
+        if step == len(tokens) or (tokens[step] == end) != (truth == end):
+            return "wrong_stop"
+        if tokens[step] != truth:
+            return "wrong_token"
+        if ids is not None and ids[step] != true_ids[step]:
+            return "wrong_id"
+    return "exact" if len(tokens) == len(true_tokens) else "wrong_stop"
+
+
+def measured_slowly(model, task, positions, samples, seed):
+    """The counts of a record's row, a sample at a time, three tokens further than the truth goes."""
+    counts, predicts = Counter(), model.options.predicts_ids
+    for index in map(np.array, [[i] for i in range(samples)]):
+        sample = task.sample("test", seed, index)
+        ids = positions.ids(sample, split="test", seed=seed, indices=index)[0].tolist()
+        tokens, start = sample.tokens[0].tolist(), int(sample.response_start[0])
+        further = 3 if task.end_id is not None else 0
+        then = [0] * further if model.options.mode == "oracle" else range(ids[-1] + 1, ids[-1] + 1 + further)
+        given = [None] * (len(tokens) - start + further) if predicts else [*ids[start:], *then]
+        answer = answer_slowly(model, tokens[:start], ids[:start], given, task.end_id)
+        sort = first_error(
+            answer[0], answer[1] if predicts else None, tokens[start:], ids[start:], task.end_id
+        )
+        forced = [
+            answer_slowly(model, tokens[:column], ids[:column], [None if predicts else 0], None)
+            for column in range(start, len(tokens))
+        ]
+        right = [token == truth for ((token,), _), truth in zip(forced, tokens[start:], strict=True)]
+        right_ids = [id_ == truth for (_, (id_,)), truth in zip(forced, ids[start:], strict=True)]
+        counts[sort] += 1
+        counts["response_tokens"] += len(right)
+        counts["teacher_forced_tokens"] += sum(right)
+        counts["teacher_forced_ids"] += sum(right_ids)
+        counts["teacher_forced_exact"] += all(right) and (all(right_ids) or not predicts)
+    return counts
+
+
+CASES = [
+    ("gpt_neox", "predicted", Mixed(), 6, 45),
+    ("olmo", "coupled", Mixed(), 6, 25),
+    ("gpt_neox", "contiguous", Mixed(), 5, 25),
+    ("olmo", "contiguous", make_task("planted", {"k_test": [2], "k_train": 2}), 20, 1),
+]
+
+
+@pytest.mark.parametrize(("family", "scheme", "task", "length", "steps"), CASES)
+def test_counts_of_a_slow_loop_whatever_the_batch_or_the_process(
+    tmp_path, family, scheme, task, length, steps
+):
+    samples, seed = 24, 5
+    config = make_config(tmp_path, "scratchpad_parity", scheme, family)
+    config.model.vocab_size = len(task.vocabulary)
+    positions, sized = TaskPositions(config), task.at_length(length)
+    indices = np.arange(samples)
+    batch = sized.sample("test", seed, indices)
+    ids = positions.ids(batch, split="test", seed=seed, indices=indices)
+    model = learned(config, batch, ids, steps)
+    expected = measured_slowly(model, sized, positions, samples, seed)
+
+    def found(batch_tokens=1000, **share):
+        options = {"lengths": [length], "samples": samples, "seed": seed, "batch_tokens": batch_tokens}
+        (row,) = measure(model, task, positions, **options, **share)
+        return row
+
+    row = found()
+    assert 0 < row.exact < samples, "a model that is right and wrong"
+    assert (row.length, row.k, row.samples) == (length, 2 if task.name == "planted" else None, samples)
+    for name in (*SORTS, "teacher_forced_exact", "response_tokens", "teacher_forced_tokens"):
+        assert getattr(row, name) == expected[name], name
+    assert row.teacher_forced_ids == (expected["teacher_forced_ids"] if scheme == "predicted" else None)
+    assert row.teacher_forced_exact == row.exact  # up to its first error a model reads the truth either way
+    assert found(batch_tokens=1) == found(batch_tokens=77) == row
+    shares = []
+    for rank in range(5):
+        with pytest.raises(AssertionError):  # a share alone is not all samples
+            found(rank=rank, world_size=5, reduce_sum=lambda tensor: shares.append(tensor) or tensor)
+    assert found(rank=2, world_size=5, reduce_sum=lambda tensor: sum(shares)) == row
+
+
+class Scripted:
+    """Answers with the truth but for planned errors, whatever it answered before; checks the ids that it is fed."""
+
+    training = False
+
+    def __init__(self, mode, batch, ids, plans):
+        """``plans``: of each sample, {step: (token, id)}; behind the end it goes on with the last symbol."""
+        self.options = PredictiveOptions(mode=mode, table_size=TABLE)
+        self.calls, self.known = 0, {}
+        for row, plan in enumerate(plans):
+            start, end = int(batch.response_start[row]), int(batch.lengths[row])
+            sample = list(zip(batch.tokens[row, :end].tolist(), ids[row, :end].tolist(), strict=True))
+            self.known[tuple(sample[:start])] = (sample, plan)
+
+    def answer(self, prefix):
+        """The next (token, id) after a list of them; None within a prompt, at padding and behind an end."""
+        prompt = next((key for key in self.known if tuple(prefix[: len(key)]) == key), None)
+        if prompt is None or any(token in (0, END) for token, _ in prefix):
+            return None
+        sample, plan = self.known[prompt]
+        if self.options.mode != "predicted":
+            assert [id_ for _, id_ in prefix[: len(sample)]] == [id_ for _, id_ in sample[: len(prefix)]]
+        truth = sample[len(prefix)] if len(prefix) < len(sample) else (6, 0)
+        return plan.get(len(prefix) - len(prompt), truth)
+
+    def __call__(
+        self, input_ids, position_ids, *, attention_mask=None, past_key_values=None, use_cache=False
+    ):
+        self.calls += 1
+        seen = input_ids if past_key_values is None else torch.cat([past_key_values, input_ids], dim=1)
+        mask = torch.ones_like(seen) if attention_mask is None else attention_mask
+        logits, id_logits = (torch.zeros(*input_ids.shape, size) for size in (20, 130))
+        for row, column in np.ndindex(*input_ids.shape):
+            end = seen.shape[1] - input_ids.shape[1] + column + 1
+            real = mask[row, :end].bool()
+            columns = (values[row, :end][real].tolist() for values in (seen, position_ids))
+            if (found := self.answer(list(zip(*columns, strict=True)))) is not None:
+                logits[row, column, found[0]] = id_logits[row, column, found[1]] = 1
+        ids = id_logits if self.options.predicts_ids else None
+        return PredictorOutput(logits, ids, seen if use_cache else None)
+
+
+class SomePositions:
+    """Coupled ids after a start of the sample's own, or contiguous ones."""
+
+    def __init__(self, couples):
+        self.couples, self.asked = couples, []
+
+    def ids(self, batch, *, split, seed, indices):
+        self.asked.append((split, seed, indices.tolist()))
+        if not self.couples:
+            return np.broadcast_to(np.arange(batch.tokens.shape[1]), batch.tokens.shape)
+        return np.where(batch.coupled_ids > 0, batch.coupled_ids + indices[:, None] % 5, 0)
+
+
+def plan_of(number, truth):
+    """Errors in a response ``truth``, a list of (token, id), and the sort of the first of them."""
+    (first, first_id), (last, last_id) = truth[0], truth[-2]
+    plans = [
+        ({}, "exact"),
+        ({0: (3, first_id)}, "wrong_token"),
+        ({len(truth) - 1: (5, 0)}, "wrong_stop"),  # does not end where it should, nor later
+        ({len(truth) - 2: (END, last_id)}, "wrong_stop"),  # ends too early
+        ({0: (first, 0), len(truth) - 1: (3, 0)}, "wrong_id"),
+        ({len(truth) - 1: (END, 1), len(truth): (last, 0)}, "wrong_id"),
+    ]
+    return plans[number % len(plans)]
+
+
+@pytest.mark.parametrize("mode", ["predicted", "oracle", "plain"])
+def test_planned_errors_are_counted_as_what_they_are(mode):
+    samples, length, seed = 60, 6, 2
+    task, positions = Mixed(), SomePositions(couples=mode != "plain")
+    indices = np.arange(samples)
+    batch = task.at_length(length).sample("test", seed, indices)
+    ids = positions.ids(batch, split="test", seed=seed, indices=indices)
+    expected, plans, planned = Counter(), [], {}
+    for row, (start, end) in enumerate(zip(batch.response_start, batch.lengths, strict=True)):
+        both = list(zip(batch.tokens[row, :end].tolist(), ids[row, :end].tolist(), strict=True))
+        truth, alike = both[start:], tuple(both[:start])  # the same prompt may occur twice
+        plan, sort = planned.setdefault(alike, plan_of(len(planned), truth))
+        if sort == "wrong_id" and mode != "predicted":
+            plan, sort = {}, "exact"  # nobody asks for the id
+        plans.append(plan)
+        expected[sort] += 1
+        expected["response_tokens"] += len(truth)
+        answers = [plan.get(step, each) for step, each in enumerate(truth)]
+        for number, name in enumerate(("teacher_forced_tokens", "teacher_forced_ids")):
+            expected[name] += sum(a[number] == t[number] for a, t in zip(answers, truth, strict=True))
+    model = Scripted(mode, batch, ids, plans)
+    positions.asked.clear()
+    options = {"samples": samples, "seed": seed, "batch_tokens": 17 * task.max_tokens(length)}
+    (row,) = measure(model, task, positions, lengths=[length], **options)
+    assert {name: getattr(row, name) for name in SORTS} == {name: expected[name] for name in SORTS}
+    assert min(row.exact, row.wrong_token, row.wrong_stop) > 0 and (row.wrong_id > 0) == (mode == "predicted")
+    assert row.teacher_forced_exact == row.exact
+    assert row.teacher_forced_tokens == expected["teacher_forced_tokens"] < row.response_tokens
+    assert row.teacher_forced_ids == (expected["teacher_forced_ids"] if mode == "predicted" else None)
+    assert row.response_tokens == expected["response_tokens"]
+    batches = [list(range(first, min(first + 17, samples))) for first in range(0, samples, 17)]
+    assert positions.asked == [("test", seed, each) for each in batches]
+
+
+def test_a_model_that_is_right_is_exact_everywhere():
+    task, positions, indices = Mixed(), SomePositions(couples=True), np.arange(9)
+    models = []
+    for length in (4, 7):
+        batch = task.at_length(length).sample("test", 0, indices)
+        ids = positions.ids(batch, split="test", seed=0, indices=indices)
+        models.append(Scripted("predicted", batch, ids, [{}] * 9))
+    models[0].known.update(models[1].known)
+    told, options = [], {"samples": 9, "seed": 0, "batch_tokens": 40}
+    rows = measure(models[0], task, positions, lengths=[4, 7], advance=told.append, **options)
+    assert [row.length for row in rows] == [4, 7]
+    assert all(row.exact == row.teacher_forced_exact == 9 for row in rows)
+    assert all(row.response_tokens == row.teacher_forced_tokens == row.teacher_forced_ids for row in rows)
+    assert sum(told) == 18 and len(told) > 4
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"lengths": []}, "no lengths"),
+        ({"lengths": [0]}, r"\[0, 0\] is no range"),
+        ({"samples": 0}, "samples 0 .* at least 1"),
+        ({"batch_tokens": 0}, "batch_tokens 0 must be at least 1"),
+        ({"ks": [4]}, "copy plants no tokens"),
+        (
+            {"lengths": [10, 60]},
+            "copy at length 60: .* 40 is too small for ids up to 61; .*; the longest that fits is 38",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line_before_anything_runs(options, part):
+    task = make_task("copy", {})
+    model = Scripted("predicted", task.sample("test", 0, [0]), np.zeros((1, 99)), [])
+    given = {"lengths": [10], "samples": 2, "seed": 0, **options}
+    with pytest.raises(UserError, match=part) as error:
+        measure(model, task, SomePositions(couples=True), **given)
+    assert "\n" not in str(error.value) and not model.calls
+
+
+def test_a_model_without_a_table_has_no_longest_length():
+    task, positions = make_task("copy", {}), SomePositions(couples=False)
+    batch = task.at_length(60).sample("test", 0, np.arange(2))
+    ids = positions.ids(batch, split="test", seed=0, indices=np.arange(2))
+    model = Scripted("plain", batch, ids, [{}, {0: (3, 0)}])
+    (row,) = measure(model, task, positions, lengths=[60], samples=2, seed=0)
+    assert (row.exact, row.wrong_token) == (1, 1)
+
+
+def test_lengths_and_k():
+    parity = make_task("sparse_parity", {"k_train": 6, "k_test": [8, 2, 12]})
+    assert grid(parity, [20, 24]) == [(20, 2), (24, 2), (20, 8), (24, 8), (24, 12)]
+    assert grid(parity, [20, 40], [4, 6]) == [(20, 4), (40, 4), (20, 6), (40, 6)]
+    short = make_task("sparse_parity", {"test_length": [20, 22], "k_test": [4], "k_train": 4})
+    assert grid(short, [60], [30]) == [(60, 30)]  # though no test sample of its own could hold so many
+    for lengths, ks, part in [
+        ([20, 40], [4, 12], "k = 12 of k_test needs 24 tokens"),
+        ([21], [4], "must be multiples of 2"),
+        ([20], [0], "no k above 0"),
+        ([2], None, "no k of sparse_parity fits into lengths"),
+    ]:
+        with pytest.raises(UserError, match=part) as error:
+            grid(parity, lengths, ks)
+        assert "\n" not in str(error.value)
+    assert grid(make_task("addition", {}), [3, 9]) == [(3, None), (9, None)]
+
+
+@pytest.mark.parametrize(
+    ("task", "parameters", "expected", "in_training"),
+    [
+        ("scratchpad_parity", {}, [10, 20, 30, 40, 60, 100, 150, 200], [20, 40, 60]),
+        ("sparse_parity", {}, [24, 50, 74, 100, 150, 250, 374, 500], [50, 100, 150]),
+        ("variable_assignment", {}, [2, 4, 6, 8, 12], [4, 8, 12]),
+        ("copy", {"train_length": [15, 20], "test_length": [15, 50]}, [15, 20, 30, 40, 50], [20, 40, 50]),
+    ],
+)
+def test_default_lengths_go_from_the_training_range_as_far_as_test_samples_do(
+    task, parameters, expected, in_training
+):
+    made = make_task(task, parameters)
+    assert multiples_of_training_length(made) == expected
+    assert multiples_of_training_length(made, (1, 2, 3)) == in_training
+
+
+@pytest.mark.parametrize("task", ["scratchpad_parity", "sparse_parity"])
+def test_evaluation_while_training_is_the_same_measure(tmp_path, task):
+    parameters = {"train_length": [8, 10], "test_length": [8, 24]}
+    if task == "sparse_parity":
+        parameters.update({"k_train": 3, "k_test": [4]})
+    config = make_config(
+        tmp_path,
+        task,
+        "predicted" if task == "scratchpad_parity" else "random_start",
+        parameters=parameters,
+        evaluation={"windows": 7, "seed": 4, "batch_size": 2},
+    )
+    model = build_model(config).eval()
+    row = TaskEvaluation(config).run(model, lambda tensor: tensor)
+    json.dumps(row)
+    expected = measure(
+        as_predictor(model),
+        make_task(task, parameters),
+        TaskPositions(config),
+        lengths=[10, 20, 24],
+        ks=[3] if task == "sparse_parity" else None,
+        samples=7,
+        seed=4,
+    )
+    assert row == {"exact_match": [asdict(each) for each in expected]}
+    shares = []
+
+    def keep(tensor):
+        shares.append(tensor)
+        raise KeyboardInterrupt  # nobody is there to add them up
+
+    for rank in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            TaskEvaluation(config, rank=rank, world_size=2).run(model, keep)
+    together = TaskEvaluation(config, rank=1, world_size=2)
+    assert together.run(model, lambda tensor: shares[0] + shares[1]) == row

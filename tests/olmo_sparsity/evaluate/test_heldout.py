@@ -1,0 +1,282 @@
+"""Held-out loss against a plain loop over the same windows, one at a time."""
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from olmo_sparsity.config.load import load_config
+from olmo_sparsity.data.training_data import verify_checksums
+from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.util.errors import UserError
+from tests.support import tiny
+
+
+@pytest.fixture
+def documents():
+    """Held-out documents of many lengths; three of them have 64 tokens (T') or more."""
+    return [doc for n in (5, 64, 30, 150, 63, 90) for doc in tiny.random_documents(1, n, seed=n)]
+
+
+@pytest.fixture
+def make(tmp_path, documents):
+    """A config over these held-out documents: window 32, measured by position up to 64."""
+    corpus = tiny.write_corpus(
+        tmp_path / "corpus", {"train": tiny.random_documents(12, 90), "heldout": documents}
+    )
+
+    def config(*overrides, **changes):
+        return load_config(
+            tiny.write_yaml(tmp_path, corpus, **changes), ["--evaluation.interval=4", *overrides]
+        )
+
+    return config
+
+
+class forward_of:
+    """What the engine gives the evaluation: logits of a batch, from a model whose predictions are far from uniform."""
+
+    def __init__(self, config):
+        self.model = build_model(config).eval()
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.mul_(8)
+
+    def __call__(self, batch):
+        return self.model(**batch.model_inputs).logits
+
+
+def identity(tensor):
+    return tensor
+
+
+def losses_of(forward, window):
+    """Loss [nats] of each token of a window but the first, given all before it, from the model itself."""
+    ids = torch.tensor(np.asarray(window, dtype=np.int64))[None]
+    with torch.no_grad():
+        logits = forward.model(ids, position_ids=torch.arange(ids.shape[1])[None]).logits[0]
+    picked = logits.double().log_softmax(-1)[:-1].gather(-1, ids[0, 1:, None])[:, 0]
+    return -picked.numpy()
+
+
+def stream_of(documents):
+    return [token for document in documents for token in [*document, tiny.EOS]]
+
+
+def test_loss_in_windows_of_the_training_length(make, documents):
+    config = make()
+    forward = forward_of(config)
+    row = HeldoutEvaluation(config).run(forward, identity)
+    stream = stream_of(documents)
+    windows = [stream[i : i + 32] for i in range(0, len(stream) - 31, 32)]
+    expected = np.concatenate([losses_of(forward, window) for window in windows])
+    assert row["heldout_tokens"] == len(expected) == len(windows) * 31
+    assert row["heldout_loss_nats"] == pytest.approx(expected.mean(), abs=1e-5)
+    assert row["heldout_loss_nats"] > 5  # hence not that of a uniform prediction
+
+
+def test_loss_by_position_in_long_documents(make, documents):
+    config = make("--evaluation.position_bins=5")
+    forward = forward_of(config)
+    bins = HeldoutEvaluation(config).run(forward, identity)["heldout_loss_by_position"]
+    windows = [doc[i : i + 64] for doc in documents for i in range(0, len(doc) - 63, 64)]
+    assert len(windows) == 4
+    losses = np.stack([losses_of(forward, window) for window in windows])
+    assert [(each["from"], each["to"]) for each in bins] == [(0, 13), (13, 26), (26, 38), (38, 51), (51, 64)]
+    for each in bins:
+        part = losses[:, each["from"] : each["to"]]
+        assert each["tokens"] == part.size
+        assert each["loss_nats"] == pytest.approx(part.mean(), abs=1e-5)
+
+
+@pytest.mark.parametrize("doc_mask", ["false", "true"])
+@pytest.mark.parametrize("processes", [2, 3])
+def test_any_number_of_processes_gives_the_same(make, processes, doc_mask):
+    config = make("--evaluation.batch_size=3", f"--positions.doc_mask={doc_mask}")
+    forward = forward_of(config)
+    alone = HeldoutEvaluation(config).run(forward, identity)
+    calls = [0] * processes
+    shares = [HeldoutEvaluation(config, rank=rank, world_size=processes) for rank in range(processes)]
+    collected = [[] for _ in shares]
+
+    def counting(rank):
+        def run(batch):
+            calls[rank] += 1
+            return forward(batch)
+
+        return run
+
+    def collect(rank):
+        def reduce_sum(tensor):
+            collected[rank].append(tensor)
+            return torch.ones_like(tensor)
+
+        return reduce_sum
+
+    for rank, share in enumerate(shares):
+        share.run(counting(rank), collect(rank))
+    assert len(set(calls)) == 1  # ZeRO 3 gathers weights in every forward pass: nobody may do more of them
+    sums = iter([sum(parts) for parts in zip(*collected, strict=True)])
+    together = shares[0].run(forward, lambda tensor: next(sums))
+    assert together["heldout_tokens"] == alone["heldout_tokens"]
+    assert together["heldout_loss_nats"] == pytest.approx(alone["heldout_loss_nats"], abs=1e-6)
+    for ours, expected in zip(
+        together["heldout_loss_by_position"], alone["heldout_loss_by_position"], strict=True
+    ):
+        assert ours == {**expected, "loss_nats": pytest.approx(expected["loss_nats"], abs=1e-6)}
+
+
+def test_batch_size_changes_nothing(make):
+    rows = []
+    for size in (1, 2, 64):
+        config = make(f"--evaluation.batch_size={size}")
+        rows.append(HeldoutEvaluation(config).run(forward_of(config), identity)["heldout_loss_nats"])
+    assert rows == pytest.approx([rows[0]] * 3, abs=1e-6)
+
+
+def test_with_documents_masked_it_is_the_loss_of_documents_alone(make, documents):
+    config = make("--positions.doc_mask=true")
+    forward = forward_of(config)
+    row = HeldoutEvaluation(config).run(forward, identity)
+    stream = stream_of(documents)
+    total = []
+    for start in range(0, len(stream) - 31, 32):
+        window = np.array(stream[start : start + 32])
+        starts = [0, *(i + 1 for i in np.flatnonzero(window == tiny.EOS) if i < 31)]
+        for first, next_first in zip(starts, [*starts[1:], 31], strict=True):
+            # an EOS has its own document as context, and predicts the first token of the next
+            total.append(losses_of(forward, window[first : next_first + 1]))
+    assert row["heldout_loss_nats"] == pytest.approx(np.concatenate(total).mean(), abs=1e-5)
+
+
+def test_windows_are_a_function_of_the_seed_alone(make):
+    def chosen(*overrides, **share):
+        evaluation = HeldoutEvaluation(make("--evaluation.windows=3", *overrides), **share)
+        return evaluation.windows.tolist()
+
+    assert len(chosen()) == 3
+    assert chosen() == chosen("--seed=99") == chosen(rank=1, world_size=2)
+    assert chosen() != chosen("--evaluation.seed=1")
+
+
+def test_random_state_and_weights_are_left_alone(make):
+    config = make()
+    evaluation, model = HeldoutEvaluation(config), build_model(config).eval()
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    rows = [evaluation.run(lambda batch: model(**batch.model_inputs).logits, identity) for _ in range(2)]
+    assert rows[0] == rows[1]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], numpy_before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_token_files_in_place_of_a_corpus(make, tmp_path):
+    config = make()
+    expected = HeldoutEvaluation(config).run(forward_of(config), identity)
+    files = make(
+        "--corpus.path=null",
+        f"--data.paths=[{tmp_path}/corpus/train-00000.npy]",
+        f"--evaluation.paths=[{tmp_path}/corpus/heldout-00000.npy]",
+    )
+    assert HeldoutEvaluation(files).run(forward_of(files), identity) == expected
+
+
+def test_no_document_is_long_enough(make, caplog):
+    config = make("--evaluation.position_length=151")
+    row = HeldoutEvaluation(config).run(forward_of(config), identity)
+    assert set(row) == {"heldout_loss_nats", "heldout_tokens", "heldout_window_tokens"}
+    (record,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert "no held-out document has 151 tokens; lower evaluation.position_length" in record.getMessage()
+    caplog.clear()
+    HeldoutEvaluation(config, rank=1, world_size=2)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (
+            ["--corpus.heldout_split=test"],
+            "corpus.heldout_split: .* has no split 'test', it has heldout, train",
+        ),
+        (["--corpus.path=null", "--data.paths=[a]"], "set evaluation.paths"),
+        (["--evaluation.paths=[/none.npy]"], "token file /none.npy is missing"),
+        (
+            ["--model.max_sequence_length=512", "--positions.target_length=600"],
+            "fewer than one window of 512",
+        ),
+    ],
+)
+def test_no_text_to_measure_on_is_named(make, overrides, part):
+    with pytest.raises(UserError, match=part) as error:
+        HeldoutEvaluation(make(*overrides))
+    assert "\n" not in str(error.value)
+
+
+def test_token_files_of_another_vocabulary(make, tmp_path):
+    np.full(100, 60, dtype=np.uint16).tofile(tmp_path / "other.npy")
+    with pytest.raises(UserError, match=r"other\.npy holds id 60, .*model\.vocab_size is 50"):
+        verify_checksums(make(f"--evaluation.paths=[{tmp_path}/other.npy]", "--evaluation.interval=5"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (["--evaluation.interval=0"], "evaluation.interval: 0 is not above 0"),
+        (["--evaluation.position_bins=64"], "64 bins are too many for 64 positions"),
+        (["--evaluation.position_length=1"], "leaves nothing to predict"),
+        (
+            ["--model.rope=false", "--positions={scheme: contiguous}", "--evaluation.position_length=33"],
+            "past the table of 32 learned position embeddings",
+        ),
+    ],
+)
+def test_config_is_checked_when_it_is_loaded(make, overrides, part):
+    with pytest.raises(UserError, match=part):
+        make(*overrides)
+
+
+def test_long_windows_are_read_fewer_at_a_time(make):
+    config = make("--evaluation.batch_size=4")
+    sizes = []
+    forward = forward_of(config)
+
+    def run(batch):
+        sizes.append(tuple(batch.input_ids.shape))
+        return forward(batch)
+
+    HeldoutEvaluation(config).run(run, identity)
+    assert max(rows * length for rows, length in sizes) == 4 * 32
+    assert (2, 64) in sizes
+
+
+@pytest.mark.parametrize("doc_mask", ["false", "true"])
+def test_training_goes_on_as_if_nothing_had_been_measured(make, tmp_path, doc_mask):
+    """Bit for bit, dropout included; measured at the interval and at the last step."""
+    rows = {}
+    for interval in ("null", "3"):
+        config = make(
+            f"--evaluation.interval={interval}",
+            f"--positions.doc_mask={doc_mask}",
+            f"--save_folder={tmp_path / interval}",
+            model={"residual_dropout": 0.1},
+        )
+        train(config)
+        rows[interval] = read_metrics(tmp_path / interval / "metrics.jsonl")
+    losses = [[row["loss_nats"] for row in each if "loss_nats" in row] for each in rows.values()]
+    assert losses[0] == losses[1]
+    measured = [row for row in rows["3"] if "heldout_loss_nats" in row]
+    assert [row["step"] for row in measured] == [3, 6, 8]
+    assert measured[-1]["heldout_loss_nats"] < measured[0]["heldout_loss_nats"]
+    assert not any("heldout_loss_nats" in row for row in rows["null"])
+
+
+def test_interval_is_off_by_default(tmp_path):
+    config = tiny.train_config(tmp_path)
+    assert config.evaluation.interval is None
+    assert replace(config.evaluation, interval=3).windows == 64

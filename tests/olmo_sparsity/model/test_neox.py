@@ -1,0 +1,138 @@
+"""Our GPT-NeoX against transformers' own, and attention across ids that jump or repeat."""
+
+import pytest
+import torch
+
+from olmo_sparsity.model.neox import NeoXSizes, PositionedNeoX, build_neox
+from olmo_sparsity.util.errors import UserError
+
+SIZES = NeoXSizes(layers=2, width=32, heads=2, vocabulary=50, rotary_base=500.0)
+
+
+def large_weights(sizes: NeoXSizes = SIZES) -> PositionedNeoX:
+    """A random model whose weights are large enough for positions and tokens to matter."""
+    model = build_neox(sizes, seed=0).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2, generator=generator)
+    return model
+
+
+def transformers_own(ours: PositionedNeoX, attention: str = "sdpa"):
+    """GPT-NeoX as a user of transformers would configure it, with the same weights."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    config = GPTNeoXConfig(
+        vocab_size=50,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=128,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+        attn_implementation=attention,
+    )
+    model = GPTNeoXForCausalLM(config).eval()
+    model.load_state_dict(ours.model.state_dict())
+    return model
+
+
+def tokens(batch=3, length=20):
+    return torch.randint(0, 50, (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+def jumping_and_repeating(ids):
+    """Ids as PoSE and position coupling make them: 0 … 9, then a jump ahead, then 3 … again."""
+    length = ids.shape[1]
+    row = torch.cat([torch.arange(10), torch.arange(400, 405), torch.arange(3, 3 + length - 15)])
+    return row.expand(ids.shape)
+
+
+def test_contiguous_ids_give_the_logits_of_transformers():
+    ours, ids = large_weights(), tokens()
+    expected = transformers_own(ours)(ids).logits
+    contiguous = torch.arange(20).expand(3, -1)
+    torch.testing.assert_close(ours(ids, contiguous).logits, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(ours(ids).logits, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_attention_crosses_ids_that_jump_or_repeat():
+    """Against plain attention under a causal mask that is spelled out, which nothing can reinterpret."""
+    ours, ids = large_weights(), tokens()
+    position_ids = jumping_and_repeating(ids)
+    causal = torch.full((20, 20), torch.finfo(torch.float32).min).triu(diagonal=1).expand(3, 1, 20, 20)
+    spelled_out = transformers_own(ours, "eager")
+    expected = spelled_out(ids, position_ids=position_ids, attention_mask=causal).logits
+    result = ours(ids, position_ids).logits
+    torch.testing.assert_close(result, expected, atol=2e-5, rtol=1e-4)
+    changed = ids.clone()
+    changed[:, 0] += 1 - 2 * (changed[:, 0] == 49).long()
+    assert ((ours(changed, position_ids).logits - result)[:, -1].abs().amax(dim=-1) > 1e-3).all()
+
+
+def test_ids_are_read_and_only_their_differences_matter():
+    model, ids = large_weights(), tokens()
+    position_ids = jumping_and_repeating(ids)
+    result = model(ids, position_ids).logits
+    torch.testing.assert_close(model(ids, position_ids + 57).logits, result, atol=1e-3, rtol=1e-3)
+    assert (model(ids, position_ids * 2).logits - result).abs().max() > 1e-2
+
+
+def test_a_cache_of_keys_gives_the_same_logits():
+    model, ids = large_weights(), tokens()
+    position_ids = jumping_and_repeating(ids)
+    whole = model(ids, position_ids).logits
+    for given in (
+        position_ids,
+        position_ids[:, 12:],
+    ):  # with the ids of cached tokens, as OLMo wants them, or without
+        start = model(ids[:, :12], position_ids[:, :12], use_cache=True)
+        rest = model(ids[:, 12:], given, past_key_values=start.attn_key_values).logits
+        torch.testing.assert_close(rest, whole[:, 12:], atol=2e-5, rtol=1e-4)
+    start = model(ids[:, :12], use_cache=True)
+    rest = model(ids[:, 12:], past_key_values=start.attn_key_values).logits
+    torch.testing.assert_close(rest, model(ids).logits[:, 12:], atol=2e-5, rtol=1e-4)
+
+
+def test_a_masked_token_is_a_dropped_token():
+    model, ids = large_weights(), tokens()
+    mask = torch.ones_like(ids)
+    mask[:, [0, 3, 11]] = 0
+    keep = mask[0].bool()
+    position_ids = jumping_and_repeating(ids)
+    masked = model(ids, position_ids, attention_mask=mask).logits[:, -1]
+    dropped = model(ids[:, keep], position_ids[:, keep], last_logits_only=True)
+    assert dropped.logits.shape == (3, 1, 50)
+    torch.testing.assert_close(dropped.logits[:, 0], masked, atol=2e-5, rtol=1e-4)
+
+
+def test_embeddings_in_and_hidden_states_out():
+    model, ids = large_weights(), tokens()
+    expected = model(ids).logits
+    output = model(ids, input_embeddings=model.embed(ids), output_hidden_states=True)
+    torch.testing.assert_close(output.logits, expected)
+    torch.testing.assert_close(output.hidden_states[-1] @ model.model.lm_head.weight.T, expected)
+    other = model(ids, input_embeddings=model.embed(ids.roll(1, dims=0))).logits
+    torch.testing.assert_close(other, expected.roll(1, dims=0), atol=2e-5, rtol=1e-4)
+
+
+def test_a_seed_decides_the_weights_and_the_callers_generator_is_left_alone():
+    before = torch.get_rng_state()
+    first, again, other = (build_neox(SIZES, seed=seed).state_dict() for seed in (4, 4, 5))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["model.lm_head.weight"], other["model.lm_head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"width": 30, "heads": 4}, "width"),
+        ({"width": 6}, "width"),
+        ({"layers": 0}, "layers"),
+        ({"dropout": 1.0}, "dropout"),
+    ],
+)
+def test_sizes_that_make_no_model_are_refused(changes, field):
+    with pytest.raises(UserError, match=rf"neox\.{field}"):
+        NeoXSizes(**{"layers": 1, "width": 8, "heads": 2, "vocabulary": 9, **changes})

@@ -1,0 +1,149 @@
+"""Our model against unmodified OLMo, and dropping tokens against masking them."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from olmo.config import ActivationCheckpointingStrategy
+from olmo.config import ModelConfig as OLMoModelConfig
+from olmo.model import OLMo
+
+from tests.support import tiny
+
+ENCODINGS = {
+    "rope": {"rope": True},
+    "nope": {"rope": False, "nope": True},
+    "alibi": {"rope": False, "alibi": True},
+    "learned": {"rope": False},
+}
+SHAPES = {
+    "plain": {},
+    "groups": {"block_group_size": 2},
+    "llama": {"block_type": "llama"},
+    "grouped heads": {"n_kv_heads": 2},
+    "half precision rotation": {"rope_full_precision": False},
+}
+
+
+def unmodified(ours):
+    """OLMo itself with the same weights."""
+    values = {key: value for key, value in vars(ours.config).items() if key not in ("nope", "family")}
+    olmo = OLMo(OLMoModelConfig(**values)).eval()
+    olmo.load_state_dict(ours.state_dict())
+    return olmo
+
+
+def tokens(batch=3, length=20, seed=0):
+    return torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def contiguous(ids):
+    return torch.arange(ids.shape[1]).expand(ids.shape)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "learned"])
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_contiguous_ids_give_the_logits_of_olmo(encoding, shape):
+    ours = tiny.model(**ENCODINGS[encoding], **SHAPES[shape])
+    ids = tokens()
+    expected = unmodified(ours)(ids).logits
+    torch.testing.assert_close(ours(ids, position_ids=contiguous(ids)).logits, expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(ours(ids).logits, expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", list(ActivationCheckpointingStrategy))
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_activation_checkpointing_gives_the_gradients_of_olmo(strategy, group_size):
+    ours = tiny.model(block_group_size=group_size)
+    olmo = unmodified(ours)
+    ours.set_activation_checkpointing(strategy)
+    ids = tokens()
+    for model, options in ((ours.train(), {"position_ids": contiguous(ids)}), (olmo.train(), {})):
+        F.cross_entropy(model(ids, **options).logits.flatten(0, 1), ids.flatten()).backward()
+    expected = dict(olmo.named_parameters())
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name].grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["whole_layer", "fine_grained"])
+def test_recomputed_layers_see_the_ids_of_their_own_forward_pass(strategy):
+    """Two forward passes with different ids, then one backward pass through both."""
+
+    def gradients(checkpointing):
+        model = tiny.model().train()
+        if checkpointing:
+            model.set_activation_checkpointing(ActivationCheckpointingStrategy(strategy))
+        ids = tokens()
+        first = model(ids, position_ids=contiguous(ids) * 3).logits.logsumexp(-1).sum()
+        second = model(ids, position_ids=contiguous(ids) + 100).logits.logsumexp(-1).sum()
+        (first + 2 * second).backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    for ours, expected in zip(gradients(True), gradients(False), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi"])
+def test_only_differences_of_ids_matter(encoding):
+    model = tiny.model(**ENCODINGS[encoding])
+    ids = tokens()
+    torch.testing.assert_close(
+        model(ids, position_ids=contiguous(ids)).logits,
+        model(ids, position_ids=contiguous(ids) + 57).logits,
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("encoding", ["rope", "alibi", "learned"])
+def test_ids_are_read(encoding):
+    model = tiny.model(**ENCODINGS[encoding])
+    ids = tokens(length=16)
+    near = model(ids, position_ids=contiguous(ids)).logits
+    far = model(ids, position_ids=contiguous(ids) * 2).logits
+    assert (near - far).abs().max() > 1e-2
+
+
+def test_nope_ignores_ids_and_has_no_position_embedding():
+    model = tiny.model(**ENCODINGS["nope"])
+    ids = tokens()
+    assert torch.equal(model(ids).logits, model(ids, position_ids=contiguous(ids) * 9).logits)
+    assert not any("wpe" in name for name in model.state_dict())
+
+
+@pytest.mark.parametrize("encoding", sorted(ENCODINGS))
+def test_a_dropped_token_is_a_masked_token(encoding):
+    """METHOD 2.1: the subsequence at the original ids equals hiding the dropped tokens from every query and layer."""
+    model = tiny.model(**ENCODINGS[encoding])
+    ids = tokens(batch=2, length=24)
+    dropped = torch.tensor([0, 3, 4, 11, 17])
+    keep = torch.tensor([i for i in range(24) if i not in dropped])
+    kept = model(ids[:, keep], position_ids=keep.expand(2, -1), last_logits_only=True).logits[:, 0]
+    mask = torch.ones_like(ids)
+    mask[:, dropped] = 0
+    masked = model(ids, attention_mask=mask).logits[:, -1]
+    torch.testing.assert_close(kept, masked, atol=2e-5, rtol=1e-4)
+    assert (kept - model(ids).logits[:, -1]).abs().max() > 1e-3  # dropping them did change the prediction
+
+
+def test_position_ids_keep_fused_causal_attention(monkeypatch):
+    calls = []
+    original = F.scaled_dot_product_attention
+
+    def record(*args, attn_mask=None, is_causal=False, **options):
+        calls.append((attn_mask, is_causal))
+        return original(*args, attn_mask=attn_mask, is_causal=is_causal, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
+    ids = tokens()
+    tiny.model()(ids, position_ids=contiguous(ids) * 2)
+    assert calls == [(None, True)] * 2
+
+
+def test_a_cache_of_keys_gives_the_same_logits():
+    model = tiny.model()
+    ids = tokens()
+    position_ids = contiguous(ids) * 2 + 5
+    whole = model(ids, position_ids=position_ids).logits
+    start = model(ids[:, :12], position_ids=position_ids[:, :12], use_cache=True)
+    rest = model(ids[:, 12:], position_ids=position_ids, past_key_values=start.attn_key_values).logits
+    torch.testing.assert_close(rest, whole[:, 12:], atol=2e-5, rtol=1e-4)

@@ -1,0 +1,354 @@
+"""Predictive Position Coupling: decoding against a slow loop without cache, losses by hand, a model built by hand."""
+
+import math
+
+import pytest
+import torch
+
+from olmo_sparsity.model.neox import NeoXSizes, build_neox
+from olmo_sparsity.model.predictive import (
+    Decoded,
+    PositionPredictor,
+    PredictiveOptions,
+    PredictorOutput,
+    compare,
+    decode,
+    joint_loss,
+)
+from olmo_sparsity.util.errors import UserError
+from tests.support import tiny
+
+TABLE = 40
+DECODERS = ["neox", "olmo", "olmo with groups", "alibi"]
+ROTATIONS = ["ids", "index", "none"]
+
+
+def decoder(kind):
+    if kind == "neox":
+        return build_neox(NeoXSizes(layers=2, width=32, heads=4, vocabulary=50), seed=0)
+    changes = {"alibi": {"rope": False, "alibi": True}, "olmo with groups": {"block_group_size": 2}}
+    return tiny.model(embedding_size=50, **changes.get(kind, {}))
+
+
+def predictor(kind="neox", **options):
+    """A random model whose weights are large enough for positions, ids and tokens to matter."""
+    model = PositionPredictor(decoder(kind), PredictiveOptions(table_size=TABLE, **options), seed=1).eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+    return model
+
+
+def prompts(lengths, seed=3):
+    """Tokens and ids (jumping, repeating) of prompts of these lengths, each a list of (1, length) tensors."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = [torch.randint(0, 40, (2, 1, length), generator=generator) for length in lengths]
+    return [d[0] for d in draw], [d[1] for d in draw]
+
+
+def padded(rows, side, filler):
+    """One tensor (B, P) of rows (1, length), padded with ``filler`` on a side or behind a first token, and its mask."""
+    width = max(row.shape[1] for row in rows)
+    values, mask = torch.full((len(rows), width), filler), torch.zeros(len(rows), width, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        before = {"left": 0, "middle": 1, "right": row.shape[1]}[side]
+        mask[number, :before] = True
+        mask[number, width - row.shape[1] + before :] = True
+        values[number, mask[number]] = row[0]
+    return values, mask
+
+
+@torch.no_grad()
+def decode_slowly(model, tokens, ids, end_token, max_tokens, given=None):
+    """One prompt, a full forward pass without cache for every token: lists of the response's tokens and ids."""
+    start = tokens.shape[1]
+    while tokens.shape[1] < start + max_tokens:
+        output = model(tokens, ids)
+        token = output.logits[:, -1].argmax(dim=-1, keepdim=True)
+        if given is None:
+            id_ = output.id_logits[:, -1].argmax(dim=-1, keepdim=True)
+        else:
+            id_ = torch.tensor([[given[tokens.shape[1] - start]]])
+        tokens, ids = torch.cat([tokens, token], dim=1), torch.cat([ids, id_], dim=1)
+        if token.item() == end_token:
+            break
+    return tokens[0, start:].tolist(), ids[0, start:].tolist()
+
+
+def assert_decoded(decoded, expected, end_token):
+    """``expected``: (tokens, ids) of each row."""
+    for row, (tokens, ids) in enumerate(expected):
+        length = len(tokens)
+        assert decoded.lengths[row] == length
+        assert decoded.tokens[row, :length].tolist() == tokens
+        assert decoded.ids[row, :length].tolist() == ids
+        assert decoded.stopped[row].item() == (tokens[-1] == end_token)
+        assert (decoded.tokens[row, length:] == end_token).all() and (decoded.ids[row, length:] == 0).all()
+
+
+def end_token_of_one(expected):
+    """A token that ends some responses in the middle and not all."""
+    found = [token for tokens, _ in expected for token in tokens[1:-1]]
+    return next(
+        token for token in found if 0 < sum(token in tokens for tokens, _ in expected) < len(expected)
+    )
+
+
+@pytest.mark.parametrize("rotate", ROTATIONS)
+@pytest.mark.parametrize("kind", DECODERS)
+def test_batched_cached_decoding_equals_one_prompt_at_a_time_without_cache(kind, rotate):
+    model = predictor(kind, rotate=rotate)
+    tokens, ids = prompts([5, 9, 2, 9])
+    free = [decode_slowly(model, t, i, -1, 7) for t, i in zip(tokens, ids, strict=True)]
+    assert len({tuple(response) for response, _ in free}) > 2, "responses that do not depend on the prompt"
+    end = end_token_of_one(free)
+    expected = [decode_slowly(model, t, i, end, 7) for t, i in zip(tokens, ids, strict=True)]
+    for side in ("left", "middle", "right"):
+        (batch, mask), (batch_ids, _) = padded(tokens, side, 7), padded(ids, side, 11)
+        decoded = decode(model, batch, batch_ids, end_token=end, max_tokens=7, prompt_mask=mask)
+        assert_decoded(decoded, expected, end)
+    alone = decode(model, tokens[0], ids[0], end_token=end, max_tokens=7)
+    assert_decoded(alone, expected[:1], end)
+
+
+@pytest.mark.parametrize("mode", ["oracle", "predicted"])
+def test_given_ids_are_fed_back_instead_of_predicted_ones(mode):
+    model = predictor(mode=mode)
+    tokens, ids = prompts([4, 6])
+    given = torch.tensor([[3, 9, 1, 30, 2], [8, 8, 5, 0, 21]])
+    expected = [
+        decode_slowly(model, t, i, -1, 4, row) for t, i, row in zip(tokens, ids, given.tolist(), strict=True)
+    ]
+    (batch, mask), (batch_ids, _) = padded(tokens, "left", 0), padded(ids, "left", 0)
+    options = {"end_token": -1, "max_tokens": 4, "prompt_mask": mask}
+    assert_decoded(decode(model, batch, batch_ids, response_ids=given, **options), expected, -1)
+    other = decode(model, batch, batch_ids, response_ids=given.flip(1), **options)
+    assert not torch.equal(other.tokens, torch.tensor([response for response, _ in expected]))
+
+
+def test_without_coupling_ids_go_on_by_steps_of_one():
+    model = predictor(mode="plain")
+    tokens, ids = prompts([4, 6])
+    expected = [
+        decode_slowly(model, t, i, -1, 4, [int(i[0, -1]) + step for step in range(1, 5)])
+        for t, i in zip(tokens, ids, strict=True)
+    ]
+    (batch, mask), (batch_ids, _) = padded(tokens, "right", 0), padded(ids, "right", 0)
+    decoded = decode(model, batch, batch_ids, end_token=-1, max_tokens=4, prompt_mask=mask)
+    assert_decoded(decoded, expected, -1)
+
+
+@pytest.mark.parametrize("rotate", ROTATIONS)
+@pytest.mark.parametrize("kind", DECODERS)
+def test_padding_changes_no_logits(kind, rotate):
+    model = predictor(kind, rotate=rotate)
+    tokens, ids = prompts([5, 8])
+    for side in ("left", "middle", "right"):
+        (batch, mask), (batch_ids, _) = padded(tokens, side, 7), padded(ids, side, 11)
+        output = model(batch, batch_ids, attention_mask=mask)
+        for row in range(2):
+            alone = model(tokens[row], ids[row])
+            for ours, expected in zip(output[:2], alone[:2], strict=True):
+                torch.testing.assert_close(ours[row][mask[row]], expected[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["neox", "olmo"])
+def test_without_table_the_decoder_is_all_there_is(kind):
+    (tokens,), (ids,) = prompts([12])
+    model = predictor(kind, mode="plain")
+    torch.testing.assert_close(model(tokens, ids).logits, model.decoder(tokens, position_ids=ids).logits)
+    by_index = predictor(kind, mode="plain", rotate="index")
+    expected = by_index.decoder(tokens, position_ids=torch.arange(12)[None]).logits
+    torch.testing.assert_close(by_index(tokens, ids).logits, expected)
+    assert model(tokens, ids).id_logits is None and not any("id_" in name for name in model.state_dict())
+
+
+def test_rotation_by_nothing_is_nope():
+    (tokens,), (ids,) = prompts([12])
+    model = predictor("olmo", mode="plain", rotate="none")
+    nope = tiny.model(embedding_size=50, rope=False, nope=True)
+    nope.load_state_dict(model.decoder.state_dict())
+    torch.testing.assert_close(model(tokens, ids).logits, nope(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["neox", "olmo"])
+def test_the_embedding_of_an_id_is_added_to_that_of_its_token(kind):
+    """With one id for all tokens, it is as if that id's embedding were part of every token's."""
+    (tokens,), _ = prompts([9])
+    model = predictor(kind, mode="oracle", rotate="index")
+    with_id = model(tokens, torch.full_like(tokens, 6)).logits
+    table = model.decoder.model.gpt_neox.embed_in if kind == "neox" else model.decoder.transformer["wte"]
+    with torch.no_grad():
+        table.weight += model.id_embedding.weight[6]
+    torch.testing.assert_close(with_id, model.decoder(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_losses_by_hand():
+    token_logits = [[[1.0, 0.0, -1.0], [0.5, 0.5, 0.0]], [[2.0, 1.0, 0.0], [0.0, 3.0, 0.0]]]
+    id_logits = [[[0.0, 1.0], [2.0, 0.0]], [[0.0, 0.0], [1.0, -1.0]]]
+    labels, id_labels = (
+        [[2, 0], [1, 1]],
+        [[1, 0], [9, 1]],
+    )  # id 9 is beyond the table, at a place that does not count
+    counted = [(0, 0), (0, 1), (1, 1)]
+
+    def mean(logits, targets):
+        picked = [(logits[b][t], targets[b][t]) for b, t in counted]
+        return sum(math.log(sum(map(math.exp, row))) - row[target] for row, target in picked) / 3
+
+    output = PredictorOutput(torch.tensor(token_logits), torch.tensor(id_logits), None)
+    mask = torch.tensor([[True, True], [False, True]])
+    targets = torch.tensor(labels), torch.tensor(id_labels)
+    loss = joint_loss(output, *targets, mask, id_weight=0.25)
+    token_nats, id_nats = mean(token_logits, labels), mean(id_logits, id_labels)
+    assert loss.token_loss_nats.item() == pytest.approx(token_nats)
+    assert loss.id_loss_nats.item() == pytest.approx(id_nats)
+    assert loss.loss_nats.item() == pytest.approx(token_nats + 0.25 * id_nats)
+    assert loss.sum_nats.item() == pytest.approx(3 * (token_nats + 0.25 * id_nats))
+    without = joint_loss(output._replace(id_logits=None), *targets, mask, id_weight=0.25)
+    assert without.id_loss_nats is None and without.loss_nats.item() == pytest.approx(token_nats)
+
+
+def counter(wrong_id_after=None):
+    """Built by hand: token y is followed by y + 1, id q by q + 1; behind id 8, whatever the token, the end (5)."""
+    vocabulary, table = 6, 12
+    neox = build_neox(NeoXSizes(layers=1, width=vocabulary + table, heads=1, vocabulary=vocabulary), seed=0)
+    model = PositionPredictor(neox, PredictiveOptions(table_size=table), seed=0).eval()
+    parts = neox.model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()  # both branches of the layer add nothing
+        parts.gpt_neox.final_layer_norm.weight.fill_(1.0)
+        parts.gpt_neox.embed_in.weight[:, :vocabulary] = torch.eye(vocabulary)
+        model.id_embedding.weight[:, vocabulary:] = torch.eye(table)
+        parts.lm_head.weight[:, :vocabulary] = torch.eye(vocabulary).roll(1, dims=0)
+        parts.lm_head.weight[5, vocabulary + 8] = 5.0
+        model.id_head.weight[:, vocabulary:] = torch.eye(table).roll(1, dims=0)
+        if wrong_id_after is not None:
+            model.id_head.weight[0, vocabulary + wrong_id_after] = 5.0
+    return model
+
+
+def test_tokens_and_ids_are_both_fed_back():
+    model = counter()
+    prompt, ids = torch.tensor([[0, 1], [2, 0], [3, 2]]), torch.tensor([[4, 4], [1, 6], [0, 0]])
+    decoded = decode(model, prompt, ids, end_token=5, max_tokens=4)
+    assert decoded.tokens.tolist() == [[2, 3, 4, 5], [1, 2, 5, 5], [3, 4, 5, 5]]
+    assert decoded.ids.tolist() == [[5, 6, 7, 8], [7, 8, 9, 0], [1, 2, 3, 0]]
+    assert decoded.lengths.tolist() == [4, 3, 3] and decoded.stopped.tolist() == [True] * 3
+    assert decode(model, prompt, ids, end_token=5, max_tokens=3).stopped.tolist() == [False, True, True]
+    truth = {"true_tokens": decoded.tokens, "true_lengths": decoded.lengths, "true_ids": decoded.ids}
+    assert compare(decoded, end_token=5, **truth)[1] == [None] * 3
+    astray = decode(counter(wrong_id_after=7), prompt, ids, end_token=5, max_tokens=4)
+    assert astray.ids.tolist() == [[5, 6, 7, 0], [7, 0, 1, 2], [1, 2, 3, 0]]
+    assert astray.tokens.tolist() == [[2, 3, 4, 5], [1, 2, 3, 4], [3, 4, 5, 5]]  # row 1 never meets id 8
+    exact, sorts = compare(astray, end_token=5, **truth)
+    assert exact.tolist() == [False, False, True] and sorts == ["id", "id", None]
+
+
+def test_the_sort_of_the_first_error():
+    """The truth is 1 2 3 and the end, 9, with ids 4 5 6 0."""
+    cases = [
+        ([1, 2, 3, 9], [4, 5, 6, 0], None),
+        ([1, 7, 3, 9], [4, 5, 6, 0], "token"),
+        ([1, 7, 3, 9], [4, 8, 6, 0], "token"),
+        ([1, 2, 3, 9], [4, 8, 6, 0], "id"),
+        ([1, 2, 7, 9], [4, 8, 6, 0], "id"),
+        ([1, 2, 3, 9], [4, 5, 6, 1], "id"),
+        ([1, 2, 9], [4, 5, 0], "stop"),
+        ([1, 7, 9], [4, 5, 0], "token"),
+        ([1, 2, 3, 7, 7, 7], [4, 5, 6, 7, 7, 7], "stop"),
+        ([1, 2, 3], [4, 5, 6], "stop"),
+    ]
+    width = 6
+    decoded = Decoded(
+        tokens=torch.tensor([tokens + [9] * (width - len(tokens)) for tokens, _, _ in cases]),
+        ids=torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in cases]),
+        lengths=torch.tensor([len(tokens) for tokens, _, _ in cases]),
+        stopped=torch.tensor([tokens[-1] == 9 for tokens, _, _ in cases]),
+    )
+    truth = torch.tensor([[1, 2, 3, 9, 0]]).repeat(len(cases), 1)
+    ids = torch.tensor([[4, 5, 6, 0, 0]]).repeat(len(cases), 1)
+    lengths = torch.full((len(cases),), 4)
+    expected = [sort for _, _, sort in cases]
+    exact, sorts = compare(decoded, truth, lengths, end_token=9, true_ids=ids)
+    assert sorts == expected and exact.tolist() == [sort is None for sort in expected]
+    exact, sorts = compare(decoded, truth, lengths, end_token=9)
+    without_ids = [None if sort == "id" else sort for sort in expected]
+    without_ids[4] = "token"
+    assert sorts == without_ids and exact.tolist() == [sort is None for sort in without_ids]
+
+
+def reversal_batch():
+    """A beginning (0), digits, `=` (1), the digits backwards, the end (2); a digit and its copy share an id."""
+    rows = [[3, 4, 5, 6], [6, 3, 3], [5, 6, 4, 4, 3], [4, 3]]
+    tokens, ids, starts = [], [], []
+    for first, digits in enumerate(rows, start=1):
+        couple = list(range(first, first + len(digits)))
+        tokens.append(torch.tensor([[0, *digits, 1, *digits[::-1], 2]]))
+        ids.append(torch.tensor([[0, *couple, first + len(digits), *couple[::-1], 0]]))
+        starts.append(len(digits) + 2)
+    return tokens, ids, starts
+
+
+def test_free_running_equals_teacher_forced_when_the_model_is_right():
+    """A model that learned one batch by heart, from random weights, by the joint loss."""
+    rows, id_rows, starts = reversal_batch()
+    (tokens, mask), (ids, _) = padded(rows, "right", 0), padded(id_rows, "right", 0)
+    response = mask & (torch.arange(tokens.shape[1]) >= torch.tensor(starts)[:, None])
+    inputs, counts = (tokens[:, :-1], ids[:, :-1]), response[:, 1:]
+    neox = build_neox(NeoXSizes(layers=1, width=32, heads=2, vocabulary=7), seed=0)
+    options = PredictiveOptions(table_size=12)
+    model = PositionPredictor(neox, options, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(120):
+        loss = joint_loss(model(*inputs), tokens[:, 1:], ids[:, 1:], counts, id_weight=options.id_weight)
+        optimizer.zero_grad()
+        loss.loss_nats.backward()
+        optimizer.step()
+    model.eval()
+    forced = model(*inputs)
+    assert torch.equal(forced.logits.argmax(-1)[counts], tokens[:, 1:][counts])
+    assert torch.equal(forced.id_logits.argmax(-1)[counts], ids[:, 1:][counts])
+    asked = [row[:, :start] for row, start in zip(rows, starts, strict=True)]
+    asked_ids = [row[:, :start] for row, start in zip(id_rows, starts, strict=True)]
+    (prompt, prompt_mask), (prompt_ids, _) = padded(asked, "left", 0), padded(asked_ids, "left", 0)
+    decoded = decode(model, prompt, prompt_ids, end_token=2, max_tokens=9, prompt_mask=prompt_mask)
+    answers = [row[:, start:] for row, start in zip(rows, starts, strict=True)]
+    answer_ids = [row[:, start:] for row, start in zip(id_rows, starts, strict=True)]
+    expected = [(t[0].tolist(), i[0].tolist()) for t, i in zip(answers, answer_ids, strict=True)]
+    assert_decoded(decoded, expected, 2)
+
+
+def test_a_seed_decides_the_new_weights():
+    before = torch.get_rng_state()
+    models = [PositionPredictor(decoder("neox"), PredictiveOptions(), seed=seed) for seed in (4, 4, 5)]
+    assert torch.equal(torch.get_rng_state(), before)
+    weights = [torch.cat([m.id_embedding.weight, m.id_head.weight]) for m in models]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_bad_input_is_one_line_before_anything_runs():
+    with pytest.raises(UserError, match="unknown mode 'guessed'; choose one of plain, oracle, predicted"):
+        PredictiveOptions(mode="guessed")
+    with pytest.raises(UserError, match=r"positions\.rotate: .*ids, index, none"):
+        PredictiveOptions(rotate="twice")
+    with pytest.raises(UserError, match="too small for ids up to 40; set it to at least 41"):
+        PredictiveOptions(table_size=40).check_ids(40)
+    PredictiveOptions(table_size=41).check_ids(40)
+    PredictiveOptions(table_size=1, mode="plain").check_ids(40)
+    (tokens,), (ids,) = prompts([4])
+    with pytest.raises(UserError, match="too small for ids up to 40"):
+        decode(predictor(), tokens, ids.clamp_max(0) + TABLE, end_token=0, max_tokens=2)
+    with pytest.raises(UserError, match="too small for ids up to 99"):
+        decode(
+            predictor(),
+            tokens,
+            ids,
+            end_token=0,
+            max_tokens=2,
+            response_ids=torch.tensor([[1, 99]]),
+        )
+    with pytest.raises(UserError, match="oracle reads the ids of the response"):
+        decode(predictor(mode="oracle"), tokens, ids, end_token=0, max_tokens=2)

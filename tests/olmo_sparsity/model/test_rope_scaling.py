@@ -1,0 +1,125 @@
+"""RoPE scaled at evaluation time: against transformers on copied weights, and what cannot be scaled."""
+
+import shutil
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from analysis.model.rope_scaling import load_scaled, split_checkpoint
+from olmo_sparsity.export import export_checkpoint
+from olmo_sparsity.model.rope_scaling import ROPE_SCALINGS, RopeScaling
+from olmo_sparsity.util.errors import UserError
+from tests.analysis.model.test_load import directory
+from tests.olmo_sparsity.test_export import checkpoint
+
+LENGTH, REACH = 192, 64  # tokens read; the ids of the training config stay below 64
+TOKENS = torch.randint(0, 50, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+IDS = torch.arange(LENGTH)[None].expand(2, -1)
+
+
+@pytest.fixture(scope="module", params=[8, 64], ids="head of {}".format)
+def made(request, tmp_path_factory):
+    """A checkpoint whose heads have so many dimensions, and its export."""
+    folder = tmp_path_factory.mktemp("scaled")
+    source, _ = checkpoint(folder, d_model=2 * request.param, n_heads=2)
+    export_checkpoint(source, folder / "hf")
+    return source, folder / "hf"
+
+
+@torch.inference_mode()
+def logits(path):
+    return load_scaled(str(path))[0].model(TOKENS, position_ids=IDS).logits
+
+
+@torch.inference_mode()
+def logits_of_transformers(folder, name, factor):
+    """Its "dynamic" with a factor of 1 is NTK-aware scaling to the length it reads, once that is beyond its own."""
+    config = AutoConfig.from_pretrained(folder)
+    assert config.max_position_embeddings == REACH
+    rope = {"rope_type": name, "rope_theta": config.rope_parameters["rope_theta"], "factor": factor}
+    if name == "yarn":
+        rope["original_max_position_embeddings"] = REACH
+    if name == "ntk":
+        rope |= {"rope_type": "dynamic", "factor": 1.0}
+        config.max_position_embeddings = round(LENGTH / factor)
+    config.rope_parameters = rope
+    return AutoModelForCausalLM.from_pretrained(folder, config=config).eval()(TOKENS, position_ids=IDS).logits
+
+
+@pytest.mark.parametrize("name", list(ROPE_SCALINGS))
+@pytest.mark.parametrize("factor", [1.5, 3])
+def test_logits_are_those_of_transformers_on_copied_weights(made, name, factor):
+    source, exported = made
+    expected = logits_of_transformers(exported, name, factor)
+    tolerance = 1e-5 * float(expected.abs().max())
+    for path in (source, exported):
+        torch.testing.assert_close(logits(f"{path}@{name}:{factor}"), expected, rtol=0, atol=tolerance)
+        assert (logits(path) - expected).abs().max() > 100 * tolerance, "unscaled it is another model"
+
+
+@pytest.mark.parametrize("name", list(ROPE_SCALINGS))
+def test_a_factor_of_1_changes_nothing(made, name):
+    for path in made:
+        # A frequency that is mixed of two equal ones is rounded, and is multiplied by ids up to 191.
+        torch.testing.assert_close(logits(f"{path}@{name}:1"), logits(path), rtol=0, atol=1e-3)
+
+
+def test_interpolation_divides_the_ids(made):
+    source, _ = made
+    loaded, _ = load_scaled(str(source))
+    with torch.inference_mode():
+        expected = loaded.model(TOKENS, position_ids=IDS / 4).logits
+    torch.testing.assert_close(logits(f"{source}@linear:4"), expected, rtol=0, atol=1e-4)
+
+
+def test_frequencies_at_both_ends():
+    base, half = 10_000.0, 32
+    plain = 1.0 / base ** (torch.arange(half) / half)
+    ntk, _ = RopeScaling("ntk", 8.0, 512).apply(plain, base)
+    assert ntk[0] == 1 and float(plain[-1] / ntk[-1]) == pytest.approx(8, rel=1e-4)
+    yarn, multiplied_by = RopeScaling("yarn", 8.0, 512).apply(plain, base)
+    turns = 512 * plain / (2 * torch.pi)
+    kept, interpolated = (
+        turns > 40,
+        turns < 0.7,
+    )  # a dimension beyond 32 and 1 turns, for the ramp ends at whole ones
+    assert kept.any() and torch.equal(yarn[kept], plain[kept])
+    assert interpolated.any() and torch.allclose(yarn[interpolated], plain[interpolated] / 8)
+    assert multiplied_by == pytest.approx(1.2079, abs=1e-4)
+
+
+def test_what_was_scaled_is_told(made):
+    source, exported = made
+    for path in (source, exported):
+        loaded, scaling = load_scaled(f"{path}@yarn:2.5")
+        assert scaling == RopeScaling("yarn", 2.5, REACH) and str(scaling) == "yarn:2.5"
+        assert loaded.checkpoint == path
+        assert load_scaled(str(path))[1] is None
+
+
+def test_a_folder_whose_name_looks_like_a_scheme_is_a_folder(made, tmp_path):
+    folder = tmp_path / "copy@yarn:2"
+    shutil.copytree(made[1], folder)
+    assert split_checkpoint(str(folder)) == (folder, None)
+    assert split_checkpoint(f"{folder}@ntk:4") == (folder, ("ntk", 4.0))
+
+
+def test_what_cannot_be_scaled_is_one_line(made, tmp_path):
+    nope, _ = checkpoint(tmp_path, rope=False, nope=True)
+    learned = directory(tmp_path / "gpt2", "gpt2")
+    scaled = tmp_path / "scaled"
+    shutil.copytree(made[1], scaled)
+    config = AutoConfig.from_pretrained(scaled)
+    config.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+    config.save_pretrained(scaled)
+    for text, message in (
+        (f"{nope}@yarn:2", "was not trained with RoPE: there is nothing to scale"),
+        (f"{learned}@yarn:2", "this model has no RoPE, and only plain RoPE can be scaled"),
+        (f"{scaled}@yarn:2", "this model has linear, and only plain RoPE can be scaled"),
+        (f"{made[0]}@yern:2", "there is no RoPE scaling yern; choose linear, ntk, yarn"),
+        (f"{made[0]}@yarn:0.5", "the factor 0.5 is below 1"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            load_scaled(text)
+        assert "\n" not in str(caught.value)

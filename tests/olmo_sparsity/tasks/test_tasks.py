@@ -1,0 +1,366 @@
+"""What all tasks promise: pure functions of (split, seed, index), exact distributions, splits that never coincide."""
+
+import inspect
+from collections import Counter
+from dataclasses import fields, replace
+from itertools import combinations, permutations, product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from olmo_sparsity.tasks import TASKS, find_task, make_task
+from olmo_sparsity.tasks.draws import Draws
+from olmo_sparsity.util.errors import UserError
+
+SMALL = {
+    "addition": {"train_length": (4, 10), "test_length": (4, 20)},
+    "copy": {"train_length": (4, 20), "test_length": (4, 40)},
+    "planted": {"test_length": (20, 60)},
+    "scratchpad_parity": {"train_length": (12, 20), "test_length": (12, 40)},
+    "sparse_parity": {"test_length": (20, 60)},
+    "variable_assignment": {},
+}
+
+
+def is_uniform(values, choices):
+    counts = Counter(values)
+    assert set(counts) == set(choices)
+    return stats.chisquare(list(counts.values())).pvalue > 1e-3
+
+
+def small(name):
+    return make_task(name, SMALL[name])
+
+
+def samples(batch):
+    """All that is said of each sample, without padding, as values that can be compared."""
+    told = []
+    for row, length in enumerate(batch.lengths):
+        planted = [] if batch.planted is None else [c for c in batch.planted[row] if c >= 0]
+        ids = [] if batch.coupled_ids is None else batch.coupled_ids[row, :length]
+        label = [] if batch.label is None else [batch.label[row]]
+        start, task_length = batch.response_start[row], batch.task_length[row]
+        told.append((*map(tuple, (batch.tokens[row, :length], ids, planted, label)), start, task_length))
+    return told
+
+
+def prompts(batch):
+    return [
+        tuple(tokens[:start])
+        for tokens, start in zip(batch.tokens.tolist(), batch.response_start, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("name", TASKS)
+def test_a_sample_depends_on_nothing_but_split_seed_and_index(name, split):
+    everything = samples(small(name).sample(split, 4, range(100)))
+    order = np.random.default_rng(0).permutation(100)
+    assert samples(small(name).sample(split, 4, order)) == [everything[i] for i in order]
+    for index in (0, 17, 99):
+        assert samples(small(name).sample(split, 4, [index])) == [everything[index]]
+    again = samples(small(name).sample(split, 4, [5, 5]))
+    assert again == [everything[5]] * 2
+    assert len(set(everything)) > 95
+    for other in (small(name).sample(split, 5, range(100)), small(name).sample(split, 4, range(100, 200))):
+        assert len({*samples(other)} & {*everything}) < 5
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_an_empty_batch_is_one(name):
+    assert len(small(name).sample("train", 0, []).lengths) == 0
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("name", TASKS)
+def test_the_loss_mask_covers_exactly_the_response(name, split):
+    task = small(name)
+    batch = task.sample(split, 0, range(100))
+    assert batch.tokens.shape == batch.loss_mask.shape == (100, batch.lengths.max())
+    for tokens, mask, start, end in zip(
+        batch.tokens, batch.loss_mask, batch.response_start, batch.lengths, strict=True
+    ):
+        assert np.flatnonzero(mask).tolist() == list(range(start, end))
+        assert (tokens[:end] != 0).all() and (tokens[end:] == 0).all()
+        assert 0 < start < end
+        assert tokens.max() < len(task.vocabulary)
+        if task.end_id is None:
+            assert end - start == 1
+        else:
+            assert np.flatnonzero(tokens == task.end_id).tolist() == [end - 1]
+    assert len(set(task.vocabulary)) == len(task.vocabulary)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_lengths_are_uniform(name):
+    task = small(name).at_k(3) if small(name).end_id is None else small(name)
+    if name != "variable_assignment":
+        task = replace(task, test_length=(20, 26))
+    shortest, longest = task.test_length
+    lengths = task.sample("test", 0, range(3000)).task_length
+    assert is_uniform(lengths, range(shortest, longest + 1, getattr(task, "tokens_per_place", 1)))
+
+
+@pytest.mark.parametrize("name", ["sparse_parity", "planted"])
+def test_k_is_uniform_and_then_the_length(name):
+    task = make_task(
+        name, {"k_train": 5, "k_test": (2, 4, 9), "train_length": (10, 18), "test_length": (12, 20)}
+    )
+    for split, ks in (("train", range(1, 6)), ("test", (2, 4, 9))):
+        batch = task.sample(split, 0, range(6000))
+        k = (batch.planted >= 0).sum(axis=1)
+        assert is_uniform(k, ks)
+        for each in ks:
+            shortest = max(getattr(task, f"{split}_length")[0], each * task.tokens_per_place)
+            allowed = range(shortest, getattr(task, f"{split}_length")[1] + 1, task.tokens_per_place)
+            assert is_uniform(batch.task_length[k == each], allowed)
+
+
+def test_selected_places_are_a_uniform_subset_and_bits_are_fair():
+    task = make_task("sparse_parity", {"train_length": (28, 28), "k_train": 2})
+    batch = task.sample("train", 0, range(12_000))
+    planted = [tuple(c for c in row if c >= 0) for row in batch.planted.tolist()]
+    for k in (1, 2):
+        assert is_uniform([p for p in planted if len(p) == k], combinations(range(1, 28, 2), k))
+    bits = batch.tokens[:, 1:28:2] == 4
+    assert (abs(bits.mean(axis=0) - 0.5) < 0.03).all()
+    assert abs(np.corrcoef(bits.T) - np.eye(14)).max() < 0.05
+
+
+def spans(task):
+    planted = task.sample("train", 0, range(3000)).planted
+    last = np.where(planted >= 0, planted, -1).max(axis=1)
+    return last - planted[:, 0], (planted >= 0).sum(axis=1), planted
+
+
+def test_locality_bounds_the_span_of_the_planted_columns():
+    options = {"train_length": (20, 30), "k_train": 4, "k_test": (4,)}
+    for positions in ("uniform", "stretched", "adjacent"):
+        task = make_task("planted", {**options, "locality": 7, "position_distribution": positions})
+        span, k, planted = spans(task)
+        assert span.max() == {"uniform": 7, "stretched": 7, "adjacent": 3}[positions]
+        if positions == "stretched":
+            assert (span[k > 1] == 7).all()
+        if positions == "adjacent":
+            assert (span == k - 1).all()
+        assert (np.diff(planted, axis=1)[planted[:, 1:] >= 0] > 0).all()
+    span, k, _ = spans(make_task("planted", {**options, "position_distribution": "stretched"}))
+    assert (span[k > 1] >= 19).all()
+    assert spans(make_task("planted", options))[0].max() > 25
+
+
+def test_uniform_positions_without_locality_are_a_uniform_subset():
+    task = make_task("planted", {"train_length": (6, 6), "k_train": 2, "num_background": 4})
+    planted = task.sample("train", 0, range(8000)).planted.tolist()
+    assert is_uniform([tuple(p) for p in planted if p[1] >= 0], combinations(range(6), 2))
+
+
+def test_planted_and_background_symbols_have_their_distributions():
+    task = make_task(
+        "planted",
+        {"num_planted": 4, "num_background": 3, "planted_distribution": "distinct", "background_distribution": "zipf",
+         "k_train": 3, "k_test": (3,)},
+    )  # fmt: skip
+    batch = task.sample("train", 0, range(4000))
+    background = batch.tokens[(batch.tokens > 0) & (batch.tokens < 4)]
+    shares = np.bincount(background)[1:] / len(background)
+    assert shares == pytest.approx(np.array([6, 3, 2]) / 11, abs=0.01)
+    of_three = batch.planted[:, 2] >= 0
+    values = np.take_along_axis(batch.tokens, batch.planted, axis=1)[of_three] - 4
+    assert is_uniform(map(tuple, values.tolist()), permutations(range(4), 3))
+
+
+def test_chains_distractors_and_the_query_are_what_they_should_be():
+    task = make_task("variable_assignment", {"chains": 2, "distractors": 1, "test_length": (3, 3)})
+    batch = task.sample("test", 0, range(400))
+    queried, named = Counter(), Counter()
+    for tokens, start in zip(batch.tokens, batch.response_start, strict=True):
+        words = [task.vocabulary[token] for token in tokens[1:start]]
+        given = {words[i]: words[i + 2] for i in range(0, 27, 3)}
+        assert sum(value.isdigit() for value in given.values()) == 2  # one for each chain
+        depth = {name: len(chain(given, name)) for name in given}
+        assert depth[words[-1]] == 3
+        assert max(depth.values()) <= 4  # a distractor hangs on a chain, never on another distractor
+        queried[words[:-2].index(words[-1])] += 1
+        named.update(given.keys())
+    assert len(named) == task.num_variables
+    assert stats.chisquare(list(named.values())).pvalue > 1e-3
+    assert len(queried) >= 9
+
+
+def chain(given, name):
+    names = []
+    while name in given:
+        assert name not in names, "a circle"
+        names.append(name)
+        name = given[name]
+    return names
+
+
+# --- the two splits ---
+
+TINY = {
+    "addition": {"train_length": (1, 1), "test_length": (1, 1)},
+    "copy": {"train_length": (3, 3), "test_length": (3, 3), "num_symbols": 3},
+    "planted": {"train_length": (4, 4), "test_length": (4, 4), "k_train": 1, "k_test": (1,), "num_background": 2},
+    "scratchpad_parity": {"train_length": (5, 5), "test_length": (5, 5)},
+    "sparse_parity": {"train_length": (6, 6), "test_length": (6, 6), "k_train": 1, "k_test": (1,)},
+    "variable_assignment": {"train_length": (1, 1), "test_length": (1, 1), "chains": 1, "distractors": 0,
+                            "num_variables": 10},
+}  # fmt: skip
+SPACE = {
+    "addition": 100,
+    "copy": 27,
+    "planted": 4 * 2 * 2**3,
+    "scratchpad_parity": 32,
+    "sparse_parity": 3 * 8,
+    "variable_assignment": 10 * 10,
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_splits_of_a_tiny_space_share_no_prompt_and_leave_none_out(name):
+    task = make_task(name, TINY[name])
+    train, other_seed, test = (
+        prompts(task.sample(split, seed, range(3000)))
+        for split, seed in (("train", 0), ("train", 9), ("test", 0))
+    )
+    assert set(train) == set(other_seed)
+    assert not set(train) & set(test)
+    assert len({*train, *test}) == SPACE[name]
+    assert 0 < len(set(test)) < 0.35 * SPACE[name]
+    for drawn in (train, test):
+        assert is_uniform(drawn, set(drawn))  # drawing again favours no prompt
+
+
+def test_parameters_do_not_move_a_prompt_to_the_other_split():
+    wide = make_task("scratchpad_parity", {"train_length": (4, 6), "test_length": (4, 9)})
+    narrow = make_task("scratchpad_parity", {"train_length": (5, 5), "test_length": (5, 30)})
+    drawn = {
+        (name, split): set(prompts(task.sample(split, 0, range(3000))))
+        for name, task in (("wide", wide), ("narrow", narrow), ("at 6", wide.at_length(6)))
+        for split in ("train", "test")
+    }
+    for (_, first), (_, second) in product(drawn, drawn):
+        if first != second:
+            train, test = (
+                set.union(*(seen for (_, split), seen in drawn.items() if split == each))
+                for each in ("train", "test")
+            )
+            assert not train & test
+
+
+def test_one_prompt_in_eight_is_for_testing():
+    task = make_task("scratchpad_parity", {"train_length": (12, 12), "test_length": (12, 12)})
+    test = set(prompts(task.sample("test", 0, range(20_000))))
+    assert len(test) == pytest.approx(2**12 / 8, abs=4 * np.sqrt(2**12 * 7 / 64))
+
+
+def test_drawing_again_keeps_lengths_uniform():
+    task = make_task("scratchpad_parity", {"train_length": (3, 6), "test_length": (3, 6)})
+    for split in ("train", "test"):
+        assert is_uniform(task.sample(split, 0, range(4000)).task_length, range(3, 7))
+
+
+def test_a_space_too_small_for_two_splits_is_refused_at_once():
+    with pytest.raises(
+        UserError, match="length 1 has so few different prompts.*raise the lower end of test_length"
+    ):
+        make_task("scratchpad_parity", {"test_length": (1, 30)})
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_restricting_the_length_restricts_the_test_split_alone(name):
+    task = small(name)
+    task = task.at_k(4) if task.end_id is None else task
+    length = task.test_length[1]
+    restricted = task.at_length(length)
+    assert (restricted.sample("test", 0, range(20)).task_length == length).all()
+    assert samples(restricted.sample("train", 0, range(20))) == samples(task.sample("train", 0, range(20)))
+
+
+def test_restricting_k():
+    task = small("sparse_parity").at_k(6).at_length(40)
+    batch = task.sample("test", 0, range(20))
+    assert batch.planted.shape == (20, 6) and (batch.planted >= 0).all() and (batch.task_length == 40).all()
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("sparse_parity", {"k_train": 26}, r"k = 26 of k_train needs 52 tokens, more than train_length \[20, 50\]"),
+        ("sparse_parity", {"k_test": [4, 300]}, "k = 300 of k_test needs 600 tokens"),
+        ("sparse_parity", {"k_train": 0}, "k_train 0 has no k above 0"),
+        ("sparse_parity", {"k_test": []}, "k_test .* has no k above 0"),
+        ("sparse_parity", {"train_length": [20, 51]}, "must be multiples of 2"),
+        ("planted", {"k_train": 51}, "k = 51 of k_train needs 51 tokens"),
+        ("planted", {"locality": 5}, "16 planted tokens do not fit in locality 5; raise it to 15"),
+        ("planted", {"planted_distribution": "distinct"}, "raise num_planted 2"),
+        ("planted", {"num_planted": 1}, "num_planted must be 2 or more"),
+        ("planted", {"label_function": "xor"}, "unknown label_function 'xor'; choose one of sum, max, first, random"),
+        ("planted", {"position_distribution": "left"}, "choose one of uniform, adjacent, stretched"),
+        ("variable_assignment", {"num_variables": 25}, "chains of length 12 .* need 36 variables.*raise it"),
+        ("variable_assignment", {"chains": 0}, "chains must be 1 or more"),
+        ("copy", {"num_symbols": 1}, "leaves nothing to copy"),
+        ("copy", {"train_length": [9, 3]}, r"train_length \[9, 3\] is no range"),
+        ("addition", {"test_length": [0, 3]}, r"test_length \[0, 3\] is no range"),
+        ("addition", {"test_length": [3]}, "addition: test_length: .*see Addition"),
+        ("addition", {"test_length": "long"}, "addition: test_length: .*see Addition"),
+        ("copy", {"num_symbols": "many"}, "copy: num_symbols: .*see Copy"),
+        ("copy", {"symbols": 3}, "unknown parameter 'symbols'; it has train_length, test_length, num_symbols"),
+        ("parity", {}, "unknown task 'parity'; choose one of addition, planted, "),
+    ],
+)  # fmt: skip
+def test_bad_parameters_are_refused_in_one_line(name, parameters, message):
+    with pytest.raises(UserError, match=message) as error:
+        make_task(name, parameters)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_split_is_refused():
+    with pytest.raises(UserError, match="choose one of train, test"):
+        small("copy").sample("heldout", 0, [0])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_parameter_is_explained(name):
+    """They become fields of a config, whose reader finds a string under each."""
+    for parameter in (field.name for field in fields(find_task(name))):
+        owner = next(
+            cls for cls in find_task(name).__mro__ if parameter in vars(cls).get("__annotations__", {})
+        )
+        lines = inspect.getsource(owner).splitlines()
+        at = next(i for i, line in enumerate(lines) if line.startswith(f"    {parameter}: "))
+        assert lines[at + 1].strip() == '"""' and lines[at + 2].strip().endswith(".")
+
+
+# --- random numbers ---
+
+
+def test_orders_and_subsets_are_uniform():
+    draws = Draws.of(0, "train", np.arange(12_000))
+    eligible = np.zeros((12_000, 6), dtype=bool)
+    eligible[:, [0, 2, 3, 5]] = True
+    order = draws.order(eligible)
+    assert is_uniform(map(tuple, order[:, :4].tolist()), permutations([0, 2, 3, 5]))
+    assert (order[:, 4:] == [1, 4]).all()
+    chosen = draws.subset(eligible, np.full(12_000, 2))
+    assert is_uniform([tuple(np.flatnonzero(row)) for row in chosen], combinations([0, 2, 3, 5], 2))
+    assert not draws.subset(eligible, np.zeros(12_000, dtype=int)).any()
+
+
+def test_integers_are_uniform_and_independent_over_rows_columns_and_purposes():
+    draws = Draws.of(3, "train", np.arange(4000))
+    numbers = draws.integers(7, 6)
+    for column in numbers.T:
+        assert is_uniform(column, range(7))
+    other = [draws.named("other").integers(7, 6), Draws.of(4, "train", np.arange(4000)).integers(7, 6),
+             Draws.of(3, "test", np.arange(4000)).integers(7, 6), np.roll(numbers, 1, axis=0)]  # fmt: skip
+    together = np.concatenate([numbers, *other], axis=1)
+    assert abs(np.corrcoef(together.T) - np.eye(30)).max() < 0.07
+    bounds = np.arange(4000) % 5 + 1
+    assert (draws.integers(bounds, 50).max(axis=1) == bounds - 1).all()

@@ -1,0 +1,298 @@
+"""Exported directories against the checkpoints they were made of, and what a user does wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, processors
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from olmo_sparsity.checkpoint import TOKENIZER, TrainState, save_checkpoint
+from olmo_sparsity.config.load import load_config
+from olmo_sparsity.data.tokenizers import load_tokenizer, train_bpe
+from olmo_sparsity.export import export_checkpoint, family_of, position_reach
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import sha256_file
+from tests.support import tiny
+
+ROOT = Path(__file__).parents[2]
+PLAIN_NORM = {"layer_norm_type": "default", "layer_norm_with_affine": False}
+NORM_AFTER = {"norm_after": True, "attention_layer_norm": True}
+SHAPES = {  # name: changes of the model, class of transformers
+    "rms": ({}, "LlamaForCausalLM"),
+    "rms tied": ({"weight_tying": True}, "LlamaForCausalLM"),
+    "rms without weights": ({"layer_norm_with_affine": False}, "LlamaForCausalLM"),
+    "rms grouped heads": ({"n_kv_heads": 2}, "LlamaForCausalLM"),
+    "rms multi-query": ({"multi_query_attention": True}, "LlamaForCausalLM"),
+    "rms exact vocabulary": ({"embedding_size": None}, "LlamaForCausalLM"),
+    "rms odd values": (
+        {"rope_theta": 500, "layer_norm_eps": 1e-3, "mlp_hidden_size": 48},
+        "LlamaForCausalLM",
+    ),
+    "rms block groups": ({"block_group_size": 2}, "LlamaForCausalLM"),
+    "rms llama block": ({"block_type": "llama"}, "LlamaForCausalLM"),
+    "plain": (PLAIN_NORM, "OlmoForCausalLM"),
+    "plain tied": ({**PLAIN_NORM, "weight_tying": True}, "OlmoForCausalLM"),
+    "plain low precision": ({**PLAIN_NORM, "layer_norm_type": "low_precision"}, "OlmoForCausalLM"),
+    "plain clipped": ({**PLAIN_NORM, "clip_qkv": 0.3, "n_kv_heads": 2}, "OlmoForCausalLM"),
+    "after": (NORM_AFTER, "Olmo2ForCausalLM"),
+    "after grouped heads": ({**NORM_AFTER, "n_kv_heads": 2}, "Olmo2ForCausalLM"),
+    "after without weights": (
+        {**NORM_AFTER, "attention_layer_norm_with_affine": False, "weight_tying": True},
+        "Olmo2ForCausalLM",
+    ),
+}
+MISFITS = {
+    "alibi": ({"rope": False, "alibi": True}, "model.alibi: true, not RoPE"),
+    "nope": ({"rope": False, "nope": True}, "model.nope: true, not RoPE"),
+    "learned": ({"rope": False}, "learned positions, not RoPE"),
+    "gelu": ({"activation_type": "gelu"}, "model.activation_type: gelu, not swiglu"),
+    "biases": ({"include_bias": True}, "model.include_bias: true; model.bias_for_layer_norm: true"),
+    "norm biases": ({"bias_for_layer_norm": True}, r"\): model.bias_for_layer_norm: true;"),
+    "scaled": ({"scale_logits": True}, "model.scale_logits: true"),
+    "normed embedding": ({"embedding_layer_norm": True}, "model.embedding_layer_norm: true"),
+    "clipped rms": ({"clip_qkv": 1.0}, "model.clip_qkv: 1.0, which Llama lacks"),
+    "clipped after": ({**NORM_AFTER, "clip_qkv": 1.0}, "model.clip_qkv: 1.0, which Olmo2 lacks"),
+    "weighted plain norm": (
+        {"layer_norm_type": "default"},
+        "model.layer_norm_type: default with layer_norm_with_affine: true",
+    ),
+    "eps": ({**PLAIN_NORM, "layer_norm_eps": 1e-6}, "model.layer_norm_eps: 1e-06, not 1e-05 as in Olmo"),
+    "query norm": ({"attention_layer_norm": True}, "model.attention_layer_norm: true without norm_after"),
+    "after only": ({"norm_after": True}, "model.norm_after: true without attention_layer_norm"),
+    "plain after": ({**NORM_AFTER, **PLAIN_NORM}, "model.layer_norm_type: default with norm_after"),
+    "llama block after": ({**NORM_AFTER, "block_type": "llama"}, "model.block_type: llama with norm_after"),
+}
+
+
+def checkpoint(folder, tokenizer=True, corpus=None, positions=None, **changes):
+    """A checkpoint of a random model whose norm weights are random too."""
+    corpus = corpus or tiny.write_corpus(folder / "corpus", {"heldout": tiny.random_documents(4, 60)})
+    config = load_config(tiny.write_yaml(folder, corpus, model=changes, positions=positions or {}))
+    config.model = tiny.model_config(**changes)
+    torch.manual_seed(0)
+    config.model.init_std = 0.2
+    model = PositionedOLMo(config.model).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "ln_f" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    file = corpus / TOKENIZER if tokenizer else None
+    return save_checkpoint(folder / "run", config, TrainState(1, 1), model.state_dict(), {}, file), model
+
+
+@torch.no_grad()
+def logits_of_both(original, folder, position_ids, **options):
+    length = position_ids.shape[1]
+    tokens = torch.randint(50, (3, length), generator=torch.Generator().manual_seed(1))
+    exported = AutoModelForCausalLM.from_pretrained(folder, **options)
+    ids = position_ids.expand(3, -1)
+    found = exported(tokens, position_ids=ids, attention_mask=torch.ones_like(tokens), use_cache=False)
+    return original(tokens, position_ids=ids).logits, found.logits
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_logits_are_those_of_the_checkpoint(name, tmp_path):
+    changes, architecture = SHAPES[name]
+    source, original = checkpoint(tmp_path, **changes)
+    done = export_checkpoint(source, tmp_path / "hf")
+    assert done.architecture == architecture
+    jumping = torch.tensor([[0, 1, 2, 9, 10, 11, 30, 31, 45, 60, 61, 63]])
+    for ids in (torch.arange(32)[None], jumping):
+        expected, found = logits_of_both(original, tmp_path / "hf", ids)
+        assert found.shape == expected.shape == (3, ids.shape[1], changes.get("embedding_size", 128) or 50)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    eager, _ = logits_of_both(original, tmp_path / "hf", jumping, attn_implementation="eager")
+    torch.testing.assert_close(eager, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_the_comparison_can_fail(tmp_path):
+    """The same logits would be no evidence if ids, clipping or the order of fused weights did not matter."""
+    source, original = checkpoint(tmp_path, **SHAPES["plain clipped"][0])
+    export_checkpoint(source, tmp_path / "hf")
+    expected, _ = logits_of_both(original, tmp_path / "hf", torch.arange(12)[None])
+    scale = float(expected.abs().max())
+    other_ids = logits_of_both(original, tmp_path / "hf", torch.arange(12)[None] * 4)[0]
+    unclipped = logits_of_both(original, tmp_path / "hf", torch.arange(12)[None], clip_qkv=None)[1]
+    for other in (other_ids, unclipped):
+        assert float((other - expected).abs().max()) > 1e-2 * scale
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_shape_that_no_class_has_is_refused_by_name(name):
+    changes, message = MISFITS[name]
+    with pytest.raises(UserError, match=message) as error:
+        family_of(tiny.model_config(**changes))
+    assert "\n" not in str(error.value)
+
+
+def test_all_misfits_are_told_at_once():
+    with pytest.raises(
+        UserError, match=r"alibi: true, not RoPE; model.activation_type: gelu.*; model.clip_qkv"
+    ):
+        family_of(tiny.model_config(rope=False, alibi=True, activation_type="gelu", clip_qkv=2.0))
+
+
+def test_greedy_generation_reads_the_model_itself(tmp_path):
+    source, original = checkpoint(tmp_path)
+    export_checkpoint(source, tmp_path / "hf")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    tokens = torch.tensor([[3, 7, 3, 7, 3]])
+    found = exported.generate(
+        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=8, do_sample=False
+    )
+    for _ in range(found.shape[1] - 5):
+        with torch.no_grad():
+            tokens = torch.cat([tokens, original(tokens).logits[:, -1:].argmax(-1)], dim=1)
+    assert found.tolist() == tokens.tolist()
+
+
+def test_ids_and_reach_are_written_down(tmp_path):
+    source, _ = checkpoint(tmp_path, weight_tying=True, eos_token_id=0, pad_token_id=1)
+    done = export_checkpoint(source, tmp_path / "hf")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert done.max_positions == exported.config.max_position_embeddings == 64  # PoSE's target length
+    assert (exported.config.bos_token_id, exported.config.eos_token_id) == (None, 0)
+    assert (exported.config.pad_token_id, exported.generation_config.pad_token_id) == (1, 1)
+    assert exported.get_output_embeddings().weight is exported.get_input_embeddings().weight
+    note = json.loads((tmp_path / "hf" / "olmo_sparsity.json").read_text())
+    assert note["source_weights_sha256"] == sha256_file(source / "model.safetensors")
+    assert (note["training_seed"], note["step"], note["kind"]) == (3, 1, "olmo-sparsity export")
+    assert {"commit", "versions", "command"} <= note.keys()
+
+
+@pytest.mark.parametrize(("scheme", "reach"), [("contiguous", 32), ("random_start", 64), ("pose", 64)])
+def test_the_reach_is_that_of_the_scheme(scheme, reach, tmp_path):
+    assert position_reach(tiny.train_config(tmp_path, f"--positions.scheme={scheme}")) == reach
+
+
+TEXT = "The ship, which  had sailed — isn't 'gone'!\n\nÉtoile 42<|endoftext|> again"
+
+
+def bpe_file(folder, **settings):
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = train_bpe([TEXT, "the ship sailed again and again"], 300)
+    if settings.get("adding"):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+        )
+        tokenizer.enable_truncation(3)
+        tokenizer.enable_padding(length=50)
+    tokenizer.save(str(folder / TOKENIZER))
+    return folder
+
+
+def bpe_checkpoint(folder, **settings):
+    source, _ = checkpoint(
+        folder, corpus=bpe_file(folder / "corpus", **settings), vocab_size=300, embedding_size=384
+    )
+    return source
+
+
+def test_the_tokenizer_comes_back_byte_for_byte(tmp_path):
+    source = bpe_checkpoint(tmp_path)
+    export_checkpoint(source, tmp_path / "hf")
+    assert (tmp_path / "hf" / TOKENIZER).read_bytes() == (source / TOKENIZER).read_bytes()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ids = load_tokenizer(source / TOKENIZER).encode(TEXT, add_special_tokens=False).ids
+    assert tokenizer(TEXT)["input_ids"] == ids
+    assert tokenizer.decode(ids) == TEXT
+    assert (tokenizer.bos_token, tokenizer.eos_token_id, tokenizer.pad_token_id) == (None, 0, 0)
+    assert tokenizer.model_max_length == 64
+    assert tokenizer(["again", "a"], padding=True)["input_ids"][1][-1] == 0
+
+
+def test_no_beginning_token_is_added_and_nothing_is_cut(tmp_path):
+    """Corpora are encoded without what a tokenizer adds, so the model has never seen it."""
+    source = bpe_checkpoint(tmp_path, adding=True)
+    export_checkpoint(source, tmp_path / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    ids = load_tokenizer(source / TOKENIZER).encode(TEXT, add_special_tokens=False).ids
+    assert tokenizer(TEXT)["input_ids"] == ids
+    assert len(ids) > 3
+
+
+def test_an_ordinary_token_does_not_become_the_padding_token(tmp_path):
+    """base.yaml's pad_token_id 1 is GPT-NeoX's; in another vocabulary it may be "!", which must stay plain text."""
+    source, _ = checkpoint(
+        tmp_path, corpus=bpe_file(tmp_path / "corpus"), vocab_size=300, embedding_size=384, pad_token_id=1
+    )
+    export_checkpoint(source, tmp_path / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    text = Tokenizer.from_file(str(source / TOKENIZER)).id_to_token(1)
+    assert tokenizer.pad_token_id == 0
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
+
+
+def test_the_tokenizer_of_olmo_round_trips(tmp_path):
+    source, _ = checkpoint(
+        tmp_path, tokenizer=False, vocab_size=50280, eos_token_id=50279, pad_token_id=1, embedding_size=50304
+    )
+    export_checkpoint(source, tmp_path / "hf", tokenizer="olmo")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.pad_token) == (50279, 1, "<|padding|>")
+
+
+def script(*arguments):
+    command = [sys.executable, "scripts/export_hf.py", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_script_exports_once_and_replaces_when_asked(tmp_path, run_here):
+    source, original = checkpoint(tmp_path)
+    done = script(source.parent, "--out", tmp_path / "hf")
+    assert (done.returncode, done.stderr) == (0, "")
+    count = sum(parameter.numel() for parameter in original.parameters())
+    assert done.stdout == f"{tmp_path / 'hf'}: LlamaForCausalLM, {count:,} parameters, 64 positions\n"
+    again = run_here("scripts/export_hf.py", source, "--out", tmp_path / "hf")
+    assert again.returncode == 1
+    assert again.stderr.count("\n") == 1
+    assert "hf exists already; give another --out, or --overwrite" in again.stderr
+    assert export_checkpoint(source, tmp_path / "hf", overwrite=True).parameters == count
+
+
+def test_overwriting_replaces_nothing_but_exports(tmp_path):
+    source, _ = checkpoint(tmp_path)
+    with pytest.raises(UserError, match="is no earlier export"):
+        export_checkpoint(source, tmp_path, overwrite=True)
+    with pytest.raises(UserError, match="is no earlier export"):
+        export_checkpoint(source, source, overwrite=True)
+    assert (source / "model.safetensors").is_file()
+
+
+def test_bad_input_is_one_line_and_leaves_nothing(tmp_path):
+    out = tmp_path / "hf"
+    with pytest.raises(UserError, match="nowhere is neither a checkpoint nor a run"):
+        export_checkpoint(tmp_path / "nowhere", out)
+    source, _ = checkpoint(tmp_path / "none", tokenizer=False)
+    with pytest.raises(UserError, match=r"tokenizer.json is missing; .*--tokenizer FILE"):
+        export_checkpoint(source, out)
+    with pytest.raises(UserError, match="ids up to 50,279, the model only 128 embeddings"):
+        export_checkpoint(source, out, tokenizer="olmo")
+    with pytest.raises(UserError, match="unknown tokenizer 'nowhere.json'"):
+        export_checkpoint(source, out, tokenizer="nowhere.json")
+    source, _ = checkpoint(tmp_path / "gelu", activation_type="gelu")
+    with pytest.raises(UserError, match="model.activation_type: gelu"):
+        export_checkpoint(source, out)
+    source, _ = checkpoint(tmp_path / "good")
+    export_checkpoint(source, out)
+    with pytest.raises(UserError, match="is a transformers directory already"):
+        export_checkpoint(out, tmp_path / "again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gelu", "good", "hf", "none"]
+
+
+def test_a_failure_in_the_middle_leaves_the_earlier_export(tmp_path, monkeypatch):
+    source, _ = checkpoint(tmp_path)
+    export_checkpoint(source, tmp_path / "hf")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
+    monkeypatch.setattr(
+        "olmo_sparsity.export._save_tokenizer", lambda *_: (_ for _ in ()).throw(OSError(28, "full"))
+    )
+    with pytest.raises(OSError, match="full"):
+        export_checkpoint(source, tmp_path / "hf", overwrite=True)
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
+    assert not list(tmp_path.glob(".hf*"))

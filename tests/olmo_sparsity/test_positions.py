@@ -1,0 +1,91 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from olmo_sparsity.positions import SCHEMES, SchemeOptions, position_ids
+from olmo_sparsity.util.errors import UserError
+
+LENGTH, TARGET = 16, 40
+
+
+def draw(name, count, chunks=2, length=LENGTH, target=TARGET, **where):
+    options = SchemeOptions(target_length=target, chunks=chunks)
+    return np.stack(
+        [
+            position_ids(name, length, options, **{"seed": 7, "epoch": 0, "index": i, **where})
+            for i in range(count)
+        ]
+    )
+
+
+def test_contiguous_is_the_index():
+    assert (draw("contiguous", 3) == np.arange(LENGTH)).all()
+
+
+def test_random_start_is_uniform_and_contiguous():
+    ids = draw("random_start", 5000)
+    assert (np.diff(ids, axis=1) == 1).all()
+    counts = np.bincount(ids[:, 0], minlength=TARGET - LENGTH + 1)
+    assert len(counts) == TARGET - LENGTH + 1
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 5, 16])
+def test_pose_increases_strictly_and_stays_below_target(chunks):
+    ids = draw("pose", 3000, chunks=chunks)
+    assert (np.diff(ids, axis=1) >= 1).all()
+    assert ids[:, 0].max() == 0
+    assert ids.max() == TARGET - 1  # reached, never exceeded
+    assert ((np.diff(ids, axis=1) > 1).sum(axis=1) <= chunks - 1).all()
+
+
+def test_pose_of_two_chunks_has_the_distribution_of_the_authors_code():
+    """Zhu et al.: first chunk U{1 … ceil(T/2)} tokens, second shifted by U{0 … T'-T}, independent of each other."""
+    ids = draw("pose", 20_000)
+    shift = ids[:, -1] - (LENGTH - 1)
+    counts = np.bincount(shift, minlength=TARGET - LENGTH + 1)
+    assert len(counts) == TARGET - LENGTH + 1
+    assert stats.chisquare(counts).pvalue > 1e-3
+    jumped = ids[shift > 0]
+    first_chunk = (np.diff(jumped, axis=1) > 1).argmax(axis=1) + 1
+    counts = np.bincount(first_chunk, minlength=LENGTH // 2 + 1)[1:]
+    assert len(counts) == LENGTH // 2
+    assert stats.chisquare(counts).pvalue > 1e-3
+    assert abs(stats.spearmanr(first_chunk, shift[shift > 0]).statistic) < 0.03
+
+
+def test_pose_of_odd_length_may_cut_at_the_rounded_up_middle():
+    ids = draw("pose", 4000, length=5, target=20)
+    shift = ids[:, -1] - 4
+    first_chunk = (np.diff(ids[shift > 0], axis=1) > 1).argmax(axis=1) + 1
+    assert set(first_chunk) == {1, 2, 3}
+
+
+def test_pose_of_many_chunks_cuts_uniformly():
+    ids = draw("pose", 20_000, chunks=4, target=2000)  # jumps of 0 are rare, so nearly every cut is seen
+    cuts = (np.diff(ids, axis=1) > 1).sum(axis=0)
+    assert stats.chisquare(cuts).pvalue > 1e-3
+
+
+def test_pose_with_as_many_ids_as_tokens_is_contiguous():
+    assert (draw("pose", 50, target=LENGTH) == np.arange(LENGTH)).all()
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES))
+def test_ids_are_a_pure_function_of_seed_epoch_and_index(name):
+    assert (draw(name, 5) == draw(name, 5)).all()
+    if name != "contiguous":
+        everything = draw(name, 50)
+        assert (everything != draw(name, 50, epoch=1)).any()
+        assert (everything != draw(name, 50, seed=8)).any()
+        assert len(np.unique(everything, axis=0)) > 10
+
+
+def test_unknown_scheme_lists_the_choices():
+    with pytest.raises(UserError, match="choose one of contiguous, random_start, pose"):
+        draw("rope", 1)
+
+
+def test_target_below_window_is_refused():
+    with pytest.raises(UserError, match="below the window"):
+        draw("pose", 1, target=LENGTH - 1)

@@ -1,0 +1,221 @@
+"""Several processes on CPU over gloo, against one process; through the real launcher or forked as its processes."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from olmo_sparsity.checkpoint import checkpoints, load_state
+from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE
+from tests.support import tiny
+from tests.support.forked import Forked, free_port
+
+ROOT = Path(__file__).parents[3]
+STEPS = 20
+SECONDS = 480.0  # on a new machine DeepSpeed first compiles an extension, which took minutes on a busy one
+
+
+def arguments_of(folder, *overrides, stage=None):
+    zero = () if stage is None else (f"--deepspeed.config=configs/deepspeed/zero{stage}.json",)
+    return [str(folder / "config.yaml"), *overrides, *zero]
+
+
+def launch(processes, *arguments, environment=None, before=None):
+    """Start training as a user would; returns the running launcher."""
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
+        command += ["--master_port", str(free_port())]
+    return subprocess.Popen(
+        [*command, "scripts/train.py", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=before,
+    )
+
+
+def ended(process):
+    """What training printed as output and as errors. One that hangs is ended, and a launcher ends what it started."""
+    try:
+        return process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise
+
+
+def run(processes, folder, name, *overrides, stage=None, launched=False):
+    """Train to the end in RUN ``name`` and return its metrics by step."""
+    arguments = arguments_of(folder, f"--save_folder={folder / name}", *overrides, stage=stage)
+    process = launch(processes, *arguments) if launched else Forked(processes, arguments, folder)
+    _, errors = ended(process)
+    assert process.returncode == 0, errors[-3000:]
+    return {row["step"]: row for row in read_metrics(folder / name / "metrics.jsonl")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("distributed")
+    tiny.train_config(folder, max_duration=STEPS, save_interval=100, scheduler={"t_warmup": 7})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    return run(1, folder, "alone")
+
+
+def assert_same(rows, expected):
+    assert rows.keys() == expected.keys() == set(range(1, STEPS + 1))
+    for step, row in rows.items():
+        assert row["loss_nats"] == pytest.approx(expected[step]["loss_nats"], abs=1e-4)
+        assert row["grad_norm"] == pytest.approx(expected[step]["grad_norm"], rel=1e-3)
+        assert row["learning_rate"] == expected[step]["learning_rate"]
+
+
+@pytest.mark.parametrize("stage", [None, 0, 1, 2, 3])
+def test_two_processes_have_the_losses_of_one(folder, alone, stage):
+    """Gradient accumulation too: each process runs its two windows one by one, one process runs two at a time."""
+    rows = run(
+        2,
+        folder,
+        f"zero{stage}",
+        "--device_train_microbatch_size=1",
+        stage=stage,
+        launched=stage in (None, 3),
+    )
+    assert_same(rows, alone)
+
+
+def test_warm_up_is_counted_in_optimizer_steps_on_four_processes(folder, alone):
+    rows = run(4, folder, "four")
+    assert_same(rows, alone)
+    rates = [rows[step]["learning_rate"] for step in range(1, 9)]
+    assert rates.index(max(rates)) + 1 == 7
+
+
+def test_a_run_goes_on_with_other_processes_and_another_stage(folder, alone):
+    """ZeRO 3 on two processes, then one process without DeepSpeed, then ZeRO 1 on four: as if nothing had happened."""
+    run(2, folder, "mixed", "--stop_at=6", stage=3)
+    run(1, folder, "mixed", "--stop_at=12", "--resume")
+    assert_same(run(4, folder, "mixed", "--resume", stage=1), alone)
+    for file in ("model", "optimizer"):
+        ours, theirs = (
+            load_file(checkpoints(folder / n)[-1] / f"{file}.safetensors") for n in ("mixed", "alone")
+        )
+        assert ours.keys() == theirs.keys()
+        for name, tensor in ours.items():
+            assert (tensor.float() - theirs[name].float()).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_saves_and_asks_to_be_requeued(folder, alone, tmp_path, number):
+    process = Forked(1, arguments_of(folder, f"--save_folder={tmp_path}", "--max_duration=100000"), tmp_path)
+    deadline = time.monotonic() + 60
+    while len(read_metrics(tmp_path / "metrics.jsonl")) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    output, errors = ended(process)
+    assert process.returncode == REQUEUE_EXIT_CODE, errors
+    assert f"({number.name})" in output
+    step = load_state(checkpoints(tmp_path)[-1]).step
+    assert 3 <= step == read_metrics(tmp_path / "metrics.jsonl")[-1]["step"]
+
+
+def error_lines(errors):
+    """What our script said, without the launcher's own report."""
+    return [line for line in errors.splitlines() if line.startswith("error: ")]
+
+
+def test_a_batch_that_processes_cannot_share_ends_every_process(folder, tmp_path):
+    overrides = (f"--save_folder={tmp_path}", "--global_train_batch_size=3")
+    process = launch(2, *arguments_of(folder, *overrides))
+    _, errors = ended(process)
+    assert process.returncode != 0
+    assert len(error_lines(errors)) == 1
+    assert "cannot be shared by 2 processes" in errors
+    assert "Traceback (most recent call last)" not in errors.split("error: ")[0]
+
+
+def test_a_full_disk_while_saving_ends_every_process(folder, tmp_path):
+    """A file-size limit stands for the full disk; only the main process writes, and the other must not wait for it."""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    process = launch(2, *arguments_of(folder, f"--save_folder={tmp_path / 'run'}"), before=limit)
+    _, errors = ended(process)
+    assert process.returncode != 0
+    assert "the disk is full" in error_lines(errors)[0]
+    assert not list((tmp_path / "run").glob("*step*"))
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_peer_that_dies_or_stalls_is_told_in_one_line(folder, tmp_path, lost, number):
+    overrides = (f"--save_folder={tmp_path / 'run'}", "--max_duration=100000", "--save_interval=3")
+    process = Forked(2, arguments_of(folder, *overrides), tmp_path, {"OLMO_SPARSITY_TIMEOUT": "6"})
+    ranks = list(process.exit_codes)
+    deadline = time.monotonic() + SECONDS
+    while not checkpoints(tmp_path / "run") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(ranks[lost], number)
+    while ranks[1 - lost] in process.running and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    _, errors = ended(process)
+    assert process.exit_codes[ranks[1 - lost]] == 1
+    [line] = error_lines(errors)
+    assert "another process of this run was lost" in line
+    assert "go on with --resume" in line
+    assert [each for each in errors.splitlines() if not each.startswith(("error: ", "training: "))] == []
+
+
+def test_an_unreachable_rank_0_is_named_in_one_line(folder, tmp_path):
+    port = free_port()
+    environment = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OLMO_SPARSITY_TIMEOUT": "2"}
+    process = launch(1, *arguments_of(folder, f"--save_folder={tmp_path}"), environment=environment)
+    _, errors = ended(process)
+    assert process.returncode == 1
+    [line] = errors.splitlines()
+    assert line.startswith(f"error: no connection to rank 0 at 127.0.0.1:{port} within 2 s")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_batch_size": 8}, "train_batch_size is decided by the YAML"),
+        ({"gradient_clipping": 1.0}, "gradient_clipping is decided by the YAML"),
+        ({"bf16": {"enabled": True}}, "bf16 is decided by the YAML"),
+    ],
+)
+def test_a_value_is_not_written_twice(folder, tmp_path, change, message):
+    values = json.loads((ROOT / "configs" / "deepspeed" / "zero1.json").read_text())
+    (tmp_path / "own.json").write_text(json.dumps({**values, **change}))
+    overrides = (f"--save_folder={tmp_path / 'run'}", f"--deepspeed.config={tmp_path / 'own.json'}")
+    process = Forked(1, arguments_of(folder, *overrides), tmp_path)
+    _, errors = ended(process)
+    assert process.returncode == 1
+    assert message in error_lines(errors)[0]
+
+
+def test_the_shipped_deepspeed_files_state_no_value_of_the_yaml():
+    decided = {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}
+    decided |= {"gradient_clipping", "torch_autocast"}
+    for stage in range(4):
+        values = json.loads((ROOT / "configs" / "deepspeed" / f"zero{stage}.json").read_text())
+        assert values["zero_optimization"]["stage"] == stage
+        assert all(values[name] == "auto" for name in decided)
+        assert not {"optimizer", "scheduler", "bf16", "fp16"} & values.keys()

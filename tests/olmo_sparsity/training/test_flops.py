@@ -1,0 +1,77 @@
+"""Model FLOPs against PyTorch's own count of the operations that ran."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.training.flops import flops_per_token, known_peak_flops, peak_flops
+from tests.support import tiny
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"weight_tying": True},
+        {"n_kv_heads": 2},
+        {"block_type": "llama"},
+        {"include_bias": True, "layer_norm_type": "default"},
+        {"activation_type": "gelu", "n_layers": 3},
+        {"rope": False},
+        {"rope": False, "nope": True},
+    ],
+    ids=str,
+)
+def test_equal_to_the_operations_counted(changes):
+    """Exactly so: plain attention is counted as the full T x T, and PyTorch counts matrix products only."""
+    model = tiny.model(**changes).train()
+    ids = torch.randint(1, 50, (3, model.config.max_sequence_length))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        F.cross_entropy(model(ids).logits.flatten(0, 1), ids.flatten()).backward()
+    assert counter.get_total_flops() == flops_per_token(Config(model=model.config)) * ids.numel()
+
+
+def test_close_to_six_times_the_parameters_for_a_large_model():
+    config = tiny.model_config(
+        d_model=1024, n_heads=16, n_layers=24, vocab_size=50280, embedding_size=50304, max_sequence_length=128
+    )
+    matrices = (
+        24 * (4 + 3 * 2) * 1024**2 + 50304 * 1024
+    )  # q k v out; SwiGLU with mlp_ratio 4: two of 2 d, one back
+    assert flops_per_token(Config(model=config)) == pytest.approx(6 * matrices, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L40", 181),
+        ("NVIDIA L4", 121),
+        ("Tesla V100-SXM2-32GB", 125),
+        ("Tesla V100-PCIE-16GB", 112),
+    ],
+)
+def test_known_devices(name, teraflops):
+    assert known_peak_flops(name) == pytest.approx(teraflops * 1e12)
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA GeForce GT 710", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A1000", ""]
+)
+def test_an_unknown_device_is_not_guessed(name):
+    assert known_peak_flops(name) is None
+
+
+def test_a_processor_has_no_peak_but_the_one_that_is_given(tmp_path):
+    config = tiny.train_config(tmp_path)
+    assert peak_flops(config, torch.device("cpu")) is None
+    given = tiny.train_config(tmp_path, "--speed_monitor.gpu_flops_available=1e12")
+    assert peak_flops(given, torch.device("cpu")) == 1e12

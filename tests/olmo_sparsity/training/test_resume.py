@@ -1,0 +1,270 @@
+"""What a run folder survives: torn checkpoints, other settings, other text, a second process, damaged files."""
+
+import json
+import logging
+import shutil
+import threading
+from dataclasses import replace
+
+import pytest
+
+from olmo_sparsity.checkpoint import CHECKSUMS, checkpoints, load_model, load_state, resolve_checkpoint
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.words import dotted_names
+from olmo_sparsity.training import engine as engines
+from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.metrics import MetricsFile, read_metrics
+from olmo_sparsity.training.resume import MAY_CHANGE, starting_checkpoint
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.lock import folder_lock
+from tests.support import tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def steps_of(run):
+    return [path.name for path in checkpoints(run)]
+
+
+def half(tmp_path, *overrides):
+    """A run of 8 steps that stopped after 4, and its config."""
+    config = tiny.train_config(tmp_path, *overrides)
+    train(replace(config, stop_at=4))
+    return config
+
+
+# --- torn checkpoints ---
+
+
+@pytest.mark.parametrize("torn", ["empty", "cut off", "flipped"])
+def test_a_torn_checkpoint_never_costs_a_whole_one(tmp_path, torn):
+    config = replace(half(tmp_path), save_num_checkpoints_to_keep=1, save_interval=2)
+    whole = checkpoints(tmp_path / "run")[-1]
+    damaged = tmp_path / "run" / "step00000009"
+    if torn == "empty":
+        damaged.mkdir()
+    else:
+        shutil.copytree(whole, damaged)
+        content = bytearray((damaged / "model.safetensors").read_bytes())
+        content[-1] ^= 1
+        (damaged / "model.safetensors").write_bytes(content[:-100] if torn == "cut off" else content)
+    folder = train(config, resume=True)
+    assert steps_of(tmp_path / "run") == ["step00000008", "step00000009"]
+    assert load_state(folder).finished
+    assert resolve_checkpoint(tmp_path / "run") == folder
+
+
+def test_an_unfinished_run_that_ends_in_a_torn_checkpoint_is_not_measured_at_an_earlier_one(tmp_path):
+    half(tmp_path)
+    (tmp_path / "run" / "step00000006").mkdir()
+    with pytest.raises(UserError, match=r"step00000006 is damaged .*such as .*step00000004"):
+        load_model(tmp_path / "run")
+    with pytest.raises(UserError, match=r"step00000006 is damaged"):
+        load_model(tmp_path / "run" / "step00000006")
+    load_model(tmp_path / "run" / "step00000004")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.yaml", "state.json", CHECKSUMS])
+def test_a_damaged_file_of_a_checkpoint_is_not_believed(tmp_path, name):
+    half(tmp_path)
+    path = checkpoints(tmp_path / "run")[-1] / name
+    content = bytearray(path.read_bytes())
+    content[content.find(b"model") if name == CHECKSUMS else len(content) // 2] ^= 4
+    path.write_bytes(content)
+    for given in (tmp_path / "run", path.parent):
+        with pytest.raises(UserError, match="damaged"):
+            load_model(given)
+
+
+def test_weights_alone_are_enough_to_measure(tmp_path):
+    half(tmp_path)
+    (checkpoints(tmp_path / "run")[-1] / "optimizer.safetensors").unlink()
+    load_model(tmp_path / "run")
+
+
+@pytest.mark.parametrize("noted", ["[]", "{}", '{"model.safetensors": 3}', "{", "null", "[" * 100_000])
+def test_damaged_checksums_are_no_traceback_and_no_proof(tmp_path, noted):
+    config = half(tmp_path)
+    (checkpoints(tmp_path / "run")[-1] / CHECKSUMS).write_text(noted)
+    with pytest.raises(UserError, match="no checkpoint of .* is whole .*step00000004: checksums.json"):
+        train(config, resume=True)
+
+
+def test_a_run_without_a_whole_checkpoint_is_kept_and_named(tmp_path):
+    config = half(tmp_path, "--save_interval=2")
+    for folder in checkpoints(tmp_path / "run"):
+        (folder / "config.yaml").write_text("seed: [")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"is whole \(step00000004: config.yaml is damaged.*start over"):
+        train(config, resume=True)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    train(replace(config, save_overwrite=True))
+
+
+def test_nothing_is_removed_before_the_new_run_is_known_to_start(tmp_path):
+    config = half(tmp_path)
+    (tmp_path / "corpus" / "train-00000.npy").unlink()
+    with pytest.raises(UserError, match="is missing"):
+        train(replace(config, save_overwrite=True))
+    assert steps_of(tmp_path / "run") == ["step00000004"]
+
+
+# --- what may change on resume ---
+
+VALUES = {
+    "scheduler.t_warmup": 5, "max_grad_norm": 0.5, "epoch": 1, "scheduler.alpha_f": 0.5, "data.seed": 4,
+    "optimizer.eps": 1e-4, "positions.target_length": 60, "model.residual_dropout": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_decides_the_losses_may_not_change(tmp_path, name):
+    half(tmp_path)
+    with pytest.raises(
+        UserError, match=f"cannot resume .*: {name} was .* and is now {VALUES[name]}; set it back"
+    ):
+        train(tiny.train_config(tmp_path, f"--{name}={VALUES[name]}"), resume=True)
+
+
+def test_the_precision_is_compared_as_it_was_chosen(tmp_path, monkeypatch):
+    half(tmp_path)
+    with pytest.raises(UserError, match=r"trained in fp32 .* in amp_bf16; set --precision=fp32"):
+        train(tiny.train_config(tmp_path, "--precision=amp_bf16"), resume=True)
+    for has_bf16 in (True, False):
+        monkeypatch.setattr(engines, "cpu_has_fast_bf16", lambda has_bf16=has_bf16: has_bf16)
+        config = tiny.train_config(tmp_path, "--precision=null")
+        if has_bf16:
+            with pytest.raises(UserError, match="trained in fp32"):
+                train(config, resume=True)
+        else:
+            train(config, resume=True)
+
+
+def test_another_text_of_equal_size_is_refused_and_a_moved_one_is_not(tmp_path):
+    config = half(tmp_path)
+    moved = (tmp_path / "corpus").rename(tmp_path / "moved")
+    tiny.write_corpus(
+        tmp_path / "corpus", {"train": tiny.random_documents(12, 90, seed=7), "heldout": [[1, 2, 3]]}
+    )
+    with pytest.raises(UserError, match="the text it is trained on was"):
+        train(config, resume=True)
+    folder = train(replace(config, corpus=replace(config.corpus, path=str(moved))), resume=True)
+    assert load_state(folder).finished
+
+
+def test_other_raw_token_files_are_refused(tmp_path):
+    config = tiny.train_config(tmp_path)
+    raw = tmp_path / "corpus" / "train-00000.npy"
+    config = replace(
+        config, corpus=replace(config.corpus, path=None), data=replace(config.data, paths=[str(raw)])
+    )
+    train(replace(config, stop_at=4))
+    content = bytearray(raw.read_bytes())
+    content[10:12] = content[12:14]
+    raw.write_bytes(content)
+    with pytest.raises(UserError, match="the text it is trained on was"):
+        train(config, resume=True)
+
+
+def test_a_longer_duration_is_said_and_followed(tmp_path, caplog):
+    config = tiny.train_config(tmp_path)
+    assert load_state(train(config)).finished
+    with caplog.at_level(logging.WARNING):
+        folder = train(replace(config, max_duration=12), resume=True)
+    assert load_state(folder).step == 12
+    assert "max_duration was 8 and is now 12" in caplog.text
+
+
+def test_every_field_that_may_change_exists():
+    names = dotted_names(Config)
+    assert [name for name in MAY_CHANGE if name not in names] == []
+
+
+# --- a second process, and damaged files beside the checkpoints ---
+
+
+def test_a_second_process_on_a_run_gets_one_line(tmp_path, monkeypatch):
+    config = half(tmp_path)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with folder_lock(tmp_path / "run"):
+        for resume in (True, False):
+            with pytest.raises(UserError, match=r"run is in use by process \d+"):
+                train(replace(config, save_overwrite=not resume), resume=resume)
+        inside = {path: path.read_bytes() for path in before}
+    assert inside == before
+    train(config, resume=True)
+
+
+def test_a_checkpoint_that_appears_meanwhile_is_noticed(tmp_path, monkeypatch):
+    config = half(tmp_path)
+    last = checkpoints(tmp_path / "run")[-1]
+    real = engines.Engine.__init__
+
+    def slow(self, *arguments):
+        real(self, *arguments)
+        worker = threading.Thread(target=shutil.copytree, args=(last, last.with_name("step00000006")))
+        worker.start()
+        worker.join()
+
+    monkeypatch.setattr(engines.Engine, "__init__", slow)
+    with pytest.raises(UserError, match="was changed by another process"):
+        train(config, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("provenance.json", b"{"), ("provenance.json", b"{}"), ("provenance.json", b"\xff"), ("metrics.jsonl", b"[]\n"),
+     ("metrics.jsonl", b'{"loss_nats": 1}\n'), ("metrics.jsonl", b"\xff\n"), ("metrics.jsonl", b"[" * 99999 + b"\n")],
+)  # fmt: skip
+def test_damaged_files_of_a_run_are_named(tmp_path, name, content):
+    config = half(tmp_path)
+    path = tmp_path / "run" / name
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=name) as refused:
+        train(config, resume=True)
+    assert "\n" not in str(refused.value)
+    assert path.read_bytes() == content
+    path.unlink()
+    train(config, resume=True)
+
+
+def test_the_time_that_processes_wait_is_checked(monkeypatch):
+    for given in ("soon", "nan", "-1", "0", "inf"):
+        monkeypatch.setenv("OLMO_SPARSITY_TIMEOUT", given)
+        with pytest.raises(UserError, match="OLMO_SPARSITY_TIMEOUT"):
+            engines.rendezvous_timeout()
+
+
+def test_a_fresh_start_asks_for_nothing(tmp_path):
+    assert starting_checkpoint(tiny.train_config(tmp_path), resume=True) is None
+    assert not (tmp_path / "run").exists()
+
+
+# --- metrics ---
+
+
+def test_every_flipped_bit_of_a_metrics_row_is_seen(tmp_path):
+    rows = [{"step": 1, "loss_nats": 0.1 + 0.2, "grad_norm": float("nan")}, {"step": 2, "loss_nats": 1e-9}]
+    file = MetricsFile(tmp_path, 0)
+    for row in rows:
+        file.write(row)
+    file.close()
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_bytes()
+    assert json.dumps(read_metrics(path)) == json.dumps(rows)
+    for bit in range(8 * whole.index(b"\n")):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            found = read_metrics(path)
+        except UserError:
+            continue
+        # what was flipped was the name of the checksum: the values are those that were written
+        assert all(json.dumps(found[0].get(name)) == json.dumps(value) for name, value in rows[0].items())
+
+
+def test_rows_without_checksums_are_read_and_a_torn_last_line_is_not(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss_nats": 2.0}\n{"step": 2, "lo')
+    assert read_metrics(path) == [{"step": 1, "loss_nats": 2.0}]

@@ -1,0 +1,143 @@
+"""Synthetic tasks in the one training loop: the same losses as a loop of ten lines, whatever runs them."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from olmo_sparsity.checkpoint import load_model, load_tensors, weights_sha256
+from olmo_sparsity.data.task_batches import TaskPositions, task_of
+from olmo_sparsity.export import export_checkpoint
+from olmo_sparsity.model.build import as_predictor, build_model
+from olmo_sparsity.model.neox import PositionedNeoX
+from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.util.errors import UserError
+from tests.support import tiny_task
+
+
+def rows_of(folder):
+    return read_metrics(folder / "metrics.jsonl")
+
+
+def without_speed(folder):
+    timed = ("tokens_per_second", "peak_memory_gb")
+    return [{name: value for name, value in row.items() if name not in timed} for row in rows_of(folder)]
+
+
+def plain_losses(config, steps):
+    """Losses of a plain loop: transformers' model called directly, one sample at a time, PyTorch's AdamW."""
+    model = build_model(config).train()
+    no_decay = [p for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters()]
+    decay = [p for p in model.parameters() if not any(p is other for other in no_decay)]
+    optimizer = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": 0.1}, {"params": no_decay, "weight_decay": 0.0}],
+        lr=0.0,
+        betas=tuple(config.optimizer.betas),
+        eps=config.optimizer.eps,
+    )
+    task, losses = task_of(config), []
+    for step in range(steps):
+        indices = np.arange(8 * step, 8 * step + 8)
+        samples = task.sample("train", config.seed, indices)
+        all_ids = TaskPositions(config).ids(samples, split="train", seed=config.seed, indices=indices)
+        sums, count = {"token": 0.0, "id": 0.0}, 0
+        for row in range(8):
+            end, first = int(samples.lengths[row]), int(samples.response_start[row])
+            tokens, ids = torch.tensor(samples.tokens[row, :end]), torch.tensor(all_ids[row, :end])
+            neox = model.decoder.model
+            embeddings = neox.gpt_neox.embed_in(tokens) + model.id_embedding(ids)
+            turned = torch.zeros_like(ids) if config.positions.rotate == "none" else ids
+            hidden = neox.gpt_neox(
+                inputs_embeds=embeddings[None],
+                position_ids=turned[None],
+                attention_mask=torch.ones(1, end, dtype=torch.long),
+            ).last_hidden_state[0, first - 1 : end - 1]
+            sums["token"] += F.cross_entropy(neox.lm_head(hidden), tokens[first:], reduction="sum")
+            sums["id"] += F.cross_entropy(model.id_head(hidden), ids[first:], reduction="sum")
+            count += end - first
+        loss = (sums["token"] + config.positions.id_weight * sums["id"]) / count
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        rate = 3e-3 * (step + 1) / 2 if step < 2 else 3e-3 * (6 - step - 1) / 4
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append([float(loss), float(sums["token"] / count), float(sums["id"] / count)])
+    return losses
+
+
+@pytest.mark.parametrize("rotate", ["ids", "none"])
+def test_the_loop_trains_as_a_plain_loop_over_single_samples(tmp_path, rotate):
+    config = tiny_task.config(tmp_path, positions={"rotate": rotate, "id_weight": 0.5})
+    train(config)
+    found = [
+        [row[name] for name in ("loss_nats", "token_loss_nats", "id_loss_nats")]
+        for row in rows_of(tmp_path / "run")
+    ]
+    assert found == [pytest.approx(row, abs=2e-5) for row in plain_losses(config, 6)]
+    assert all(row[0] == pytest.approx(row[1] + 0.5 * row[2], abs=1e-5) for row in found)
+
+
+def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
+    whole = tiny_task.config(tmp_path, "evaluation.interval=3", "evaluation.windows=4")
+    train(whole)
+    parts = tiny_task.config(
+        tmp_path, f"save_folder={tmp_path / 'parts'}", "evaluation.interval=3", "evaluation.windows=4"
+    )
+    parts.stop_after = 3
+    train(parts)
+    parts.stop_after = None
+    train(parts, resume=True)
+    assert weights_sha256(tmp_path / "parts") == weights_sha256(tmp_path / "run")
+    assert without_speed(tmp_path / "parts") == without_speed(tmp_path / "run")
+    assert [row["step"] for row in rows_of(tmp_path / "run") if "exact_match" in row] == [3, 6]
+    with pytest.raises(UserError, match=r"task\.parameters\S* was .* and is now"):
+        other = tiny_task.config(tmp_path, "task.parameters.train_length=[3,5]")
+        train(other, resume=True)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "olmo"])
+@pytest.mark.parametrize("scheme", ["contiguous", "random_start", "pose", "coupled", "predicted"])
+def test_every_scheme_trains_on_either_architecture(tmp_path, family, scheme):
+    model = tiny_task.OLMO if family == "olmo" else {}
+    config = tiny_task.config(
+        tmp_path, "evaluation.interval=6", "evaluation.windows=2", model=model, positions={"scheme": scheme}
+    )
+    train(config)
+    *steps, measured = rows_of(tmp_path / "run")
+    assert steps[-1]["loss_nats"] < steps[0]["loss_nats"]
+    assert ("id_loss_nats" in steps[0]) == (scheme == "predicted")
+    assert [row["length"] for row in measured["exact_match"]] == [5, 10, 15]
+    loaded, stored = load_model(tmp_path / "run")
+    assert stored.task == config.task
+    saved = load_tensors(tmp_path / "run" / "step00000006" / "model.safetensors")
+    assert any("id_embedding" in name for name in saved) == (scheme in ("coupled", "predicted"))
+    tokens, ids = torch.tensor([[1, 4, 5, 3]]), torch.tensor([[0, 3, 4, 2]])
+    alone = loaded(tokens, position_ids=ids).logits
+    assert torch.equal(as_predictor(loaded)(tokens, ids).logits, alone)
+
+
+def test_checkpoints_that_analysis_and_export_cannot_read_are_refused(tmp_path):
+    from analysis.model.load import load_for_analysis
+
+    train(tiny_task.config(tmp_path))
+    with pytest.raises(UserError, match="reads position ids in another way than RoPE alone"):
+        load_for_analysis(tmp_path / "run")
+    with pytest.raises(UserError, match=r"the export is for model\.family: olmo without coupled ids"):
+        export_checkpoint(tmp_path / "run", tmp_path / "out")
+
+
+def test_analysis_reads_gpt_neox_as_it_was_trained(tmp_path):
+    from analysis.model.load import load_for_analysis
+
+    train(tiny_task.config(tmp_path, "positions.scheme=pose"))
+    model, _ = load_model(tmp_path / "run")
+    assert isinstance(model, PositionedNeoX)
+    loaded = load_for_analysis(tmp_path / "run")
+    tokens, ids = torch.tensor([[1, 4, 5, 3]]), torch.tensor([[0, 3, 7, 30]])
+    past = loaded.model.key_values(tokens[:, :2], ids[:, :2])
+    after = loaded.model.logits_after(past, tokens[:, 2:], ids)
+    assert torch.allclose(after, model(tokens, ids).logits[:, -1], atol=1e-5)
+    assert loaded.family == "gpt_neox"

@@ -1,0 +1,374 @@
+"""The loop: resuming, normalisation, schedule, order of the data, and what a user does wrong."""
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from olmo_sparsity.checkpoint import WEIGHTS, checkpoints, load_model, load_state, load_weights
+from olmo_sparsity.config.load import load_config
+from olmo_sparsity.data.windows import TrainingData
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.metrics import read_metrics
+from olmo_sparsity.training.schedule import Schedule
+from olmo_sparsity.util.errors import UserError
+from tests.support import tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def losses(folder):
+    return {row["step"]: row["loss_nats"] for row in read_metrics(folder / "metrics.jsonl")}
+
+
+def test_the_loss_falls_and_a_checkpoint_holds_the_final_weights(tmp_path):
+    config = tiny.train_config(tmp_path, "--max_duration=60", "--save_interval=30")
+    folder = train(config)
+    seen = losses(tmp_path / "run")
+    assert seen[60] < seen[1] - 0.5
+    assert load_state(folder).step == 60
+    assert load_state(folder).finished
+    model, stored = load_model(tmp_path / "run")
+    assert asdict(stored.model) == asdict(config.model)
+    weights = load_file(folder / WEIGHTS)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, dropout):
+    """Bit for bit on the CPU in fp32, over an epoch's end, with dropout's random state too."""
+    settings = {"model": {"residual_dropout": dropout}}
+    whole = tiny.train_config(
+        tmp_path, "--max_duration=20", f"--save_folder={tmp_path / 'whole'}", **settings
+    )
+    train(whole)
+    parts = replace(whole, save_folder=str(tmp_path / "parts"))
+    for stop in (3, 11, None):
+        torch.manual_seed(stop or 99)  # whatever another process would have drawn
+        train(replace(parts, stop_at=stop, save_interval=None), resume=True)
+    assert TrainingData(whole).steps_per_epoch < 11
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    ends = [load_file(checkpoints(tmp_path / run)[-1] / WEIGHTS) for run in ("whole", "parts")]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def test_rows_beyond_the_checkpoint_are_dropped_on_resume(tmp_path):
+    config = tiny.train_config(tmp_path, "--max_duration=8", "--save_interval=4")
+    train(replace(config, stop_at=4))
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 5, "loss_nats": 99.0}) + '\n{"step": 6, "lo')  # killed while writing
+    train(config, resume=True)
+    seen = losses(tmp_path / "run")
+    assert sorted(seen) == list(range(1, 9))
+    assert seen[5] < 99
+
+
+def test_a_finished_run_is_left_alone(tmp_path):
+    config = tiny.train_config(tmp_path)
+    folder = train(config)
+    before = (folder / WEIGHTS).stat().st_mtime_ns
+    assert train(config, resume=True) == folder
+    assert (folder / WEIGHTS).stat().st_mtime_ns == before
+
+
+def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path):
+    """The loss is the mean over the tokens of the global batch, also where the filter masks some windows."""
+    gradients, values = [], []
+    for size in (1, 2, 4):
+        config = tiny.train_config(tmp_path, f"--device_train_microbatch_size={size}")
+        engine = Engine(config, build_model(config))
+        batch = next(TrainingData(config).batches(0))
+        mask = batch.loss_mask.clone()
+        mask[0] = False
+        mask[1, 5:] = False
+        batch = replace(batch, loss_mask=mask)
+        values.append(engine.forward_backward(batch)["loss_nats"])
+        gradients.append([parameter.grad.clone() for parameter in engine.raw_model.parameters()])
+        logits = engine.raw_model(batch.input_ids, position_ids=batch.position_ids).logits
+        picked = logits.log_softmax(-1).gather(-1, batch.labels[..., None])[..., 0]
+        assert values[-1] == pytest.approx(float(-picked[mask].mean()), abs=1e-5)
+    for other in gradients[1:]:
+        for a, b in zip(gradients[0], other, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+
+
+def test_warm_up_and_decay_are_counted_in_optimizer_steps(tmp_path):
+    config = tiny.train_config(
+        tmp_path, "--max_duration=1000", "--scheduler.t_warmup=300", "--optimizer.learning_rate=5e-5"
+    )
+    schedule = Schedule.of_run(config, tokens_per_step=128, steps_per_epoch=7)
+    assert schedule.learning_rate(1) == pytest.approx(5e-5 / 300)
+    assert schedule.learning_rate(150) == pytest.approx(2.5e-5)
+    assert schedule.learning_rate(300) == pytest.approx(5e-5)
+    assert schedule.learning_rate(650) == pytest.approx(2.5e-5)
+    assert schedule.learning_rate(1000) == 0
+
+
+def test_the_logged_learning_rate_is_the_one_applied(tmp_path):
+    """With all else equal, twice the learning rate moves the weights twice as far."""
+    moved = []
+    for rate in ("1e-4", "2e-4"):
+        config = tiny.train_config(
+            tmp_path,
+            f"--optimizer.learning_rate={rate}",
+            "--optimizer.weight_decay=0",
+            "--scheduler.t_warmup=1",
+            "--max_duration=2",
+            "--stop_at=1",
+            f"--save_folder={tmp_path / rate}",
+        )
+        before = build_model(config).state_dict()
+        after = load_file(train(config) / WEIGHTS)
+        assert read_metrics(tmp_path / rate / "metrics.jsonl")[0]["learning_rate"] == pytest.approx(
+            float(rate), abs=1e-9
+        )
+        moved.append({name: after[name] - before[name] for name in after})
+    for name in moved[0]:
+        torch.testing.assert_close(2 * moved[0][name], moved[1][name], atol=2e-7, rtol=1e-2)
+
+
+@pytest.mark.parametrize(("duration", "steps"), [("8", 8), ("1024T", 8), ("2ep", 2 * 8)])
+def test_duration_in_steps_tokens_and_epochs(tmp_path, duration, steps):
+    config = tiny.train_config(tmp_path, f"--max_duration={duration}")
+    data = TrainingData(config)
+    assert data.steps_per_epoch == 12 * 91 // 32 // 4
+    schedule = Schedule.of_run(
+        config, tokens_per_step=data.tokens_per_step, steps_per_epoch=data.steps_per_epoch
+    )
+    assert schedule.max_steps == steps
+
+
+def example_rows(config, steps, **share):
+    """(input ids, position ids) of every example that the steps read, as a set."""
+    batches = TrainingData(config, **share).batches(0)
+    rows = set()
+    for _ in range(steps):
+        batch = next(batches)
+        rows |= {(*a.tolist(), *b.tolist()) for a, b in zip(batch.input_ids, batch.position_ids, strict=True)}
+    return rows
+
+
+def test_processes_share_each_global_batch_and_see_the_same_positions(tmp_path):
+    config = tiny.train_config(tmp_path)
+    for steps in (1, 3, 10):
+        shares = [example_rows(config, steps, rank=rank, world_size=2) for rank in range(2)]
+        assert shares[0] | shares[1] == example_rows(config, steps)
+
+
+def test_loader_workers_change_nothing(tmp_path):
+    config = tiny.train_config(tmp_path)
+    alone = TrainingData(config).batches(0)
+    workers = TrainingData(
+        replace(config, data=replace(config.data, num_workers=2, prefetch_factor=2))
+    ).batches(0)
+    for _ in range(5):
+        a, b = next(alone), next(workers)
+        assert torch.equal(a.input_ids, b.input_ids)
+        assert torch.equal(a.position_ids, b.position_ids)
+
+
+def test_a_run_that_starts_later_reads_the_same_batches(tmp_path):
+    config = tiny.train_config(tmp_path)
+    steps = TrainingData(config).steps_per_epoch
+    whole = TrainingData(config).batches(0)
+    batches = [next(whole) for _ in range(2 * steps + 2)]
+    for start in (1, steps - 1, steps, 2 * steps + 1):
+        later = next(TrainingData(config).batches(start))
+        assert torch.equal(later.input_ids, batches[start].input_ids)
+        assert torch.equal(later.position_ids, batches[start].position_ids)
+
+
+def test_an_epoch_reads_every_window_once_and_redraws_skips(tmp_path):
+    config = tiny.train_config(tmp_path, "--global_train_batch_size=1", "--device_train_microbatch_size=1")
+    data = TrainingData(config)
+    batches = data.batches(0)
+    epochs = [[next(batches) for _ in range(data.steps_per_epoch)] for _ in range(2)]
+    tokens = [sorted(tuple(b.input_ids[0].tolist()) for b in epoch) for epoch in epochs]
+    windows = data.dataset.tokens.arrays[0][: len(data.dataset) * 32].reshape(-1, 32)
+    assert tokens[0] == tokens[1] == sorted(tuple(map(int, row)) for row in windows)
+    orders = [[tuple(b.input_ids[0].tolist()) for b in epoch] for epoch in epochs]
+    assert orders[0] != orders[1]
+    positions = [
+        {tuple(b.input_ids[0].tolist()): tuple(b.position_ids[0].tolist()) for b in e} for e in epochs
+    ]
+    assert sum(positions[0][key] != positions[1][key] for key in positions[0]) > len(positions[0]) // 2
+
+
+def test_labels_are_the_next_tokens(tmp_path):
+    batch = next(TrainingData(tiny.train_config(tmp_path)).batches(0))
+    assert torch.equal(batch.labels[:, :-1], batch.input_ids[:, 1:])
+    assert batch.loss_mask[:, :-1].all()
+    assert not batch.loss_mask[:, -1].any()
+
+
+def test_content_skips_with_the_ids_inside_one_document(tmp_path):
+    """`content: skip`: the token at id j is the j-th after the window's start, where the document is long enough."""
+    document = (np.arange(900) % 49 + 1).tolist()
+    corpus = tiny.write_corpus(tmp_path / "corpus", {"train": [document, [7] * 40], "heldout": [[1, 2]]})
+    config = load_config(tiny.write_yaml(tmp_path, corpus, positions={"content": "skip", "chunks": 3}))
+    dataset = TrainingData(config).dataset
+    stream = dataset.tokens.arrays[0]
+    skipped = 0
+    for index in range(len(dataset)):
+        item = dataset[index]
+        start = index * 32
+        fits = start + 64 <= 900
+        offsets = item["position_ids"] if fits else np.arange(32)
+        assert np.array_equal(item["input_ids"], stream[start + offsets])
+        skipped += fits and item["position_ids"][-1] > 31
+    assert skipped > 10
+
+
+def test_instance_filter_masks_windows_of_endless_repetition(tmp_path):
+    documents = [(np.random.default_rng(1).integers(1, 50, 63)).tolist(), [9] * 64]
+    corpus = tiny.write_corpus(tmp_path / "corpus", {"train": documents})
+    section = {
+        "instance_filter": {
+            "repetition_max_period": 13,
+            "repetition_min_period": 1,
+            "repetition_max_count": 30,
+        }
+    }
+    config = load_config(tiny.write_yaml(tmp_path, corpus, data=section, global_train_batch_size=1))
+    dataset = TrainingData(config).dataset
+    assert [bool(dataset[i]["counts"]) for i in range(4)] == [True, True, False, False]
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path, monkeypatch):
+    config = tiny.train_config(tmp_path, "--max_duration=8", "--save_interval=4")
+    steps = []
+    original = Engine.forward_backward
+    monkeypatch.setattr(
+        Engine,
+        "forward_backward",
+        lambda self, batch: {"loss_nats": math.nan} if len(steps) == 5 else original(self, batch),
+    )
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", lambda self, *args: steps.append(1) or step(self, *args))
+    with pytest.raises(UserError, match="the loss is nan at step 6"):
+        train(config)
+    assert len(steps) == 5
+    assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")] == [4]
+
+
+def test_an_existing_run_is_not_overwritten_by_mistake(tmp_path):
+    config = tiny.train_config(tmp_path)
+    train(config)
+    with pytest.raises(UserError, match="--resume"):
+        train(config)
+    train(replace(config, save_overwrite=True, max_duration=4))
+    assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")] == [4]
+
+
+@pytest.mark.parametrize(
+    ("override", "name"),
+    [("--model.n_layers=1", "model.n_layers"), ("--seed=9", "seed"), ("--positions.chunks=3", "positions.chunks"),
+     ("--optimizer.learning_rate=1e-9", "optimizer.learning_rate")],
+)  # fmt: skip
+def test_resuming_with_other_settings_is_refused_by_name(tmp_path, override, name):
+    train(tiny.train_config(tmp_path, "--stop_at=4"))
+    with pytest.raises(UserError, match=f"cannot resume .*{name} was"):
+        train(tiny.train_config(tmp_path, override), resume=True)
+
+
+def test_only_the_asked_number_of_checkpoints_is_kept(tmp_path):
+    train(tiny.train_config(tmp_path, "--save_interval=2", "--save_num_checkpoints_to_keep=2"))
+    assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")] == [6, 8]
+
+
+def test_a_window_count_below_the_batch_is_refused(tmp_path):
+    with pytest.raises(UserError, match="fewer than global_train_batch_size 64"):
+        TrainingData(tiny.train_config(tmp_path, "--global_train_batch_size=64"))
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(tmp_path):
+    with pytest.raises(UserError, match="multiple of 3"):
+        TrainingData(tiny.train_config(tmp_path), rank=0, world_size=3)
+
+
+def test_a_truncated_or_missing_token_file_is_refused(tmp_path):
+    config = tiny.train_config(tmp_path)
+    path = tmp_path / "corpus" / "train-00000.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-2])
+    with pytest.raises(UserError, match="truncated or was changed"):
+        train(config)
+    path.write_bytes(whole[:-1])
+    with pytest.raises(UserError, match="truncated or not of type uint16"):
+        train(config)
+    path.unlink()
+    with pytest.raises(UserError, match="is missing"):
+        train(config)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("override", ["--model.vocab_size=49", "--model.eos_token_id=3"])
+def test_a_corpus_of_another_tokenizer_is_refused(tmp_path, override):
+    with pytest.raises(UserError, match="was made with a tokenizer of"):
+        train(tiny.train_config(tmp_path, override))
+
+
+def test_a_tokenizer_that_is_not_the_corpus_one_is_refused(tmp_path):
+    config = tiny.train_config(tmp_path)
+    other = tmp_path / "other.json"
+    other.write_text((tmp_path / "corpus" / "tokenizer.json").read_text() + "\n")
+    with pytest.raises(UserError, match="is not the one that"):
+        train(replace(config, tokenizer=replace(config.tokenizer, identifier=str(other))))
+
+
+def test_olmo_token_files_without_a_manifest_are_read(tmp_path):
+    config = tiny.train_config(tmp_path)
+    paths = [str(tmp_path / "corpus" / "train-00000.npy")]
+    bare = replace(config, corpus=replace(config.corpus, path=None), data=replace(config.data, paths=paths))
+    a, b = next(TrainingData(config).batches(0)), next(TrainingData(bare).batches(0))
+    assert torch.equal(a.input_ids, b.input_ids)
+    with pytest.raises(UserError, match="holds id .*, beyond the vocabulary of 10"):
+        train(replace(bare, model=replace(bare.model, vocab_size=10)))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "no checksums"])
+def test_a_torn_checkpoint_is_skipped_with_a_warning(tmp_path, caplog, damage):
+    whole = tiny.train_config(tmp_path, f"--save_folder={tmp_path / 'whole'}")
+    train(whole)
+    config = replace(whole, save_folder=str(tmp_path / "run"))
+    train(replace(config, stop_at=7, save_interval=3))  # steps 3, 6 and 7
+    last = checkpoints(tmp_path / "run")[-1]
+    weights = last / WEIGHTS
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif damage == "changed":
+        weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    else:
+        (weights if damage == "missing" else last / "checksums.json").unlink()
+    train(config, resume=True)
+    assert f"skipping the torn checkpoint {last}" in caplog.text
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_every_pth_checkpoint_is_kept_besides_the_last(tmp_path):
+    options = ("--save_interval=1", "--save_num_checkpoints_to_keep=2", "--checkpoints.keep_every=3")
+    train(tiny.train_config(tmp_path, *options))
+    assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")] == [3, 6, 7, 8]
+
+
+def test_a_checkpoint_of_another_shape_names_the_tensor(tmp_path):
+    folder = train(tiny.train_config(tmp_path))
+    with pytest.raises(
+        UserError, match=r"another model shape: transformer\.blocks\.1\.\S+ is .* there and absent"
+    ):
+        load_weights(build_model(tiny.train_config(tmp_path, "--model.n_layers=1")), folder)
+
+
+def test_half_written_files_of_a_killed_run_are_removed(tmp_path):
+    config = tiny.train_config(tmp_path)
+    leftover = tmp_path / "run" / ".step00000004.tmp-elsewhere-1"
+    leftover.mkdir(parents=True)
+    (leftover / WEIGHTS).write_bytes(b"half")
+    train(config, resume=True)
+    assert not leftover.exists()

@@ -1,0 +1,128 @@
+"""Files that are whole or absent, and never in the place of a folder."""
+
+import json
+import sys
+
+import pytest
+
+from olmo_sparsity.util import files
+from olmo_sparsity.util.errors import UserError, run_script
+from olmo_sparsity.util.files import atomic_path, file_in, read_json, sha256_file, write_json
+
+
+def test_a_folder_is_never_replaced_by_a_file(tmp_path):
+    (tmp_path / "run" / "step00000001").mkdir(parents=True)
+    (tmp_path / "run" / "step00000001" / "model.safetensors").write_text("weights")
+    with pytest.raises(IsADirectoryError):
+        write_json(tmp_path / "run", {})
+    assert (tmp_path / "run" / "step00000001" / "model.safetensors").read_text() == "weights"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_folder_takes_the_place_of_a_folder_when_whole(tmp_path, monkeypatch, exchanges):
+    if not exchanges:  # as on a network file system
+        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    for content in ("first", "second"):
+        with atomic_path(tmp_path / "folder") as temporary:
+            temporary.mkdir()
+            (temporary / content).write_text(content)
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["second"]
+    with pytest.raises(ZeroDivisionError), atomic_path(tmp_path / "folder") as temporary:
+        temporary.mkdir()
+        1 / 0  # noqa: B018
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["second"]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_folders_change_names_in_one_step(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / folder.name).touch()
+    assert files._exchange(first, second) == sys.platform.startswith("linux")
+    assert [path.name for path in first.iterdir()] == [
+        "second" if sys.platform.startswith("linux") else "first"
+    ]
+
+
+def test_a_folder_that_cannot_be_emptied_is_left_as_it_is(tmp_path, monkeypatch):
+    (tmp_path / "step00000001").mkdir()
+    monkeypatch.setattr(files.os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(PermissionError, match="step00000001"):
+        files.remove(tmp_path / "step00000001")
+    assert [path.name for path in tmp_path.iterdir()] == ["step00000001"]
+
+
+def test_a_result_goes_into_a_folder_that_is_named(tmp_path):
+    assert file_in(tmp_path, "report.html") == tmp_path / "report.html"
+    assert file_in(tmp_path / "page.html", "report.html") == tmp_path / "page.html"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "is missing"),
+        (b"", "is damaged"),
+        (b'{"a": ', "is damaged"),
+        (b"[1, 2]", "holds no dict"),
+        (b"\xff\xfe", "is damaged"),
+        (b"[" * 200_000, "is damaged"),
+        (b'{"a":' * 200_000, "is damaged"),
+    ],
+)
+def test_damaged_json_is_one_line(tmp_path, content, says):
+    path = tmp_path / "value.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=says) as refused:
+        read_json(path, "write it again")
+    assert str(refused.value).endswith("write it again")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_checksum_follows_the_file(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("one")
+    first = sha256_file(path)
+    assert sha256_file(path) == first
+    path.write_text("two")
+    assert sha256_file(path) != first
+
+
+def fails_with(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError(13, "Permission denied", "/a/file"),
+        FileNotFoundError(2, "No such file or directory", "/a/file"),
+        NotADirectoryError(20, "Not a directory", "/a/file"),
+        FileExistsError(17, "File exists", "/a/file"),
+        IsADirectoryError(21, "Is a directory", "/a/file"),
+        OSError(30, "Read-only file system", "/a/file"),
+        OSError(28, "No space left on device"),
+        OSError(5, "Input/output error", "/a/file"),
+        MemoryError(),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(capsys, error):
+    with pytest.raises(SystemExit) as end:
+        run_script(fails_with(error))
+    assert end.value.code == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    if getattr(error, "filename", None):
+        assert "/a/file" in printed
+
+
+def test_a_defect_keeps_its_traceback():
+    for error in (ValueError("ours"), OSError(9, "Bad file descriptor"), json.JSONDecodeError("x", "", 0)):
+        with pytest.raises(type(error)):
+            run_script(fails_with(error))

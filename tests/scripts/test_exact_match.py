@@ -1,0 +1,108 @@
+"""scripts/exact_match.py and its record: what is written, and when it is left alone."""
+
+import importlib.util
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from olmo_sparsity.checkpoint import TrainState, save_checkpoint, weights_sha256
+from olmo_sparsity.data.task_batches import TaskPositions
+from olmo_sparsity.evaluate.exact_match import exact_match_record, is_measured, measure
+from olmo_sparsity.model.build import as_predictor, build_model
+from olmo_sparsity.tasks import make_task
+from olmo_sparsity.util.errors import UserError
+from tests.olmo_sparsity.evaluate.test_exact_match import make_config
+from tests.support import tiny
+
+
+@pytest.fixture
+def script(monkeypatch, capsys):
+    """Runs scripts/exact_match.py here; what it printed."""
+    path = Path(__file__).parents[2] / "scripts" / "exact_match.py"
+    spec = importlib.util.spec_from_file_location("exact_match_script", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["exact_match.py", *map(str, arguments)])
+        capsys.readouterr()
+        module.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def save(config, step=3, **changes):
+    """A checkpoint of fresh weights."""
+    model = build_model(replace(config, **changes))
+    return save_checkpoint(config.save_folder, config, TrainState(step, 99), model.state_dict(), {}, None)
+
+
+def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
+    config = make_config(tmp_path)
+    folder, path = save(config), tmp_path / "run" / "exact_match.json"
+    options = ("--lengths", "8,5", "--samples", 6, "--device", "cpu")
+    printed = script(tmp_path / "run", *options)
+    record = json.loads(path.read_text())
+    model = as_predictor(build_model(config)).eval()
+    task = make_task("scratchpad_parity", config.task.parameters)
+    rows = measure(model, task, TaskPositions(config), lengths=[5, 8], samples=6, seed=0)
+    assert record == json.loads(
+        json.dumps(exact_match_record(folder, config, model, rows, seed=0, device="cpu"))
+    )
+    assert record["rows"] == [asdict(row) for row in rows]
+    assert record["task"]["parameters"] == {"train_length": [4, 6], "test_length": [4, 20]}
+    told = {
+        "kind": "olmo-sparsity exact match",
+        "version": 2,
+        "run": "run",
+        "step": 3,
+        "scheme": "predicted",
+        "rotate": "index",
+        "seed": 3,
+    }
+    told |= {"family": "gpt_neox", "evaluation_seed": 0, "weights_sha256": weights_sha256(folder)}
+    told |= {"checkpoint": str(folder), "parameters": sum(each.numel() for each in model.parameters())}
+    assert {name: record[name] for name in told} == told
+    low_high = rows[0].exact / 6 * 100, "0.0" if rows[0].exact == 0 else ""
+    assert f"{low_high[0]:.1f} [{low_high[1]}" in printed and f"wrote {path}" in printed
+
+    before = path.stat().st_mtime_ns
+    assert script(tmp_path / "run", *options) == (
+        f"{path} is there already, of the same weights, lengths, k, samples and seed\n"
+    )
+    assert path.stat().st_mtime_ns == before
+    cells, asked = [(5, None), (8, None)], {"samples": 6, "seed": 0}
+    assert is_measured(path, folder, cells, **asked)
+    assert not is_measured(path, folder, cells[:1], **asked)
+    assert not is_measured(path, folder, cells, **{**asked, "samples": 5})
+    assert not is_measured(path, folder, cells, **{**asked, "seed": 1})
+    assert not is_measured(path, save(config, step=2, seed=9), cells, **asked)
+    other = tmp_path / "other"
+    assert "wrote" in script(folder, *options, "--seed", 1, "--out", other)
+    for damaged in ("{", "[" * 100_000, json.dumps({**record, "commit": "x"})):
+        path.write_text(damaged)
+        assert "wrote" in script(folder, *options)
+    assert json.loads(path.read_text()) == record
+    assert json.loads((other / "exact_match.json").read_text())["evaluation_seed"] == 1
+
+
+def test_script_measures_every_k_of_a_sparse_task(tmp_path, script):
+    parameters = {"train_length": [8, 10], "test_length": [8, 16], "k_train": 2, "k_test": [2, 7]}
+    save(make_config(tmp_path, "sparse_parity", "contiguous", parameters=parameters))
+    printed = script(tmp_path / "run", "--samples", 4, "--lengths", "8,16", "--device", "cpu")
+    rows = json.loads((tmp_path / "run" / "exact_match.json").read_text())["rows"]
+    assert [(row["length"], row["k"]) for row in rows] == [(8, 2), (16, 2), (16, 7)]
+    assert all(row["teacher_forced_ids"] is None and row["response_tokens"] == 4 for row in rows)
+    assert " k " in printed and "id" not in printed.splitlines()[1]
+    with pytest.raises(UserError, match="k = 7 of k_test needs 14 tokens"):
+        script(tmp_path / "run", "--lengths", "8,16", "--ks", "2,7")
+
+
+def test_script_names_a_checkpoint_of_text(tmp_path, script):
+    config = tiny.train_config(tmp_path)
+    save(config)
+    with pytest.raises(UserError, match=r"step00000003 was trained on text.*scripts/length\.py"):
+        script(tmp_path / "run")

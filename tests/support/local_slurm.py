@@ -1,0 +1,74 @@
+"""A real SLURM on this machine for the tests that need one, started where that is possible."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+START = Path(__file__).parents[3] / "shared" / "slurm" / "start.sh"
+
+
+def start() -> None:
+    """Make sure that sbatch works here; skip the test, saying why, where it cannot."""
+    if shutil.which("sbatch") and _answers():
+        return
+    if not START.is_file():
+        pytest.skip(f"no SLURM answers here, and {START} that would start one is missing")
+    if os.geteuid() != 0:
+        pytest.skip(f"no SLURM answers here, and {START} starts one as root only")
+    # `nproc` in it believes OMP_NUM_THREADS, and SLURM would get so few cores
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = ["bash", str(START)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    if result.returncode or not _answers():
+        pytest.skip(f"{START} could not start SLURM: {(result.stderr or result.stdout).strip()[-300:]}")
+
+
+def _answers() -> bool:
+    command = ["sinfo", "--noheader", "--format=%T"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return result.returncode == 0 and any(state in result.stdout for state in ("idle", "mixed", "allocated"))
+
+
+def cores() -> int:
+    """Cores of the node."""
+    command = ["sinfo", "--noheader", "--format=%c"]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def job(number: str) -> dict[str, str]:
+    """What SLURM says about a job, by its own names: JobState, Restarts, ExitCode, …"""
+    text = subprocess.run(
+        ["scontrol", "show", "job", "--oneliner", number], capture_output=True, text=True, check=True
+    ).stdout
+    return dict(item.partition("=")[::2] for item in text.split() if "=" in item)
+
+
+def wait_for(what, condition, seconds: float = 120.0) -> None:
+    """Wait until ``condition()``; fails with ``what`` after so long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.2)
+
+
+def wait_for_end(number: str, seconds: float = 120.0) -> dict[str, str]:
+    """Wait until a job is over; returns what SLURM says about it."""
+    ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+    wait_for(f"end of job {number}", lambda: job(number)["JobState"] in ended, seconds)
+    return job(number)
+
+
+def start_now(number: str) -> None:
+    """Let a requeued job start soon; SLURM would wait two minutes.
+
+    That wait is for what is left of the first start: one that begins in the same second gets its exit code.
+    """
+    wait_for("requeue", lambda: job(number)["JobState"] == "PENDING")
+    time.sleep(5)
+    subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=True)

@@ -1,0 +1,97 @@
+"""Records as the real writer leaves them, with losses made up: what the summary and its readers are tested against."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.records.manifest import Manifest
+from analysis.records.schema import FAR_CONTEXTS, SelectionRow, Targets
+from analysis.records.store import Records, RecordWriter, load_records
+from analysis.text.kinds import KINDS
+
+# recovery at k = 1, 2, 4, 8 in the true and the placebo far context: METHOD 2.3, first table
+MEASURED = {
+    "leave-one-out": ((0.43, 0.72, 0.95, 1.11), (0.09, 0.20, 0.31, 0.44)),
+    "leave-one-in": ((0.56, 0.72, 0.93, 1.07), (0.28, 0.39, 0.51, 0.60)),
+    "greedy": ((0.56, 0.87, 1.15, 1.33), (0.30, 0.48, 0.68, 0.90)),
+    "random": ((0.06, 0.07, 0.11, 0.18), (0.00, 0.01, 0.04, 0.02)),
+}
+
+
+def made_up_manifest(count: int, **changes: Any) -> Manifest:
+    """A manifest of N 128, M 16 and the selectors of `MEASURED`; ``changes`` replaces any field."""
+    names = ("checkpoint_sha256", "tokenizer_sha256", "corpus_manifest_sha256")
+    settings: dict[str, Any] = dict(
+        checkpoint="runs/a", corpus="data/docs", training_seed=1, split="heldout", n_long=128, n_short=16,
+        tau_nats=1.0, ks=[1, 2, 4, 8], selectors=list(MEASURED), seed=0, targets_asked=count, dtype="float32",
+        device="cpu", commit="abc", **{name: name[0] * 64 for name in names},
+    )  # fmt: skip
+    return Manifest(**{**settings, **changes})
+
+
+def made_up_targets(count: int, documents: int, rng: np.random.Generator, crossfit: bool = False) -> Targets:
+    """Most targets gain nothing from the long context, a few gain nats; documents differ in how much.
+
+    With ``crossfit`` the evaluating model gains about half of what the selecting one does, and loses now and then.
+    """
+    document = rng.integers(documents, size=count)
+    gain = rng.exponential(1.2, count) * (rng.random(count) < 0.3)
+    gain = gain * np.exp(rng.normal(0, 0.3, documents)[document]) + rng.normal(0, 0.1, count)
+    long = rng.gamma(2.0, 1.2, count)
+    evaluated = gain * rng.normal(0.5, 0.4, count) if crossfit else (long + gain) - long  # as losses round it
+    return Targets(
+        target_id=np.arange(count),
+        document=document,
+        position=rng.integers(128, 900, count),
+        token=rng.integers(8000, size=count),
+        loss_long_nats=long,
+        loss_short_nats=long + (evaluated if crossfit else gain),
+        selecting_gain_nats=gain if crossfit else evaluated,
+        kind=rng.choice(KINDS, count),
+        placebo_document=document + 1,
+        placebo_start=np.zeros(count),
+    )
+
+
+def write_records(folder: Path, manifest: Manifest, targets: Targets, rng: np.random.Generator) -> Records:
+    """Records with the recoveries of `MEASURED` and noise about them; selectors unknown there are like greedy."""
+    writer = RecordWriter(folder, manifest)
+    writer.write_targets(targets)
+    far = manifest.n_long - manifest.n_short
+    rows = []
+    for i in targets.over(manifest.tau_nats):
+        gain = targets.loss_short_nats[i] - targets.loss_long_nats[i]
+        for selector in manifest.selectors:
+            curves = MEASURED.get(selector, MEASURED["greedy"])
+            for context, curve in zip(FAR_CONTEXTS, curves, strict=True):
+                recovery = np.array(curve[: len(manifest.ks)]) + rng.normal(0, 0.1)
+                loss = targets.loss_short_nats[i] - gain * recovery
+                selected = rng.permutation(far)[: manifest.k_max]
+                influence = np.zeros(manifest.k_max)
+                rows.append(SelectionRow(int(i), selector, context, selected, influence, loss))
+    writer.append(rows)
+    writer.finish()
+    return load_records(folder)
+
+
+def made_up_records(
+    folder: Path,
+    count: int = 400,
+    documents: int = 60,
+    tau_nats: float = 1.0,
+    selectors: Sequence[str] = tuple(MEASURED),
+    crossfit: bool = False,
+) -> Records:
+    """Records of one measurement, or of a cross-fitted one."""
+    rng = np.random.default_rng(0)
+    other: dict[str, Any] = {
+        "evaluation_checkpoint": "runs/b",
+        "evaluation_checkpoint_sha256": "e" * 64,
+        "evaluation_training_seed": 2,
+    }
+    manifest = made_up_manifest(
+        count, tau_nats=tau_nats, selectors=list(selectors), **(other if crossfit else {})
+    )
+    return write_records(folder, manifest, made_up_targets(count, documents, rng, crossfit), rng)

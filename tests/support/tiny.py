@@ -1,0 +1,112 @@
+"""Tiny models, corpora and configs that the tests share. Everything is made here; nothing is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from tokenizers import Tokenizer, models
+
+from olmo_sparsity.config.load import Config, ModelConfig, load_config
+from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.util.files import sha256_file
+
+EOS = 0
+SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+def model_config(**changes) -> ModelConfig:
+    values = {
+        "d_model": 32,
+        "n_heads": 4,
+        "n_layers": 2,
+        "mlp_ratio": 4,
+        "vocab_size": 50,
+        "embedding_size": 128,
+        "eos_token_id": EOS,
+        "pad_token_id": EOS,
+        "rope": True,
+        "include_bias": False,
+        "layer_norm_type": "rms",
+        "attention_dropout": 0.0,
+        "residual_dropout": 0.0,
+        "embedding_dropout": 0.0,
+        "max_sequence_length": 32,
+        "weight_tying": False,
+        "init_device": "cpu",
+    }
+    return ModelConfig(**{**values, **changes})
+
+
+def model(seed: int = 0, std: float = 0.2, **changes) -> PositionedOLMo:
+    """A random model; its weights are large enough for positions and tokens to matter."""
+    torch.manual_seed(seed)
+    return PositionedOLMo(model_config(init_std=std, **changes)).eval()
+
+
+def write_corpus(folder: Path, splits: dict[str, list[list[int]]], vocab_size: int = 50) -> Path:
+    """A prepared corpus of these documents (token ids without EOS), with a word-level tokenizer of w0, w1, …"""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = {"<|endoftext|>": EOS, **{f"w{i}": i for i in range(1, vocab_size)}}
+    Tokenizer(models.WordLevel(vocabulary, unk_token="<|endoftext|>")).save(str(folder / TOKENIZER_NAME))
+    files = {}
+    for split, documents in splits.items():
+        path = folder / f"{split}-00000.npy"
+        ids = np.concatenate([np.array([*document, EOS], dtype=np.uint16) for document in documents])
+        ids.tofile(path)
+        files[split] = [TokenFile(path.name, len(ids), len(documents), sha256_file(path))]
+    CorpusManifest(
+        corpus="text",
+        tokenizer_sha256=sha256_file(folder / TOKENIZER_NAME),
+        vocab_size=vocab_size,
+        eos_token_id=EOS,
+        dtype="uint16",
+        splits=files,
+    ).save(folder)
+    return folder
+
+
+def random_documents(count: int, length: int, seed: int = 0, vocab_size: int = 50) -> list[list[int]]:
+    """Documents that repeat a random phrase, so that there is something to learn."""
+    generator = np.random.default_rng(seed)
+    documents = []
+    for _ in range(count):
+        phrase = generator.integers(1, vocab_size, 10)
+        documents.append(np.tile(phrase, length // 10 + 1)[:length].tolist())
+    return documents
+
+
+def write_yaml(folder: Path, corpus: Path, **changes) -> Path:
+    """A training config for `corpus`; changes are sections or plain values."""
+    model_section = {key: value for key, value in vars(model_config()).items() if value is not None}
+    values = {
+        "seed": 3,
+        "model": {key: getattr(value, "value", value) for key, value in model_section.items()},
+        "optimizer": {"name": "adamw", "learning_rate": 3e-3, "weight_decay": 0.1},
+        "scheduler": {"name": "linear_with_warmup", "t_warmup": 4, "alpha_f": 0.0, "warmup_min_lr": 0.0},
+        "positions": {"scheme": "pose", "target_length": 64},
+        "corpus": {"path": str(corpus)},
+        "save_folder": str(folder / "run"),
+        "save_interval": 4,
+        "max_duration": 8,
+        "global_train_batch_size": 4,
+        "device_train_microbatch_size": 2,
+        "precision": "fp32",
+        "max_grad_norm": 1.0,
+    }
+    for key, value in changes.items():
+        values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf8")
+    return path
+
+
+def train_config(folder: Path, *overrides: str, **changes) -> Config:
+    """A config over a small corpus in ``folder``."""
+    corpus = folder / "corpus"
+    if not corpus.exists():
+        write_corpus(corpus, {"train": random_documents(12, 90), "heldout": random_documents(6, 80, seed=1)})
+    return load_config(write_yaml(folder, corpus, **changes), overrides)
