@@ -1,46 +1,6 @@
-"""Draw loss by position again, from what scripts/length.py wrote: all models, or some of them. No model is needed.
+"""`olmo-sparsity plot_length`, from a checkout."""
 
-examples:
-  python scripts/plot_length.py runs/length
-  python scripts/plot_length.py runs/length --models "RoPE,RoPE + PoSE,ALiBi" --out runs/length/encodings
-
-Writes length.png (loss by position) and lengths.png (loss at each length), both also as pdf.
-"""
-
-from __future__ import annotations
-
-from pathlib import Path
-
-from olmo_sparsity.util.arguments import Parser, out_folder
-from olmo_sparsity.util.errors import UserError, run_script
-
-
-def main() -> None:
-    """Read, choose, draw."""
-    from analysis.plots.length import LENGTH, save_length_figures
-
-    arguments = _parser().parse_args()
-    measured = LENGTH.load(arguments.folder)
-    if arguments.models is not None:
-        by_label = {each["label"]: each for each in measured["models"]}
-        wanted = [label.strip() for label in arguments.models.split(",")]
-        unknown = [label for label in wanted if label not in by_label]
-        if unknown:
-            raise UserError(
-                f"{arguments.folder} has no model {unknown[0]!r}; choose of {', '.join(by_label)}"
-            )
-        measured["models"] = [by_label[label] for label in wanted]
-    out = arguments.folder if arguments.out is None else arguments.out
-    print(f"wrote {', '.join(map(str, save_length_figures(measured, out)))}")
-
-
-def _parser() -> Parser:
-    parser = Parser(description=__doc__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="what scripts/length.py wrote")
-    parser.add_argument("--models", metavar="LABELS", help="comma-separated, in this order (default: all)")
-    parser.add_argument("--out", type=out_folder, metavar="DIR", help="where to write (default: FOLDER)")
-    return parser
-
+from analysis.cli import run
 
 if __name__ == "__main__":
-    run_script(main)
+    run("plot_length")

@@ -1,9 +1,8 @@
 """scripts/exact_match.py and its record: what is written, and when it is left alone."""
 
-import importlib.util
+import importlib
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
@@ -20,10 +19,7 @@ from tests.support import tiny
 @pytest.fixture
 def script(monkeypatch, capsys):
     """Runs scripts/exact_match.py here; what it printed."""
-    path = Path(__file__).parents[2] / "scripts" / "exact_match.py"
-    spec = importlib.util.spec_from_file_location("exact_match_script", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module("analysis.cli.exact_match")
 
     def run(*arguments):
         monkeypatch.setattr("sys.argv", ["exact_match.py", *map(str, arguments)])

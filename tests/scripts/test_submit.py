@@ -1,6 +1,6 @@
 """scripts/submit.py: what it prints and refuses, and jobs under a real SLURM of one node where one can be had."""
 
-import importlib.util
+import importlib
 import itertools
 import json
 import os
@@ -45,11 +45,7 @@ def submit(*arguments, cwd=ROOT, **environment):
 @pytest.fixture
 def submit_here(monkeypatch, capsys):
     """The script in this process, which saves the seconds that importing torch takes; returns what it printed."""
-    specification = importlib.util.spec_from_file_location("submit_script", SCRIPTS / "submit.py")
-    module = importlib.util.module_from_spec(specification)
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    monkeypatch.setitem(sys.modules, specification.name, module)  # dataclasses look there for their module
-    specification.loader.exec_module(module)
+    module = importlib.import_module("analysis.cli.submit")
 
     def run(*arguments, cwd=ROOT, path="") -> str:
         with monkeypatch.context() as patch:

@@ -1,7 +1,7 @@
 """scripts/sweep.py: cells and their names, what is refused, resuming, failures, signals, jobs under a real SLURM."""
 
 import fcntl
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -38,11 +38,7 @@ def looks_often(monkeypatch):
 @pytest.fixture
 def module(monkeypatch):
     """The script, in this process."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    specification = importlib.util.spec_from_file_location("sweep_script", SCRIPTS / "sweep.py")
-    module = importlib.util.module_from_spec(specification)
-    monkeypatch.setitem(sys.modules, specification.name, module)
-    specification.loader.exec_module(module)
+    module = importlib.import_module("analysis.cli.sweep")
     return module
 
 

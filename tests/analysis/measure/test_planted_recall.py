@@ -1,9 +1,8 @@
 """Recall of planted tokens by a trained model's selectors, against sets built one sample at a time, and the script."""
 
-import importlib.util
+import importlib
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -212,10 +211,7 @@ def assert_cell(cell, run, task, settings):
 
 @pytest.fixture
 def script(monkeypatch, capsys):
-    path = Path(__file__).parents[3] / "scripts" / "recall.py"
-    spec = importlib.util.spec_from_file_location("recall_script", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module("analysis.cli.recall")
 
     def run(*arguments):
         monkeypatch.setattr("sys.argv", ["recall.py", *map(str, arguments)])

@@ -1,6 +1,6 @@
 """Figure 1: what is drawn and written is what the records say."""
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
@@ -191,9 +191,7 @@ class TestBoundFigure:
 
 @pytest.fixture(scope="module")
 def main():
-    spec = importlib.util.spec_from_file_location("figure1", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module("analysis.cli.figure1")
     return module.main
 
 

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-import importlib.util
+import importlib
 import json
 import re
 import shlex
@@ -334,10 +334,7 @@ def test_settings_are_shown_as_they_are(page: Page) -> None:
 
 
 def test_command_of_the_records_is_understood_by_its_script(records: Records) -> None:
-    spec = importlib.util.spec_from_file_location("influence_script", ROOT / "scripts" / "influence.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module("analysis.cli.influence")
     command = shlex.split(influence_command(replace(records, folder=Path("with space/records"))))
     assert command[:2] == ["python", "scripts/influence.py"]
     given = vars(module._parser().parse_args(command[2:]))

@@ -1,6 +1,6 @@
 """The ladder: points that join records and loss by position, what cannot be joined, and the script."""
 
-import importlib.util
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -124,9 +124,7 @@ def test_what_cannot_be_joined_is_one_line(summaries, changes, message):
 
 @pytest.fixture
 def script(monkeypatch, capsys):
-    spec = importlib.util.spec_from_file_location("ladder_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module("analysis.cli.ladder")
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])

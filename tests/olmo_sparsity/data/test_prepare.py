@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import importlib.util
+import importlib
 import os
 import random
 import signal
@@ -327,10 +327,7 @@ def test_docs_of_a_few_packages(tmp_path):
 
 def run_main(*arguments: str) -> int:
     """The script's exit code, in this process."""
-    spec = importlib.util.spec_from_file_location("prepare_data", SCRIPT)
-    assert spec and spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = importlib.import_module("analysis.cli.prepare_data")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit_info:
         patch.setattr(sys, "argv", ["prepare_data.py", *arguments])
         run_script(script.main)

@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.util.arguments import Parser, out_file, out_folder, several, whole_number, whole_numbers
-from tests.test_structure import imported_modules
+from tests.test_structure import imported
 
 ROOT = Path(__file__).parents[3]
-SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+COMMANDS = [
+    *(
+        path
+        for path in (ROOT / "analysis" / "cli").glob("*.py")
+        if path.stem not in ("__init__", "arguments")
+    ),
+    *(ROOT / "scripts" / f"{name}.py" for name in ("benchmark", "fault_test")),
+]
 
 NO_WHOLE = ("0", "-1", "-7", "nan", "inf", "1.5", "1e3", "", "many", str(10**30), "9" * 5000)
 BELOW_0 = tuple(text for text in NO_WHOLE if text != "0")
@@ -142,7 +149,7 @@ def test_the_list_of_numeric_options_is_whole():
     types = {"whole_number", "whole_number_or_zero", "seed_number", "finite_number", "positive_number"}
     types |= {"share_of_one", "whole_numbers", "several", "int", "float"}
     tested = {(command[0], option) for command, options in OPTIONS.items() for option in options}
-    for path in SCRIPTS:
+    for path in COMMANDS:
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
         for call in calls:
             given = {key.value for key in call.keywords if key.arg == "type"}
@@ -152,9 +159,9 @@ def test_the_list_of_numeric_options_is_whole():
                 assert (path.stem, call.args[0].value) in tested
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.name)
 def test_every_script_has_the_parser_that_refuses_in_one_line(path):
-    assert "olmo_sparsity.util.arguments.Parser" in imported_modules(path)
+    assert "olmo_sparsity.util.arguments" in imported(path)
     assert "ArgumentParser" not in path.read_text()
 
 
@@ -213,8 +220,8 @@ FILE_OUT = {
 
 
 def test_every_script_that_writes_somewhere_is_tried_below():
-    with_out = {path.stem for path in SCRIPTS if '"--out"' in path.read_text()}
-    measured = {path.stem for path in SCRIPTS if "add_measurement_arguments" in path.read_text()}
+    with_out = {path.stem for path in COMMANDS if '"--out"' in path.read_text()}
+    measured = {path.stem for path in COMMANDS if "add_measurement_arguments" in path.read_text()}
     assert with_out | measured == {command[0] for command in (*FOLDER_OUT, *FILE_OUT)}
 
 

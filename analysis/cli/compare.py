@@ -1,0 +1,46 @@
+"""Compare two checkpoints that were measured on the same targets: paired differences with intervals.
+
+example:
+  python scripts/influence.py runs/a --corpus data/books --out runs/a/influence
+  python scripts/influence.py runs/b --corpus data/books --out runs/b/influence
+  python scripts/compare.py runs/a/influence runs/b/influence --out compare.json
+
+reads both records folders (no model is needed) and prints, for A and B and A - B: the share of targets over tau, the
+mean gain from the long context, and the net recovery of every selector and k that both have. Documents are resampled
+for both at once, so a difference may be certain where neither figure is. The two must share corpus, split, N, M, tau,
+--targets and --seed. The JSON holds recovery and placebo too, and the same over the targets that are over tau in both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from analysis.cli.arguments import add_bootstrap_arguments
+from analysis.records.store import load_records
+from analysis.stats.compare import COMPARISON, compare, render_comparison
+from olmo_sparsity.util.arguments import Parser, out_file
+
+
+def main() -> None:
+    """Read both records, then print and write how they differ."""
+    arguments = _parser().parse_args()
+    first, second = load_records(arguments.first), load_records(arguments.second)
+    comparison = compare(first, second, arguments.resamples, arguments.seed)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(render_comparison(comparison))
+    if arguments.out:
+        COMPARISON.save(arguments.out, comparison)
+        console.print(f"wrote {arguments.out}", markup=False)
+
+
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
+    parser.add_argument("first", type=Path, metavar="A", help="records folder of scripts/influence.py")
+    parser.add_argument("second", type=Path, metavar="B", help="another one, of the same targets")
+    parser.add_argument(
+        "--out", type=out_file("compare.json"), metavar="FILE", help="JSON to write (default: none)"
+    )
+    add_bootstrap_arguments(parser)
+    return parser

@@ -1,0 +1,45 @@
+"""Write a checkpoint as a directory that transformers loads without remote code, tokenizer included.
+
+example:
+  python scripts/export_hf.py runs/demo --out runs/demo/hf
+
+then, anywhere:
+  from transformers import AutoModelForCausalLM, AutoTokenizer
+  model, tokenizer = AutoModelForCausalLM.from_pretrained("runs/demo/hf"), AutoTokenizer.from_pretrained("runs/demo/hf")
+
+or measure it as any other model: python scripts/influence.py runs/demo/hf --corpus runs/demo/data --out ...
+
+The class is the one that computes exactly the same: Llama (RMSNorm), Olmo (LayerNorm without weights) or Olmo2
+(RMSNorm after each layer, and on queries and keys), with RoPE and SwiGLU, without biases. Another shape is refused
+by name. Logits of both are compared before anything is written. At position ids that jump, give transformers an
+attention mask of ones: without one it takes a jump for the beginning of another document.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from olmo_sparsity.util.arguments import Parser, out_folder
+
+
+def main() -> None:
+    """Parse arguments and export."""
+    parser = Parser(description=__doc__)
+    parser.add_argument("checkpoint", help="checkpoint folder, or a run folder (then its last checkpoint)")
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="directory to write")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help='tokenizer.json, or "olmo", for a checkpoint that has none (default: its own)',
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in --out")
+    arguments = parser.parse_args()
+    from olmo_sparsity.export import export_checkpoint  # here, so that --help needs no torch
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    done = export_checkpoint(
+        arguments.checkpoint, arguments.out, tokenizer=arguments.tokenizer, overwrite=arguments.overwrite
+    )
+    print(
+        f"{done.folder}: {done.architecture}, {done.parameters:,} parameters, {done.max_positions:,} positions"
+    )

@@ -1,0 +1,106 @@
+"""The figures of the synthetic tasks from records of exact match: accuracy against length, and the bound.
+
+examples:
+  python scripts/figure1.py runs/parity-*/exact_match.json --out runs/figure1
+  python scripts/figure1.py runs/sparse --out runs/sparse --bound
+  python scripts/figure1.py runs/scratchpad runs/assignment --out runs/schemes
+
+reads every exact_match.json of scripts/exact_match.py that it is given, or that lies in a folder it is given (no model
+is needed), pools the training seeds of one setting, prints the numbers and writes, each as PNG and PDF,
+
+  figure1-sparse_parity.*   planted tasks: accuracy against length, a panel per K_train, a curve per k; a figure for
+  figure1-planted.*         each task
+  figure1-TASK-bound.*      with --bound: their errors under Theorem 4.3, whose constant is not known
+  figure1-schemes.*         tasks with coupled ids: exact match by position scheme, and what the first errors are
+  figure1.json              every number that is drawn, and where the records come from
+
+Intervals are 95 %: Wilson's for one seed, a bootstrap over seeds and samples for several. Records that differ in the
+training seed alone are pooled; two checkpoints of one seed are refused. The same records give the same files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from olmo_sparsity.util.arguments import Parser, out_folder
+from olmo_sparsity.util.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from analysis.stats.bound import TrainedError
+    from analysis.stats.exact_match import Group
+
+
+def main() -> None:
+    """Read and pool the records, then draw, write and print what they say."""
+    from rich.console import Console
+
+    from analysis.plots.figure2 import save_figure
+    from analysis.stats.bound import bounds_json, trained_error
+    from analysis.stats.exact_match import load_records, pool
+    from analysis.stats.exact_match_tables import curves_json, render_curves, sources_json
+    from olmo_sparsity.util.files import write_json
+    from olmo_sparsity.util.provenance import current_commit, library_versions
+
+    arguments = _parser().parse_args()
+    groups = pool(load_records(arguments.records), arguments.resamples, arguments.seed)
+    planted = [group for group in groups if group.settings.k_train is not None]
+    if arguments.bound and not planted:
+        raise UserError("--bound is for tasks with planted tokens, and no record is of one; leave it out")
+    starts = [trained_error(group) for group in planted] if arguments.bound else []
+    paths = [
+        path
+        for name, figure in _figures(groups, starts).items()
+        for path in save_figure(figure, arguments.out, name)
+    ]
+    paths.append(arguments.out / "figure1.json")
+    written = {
+        "curves": curves_json(groups),
+        "bounds": [bounds_json(start) for start in starts],
+        "records": sources_json(groups),
+        "settings": {"resamples": arguments.resamples, "bootstrap_seed": arguments.seed},
+        "provenance": {"commit": current_commit(), "versions": library_versions()},
+    }
+    write_json(paths[-1], written)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(render_curves(groups))
+    console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
+
+
+def _figures(groups: list[Group], starts: list[TrainedError]) -> dict[str, Figure]:
+    """Every figure that the groups give, by file name."""
+    from analysis.plots.figure1 import accuracy_by_length_figure, scheme_comparison_figure
+    from analysis.stats.bound import bound_figure
+
+    figures = {}
+    planted = [group for group in groups if group.settings.k_train is not None]
+    for task in dict.fromkeys(group.settings.task for group in planted):
+        figures[f"figure1-{task}"] = accuracy_by_length_figure(
+            [g for g in planted if g.settings.task == task]
+        )
+        if own := [start for start in starts if start.group.settings.task == task]:
+            figures[f"figure1-{task}-bound"] = bound_figure(own)
+    if coupled := [group for group in groups if group.settings.k_train is None]:
+        figures["figure1-schemes"] = scheme_comparison_figure(coupled)
+    return figures
+
+
+def _parser() -> Parser:
+    from analysis.cli.arguments import add_bootstrap_arguments
+
+    parser = Parser(description=__doc__)
+    parser.add_argument(
+        "records",
+        type=Path,
+        nargs="+",
+        metavar="RECORDS",
+        help="exact_match.json, or a folder that holds some",
+    )
+    parser.add_argument("--out", type=out_folder, metavar="DIR", required=True, help="where to write")
+    parser.add_argument(
+        "--bound", action="store_true", help="draw the errors of planted tasks under the bound, too"
+    )
+    add_bootstrap_arguments(parser, of="seeds and samples")
+    return parser

@@ -1,0 +1,200 @@
+"""Turn text into OLMo's token files: a folder with train and held-out files, tokenizer.json, manifest.json.
+
+examples:
+    python scripts/prepare_data.py docs --out runs/demo/data
+    python scripts/prepare_data.py text --files books/*.jsonl.gz --out runs/books
+    python scripts/prepare_data.py text --files train.json.gz --heldout-files validation.json.gz \\
+        --tokenizer olmo --out runs/mine
+    python scripts/prepare_data.py c4 --limit-tokens 1000000000 --out runs/c4
+    python scripts/prepare_data.py c4 --out runs/c4 --shard 3/64       # a task of a SLURM array, 64 of them
+    python scripts/prepare_data.py c4 --out runs/c4 --merge            # when all 64 are done
+
+sources:
+  docs  docstrings of the installed packages and Python's help topics; no network, about a minute on 2 cores
+  text  your own files: .jsonl or .json with one {"text": ...} object a line (C4's layout), .txt with one
+        document a file, each of them also gzipped
+  c4    allenai/c4 (English), streamed from the Hugging Face hub, or a copy of its folder named with --dataset
+
+A run that was stopped goes on where it was when the same command is given again; a finished corpus is left as
+it is. Held-out documents lose every paragraph that also stands in a training document.
+
+--shard i/n prepares a share of the input (files, or shards of C4) into the same --out, at the same time as the
+other shares, on any machine that sees the folder; --merge then writes the held-out split and the manifest, or names
+the shares that are missing. The result has the same bytes as without --shard.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from olmo_sparsity.data.prepare import Prepared, prepare, prepare_shard
+from olmo_sparsity.data.shards import PreparedShard
+from olmo_sparsity.data.sources import SOURCES, PrepareSettings
+from olmo_sparsity.util.arguments import (
+    Parser,
+    out_folder,
+    positive_number,
+    seed_number,
+    share_of_one,
+    whole_number,
+    whole_number_or_zero,
+)
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.shard import Shard
+
+
+def main() -> int:
+    settings, how = parse_settings()
+    out, workers = how.out, how.workers
+    if how.shard is not None:
+        print(shard_summary(prepare_shard(settings, out, Shard.parse(how.shard), workers=workers), out))
+    else:
+        prepared = prepare(settings, out, workers=workers, overwrite=how.overwrite, merge=how.merge)
+        print(summary(prepared, out))
+    return 0
+
+
+def parse_settings(arguments: Sequence[str] | None = None) -> tuple[PrepareSettings, argparse.Namespace]:
+    """What the command line asks for, or these ``arguments`` would, and where and how it is to be made."""
+    values = vars(_parser().parse_args(arguments))
+    settings = PrepareSettings(**{field.name: values.pop(field.name) for field in fields(PrepareSettings)})
+    how = argparse.Namespace(**values)
+    if how.overwrite and (how.shard or how.merge):
+        raise UserError(
+            "--overwrite would remove the work of other shards; remove the folder before they start"
+        )
+    if how.shard and how.merge:
+        raise UserError("--merge is for when all shards are done; give it without --shard")
+    return settings, how
+
+
+def shard_summary(prepared: PreparedShard, out: Path) -> str:
+    """What a share holds, and how long it took."""
+    if prepared.corpus_is_ready:
+        return f"{out} was ready already, made with the same settings; nothing to do"
+    speed = prepared.tokens_written / prepared.seconds
+    return (
+        f"shard {prepared.shard}: {prepared.documents:,} documents, {prepared.tokens:,} tokens in "
+        f"{prepared.units} units\n{prepared.seconds:,.1f} s, {speed:,.0f} tokens/s; when every shard is done: --merge"
+    )
+
+
+def summary(prepared: Prepared, out: Path) -> str:
+    """What the corpus holds, a line per split, and how long it took."""
+    lines = []
+    for name, files in prepared.manifest.splits.items():
+        documents, tokens = sum(file.documents for file in files), sum(file.tokens for file in files)
+        lines.append(f"{name}: {documents:,} documents, {tokens:,} tokens in {len(files)} files")
+    removed = prepared.manifest.settings["decontamination"]
+    lines.append(
+        f"removed from heldout, because also in train: {removed['removed_paragraphs']:,} of "
+        f"{removed['paragraphs']:,} paragraphs, {removed['dropped_documents']:,} documents as a whole"
+    )
+    if prepared.tokens_written:
+        speed = prepared.tokens_written / prepared.seconds
+        lines.append(f"{out} is ready: {prepared.seconds:,.1f} s, {speed:,.0f} tokens/s")
+    else:
+        lines.append(f"{out} was ready already, made with the same settings; nothing to do")
+    return "\n".join(lines)
+
+
+def _parser() -> Parser:
+    parser = Parser(description=__doc__)
+    default = PrepareSettings("docs")
+    parser.add_argument("source", metavar="SOURCE", help=f"one of {', '.join(SOURCES)}")
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace another corpus in DIR")
+    parser.add_argument(
+        "--workers", type=whole_number, metavar="N", help="processes (default: one a core); changes no result"
+    )
+    parser.add_argument(
+        "--shard", metavar="I/N", help="prepare share I (from 1) of N only; not for docs, nor --tokenizer bpe"
+    )
+    parser.add_argument("--merge", action="store_true", help="finish a corpus whose shards are all done")
+    parser.add_argument("--seed", type=seed_number, default=0, help="another seed holds out other documents")
+    parser.add_argument(
+        "--no-decontaminate",
+        dest="decontaminate",
+        action="store_false",
+        help="keep held-out paragraphs that also stand in a training document",
+    )
+    parser.add_argument(
+        "--decontaminate-min-characters",
+        type=whole_number_or_zero,
+        default=0,
+        metavar="N",
+        help="keep such paragraphs where they are shorter than this (headings, one-word answers; default: 0)",
+    )
+    group = parser.add_argument_group("text")
+    group.add_argument("--files", nargs="+", default=(), metavar="FILE", help="training files")
+    group.add_argument("--heldout-files", nargs="+", default=(), metavar="FILE", help="held-out files")
+    group = parser.add_argument_group("docs and text without --heldout-files")
+    group.add_argument(
+        "--heldout-fraction",
+        type=share_of_one,
+        default=default.heldout_fraction,
+        metavar="F",
+        help="share of the documents that is held out (default: %(default)s)",
+    )
+    group = parser.add_argument_group("docs")
+    group.add_argument(
+        "--packages", nargs="+", default=(), metavar="NAME", help="only these; python: standard library"
+    )
+    add_c4_options(parser, default)
+    add_tokenizer_options(parser, default)
+    return parser
+
+
+def add_tokenizer_options(parser: Parser, default: PrepareSettings) -> None:
+    group = parser.add_argument_group("tokenizer")
+    group.add_argument(
+        "--tokenizer",
+        metavar="NAME",
+        help="bpe (trained on the training split; default for docs and text), olmo (50,280 ids; default for "
+        "c4), or the path of a tokenizer.json",
+    )
+    group.add_argument(
+        "--vocab-size",
+        type=whole_number,
+        default=default.vocab_size,
+        metavar="N",
+        help="bpe (default: %(default)s)",
+    )
+    group.add_argument(
+        "--tokenizer-sample-mb",
+        type=positive_number,
+        default=default.tokenizer_sample_mb,
+        metavar="MB",
+        help="bpe: text to train it on, in millions of characters (default: %(default)s)",
+    )
+    group.add_argument(
+        "--eos-token", metavar="TOKEN", help="token that ends a document (default: the usual names)"
+    )
+
+
+def add_c4_options(parser: Parser, default: PrepareSettings) -> None:
+    group = parser.add_argument_group("c4")
+    group.add_argument(
+        "--dataset",
+        default=default.dataset,
+        help="name on the hub, or a folder of its layout (default: %(default)s)",
+    )
+    group.add_argument(
+        "--dataset-config", default=default.dataset_config, help="its configuration (default: %(default)s)"
+    )
+    group.add_argument(
+        "--limit-documents", type=whole_number, metavar="N", help="at most this many training documents"
+    )
+    group.add_argument(
+        "--limit-tokens", type=whole_number, metavar="N", help="about this many training tokens"
+    )
+    group.add_argument(
+        "--heldout-documents",
+        type=whole_number,
+        default=default.heldout_documents,
+        metavar="N",
+        help="at most this many documents of the validation split (default: %(default)s)",
+    )

@@ -1,0 +1,71 @@
+"""Train a model from a YAML config.
+
+examples:
+  python scripts/train.py configs/demo.yaml                           train the demo
+  python scripts/train.py configs/demo.yaml --resume                  go on after an interruption
+  python scripts/train.py configs/base.yaml --dry-run                 print the resolved config and what a step costs
+  python scripts/train.py configs/synthetic/scratchpad_parity.yaml --show 3     print samples of its task
+  python scripts/train.py configs/demo.yaml --save_folder=runs/b --seed=2 --optimizer.learning_rate=5e-4
+  torchrun --nproc_per_node 8 scripts/train.py configs/base.yaml --deepspeed.config=configs/deepspeed/zero1.json
+
+Any field of the config is overridden with --path.to.key=value, as in OLMo. The YAML is OLMo's own, with the sections
+`positions` and `corpus` added; `base: other.yaml` makes it an overlay of another file. A run folder holds
+metrics.jsonl and step*/ checkpoints (safetensors weights, the resolved config, optimizer and data state).
+On SIGUSR1 or SIGTERM, or at time_limit, the run saves and exits with code 85: the same command with --resume goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from olmo_sparsity.util.arguments import Parser, whole_number
+
+
+def main() -> int:
+    """Parse arguments and train, or show what would be trained."""
+    parser = Parser(description=__doc__)
+    parser.add_argument("config", metavar="CONFIG", help="YAML file, OLMo's or an overlay of one")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the last checkpoint, or start if there is none"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved config, parameters and tokens per step"
+    )
+    parser.add_argument(
+        "--show",
+        type=whole_number,
+        metavar="N",
+        help="print N training samples of the config's task, with their position ids",
+    )
+    arguments, overrides = parser.parse_known_args()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger("olmo_sparsity").setLevel(logging.INFO)
+
+    from olmo_sparsity.config.load import load_config
+
+    config = load_config(arguments.config, overrides)
+    if arguments.dry_run or config.dry_run:
+        from olmo_sparsity.training.describe import describe
+
+        sys.stdout.write(describe(config))
+        return 0
+    if arguments.show is not None:
+        from olmo_sparsity.training.describe import show_samples
+
+        sys.stdout.write(show_samples(config, arguments.show))
+        return 0
+    from olmo_sparsity.training.loop import train
+    from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE, StoppedBySignal
+
+    is_main = int(os.environ.get("RANK", "0")) == 0
+    try:
+        folder = train(config, resume=arguments.resume)
+    except StoppedBySignal as stop:
+        if is_main:
+            print(stop)
+        return REQUEUE_EXIT_CODE
+    if is_main:
+        print(f"trained: {folder}")
+    return 0
