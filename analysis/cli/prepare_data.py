@@ -30,8 +30,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from olmo_sparsity.data.prepare import Prepared, prepare, prepare_shard
-from olmo_sparsity.data.shards import PreparedShard
+from olmo_sparsity.data.prepare import Prepared, PreparedShard, prepare, prepare_shard
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
 from olmo_sparsity.util.arguments import (
     Parser,

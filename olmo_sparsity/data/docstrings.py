@@ -21,8 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from olmo_sparsity.data.encode import write_document
-from olmo_sparsity.data.text import paragraph_hash, split_paragraphs
+from olmo_sparsity.data.text import paragraph_hash, split_paragraphs, write_document
 from olmo_sparsity.data.workers import report, run_jobs
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path

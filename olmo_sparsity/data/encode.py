@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from olmo_sparsity.data.corpora import Unit
-from olmo_sparsity.data.text import Decontamination, SplitRule, paragraph_hashes, split_pieces
+from olmo_sparsity.data.text import (
+    SPACE,
+    Decontamination,
+    SplitRule,
+    Unit,
+    paragraph_hashes,
+    split_pieces,
+    write_document,
+)
 from olmo_sparsity.data.tokenizers import load_tokenizer
 from olmo_sparsity.data.tokens import DTYPES, TokenFile
-from olmo_sparsity.data.words import WordEncoder, cuts_at_words
 from olmo_sparsity.data.workers import report
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
@@ -134,14 +142,6 @@ def is_held_out(job: HoldOutJob) -> bool:
         return False
 
 
-def write_document(file: TextIO, text: str) -> None:
-    """Write a document as a line of JSON, as `corpora` reads them."""
-    file.write('{"text": "')
-    for piece in split_pieces(text):  # a copy of all of it, escaped, would be several times as large
-        file.write(json.dumps(piece)[1:-1])
-    file.write('"}\n')
-
-
 def encode_unit(job: EncodeJob) -> EncodedUnit:
     """Do an `EncodeJob`."""
     texts = (text for text in job.unit.documents() if not job.rule.is_heldout(text))
@@ -243,3 +243,54 @@ def _batches(pieces: Iterable[tuple[str, str | None]]) -> Iterator[list[tuple[st
             batch, characters = [], 0
     if batch:
         yield batch
+
+
+_WORD = re.compile(rf"[{SPACE}]*[^{SPACE}]+|[{SPACE}]+")
+_SPACE_INSIDE = re.compile(rf"[^{SPACE}][{SPACE}]")
+MAX_KNOWN = 500_000
+MAX_KNOWN_CHARACTERS = 20_000_000
+"""Words that are remembered: some 100 MB. A run of characters without white space is a word too, however long."""
+
+
+class WordEncoder:
+    """Ids of texts by a tokenizer that `cuts_at_words`; remembers words, so keep it."""
+
+    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype):
+        self.tokenizer, self.dtype = tokenizer, np.dtype(dtype)
+        self.known: dict[str, bytes] = {}
+        self.known_characters = 0
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each text, (n,)."""
+        words = [_WORD.findall(text) for text in texts]
+        new = list(set(chain.from_iterable(words)) - self.known.keys())
+        encoded = self.tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        for word, one in zip(new, encoded, strict=True):
+            self.known[word] = np.array(one.ids, self.dtype).tobytes()
+            self.known_characters += len(word)
+        ids = [np.frombuffer(b"".join(map(self.known.__getitem__, each)), self.dtype) for each in words]
+        if len(self.known) > MAX_KNOWN or self.known_characters > MAX_KNOWN_CHARACTERS:
+            self.known.clear()  # the frequent ones are back after one batch
+            self.known_characters = 0
+        return ids
+
+
+def cuts_at_words(tokenizer: Tokenizer) -> bool:
+    """Whether the ids of a text are those of its words: a byte-level BPE with nothing added that changes this."""
+    parts = json.loads(tokenizer.to_str())
+    cutter, normalizer = parts["pre_tokenizer"] or {}, parts["normalizer"]
+    return (
+        parts["model"]["type"] == "BPE"
+        and not parts["model"]["dropout"]
+        and (normalizer is None or normalizer["type"] == "NFC")
+        and cutter.get("type") == "ByteLevel"
+        and cutter["use_regex"]
+        and not cutter["add_prefix_space"]
+        and not any(
+            token["lstrip"]
+            or token["rstrip"]
+            or token["single_word"]
+            or _SPACE_INSIDE.search(token["content"])
+            for token in parts["added_tokens"]
+        )
+    )

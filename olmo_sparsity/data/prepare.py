@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.data.corpora import TextFiles, Unit
 from olmo_sparsity.data.encode import (
     EncodedUnit,
     EncodeJob,
@@ -32,19 +31,14 @@ from olmo_sparsity.data.encode import (
     hold_out,
     is_held_out,
 )
-from olmo_sparsity.data.shards import (
-    SHARDS_NAME,
-    PreparedShard,
-    check_shardable,
-    refuse_missing,
-)
-from olmo_sparsity.data.sources import Corpus, PrepareSettings, find_source
-from olmo_sparsity.data.text import SplitRule
+from olmo_sparsity.data.sources import Corpus, PrepareSettings, TextFiles, find_source
+from olmo_sparsity.data.text import SplitRule, Unit
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer, tokenizer_file, train_bpe
 from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest
 from olmo_sparsity.data.workers import StoppedEarly, available_cores, run_jobs
 from olmo_sparsity.data.workspace import (
     REQUEST_NAME,
+    SHARDS_NAME,
     WORK_NAME,
     claim,
     finished_corpus,
@@ -52,6 +46,7 @@ from olmo_sparsity.data.workspace import (
     is_whole,
     join,
     locked,
+    refuse_missing,
     remove_outputs,
     remove_temporaries,
     remove_temporaries_of,
@@ -343,3 +338,36 @@ def _encode_training(
     )
     done |= {job.record: unit for job, unit in zip(todo, new, strict=True)}
     return [done[job.record] for job in jobs], sum(unit.file.tokens for unit in new)
+
+
+@dataclass(frozen=True)
+class PreparedShard:
+    """What a finished share of a corpus holds, and what this run did for it."""
+
+    shard: Shard
+    units: int
+    documents: int
+    tokens: int
+    seconds: float
+    tokens_written: int
+    """By this run; the rest was there already."""
+    corpus_is_ready: bool = False
+    """All shares were merged already; nothing was left to do."""
+
+
+def check_shardable(settings: PrepareSettings) -> None:
+    """Refuse what needs a look at the whole text before the first token is written."""
+    problems = []
+    if settings.tokenizer_name == "bpe":
+        problems.append(
+            "--shard needs a tokenizer that is there already, and bpe is trained on all the text; pass "
+            "--tokenizer olmo, or a tokenizer.json made by an earlier run without --shard"
+        )
+    apart = find_source(settings.source).heldout_is_apart(settings)
+    if not apart:
+        problems.append(
+            f"--shard needs held-out text of its own, and {settings.source} would be searched as a whole for "
+            "documents to hold out; name --heldout-files, or run without --shard"
+        )
+    if problems:
+        raise UserError("; ".join(problems))

@@ -5,14 +5,21 @@ A source says what identifies its text (so that a finished corpus is recognised)
 
 from __future__ import annotations
 
+import gzip
+import json
+import logging
 import math
-from collections.abc import Callable, Sequence
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.data.corpora import Unit, check_files, file_units, hub_units
 from olmo_sparsity.data.docstrings import docs_packages, write_documents
+from olmo_sparsity.data.text import Unit
 from olmo_sparsity.data.tokenizers import (
     EOS_TOKEN,
     MAX_BPE_VOCAB_SIZE,
@@ -21,8 +28,223 @@ from olmo_sparsity.data.tokenizers import (
     load_tokenizer,
     tokenizer_file,
 )
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.data.workers import StoppedEarly
+from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import sha256_file
+
+log = logging.getLogger(__name__)
+
+JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+TEXT_SUFFIXES = (".txt", ".txt.gz")
+TEXT_UNIT_BYTES = 16 << 20
+"""Consecutive .txt files are put together up to this size: training windows do not cross token files."""
+HUB_UNIT_DOCUMENTS = 50_000
+HUB_UNIT_TOKENS = 25_000_000
+"""With a limit on documents or tokens, shards are put together in units of about this size."""
+SHARD_NAME = re.compile(r"^(.*?)(\d{5})-of-(\d{5})")
+HUB_TIMEOUT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """Local files, plain or gzipped: JSON lines with a ``text`` field (as C4), or one text document each."""
+
+    paths: tuple[str, ...]
+
+    def documents(self) -> Iterator[str]:
+        """Texts of all files in order. Raises `UserError` with file and line for what cannot be read."""
+        for path in self.paths:
+            try:
+                yield from filter(str.strip, _read_file(Path(path)))
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise UserError(f"{path} is truncated or damaged ({error}); fetch it again") from error
+            except UnicodeDecodeError as error:
+                raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+            except OSError as error:
+                raise StoppedEarly(
+                    f"{path} cannot be read ({error.strerror}); put it back and run the same command again: what is "
+                    "finished is kept"
+                ) from error
+
+
+def _read_file(path: Path) -> Iterator[str]:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+        if path.name.endswith(TEXT_SUFFIXES):
+            yield file.read().decode("utf8")
+            return
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _text_of_line(line, f"{path}:{number}")
+
+
+def _text_of_line(line: bytes, where: str) -> str:
+    layout = 'each line must be one JSON object with a string "text", as in C4; mend or remove the line'
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({first_line(error)}); {layout}") from error
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        raise UserError(f"{where} has no text; {layout}")
+    return well_formed(row["text"])
+
+
+def well_formed(text: str) -> str:
+    """``text`` with lone surrogates (half an emoji; legal in JSON, not in UTF-8) as question marks."""
+    try:
+        text.encode("utf8")
+    except UnicodeEncodeError:
+        return text.encode("utf8", "replace").decode("utf8")
+    return text
+
+
+def check_files(files: Sequence[str], heldout_files: Sequence[str]) -> None:
+    """Refuse files that are missing, of an unknown kind or named twice; all of them in one `UserError`."""
+    problems = []
+    if not files:
+        problems.append("no input files; name them with --files")
+    for path in (*files, *heldout_files):
+        if not Path(path).is_file():
+            problems.append(
+                f"input file {path} is {'a folder; name its files' if Path(path).is_dir() else 'missing'}"
+            )
+        elif not path.endswith(JSON_SUFFIXES + TEXT_SUFFIXES):
+            problems.append(
+                f"{path} is of an unknown kind; use one of {', '.join(JSON_SUFFIXES + TEXT_SUFFIXES)}"
+            )
+    resolved = [Path(path).resolve() for path in (*files, *heldout_files)]
+    problems += [f"{path} is named twice" for path in sorted({p for p in resolved if resolved.count(p) > 1})]
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def file_units(files: Sequence[str]) -> list[Unit]:
+    """Units of local files: each file of JSON lines, and each run of plain text files of about 16 MB."""
+    units: list[Unit] = []
+    group: list[str] = []
+    group_bytes = 0
+    for path in files:
+        is_text = path.endswith(TEXT_SUFFIXES)
+        if group and (not is_text or group_bytes >= TEXT_UNIT_BYTES):
+            units.append(TextFiles(tuple(group)))
+            group, group_bytes = [], 0
+        if is_text:
+            group.append(path)
+            group_bytes += Path(path).stat().st_size
+        else:
+            units.append(TextFiles((path,)))
+    return [*units, TextFiles(tuple(group))] if group else units
+
+
+@dataclass(frozen=True)
+class HubShards:
+    """Part ``index`` of ``count`` of a data set's split, streamed from the hub or a copy of its folder."""
+
+    dataset: str
+    """Name on the hub, or path of a folder of the same layout."""
+    config: str
+    split: str
+    index: int
+    count: int
+    limit_documents: int | None = None
+
+    def documents(self) -> Iterator[str]:
+        """Texts of at most ``limit_documents`` rows. Raises `StoppedEarly` where the connection is lost."""
+        import httpx
+        from datasets.exceptions import DatasetsError
+
+        try:
+            stream = _open_stream(self.dataset, self.config, self.split).shard(self.count, self.index)
+            for row in islice(stream, self.limit_documents):
+                if not isinstance(row.get("text"), str):
+                    raise UserError(
+                        f"{self.dataset} ({self.split}) has a row without text; mend or remove it"
+                    )
+                if row["text"].strip():
+                    yield well_formed(row["text"])
+        except UserError:
+            raise
+        except (EOFError, zlib.error, gzip.BadGzipFile, DatasetsError, ValueError) as error:
+            raise UserError(f"{self.dataset} ({self.split}) cannot be read: {first_line(error)}") from error
+        except (OSError, httpx.HTTPError) as error:
+            raise StoppedEarly(
+                f"{self.dataset} can no longer be read ({first_line(error)}); see to the connection, or to the folder, "
+                "and run the same command again: what is finished is kept"
+            ) from error
+
+
+def hub_units(
+    dataset: str, config: str, split: str, limit_documents: int | None = None, limit_tokens: int | None = None
+) -> tuple[list[HubShards], int | None]:
+    """Units of one split, and how many tokens each may give (None: no limit).
+
+    Without limits each shard is a unit. With them, the shards are divided into as few units as keep each
+    one's size reasonable, every one with an equal part of the limit: a taste need not open a thousand files.
+    Raises `UserError` for an unknown data set, config or split, and `StoppedEarly` within seconds where there
+    is no network.
+    """
+    if not Path(dataset).exists():
+        _check_hub(dataset)
+    try:
+        count = _open_stream(dataset, config, split).num_shards
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(
+            f"{dataset}, config {config}, has no readable split {split}: {first_line(error)}"
+        ) from error
+    if missing := missing_shards(Path(dataset), split):
+        log.warning(
+            "%s is a copy that lacks %d shards of %s (%s); they are left out: copy them too to have all of it",
+            *(dataset, len(missing), split, ", ".join(missing[:5]) + ", …" * (len(missing) > 5)),
+        )
+    if limit_documents is not None:
+        count = min(count, -(-limit_documents // HUB_UNIT_DOCUMENTS))
+    if limit_tokens is not None:
+        count = min(count, -(-limit_tokens // HUB_UNIT_TOKENS))
+    shares = [
+        None if limit_documents is None else limit_documents // count + (index < limit_documents % count)
+        for index in range(count)
+    ]
+    units = [HubShards(dataset, config, split, index, count, shares[index]) for index in range(count)]
+    return units, None if limit_tokens is None else -(-limit_tokens // count)
+
+
+def missing_shards(folder: Path, split: str) -> list[str]:
+    """Names of the shards, "00003-of-01024", that a local copy of a split lacks beside those that it has."""
+    found: dict[tuple[Path, str, int], set[int]] = {}
+    for path in folder.rglob("*-of-*") if folder.is_dir() else ():
+        match = SHARD_NAME.search(path.name)
+        if match and split in match[1]:
+            found.setdefault((path.parent, match[1], int(match[3])), set()).add(int(match[2]))
+    return [
+        f"{number:05d}-of-{count:05d}"
+        for (_, _, count), numbers in sorted(found.items())
+        for number in sorted(set(range(count)) - numbers)
+    ]
+
+
+def _check_hub(dataset: str) -> None:
+    """Ask the hub once, with a short time limit: `load_dataset` alone retries for half a minute or more."""
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        HfApi().dataset_info(dataset, timeout=HUB_TIMEOUT_SECONDS)
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise UserError(f"there is no data set {dataset} on the hub and no folder of that name") from error
+    except (OSError, httpx.HTTPError, HfHubHTTPError) as error:
+        raise StoppedEarly(
+            f"the Hugging Face hub cannot be reached ({first_line(error)}); run this where there is a network "
+            "(a login node), or copy the data set's folder here and name it with --dataset, or use local "
+            "files: prepare_data.py text --files"
+        ) from error
+
+
+@lru_cache(maxsize=4)
+def _open_stream(dataset: str, config: str, split: str) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(dataset, config, split=split, streaming=True)
+
 
 MAX_INTEGER = 2**63 - 1
 

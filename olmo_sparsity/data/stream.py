@@ -31,11 +31,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from olmo_sparsity.config.load import Config, StreamConfig
-from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.data.corpora import Unit, check_files, file_units, hub_units
 from olmo_sparsity.data.encode import Encoding, encode_documents
+from olmo_sparsity.data.sources import check_files, file_units, hub_units
+from olmo_sparsity.data.text import Unit
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer
-from olmo_sparsity.data.windows import WindowMaker, check_batch_is_shared, collate, run_tokenizer
+from olmo_sparsity.data.windows import Batch, WindowMaker, check_batch_is_shared, collate, run_tokenizer
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file

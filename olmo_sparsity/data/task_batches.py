@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.load import Config
-from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.data.windows import check_batch_is_shared
+from olmo_sparsity.data.windows import Batch, check_batch_is_shared
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
 from olmo_sparsity.tasks.samples import between
 

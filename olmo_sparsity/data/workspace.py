@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.data.shards import record_count
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import tokenizer_file
 from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
+from olmo_sparsity.data.workers import StoppedEarly
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.lock import folder_lock
@@ -22,6 +22,8 @@ from olmo_sparsity.util.shard import Shard
 
 WORK_NAME = ".partial"
 REQUEST_NAME = "request.json"
+SHARDS_NAME = "shards.json"
+MAX_NAMED = 20
 OUTPUT_PATTERNS = (MANIFEST_NAME, TOKENIZER_NAME, "train-*.npy", "heldout-*.npy", WORK_NAME)
 
 
@@ -189,3 +191,40 @@ def remove_if_empty(out: Path) -> None:
     """Remove a folder that holds nothing."""
     with suppress(OSError):  # it is not empty, or another process has begun in it
         out.rmdir()
+
+
+def record_count(work: Path, shard: Shard) -> None:
+    """Write down how many shares there are. Raises `UserError` where tasks of another number have begun."""
+    known = recorded_count(work)
+    if known is None:
+        write_json(work / SHARDS_NAME, {"count": shard.count})
+    elif known != shard.count:
+        raise UserError(
+            f"{work.parent} was begun with {known} shards; go on with --shard i/{known}, or finish it without "
+            "--shard"
+        )
+
+
+def recorded_count(work: Path) -> int | None:
+    """How many shares the corpus was divided into; None where it was not."""
+    path, remedy = work / SHARDS_NAME, "remove it and run the same command again"
+    if not path.is_file():
+        return None
+    count = read_json(path, remedy).get("count")
+    if not isinstance(count, int) or count < 1:
+        raise UserError(f"{path} is damaged (it holds no count); {remedy}")
+    return count
+
+
+def refuse_missing(work: Path, missing: Sequence[int], units: int) -> None:
+    """Name the shares whose units ``missing`` (from 0) are not finished. Raises `StoppedEarly` if there are any."""
+    if not missing:
+        return
+    count = recorded_count(work) or 1
+    shards = sorted({index % count + 1 for index in missing})
+    named = ", ".join(map(str, shards[:MAX_NAMED])) + (", …" if len(shards) > MAX_NAMED else "")
+    raise StoppedEarly(
+        f"{len(missing)} of {units} units are not finished in {work.parent}, of "
+        f"{'shard' if len(shards) == 1 else 'shards'} {named} of {count}; run these again with --shard i/{count}, "
+        "then --merge: what is finished is kept"
+    )

@@ -4,7 +4,7 @@ from olmo_sparsity.tasks import (  # noqa: F401  each registers what it defines
     addition,
     planted,
     scratchpads,
-    sparse_parity,
+    sparse,
     variable_assignment,
 )
 from olmo_sparsity.tasks.samples import TaskBatch

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from olmo_sparsity.data import docstrings, words
+from olmo_sparsity.data import docstrings
+from olmo_sparsity.data import encode as words
 from olmo_sparsity.data import text as text_module
-from olmo_sparsity.data.corpora import HubShards, TextFiles, file_units, hub_units
+from olmo_sparsity.data.sources import HubShards, TextFiles, file_units, hub_units
 from olmo_sparsity.data.docstrings import clean_documents, docs_packages, is_english, write_documents
 from olmo_sparsity.data.encode import Encoding, encode_documents
 from olmo_sparsity.data.text import (
@@ -132,7 +133,7 @@ def test_a_limit_takes_few_units_and_reaches_over_their_shards(tmp_path, monkeyp
     [unit], limit_tokens = hub_units(dataset, "en", "train", limit_documents=13, limit_tokens=1000)
     assert list(unit.documents()) == (c4_texts(0) + c4_texts(1))[:13]
     assert limit_tokens == 1000
-    monkeypatch.setattr("olmo_sparsity.data.corpora.HUB_UNIT_DOCUMENTS", 5)
+    monkeypatch.setattr("olmo_sparsity.data.sources.HUB_UNIT_DOCUMENTS", 5)
     units, _ = hub_units(dataset, "en", "train", limit_documents=13)
     assert [len(list(unit.documents())) for unit in units] == [7, 6]
 

@@ -11,7 +11,7 @@ import pytest
 
 from olmo_sparsity.data import encode
 from olmo_sparsity.data import prepare as prepare_module
-from olmo_sparsity.data.corpora import hub_units
+from olmo_sparsity.data.sources import hub_units
 from olmo_sparsity.data.prepare import prepare, prepare_shard
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.util.errors import UserError

@@ -17,11 +17,11 @@ from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.checkpoint import WEIGHTS, checkpoints
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data import stream
-from olmo_sparsity.data.corpora import TextFiles
+from olmo_sparsity.data.sources import TextFiles
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.stream import MARKS_NAME, StreamedData
-from olmo_sparsity.data.training_data import open_training_data
+from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.positions import SchemeOptions, position_ids
 from olmo_sparsity.training.loop import train
