@@ -22,26 +22,13 @@ class SparseTask(Task):
     """
 
     k_train: int = 4
-    """
-    K_train: a training sample has k planted tokens, k uniform on 1 … K_train.
-    """
-
+    """K_train: a training sample has k planted tokens, k uniform on 1 … K_train."""
     k_test: tuple[int, ...] = (4, 6, 8, 10, 12, 14, 16)
-    """
-    A test sample has k planted tokens, k uniform on these.
-    """
+    """A test sample has k planted tokens, k uniform on these."""
 
+    end_id = None
     tokens_per_place: ClassVar[int] = 1
     """How many tokens of the prompt each place takes that may be chosen; lengths are whole multiples of it."""
-
-    @property
-    def end_id(self) -> None:
-        """None: the label is the whole response."""
-        return None
-
-    def largest_id(self, length: int) -> None:
-        """None: nothing is coupled."""
-        return None
 
     def max_tokens(self, length: int) -> int:
         """The prompt and the label."""
@@ -106,15 +93,9 @@ class SparseParity(SparseTask):
     """
 
     train_length: tuple[int, int] = (20, 50)
-    """
-    Shortest and longest training prompt 2l in tokens, both included and even, uniform.
-    """
-
+    """Shortest and longest training prompt 2l in tokens, both included and even, uniform."""
     test_length: tuple[int, int] = (20, 500)
-    """
-    Shortest and longest test prompt 2l in tokens, both included and even, uniform.
-    """
-
+    """Shortest and longest test prompt 2l in tokens, both included and even, uniform."""
     tokens_per_place: ClassVar[int] = 2
 
     @property
@@ -127,10 +108,9 @@ class SparseParity(SparseTask):
         width = int(places.max(initial=0))
         selected = draws.named("selectors").subset(between(0, places, width), sizes.k)
         bits = draws.named("bits").integers(2, width)
-        pairs = np.stack([np.where(selected, _ON, _OFF), _ZERO + bits], axis=2)
-        planted = np.stack([np.zeros_like(selected), selected], axis=2)
+        prompt = np.empty((len(places), 2 * width), dtype=np.int64)
+        prompt[:, ::2], prompt[:, 1::2] = np.where(selected, _ON, _OFF), _ZERO + bits
+        planted = np.zeros(prompt.shape, dtype=bool)
+        planted[:, 1::2] = selected
         label = _ZERO + (bits * selected).sum(axis=1) % 2
-        rows = len(places)
-        return labelled_batch(
-            pairs.reshape(rows, 2 * width), sizes.length, label, planted.reshape(rows, 2 * width)
-        )
+        return labelled_batch(prompt, sizes.length, label, planted)
