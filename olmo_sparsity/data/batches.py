@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from olmo_sparsity.config.load import Config
+from olmo_sparsity.data.stream import StreamedData
 from olmo_sparsity.data.task_batches import TaskData
 from olmo_sparsity.data.tokens import ExpectedFile, Verified, expected_files
-from olmo_sparsity.data.windows import Batch, TrainingData, bare_training_paths
+from olmo_sparsity.data.windows import Batch, TrainingBatches, TrainingData, bare_training_paths
 
-
-class TrainingBatches(Protocol):
-    """This process's share of every global batch; what a step reads depends on the step alone."""
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one global batch."""
-        ...
-
-    @property
-    def identity(self) -> str | None:
-        """Changes with the text and the order of its windows' sources, not with its path; None for a task."""
-        ...
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Whole global batches of one pass over the text; None where that is not known."""
-        ...
-
-    def batches(self, first_step: int) -> Iterator[Batch]:
-        """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, for ever."""
-        ...
+__all__ = ["Batch", "TrainingBatches", "open_training_data", "verify_checksums"]
 
 
 def open_training_data(config: Config, *, rank: int = 0, world_size: int = 1) -> TrainingBatches:
@@ -43,8 +21,6 @@ def open_training_data(config: Config, *, rank: int = 0, world_size: int = 1) ->
     if config.task.name is not None:
         return TaskData(config, rank=rank, world_size=world_size)
     if config.corpus.stream is not None:
-        from olmo_sparsity.data.stream import StreamedData
-
         return StreamedData(config, rank=rank, world_size=world_size)
     return TrainingData(config, rank=rank, world_size=world_size)
 

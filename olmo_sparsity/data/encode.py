@@ -56,13 +56,37 @@ class HoldOutJob:
     unit: Unit
     rule: SplitRule | None
     """None: every document is held out."""
-    paragraphs: Path
-    """Hashes of their paragraphs, (P,) uint64."""
-    documents: Path
-    record: Path
-    """Checksums of both, written last."""
+    stem: Path
+    """Of the files that are written: this name with three suffixes."""
     min_paragraph_characters: int
     """Shorter paragraphs are not hashed."""
+
+    @property
+    def documents(self) -> Path:
+        """File of JSON lines."""
+        return self.stem.with_suffix(".jsonl")
+
+    @property
+    def paragraphs(self) -> Path:
+        """Hashes of the paragraphs, (P,) uint64."""
+        return self.stem.with_suffix(".npy")
+
+    @property
+    def record(self) -> Path:
+        """Checksums of both, written last."""
+        return self.stem.with_suffix(".json")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether an earlier run did this job, and its files are whole."""
+        try:
+            return read_json(self.record, "") == self.checksums()
+        except (UserError, OSError):
+            return False
+
+    def checksums(self) -> dict[str, str]:
+        """SHA-256 of both files by their names."""
+        return {path.name: sha256_file(path) for path in (self.documents, self.paragraphs)}
 
 
 @dataclass(frozen=True)
@@ -104,10 +128,11 @@ class EncodedUnit:
         """Read the record of a finished unit; None where it is not finished, or the record is damaged."""
         try:
             raw = read_json(record, "")
-            unit = cls(TokenFile.parse(raw["file"]), raw["contaminated"])
-        except (UserError, KeyError, TypeError, ValueError):
+        except UserError:
             return None
-        return unit if raw.get(CHECKSUM) == json_checksum(raw) else None
+        if raw.get(CHECKSUM) != json_checksum(raw):
+            return None
+        return cls(TokenFile(**raw["file"]), raw["contaminated"])
 
     def save(self, record: Path) -> None:
         """Write the record, atomically, with a checksum of itself."""
@@ -129,17 +154,8 @@ def hold_out(job: HoldOutJob) -> int:
         with atomic_path(job.paragraphs) as array_file, open(array_file, "wb") as handle:
             np.save(handle, np.array(sorted(hashes), dtype=np.uint64))
     report(number % REPORT_DOCUMENTS)
-    write_json(job.record, {path.name: sha256_file(path) for path in (job.documents, job.paragraphs)})
+    write_json(job.record, job.checksums())
     return number
-
-
-def is_held_out(job: HoldOutJob) -> bool:
-    """Whether an earlier run did this job, and its files are whole."""
-    try:
-        record = read_json(job.record, "")
-        return all(record.get(path.name) == sha256_file(path) for path in (job.documents, job.paragraphs))
-    except (UserError, OSError):
-        return False
 
 
 def encode_unit(job: EncodeJob) -> EncodedUnit:
@@ -184,6 +200,9 @@ def write_token_file(output: Path, documents: Iterable[np.ndarray]) -> TokenFile
     if not tokens:
         output.unlink()
     return TokenFile(output.name, tokens, count, digest.hexdigest())
+
+
+# --- text to ids ---
 
 
 def encode_documents(texts: Iterable[str], encoding: Encoding) -> Iterator[tuple[str, np.ndarray]]:

@@ -1,6 +1,7 @@
-"""The sources a corpus can be made from, and the settings of making one.
+"""Where documents come from, and the settings of making a corpus of them.
 
-A source says what identifies its text (so that a finished corpus is recognised) and which units it has.
+Sources: docstrings of installed packages, local files, and data sets on the Hugging Face hub. A source says what
+identifies its text, so that a finished corpus is recognised, and cuts it into units, see `Unit`.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -29,6 +30,13 @@ from olmo_sparsity.data.tokenizers import (
     tokenizer_file,
 )
 from olmo_sparsity.data.workers import StoppedEarly
+from olmo_sparsity.util.arguments import (
+    positive_number,
+    seed_number,
+    share_of_one,
+    whole_number,
+    whole_number_or_zero,
+)
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import sha256_file
 
@@ -43,6 +51,198 @@ HUB_UNIT_TOKENS = 25_000_000
 """With a limit on documents or tokens, shards are put together in units of about this size."""
 SHARD_NAME = re.compile(r"^(.*?)(\d{5})-of-(\d{5})")
 HUB_TIMEOUT_SECONDS = 10.0
+
+
+def _option(
+    default: Any,
+    about: str,
+    *sources: str,
+    parse: Callable[[str], Any] | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A setting and its command-line option.
+
+    ``sources`` are those that use it (none: all do); ``parse`` reads a number from text, and refuses one out of range.
+    """
+    return field(
+        default=default, metadata={"help": about, "sources": sources, "parse": parse, "metavar": metavar}
+    )
+
+
+@dataclass(frozen=True)
+class PrepareSettings:
+    """What corpus to make. A setting that the source does not use must stay at its default."""
+
+    source: str
+    """docs, text or c4."""
+    files: Sequence[str] = _option((), "training files", "text", metavar="FILE")
+    heldout_files: Sequence[str] = _option(
+        (), "held-out files; without any, a share of the training files' documents", "text", metavar="FILE"
+    )
+    packages: Sequence[str] = _option(
+        (), "only these; python: standard library (default: all that is required)", "docs", metavar="NAME"
+    )
+    dataset: str = _option("allenai/c4", "name on the hub, or a folder of its layout", "c4")
+    dataset_config: str = _option("en", "its configuration", "c4")
+    limit_documents: int | None = _option(
+        None, "at most this many training documents", "c4", parse=whole_number, metavar="N"
+    )
+    limit_tokens: int | None = _option(
+        None, "about this many training tokens, in whole documents", "c4", parse=whole_number, metavar="N"
+    )
+    heldout_documents: int = _option(
+        5000, "at most this many documents of the validation split", "c4", parse=whole_number, metavar="N"
+    )
+    heldout_fraction: float = _option(
+        0.1,
+        "share of the documents that is held out, by a hash of seed and text",
+        *("docs", "text"),
+        parse=share_of_one,
+        metavar="F",
+    )
+    seed: int = _option(0, "another seed holds out other documents", parse=seed_number)
+    tokenizer: str | None = _option(
+        None,
+        "bpe (trained on the training split; default for docs and text), olmo (50,280 ids; default for c4), or the "
+        "path of a tokenizer.json",
+        metavar="NAME",
+    )
+    vocab_size: int = _option(4096, "ids of bpe", parse=whole_number, metavar="N")
+    tokenizer_sample_mb: float = _option(
+        20.0, "text to train bpe on, in millions of characters", parse=positive_number, metavar="MB"
+    )
+    eos_token: str | None = _option(
+        None, "token that ends a document (default: the usual names are tried)", metavar="TOKEN"
+    )
+    decontaminate: bool = _option(True, "remove held-out paragraphs that also stand in a training document")
+    decontaminate_min_characters: int = _option(
+        0,
+        "keep such paragraphs where they are shorter than this: headings, one-word answers",
+        parse=whole_number_or_zero,
+        metavar="N",
+    )
+
+    @property
+    def tokenizer_name(self) -> str:
+        """`tokenizer`, or the source's own choice."""
+        return self.tokenizer or find_source(self.source).tokenizer
+
+    def check(self) -> None:
+        """Raise one `UserError` with everything that is wrong."""
+        find_source(self.source)
+        problems = [
+            problem for each in fields(self)[1:] if (problem := self._problem(each.name, each.metadata))
+        ]
+        if self.tokenizer_name != "bpe":
+            try:
+                find_eos(load_tokenizer(tokenizer_file(self.tokenizer_name)), self.eos_token)
+            except UserError as error:
+                problems.append(str(error))
+        elif self.eos_token not in (None, EOS_TOKEN):
+            problems.append(f"--eos-token is not for --tokenizer bpe, which ends documents with {EOS_TOKEN}")
+        elif not MIN_BPE_VOCAB_SIZE <= self.vocab_size <= MAX_BPE_VOCAB_SIZE:
+            problems.append(
+                f"--vocab-size {self.vocab_size} must be at least {MIN_BPE_VOCAB_SIZE} (all bytes and EOS) and at most "
+                f"{MAX_BPE_VOCAB_SIZE:,}"
+            )
+        if problems:
+            raise UserError("; ".join(problems))
+
+    def _problem(self, name: str, about: Mapping[str, Any]) -> str | None:
+        """What is wrong with one setting by itself."""
+        value, option = getattr(self, name), f"--{name.replace('_', '-')}"
+        if (
+            about["sources"]
+            and self.source not in about["sources"]
+            and value != getattr(PrepareSettings, name)
+        ):
+            return f"{option} is not for source {self.source}"
+        if about["parse"] is not None and value is not None:
+            try:
+                about["parse"](str(value))
+            except ArgumentTypeError as error:
+                return f"{option}: {error}"
+        return None
+
+    def request(self) -> dict[str, Any]:
+        """What the token files depend on, for the manifest: equal requests make the same corpus."""
+        request: dict[str, Any] = {"source": self.source, "seed": self.seed}
+        request |= find_source(self.source).identify(self)
+        request["tokenizer"] = self.tokenizer_name if self.tokenizer_name in ("bpe", "olmo") else "file"
+        if self.tokenizer_name == "bpe":
+            request |= {"vocab_size": self.vocab_size, "tokenizer_sample_mb": self.tokenizer_sample_mb}
+        else:
+            request["tokenizer_file_sha256"] = sha256_file(tokenizer_file(self.tokenizer_name))
+        request |= {"eos_token": self.eos_token, "decontaminate": self.decontaminate}
+        return request | {"decontaminate_min_characters": self.decontaminate_min_characters}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The units of a corpus."""
+
+    train: Sequence[Unit]
+    heldout: Sequence[Unit] = ()
+    """None: a share of the documents of `train` is held out."""
+    unit_name: str = "files"
+    limit_tokens: int | None = None
+    """How many tokens each training unit may give."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kind of text."""
+
+    identify: Callable[[PrepareSettings], dict[str, Any]]
+    """What the text is: names, sizes, versions. Quick; refuses what is missing. A `heldout_fraction` in it says that
+    held-out documents are chosen among the training documents."""
+    corpus: Callable[[PrepareSettings, Path, int], Corpus]
+    """Its units, given a work folder and a number of processes."""
+    tokenizer: str
+    """Used where none is asked for."""
+
+
+def find_source(name: str) -> Source:
+    """The source of that name. Raises `UserError` with the choices."""
+    if name not in SOURCES:
+        raise UserError(f"unknown source {name!r}; choose one of {', '.join(SOURCES)}")
+    return SOURCES[name]
+
+
+# --- docs: docstrings of installed packages ---
+
+
+def _identify_docs(settings: PrepareSettings) -> dict[str, Any]:
+    return {"packages": docs_packages(settings.packages), "heldout_fraction": settings.heldout_fraction}
+
+
+def _docs_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
+    folder = work / "text"
+    if not folder.is_dir():
+        write_documents(folder, list(docs_packages(settings.packages)), workers)
+    return Corpus(file_units(sorted(map(str, folder.glob("*.jsonl")))))
+
+
+# --- text: local files ---
+
+
+def _identify_text(settings: PrepareSettings) -> dict[str, Any]:
+    check_files(settings.files, settings.heldout_files)
+    return {
+        "files": _describe(settings.files),
+        "heldout_files": _describe(settings.heldout_files),
+        "heldout_fraction": None if settings.heldout_files else settings.heldout_fraction,
+    }
+
+
+def _describe(files: Sequence[str]) -> list[dict[str, Any]]:
+    """Names without folders: a manifest may be published, and a corpus copied together with its text."""
+    stats = [(Path(path).name, Path(path).stat()) for path in files]
+    return [{"name": name, "bytes": stat.st_size, "modified_ns": stat.st_mtime_ns} for name, stat in stats]
+
+
+def _text_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
+    return Corpus(file_units(settings.files), file_units(settings.heldout_files))
 
 
 @dataclass(frozen=True)
@@ -99,18 +299,15 @@ def well_formed(text: str) -> str:
 
 def check_files(files: Sequence[str], heldout_files: Sequence[str]) -> None:
     """Refuse files that are missing, of an unknown kind or named twice; all of them in one `UserError`."""
-    problems = []
+    problems, known = [], JSON_SUFFIXES + TEXT_SUFFIXES
     if not files:
         problems.append("no input files; name them with --files")
     for path in (*files, *heldout_files):
         if not Path(path).is_file():
-            problems.append(
-                f"input file {path} is {'a folder; name its files' if Path(path).is_dir() else 'missing'}"
-            )
-        elif not path.endswith(JSON_SUFFIXES + TEXT_SUFFIXES):
-            problems.append(
-                f"{path} is of an unknown kind; use one of {', '.join(JSON_SUFFIXES + TEXT_SUFFIXES)}"
-            )
+            what = "a folder; name its files" if Path(path).is_dir() else "missing"
+            problems.append(f"input file {path} is {what}")
+        elif not path.endswith(known):
+            problems.append(f"{path} is of an unknown kind; use one of {', '.join(known)}")
     resolved = [Path(path).resolve() for path in (*files, *heldout_files)]
     problems += [f"{path} is named twice" for path in sorted({p for p in resolved if resolved.count(p) > 1})]
     if problems:
@@ -133,6 +330,9 @@ def file_units(files: Sequence[str]) -> list[Unit]:
         else:
             units.append(TextFiles((path,)))
     return [*units, TextFiles(tuple(group))] if group else units
+
+
+# --- c4: a data set on the hub, or a copy of its folder ---
 
 
 @dataclass(frozen=True)
@@ -199,11 +399,10 @@ def hub_units(
         count = min(count, -(-limit_documents // HUB_UNIT_DOCUMENTS))
     if limit_tokens is not None:
         count = min(count, -(-limit_tokens // HUB_UNIT_TOKENS))
-    shares = [
-        None if limit_documents is None else limit_documents // count + (index < limit_documents % count)
-        for index in range(count)
-    ]
-    units = [HubShards(dataset, config, split, index, count, shares[index]) for index in range(count)]
+    units = []
+    for index in range(count):
+        share = None if limit_documents is None else (limit_documents + count - 1 - index) // count
+        units.append(HubShards(dataset, config, split, index, count, share))
     return units, None if limit_tokens is None else -(-limit_tokens // count)
 
 
@@ -249,159 +448,9 @@ def _open_stream(dataset: str, config: str, split: str) -> Any:
 MAX_INTEGER = 2**63 - 1
 
 
-@dataclass(frozen=True)
-class PrepareSettings:
-    """What corpus to make. A setting that the source does not use must stay at its default."""
-
-    source: str
-    """docs, text or c4."""
-    files: Sequence[str] = ()
-    """text: files of the training split, and of the held-out one where `heldout_files` names none."""
-    heldout_files: Sequence[str] = ()
-    """text: files of the held-out split."""
-    packages: Sequence[str] = ()
-    """docs: packages to read, `python` for the standard library; none: Python and all this project needs."""
-    dataset: str = "allenai/c4"
-    """c4: data set on the Hugging Face hub, or a folder of the same layout."""
-    dataset_config: str = "en"
-    """c4: its configuration."""
-    limit_documents: int | None = None
-    """c4: at most this many training documents."""
-    limit_tokens: int | None = None
-    """c4: about this many training tokens; whole documents, so a few more."""
-    heldout_documents: int = 5000
-    """c4: at most this many documents of the validation split."""
-    heldout_fraction: float = 0.1
-    """docs, text: share of the documents that is held out, chosen by a hash of seed and text."""
-    seed: int = 0
-    """Another seed holds out other documents."""
-    tokenizer: str | None = None
-    """bpe (trained on the training split), olmo, or path of a tokenizer.json; None: olmo for c4, else bpe."""
-    vocab_size: int = 4096
-    """bpe: number of ids."""
-    tokenizer_sample_mb: float = 20.0
-    """bpe: text to train it on, in millions of characters."""
-    eos_token: str | None = None
-    """The token that ends a document; None: the usual names are tried."""
-    decontaminate: bool = True
-    """Remove held-out paragraphs that also stand in a training document."""
-    decontaminate_min_characters: int = 0
-    """Leave shorter paragraphs alone: headings and one-word answers say nothing about the document."""
-
-    @property
-    def tokenizer_name(self) -> str:
-        """`tokenizer`, or the source's own choice."""
-        return self.tokenizer or find_source(self.source).tokenizer
-
-    def check(self) -> None:
-        """Raise one `UserError` with everything that is wrong."""
-        problems = []
-        own = {name for source in SOURCES.values() for name in source.settings}
-        for name in sorted(own - set(find_source(self.source).settings)):
-            if getattr(self, name) != getattr(PrepareSettings, name):
-                problems.append(f"--{name.replace('_', '-')} is not for source {self.source}")
-        if not 0 < self.heldout_fraction < 1:
-            problems.append(f"--heldout-fraction {self.heldout_fraction:g} must lie between 0 and 1")
-        if self.tokenizer_name != "bpe":
-            try:
-                find_eos(load_tokenizer(tokenizer_file(self.tokenizer_name)), self.eos_token)
-            except UserError as error:
-                problems.append(str(error))
-        elif self.eos_token not in (None, EOS_TOKEN):
-            problems.append(f"--eos-token is not for --tokenizer bpe, which ends documents with {EOS_TOKEN}")
-        elif not MIN_BPE_VOCAB_SIZE <= self.vocab_size <= MAX_BPE_VOCAB_SIZE:
-            problems.append(
-                f"--vocab-size {self.vocab_size} must be at least {MIN_BPE_VOCAB_SIZE} (all bytes and EOS) and at most "
-                f"{MAX_BPE_VOCAB_SIZE:,}"
-            )
-        for name in ("limit_documents", "limit_tokens", "heldout_documents", "tokenizer_sample_mb"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                problems.append(f"--{name.replace('_', '-')} {value:g} must be positive and finite")
-        for name in ("seed", "decontaminate_min_characters"):
-            if not 0 <= getattr(self, name) <= MAX_INTEGER:
-                problems.append(f"--{name.replace('_', '-')} must be from 0 to {MAX_INTEGER}")
-        if problems:
-            raise UserError("; ".join(problems))
-
-    def request(self) -> dict[str, Any]:
-        """What the token files depend on, for the manifest: equal requests make the same corpus."""
-        request: dict[str, Any] = {"source": self.source, "seed": self.seed}
-        request |= find_source(self.source).identify(self)
-        request["tokenizer"] = self.tokenizer_name if self.tokenizer_name in ("bpe", "olmo") else "file"
-        if self.tokenizer_name == "bpe":
-            request |= {"vocab_size": self.vocab_size, "tokenizer_sample_mb": self.tokenizer_sample_mb}
-        else:
-            request["tokenizer_file_sha256"] = sha256_file(tokenizer_file(self.tokenizer_name))
-        request |= {"eos_token": self.eos_token, "decontaminate": self.decontaminate}
-        return request | {"decontaminate_min_characters": self.decontaminate_min_characters}
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """The units of a corpus."""
-
-    train: Sequence[Unit]
-    heldout: Sequence[Unit] = ()
-    """None: a share of the documents of `train` is held out."""
-    unit_name: str = "files"
-    limit_tokens: int | None = None
-    """How many tokens each training unit may give."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A kind of text."""
-
-    identify: Callable[[PrepareSettings], dict[str, Any]]
-    """What the text is: names, sizes, versions. Quick; refuses what is missing."""
-    corpus: Callable[[PrepareSettings, Path, int], Corpus]
-    """Its units, given a work folder and a number of processes."""
-    tokenizer: str
-    """Used where none is asked for."""
-    settings: Sequence[str]
-    """Names of the settings that not every source has."""
-    heldout_is_apart: Callable[[PrepareSettings], bool]
-    """Whether the held-out documents are named, not chosen among the training documents."""
-
-
-def find_source(name: str) -> Source:
-    """The source of that name. Raises `UserError` with the choices."""
-    if name not in SOURCES:
-        raise UserError(f"unknown source {name!r}; choose one of {', '.join(SOURCES)}")
-    return SOURCES[name]
-
-
-def _identify_docs(settings: PrepareSettings) -> dict[str, Any]:
-    return {"packages": docs_packages(settings.packages), "heldout_fraction": settings.heldout_fraction}
-
-
-def _docs_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
-    folder = work / "text"
-    if not folder.is_dir():
-        write_documents(folder, list(docs_packages(settings.packages)), workers)
-    return Corpus(file_units(sorted(map(str, folder.glob("*.jsonl")))))
-
-
-def _identify_text(settings: PrepareSettings) -> dict[str, Any]:
-    check_files(settings.files, settings.heldout_files)
-    fraction = None if settings.heldout_files else settings.heldout_fraction
-    described = {"files": _describe(settings.files), "heldout_files": _describe(settings.heldout_files)}
-    return described | {"heldout_fraction": fraction}
-
-
-def _describe(files: Sequence[str]) -> list[dict[str, Any]]:
-    """Names without folders: a manifest may be published, and a corpus copied together with its text."""
-    stats = [(Path(path).name, Path(path).stat()) for path in files]
-    return [{"name": name, "bytes": stat.st_size, "modified_ns": stat.st_mtime_ns} for name, stat in stats]
-
-
-def _text_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
-    return Corpus(file_units(settings.files), file_units(settings.heldout_files))
-
-
 def _identify_c4(settings: PrepareSettings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in C4_SETTINGS}
+    names = [each.name for each in fields(settings)[1:] if each.metadata["sources"] == ("c4",)]
+    return {name: getattr(settings, name) for name in names}
 
 
 def _c4_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
@@ -411,16 +460,8 @@ def _c4_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
     return Corpus(train, heldout, "shards", limit_tokens)
 
 
-C4_SETTINGS = ("dataset", "dataset_config", "limit_documents", "limit_tokens", "heldout_documents")
-
 SOURCES = {
-    "docs": Source(_identify_docs, _docs_corpus, "bpe", ("packages", "heldout_fraction"), lambda _: False),
-    "text": Source(
-        _identify_text,
-        _text_corpus,
-        "bpe",
-        ("files", "heldout_files", "heldout_fraction"),
-        lambda settings: bool(settings.heldout_files),
-    ),
-    "c4": Source(_identify_c4, _c4_corpus, "olmo", C4_SETTINGS, lambda _: True),
+    "docs": Source(_identify_docs, _docs_corpus, "bpe"),
+    "text": Source(_identify_text, _text_corpus, "bpe"),
+    "c4": Source(_identify_c4, _c4_corpus, "olmo"),
 }

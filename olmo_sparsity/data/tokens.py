@@ -1,7 +1,9 @@
 """Token files as OLMo has them: raw memory maps of token ids, every document ended by the EOS id.
 
 A prepared corpus is a folder with `manifest.json` (`CorpusManifest`), `tokenizer.json` and the token files of its
-splits. Shapes: n tokens of one document or file, T tokens of one training window.
+splits (`TokenFiles`), which are compared with what is said of them before they are used (`Verified`).
+
+Shapes: n tokens of one document or file, T tokens of one training window.
 """
 
 from __future__ import annotations
@@ -21,11 +23,24 @@ from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, write_json
 from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.result_files import misfit
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 MANIFEST_VERSION = 1
+VERIFIED_NAME = "verified.json"
 DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
+CHUNK_MB = 4
+MAX_THREADS = 8
+QUIET_MB = 2000
+"""Less is read in seconds: no progress is shown."""
+_FILE_SHAPE = {"name": str, "tokens": int, "documents": int, "sha256": str}
+_MANIFEST_SHAPE = {
+    **dict.fromkeys(("corpus", "tokenizer_sha256", "dtype"), str),
+    **dict.fromkeys(("vocab_size", "eos_token_id"), int),
+    "splits": {...: [_FILE_SHAPE]},
+    "settings": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -41,16 +56,12 @@ class TokenFile:
     sha256: str
     """Checksum of the file's bytes."""
 
-    @classmethod
-    def parse(cls, raw: Any) -> TokenFile:
-        """From the JSON of a manifest or record. Raises `TypeError` or `ValueError` for what cannot be one."""
-        file = cls(**raw)
-        _check_types(file, name=str, tokens=int, documents=int, sha256=str)
-        if not file.name.isprintable() or file.name in ("", ".", "..") or {"/", "\\"} & set(file.name):
-            raise ValueError(f"{file.name!r} is no bare file name")
-        if file.tokens < 0 or file.documents < 0:
-            raise ValueError(f"{file.name} has a negative number of tokens or documents")
-        return file
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for what cannot be one."""
+        if not self.name.isprintable() or self.name in ("", ".", "..") or {"/", "\\"} & set(self.name):
+            raise ValueError(f"{self.name!r} is no bare file name")
+        if self.tokens < 0 or self.documents < 0:
+            raise ValueError(f"{self.name} has a negative number of tokens or documents")
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class CorpusManifest:
     dtype: str
     """uint16 or uint32."""
     splits: dict[str, list[TokenFile]]
-    """Token files of each split; the demo and `prepare_data.py` make `train` and `heldout`."""
+    """Token files of each split; `prepare_data.py` makes `train` and `heldout`."""
     settings: dict[str, Any] = field(default_factory=dict)
     """How it was made: source files, fractions, seed, library versions."""
     version: int = MANIFEST_VERSION
@@ -96,17 +107,15 @@ class CorpusManifest:
     @classmethod
     def _parse(cls, raw: dict[str, Any]) -> CorpusManifest:
         manifest = cls(**raw)
-        _check_types(manifest, corpus=str, tokenizer_sha256=str, dtype=str, settings=dict)
-        _check_types(manifest, vocab_size=int, eos_token_id=int, splits=dict)
+        if odd := misfit(vars(manifest), _MANIFEST_SHAPE):
+            raise ValueError(odd)
         if manifest.dtype not in DTYPES:
             raise ValueError(f"dtype {manifest.dtype!r} is none of {', '.join(DTYPES)}")
         if not 0 <= manifest.eos_token_id < manifest.vocab_size:
             raise ValueError(
                 f"eos_token_id {manifest.eos_token_id} is not below vocab_size {manifest.vocab_size}"
             )
-        if not all(isinstance(files, list) for files in manifest.splits.values()):
-            raise ValueError("a split is no list of files")
-        splits = {name: [TokenFile.parse(file) for file in files] for name, files in manifest.splits.items()}
+        splits = {name: [TokenFile(**file) for file in files] for name, files in raw["splits"].items()}
         return replace(manifest, splits=splits)
 
 
@@ -207,12 +216,6 @@ class TokenFiles:
         return (self.document(number) for number in range(len(self.document_bounds)))
 
 
-def _check_types(value: Any, **kinds: type) -> None:
-    for name, kind in kinds.items():
-        if type(getattr(value, name)) is not kind:  # a bool is an int elsewhere
-            raise TypeError(f"{name} is no {kind.__name__}")
-
-
 def _refuse_other_layout(path: Path, array: np.ndarray) -> None:
     """Files that could be read as token ids and are something else."""
     if bytes(array[:4].tobytes()[:6]) == b"\x93NUMPY":
@@ -232,11 +235,7 @@ def _positions_of(array: np.ndarray, value: int, chunk: int = 1 << 24) -> np.nda
     return np.concatenate(found).astype(np.int64)
 
 
-VERIFIED_NAME = "verified.json"
-CHUNK_MB = 4
-MAX_THREADS = 8
-QUIET_MB = 2000
-"""Less is read in seconds: no progress is shown."""
+# --- verified token files ---
 
 
 @dataclass(frozen=True)
@@ -264,18 +263,11 @@ def expected_files(corpus: str | Path, *splits: str) -> list[ExpectedFile]:
     ]
 
 
-@dataclass(frozen=True)
-class _Found:
-    sha256: str | None
-    """None: it was not asked for."""
-    largest_id: int
-
-
 class Verified:
-    """Verifies token files; remembers in `verified.json` of a folder which were right.
+    """Compares token files with what is said of them: their checksums, and that every id is in the vocabulary.
 
-    Args:
-        folder: need not exist; nothing is written to it before `save`.
+    A file is read once for both. What was found is remembered in `verified.json` of ``folder``, which need not exist
+    before `save`, for as long as the file's size and times of change stay the same.
     """
 
     def __init__(self, folder: str | Path):
@@ -295,13 +287,12 @@ class Verified:
         """Read the files that are not known yet. Raises `UserError` for the first of ``files`` that is not right."""
         states = [_state(file) for file in files]
         found = [self._recall(file, state) for file, state in zip(files, states, strict=True)]
-        todo = [file for file, known in zip(files, found, strict=True) if known is None]
-        new = iter(_read_all(todo) if todo else ())
+        new = iter(_read_all([file for file, known in zip(files, found, strict=True) if known is None]))
         for file, state, known in zip(files, states, found, strict=True):
-            facts = known or next(new)
-            _refuse(file, facts)
+            sha256, largest_id = known or next(new)
+            _refuse(file, sha256, largest_id)
             if known is None:
-                self._known[str(file.path.resolve())] = [*state, facts.sha256, facts.largest_id]
+                self._known[str(file.path.resolve())] = [*state, sha256, largest_id]
                 self._changed = True
 
     def save(self) -> None:
@@ -310,10 +301,10 @@ class Verified:
             write_json(self.path, self._known)
             self._changed = False
 
-    def _recall(self, file: ExpectedFile, state: list[int | str]) -> _Found | None:
+    def _recall(self, file: ExpectedFile, state: list[int | str]) -> tuple[str, int] | None:
         match self._known.get(str(file.path.resolve())):
-            case [*known, str() | None as sha256, int() as largest_id] if known == state:
-                return None if file.sha256 and sha256 is None else _Found(sha256, largest_id)
+            case [*known, str() as sha256, int() as largest_id] if known == state:
+                return sha256, largest_id
         return None
 
 
@@ -329,8 +320,8 @@ def _unreadable(file: ExpectedFile, error: OSError) -> UserError:
     return UserError(f"token file {file.path} cannot be read ({error.strerror}); copy it again")
 
 
-def _read_all(files: Sequence[ExpectedFile]) -> list[_Found]:
-    """What is in the files, several at a time."""
+def _read_all(files: Sequence[ExpectedFile]) -> list[tuple[str, int]]:
+    """Checksum and largest id of the files, several at a time."""
     total = sum(-(-file.path.stat().st_size // (CHUNK_MB << 20)) * CHUNK_MB for file in files)
     with (
         progress("verifying token files", total, "MB", enabled=total > QUIET_MB) as advance,
@@ -339,29 +330,28 @@ def _read_all(files: Sequence[ExpectedFile]) -> list[_Found]:
         return list(pool.map(lambda file: _read(file, lambda: advance(CHUNK_MB)), files))
 
 
-def _read(file: ExpectedFile, advance: Callable[[], None]) -> _Found:
+def _read(file: ExpectedFile, advance: Callable[[], None]) -> tuple[str, int]:
     digest, largest, dtype = hashlib.sha256(), 0, np.dtype(DTYPES[file.dtype])
     try:
         with open(file.path, "rb") as handle:
             while chunk := handle.read(CHUNK_MB << 20):
-                if file.sha256:
-                    digest.update(chunk)
+                digest.update(chunk)
                 ids = np.frombuffer(chunk, dtype, count=len(chunk) // dtype.itemsize)
                 largest = max(largest, int(ids.max(initial=0)))
                 advance()
     except OSError as error:
         raise _unreadable(file, error) from error
-    return _Found(digest.hexdigest() if file.sha256 else None, largest)
+    return digest.hexdigest(), largest
 
 
-def _refuse(file: ExpectedFile, found: _Found) -> None:
+def _refuse(file: ExpectedFile, sha256: str, largest_id: int) -> None:
     """Raise `UserError` where a file is not what it should be."""
-    if file.sha256 and file.sha256 != found.sha256:
+    if file.sha256 not in (None, sha256):
         raise UserError(
-            f"checksum mismatch in {file.path}: its manifest says sha256 {file.sha256}, the file has {found.sha256}; "
+            f"checksum mismatch in {file.path}: its manifest says sha256 {file.sha256}, the file has {sha256}; "
             "copy it again from where it was prepared, or prepare the corpus again"
         )
-    if found.largest_id >= file.vocab_size:
+    if largest_id >= file.vocab_size:
         raise UserError(
-            f"{file.path} holds id {found.largest_id}, beyond the vocabulary of {file.vocab_size}; {file.remedy}"
+            f"{file.path} holds id {largest_id}, beyond the vocabulary of {file.vocab_size}; {file.remedy}"
         )

@@ -5,6 +5,7 @@ Example i of epoch e is the same, position ids included, whatever the number of 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -24,6 +25,8 @@ from olmo_sparsity.config.load import Config
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
+
+# --- what the training loop sees, whatever it trains on ---
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,45 @@ class Batch:
     def num_loss_tokens(self) -> int:
         """How many tokens count in the loss."""
         return int(self.loss_mask.sum())
+
+
+class TrainingBatches(ABC):
+    """This process's share of every global batch; what a step reads depends on the step alone."""
+
+    identity: str | None = None
+    """Changes with the text and the order of its windows' sources, not with its path; None for a task."""
+    steps_per_epoch: int | None = None
+    """Whole global batches of one pass over the text; None where that is not known."""
+
+    def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
+        self.config, self.rank, self.world_size = config, rank, world_size
+        self.batch_size = config.global_train_batch_size
+        if self.batch_size % world_size:
+            raise UserError(
+                f"global_train_batch_size {self.batch_size} cannot be shared by {world_size} processes; "
+                f"make it a multiple of {world_size}"
+            )
+        self.share = self.batch_size // world_size
+        self.pin_memory = config.data.pin_memory and torch.cuda.is_available()
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one global batch, padding included."""
+        return self.batch_size * self.config.model.max_sequence_length
+
+    @abstractmethod
+    def batches(self, first_step: int) -> Iterator[Batch]:
+        """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, for ever."""
+
+    def _loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Any]:
+        """PyTorch's loader with the workers that the config asks for."""
+        data = self.config.data
+        if data.num_workers:
+            options = {"prefetch_factor": data.prefetch_factor, "timeout": data.timeout, **options}
+        return DataLoader(dataset, num_workers=data.num_workers, **options)
+
+
+# --- windows of token files ---
 
 
 class WindowMaker:
@@ -173,14 +215,14 @@ def collate(items: list[dict[str, Any]]) -> Batch:
     )
 
 
-class TrainingData:
-    """This process's share of every global batch, for any step: what a step reads depends on the step alone."""
+class TrainingData(TrainingBatches):
+    """Batches of prepared token files."""
+
+    steps_per_epoch: int
 
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
-        self.config, self.rank, self.world_size = config, rank, world_size
+        super().__init__(config, rank=rank, world_size=world_size)
         self.dataset = WindowDataset(config, open_training_tokens(config))
-        self.batch_size = config.global_train_batch_size
-        check_batch_is_shared(self.batch_size, world_size)
         self.identity = self._identity()
         self.steps_per_epoch = len(self.dataset) // self.batch_size
         if self.steps_per_epoch == 0:
@@ -199,13 +241,7 @@ class TrainingData:
             parts = [f"{len(each)} {sha256(each[: 1 << 20].tobytes()).hexdigest()}" for each in arrays]
         return sha256(" ".join(parts).encode()).hexdigest()
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one global batch."""
-        return self.batch_size * self.dataset.length
-
     def batches(self, first_step: int) -> Iterator[Batch]:
-        """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, for ever."""
         epoch, step_in_epoch = divmod(first_step, self.steps_per_epoch)
         while True:
             yield from self._epoch(epoch, step_in_epoch)
@@ -227,24 +263,12 @@ class TrainingData:
             fs_local_rank=0,
             num_threads=0,
         )
-        yield from DataLoader(
+        yield from self._loader(
             order,
-            batch_size=self.batch_size // self.world_size,
+            batch_size=self.share,
             collate_fn=collate,
-            num_workers=data.num_workers,
-            pin_memory=data.pin_memory and torch.cuda.is_available(),
-            prefetch_factor=data.prefetch_factor if data.num_workers else None,
+            pin_memory=self.pin_memory,
             persistent_workers=data.persistent_workers and data.num_workers > 0,
-            timeout=data.timeout if data.num_workers else 0,
-        )
-
-
-def check_batch_is_shared(batch_size: int, world_size: int) -> None:
-    """Refuse a global batch that is no whole number of windows for each process."""
-    if batch_size % world_size:
-        raise UserError(
-            f"global_train_batch_size {batch_size} cannot be shared by {world_size} processes; "
-            f"make it a multiple of {world_size}"
         )
 
 
@@ -306,9 +330,7 @@ def run_tokenizer(config: Config) -> Path | None:
 
     try:
         return Path(hf_hub_download(name, TOKENIZER_NAME))
-    except (
-        Exception
-    ) as error:  # the hub client raises many kinds; each means that there is no such tokenizer here
+    except Exception as error:  # of many kinds; each means that there is no such tokenizer here
         raise UserError(
             f"tokenizer.identifier: {name!r} is no file, no tokenizer that OLMo ships, and cannot be fetched from the "
             f"Hugging Face Hub ({type(error).__name__}); give the path of a tokenizer.json"

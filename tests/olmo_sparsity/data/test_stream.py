@@ -148,7 +148,7 @@ def test_torn_marks_and_those_of_other_text_are_passed_over(tmp_path, many_marks
     config = stream_config(tmp_path)
     whole = take(config, 0, 60)
     [path] = (tmp_path / "run" / MARKS_NAME).iterdir()
-    lines = path.read_text().splitlines()
+    lines = path.read_text().strip().splitlines()
     marks = [json.loads(line) for line in lines]
     wrong = [json.dumps([unit, documents, 7, *rest]) for unit, documents, _, *rest in marks]
     of_other_text = [json.dumps([unit, documents, 7, False, "0" * 16]) for unit, documents, *_ in marks]
