@@ -32,27 +32,18 @@ def verify_checksums(config: Config) -> None:
     be in the vocabulary. Files that were right, and have not changed since, are not read again. Raises `UserError` for
     the first one that is not right.
     """
-    verified = Verified(config.save_folder)
-    verified.check([*_corpus_files(config), *_bare_files(config)])
-    verified.save()
-
-
-def _corpus_files(config: Config) -> list[ExpectedFile]:
-    if config.corpus.path is None or not config.corpus.verify_checksums:
-        return []
-    evaluates = config.evaluation.interval is not None and not config.evaluation.paths
-    splits = [config.corpus.train_split, *[config.corpus.heldout_split] * evaluates]
-    return expected_files(config.corpus.path, *splits)
-
-
-def _bare_files(config: Config) -> list[ExpectedFile]:
-    """Token files without a manifest."""
-    paths = bare_training_paths(config)
-    if config.evaluation.interval is not None:
-        paths = [*paths, *(config.evaluation.paths or [])]
+    corpus, evaluates = config.corpus, config.evaluation.interval is not None
+    evaluation_paths = (config.evaluation.paths or []) if evaluates else []
+    files = []
+    if corpus.path is not None and corpus.verify_checksums:
+        heldout = [corpus.heldout_split] if evaluates and not evaluation_paths else []
+        files += expected_files(corpus.path, corpus.train_split, *heldout)
     remedy = (
         f"model.vocab_size is {config.model.vocab_size}: the file was made with another tokenizer or another "
         "data.memmap_dtype"
     )
-    dtype, vocab_size = config.data.memmap_dtype, config.model.vocab_size
-    return [ExpectedFile(Path(path), dtype, vocab_size, remedy) for path in paths]
+    for path in [*bare_training_paths(config), *evaluation_paths]:  # token files without a manifest
+        files.append(ExpectedFile(Path(path), config.data.memmap_dtype, config.model.vocab_size, remedy))
+    verified = Verified(config.save_folder)
+    verified.check(files)
+    verified.save()

@@ -56,25 +56,13 @@ class HoldOutJob:
     unit: Unit
     rule: SplitRule | None
     """None: every document is held out."""
-    stem: Path
-    """Of the files that are written: this name with three suffixes."""
+    documents: Path
+    paragraphs: Path
+    """Hashes of the paragraphs, (P,) uint64."""
+    record: Path
+    """Checksums of both, written last."""
     min_paragraph_characters: int
     """Shorter paragraphs are not hashed."""
-
-    @property
-    def documents(self) -> Path:
-        """File of JSON lines."""
-        return self.stem.with_suffix(".jsonl")
-
-    @property
-    def paragraphs(self) -> Path:
-        """Hashes of the paragraphs, (P,) uint64."""
-        return self.stem.with_suffix(".npy")
-
-    @property
-    def record(self) -> Path:
-        """Checksums of both, written last."""
-        return self.stem.with_suffix(".json")
 
     @property
     def is_done(self) -> bool:
@@ -102,17 +90,6 @@ class EncodeJob:
     """File of the hashes of all held-out paragraphs (uint64); None: do not look for them."""
     limit_tokens: int | None = None
     """Stop after the document that reaches this many tokens."""
-
-
-@dataclass(frozen=True)
-class HeldoutJob:
-    """Write the held-out documents as one token file, without what also stands in training documents."""
-
-    units: Sequence[Unit]
-    encoding: Encoding
-    output: Path
-    contaminated: frozenset[int]
-    """Hashes of the paragraphs to leave out."""
 
 
 @dataclass(frozen=True)
@@ -179,12 +156,17 @@ def encode_unit(job: EncodeJob) -> EncodedUnit:
     return result
 
 
-def encode_heldout(job: HeldoutJob) -> tuple[TokenFile, dict[str, int]]:
-    """Do a `HeldoutJob`; returns also how much was removed."""
-    decontamination = Decontamination(job.contaminated)
-    cleaned = (decontamination.clean(text) for unit in job.units for text in unit.documents())
-    ids = (ids for _, ids in encode_documents(filter(None, cleaned), job.encoding))
-    return write_token_file(job.output, ids), decontamination.counts
+def encode_heldout(
+    units: Sequence[Unit], encoding: Encoding, output: Path, contaminated: frozenset[int]
+) -> tuple[TokenFile, dict[str, int]]:
+    """Write the held-out documents as one token file, without the paragraphs of these hashes.
+
+    Returns also how much was removed.
+    """
+    decontamination = Decontamination(contaminated)
+    cleaned = (decontamination.clean(text) for unit in units for text in unit.documents())
+    ids = (ids for _, ids in encode_documents(filter(None, cleaned), encoding))
+    return write_token_file(output, ids), decontamination.counts
 
 
 def write_token_file(output: Path, documents: Iterable[np.ndarray]) -> TokenFile:

@@ -13,6 +13,7 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
@@ -23,7 +24,6 @@ from olmo_sparsity.data.encode import (
     EncodedUnit,
     EncodeJob,
     Encoding,
-    HeldoutJob,
     HoldOutJob,
     encode_heldout,
     encode_unit,
@@ -32,7 +32,7 @@ from olmo_sparsity.data.encode import (
 from olmo_sparsity.data.sources import PrepareSettings, TextFiles, find_source
 from olmo_sparsity.data.text import SplitRule, Unit
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer, tokenizer_file, train_bpe
-from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
+from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest
 from olmo_sparsity.data.workers import StoppedEarly, available_cores, run_jobs
 from olmo_sparsity.data.workspace import (
     REQUEST_NAME,
@@ -187,10 +187,18 @@ class _Stages:
         train = [unit.file for unit in units if unit.file.tokens]
         if not train:
             raise UserError("no training documents are left; lower --heldout-fraction or give more text")
-        contaminated = frozenset(digest for unit in units for digest in unit.contaminated)
-        heldout_file, removed = self._encode_heldout(
-            HeldoutJob(heldout, encoding, self.out / "heldout-00000.npy", contaminated)
+        [(heldout_file, removed)] = run_jobs(
+            partial(encode_heldout, heldout, encoding, self.out / "heldout-00000.npy"),
+            [frozenset(digest for unit in units for digest in unit.contaminated)],
+            workers=1,
+            description="held-out split",
+            unit="files",
         )
+        if not heldout_file.tokens:
+            raise UserError(
+                "every held-out paragraph also stands in the training text; hold out other documents "
+                "(--heldout-files, --seed) or keep them as they are (--no-decontaminate)"
+            )
         manifest = CorpusManifest(
             corpus=self.settings.source,
             tokenizer_sha256=sha256_file(self.out / TOKENIZER_NAME),
@@ -225,10 +233,11 @@ class _Stages:
     def _hold_out(self) -> tuple[list[Unit], Path]:
         """Held-out documents as units, and the file of the hashes of all their paragraphs, (P,) uint64."""
         rule, least = None if self.corpus.heldout else self.rule, self.settings.decontaminate_min_characters
-        jobs = [
-            HoldOutJob(unit, rule, self.work / f"heldout-{index:05d}", least)
-            for index, unit in enumerate(self.corpus.heldout or self.corpus.train)
-        ]
+        jobs = []
+        for index, unit in enumerate(self.corpus.heldout or self.corpus.train):
+            stem = self.work / f"heldout-{index:05d}"
+            documents, paragraphs, record = map(stem.with_suffix, (".jsonl", ".npy", ".json"))
+            jobs.append(HoldOutJob(unit, rule, documents, paragraphs, record, least))
         todo = [job for job in jobs if not job.is_done]
         counts = run_jobs(
             hold_out,
@@ -329,15 +338,3 @@ class _Stages:
         )
         made = dict(zip(missing, new, strict=True))
         return [unit or made[index] for index, unit in enumerate(done)], sum(unit.file.tokens for unit in new)
-
-    def _encode_heldout(self, job: HeldoutJob) -> tuple[TokenFile, dict[str, int]]:
-        """The token file of the held-out split, and how much was removed from it."""
-        [(file, removed)] = run_jobs(
-            encode_heldout, [job], workers=1, description="held-out split", unit="files"
-        )
-        if not file.tokens:
-            raise UserError(
-                "every held-out paragraph also stands in the training text; hold out other documents "
-                "(--heldout-files, --seed) or keep them as they are (--no-decontaminate)"
-            )
-        return file, removed

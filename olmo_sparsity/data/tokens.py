@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -309,15 +309,17 @@ class Verified:
 
 
 def _state(file: ExpectedFile) -> list[int | str]:
-    try:
+    with _readable(file):
         stat = file.path.stat()
-    except OSError as error:
-        raise _unreadable(file, error) from error
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, file.dtype]
 
 
-def _unreadable(file: ExpectedFile, error: OSError) -> UserError:
-    return UserError(f"token file {file.path} cannot be read ({error.strerror}); copy it again")
+@contextmanager
+def _readable(file: ExpectedFile) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"token file {file.path} cannot be read ({error.strerror}); copy it again") from error
 
 
 def _read_all(files: Sequence[ExpectedFile]) -> list[tuple[str, int]]:
@@ -332,15 +334,12 @@ def _read_all(files: Sequence[ExpectedFile]) -> list[tuple[str, int]]:
 
 def _read(file: ExpectedFile, advance: Callable[[], None]) -> tuple[str, int]:
     digest, largest, dtype = hashlib.sha256(), 0, np.dtype(DTYPES[file.dtype])
-    try:
-        with open(file.path, "rb") as handle:
-            while chunk := handle.read(CHUNK_MB << 20):
-                digest.update(chunk)
-                ids = np.frombuffer(chunk, dtype, count=len(chunk) // dtype.itemsize)
-                largest = max(largest, int(ids.max(initial=0)))
-                advance()
-    except OSError as error:
-        raise _unreadable(file, error) from error
+    with _readable(file), open(file.path, "rb") as handle:
+        while chunk := handle.read(CHUNK_MB << 20):
+            digest.update(chunk)
+            ids = np.frombuffer(chunk, dtype, count=len(chunk) // dtype.itemsize)
+            largest = max(largest, int(ids.max(initial=0)))
+            advance()
     return digest.hexdigest(), largest
 
 

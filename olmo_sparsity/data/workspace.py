@@ -61,8 +61,10 @@ def claim(
 
     With a ``shard`` nothing of what others may be writing is touched.
     """
-    path = out / WORK_NAME / REQUEST_NAME
-    _refuse_own_tokenizer(out, settings)
+    path, written = out / WORK_NAME / REQUEST_NAME, out / TOKENIZER_NAME
+    tokenizer = settings.tokenizer_name
+    if tokenizer != "bpe" and tokenizer_file(tokenizer).resolve() == written.resolve():
+        raise UserError(f"--tokenizer names the file that would be written, {written}; choose another --out")
     with _writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
         if overwrite or (shard is None and (out / MANIFEST_NAME).is_file()):
@@ -72,25 +74,13 @@ def claim(
             _refuse_foreign(out, shard)
         if path.is_file():
             remedy = f"choose another --out, or {'remove the folder' if shard else 'pass --overwrite'} to start anew"
-            _refuse_other(
-                out,
-                read_json(path, f"nobody knows what the files beside it were made of: {remedy}"),
-                request,
-            )
+            earlier = read_json(path, f"nobody knows what the files beside it were made of: {remedy}")
+            _refuse_other(out, earlier, request)
         remove_temporaries(out, shard)
         if not path.is_file():
             write_json(path, request)
         if shard is not None:
             _record_count(out / WORK_NAME, shard)
-
-
-def _refuse_own_tokenizer(out: Path, settings: PrepareSettings) -> None:
-    if settings.tokenizer_name == "bpe":
-        return
-    if tokenizer_file(settings.tokenizer_name).resolve() == (out / TOKENIZER_NAME).resolve():
-        raise UserError(
-            f"--tokenizer names the file that would be written, {out / TOKENIZER_NAME}; choose another --out"
-        )
 
 
 def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -> None:

@@ -170,7 +170,7 @@ def test_docstrings_come_in_source_order_without_running_the_module(tmp_path):
     (tmp_path / "bad.py").write_text("def f(:\n")
     (tmp_path / "latin.py").write_bytes(b'"""caf\xe9"""\n')
     modules = [
-        docstrings.Module(name, str(tmp_path / name)) for name in ("good.py", "bad.py", "latin.py", "none.py")
+        tmp_path / name for name in ("good.py", "bad.py", "latin.py", "none.py")
     ]
     assert docstrings.read_docstrings(modules) == [["Module.", "A.", "A.f.", "g.", "inner."], [], [], []]
 
