@@ -29,31 +29,23 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from olmo_sparsity.data.prepare import Prepared, prepare, prepare_shard
-from olmo_sparsity.data.shards import PreparedShard
+from olmo_sparsity.data.prepare import Prepared, PreparedShard, prepare, prepare_shard
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
-from olmo_sparsity.util.arguments import (
-    Parser,
-    out_folder,
-    positive_number,
-    seed_number,
-    share_of_one,
-    whole_number,
-    whole_number_or_zero,
-)
+from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.shard import Shard
 
 
 def main() -> int:
     settings, how = parse_settings()
-    out, workers = how.out, how.workers
     if how.shard is not None:
-        print(shard_summary(prepare_shard(settings, out, Shard.parse(how.shard), workers=workers), out))
+        shard = prepare_shard(settings, how.out, Shard.parse(how.shard), workers=how.workers)
+        print(shard_summary(shard, how.out))
     else:
-        prepared = prepare(settings, out, workers=workers, overwrite=how.overwrite, merge=how.merge)
-        print(summary(prepared, out))
+        prepared = prepare(settings, how.out, workers=how.workers, overwrite=how.overwrite, merge=how.merge)
+        print(summary(prepared, how.out))
     return 0
 
 
@@ -102,8 +94,8 @@ def summary(prepared: Prepared, out: Path) -> str:
 
 
 def _parser() -> Parser:
+    """How the work is done, and an option for every setting, which says itself what it is."""
     parser = Parser(description=__doc__)
-    default = PrepareSettings("docs")
     parser.add_argument("source", metavar="SOURCE", help=f"one of {', '.join(SOURCES)}")
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace another corpus in DIR")
@@ -114,87 +106,20 @@ def _parser() -> Parser:
         "--shard", metavar="I/N", help="prepare share I (from 1) of N only; not for docs, nor --tokenizer bpe"
     )
     parser.add_argument("--merge", action="store_true", help="finish a corpus whose shards are all done")
-    parser.add_argument("--seed", type=seed_number, default=0, help="another seed holds out other documents")
-    parser.add_argument(
-        "--no-decontaminate",
-        dest="decontaminate",
-        action="store_false",
-        help="keep held-out paragraphs that also stand in a training document",
-    )
-    parser.add_argument(
-        "--decontaminate-min-characters",
-        type=whole_number_or_zero,
-        default=0,
-        metavar="N",
-        help="keep such paragraphs where they are shorter than this (headings, one-word answers; default: 0)",
-    )
-    group = parser.add_argument_group("text")
-    group.add_argument("--files", nargs="+", default=(), metavar="FILE", help="training files")
-    group.add_argument("--heldout-files", nargs="+", default=(), metavar="FILE", help="held-out files")
-    group = parser.add_argument_group("docs and text without --heldout-files")
-    group.add_argument(
-        "--heldout-fraction",
-        type=share_of_one,
-        default=default.heldout_fraction,
-        metavar="F",
-        help="share of the documents that is held out (default: %(default)s)",
-    )
-    group = parser.add_argument_group("docs")
-    group.add_argument(
-        "--packages", nargs="+", default=(), metavar="NAME", help="only these; python: standard library"
-    )
-    add_c4_options(parser, default)
-    add_tokenizer_options(parser, default)
+    groups = {(): parser.add_argument_group("all sources")}
+    for setting in fields(PrepareSettings)[1:]:
+        about, default = setting.metadata, setting.default
+        sources = about["sources"]
+        if sources not in groups:
+            groups[sources] = parser.add_argument_group(" and ".join(sources))
+        how: dict[str, Any] = {"default": default, "help": about["help"]}
+        if isinstance(default, bool):
+            how["action"] = argparse.BooleanOptionalAction
+        else:
+            how |= {"metavar": about["metavar"], "type": about["parse"] or str}
+        if isinstance(default, tuple):
+            how["nargs"] = "+"
+        elif default is not None:
+            how["help"] += " (default: %(default)s)"
+        groups[sources].add_argument(f"--{setting.name.replace('_', '-')}", **how)
     return parser
-
-
-def add_tokenizer_options(parser: Parser, default: PrepareSettings) -> None:
-    group = parser.add_argument_group("tokenizer")
-    group.add_argument(
-        "--tokenizer",
-        metavar="NAME",
-        help="bpe (trained on the training split; default for docs and text), olmo (50,280 ids; default for "
-        "c4), or the path of a tokenizer.json",
-    )
-    group.add_argument(
-        "--vocab-size",
-        type=whole_number,
-        default=default.vocab_size,
-        metavar="N",
-        help="bpe (default: %(default)s)",
-    )
-    group.add_argument(
-        "--tokenizer-sample-mb",
-        type=positive_number,
-        default=default.tokenizer_sample_mb,
-        metavar="MB",
-        help="bpe: text to train it on, in millions of characters (default: %(default)s)",
-    )
-    group.add_argument(
-        "--eos-token", metavar="TOKEN", help="token that ends a document (default: the usual names)"
-    )
-
-
-def add_c4_options(parser: Parser, default: PrepareSettings) -> None:
-    group = parser.add_argument_group("c4")
-    group.add_argument(
-        "--dataset",
-        default=default.dataset,
-        help="name on the hub, or a folder of its layout (default: %(default)s)",
-    )
-    group.add_argument(
-        "--dataset-config", default=default.dataset_config, help="its configuration (default: %(default)s)"
-    )
-    group.add_argument(
-        "--limit-documents", type=whole_number, metavar="N", help="at most this many training documents"
-    )
-    group.add_argument(
-        "--limit-tokens", type=whole_number, metavar="N", help="about this many training tokens"
-    )
-    group.add_argument(
-        "--heldout-documents",
-        type=whole_number,
-        default=default.heldout_documents,
-        metavar="N",
-        help="at most this many documents of the validation split (default: %(default)s)",
-    )

@@ -111,7 +111,7 @@ def _check_start(config: Config, *, after: bool) -> None:
 
     Left out are a data set on the hub and, for a job ``after`` another, a corpus that is not there yet.
     """
-    from olmo_sparsity.data.training_data import open_training_data
+    from olmo_sparsity.data.batches import open_training_data
     from olmo_sparsity.evaluate.exact_match import TaskEvaluation
     from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
     from olmo_sparsity.training.resume import starting_checkpoint
@@ -132,7 +132,7 @@ def _check_start(config: Config, *, after: bool) -> None:
 def prepare_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> list[Job]:
     """An array that makes the shards of C4, and the merge. Raises `UserError` for what each shard would refuse."""
     from analysis.cli.prepare_data import parse_settings
-    from olmo_sparsity.data.shards import check_shardable
+    from olmo_sparsity.data.prepare import check_shardable
 
     out, array = job_path(options.out, "--out"), Array.parse(options.array)
     _refuse(arguments, "--out", "--shard", "--merge", "--workers")

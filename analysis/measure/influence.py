@@ -21,8 +21,7 @@ from analysis.records.manifest import ROPE_SCALING, Manifest
 from analysis.records.store import RecordWriter
 from analysis.text.contexts import sample_targets
 from analysis.text.decode import TextDecoder
-from olmo_sparsity.data.tokens import MANIFEST_NAME
-from olmo_sparsity.data.verify import Verified
+from olmo_sparsity.data.tokens import MANIFEST_NAME, Verified
 from olmo_sparsity.model.rope_scaling import RopeScaling
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file

@@ -29,8 +29,7 @@ from analysis.plots.length import LENGTH
 from analysis.stats.bootstrap import BY_DOCUMENT_AND_SEED
 from analysis.stats.length import PositionSums, summarize_length
 from analysis.text.segments import Segments, sample_segments
-from olmo_sparsity.data.tokens import MANIFEST_NAME
-from olmo_sparsity.data.verify import Verified
+from olmo_sparsity.data.tokens import MANIFEST_NAME, Verified
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
 from olmo_sparsity.util.progress import progress

@@ -50,8 +50,7 @@ from analysis.stats.bootstrap import (
 )
 from analysis.stats.tables import interval_cell
 from analysis.text.segments import Segments, sample_segments
-from olmo_sparsity.data.tokens import MANIFEST_NAME
-from olmo_sparsity.data.verify import Verified
+from olmo_sparsity.data.tokens import MANIFEST_NAME, Verified
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 from olmo_sparsity.util.progress import progress

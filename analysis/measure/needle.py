@@ -32,8 +32,7 @@ from analysis.stats.bootstrap import (
     mean_over_seeds,
     ratio_of_sums,
 )
-from olmo_sparsity.data.tokens import MANIFEST_NAME
-from olmo_sparsity.data.verify import Verified
+from olmo_sparsity.data.tokens import MANIFEST_NAME, Verified
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
 from olmo_sparsity.util.progress import progress

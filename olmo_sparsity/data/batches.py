@@ -1,55 +1,49 @@
-"""The one type that the training loop sees, whatever the task. Shapes: B examples, T tokens."""
+"""What the loop trains on, prepared or streamed, and the check of prepared files before it starts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 
-import torch
-from torch import Tensor
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.data.stream import StreamedData
+from olmo_sparsity.data.task_batches import TaskData
+from olmo_sparsity.data.tokens import ExpectedFile, Verified, expected_files
+from olmo_sparsity.data.windows import Batch, TrainingBatches, TrainingData, bare_training_paths
+
+__all__ = ["Batch", "TrainingBatches", "open_training_data", "verify_checksums"]
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Tokens with their position ids, and what is to be predicted at each of them."""
+def open_training_data(config: Config, *, rank: int = 0, world_size: int = 1) -> TrainingBatches:
+    """A task, token files (`corpus.path`, `data.paths`) or a stream (`corpus.stream`), as ``config`` says.
 
-    input_ids: Tensor
-    """(B, T) int64."""
-    position_ids: Tensor
-    """(B, T) int64, the id that each token is rotated by."""
-    labels: Tensor
-    """(B, T) int64, the token to be predicted at each place; read only where the loss mask is set."""
-    loss_mask: Tensor
-    """(B, T) bool, the places whose loss counts."""
-    id_labels: Tensor | None = None
-    """(B, T) int64, the position id of the token to be predicted, likewise; None: ids are not predicted."""
-    document_ids: Tensor | None = None
-    """(B, T) int64, equal for the tokens of one document, which then see each other only; None: no such mask."""
+    Raises `UserError` for text or token files that are missing, unreadable or of another tokenizer.
+    """
+    if config.task.name is not None:
+        return TaskData(config, rank=rank, world_size=world_size)
+    if config.corpus.stream is not None:
+        return StreamedData(config, rank=rank, world_size=world_size)
+    return TrainingData(config, rank=rank, world_size=world_size)
 
-    @property
-    def model_inputs(self) -> dict[str, Tensor]:
-        """What the model's forward pass is given, by name; ``document_ids`` only where there are any."""
-        inputs = {"input_ids": self.input_ids, "position_ids": self.position_ids}
-        return inputs if self.document_ids is None else {**inputs, "document_ids": self.document_ids}
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+def verify_checksums(config: Config) -> None:
+    """Verify all token files that the run reads; for one process of a run, before it starts.
 
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on ``device``; the copy overlaps computation where the tensors are pinned."""
-        return Batch(**{name: part.to(device, non_blocking=True) for name, part in self._tensors().items()})
-
-    def split(self, size: int) -> list[Batch]:
-        """Micro-batches of at most ``size`` examples, in order."""
-        parts = {name: tensor.split(size) for name, tensor in self._tensors().items()}
-        return [
-            Batch(**dict(zip(parts, tensors, strict=True))) for tensors in zip(*parts.values(), strict=True)
-        ]
-
-    def pin_memory(self) -> Batch:
-        """Called by PyTorch's data loader when ``data.pin_memory`` is set."""
-        return Batch(**{name: tensor.pin_memory() for name, tensor in self._tensors().items()})
-
-    @property
-    def num_loss_tokens(self) -> int:
-        """How many tokens count in the loss."""
-        return int(self.loss_mask.sum())
+    Those of a corpus must be the ones of its manifest; `corpus.verify_checksums: false` leaves them out. All ids must
+    be in the vocabulary. Files that were right, and have not changed since, are not read again. Raises `UserError` for
+    the first one that is not right.
+    """
+    corpus, evaluates = config.corpus, config.evaluation.interval is not None
+    evaluation_paths = (config.evaluation.paths or []) if evaluates else []
+    files = []
+    if corpus.path is not None and corpus.verify_checksums:
+        heldout = [corpus.heldout_split] if evaluates and not evaluation_paths else []
+        files += expected_files(corpus.path, corpus.train_split, *heldout)
+    remedy = (
+        f"model.vocab_size is {config.model.vocab_size}: the file was made with another tokenizer or another "
+        "data.memmap_dtype"
+    )
+    for path in [*bare_training_paths(config), *evaluation_paths]:  # token files without a manifest
+        files.append(ExpectedFile(Path(path), config.data.memmap_dtype, config.model.vocab_size, remedy))
+    verified = Verified(config.save_folder)
+    verified.check(files)
+    verified.save()

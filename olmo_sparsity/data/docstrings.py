@@ -13,16 +13,16 @@ import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from hashlib import blake2b
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from olmo_sparsity.data.encode import write_document
-from olmo_sparsity.data.text import paragraph_hash, split_paragraphs
+from olmo_sparsity.data.text import paragraph_hash, split_paragraphs, write_document
 from olmo_sparsity.data.workers import report, run_jobs
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
@@ -56,61 +56,50 @@ BOILERPLATE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Module:
-    """A module's source file."""
-
-    name: str
-    """Package and path, the same on every machine."""
-    path: str
-
-
 def docs_packages(names: Sequence[str] = ()) -> dict[str, str]:
     """Packages whose docstrings make the corpus, with their versions, sorted.
 
     By default Python itself and everything this project depends on, directly or not, without optional extras,
     so that whatever else is installed changes nothing. Raises `UserError` for a name that is not installed.
     """
-    versions = {PYTHON: platform.python_version()}
-    if not names:
-        versions |= {name: package.version for name, package in _dependencies(PROJECT).items()}
-        del versions[PROJECT]
-        return dict(sorted(versions.items()))
-    for name in names:
-        if name != PYTHON:
-            try:
-                versions[canonicalize_name(name)] = distribution(name).version
-            except PackageNotFoundError as error:
-                raise UserError(
-                    f"package {name} is not installed; --packages takes {PYTHON} and installed ones"
-                ) from error
-    return {name: version for name, version in sorted(versions.items()) if name != PYTHON or PYTHON in names}
+    versions = {}
+    for name in names or [PYTHON, *_requirements()]:
+        try:
+            version = platform.python_version() if name == PYTHON else distribution(name).version
+        except PackageNotFoundError as error:
+            raise UserError(
+                f"package {name} is not installed; --packages takes {PYTHON} and installed ones"
+            ) from error
+        versions[canonicalize_name(name)] = version
+    return dict(sorted(versions.items()))
 
 
-def _dependencies(root: str) -> dict[str, Distribution]:
-    found: dict[str, Distribution] = {}
-    names = [root]
+def _requirements() -> set[str]:
+    """Names of all installed packages that this project needs."""
+    found: set[str] = set()
+    names = [PROJECT]
     while names:
         name = canonicalize_name(names.pop())
-        if name in found:
-            continue
         try:
-            found[name] = distribution(name)
+            requires = [Requirement(text) for text in distribution(name).requires or []]
         except PackageNotFoundError:
             if name == PROJECT:
                 raise UserError(f"{PROJECT} is not installed; run: pip install -e .") from None
             continue  # a requirement for another platform
-        for text in found[name].requires or []:
-            requirement = Requirement(text)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                names.append(requirement.name)
-    return found
+        if name not in found:
+            found.add(name)
+            names += [
+                each.name for each in requires if not each.marker or each.marker.evaluate({"extra": ""})
+            ]
+    return found - {PROJECT}
 
 
 def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None:
     """Write the documents of ``packages`` as ``PARTS`` files of JSON lines in ``folder``, all or none."""
-    modules = sorted((m for name in packages for m in _modules(name)), key=lambda m: _shuffle_key(m.name))
-    jobs = [modules[i : i + MODULES_PER_JOB] for i in range(0, len(modules), MODULES_PER_JOB)]
+    modules = {name: path for package in packages for name, path in _modules(package)}
+    names = sorted(modules, key=_shuffle_key)
+    paths = [modules[name] for name in names]
+    jobs = [paths[i : i + MODULES_PER_JOB] for i in range(0, len(paths), MODULES_PER_JOB)]
     parsed = run_jobs(
         read_docstrings,
         jobs,
@@ -118,9 +107,7 @@ def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None
         description=f"reading docstrings ({len(modules):,} modules)",
         unit="parts",
     )
-    documents = {
-        m.name: d for job, found in zip(jobs, parsed, strict=True) for m, d in zip(job, found, strict=True)
-    }
+    documents = dict(zip(names, chain.from_iterable(parsed), strict=True))
     if PYTHON in packages:
         documents |= _topics()
     texts = clean_documents(documents[name] for name in sorted(documents, key=_shuffle_key))
@@ -138,7 +125,8 @@ def _shuffle_key(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=8).digest()
 
 
-def _modules(package: str) -> Iterator[Module]:
+def _modules(package: str) -> Iterator[tuple[str, Path]]:
+    """The source files of a package, each with its package and path, which are the same on every machine."""
     if package == PYTHON:
         folder = Path(sysconfig.get_path("stdlib"))
         found = ((file.relative_to(folder).as_posix(), file) for file in folder.rglob("*.py"))
@@ -148,12 +136,12 @@ def _modules(package: str) -> Iterator[Module]:
         if not listed:
             logger.warning("package %s has no list of its files; its docstrings are left out", package)
         found = ((f.as_posix(), Path(str(installed.locate_file(f)))) for f in listed if f.suffix == ".py")
-    return (Module(f"{package}/{name}", str(path)) for name, path in found if not SKIPPED_FILES.search(name))
+    return ((f"{package}/{name}", path) for name, path in found if not SKIPPED_FILES.search(name))
 
 
-def read_docstrings(modules: Sequence[Module]) -> list[list[str]]:
-    """Docstrings of each module, in source order; none for a file that is missing or not Python."""
-    found = [_docstrings(Path(module.path)) for module in modules]
+def read_docstrings(modules: Sequence[Path]) -> list[list[str]]:
+    """Docstrings of each source file, in its order; none for a file that is missing or not Python."""
+    found = [_docstrings(path) for path in modules]
     report(sum(map(bool, found)))
     return found
 
@@ -168,9 +156,8 @@ def _docstrings(path: Path) -> list[str]:
     return [text for node in _documented(tree) if (text := ast.get_docstring(node))]
 
 
-def _documented(
-    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
-) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+def _documented(node: Any) -> Iterator[Any]:
+    """The module, its classes and functions, and theirs."""
     yield node
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
+from tokenizers import Tokenizer
 
-from olmo_sparsity.data.corpora import Unit
-from olmo_sparsity.data.text import Decontamination, SplitRule, paragraph_hashes, split_pieces
+from olmo_sparsity.data.text import (
+    SPACE,
+    Decontamination,
+    SplitRule,
+    Unit,
+    paragraph_hashes,
+    split_pieces,
+    write_document,
+)
 from olmo_sparsity.data.tokenizers import load_tokenizer
 from olmo_sparsity.data.tokens import DTYPES, TokenFile
-from olmo_sparsity.data.words import WordEncoder, cuts_at_words
 from olmo_sparsity.data.workers import report
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
@@ -48,13 +56,25 @@ class HoldOutJob:
     unit: Unit
     rule: SplitRule | None
     """None: every document is held out."""
-    paragraphs: Path
-    """Hashes of their paragraphs, (P,) uint64."""
     documents: Path
+    paragraphs: Path
+    """Hashes of the paragraphs, (P,) uint64."""
     record: Path
     """Checksums of both, written last."""
     min_paragraph_characters: int
     """Shorter paragraphs are not hashed."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether an earlier run did this job, and its files are whole."""
+        try:
+            return read_json(self.record, "") == self.checksums()
+        except (UserError, OSError):
+            return False
+
+    def checksums(self) -> dict[str, str]:
+        """SHA-256 of both files by their names."""
+        return {path.name: sha256_file(path) for path in (self.documents, self.paragraphs)}
 
 
 @dataclass(frozen=True)
@@ -73,17 +93,6 @@ class EncodeJob:
 
 
 @dataclass(frozen=True)
-class HeldoutJob:
-    """Write the held-out documents as one token file, without what also stands in training documents."""
-
-    units: Sequence[Unit]
-    encoding: Encoding
-    output: Path
-    contaminated: frozenset[int]
-    """Hashes of the paragraphs to leave out."""
-
-
-@dataclass(frozen=True)
 class EncodedUnit:
     """What a finished unit holds; where it had no training document, `file` is not there."""
 
@@ -96,10 +105,11 @@ class EncodedUnit:
         """Read the record of a finished unit; None where it is not finished, or the record is damaged."""
         try:
             raw = read_json(record, "")
-            unit = cls(TokenFile.parse(raw["file"]), raw["contaminated"])
-        except (UserError, KeyError, TypeError, ValueError):
+        except UserError:
             return None
-        return unit if raw.get(CHECKSUM) == json_checksum(raw) else None
+        if raw.get(CHECKSUM) != json_checksum(raw):
+            return None
+        return cls(TokenFile(**raw["file"]), raw["contaminated"])
 
     def save(self, record: Path) -> None:
         """Write the record, atomically, with a checksum of itself."""
@@ -121,25 +131,8 @@ def hold_out(job: HoldOutJob) -> int:
         with atomic_path(job.paragraphs) as array_file, open(array_file, "wb") as handle:
             np.save(handle, np.array(sorted(hashes), dtype=np.uint64))
     report(number % REPORT_DOCUMENTS)
-    write_json(job.record, {path.name: sha256_file(path) for path in (job.documents, job.paragraphs)})
+    write_json(job.record, job.checksums())
     return number
-
-
-def is_held_out(job: HoldOutJob) -> bool:
-    """Whether an earlier run did this job, and its files are whole."""
-    try:
-        record = read_json(job.record, "")
-        return all(record.get(path.name) == sha256_file(path) for path in (job.documents, job.paragraphs))
-    except (UserError, OSError):
-        return False
-
-
-def write_document(file: TextIO, text: str) -> None:
-    """Write a document as a line of JSON, as `corpora` reads them."""
-    file.write('{"text": "')
-    for piece in split_pieces(text):  # a copy of all of it, escaped, would be several times as large
-        file.write(json.dumps(piece)[1:-1])
-    file.write('"}\n')
 
 
 def encode_unit(job: EncodeJob) -> EncodedUnit:
@@ -163,12 +156,17 @@ def encode_unit(job: EncodeJob) -> EncodedUnit:
     return result
 
 
-def encode_heldout(job: HeldoutJob) -> tuple[TokenFile, dict[str, int]]:
-    """Do a `HeldoutJob`; returns also how much was removed."""
-    decontamination = Decontamination(job.contaminated)
-    cleaned = (decontamination.clean(text) for unit in job.units for text in unit.documents())
-    ids = (ids for _, ids in encode_documents(filter(None, cleaned), job.encoding))
-    return write_token_file(job.output, ids), decontamination.counts
+def encode_heldout(
+    units: Sequence[Unit], encoding: Encoding, output: Path, contaminated: frozenset[int]
+) -> tuple[TokenFile, dict[str, int]]:
+    """Write the held-out documents as one token file, without the paragraphs of these hashes.
+
+    Returns also how much was removed.
+    """
+    decontamination = Decontamination(contaminated)
+    cleaned = (decontamination.clean(text) for unit in units for text in unit.documents())
+    ids = (ids for _, ids in encode_documents(filter(None, cleaned), encoding))
+    return write_token_file(output, ids), decontamination.counts
 
 
 def write_token_file(output: Path, documents: Iterable[np.ndarray]) -> TokenFile:
@@ -184,6 +182,9 @@ def write_token_file(output: Path, documents: Iterable[np.ndarray]) -> TokenFile
     if not tokens:
         output.unlink()
     return TokenFile(output.name, tokens, count, digest.hexdigest())
+
+
+# --- text to ids ---
 
 
 def encode_documents(texts: Iterable[str], encoding: Encoding) -> Iterator[tuple[str, np.ndarray]]:
@@ -243,3 +244,54 @@ def _batches(pieces: Iterable[tuple[str, str | None]]) -> Iterator[list[tuple[st
             batch, characters = [], 0
     if batch:
         yield batch
+
+
+_WORD = re.compile(rf"[{SPACE}]*[^{SPACE}]+|[{SPACE}]+")
+_SPACE_INSIDE = re.compile(rf"[^{SPACE}][{SPACE}]")
+MAX_KNOWN = 500_000
+MAX_KNOWN_CHARACTERS = 20_000_000
+"""Words that are remembered: some 100 MB. A run of characters without white space is a word too, however long."""
+
+
+class WordEncoder:
+    """Ids of texts by a tokenizer that `cuts_at_words`; remembers words, so keep it."""
+
+    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype):
+        self.tokenizer, self.dtype = tokenizer, np.dtype(dtype)
+        self.known: dict[str, bytes] = {}
+        self.known_characters = 0
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each text, (n,)."""
+        words = [_WORD.findall(text) for text in texts]
+        new = list(set(chain.from_iterable(words)) - self.known.keys())
+        encoded = self.tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        for word, one in zip(new, encoded, strict=True):
+            self.known[word] = np.array(one.ids, self.dtype).tobytes()
+            self.known_characters += len(word)
+        ids = [np.frombuffer(b"".join(map(self.known.__getitem__, each)), self.dtype) for each in words]
+        if len(self.known) > MAX_KNOWN or self.known_characters > MAX_KNOWN_CHARACTERS:
+            self.known.clear()  # the frequent ones are back after one batch
+            self.known_characters = 0
+        return ids
+
+
+def cuts_at_words(tokenizer: Tokenizer) -> bool:
+    """Whether the ids of a text are those of its words: a byte-level BPE with nothing added that changes this."""
+    parts = json.loads(tokenizer.to_str())
+    cutter, normalizer = parts["pre_tokenizer"] or {}, parts["normalizer"]
+    return (
+        parts["model"]["type"] == "BPE"
+        and not parts["model"]["dropout"]
+        and (normalizer is None or normalizer["type"] == "NFC")
+        and cutter.get("type") == "ByteLevel"
+        and cutter["use_regex"]
+        and not cutter["add_prefix_space"]
+        and not any(
+            token["lstrip"]
+            or token["rstrip"]
+            or token["single_word"]
+            or _SPACE_INSIDE.search(token["content"])
+            for token in parts["added_tokens"]
+        )
+    )

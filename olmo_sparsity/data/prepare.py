@@ -3,7 +3,7 @@
     text ──► held-out documents and their paragraphs ──► tokenizer ──► train-*.npy ──► heldout ──► manifest
 
 What is finished is kept in the folder, with the state of unfinished work in `.partial`, so that a run that
-was killed goes on where it stopped.
+was killed goes on where it stopped. Shards, on any machines that share the folder, make a part of train-*.npy each.
 """
 
 from __future__ import annotations
@@ -13,48 +13,39 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.data.corpora import TextFiles, Unit
 from olmo_sparsity.data.encode import (
     EncodedUnit,
     EncodeJob,
     Encoding,
-    HeldoutJob,
     HoldOutJob,
     encode_heldout,
     encode_unit,
     hold_out,
-    is_held_out,
 )
-from olmo_sparsity.data.shards import (
-    SHARDS_NAME,
-    PreparedShard,
-    check_shardable,
-    refuse_missing,
-)
-from olmo_sparsity.data.sources import Corpus, PrepareSettings, find_source
-from olmo_sparsity.data.text import SplitRule
+from olmo_sparsity.data.sources import PrepareSettings, TextFiles, find_source
+from olmo_sparsity.data.text import SplitRule, Unit
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer, tokenizer_file, train_bpe
 from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest
 from olmo_sparsity.data.workers import StoppedEarly, available_cores, run_jobs
 from olmo_sparsity.data.workspace import (
     REQUEST_NAME,
+    SHARDS_NAME,
     WORK_NAME,
     claim,
     finished_corpus,
     has_nothing_finished,
     is_whole,
-    join,
     locked,
+    refuse_missing,
     remove_outputs,
     remove_temporaries,
-    remove_temporaries_of,
     remove_work,
 )
 from olmo_sparsity.util.errors import UserError
@@ -76,6 +67,21 @@ class Prepared:
     """By this run; 0 where the corpus was there already."""
 
 
+@dataclass(frozen=True)
+class PreparedShard:
+    """What a finished share of a corpus holds, and what this run did for it."""
+
+    shard: Shard
+    units: int
+    documents: int
+    tokens: int
+    seconds: float
+    tokens_written: int
+    """By this run; the rest was there already."""
+    corpus_is_ready: bool = False
+    """All shares were merged already; nothing was left to do."""
+
+
 def prepare(
     settings: PrepareSettings,
     out: str | Path,
@@ -92,40 +98,28 @@ def prepare(
     ``overwrite``.
     """
     start = time.monotonic()
-    out, workers = Path(out), _processes(workers)
-    settings.check()
-    request = _request(settings)
+    stages = _Stages(settings, out, workers)
+    out, request = stages.out, stages.request
     if not overwrite and (finished := finished_corpus(out, request)) is not None:
         remove_work(out)
         return Prepared(finished, time.monotonic() - start, 0)
     if merge and not (out / WORK_NAME / REQUEST_NAME).is_file():
         raise UserError(f"{out} has nothing to merge; make its parts with --shard 1/n … n/n first")
     with locked(out):
-        manifest, written = _prepare(settings, request, out, workers, overwrite, merge)
+        if not overwrite and (finished := finished_corpus(out, request)) is not None:
+            return Prepared(finished, time.monotonic() - start, 0)  # another process made it in the meantime
+        claim(out, request, settings, overwrite=overwrite)
+        try:
+            manifest, written = stages.run(merge)
+        except BaseException as error:
+            remove_temporaries(out)  # of workers that were stopped in the middle
+            of_shards = merge or (out / WORK_NAME / SHARDS_NAME).is_file()  # the work of many tasks is kept
+            bad_input = isinstance(error, UserError) and not isinstance(error, StoppedEarly) and not of_shards
+            if bad_input or has_nothing_finished(out):
+                remove_outputs(out)
+            raise
+        remove(out / WORK_NAME)
     return Prepared(manifest, time.monotonic() - start, written)
-
-
-def _prepare(
-    settings: PrepareSettings, request: dict[str, Any], out: Path, workers: int, overwrite: bool, merge: bool
-) -> tuple[CorpusManifest, int]:
-    """Do the work of `prepare` in a folder that is locked; where it fails, keep what is worth it."""
-    if not overwrite and (finished := finished_corpus(out, request)) is not None:
-        return finished, 0  # another process made it in the meantime
-    claim(out, request, settings, overwrite)
-    try:
-        corpus = find_source(settings.source).corpus(settings, out / WORK_NAME, workers)
-        manifest, written = _make(settings, request, corpus, out, workers, merge)
-    except BaseException as error:
-        remove_temporaries(out)  # of workers that were stopped in the middle
-        of_shards = (
-            merge or (out / WORK_NAME / SHARDS_NAME).is_file()
-        )  # the work of many tasks is not thrown away
-        bad_input = isinstance(error, UserError) and not isinstance(error, StoppedEarly) and not of_shards
-        if bad_input or has_nothing_finished(out):
-            remove_outputs(out)
-        raise
-    remove(out / WORK_NAME)
-    return manifest, written
 
 
 def prepare_shard(
@@ -137,209 +131,210 @@ def prepare_shard(
     `UserError` for bad input, and for settings that need a look at all the text; finished units are kept.
     """
     start = time.monotonic()
-    out, workers = Path(out), _processes(workers)
-    settings.check()
+    stages = _Stages(settings, out, workers)
     check_shardable(settings)
-    request = _request(settings)
+    out = stages.out
     if (out / MANIFEST_NAME).is_file():
-        if finished_corpus(out, request) is None:
+        if finished_corpus(out, stages.request) is None:
             raise UserError(f"{out} is finished but damaged; run the command without --shard to mend it")
         return PreparedShard(shard, 0, 0, 0, time.monotonic() - start, 0, corpus_is_ready=True)
     with locked(out, part=f"{shard.number}-of-{shard.count}"):
-        units, written = _prepare_shard(settings, request, out, shard, workers)
+        claim(out, stages.request, settings, shard=shard)
+        try:
+            units, written = stages.run_shard(shard)
+        except BaseException:
+            remove_temporaries(out, shard)
+            raise
     documents, tokens = sum(u.file.documents for u in units), sum(u.file.tokens for u in units)
     return PreparedShard(shard, len(units), documents, tokens, time.monotonic() - start, written)
 
 
-def _prepare_shard(
-    settings: PrepareSettings, request: dict[str, Any], out: Path, shard: Shard, workers: int
-) -> tuple[list[EncodedUnit], int]:
-    """Do the work of `prepare_shard` in a folder of which this share is locked."""
-    join(out, request, settings, shard)
-    try:
-        corpus = find_source(settings.source).corpus(settings, out / WORK_NAME, workers)
-        rule = SplitRule(settings.seed, 0.0)
-        _, paragraphs = _hold_out(corpus, rule, settings, out / WORK_NAME, workers)
-        encoding, _ = _make_tokenizer(settings, corpus, rule, out)
-        hashes = paragraphs if settings.decontaminate else None
-        return _encode_training(corpus, rule, encoding, hashes, out, workers, shard=shard)
-    except BaseException:
-        remove_temporaries_of(out, shard)
-        raise
-
-
-def _processes(workers: int | None) -> int:
-    if workers is not None and workers < 1:
-        raise UserError(f"--workers {workers} must be at least 1")
-    return workers or available_cores()
-
-
-def _request(settings: PrepareSettings) -> dict[str, Any]:
-    """What the corpus depends on, as JSON gives it back."""
-    return json.loads(json.dumps({"pipeline": PIPELINE_VERSION, **settings.request()}))
-
-
-def _make(
-    settings: PrepareSettings, request: dict[str, Any], corpus: Corpus, out: Path, workers: int, merge: bool
-) -> tuple[CorpusManifest, int]:
-    """All stages; returns the saved manifest and the number of tokens written by this run."""
-    rule = SplitRule(settings.seed, 0.0 if corpus.heldout else settings.heldout_fraction)
-    heldout, paragraphs = _hold_out(corpus, rule, settings, out / WORK_NAME, workers)
-    encoding, vocab_size = _make_tokenizer(settings, corpus, rule, out)
-    units, written = _encode_training(
-        corpus, rule, encoding, paragraphs if settings.decontaminate else None, out, workers, merge=merge
-    )
-    train = [unit.file for unit in units if unit.file.tokens]
-    if not train:
-        raise UserError("no training documents are left; lower --heldout-fraction or give more text")
-    contaminated = frozenset(digest for unit in units for digest in unit.contaminated)
-    job = HeldoutJob(heldout, encoding, out / "heldout-00000.npy", contaminated)
-    [(heldout_file, removed)] = run_jobs(
-        encode_heldout, [job], workers=1, description="held-out split", unit="files"
-    )
-    if not heldout_file.tokens:
-        raise UserError(
-            "every held-out paragraph also stands in the training text; hold out other documents "
-            "(--heldout-files, --seed) or keep them as they are (--no-decontaminate)"
+def check_shardable(settings: PrepareSettings) -> None:
+    """Refuse what needs a look at the whole text before the first token is written."""
+    problems = []
+    if settings.tokenizer_name == "bpe":
+        problems.append(
+            "--shard needs a tokenizer that is there already, and bpe is trained on all the text; pass "
+            "--tokenizer olmo, or a tokenizer.json made by an earlier run without --shard"
         )
-    manifest = CorpusManifest(
-        corpus=settings.source,
-        tokenizer_sha256=sha256_file(out / TOKENIZER_NAME),
-        vocab_size=vocab_size,
-        eos_token_id=encoding.eos_token_id,
-        dtype=encoding.dtype,
-        splits={"train": train, "heldout": [heldout_file]},
-        settings={
-            **request,
-            "decontamination": removed,
-            "versions": {"python": platform.python_version(), "tokenizers": version("tokenizers")},
-        },
-    )
-    manifest.save(out)
-    return manifest, written + heldout_file.tokens
-
-
-def _hold_out(
-    corpus: Corpus, rule: SplitRule, settings: PrepareSettings, work: Path, workers: int
-) -> tuple[list[Unit], Path]:
-    """Held-out documents as units, and the file of the hashes of all their paragraphs, (P,) uint64."""
-    units = corpus.heldout or corpus.train
-    jobs = [
-        HoldOutJob(
-            unit,
-            None if corpus.heldout else rule,
-            work / f"heldout-{index:05d}.npy",
-            work / f"heldout-{index:05d}.jsonl",
-            work / f"heldout-{index:05d}.json",
-            settings.decontaminate_min_characters,
+    if find_source(settings.source).identify(settings).get("heldout_fraction") is not None:
+        problems.append(
+            f"--shard needs held-out text of its own, and {settings.source} would be searched as a whole for "
+            "documents to hold out; name --heldout-files, or run without --shard"
         )
-        for index, unit in enumerate(units)
-    ]
-    todo = [job for job in jobs if not is_held_out(job)]
-    description = "choosing held-out documents"
-    counts = run_jobs(
-        hold_out,
-        todo,
-        workers=workers,
-        description=description,
-        unit=corpus.unit_name,
-        done=len(jobs) - len(todo),
-    )
-    if not any(job.documents.stat().st_size for job in jobs):
-        if not sum(counts):
-            raise UserError("the input has no documents, or only empty ones; give files with text")
-        raise UserError(
-            f"none of {sum(counts):,} documents is held out; raise --heldout-fraction (now "
-            f"{settings.heldout_fraction:g}), give more text, or name held-out files with --heldout-files"
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+class _Stages:
+    """The stages of making a corpus; what an earlier run finished is not made again."""
+
+    def __init__(self, settings: PrepareSettings, out: str | Path, workers: int | None):
+        if workers is not None and workers < 1:
+            raise UserError(f"--workers {workers} must be at least 1")
+        settings.check()
+        self.settings, self.out, self.work = settings, Path(out), Path(out) / WORK_NAME
+        self.workers = workers or available_cores()
+        request = {"pipeline": PIPELINE_VERSION, **settings.request()}
+        self.request = json.loads(json.dumps(request))  # as a manifest gives it back
+
+    def run(self, merge: bool) -> tuple[CorpusManifest, int]:
+        """All of them; the saved manifest and the number of tokens written by this run."""
+        self._open()
+        heldout, paragraphs = self._hold_out()
+        encoding, vocab_size = self._make_tokenizer()
+        units, written = self._encode_training(encoding, paragraphs, merge=merge)
+        train = [unit.file for unit in units if unit.file.tokens]
+        if not train:
+            raise UserError("no training documents are left; lower --heldout-fraction or give more text")
+        [(heldout_file, removed)] = run_jobs(
+            partial(encode_heldout, heldout, encoding, self.out / "heldout-00000.npy"),
+            [frozenset(digest for unit in units for digest in unit.contaminated)],
+            workers=1,
+            description="held-out split",
+            unit="files",
         )
-    path, file = work / "paragraphs.npy", BytesIO()
-    np.save(file, np.unique(np.concatenate([np.load(job.paragraphs) for job in jobs])))
-    if (
-        not path.is_file() or path.read_bytes() != file.getbuffer()
-    ):  # where it is whole, another shard may read it
-        with atomic_path(path) as temporary:
-            temporary.write_bytes(file.getbuffer())
-    return [TextFiles((str(job.documents),)) for job in jobs], path
-
-
-def _make_tokenizer(
-    settings: PrepareSettings, corpus: Corpus, rule: SplitRule, out: Path
-) -> tuple[Encoding, int]:
-    """Write tokenizer.json, unless an earlier run did; returns how to encode, and the vocabulary size."""
-    path = out / TOKENIZER_NAME
-    record = out / WORK_NAME / "tokenizer.json"
-    if not _has_tokenizer(path, record, settings):
-        with atomic_path(path) as temporary:
-            if settings.tokenizer_name == "bpe":
-                texts = _sample(corpus, rule, settings.tokenizer_sample_mb * 1e6)
-                trained = train_bpe(texts, settings.vocab_size)
-                temporary.write_text(trained.to_str(pretty=True), encoding="utf8")
-            else:
-                temporary.write_bytes(tokenizer_file(settings.tokenizer_name).read_bytes())
-        write_json(record, {"sha256": sha256_file(path)})
-    tokenizer = load_tokenizer(path)
-    vocab_size = id_range(tokenizer)
-    dtype = "uint16" if vocab_size <= 2**16 else "uint32"
-    return Encoding(str(path), find_eos(tokenizer, settings.eos_token), dtype), vocab_size
-
-
-def _has_tokenizer(path: Path, record: Path, settings: PrepareSettings) -> bool:
-    """Whether an earlier run, or another shard, wrote it, and it is as it was written."""
-    if not path.is_file():
-        return False
-    if settings.tokenizer_name != "bpe":
-        return sha256_file(path) == sha256_file(tokenizer_file(settings.tokenizer_name))
-    try:
-        return sha256_file(path) == read_json(record, "").get("sha256")
-    except UserError:
-        return False
-
-
-def _sample(corpus: Corpus, rule: SplitRule, characters: float) -> Iterator[str]:
-    """Training documents from the start of every unit, about ``characters`` in all."""
-    with progress("training the tokenizer", len(corpus.train), corpus.unit_name) as advance:
-        for unit in corpus.train:
-            left = characters / len(corpus.train)
-            for text in unit.documents():
-                if not rule.is_heldout(text):
-                    yield text[: int(left) + 1]
-                    left -= len(text)
-                if left <= 0:
-                    break
-            advance()
-
-
-def _encode_training(
-    corpus: Corpus,
-    rule: SplitRule,
-    encoding: Encoding,
-    paragraphs: Path | None,
-    out: Path,
-    workers: int,
-    *,
-    shard: Shard | None = None,
-    merge: bool = False,
-) -> tuple[list[EncodedUnit], int]:
-    """Token files of the training split in the order of the units, and how many tokens this run wrote.
-
-    Only those of ``shard`` where one is given; with ``merge`` all of them must be there.
-    """
-    jobs = []
-    for index, unit in enumerate(corpus.train):
-        if shard is not None and not shard.has(index):
-            continue
-        name = f"train-{index:05d}"
-        output, record = out / f"{name}.npy", out / WORK_NAME / f"{name}.json"
-        jobs.append(EncodeJob(unit, rule, encoding, output, record, paragraphs, corpus.limit_tokens))
-    records = {job.record: EncodedUnit.load(job.record) for job in jobs}
-    done = {path: old for path, old in records.items() if old and is_whole(out, old.file)}
-    todo = [job for job in jobs if job.record not in done]
-    if merge:
-        refuse_missing(
-            out / WORK_NAME, [i for i, job in enumerate(jobs) if job.record not in done], len(jobs)
+        if not heldout_file.tokens:
+            raise UserError(
+                "every held-out paragraph also stands in the training text; hold out other documents "
+                "(--heldout-files, --seed) or keep them as they are (--no-decontaminate)"
+            )
+        manifest = CorpusManifest(
+            corpus=self.settings.source,
+            tokenizer_sha256=sha256_file(self.out / TOKENIZER_NAME),
+            vocab_size=vocab_size,
+            eos_token_id=encoding.eos_token_id,
+            dtype=encoding.dtype,
+            splits={"train": train, "heldout": [heldout_file]},
+            settings={
+                **self.request,
+                "decontamination": removed,
+                "versions": {"python": platform.python_version(), "tokenizers": version("tokenizers")},
+            },
         )
-    new = run_jobs(
-        encode_unit, todo, workers=workers, description="tokenizing", unit=corpus.unit_name, done=len(done)
-    )
-    done |= {job.record: unit for job, unit in zip(todo, new, strict=True)}
-    return [done[job.record] for job in jobs], sum(unit.file.tokens for unit in new)
+        manifest.save(self.out)
+        return manifest, written + heldout_file.tokens
+
+    def run_shard(self, shard: Shard) -> tuple[list[EncodedUnit], int]:
+        """Those that make the training units of one share; also the number of tokens written by this run."""
+        self._open()
+        _, paragraphs = self._hold_out()
+        encoding, _ = self._make_tokenizer()
+        return self._encode_training(encoding, paragraphs, shard=shard)
+
+    def _open(self) -> None:
+        """Find the text."""
+        source = find_source(self.settings.source)
+        self.corpus = source.corpus(self.settings, self.work, self.workers)
+        self.rule = SplitRule(
+            self.settings.seed, 0.0 if self.corpus.heldout else self.settings.heldout_fraction
+        )
+
+    def _hold_out(self) -> tuple[list[Unit], Path]:
+        """Held-out documents as units, and the file of the hashes of all their paragraphs, (P,) uint64."""
+        rule, least = None if self.corpus.heldout else self.rule, self.settings.decontaminate_min_characters
+        jobs = []
+        for index, unit in enumerate(self.corpus.heldout or self.corpus.train):
+            stem = self.work / f"heldout-{index:05d}"
+            documents, paragraphs, record = map(stem.with_suffix, (".jsonl", ".npy", ".json"))
+            jobs.append(HoldOutJob(unit, rule, documents, paragraphs, record, least))
+        todo = [job for job in jobs if not job.is_done]
+        counts = run_jobs(
+            hold_out,
+            todo,
+            workers=self.workers,
+            description="choosing held-out documents",
+            unit=self.corpus.unit_name,
+            done=len(jobs) - len(todo),
+        )
+        if not any(job.documents.stat().st_size for job in jobs):
+            if not sum(counts):
+                raise UserError("the input has no documents, or only empty ones; give files with text")
+            raise UserError(
+                f"none of {sum(counts):,} documents is held out; raise --heldout-fraction (now "
+                f"{self.settings.heldout_fraction:g}), give more text, or name held-out files with --heldout-files"
+            )
+        path, file = self.work / "paragraphs.npy", BytesIO()
+        np.save(file, np.unique(np.concatenate([np.load(job.paragraphs) for job in jobs])))
+        # Where it is whole, another shard may be reading it.
+        if not path.is_file() or path.read_bytes() != file.getbuffer():
+            with atomic_path(path) as temporary:
+                temporary.write_bytes(file.getbuffer())
+        return [TextFiles((str(job.documents),)) for job in jobs], path
+
+    def _make_tokenizer(self) -> tuple[Encoding, int]:
+        """Write tokenizer.json, unless an earlier run did; returns how to encode, and the vocabulary size."""
+        path = self.out / TOKENIZER_NAME
+        if not self._has_tokenizer(path):
+            with atomic_path(path) as temporary:
+                if self.settings.tokenizer_name == "bpe":
+                    trained = train_bpe(self._sample(), self.settings.vocab_size)
+                    temporary.write_text(trained.to_str(pretty=True), encoding="utf8")
+                else:
+                    temporary.write_bytes(tokenizer_file(self.settings.tokenizer_name).read_bytes())
+            write_json(self.work / TOKENIZER_NAME, {"sha256": sha256_file(path)})
+        tokenizer = load_tokenizer(path)
+        vocab_size = id_range(tokenizer)
+        dtype = "uint16" if vocab_size <= 2**16 else "uint32"
+        return Encoding(str(path), find_eos(tokenizer, self.settings.eos_token), dtype), vocab_size
+
+    def _has_tokenizer(self, path: Path) -> bool:
+        """Whether an earlier run, or another shard, wrote it, and it is as it was written."""
+        if not path.is_file():
+            return False
+        if self.settings.tokenizer_name != "bpe":
+            return sha256_file(path) == sha256_file(tokenizer_file(self.settings.tokenizer_name))
+        try:
+            return sha256_file(path) == read_json(self.work / TOKENIZER_NAME, "").get("sha256")
+        except UserError:
+            return False
+
+    def _sample(self) -> Iterator[str]:
+        """Training documents from the start of every unit, `tokenizer_sample_mb` in all."""
+        units = self.corpus.train
+        with progress("training the tokenizer", len(units), self.corpus.unit_name) as advance:
+            for unit in units:
+                left = self.settings.tokenizer_sample_mb * 1e6 / len(units)
+                for text in unit.documents():
+                    if not self.rule.is_heldout(text):
+                        yield text[: int(left) + 1]
+                        left -= len(text)
+                    if left <= 0:
+                        break
+                advance()
+
+    def _encode_training(
+        self, encoding: Encoding, paragraphs: Path, *, shard: Shard | None = None, merge: bool = False
+    ) -> tuple[list[EncodedUnit], int]:
+        """Token files of the training split in the order of the units, and how many tokens this run wrote.
+
+        Only those of ``shard`` where one is given; with ``merge`` all of them must be there.
+        """
+        jobs = [
+            EncodeJob(
+                unit,
+                self.rule,
+                encoding,
+                self.out / f"train-{index:05d}.npy",
+                self.work / f"train-{index:05d}.json",
+                paragraphs if self.settings.decontaminate else None,
+                self.corpus.limit_tokens,
+            )
+            for index, unit in enumerate(self.corpus.train)
+            if shard is None or shard.has(index)
+        ]
+        found = [EncodedUnit.load(job.record) for job in jobs]
+        done = [unit if unit and is_whole(self.out, unit.file) else None for unit in found]
+        missing = [index for index, unit in enumerate(done) if unit is None]
+        if merge:
+            refuse_missing(self.work, missing, len(jobs))
+        new = run_jobs(
+            encode_unit,
+            [jobs[index] for index in missing],
+            workers=self.workers,
+            description="tokenizing",
+            unit=self.corpus.unit_name,
+            done=len(jobs) - len(missing),
+        )
+        made = dict(zip(missing, new, strict=True))
+        return [unit or made[index] for index, unit in enumerate(done)], sum(unit.file.tokens for unit in new)

@@ -1,18 +1,26 @@
-"""The sources a corpus can be made from, and the settings of making one.
+"""Where documents come from, and the settings of making a corpus of them.
 
-A source says what identifies its text (so that a finished corpus is recognised) and which units it has.
+Sources: docstrings of installed packages, local files, and data sets on the Hugging Face hub. A source says what
+identifies its text, so that a finished corpus is recognised, and cuts it into units, see `Unit`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import gzip
+import json
+import logging
+import re
+import zlib
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.data.corpora import Unit, check_files, file_units, hub_units
 from olmo_sparsity.data.docstrings import docs_packages, write_documents
+from olmo_sparsity.data.text import Unit
 from olmo_sparsity.data.tokenizers import (
     EOS_TOKEN,
     MAX_BPE_VOCAB_SIZE,
@@ -21,10 +29,44 @@ from olmo_sparsity.data.tokenizers import (
     load_tokenizer,
     tokenizer_file,
 )
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.data.workers import StoppedEarly
+from olmo_sparsity.util.arguments import (
+    positive_number,
+    seed_number,
+    share_of_one,
+    whole_number,
+    whole_number_or_zero,
+)
+from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import sha256_file
 
-MAX_INTEGER = 2**63 - 1
+log = logging.getLogger(__name__)
+
+JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+TEXT_SUFFIXES = (".txt", ".txt.gz")
+TEXT_UNIT_BYTES = 16 << 20
+"""Consecutive .txt files are put together up to this size: training windows do not cross token files."""
+HUB_UNIT_DOCUMENTS = 50_000
+HUB_UNIT_TOKENS = 25_000_000
+"""With a limit on documents or tokens, shards are put together in units of about this size."""
+SHARD_NAME = re.compile(r"^(.*?)(\d{5})-of-(\d{5})")
+HUB_TIMEOUT_SECONDS = 10.0
+
+
+def _option(
+    default: Any,
+    about: str,
+    *sources: str,
+    parse: Callable[[str], Any] | None = None,
+    metavar: str | None = None,
+) -> Any:
+    """A setting and its command-line option.
+
+    ``sources`` are those that use it (none: all do); ``parse`` reads a number from text, and refuses one out of range.
+    """
+    return field(
+        default=default, metadata={"help": about, "sources": sources, "parse": parse, "metavar": metavar}
+    )
 
 
 @dataclass(frozen=True)
@@ -33,38 +75,52 @@ class PrepareSettings:
 
     source: str
     """docs, text or c4."""
-    files: Sequence[str] = ()
-    """text: files of the training split, and of the held-out one where `heldout_files` names none."""
-    heldout_files: Sequence[str] = ()
-    """text: files of the held-out split."""
-    packages: Sequence[str] = ()
-    """docs: packages to read, `python` for the standard library; none: Python and all this project needs."""
-    dataset: str = "allenai/c4"
-    """c4: data set on the Hugging Face hub, or a folder of the same layout."""
-    dataset_config: str = "en"
-    """c4: its configuration."""
-    limit_documents: int | None = None
-    """c4: at most this many training documents."""
-    limit_tokens: int | None = None
-    """c4: about this many training tokens; whole documents, so a few more."""
-    heldout_documents: int = 5000
-    """c4: at most this many documents of the validation split."""
-    heldout_fraction: float = 0.1
-    """docs, text: share of the documents that is held out, chosen by a hash of seed and text."""
-    seed: int = 0
-    """Another seed holds out other documents."""
-    tokenizer: str | None = None
-    """bpe (trained on the training split), olmo, or path of a tokenizer.json; None: olmo for c4, else bpe."""
-    vocab_size: int = 4096
-    """bpe: number of ids."""
-    tokenizer_sample_mb: float = 20.0
-    """bpe: text to train it on, in millions of characters."""
-    eos_token: str | None = None
-    """The token that ends a document; None: the usual names are tried."""
-    decontaminate: bool = True
-    """Remove held-out paragraphs that also stand in a training document."""
-    decontaminate_min_characters: int = 0
-    """Leave shorter paragraphs alone: headings and one-word answers say nothing about the document."""
+    files: Sequence[str] = _option((), "training files", "text", metavar="FILE")
+    heldout_files: Sequence[str] = _option(
+        (), "held-out files; without any, a share of the training files' documents", "text", metavar="FILE"
+    )
+    packages: Sequence[str] = _option(
+        (), "only these; python: standard library (default: all that is required)", "docs", metavar="NAME"
+    )
+    dataset: str = _option("allenai/c4", "name on the hub, or a folder of its layout", "c4")
+    dataset_config: str = _option("en", "its configuration", "c4")
+    limit_documents: int | None = _option(
+        None, "at most this many training documents", "c4", parse=whole_number, metavar="N"
+    )
+    limit_tokens: int | None = _option(
+        None, "about this many training tokens, in whole documents", "c4", parse=whole_number, metavar="N"
+    )
+    heldout_documents: int = _option(
+        5000, "at most this many documents of the validation split", "c4", parse=whole_number, metavar="N"
+    )
+    heldout_fraction: float = _option(
+        0.1,
+        "share of the documents that is held out, by a hash of seed and text",
+        *("docs", "text"),
+        parse=share_of_one,
+        metavar="F",
+    )
+    seed: int = _option(0, "another seed holds out other documents", parse=seed_number)
+    tokenizer: str | None = _option(
+        None,
+        "bpe (trained on the training split; default for docs and text), olmo (50,280 ids; default for c4), or the "
+        "path of a tokenizer.json",
+        metavar="NAME",
+    )
+    vocab_size: int = _option(4096, "ids of bpe", parse=whole_number, metavar="N")
+    tokenizer_sample_mb: float = _option(
+        20.0, "text to train bpe on, in millions of characters", parse=positive_number, metavar="MB"
+    )
+    eos_token: str | None = _option(
+        None, "token that ends a document (default: the usual names are tried)", metavar="TOKEN"
+    )
+    decontaminate: bool = _option(True, "remove held-out paragraphs that also stand in a training document")
+    decontaminate_min_characters: int = _option(
+        0,
+        "keep such paragraphs where they are shorter than this: headings, one-word answers",
+        parse=whole_number_or_zero,
+        metavar="N",
+    )
 
     @property
     def tokenizer_name(self) -> str:
@@ -73,13 +129,10 @@ class PrepareSettings:
 
     def check(self) -> None:
         """Raise one `UserError` with everything that is wrong."""
-        problems = []
-        own = {name for source in SOURCES.values() for name in source.settings}
-        for name in sorted(own - set(find_source(self.source).settings)):
-            if getattr(self, name) != getattr(PrepareSettings, name):
-                problems.append(f"--{name.replace('_', '-')} is not for source {self.source}")
-        if not 0 < self.heldout_fraction < 1:
-            problems.append(f"--heldout-fraction {self.heldout_fraction:g} must lie between 0 and 1")
+        find_source(self.source)
+        problems = [
+            problem for each in fields(self)[1:] if (problem := self._problem(each.name, each.metadata))
+        ]
         if self.tokenizer_name != "bpe":
             try:
                 find_eos(load_tokenizer(tokenizer_file(self.tokenizer_name)), self.eos_token)
@@ -92,15 +145,24 @@ class PrepareSettings:
                 f"--vocab-size {self.vocab_size} must be at least {MIN_BPE_VOCAB_SIZE} (all bytes and EOS) and at most "
                 f"{MAX_BPE_VOCAB_SIZE:,}"
             )
-        for name in ("limit_documents", "limit_tokens", "heldout_documents", "tokenizer_sample_mb"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                problems.append(f"--{name.replace('_', '-')} {value:g} must be positive and finite")
-        for name in ("seed", "decontaminate_min_characters"):
-            if not 0 <= getattr(self, name) <= MAX_INTEGER:
-                problems.append(f"--{name.replace('_', '-')} must be from 0 to {MAX_INTEGER}")
         if problems:
             raise UserError("; ".join(problems))
+
+    def _problem(self, name: str, about: Mapping[str, Any]) -> str | None:
+        """What is wrong with one setting by itself."""
+        value, option = getattr(self, name), f"--{name.replace('_', '-')}"
+        if (
+            about["sources"]
+            and self.source not in about["sources"]
+            and value != getattr(PrepareSettings, name)
+        ):
+            return f"{option} is not for source {self.source}"
+        if about["parse"] is not None and value is not None:
+            try:
+                about["parse"](str(value))
+            except ArgumentTypeError as error:
+                return f"{option}: {error}"
+        return None
 
     def request(self) -> dict[str, Any]:
         """What the token files depend on, for the manifest: equal requests make the same corpus."""
@@ -132,15 +194,12 @@ class Source:
     """A kind of text."""
 
     identify: Callable[[PrepareSettings], dict[str, Any]]
-    """What the text is: names, sizes, versions. Quick; refuses what is missing."""
+    """What the text is: names, sizes, versions. Quick; refuses what is missing. A `heldout_fraction` in it says that
+    held-out documents are chosen among the training documents."""
     corpus: Callable[[PrepareSettings, Path, int], Corpus]
     """Its units, given a work folder and a number of processes."""
     tokenizer: str
     """Used where none is asked for."""
-    settings: Sequence[str]
-    """Names of the settings that not every source has."""
-    heldout_is_apart: Callable[[PrepareSettings], bool]
-    """Whether the held-out documents are named, not chosen among the training documents."""
 
 
 def find_source(name: str) -> Source:
@@ -148,6 +207,9 @@ def find_source(name: str) -> Source:
     if name not in SOURCES:
         raise UserError(f"unknown source {name!r}; choose one of {', '.join(SOURCES)}")
     return SOURCES[name]
+
+
+# --- docs: docstrings of installed packages ---
 
 
 def _identify_docs(settings: PrepareSettings) -> dict[str, Any]:
@@ -161,11 +223,16 @@ def _docs_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
     return Corpus(file_units(sorted(map(str, folder.glob("*.jsonl")))))
 
 
+# --- text: local files ---
+
+
 def _identify_text(settings: PrepareSettings) -> dict[str, Any]:
     check_files(settings.files, settings.heldout_files)
-    fraction = None if settings.heldout_files else settings.heldout_fraction
-    described = {"files": _describe(settings.files), "heldout_files": _describe(settings.heldout_files)}
-    return described | {"heldout_fraction": fraction}
+    return {
+        "files": _describe(settings.files),
+        "heldout_files": _describe(settings.heldout_files),
+        "heldout_fraction": None if settings.heldout_files else settings.heldout_fraction,
+    }
 
 
 def _describe(files: Sequence[str]) -> list[dict[str, Any]]:
@@ -178,8 +245,212 @@ def _text_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
     return Corpus(file_units(settings.files), file_units(settings.heldout_files))
 
 
+@dataclass(frozen=True)
+class TextFiles:
+    """Local files, plain or gzipped: JSON lines with a ``text`` field (as C4), or one text document each."""
+
+    paths: tuple[str, ...]
+
+    def documents(self) -> Iterator[str]:
+        """Texts of all files in order. Raises `UserError` with file and line for what cannot be read."""
+        for path in self.paths:
+            try:
+                yield from filter(str.strip, _read_file(Path(path)))
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise UserError(f"{path} is truncated or damaged ({error}); fetch it again") from error
+            except UnicodeDecodeError as error:
+                raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+            except OSError as error:
+                raise StoppedEarly(
+                    f"{path} cannot be read ({error.strerror}); put it back and run the same command again: what is "
+                    "finished is kept"
+                ) from error
+
+
+def _read_file(path: Path) -> Iterator[str]:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+        if path.name.endswith(TEXT_SUFFIXES):
+            yield file.read().decode("utf8")
+            return
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _text_of_line(line, f"{path}:{number}")
+
+
+def _text_of_line(line: bytes, where: str) -> str:
+    layout = 'each line must be one JSON object with a string "text", as in C4; mend or remove the line'
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} is not JSON ({first_line(error)}); {layout}") from error
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        raise UserError(f"{where} has no text; {layout}")
+    return well_formed(row["text"])
+
+
+def well_formed(text: str) -> str:
+    """``text`` with lone surrogates (half an emoji; legal in JSON, not in UTF-8) as question marks."""
+    try:
+        text.encode("utf8")
+    except UnicodeEncodeError:
+        return text.encode("utf8", "replace").decode("utf8")
+    return text
+
+
+def check_files(files: Sequence[str], heldout_files: Sequence[str]) -> None:
+    """Refuse files that are missing, of an unknown kind or named twice; all of them in one `UserError`."""
+    problems, known = [], JSON_SUFFIXES + TEXT_SUFFIXES
+    if not files:
+        problems.append("no input files; name them with --files")
+    for path in (*files, *heldout_files):
+        if not Path(path).is_file():
+            what = "a folder; name its files" if Path(path).is_dir() else "missing"
+            problems.append(f"input file {path} is {what}")
+        elif not path.endswith(known):
+            problems.append(f"{path} is of an unknown kind; use one of {', '.join(known)}")
+    resolved = [Path(path).resolve() for path in (*files, *heldout_files)]
+    problems += [f"{path} is named twice" for path in sorted({p for p in resolved if resolved.count(p) > 1})]
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def file_units(files: Sequence[str]) -> list[Unit]:
+    """Units of local files: each file of JSON lines, and each run of plain text files of about 16 MB."""
+    units: list[Unit] = []
+    group: list[str] = []
+    group_bytes = 0
+    for path in files:
+        is_text = path.endswith(TEXT_SUFFIXES)
+        if group and (not is_text or group_bytes >= TEXT_UNIT_BYTES):
+            units.append(TextFiles(tuple(group)))
+            group, group_bytes = [], 0
+        if is_text:
+            group.append(path)
+            group_bytes += Path(path).stat().st_size
+        else:
+            units.append(TextFiles((path,)))
+    return [*units, TextFiles(tuple(group))] if group else units
+
+
+# --- c4: a data set on the hub, or a copy of its folder ---
+
+
+@dataclass(frozen=True)
+class HubShards:
+    """Part ``index`` of ``count`` of a data set's split, streamed from the hub or a copy of its folder."""
+
+    dataset: str
+    """Name on the hub, or path of a folder of the same layout."""
+    config: str
+    split: str
+    index: int
+    count: int
+    limit_documents: int | None = None
+
+    def documents(self) -> Iterator[str]:
+        """Texts of at most ``limit_documents`` rows. Raises `StoppedEarly` where the connection is lost."""
+        import httpx
+        from datasets.exceptions import DatasetsError
+
+        try:
+            stream = _open_stream(self.dataset, self.config, self.split).shard(self.count, self.index)
+            for row in islice(stream, self.limit_documents):
+                if not isinstance(row.get("text"), str):
+                    raise UserError(
+                        f"{self.dataset} ({self.split}) has a row without text; mend or remove it"
+                    )
+                if row["text"].strip():
+                    yield well_formed(row["text"])
+        except UserError:
+            raise
+        except (EOFError, zlib.error, gzip.BadGzipFile, DatasetsError, ValueError) as error:
+            raise UserError(f"{self.dataset} ({self.split}) cannot be read: {first_line(error)}") from error
+        except (OSError, httpx.HTTPError) as error:
+            raise StoppedEarly(
+                f"{self.dataset} can no longer be read ({first_line(error)}); see to the connection, or to the folder, "
+                "and run the same command again: what is finished is kept"
+            ) from error
+
+
+def hub_units(
+    dataset: str, config: str, split: str, limit_documents: int | None = None, limit_tokens: int | None = None
+) -> tuple[list[HubShards], int | None]:
+    """Units of one split, and how many tokens each may give (None: no limit).
+
+    Without limits each shard is a unit. With them, the shards are divided into as few units as keep each
+    one's size reasonable, every one with an equal part of the limit: a taste need not open a thousand files.
+    Raises `UserError` for an unknown data set, config or split, and `StoppedEarly` within seconds where there
+    is no network.
+    """
+    if not Path(dataset).exists():
+        _check_hub(dataset)
+    try:
+        count = _open_stream(dataset, config, split).num_shards
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(
+            f"{dataset}, config {config}, has no readable split {split}: {first_line(error)}"
+        ) from error
+    if missing := missing_shards(Path(dataset), split):
+        log.warning(
+            "%s is a copy that lacks %d shards of %s (%s); they are left out: copy them too to have all of it",
+            *(dataset, len(missing), split, ", ".join(missing[:5]) + ", …" * (len(missing) > 5)),
+        )
+    if limit_documents is not None:
+        count = min(count, -(-limit_documents // HUB_UNIT_DOCUMENTS))
+    if limit_tokens is not None:
+        count = min(count, -(-limit_tokens // HUB_UNIT_TOKENS))
+    units = []
+    for index in range(count):
+        share = None if limit_documents is None else (limit_documents + count - 1 - index) // count
+        units.append(HubShards(dataset, config, split, index, count, share))
+    return units, None if limit_tokens is None else -(-limit_tokens // count)
+
+
+def missing_shards(folder: Path, split: str) -> list[str]:
+    """Names of the shards, "00003-of-01024", that a local copy of a split lacks beside those that it has."""
+    found: dict[tuple[Path, str, int], set[int]] = {}
+    for path in folder.rglob("*-of-*") if folder.is_dir() else ():
+        match = SHARD_NAME.search(path.name)
+        if match and split in match[1]:
+            found.setdefault((path.parent, match[1], int(match[3])), set()).add(int(match[2]))
+    return [
+        f"{number:05d}-of-{count:05d}"
+        for (_, _, count), numbers in sorted(found.items())
+        for number in sorted(set(range(count)) - numbers)
+    ]
+
+
+def _check_hub(dataset: str) -> None:
+    """Ask the hub once, with a short time limit: `load_dataset` alone retries for half a minute or more."""
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        HfApi().dataset_info(dataset, timeout=HUB_TIMEOUT_SECONDS)
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise UserError(f"there is no data set {dataset} on the hub and no folder of that name") from error
+    except (OSError, httpx.HTTPError, HfHubHTTPError) as error:
+        raise StoppedEarly(
+            f"the Hugging Face hub cannot be reached ({first_line(error)}); run this where there is a network "
+            "(a login node), or copy the data set's folder here and name it with --dataset, or use local "
+            "files: prepare_data.py text --files"
+        ) from error
+
+
+@lru_cache(maxsize=4)
+def _open_stream(dataset: str, config: str, split: str) -> Any:
+    from datasets import load_dataset
+
+    return load_dataset(dataset, config, split=split, streaming=True)
+
+
+MAX_INTEGER = 2**63 - 1
+
+
 def _identify_c4(settings: PrepareSettings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in C4_SETTINGS}
+    names = [each.name for each in fields(settings)[1:] if each.metadata["sources"] == ("c4",)]
+    return {name: getattr(settings, name) for name in names}
 
 
 def _c4_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
@@ -189,16 +460,8 @@ def _c4_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
     return Corpus(train, heldout, "shards", limit_tokens)
 
 
-C4_SETTINGS = ("dataset", "dataset_config", "limit_documents", "limit_tokens", "heldout_documents")
-
 SOURCES = {
-    "docs": Source(_identify_docs, _docs_corpus, "bpe", ("packages", "heldout_fraction"), lambda _: False),
-    "text": Source(
-        _identify_text,
-        _text_corpus,
-        "bpe",
-        ("files", "heldout_files", "heldout_fraction"),
-        lambda settings: bool(settings.heldout_files),
-    ),
-    "c4": Source(_identify_c4, _c4_corpus, "olmo", C4_SETTINGS, lambda _: True),
+    "docs": Source(_identify_docs, _docs_corpus, "bpe"),
+    "text": Source(_identify_text, _text_corpus, "bpe"),
+    "c4": Source(_identify_c4, _c4_corpus, "olmo"),
 }

@@ -27,15 +27,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from olmo_sparsity.config.load import Config, StreamConfig
-from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.data.corpora import Unit, check_files, file_units, hub_units
 from olmo_sparsity.data.encode import Encoding, encode_documents
+from olmo_sparsity.data.sources import check_files, file_units, hub_units
+from olmo_sparsity.data.text import Unit
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer
-from olmo_sparsity.data.windows import WindowMaker, check_batch_is_shared, collate, run_tokenizer
+from olmo_sparsity.data.tokens import DTYPES
+from olmo_sparsity.data.windows import Batch, TrainingBatches, WindowMaker, collate, run_tokenizer
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
@@ -143,17 +143,9 @@ class Marks:
 
     def _write(self, *mark: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        line = json.dumps([*mark, self._seal(list(mark))])
         with open(self.folder / f"marks-{self.writer}.jsonl", "a", encoding="utf8") as file:
-            file.write("\n" * self._follows_torn_line(file.name))
-            file.write(json.dumps([*mark, self._seal(list(mark))]) + "\n")
-
-    @staticmethod
-    def _follows_torn_line(path: str) -> bool:
-        with open(path, "rb") as file:
-            if not file.seek(0, os.SEEK_END):
-                return False
-            file.seek(-1, os.SEEK_END)
-            return file.read(1) != b"\n"
+            file.write(f"\n{line}")  # first the break: the last line may be one that a kill has torn
 
 
 class Reader:
@@ -183,30 +175,27 @@ class Reader:
                 )
 
     def _stretches_of(self, unit: int, first: int) -> Iterator[np.ndarray]:
+        """The same for one unit, from its window ``first`` on."""
         start = first * self.length
         documents, tokens = self.marks.before(unit, start)
-        buffer, base = np.empty(0, np.int64), tokens  # of the first token in the buffer
-        parts: list[np.ndarray] = []
+        to_skip = start - tokens
+        kept = np.empty(
+            0, DTYPES[self.text.encoding.dtype]
+        )  # what was read of the text from the next window on
         texts = islice(self.text.units[unit].documents(), documents, None)
         for _, ids in encode_documents(texts, self.text.encoding):
             documents, tokens = documents + 1, tokens + len(ids)
             self.marks.add(unit, documents, tokens)
-            parts.append(ids)
-            if tokens < start + self.reach:
-                if start >= tokens:  # still before the first window
-                    parts, buffer, base = [], buffer[:0], tokens
-                continue
-            buffer = np.concatenate([buffer, *parts]) if len(buffer) else np.concatenate(parts)
-            parts = []
-            while base + len(buffer) >= start + self.reach:
-                yield buffer[start - base :][: self.reach]
-                start += self.length
-            buffer, base = buffer[max(0, start - base) :], max(base, min(start, tokens))
+            skipped = min(to_skip, len(ids))
+            to_skip -= skipped
+            kept = np.concatenate([kept, ids[skipped:]])
+            while len(kept) >= self.reach:
+                yield kept[: self.reach]
+                kept = kept[self.length :]
         self.marks.add(unit, documents, tokens, is_end=True)
-        buffer = np.concatenate([buffer.astype(np.int64), *parts])
-        while base + len(buffer) >= start + self.length:
-            yield buffer[start - base :][: self.reach]
-            start += self.length
+        while len(kept) >= self.length:
+            yield kept[: self.reach]
+            kept = kept[self.length :]
 
 
 class WindowStream(IterableDataset[dict[str, Any]]):
@@ -256,36 +245,23 @@ class WindowStream(IterableDataset[dict[str, Any]]):
             yield maker.make(stretch, epoch=epoch, index=index)
 
 
-class StreamedData:
-    """As `TrainingData`, of a stream: this process's share of every global batch, for any step."""
-
-    steps_per_epoch = None
-    """Not known: nobody has counted the tokens."""
+class StreamedData(TrainingBatches):
+    """Batches of a stream; nobody has counted the tokens of an epoch."""
 
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
-        self.config, self.rank, self.world_size = config, rank, world_size
-        self.batch_size = config.global_train_batch_size
-        check_batch_is_shared(self.batch_size, world_size)
+        super().__init__(config, rank=rank, world_size=world_size)
         self.text = open_stream(config)
         self.identity = self.text.identity
         self._warn_of_repeated_work()
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one global batch."""
-        return self.batch_size * self.config.model.max_sequence_length
-
     def batches(self, first_step: int) -> Iterator[Batch]:
-        """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, for ever."""
-        share = self.batch_size // self.world_size
-        windows = self._windows(first_step * share)
-        pin = self.config.data.pin_memory and torch.cuda.is_available()
+        windows = self._windows(first_step * self.share)
         while True:
-            items = list(islice(windows, share))
+            items = list(islice(windows, self.share))
             if error := next((item for item in items if isinstance(item, Exception)), None):
                 raise error
             batch = collate(items)
-            yield batch.pin_memory() if pin else batch
+            yield batch.pin_memory() if self.pin_memory else batch
 
     def _windows(self, first: int) -> Iterator[Any]:
         data = self.config.data
@@ -293,19 +269,15 @@ class StreamedData:
         if not data.num_workers:
             return iter(stream)
         # Single windows are what workers can share evenly; they are put together here.
-        prefetch = (data.prefetch_factor or 2) * self.batch_size // self.world_size // data.num_workers
-        return iter(
-            DataLoader(
-                stream,
-                batch_size=None,
-                collate_fn=_as_it_is,
-                num_workers=data.num_workers,
-                prefetch_factor=max(2, prefetch),
-                timeout=data.timeout,
-                multiprocessing_context=_fork_server(),
-                worker_init_fn=_share_cores,
-            )
+        loader = self._loader(
+            stream,
+            batch_size=None,
+            collate_fn=_as_it_is,
+            prefetch_factor=max(2, (data.prefetch_factor or 2) * self.share // data.num_workers),
+            multiprocessing_context=_fork_server(),
+            worker_init_fn=_share_cores,
         )
+        return iter(loader)
 
     def _warn_of_repeated_work(self) -> None:
         assert self.config.corpus.stream is not None

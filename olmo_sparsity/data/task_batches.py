@@ -7,15 +7,15 @@ Shapes: B samples, T tokens of a training window (shorter samples are padded beh
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.load import Config
-from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.data.windows import check_batch_is_shared
+from olmo_sparsity.data.windows import Batch, TrainingBatches
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
 from olmo_sparsity.tasks.samples import between
 
@@ -92,14 +92,11 @@ def to_batch(samples: TaskBatch, ids: np.ndarray, length: int, *, predicts_ids: 
         return torch.from_numpy(wide)
 
     tokens, position_ids = padded(samples.tokens), padded(ids)
-    loss_mask = padded(samples.loss_mask).roll(
-        -1, dims=1
-    )  # from the target's own column to the one before it
     return Batch(
         input_ids=tokens,
         position_ids=position_ids,
         labels=tokens.roll(-1, dims=1),
-        loss_mask=loss_mask,
+        loss_mask=padded(samples.loss_mask).roll(-1, dims=1),  # from the target's column to the one before it
         id_labels=position_ids.roll(-1, dims=1) if predicts_ids else None,
     )
 
@@ -127,39 +124,21 @@ class _Steps(Dataset[Batch]):
         return to_batch(samples, ids, self.length, predicts_ids=self.predicts_ids).split(len(own))
 
 
-class TaskData:
-    """This process's share of every global batch of a task; see `TrainingBatches`."""
-
-    steps_per_epoch = None
-    identity = None
+class TaskData(TrainingBatches):
+    """Batches of a task."""
 
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
-        check_batch_is_shared(config.global_train_batch_size, world_size)
-        self.config = config
+        super().__init__(config, rank=rank, world_size=world_size)
         self.steps = _Steps(config, rank, world_size)
 
     @property
     def steps_at_once(self) -> int:
         """Of how many steps the batches are made at once where there are no workers."""
-        return max(1, _SAMPLES_AT_ONCE * self.steps.world_size // self.steps.batch_size)
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one global batch, padding included."""
-        return self.steps.batch_size * self.steps.length
+        return max(1, _SAMPLES_AT_ONCE // self.share)
 
     def batches(self, first_step: int) -> Iterator[Batch]:
-        """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, for ever."""
-        data, step = self.config.data, first_step
-        if not data.num_workers:
-            while True:
-                yield from self.steps.several(step, self.steps_at_once)
-                step += self.steps_at_once
-        yield from DataLoader(
-            self.steps,
-            batch_size=None,
-            sampler=range(first_step, 1 << 60),
-            num_workers=data.num_workers,
-            pin_memory=data.pin_memory and torch.cuda.is_available(),
-            prefetch_factor=data.prefetch_factor,
-        )
+        if self.config.data.num_workers:
+            steps = range(first_step, 1 << 60)
+            yield from self._loader(self.steps, batch_size=None, sampler=steps, pin_memory=self.pin_memory)
+        for step in count(first_step, self.steps_at_once):
+            yield from self.steps.several(step, self.steps_at_once)

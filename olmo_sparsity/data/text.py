@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain
+from typing import Protocol, TextIO
 
 PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
 # The characters of Unicode's property White_Space, as the tokenizers library has them; Python's \s has four more.
@@ -107,3 +109,19 @@ class Decontamination:
         self.counts["changed_documents"] += 0 < len(kept) < len(paragraphs)
         self.counts["dropped_documents"] += not kept
         return text if len(kept) == len(paragraphs) else "\n\n".join(kept)
+
+
+class Unit(Protocol):
+    """A part of a corpus that becomes one token file."""
+
+    def documents(self) -> Iterator[str]:
+        """Texts of its documents, none of them empty. Raises `UserError` for unreadable input."""
+        ...
+
+
+def write_document(file: TextIO, text: str) -> None:
+    """Write a document as a line of JSON, as `corpora` reads them."""
+    file.write('{"text": "')
+    for piece in split_pieces(text):  # a copy of all of it, escaped, would be several times as large
+        file.write(json.dumps(piece)[1:-1])
+    file.write('"}\n')

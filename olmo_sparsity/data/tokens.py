@@ -1,12 +1,17 @@
 """Token files as OLMo has them: raw memory maps of token ids, every document ended by the EOS id.
 
 A prepared corpus is a folder with `manifest.json` (`CorpusManifest`), `tokenizer.json` and the token files of its
-splits. Shapes: n tokens of one document or file, T tokens of one training window.
+splits (`TokenFiles`), which are compared with what is said of them before they are used (`Verified`).
+
+Shapes: n tokens of one document or file, T tokens of one training window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +19,28 @@ from typing import Any
 
 import numpy as np
 
+from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.result_files import misfit
 
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 MANIFEST_VERSION = 1
+VERIFIED_NAME = "verified.json"
 DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
+CHUNK_MB = 4
+MAX_THREADS = 8
+QUIET_MB = 2000
+"""Less is read in seconds: no progress is shown."""
+_FILE_SHAPE = {"name": str, "tokens": int, "documents": int, "sha256": str}
+_MANIFEST_SHAPE = {
+    **dict.fromkeys(("corpus", "tokenizer_sha256", "dtype"), str),
+    **dict.fromkeys(("vocab_size", "eos_token_id"), int),
+    "splits": {...: [_FILE_SHAPE]},
+    "settings": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -36,16 +56,12 @@ class TokenFile:
     sha256: str
     """Checksum of the file's bytes."""
 
-    @classmethod
-    def parse(cls, raw: Any) -> TokenFile:
-        """From the JSON of a manifest or record. Raises `TypeError` or `ValueError` for what cannot be one."""
-        file = cls(**raw)
-        _check_types(file, name=str, tokens=int, documents=int, sha256=str)
-        if not file.name.isprintable() or file.name in ("", ".", "..") or {"/", "\\"} & set(file.name):
-            raise ValueError(f"{file.name!r} is no bare file name")
-        if file.tokens < 0 or file.documents < 0:
-            raise ValueError(f"{file.name} has a negative number of tokens or documents")
-        return file
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for what cannot be one."""
+        if not self.name.isprintable() or self.name in ("", ".", "..") or {"/", "\\"} & set(self.name):
+            raise ValueError(f"{self.name!r} is no bare file name")
+        if self.tokens < 0 or self.documents < 0:
+            raise ValueError(f"{self.name} has a negative number of tokens or documents")
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,7 @@ class CorpusManifest:
     dtype: str
     """uint16 or uint32."""
     splits: dict[str, list[TokenFile]]
-    """Token files of each split; the demo and `prepare_data.py` make `train` and `heldout`."""
+    """Token files of each split; `prepare_data.py` makes `train` and `heldout`."""
     settings: dict[str, Any] = field(default_factory=dict)
     """How it was made: source files, fractions, seed, library versions."""
     version: int = MANIFEST_VERSION
@@ -91,17 +107,15 @@ class CorpusManifest:
     @classmethod
     def _parse(cls, raw: dict[str, Any]) -> CorpusManifest:
         manifest = cls(**raw)
-        _check_types(manifest, corpus=str, tokenizer_sha256=str, dtype=str, settings=dict)
-        _check_types(manifest, vocab_size=int, eos_token_id=int, splits=dict)
+        if odd := misfit(vars(manifest), _MANIFEST_SHAPE):
+            raise ValueError(odd)
         if manifest.dtype not in DTYPES:
             raise ValueError(f"dtype {manifest.dtype!r} is none of {', '.join(DTYPES)}")
         if not 0 <= manifest.eos_token_id < manifest.vocab_size:
             raise ValueError(
                 f"eos_token_id {manifest.eos_token_id} is not below vocab_size {manifest.vocab_size}"
             )
-        if not all(isinstance(files, list) for files in manifest.splits.values()):
-            raise ValueError("a split is no list of files")
-        splits = {name: [TokenFile.parse(file) for file in files] for name, files in manifest.splits.items()}
+        splits = {name: [TokenFile(**file) for file in files] for name, files in raw["splits"].items()}
         return replace(manifest, splits=splits)
 
 
@@ -202,12 +216,6 @@ class TokenFiles:
         return (self.document(number) for number in range(len(self.document_bounds)))
 
 
-def _check_types(value: Any, **kinds: type) -> None:
-    for name, kind in kinds.items():
-        if type(getattr(value, name)) is not kind:  # a bool is an int elsewhere
-            raise TypeError(f"{name} is no {kind.__name__}")
-
-
 def _refuse_other_layout(path: Path, array: np.ndarray) -> None:
     """Files that could be read as token ids and are something else."""
     if bytes(array[:4].tobytes()[:6]) == b"\x93NUMPY":
@@ -225,3 +233,124 @@ def _positions_of(array: np.ndarray, value: int, chunk: int = 1 << 24) -> np.nda
     """Indices where ``array`` is ``value``; reads a memory map piece by piece, so memory stays constant."""
     found = [np.flatnonzero(array[i : i + chunk] == value) + i for i in range(0, len(array), chunk)]
     return np.concatenate(found).astype(np.int64)
+
+
+# --- verified token files ---
+
+
+@dataclass(frozen=True)
+class ExpectedFile:
+    """A token file, and what must be true of it."""
+
+    path: Path
+    dtype: str
+    vocab_size: int
+    """All ids are below it."""
+    remedy: str
+    """For an id that is not."""
+    sha256: str | None = None
+    """None: unknown."""
+
+
+def expected_files(corpus: str | Path, *splits: str) -> list[ExpectedFile]:
+    """The files of some splits of a prepared corpus; a split that it does not have has none."""
+    manifest = CorpusManifest.load(corpus)
+    remedy = "its manifest was changed, or made for other files: prepare the corpus again"
+    return [
+        ExpectedFile(Path(corpus) / file.name, manifest.dtype, manifest.vocab_size, remedy, file.sha256)
+        for split in splits
+        for file in manifest.splits.get(split, [])
+    ]
+
+
+class Verified:
+    """Compares token files with what is said of them: their checksums, and that every id is in the vocabulary.
+
+    A file is read once for both. What was found is remembered in `verified.json` of ``folder``, which need not exist
+    before `save`, for as long as the file's size and times of change stay the same.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.path = Path(folder) / VERIFIED_NAME
+        self._known: dict[str, Any] = {}
+        with suppress(UserError):  # without it, files are read again
+            self._known = read_json(self.path, "")
+        self._changed = False
+
+    def open_split(self, corpus: str | Path, split: str) -> TokenFiles:
+        """The verified token files of one split of a prepared corpus. Raises `UserError` as both parts do."""
+        tokens = TokenFiles.of_split(corpus, split)
+        self.check(expected_files(corpus, split))
+        return tokens
+
+    def check(self, files: Sequence[ExpectedFile]) -> None:
+        """Read the files that are not known yet. Raises `UserError` for the first of ``files`` that is not right."""
+        states = [_state(file) for file in files]
+        found = [self._recall(file, state) for file, state in zip(files, states, strict=True)]
+        new = iter(_read_all([file for file, known in zip(files, found, strict=True) if known is None]))
+        for file, state, known in zip(files, states, found, strict=True):
+            sha256, largest_id = known or next(new)
+            _refuse(file, sha256, largest_id)
+            if known is None:
+                self._known[str(file.path.resolve())] = [*state, sha256, largest_id]
+                self._changed = True
+
+    def save(self) -> None:
+        """Write down what was found since, for the next time."""
+        if self._changed:
+            write_json(self.path, self._known)
+            self._changed = False
+
+    def _recall(self, file: ExpectedFile, state: list[int | str]) -> tuple[str, int] | None:
+        match self._known.get(str(file.path.resolve())):
+            case [*known, str() as sha256, int() as largest_id] if known == state:
+                return sha256, largest_id
+        return None
+
+
+def _state(file: ExpectedFile) -> list[int | str]:
+    with _readable(file):
+        stat = file.path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, file.dtype]
+
+
+@contextmanager
+def _readable(file: ExpectedFile) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"token file {file.path} cannot be read ({error.strerror}); copy it again") from error
+
+
+def _read_all(files: Sequence[ExpectedFile]) -> list[tuple[str, int]]:
+    """Checksum and largest id of the files, several at a time."""
+    total = sum(-(-file.path.stat().st_size // (CHUNK_MB << 20)) * CHUNK_MB for file in files)
+    with (
+        progress("verifying token files", total, "MB", enabled=total > QUIET_MB) as advance,
+        ThreadPoolExecutor(min(MAX_THREADS, available_cores())) as pool,
+    ):
+        return list(pool.map(lambda file: _read(file, lambda: advance(CHUNK_MB)), files))
+
+
+def _read(file: ExpectedFile, advance: Callable[[], None]) -> tuple[str, int]:
+    digest, largest, dtype = hashlib.sha256(), 0, np.dtype(DTYPES[file.dtype])
+    with _readable(file), open(file.path, "rb") as handle:
+        while chunk := handle.read(CHUNK_MB << 20):
+            digest.update(chunk)
+            ids = np.frombuffer(chunk, dtype, count=len(chunk) // dtype.itemsize)
+            largest = max(largest, int(ids.max(initial=0)))
+            advance()
+    return digest.hexdigest(), largest
+
+
+def _refuse(file: ExpectedFile, sha256: str, largest_id: int) -> None:
+    """Raise `UserError` where a file is not what it should be."""
+    if file.sha256 not in (None, sha256):
+        raise UserError(
+            f"checksum mismatch in {file.path}: its manifest says sha256 {file.sha256}, the file has {sha256}; "
+            "copy it again from where it was prepared, or prepare the corpus again"
+        )
+    if largest_id >= file.vocab_size:
+        raise UserError(
+            f"{file.path} holds id {largest_id}, beyond the vocabulary of {file.vocab_size}; {file.remedy}"
+        )

@@ -5,7 +5,9 @@ Example i of epoch e is the same, position ids included, whatever the number of 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
@@ -15,14 +17,102 @@ import numpy as np
 import torch
 from olmo.data import IterableDataset
 from olmo.data.util import find_periodic_sequences
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.load import Config
-from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
+
+# --- what the training loop sees, whatever it trains on ---
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tokens with their position ids, and what is to be predicted at each of them."""
+
+    input_ids: Tensor
+    """(B, T) int64."""
+    position_ids: Tensor
+    """(B, T) int64, the id that each token is rotated by."""
+    labels: Tensor
+    """(B, T) int64, the token to be predicted at each place; read only where the loss mask is set."""
+    loss_mask: Tensor
+    """(B, T) bool, the places whose loss counts."""
+    id_labels: Tensor | None = None
+    """(B, T) int64, the position id of the token to be predicted, likewise; None: ids are not predicted."""
+    document_ids: Tensor | None = None
+    """(B, T) int64, equal for the tokens of one document, which then see each other only; None: no such mask."""
+
+    @property
+    def model_inputs(self) -> dict[str, Tensor]:
+        """What the model's forward pass is given, by name; ``document_ids`` only where there are any."""
+        inputs = {"input_ids": self.input_ids, "position_ids": self.position_ids}
+        return inputs if self.document_ids is None else {**inputs, "document_ids": self.document_ids}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on ``device``; the copy overlaps computation where the tensors are pinned."""
+        return Batch(**{name: part.to(device, non_blocking=True) for name, part in self._tensors().items()})
+
+    def split(self, size: int) -> list[Batch]:
+        """Micro-batches of at most ``size`` examples, in order."""
+        parts = {name: tensor.split(size) for name, tensor in self._tensors().items()}
+        return [
+            Batch(**dict(zip(parts, tensors, strict=True))) for tensors in zip(*parts.values(), strict=True)
+        ]
+
+    def pin_memory(self) -> Batch:
+        """Called by PyTorch's data loader when ``data.pin_memory`` is set."""
+        return Batch(**{name: tensor.pin_memory() for name, tensor in self._tensors().items()})
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """How many tokens count in the loss."""
+        return int(self.loss_mask.sum())
+
+
+class TrainingBatches(ABC):
+    """This process's share of every global batch; what a step reads depends on the step alone."""
+
+    identity: str | None = None
+    """Changes with the text and the order of its windows' sources, not with its path; None for a task."""
+    steps_per_epoch: int | None = None
+    """Whole global batches of one pass over the text; None where that is not known."""
+
+    def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
+        self.config, self.rank, self.world_size = config, rank, world_size
+        self.batch_size = config.global_train_batch_size
+        if self.batch_size % world_size:
+            raise UserError(
+                f"global_train_batch_size {self.batch_size} cannot be shared by {world_size} processes; "
+                f"make it a multiple of {world_size}"
+            )
+        self.share = self.batch_size // world_size
+        self.pin_memory = config.data.pin_memory and torch.cuda.is_available()
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one global batch, padding included."""
+        return self.batch_size * self.config.model.max_sequence_length
+
+    @abstractmethod
+    def batches(self, first_step: int) -> Iterator[Batch]:
+        """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, for ever."""
+
+    def _loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Any]:
+        """PyTorch's loader with the workers that the config asks for."""
+        data = self.config.data
+        if data.num_workers:
+            options = {"prefetch_factor": data.prefetch_factor, "timeout": data.timeout, **options}
+        return DataLoader(dataset, num_workers=data.num_workers, **options)
+
+
+# --- windows of token files ---
 
 
 class WindowMaker:
@@ -125,14 +215,14 @@ def collate(items: list[dict[str, Any]]) -> Batch:
     )
 
 
-class TrainingData:
-    """This process's share of every global batch, for any step: what a step reads depends on the step alone."""
+class TrainingData(TrainingBatches):
+    """Batches of prepared token files."""
+
+    steps_per_epoch: int
 
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
-        self.config, self.rank, self.world_size = config, rank, world_size
+        super().__init__(config, rank=rank, world_size=world_size)
         self.dataset = WindowDataset(config, open_training_tokens(config))
-        self.batch_size = config.global_train_batch_size
-        check_batch_is_shared(self.batch_size, world_size)
         self.identity = self._identity()
         self.steps_per_epoch = len(self.dataset) // self.batch_size
         if self.steps_per_epoch == 0:
@@ -151,13 +241,7 @@ class TrainingData:
             parts = [f"{len(each)} {sha256(each[: 1 << 20].tobytes()).hexdigest()}" for each in arrays]
         return sha256(" ".join(parts).encode()).hexdigest()
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one global batch."""
-        return self.batch_size * self.dataset.length
-
     def batches(self, first_step: int) -> Iterator[Batch]:
-        """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, for ever."""
         epoch, step_in_epoch = divmod(first_step, self.steps_per_epoch)
         while True:
             yield from self._epoch(epoch, step_in_epoch)
@@ -179,24 +263,12 @@ class TrainingData:
             fs_local_rank=0,
             num_threads=0,
         )
-        yield from DataLoader(
+        yield from self._loader(
             order,
-            batch_size=self.batch_size // self.world_size,
+            batch_size=self.share,
             collate_fn=collate,
-            num_workers=data.num_workers,
-            pin_memory=data.pin_memory and torch.cuda.is_available(),
-            prefetch_factor=data.prefetch_factor if data.num_workers else None,
+            pin_memory=self.pin_memory,
             persistent_workers=data.persistent_workers and data.num_workers > 0,
-            timeout=data.timeout if data.num_workers else 0,
-        )
-
-
-def check_batch_is_shared(batch_size: int, world_size: int) -> None:
-    """Refuse a global batch that is no whole number of windows for each process."""
-    if batch_size % world_size:
-        raise UserError(
-            f"global_train_batch_size {batch_size} cannot be shared by {world_size} processes; "
-            f"make it a multiple of {world_size}"
         )
 
 
@@ -258,9 +330,7 @@ def run_tokenizer(config: Config) -> Path | None:
 
     try:
         return Path(hf_hub_download(name, TOKENIZER_NAME))
-    except (
-        Exception
-    ) as error:  # the hub client raises many kinds; each means that there is no such tokenizer here
+    except Exception as error:  # of many kinds; each means that there is no such tokenizer here
         raise UserError(
             f"tokenizer.identifier: {name!r} is no file, no tokenizer that OLMo ships, and cannot be fetched from the "
             f"Hugging Face Hub ({type(error).__name__}); give the path of a tokenizer.json"

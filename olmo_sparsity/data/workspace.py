@@ -1,6 +1,8 @@
 """The folder that a corpus is made in: whose it is, what is finished in it, what may be removed.
 
-Unfinished work has its state in `.partial`, the request that it answers among it.
+Unfinished work has its state in `.partial`, the request that it answers among it. Shards may work in the folder at
+the same time: each writes the files of its own units; what all of them need (request, tokenizer, held-out documents)
+each makes if it is not there, with the same bytes, and renames it into place.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.data.shards import record_count
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import tokenizer_file
 from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
+from olmo_sparsity.data.workers import StoppedEarly
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.lock import folder_lock
@@ -22,6 +24,8 @@ from olmo_sparsity.util.shard import Shard
 
 WORK_NAME = ".partial"
 REQUEST_NAME = "request.json"
+SHARDS_NAME = "shards.json"
+MAX_NAMED = 20
 OUTPUT_PATTERNS = (MANIFEST_NAME, TOKENIZER_NAME, "train-*.npy", "heldout-*.npy", WORK_NAME)
 
 
@@ -45,6 +49,40 @@ def is_whole(out: Path, file: TokenFile) -> bool:
     return path.is_file() and sha256_file(path) == file.sha256
 
 
+def claim(
+    out: Path,
+    request: dict[str, Any],
+    settings: PrepareSettings,
+    *,
+    overwrite: bool = False,
+    shard: Shard | None = None,
+) -> None:
+    """Make ``out`` ready for work: new, to be gone on with, or cleared. Raises `UserError` for another's.
+
+    With a ``shard`` nothing of what others may be writing is touched.
+    """
+    path, written = out / WORK_NAME / REQUEST_NAME, out / TOKENIZER_NAME
+    tokenizer = settings.tokenizer_name
+    if tokenizer != "bpe" and tokenizer_file(tokenizer).resolve() == written.resolve():
+        raise UserError(f"--tokenizer names the file that would be written, {written}; choose another --out")
+    with _writing_to(out):
+        out.mkdir(parents=True, exist_ok=True)
+        if overwrite or (shard is None and (out / MANIFEST_NAME).is_file()):
+            # Without ``overwrite`` it is this corpus, damaged: `finished_corpus` refused any other.
+            remove_outputs(out)
+        elif not path.is_file():
+            _refuse_foreign(out, shard)
+        if path.is_file():
+            remedy = f"choose another --out, or {'remove the folder' if shard else 'pass --overwrite'} to start anew"
+            earlier = read_json(path, f"nobody knows what the files beside it were made of: {remedy}")
+            _refuse_other(out, earlier, request)
+        remove_temporaries(out, shard)
+        if not path.is_file():
+            write_json(path, request)
+        if shard is not None:
+            _record_count(out / WORK_NAME, shard)
+
+
 def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -> None:
     differing = [key for key, value in request.items() if earlier.get(key) != value]
     if differing:
@@ -54,70 +92,16 @@ def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -
         )
 
 
-def claim(out: Path, request: dict[str, Any], settings: PrepareSettings, overwrite: bool) -> None:
-    """Make ``out`` ready for work: new, to be gone on with, or cleared. Raises `UserError` for another's."""
-    path = out / WORK_NAME / REQUEST_NAME
-    _refuse_own_tokenizer(out, settings)
-    with _writing_to(out):
-        out.mkdir(parents=True, exist_ok=True)
-        resumable = path.is_file() and not (out / MANIFEST_NAME).is_file()
-        if overwrite or (out / MANIFEST_NAME).is_file():
-            remove_outputs(
-                out
-            )  # in the second case it is this corpus, damaged: `finished_corpus` refused any other
-        elif resumable:
-            _refuse_other(out, _read_request(path, "pass --overwrite to start anew"), request)
-        else:
-            _forget_a_start(out)
-            _refuse_foreign(out, OUTPUT_PATTERNS)
-        remove_temporaries(out)
-        write_json(path, request)
-
-
-def join(out: Path, request: dict[str, Any], settings: PrepareSettings, shard: Shard) -> None:
-    """Make ``out`` ready for one shard, beside others that may be at work: nothing of theirs is touched."""
-    path = out / WORK_NAME / REQUEST_NAME
-    _refuse_own_tokenizer(out, settings)
-    with _writing_to(out):
-        out.mkdir(parents=True, exist_ok=True)
-        if not path.is_file():
-            try:
-                _refuse_foreign(out, [name for name in OUTPUT_PATTERNS if name != WORK_NAME])
-            except UserError:
-                if not path.is_file():  # another shard writes it before anything else
-                    raise
-        if path.is_file():
-            _refuse_other(out, _read_request(path, "remove the folder to start anew"), request)
-        else:
-            write_json(path, request)
-        record_count(out / WORK_NAME, shard)
-        remove_temporaries_of(out, shard)
-
-
-def _read_request(path: Path, remedy: str) -> dict[str, Any]:
-    return read_json(
-        path, f"nobody knows what the files beside it were made of: choose another --out, or {remedy}"
-    )
-
-
-def _refuse_own_tokenizer(out: Path, settings: PrepareSettings) -> None:
-    if settings.tokenizer_name == "bpe":
-        return
-    if tokenizer_file(settings.tokenizer_name).resolve() == (out / TOKENIZER_NAME).resolve():
-        raise UserError(
-            f"--tokenizer names the file that would be written, {out / TOKENIZER_NAME}; choose another --out"
-        )
-
-
-def _forget_a_start(out: Path) -> None:
-    """Remove a `.partial` of a run that was stopped before it had written its request."""
-    for path in (out / WORK_NAME).glob(".*.tmp-*"):
-        remove(path)
-    remove_if_empty(out / WORK_NAME)
-
-
-def _refuse_foreign(out: Path, patterns: Sequence[str]) -> None:
-    if foreign := [file.name for pattern in patterns for file in out.glob(pattern)]:
+def _refuse_foreign(out: Path, shard: Shard | None) -> None:
+    """Refuse outputs without a request. A shard may meet the `.partial` of another, which is about to write one."""
+    if (
+        shard is None
+    ):  # a run that was stopped before it had written its request leaves no more than temporaries
+        remove_temporaries(out / WORK_NAME)
+        remove_if_empty(out / WORK_NAME)
+    patterns = [pattern for pattern in OUTPUT_PATTERNS if shard is None or pattern != WORK_NAME]
+    foreign = [file.name for pattern in patterns for file in out.glob(pattern)]
+    if foreign and not (out / WORK_NAME / REQUEST_NAME).is_file():
         raise UserError(
             f"{out} has {foreign[0]} but no record of how it was made; choose another --out, or pass "
             "--overwrite to replace it"
@@ -139,13 +123,6 @@ def locked(out: Path, *, part: str | None = None) -> Iterator[None]:
         remove_if_empty(out)
 
 
-def remove_work(out: Path) -> None:
-    """Remove what a run left beside a finished corpus that was killed at its very end, where that can be done."""
-    if (out / WORK_NAME).exists():
-        with suppress(UserError, OSError), folder_lock(out):
-            remove(out / WORK_NAME)
-
-
 @contextmanager
 def _writing_to(out: Path) -> Iterator[None]:
     """One line for a folder that cannot be written to."""
@@ -162,6 +139,13 @@ def has_nothing_finished(out: Path) -> bool:
     return {path.name for path in (out / WORK_NAME).glob("*")} <= {REQUEST_NAME}
 
 
+def remove_work(out: Path) -> None:
+    """Remove what a run left beside a finished corpus that was killed at its very end, where that can be done."""
+    if (out / WORK_NAME).exists():
+        with suppress(UserError, OSError), folder_lock(out):
+            remove(out / WORK_NAME)
+
+
 def remove_outputs(out: Path) -> None:
     """Remove everything that preparing a corpus writes."""
     for pattern in OUTPUT_PATTERNS:
@@ -169,19 +153,12 @@ def remove_outputs(out: Path) -> None:
             remove(path)
 
 
-def remove_temporaries(out: Path) -> None:
-    """Remove what stopped processes have left half written."""
+def remove_temporaries(out: Path, shard: Shard | None = None) -> None:
+    """Remove what stopped processes have left half written; of a shard's own units where one is given."""
     for folder in (out, out / WORK_NAME):
         for path in folder.glob(".*.tmp-*"):
-            remove(path)
-
-
-def remove_temporaries_of(out: Path, shard: Shard) -> None:
-    """Only those of the shard's own units: other shards may be writing theirs."""
-    for folder in (out, out / WORK_NAME):
-        for path in folder.glob(".train-*.tmp-*"):
             index = path.name.removeprefix(".train-").partition(".")[0]
-            if index.isdigit() and shard.has(int(index)):
+            if shard is None or (index.isdigit() and shard.has(int(index))):
                 remove(path)
 
 
@@ -189,3 +166,43 @@ def remove_if_empty(out: Path) -> None:
     """Remove a folder that holds nothing."""
     with suppress(OSError):  # it is not empty, or another process has begun in it
         out.rmdir()
+
+
+# --- shards ---
+
+
+def _record_count(work: Path, shard: Shard) -> None:
+    """Write down how many shards there are. Raises `UserError` where tasks of another number have begun."""
+    known = _recorded_count(work)
+    if known is None:
+        write_json(work / SHARDS_NAME, {"count": shard.count})
+    elif known != shard.count:
+        raise UserError(
+            f"{work.parent} was begun with {known} shards; go on with --shard i/{known}, or finish it without "
+            "--shard"
+        )
+
+
+def _recorded_count(work: Path) -> int | None:
+    """How many shards the corpus was divided into; None where it was not."""
+    path, remedy = work / SHARDS_NAME, "remove it and run the same command again"
+    if not path.is_file():
+        return None
+    count = read_json(path, remedy).get("count")
+    if not isinstance(count, int) or count < 1:
+        raise UserError(f"{path} is damaged (it holds no count); {remedy}")
+    return count
+
+
+def refuse_missing(work: Path, missing: Sequence[int], units: int) -> None:
+    """Name the shards whose units ``missing`` (from 0) are not finished. Raises `StoppedEarly` if there are any."""
+    if not missing:
+        return
+    count = _recorded_count(work) or 1
+    shards = sorted({index % count + 1 for index in missing})
+    named = ", ".join(map(str, shards[:MAX_NAMED])) + (", …" if len(shards) > MAX_NAMED else "")
+    raise StoppedEarly(
+        f"{len(missing)} of {units} units are not finished in {work.parent}, of "
+        f"{'shard' if len(shards) == 1 else 'shards'} {named} of {count}; run these again with --shard i/{count}, "
+        "then --merge: what is finished is kept"
+    )

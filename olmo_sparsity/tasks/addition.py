@@ -1,4 +1,4 @@
-"""Integer addition with reversed output (METHOD 3.4). Shapes: B samples, n digits of the longest operands."""
+"""Integer addition with reversed output (docs/method.md 3.4). Shapes: B samples, n digits of the longest operands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from olmo_sparsity.tasks.draws import Draws
-from olmo_sparsity.tasks.samples import END, MARKS, Part, TaskBatch, coupled_batch
+from olmo_sparsity.tasks.samples import MARKS, Part, TaskBatch, coupled_batch
 from olmo_sparsity.tasks.task import Sizes, Task, register
 
 _PLUS, _EQUALS, _ZERO = 3, 4, 5
@@ -24,24 +24,14 @@ class Addition(Task):
     """
 
     train_length: tuple[int, int] = (1, 10)
-    """
-    Fewest and most digits of the operands of a training sample, both included, uniform.
-    """
-
+    """Fewest and most digits of the operands of a training sample, both included, uniform."""
     test_length: tuple[int, int] = (1, 100)
-    """
-    Fewest and most digits of the operands of a test sample, both included, uniform.
-    """
+    """Fewest and most digits of the operands of a test sample, both included, uniform."""
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """The marks, ``+``, ``=`` and the digits."""
         return (*MARKS, "+", "=", *map(str, range(10)))
-
-    @property
-    def end_id(self) -> int:
-        """The end token."""
-        return END
 
     def largest_id(self, length: int) -> int:
         """That of the sum's last digit."""

@@ -1,4 +1,4 @@
-"""k-sparse planted correlations (METHOD 3.1): where the planted tokens stand, what they are, and what they decide.
+"""k-sparse planted correlations (docs/method.md 3.1): where the planted tokens stand, what they are and decide.
 
 Shapes: B samples, l columns of the longest prompt, k planted tokens at most.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from olmo_sparsity.tasks.draws import Draws, counters, mix
-from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch, letter_names, marked_columns
+from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch, letter_names
 from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.tasks.task import Sizes, register
 from olmo_sparsity.util.errors import UserError
@@ -124,7 +124,7 @@ LABELS: dict[str, LabelFunction] = {
 @register("planted")
 @dataclass(frozen=True)
 class Planted(SparseTask):
-    """k planted tokens in a background, and a label that is a function of them alone (METHOD 3.1 [paper]).
+    """k planted tokens in a background, and a label that is a function of them alone (docs/method.md 3.1 [paper]).
 
     A prompt of length l: S* of size k from the position distribution, tokens at S* from the planted distribution on
     V^k, the rest independent from the background. Planted and background symbols are different ones [ours], so that
@@ -133,49 +133,23 @@ class Planted(SparseTask):
     """
 
     train_length: tuple[int, int] = (20, 50)
-    """
-    Shortest and longest training prompt l in tokens, both included, uniform.
-    """
-
+    """Shortest and longest training prompt l in tokens, both included, uniform."""
     test_length: tuple[int, int] = (20, 500)
-    """
-    Shortest and longest test prompt l in tokens, both included, uniform.
-    """
-
+    """Shortest and longest test prompt l in tokens, both included, uniform."""
     num_planted: int = 2
-    """
-    How many planted symbols there are, and labels.
-    """
-
+    """How many planted symbols there are, and labels."""
     num_background: int = 8
-    """
-    How many background symbols there are.
-    """
-
+    """How many background symbols there are."""
     position_distribution: str = "uniform"
-    """
-    Q_pos: uniform, adjacent or stretched.
-    """
-
+    """Q_pos: uniform, adjacent or stretched."""
     planted_distribution: str = "uniform"
-    """
-    Q_voc: uniform, zipf or distinct.
-    """
-
+    """Q_voc: uniform, zipf or distinct."""
     background_distribution: str = "uniform"
-    """
-    The background: uniform or zipf.
-    """
-
+    """The background: uniform or zipf."""
     label_function: str = "sum"
-    """
-    g*: sum (modulo `num_planted`), max, first or random.
-    """
-
+    """g*: sum (modulo `num_planted`), max, first or random."""
     locality: int | None = None
-    """
-    L_local: max S* - min S* is at most this. Null: no limit.
-    """
+    """L_local: max S* - min S* is at most this. Null: no limit."""
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -185,19 +159,15 @@ class Planted(SparseTask):
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         width, most = int(sizes.length.max(initial=0)), int(sizes.k.max(initial=0))
         reach = sizes.length if self.locality is None else np.minimum(self.locality + 1, sizes.length)
-        chosen = POSITIONS[self.position_distribution](
-            draws.named("positions"), Room(sizes.k, sizes.length, reach)
-        )
+        place = POSITIONS[self.position_distribution]
+        chosen = place(draws.named("positions"), Room(sizes.k, sizes.length, reach))
         values = PLANTED[self.planted_distribution](draws.named("planted"), self.num_planted, most)
         present = between(0, sizes.k, most)
         label = LABELS[self.label_function](values, present, self.num_planted)
-        prompt = 1 + BACKGROUNDS[self.background_distribution](
-            draws.named("background"), self.num_background, width
-        )
-        columns = marked_columns(chosen)
-        rows = np.nonzero(present)[0]
+        background = BACKGROUNDS[self.background_distribution]
+        prompt = 1 + background(draws.named("background"), self.num_background, width)
         first_planted = 1 + self.num_background
-        prompt[rows, columns[present]] = first_planted + values[present]
+        prompt[chosen] = first_planted + values[present]
         return labelled_batch(prompt, sizes.length, first_planted + label, chosen)
 
     def _check(self) -> None:

@@ -26,9 +26,6 @@ class TaskBatch:
     """(B,) int64: tokens of the prompt and the response together."""
     response_start: np.ndarray
     """(B,) int64: the column of the first token of the response; the prompt is what stands before it."""
-    loss_mask: np.ndarray
-    """(B, T) bool: True exactly at the tokens of the response, the end token included. It marks *targets*: token t
-    is predicted at column t-1, which is where a batch of the training loop has its label."""
     coupled_ids: np.ndarray | None
     """(B, T) int64: tokens that belong together share an id of 1 or more, to which a random start is added; 0 for the
     beginning, the end and padding, which stay 0. None: the task has no coupling."""
@@ -38,6 +35,14 @@ class TaskBatch:
     """(B,) int64: the token id of the answer where it is one token. None: the whole response is the answer."""
     task_length: np.ndarray
     """(B,) int64: the length of each sample in the task's own unit, as `Task.at_length` takes it."""
+
+    @property
+    def loss_mask(self) -> np.ndarray:
+        """(B, T) bool: True exactly at the tokens of the response, the end token included.
+
+        It marks *targets*: token t is predicted at column t-1, where a batch of the training loop has its label.
+        """
+        return between(self.response_start, self.lengths, self.tokens.shape[1])
 
     def put(self, rows: np.ndarray, others: TaskBatch) -> None:
         """Write ``others``, samples of the same lengths, over some rows of this batch."""
@@ -85,7 +90,6 @@ def coupled_batch(
         tokens=tokens,
         lengths=lengths,
         response_start=response_start,
-        loss_mask=between(response_start, lengths, tokens.shape[1]),
         coupled_ids=ids,
         planted=None,
         label=label,
@@ -100,15 +104,14 @@ def labelled_batch(
 
     ``planted`` (B, T-1) bool marks the columns that decide the label.
     """
-    width = prompt.shape[1] + 1
-    tokens = np.full((len(prompt), width), PAD, dtype=np.int64)
-    tokens[:, :-1] = np.where(between(0, prompt_lengths, width - 1), prompt, PAD)
-    tokens[np.arange(len(prompt)), prompt_lengths] = label
+    rows, width = prompt.shape
+    tokens = np.full((rows, width + 1), PAD, dtype=np.int64)
+    tokens[:, :-1] = np.where(between(0, prompt_lengths, width), prompt, PAD)
+    tokens[np.arange(rows), prompt_lengths] = label
     return TaskBatch(
         tokens=tokens,
         lengths=prompt_lengths + 1,
         response_start=prompt_lengths.copy(),
-        loss_mask=between(prompt_lengths, prompt_lengths + 1, width),
         coupled_ids=None,
         planted=marked_columns(planted),
         label=label,

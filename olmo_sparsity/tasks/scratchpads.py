@@ -1,4 +1,4 @@
-"""Parity with scratchpad (METHOD 3.3) and copy (METHOD 3.4): responses of one token for every token of the prompt.
+"""Parity with scratchpad and copy (docs/method.md 3.3, 3.4): one token of the response for each of the prompt.
 
 Shapes: B samples, n tokens of the longest input.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from olmo_sparsity.tasks.draws import Draws
-from olmo_sparsity.tasks.samples import END, MARKS, Part, TaskBatch, coupled_batch
+from olmo_sparsity.tasks.samples import MARKS, Part, TaskBatch, coupled_batch
 from olmo_sparsity.tasks.task import Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 
@@ -19,11 +19,6 @@ _EQUALS, _FIRST = 3, 4
 
 class _OneForOne(Task):
     """Begin, n input tokens, ``=``, n output tokens, end. Input i and output i share id 1 + i, ``=`` has id 1."""
-
-    @property
-    def end_id(self) -> int:
-        """The end token."""
-        return END
 
     def largest_id(self, length: int) -> int:
         """That of the last input and output."""
@@ -53,14 +48,9 @@ class ScratchpadParity(_OneForOne):
     """
 
     train_length: tuple[int, int] = (5, 20)
-    """
-    Fewest and most bits of a training sample, both included, uniform.
-    """
-
+    """Fewest and most bits of a training sample, both included, uniform."""
     test_length: tuple[int, int] = (5, 200)
-    """
-    Fewest and most bits of a test sample, both included, uniform.
-    """
+    """Fewest and most bits of a test sample, both included, uniform."""
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -83,19 +73,11 @@ class Copy(_OneForOne):
     """
 
     train_length: tuple[int, int] = (2, 20)
-    """
-    Fewest and most symbols of a training sample, both included, uniform.
-    """
-
+    """Fewest and most symbols of a training sample, both included, uniform."""
     test_length: tuple[int, int] = (2, 200)
-    """
-    Fewest and most symbols of a test sample, both included, uniform.
-    """
-
+    """Fewest and most symbols of a test sample, both included, uniform."""
     num_symbols: int = 10
-    """
-    How many symbols there are.
-    """
+    """How many symbols there are."""
 
     @property
     def vocabulary(self) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from typing import ClassVar, Self
 import numpy as np
 
 from olmo_sparsity.tasks.draws import Draws
-from olmo_sparsity.tasks.task import Sizes, Task
+from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch
+from olmo_sparsity.tasks.task import Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 
 
@@ -21,26 +22,13 @@ class SparseTask(Task):
     """
 
     k_train: int = 4
-    """
-    K_train: a training sample has k planted tokens, k uniform on 1 … K_train.
-    """
-
+    """K_train: a training sample has k planted tokens, k uniform on 1 … K_train."""
     k_test: tuple[int, ...] = (4, 6, 8, 10, 12, 14, 16)
-    """
-    A test sample has k planted tokens, k uniform on these.
-    """
+    """A test sample has k planted tokens, k uniform on these."""
 
+    end_id = None
     tokens_per_place: ClassVar[int] = 1
     """How many tokens of the prompt each place takes that may be chosen; lengths are whole multiples of it."""
-
-    @property
-    def end_id(self) -> None:
-        """None: the label is the whole response."""
-        return None
-
-    def largest_id(self, length: int) -> None:
-        """None: nothing is coupled."""
-        return None
 
     def max_tokens(self, length: int) -> int:
         """The prompt and the label."""
@@ -88,3 +76,41 @@ class SparseTask(Task):
                     f"{self.name}: k = {ks.max()} of {name} needs {ks.max() * unit} tokens, more than "
                     f"{split}_length {list(given)} allows; lower it or lengthen the samples"
                 )
+
+
+_OFF, _ON, _ZERO = 1, 2, 3
+
+
+@register("sparse_parity")
+@dataclass(frozen=True)
+class SparseParity(SparseTask):
+    """The XOR of the k bits whose selectors are on [paper; the pairs are ours].
+
+    A prompt of length 2l is l pairs (selector, bit). Exactly k selectors are on, a uniform subset; all bits are
+    uniform. The label is a bit token in column 2l, after the prompt: it is predicted at the last token of the prompt,
+    and a sample has 2l + 1 tokens. The planted columns are those of the k selected bits. Length is that of the prompt,
+    2l.
+    """
+
+    train_length: tuple[int, int] = (20, 50)
+    """Shortest and longest training prompt 2l in tokens, both included and even, uniform."""
+    test_length: tuple[int, int] = (20, 500)
+    """Shortest and longest test prompt 2l in tokens, both included and even, uniform."""
+    tokens_per_place: ClassVar[int] = 2
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Padding, the two selectors, the two bits; the label is one of the bits."""
+        return ("<pad>", "off", "on", "0", "1")
+
+    def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
+        places = sizes.length // 2
+        width = int(places.max(initial=0))
+        selected = draws.named("selectors").subset(between(0, places, width), sizes.k)
+        bits = draws.named("bits").integers(2, width)
+        prompt = np.empty((len(places), 2 * width), dtype=np.int64)
+        prompt[:, ::2], prompt[:, 1::2] = np.where(selected, _ON, _OFF), _ZERO + bits
+        planted = np.zeros(prompt.shape, dtype=bool)
+        planted[:, 1::2] = selected
+        label = _ZERO + (bits * selected).sum(axis=1) % 2
+        return labelled_batch(prompt, sizes.length, label, planted)

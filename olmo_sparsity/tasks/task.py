@@ -18,7 +18,7 @@ from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
 from olmo_sparsity.tasks.draws import Draws, counters, mix
-from olmo_sparsity.tasks.samples import TaskBatch, between
+from olmo_sparsity.tasks.samples import END, TaskBatch, between
 from olmo_sparsity.util.errors import UserError
 
 SPLITS = ("train", "test")
@@ -52,17 +52,14 @@ class Task(ABC):
     """
 
     train_length: tuple[int, int]
-    """
-    Shortest and longest training sample, both included, uniform; the unit is the task's own.
-    """
-
+    """Shortest and longest training sample, both included, uniform; the unit is the task's own."""
     test_length: tuple[int, int]
-    """
-    Shortest and longest test sample, both included, uniform.
-    """
+    """Shortest and longest test sample, both included, uniform."""
 
     name: ClassVar[str]
     """Under which `TASKS` has it."""
+    end_id: ClassVar[int | None] = END
+    """The token that ends a response; None: the response is one label token, and nothing ends it."""
 
     def __post_init__(self) -> None:
         self._check()
@@ -75,17 +72,12 @@ class Task(ABC):
     def vocabulary(self) -> tuple[str, ...]:
         """The names of the token ids, in order; their number is the vocabulary size."""
 
-    @property
-    @abstractmethod
-    def end_id(self) -> int | None:
-        """The token that ends a response; None: the response is one label token, and nothing ends it."""
-
-    @abstractmethod
     def largest_id(self, length: int) -> int | None:
         """The largest coupled id of a sample of ``length``, without the random start; None: no coupling.
 
         A table of ids must have more rows than this, or it is too small for that length.
         """
+        return None
 
     @abstractmethod
     def max_tokens(self, length: int) -> int:
@@ -111,7 +103,8 @@ class Task(ABC):
         A sample is the same whichever others are asked for with it, up to padding. Raises `UserError` for an unknown
         split, or where the split has hardly any prompt of a size that was drawn.
         """
-        _check_split(split)
+        if split not in SPLITS:
+            raise UserError(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}")
         draws = Draws.of(seed, split, np.asarray(indices, dtype=np.int64))
         return self._draw(split, self._sizes(split, draws), draws)
 
@@ -136,12 +129,13 @@ class Task(ABC):
         return self.train_length if split == "train" else self.test_length
 
     def _sizes(self, split: str, draws: Draws) -> Sizes:
+        """The sizes of the samples that are drawn."""
         shortest, longest = self._length_range(split)
         length = shortest + draws.named("length").integer(longest - shortest + 1)
         return Sizes(length, np.zeros_like(length))
 
     def _smallest(self, split: str) -> Sizes:
-        """The smallest sizes that a split can draw, where it may have no prompts."""
+        """The smallest sizes of a split, which it may have no prompts of."""
         return Sizes(np.array([self._length_range(split)[0]]), np.zeros(1, dtype=np.int64))
 
     def _draw(self, split: str, sizes: Sizes, draws: Draws) -> TaskBatch:
@@ -206,18 +200,12 @@ def make_task(name: str, parameters: Mapping[str, Any]) -> Task:
     return task(**values)
 
 
-def _check_split(split: str) -> None:
-    if split not in SPLITS:
-        raise UserError(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}")
-
-
 def _in_test(batch: TaskBatch) -> np.ndarray:
     """Whether each prompt belongs to the test split, (B,) bool: a hash of its tokens that padding does not change."""
     width = batch.tokens.shape[1]
     prompt = np.where(between(0, batch.response_start, width), batch.tokens + 1, 0).astype(np.uint64)
-    return mix((prompt * mix(counters(width))).sum(axis=1, dtype=np.uint64)) >> np.uint64(32) < (
-        np.uint64(1 << 32) // _TEST_SHARE
-    )
+    hashes = mix((prompt * mix(counters(width))).sum(axis=1, dtype=np.uint64)) >> np.uint64(32)
+    return hashes < np.uint64(1 << 32) // _TEST_SHARE
 
 
 def _aligned(lines: dict[str, list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Variable assignment with scratchpad (METHOD 3.4): follow a chain of assignments to its value.
+"""Variable assignment with scratchpad (docs/method.md 3.4): follow a chain of assignments to its value.
 
 Shapes: B samples, A assignments of the longest prompt, c steps of the longest chain.
 """
@@ -6,15 +6,17 @@ Shapes: B samples, A assignments of the longest prompt, c steps of the longest c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from olmo_sparsity.tasks.draws import Draws
-from olmo_sparsity.tasks.samples import END, MARKS, Part, TaskBatch, between, coupled_batch, letter_names
+from olmo_sparsity.tasks.samples import MARKS, Part, TaskBatch, between, coupled_batch, letter_names
 from olmo_sparsity.tasks.task import Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 
 _EQUALS, _QUERY, _FIRST_VALUE = 3, 4, 5
+Length = TypeVar("Length", int, np.ndarray)
 
 
 @register("variable_assignment")
@@ -33,44 +35,22 @@ class VariableAssignment(Task):
     """
 
     train_length: tuple[int, int] = (1, 4)
-    """
-    Shortest and longest chain of a training sample in assignments, both included, uniform.
-    """
-
+    """Shortest and longest chain of a training sample in assignments, both included, uniform."""
     test_length: tuple[int, int] = (1, 12)
-    """
-    Shortest and longest chain of a test sample in assignments, both included, uniform.
-    """
-
+    """Shortest and longest chain of a test sample in assignments, both included, uniform."""
     chains: int = 2
-    """
-    How many chains a prompt has, the one that is asked for included.
-    """
-
+    """How many chains a prompt has, the one that is asked for included."""
     distractors: int = 1
-    """
-    How many assignments belong to no chain and hang on one, for each step of the length.
-    """
-
+    """How many assignments belong to no chain and hang on one, for each step of the length."""
     num_variables: int = 40
-    """
-    How many names of variables there are; the longest prompt takes (chains + distractors) x length of them.
-    """
-
+    """How many names of variables there are; the longest prompt takes (chains + distractors) x length of them."""
     num_values: int = 10
-    """
-    How many values there are; uniform.
-    """
+    """How many values there are; uniform."""
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """The marks, ``=``, ``?``, the values (numbers), the variables (a … z, a1 … z1, …)."""
         return (*MARKS, "=", "?", *map(str, range(self.num_values)), *letter_names(self.num_variables))
-
-    @property
-    def end_id(self) -> int:
-        """The end token."""
-        return END
 
     def largest_id(self, length: int) -> int:
         """That of the last token of the last assignment."""
@@ -80,12 +60,12 @@ class VariableAssignment(Task):
         """The assignments, the query, the chain and its value; begin and end."""
         return 3 * self._assignments(length) + 3 * length + 5
 
-    def _assignments(self, length: int) -> int:
+    def _assignments(self, length: Length) -> Length:
         return (self.chains + self.distractors) * length
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         length, rows = sizes.length, len(sizes.length)
-        count = (self.chains + self.distractors) * length
+        count = self._assignments(length)
         triples = self._triples(length, count, draws)
         order = draws.named("order").order(between(0, count, triples.shape[1]))
         rank = np.argsort(order, axis=1)
@@ -95,15 +75,10 @@ class VariableAssignment(Task):
         steps = np.maximum(length[:, None] - 1 - np.arange(int(length.max(initial=0))), 0)
         query = np.take_along_axis(triples[:, :, 0], length[:, None] - 1, axis=1)
         value, one = triples[:, :1, 2], np.ones(rows, dtype=np.int64)
-        prompt = [
-            Part(_flat(triples, order), prompt_ids, 3 * count),
-            Part.same(_QUERY, 1, rows),
-            Part(query, np.ones_like(query), one),
-        ]
-        response = [
-            Part(_flat(triples, steps), _flat(ids, steps), 3 * length),
-            Part(value, ids[:, :1, 2], one),
-        ]
+        assignments = Part(_flat(triples, order), prompt_ids, 3 * count)
+        prompt = [assignments, Part.same(_QUERY, 1, rows), Part(query, np.ones_like(query), one)]
+        chain = Part(_flat(triples, steps), _flat(ids, steps), 3 * length)
+        response = [chain, Part(value, ids[:, :1, 2], one)]
         return coupled_batch(prompt, response, length, value.reshape(rows).copy())
 
     def _triples(self, length: np.ndarray, count: np.ndarray, draws: Draws) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from olmo_sparsity.data import verify
+from olmo_sparsity.data import tokens
 from olmo_sparsity.util.errors import UserError
 
 
@@ -21,7 +21,7 @@ def assert_refused_and_right_ones_remembered(
     ``asked`` are settings whose corpus may be changed.
     """
     measure(asked)
-    monkeypatch.setattr(verify, "_read", None)  # nothing is read again
+    monkeypatch.setattr(tokens, "_read", None)  # nothing is read again
     measure(asked)
     monkeypatch.undo()
     path = Path(asked.corpus) / "heldout-00000.npy"

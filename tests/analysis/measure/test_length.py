@@ -24,7 +24,7 @@ from analysis.plots.training import curve_style
 from analysis.stats.bootstrap import cluster_bootstrap, ratio_of_sums
 from analysis.stats.length import PositionSums, render_length, summarize_length
 from analysis.text.segments import sample_segments
-from olmo_sparsity.data import verify
+from olmo_sparsity.data import tokens
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.model.test_load import directory
@@ -351,7 +351,7 @@ def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, m
     ids.tofile(path)
     measure_length(asked)
     assert (tmp_path / "out" / "verified.json").is_file()
-    monkeypatch.setattr(verify, "_read", None)  # nothing is read again
+    monkeypatch.setattr(tokens, "_read", None)  # nothing is read again
     measure_length(asked)
 
 

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from olmo_sparsity.data import docstrings, words
+from olmo_sparsity.data import docstrings
+from olmo_sparsity.data import encode as words
 from olmo_sparsity.data import text as text_module
-from olmo_sparsity.data.corpora import HubShards, TextFiles, file_units, hub_units
+from olmo_sparsity.data.sources import HubShards, TextFiles, file_units, hub_units
 from olmo_sparsity.data.docstrings import clean_documents, docs_packages, is_english, write_documents
 from olmo_sparsity.data.encode import Encoding, encode_documents
 from olmo_sparsity.data.text import (
@@ -132,7 +133,7 @@ def test_a_limit_takes_few_units_and_reaches_over_their_shards(tmp_path, monkeyp
     [unit], limit_tokens = hub_units(dataset, "en", "train", limit_documents=13, limit_tokens=1000)
     assert list(unit.documents()) == (c4_texts(0) + c4_texts(1))[:13]
     assert limit_tokens == 1000
-    monkeypatch.setattr("olmo_sparsity.data.corpora.HUB_UNIT_DOCUMENTS", 5)
+    monkeypatch.setattr("olmo_sparsity.data.sources.HUB_UNIT_DOCUMENTS", 5)
     units, _ = hub_units(dataset, "en", "train", limit_documents=13)
     assert [len(list(unit.documents())) for unit in units] == [7, 6]
 
@@ -169,7 +170,7 @@ def test_docstrings_come_in_source_order_without_running_the_module(tmp_path):
     (tmp_path / "bad.py").write_text("def f(:\n")
     (tmp_path / "latin.py").write_bytes(b'"""caf\xe9"""\n')
     modules = [
-        docstrings.Module(name, str(tmp_path / name)) for name in ("good.py", "bad.py", "latin.py", "none.py")
+        tmp_path / name for name in ("good.py", "bad.py", "latin.py", "none.py")
     ]
     assert docstrings.read_docstrings(modules) == [["Module.", "A.", "A.f.", "g.", "inner."], [], [], []]
 

@@ -25,7 +25,7 @@ from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import EOS_TOKEN, train_bpe
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
-from olmo_sparsity.data.verify import Verified
+from olmo_sparsity.data.tokens import Verified
 from olmo_sparsity.util.errors import UserError, run_script
 from tests.olmo_sparsity.data.test_corpora import c4_folder, c4_texts, needs_c4_sample, write_lines
 
@@ -228,7 +228,7 @@ def test_a_finished_corpus_is_left_alone_and_not_read_again(tmp_path, monkeypatc
     prepare(settings, out)
     assert not (out / ".partial").exists()
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    monkeypatch.setattr("olmo_sparsity.data.corpora.TextFiles.documents", None)
+    monkeypatch.setattr("olmo_sparsity.data.sources.TextFiles.documents", None)
     again = prepare(settings, out)
     assert (again.manifest, again.tokens_written) == (first.manifest, 0)
     monkeypatch.undo()

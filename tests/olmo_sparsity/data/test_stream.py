@@ -17,11 +17,11 @@ from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.checkpoint import WEIGHTS, checkpoints
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data import stream
-from olmo_sparsity.data.corpora import TextFiles
+from olmo_sparsity.data.sources import TextFiles
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.stream import MARKS_NAME, StreamedData
-from olmo_sparsity.data.training_data import open_training_data
+from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.positions import SchemeOptions, position_ids
 from olmo_sparsity.training.loop import train
@@ -148,7 +148,7 @@ def test_torn_marks_and_those_of_other_text_are_passed_over(tmp_path, many_marks
     config = stream_config(tmp_path)
     whole = take(config, 0, 60)
     [path] = (tmp_path / "run" / MARKS_NAME).iterdir()
-    lines = path.read_text().splitlines()
+    lines = path.read_text().strip().splitlines()
     marks = [json.loads(line) for line in lines]
     wrong = [json.dumps([unit, documents, 7, *rest]) for unit, documents, _, *rest in marks]
     of_other_text = [json.dumps([unit, documents, 7, False, "0" * 16]) for unit, documents, *_ in marks]

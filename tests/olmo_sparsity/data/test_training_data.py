@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from olmo_sparsity.config.load import Config
-from olmo_sparsity.data import verify
-from olmo_sparsity.data.training_data import open_training_data, verify_checksums
-from olmo_sparsity.data.verify import VERIFIED_NAME, Verified
+from olmo_sparsity.data import tokens
+from olmo_sparsity.data.batches import open_training_data, verify_checksums
+from olmo_sparsity.data.tokens import VERIFIED_NAME, Verified
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
@@ -36,8 +36,8 @@ def change_one_byte(path: Path) -> None:
 def test_files_are_read_again_only_when_they_were_touched(tmp_path, monkeypatch):
     config = tiny.train_config(tmp_path)
     read = []
-    original = verify._read
-    monkeypatch.setattr(verify, "_read", lambda file, *rest: read.append(file.path) or original(file, *rest))
+    original = tokens._read
+    monkeypatch.setattr(tokens, "_read", lambda file, *rest: read.append(file.path) or original(file, *rest))
     path = tmp_path / "corpus" / "train-00000.npy"
     verify_checksums(config)
     verify_checksums(config)
@@ -127,7 +127,7 @@ def test_files_that_are_something_else_are_refused(tmp_path):
 
 
 def test_an_id_beyond_the_vocabulary_is_found_anywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr(verify, "CHUNK_MB", 1)
+    monkeypatch.setattr(tokens, "CHUNK_MB", 1)
     config = tiny.train_config(tmp_path)
     ids = np.random.default_rng(0).integers(0, 50, 3 << 20).astype(np.uint16)
     ids[-1000] = 50
@@ -148,7 +148,7 @@ def test_an_id_beyond_the_vocabulary_is_found_anywhere(tmp_path, monkeypatch):
         assert not (tmp_path / "run").exists()
     verify_checksums(bare(config, [fine]))
     read = []
-    monkeypatch.setattr(verify, "_read", lambda file, *rest: read.append(file))
+    monkeypatch.setattr(tokens, "_read", lambda file, *rest: read.append(file))
     verify_checksums(bare(config, [fine]))
     assert not read
     smaller = replace(config, model=replace(config.model, vocab_size=int(ids[:1000].max())))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from olmo_sparsity.data import words
+from olmo_sparsity.data import encode as words
 from olmo_sparsity.data.tokenizers import load_tokenizer, tokenizer_file, train_bpe
-from olmo_sparsity.data.words import WordEncoder, cuts_at_words
+from olmo_sparsity.data.encode import WordEncoder, cuts_at_words
 from tests.olmo_sparsity.data.test_corpora import PROSE
 from tests.olmo_sparsity.data.test_prepare import some_texts
 

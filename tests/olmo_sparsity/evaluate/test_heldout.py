@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.data.training_data import verify_checksums
+from olmo_sparsity.data.batches import verify_checksums
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.loop import train
