@@ -2,6 +2,7 @@
 # make test      every test but the minutes-long ones, on up to four cores; make test-slow runs those, one at a time
 # make browser   installs Chromium from Debian's packages, for the tests of the report page, which skip without it
 # make lint      ruff and mypy
+# make docs      the documentation as a web site in build/docs, its links checked
 # make clean     removes what make and the demo made (not .venv); make distclean removes .venv too
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -11,11 +12,11 @@ INSTALLED := $(VENV)/.installed
 RUN := runs/demo
 WORKERS ?= logical
 
-.PHONY: figure2 install test test-slow browser lint clean distclean
+.PHONY: figure2 install test test-slow browser lint docs clean distclean
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: Python 3.11 or newer is needed; say which with make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -44,6 +45,9 @@ lint: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+docs: $(INSTALLED)
+	$(PY) -m mkdocs build --strict --site-dir build/docs
 
 clean:
 	rm -rf runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache

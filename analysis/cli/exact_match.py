@@ -1,10 +1,10 @@
 """Exact match by length: how often a checkpoint trained on a synthetic task answers test samples without an error.
 
 examples:
-  python scripts/exact_match.py runs/parity-ppc
-  python scripts/exact_match.py runs/parity-ppc/step00003000 --lengths 10,20,40,80 --samples 500
-  python scripts/exact_match.py runs/sparse-parity --lengths 20,50,100,500 --out runs/sparse-parity/long
-  python scripts/exact_match.py runs/sparse-parity --lengths 40,80 --ks 4,8,16
+  olmo-sparsity exact_match runs/parity-ppc
+  olmo-sparsity exact_match runs/parity-ppc/step00003000 --lengths 10,20,40,80 --samples 500
+  olmo-sparsity exact_match runs/sparse-parity --lengths 20,50,100,500 --out runs/sparse-parity/long
+  olmo-sparsity exact_match runs/sparse-parity --lengths 40,80 --ks 4,8,16
 
 The model reads its own output (free-running), chooses the likeliest token at every step, and has to give the whole
 response: every token, every position id where it predicts ids, and the end where it belongs. An error is of the sort
@@ -50,7 +50,7 @@ def main() -> None:
     model, config = load_model(folder)
     if config.task.name is None:
         raise UserError(
-            f"{folder} was trained on text, and exact match is of a task; scripts/length.py measures its loss by "
+            f"{folder} was trained on text, and exact match is of a task; olmo-sparsity length measures its loss by "
             "position"
         )
     task = task_of(config)

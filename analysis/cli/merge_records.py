@@ -1,19 +1,18 @@
 """Put the shards of one or more measurements together, each into an ordinary records folder.
 
 example:
-  python scripts/merge_records.py runs/demo/influence
+  olmo-sparsity merge_records runs/demo/influence
 
-after `scripts/influence.py … --out runs/demo/influence --shard i/n` has finished for every i from 1 to n. Missing and
-unfinished shards are named. The merged records are those of one run without --shard, and scripts/figure2.py reads them.
-A merged folder is left as it is, and a merge that was killed is done again by the same command. The shards stay; they
-may be removed afterwards.
+after `olmo-sparsity influence … --out runs/demo/influence --shard i/n` has finished for every i from 1 to n. Missing
+and unfinished shards are named. The merged records are those of one run without --shard, ready for figure2. A merged
+folder is left as it is, and a merge that was killed is done again by the same command. The shards stay; they may be
+removed afterwards.
 """
 
 from __future__ import annotations
 
 import logging
 
-from analysis.records.shards import merge_records
 from olmo_sparsity.util.arguments import Parser, out_folder
 
 
@@ -25,9 +24,11 @@ def main() -> None:
         nargs="+",
         type=out_folder,
         metavar="OUT",
-        help="--out of scripts/influence.py, which holds shard-*-of-*",
+        help="--out of olmo-sparsity influence, which holds shard-*-of-*",
     )
     arguments = parser.parse_args()
+    from analysis.records.shards import merge_records
+
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     logging.getLogger("analysis").setLevel(logging.INFO)
     for out in arguments.out:

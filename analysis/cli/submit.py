@@ -1,24 +1,24 @@
 """Submit training, preparation of C4, or a measurement to SLURM, or print the job scripts (--dry-run).
 
 examples:
-  python scripts/submit.py train configs/base.yaml --nodes 2 --gpus-per-node 4 --time 24:00:00 --dry-run
-  python scripts/submit.py train configs/base.yaml --nodes 2 --gpus-per-node 4 --time 24:00:00 \\
+  olmo-sparsity submit train configs/base.yaml --nodes 2 --gpus-per-node 4 --time 24:00:00 --dry-run
+  olmo-sparsity submit train configs/base.yaml --nodes 2 --gpus-per-node 4 --time 24:00:00 \\
       --partition gpu --account lab -- --seed=2 --save_folder=runs/second
-  python scripts/submit.py prepare_c4 --out data/c4 --array 64%16 --cpus 4 -- --limit-tokens 10000000000
-  python scripts/submit.py influence runs/base --corpus data/c4 --out runs/base/influence --array 8 \\
+  olmo-sparsity submit prepare_c4 --out data/c4 --array 64%16 --cpus 4 -- --limit-tokens 10000000000
+  olmo-sparsity submit influence runs/base --corpus data/c4 --out runs/base/influence --array 8 \\
       --gpus-per-node 1 -- --n-long 512 --n-short 64 --targets 4000
 
 all three as a chain, each with --after the last job that the one before it has printed (here the merge, 12, and 13):
-  python scripts/submit.py prepare_c4 --out data/c4 --array 64%16
-  python scripts/submit.py train configs/base.yaml --gpus-per-node 4 --after 12 -- --corpus.path=data/c4
-  python scripts/submit.py influence runs/base --corpus data/c4 --out runs/base/influence --gpus-per-node 1 --after 13
+  olmo-sparsity submit prepare_c4 --out data/c4 --array 64%16
+  olmo-sparsity submit train configs/base.yaml --gpus-per-node 4 --after 12 -- --corpus.path=data/c4
+  olmo-sparsity submit influence runs/base --corpus data/c4 --out runs/base/influence --gpus-per-node 1 --after 13
 
-What follows `--` goes to the job's own script: scripts/train.py, prepare_data.py c4, or influence.py. Everything that
-can be checked here is checked before a job waits in the queue for it: options, configuration, text, token files and
-what the run folder holds; not the hub, checksums, weights and the machine. The job scripts are made from the templates
-in slurm/, which explain themselves, and are kept beside what they make: RUN/train.sbatch, OUT/influence.sbatch.
+What follows `--` goes to the command of the job: train, prepare_data c4, or influence. Whatever can be checked is
+checked before a job waits in the queue: options, configuration, text, token files and what the run folder holds; not
+the hub, checksums, weights and the machine. The job scripts are made from the templates in slurm/, which explain
+themselves, and are kept beside what they make: RUN/train.sbatch, OUT/influence.sbatch.
 
-train        goes on by itself after the time limit and after a preemption: it saves, requeues and resumes.
+train        saves, requeues and resumes by itself at the time limit and after a preemption.
 prepare_c4   --array shards in parallel, then a merge, in a second job that waits for them.
 influence    --array shards of the targets for each checkpoint, then a merge. Several checkpoints get a folder each.
 
@@ -34,23 +34,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olmo_sparsity.sweep.jobs import (
+from analysis.cli import command_line
+from olmo_sparsity.sweep.slurm import (
+    Array,
     Job,
     add_slurm_options,
     common_values,
     dependency,
     job_numbers,
+    plain_word,
     split_arguments,
-    submit_job,
+    words,
 )
-from olmo_sparsity.sweep.slurm import Array, job_path, words
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
 from olmo_sparsity.util.errors import UserError
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.load import Config
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def main() -> None:
@@ -68,10 +68,10 @@ def main() -> None:
         for other in then:
             print(f"\n# ---- then, with sbatch --dependency=afterok:<the job above>\n{other.script}", end="")
         return
-    number, line = submit_job(job, *waits)
+    number, line = job.submit(*waits)
     print(line)
     for other in then:
-        print(submit_job(other, *dependency((number,)))[1])
+        print(other.submit(*dependency([number]))[1])
 
 
 def train_jobs(options: argparse.Namespace, overrides: Sequence[str]) -> list[Job]:
@@ -90,7 +90,7 @@ def train_jobs(options: argparse.Namespace, overrides: Sequence[str]) -> list[Jo
         from olmo_sparsity.training.zero import deepspeed_config
 
         deepspeed_config(config, processes)  # refuses what DeepSpeed would refuse after the wait in the queue
-    run = job_path(config.save_folder, "save_folder")
+    run = plain_word(config.save_folder, "save_folder")
     name, what = Path(options.config).stem, "the name of the config file"
     if config.run_name:
         name, what = config.run_name, "run_name"
@@ -100,7 +100,7 @@ def train_jobs(options: argparse.Namespace, overrides: Sequence[str]) -> list[Jo
         "NODES": options.nodes,
         "PROCESSES_PER_NODE": per_node,
         "CPUS_PER_PROCESS": options.cpus,
-        "TRAIN": words([sys.executable, SCRIPTS / "train.py", options.config, *overrides]),
+        "TRAIN": words(command_line("train", [options.config, *overrides])),
     }
     _check_start(config, after=bool(options.after))
     return [Job("train", Path(run), values)]
@@ -134,12 +134,12 @@ def prepare_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> list[
     from analysis.cli.prepare_data import parse_settings
     from olmo_sparsity.data.prepare import check_shardable
 
-    out, array = job_path(options.out, "--out"), Array.parse(options.array)
+    out, array = plain_word(options.out, "--out"), Array.parse(options.array)
     _refuse(arguments, "--out", "--shard", "--merge", "--workers")
     settings, _ = parse_settings(["c4", "--out", out, "--shard", f"1/{array.tasks}", *arguments])
     settings.check()
     check_shardable(settings)
-    command = [sys.executable, SCRIPTS / "prepare_data.py", "c4", "--out", out, *arguments]
+    command = command_line("prepare_data", ["c4", "--out", out, *arguments])
     common = {**common_values(options, "prepare_c4"), "OUT": out, "CPUS": options.cpus}
     values = {**common, "ARRAY": str(array), "SHARDS": array.tasks, "PREPARE": words(command)}
     merge = words([*command, "--merge", f"--workers={options.cpus}"])
@@ -151,7 +151,7 @@ def influence_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> lis
 
     Raises `UserError` for a missing input, and for arguments that each shard would refuse.
     """
-    out, array = job_path(options.out, "--out"), Array.parse(options.array)
+    out, array = plain_word(options.out, "--out"), Array.parse(options.array)
     _refuse(arguments, "--out", "--shard", "--corpus")
     if "--overwrite" in arguments:
         raise UserError(
@@ -168,7 +168,7 @@ def influence_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> lis
         "CHECKPOINTS": words(checkpoints),
         "RECORDS": words(records),
         "SHARDS": array.tasks,
-        "INFLUENCE": words([sys.executable, SCRIPTS / "influence.py"]),
+        "INFLUENCE": words(command_line("influence")),
         "ARGUMENTS": words(["--corpus", options.corpus, *arguments]),
     }
     job = Job("influence", Path(out), values)
@@ -176,7 +176,7 @@ def influence_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> lis
         return [job]
     without_gpus = argparse.Namespace(**{**vars(options), "gpus_per_node": 0})
     common = {**common_values(without_gpus, "influence-merge"), "OUT": out, "CPUS": 1}
-    merge = words([sys.executable, SCRIPTS / "merge_records.py", *records])
+    merge = words(command_line("merge_records", records))
     return [job, Job("merge", Path(out), {**common, "MERGE": merge})]
 
 
@@ -196,7 +196,7 @@ def _checkpoint(text: str, after: bool) -> str:
 
 
 def _check_measurement(options: argparse.Namespace, command: Sequence[str], array: Array) -> None:
-    """Raise `UserError` for what influence.py would refuse before it loads a model."""
+    """Raise `UserError` for what influence would refuse before it loads a model."""
     from analysis.cli.influence import parse_settings
     from analysis.measure.measurement import TARGETS_PER_BLOCK
     from analysis.records.shard import MeasurementShard
@@ -237,7 +237,7 @@ def _record_folders(out: str, checkpoints: Sequence[str]) -> list[Path]:
 def _refuse(arguments: Sequence[str], *names: str) -> None:
     for argument in arguments:
         if (name := argument.partition("=")[0]) in names:
-            raise UserError(f"{name} is decided by submit.py; give it before the --, or leave it out")
+            raise UserError(f"{name} is decided by submit; give it before the --, or leave it out")
 
 
 def _parser() -> Parser:
@@ -253,7 +253,7 @@ def _parser() -> Parser:
     prepare.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the corpus")
     influence = _kind(kinds, "influence", "measure checkpoints in an array of tasks")
     influence.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoints, or runs")
-    influence.add_argument("--corpus", required=True, metavar="DIR", help="folder made by prepare_data.py")
+    influence.add_argument("--corpus", required=True, metavar="DIR", help="folder made by prepare_data")
     influence.add_argument(
         "--out", type=out_folder, required=True, metavar="DIR", help="folder of the records"
     )

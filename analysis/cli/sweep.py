@@ -1,28 +1,28 @@
 """Train, and for synthetic tasks evaluate, a grid of runs: every combination of some settings.
 
 examples:
-  python scripts/sweep.py configs/demo.yaml --grid seed=1,2,3 --out runs/seeds
-  python scripts/sweep.py configs/synthetic/scratchpad_parity.yaml --grid seed=1,2,3 \\
+  olmo-sparsity sweep configs/demo.yaml --grid seed=1,2,3 --out runs/seeds
+  olmo-sparsity sweep configs/synthetic/scratchpad_parity.yaml --grid seed=1,2,3 \\
       --grid positions.scheme=pose,coupled,predicted --out runs/parity --jobs 2 \\
       --evaluate "--samples 200 --lengths 20,40" -- --max_duration=5000
-  python scripts/sweep.py configs/rope.yaml configs/alibi.yaml configs/nope.yaml --grid seed=1,2 --out runs/encodings
-  python scripts/sweep.py configs/synthetic/scratchpad_parity.yaml --out runs/ranges \\
+  olmo-sparsity sweep configs/rope.yaml configs/alibi.yaml configs/nope.yaml --grid seed=1,2 --out runs/encodings
+  olmo-sparsity sweep configs/synthetic/scratchpad_parity.yaml --out runs/ranges \\
       --grid 'task.parameters.train_length=[5,20],[5,10]' --dry-run
-  python scripts/sweep.py configs/base.yaml --grid seed=1,2,3,4 --out runs/base-seeds --slurm --jobs 2 \\
+  olmo-sparsity sweep configs/base.yaml --grid seed=1,2,3,4 --out runs/base-seeds --slurm --jobs 2 \\
       --gpus-per-node 1 --time 24:00:00 --partition gpu
 
 A value of --grid ends at a comma outside of brackets and is read as in a YAML file; null is none. What follows `--`
-overrides the config of all cells, as for scripts/train.py. All of them are checked before the first one starts.
+overrides the config of all cells, as for train. All of them are checked before the first one starts.
 
-Each cell is a run folder, OUT/seed=1,positions.scheme=pose, that scripts/train.py --resume trains; where the config has
-a task, scripts/exact_match.py measures it then, with the arguments in --evaluate. OUT/sweep.json lists the axes and the
+Each cell is a run folder, OUT/seed=1,positions.scheme=pose, that train --resume trains; where the config has a task,
+exact_match measures it then, with the arguments in --evaluate. OUT/sweep.json lists the axes and the
 cells, OUT/CELL/sweep.log has what a cell printed, and OUT/CELL/sweep.json says that it is finished, with its settings.
 
 The same command goes on where it was: it skips what is finished, and resumes what is not. To add values to an axis,
 give it the old ones and the new. A cell that fails leaves the others alone; the failures are listed at the end (exit
 code 1). On Ctrl-C, SIGTERM or SIGUSR1 the running cells save first (exit code 85). One sweep at a time works in OUT.
 
-With --slurm every cell is a job of an array, and the options are those of scripts/submit.py. A job that is preempted or
+With --slurm every cell is a job of an array, and the options are those of submit. A job that is preempted or
 meets its time limit saves and goes on by itself.
 """
 
@@ -35,16 +35,18 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from olmo_sparsity.sweep.jobs import (
+from analysis.cli import command_line
+from olmo_sparsity.sweep.slurm import (
     OPTIONS,
+    Array,
     Job,
     add_slurm_options,
     common_values,
+    plain_word,
     split_arguments,
-    submit_job,
+    words,
 )
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
 from olmo_sparsity.util.errors import UserError, first_line
@@ -52,8 +54,6 @@ from olmo_sparsity.util.errors import UserError, first_line
 if TYPE_CHECKING:
     from olmo_sparsity.sweep.grid import Cell, Sweep
     from olmo_sparsity.sweep.runner import Outcome
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def main() -> int:
@@ -76,8 +76,8 @@ def main() -> int:
         parse_axes(options.grid),
         options.out,
         tuple(overrides),
-        train=(sys.executable, str(SCRIPTS / "train.py")),
-        evaluate=(sys.executable, str(SCRIPTS / "exact_match.py")),
+        train=tuple(command_line("train")),
+        evaluate=tuple(command_line("exact_match")),
         evaluation=evaluation,
     )
     cells = make_cells(sweep, options.only)
@@ -94,7 +94,7 @@ def main() -> int:
         write_sweep(sweep, cells, commit)
         if job is None:
             return _run(cells, options.jobs or 1, commit)
-    print(submit_job(job)[1])
+    print(job.submit()[1])
     return 0
 
 
@@ -168,26 +168,21 @@ def _numbers(outcome: Outcome) -> list[str]:
 
 
 def _command_lines(cells: Sequence[Cell]) -> str:
-    from olmo_sparsity.sweep.slurm import words
-
-    lines = [" && ".join(map(words, cell.commands)) for cell in cells]
     return "".join(
-        f"{line}{'  # finished' if cell.is_finished else ''}\n"
-        for cell, line in zip(cells, lines, strict=True)
+        f"{' && '.join(map(words, cell.commands))}{'  # finished' if cell.is_finished else ''}\n"
+        for cell in cells
     )
 
 
 def _slurm_job(options: argparse.Namespace, sweep: Sweep, cells: int) -> Job:
     """An array of one task for each cell."""
-    from olmo_sparsity.sweep.slurm import Array, job_path, words
-
     if options.gpus_per_node > 1:
         raise UserError(
             f"--gpus-per-node {options.gpus_per_node}: a cell is one process and takes one GPU; give 1, or submit runs "
-            "on several with scripts/submit.py train"
+            "on several with submit train"
         )
-    out = job_path(sweep.out, "--out")
-    command = [sys.executable, SCRIPTS / "sweep.py", *sweep.configs, "--out", out]
+    out = plain_word(sweep.out, "--out")
+    command = command_line("sweep", [*sweep.configs, "--out", out])
     command += [f"--grid={text}" for text in options.grid]
     command += [f"--evaluate={options.evaluate}"] if options.evaluate else []
     values = {
@@ -202,7 +197,7 @@ def _slurm_job(options: argparse.Namespace, sweep: Sweep, cells: int) -> Job:
 
 
 def _evaluation(text: str) -> tuple[str, ...]:
-    """The arguments of scripts/exact_match.py, checked by its own parser."""
+    """The arguments of exact_match, checked by its own parser."""
     from analysis.cli.exact_match import _parser as exact_match_parser
 
     try:
@@ -237,9 +232,7 @@ def _parser() -> Parser:
     group.add_argument(
         "--jobs", type=whole_number, metavar="N", help="cells at a time (default: 1; with --slurm: no limit)"
     )
-    group.add_argument(
-        "--evaluate", default="", metavar="'OPTIONS'", help="arguments of scripts/exact_match.py, quoted"
-    )
+    group.add_argument("--evaluate", default="", metavar="'OPTIONS'", help="arguments of exact_match, quoted")
     group.add_argument(
         "--dry-run", action="store_true", help="print the commands, or with --slurm the job script"
     )

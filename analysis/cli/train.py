@@ -1,12 +1,13 @@
 """Train a model from a YAML config.
 
 examples:
-  python scripts/train.py configs/demo.yaml                           train the demo
-  python scripts/train.py configs/demo.yaml --resume                  go on after an interruption
-  python scripts/train.py configs/base.yaml --dry-run                 print the resolved config and what a step costs
-  python scripts/train.py configs/synthetic/scratchpad_parity.yaml --show 3     print samples of its task
-  python scripts/train.py configs/demo.yaml --save_folder=runs/b --seed=2 --optimizer.learning_rate=5e-4
-  torchrun --nproc_per_node 8 scripts/train.py configs/base.yaml --deepspeed.config=configs/deepspeed/zero1.json
+  olmo-sparsity train configs/demo.yaml                           train the demo
+  olmo-sparsity train configs/demo.yaml --resume                  go on after an interruption
+  olmo-sparsity train configs/base.yaml --dry-run                 print the resolved config and what a step costs
+  olmo-sparsity train configs/synthetic/scratchpad_parity.yaml --show 3     print samples of its task
+  olmo-sparsity train configs/demo.yaml --save_folder=runs/b --seed=2 --optimizer.learning_rate=5e-4
+  torchrun --nproc_per_node 8 --no-python olmo-sparsity train configs/base.yaml \\
+      --deepspeed.config=configs/deepspeed/zero1.json
 
 Any field of the config is overridden with --path.to.key=value, as in OLMo. The YAML is OLMo's own, with the sections
 `positions` and `corpus` added; `base: other.yaml` makes it an overlay of another file. A run folder holds

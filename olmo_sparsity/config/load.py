@@ -51,6 +51,7 @@ from olmo_sparsity.config.words import (
 )
 from olmo_sparsity.config.yaml import YamlError, parse_override, read_yaml
 from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.shipped import find_shipped
 
 __all__ = [
     "CheckpointsConfig",
@@ -82,7 +83,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, warn: bool =
     """
     problems = _Problems()
     with config_resolvers():  # around it all: looking at a value may resolve it
-        values = _read_all(Path(path), overrides, problems)
+        values = _read_all(find_shipped(path), overrides, problems)
         config = _build(_known_and_typed(Config, values, "", problems), problems)
     if config is not None:
         for name, text in unusable_values(config):
@@ -144,7 +145,7 @@ def _read_all(path: Path, overrides: Sequence[str], problems: _Problems) -> dict
     values: dict = {}
     bases = [override.split("=", 1)[1] for override in overrides if override.startswith("--base=")]
     overrides = [override for override in overrides if not override.startswith("--base=")]
-    for file, layer in _read_layers(path, (), Path(bases[-1]) if bases else None):
+    for file, layer in _read_layers(path, (), find_shipped(bases[-1]) if bases else None):
         problems.note_source(layer, "" if file == path else f"in {file}")
         values = _merge(values, layer)
     for override in overrides:
@@ -175,7 +176,7 @@ def _read_layers(
         return [(path, values)]
     if not isinstance(base, str):
         raise UserError(f"{path}: base: {show(base)} is no text; name one YAML file, relative to this one")
-    return [*_read_layers(path.parent / base, (*above, path)), (path, values)]
+    return [*_read_layers(find_shipped(path.parent / base, base), (*above, path)), (path, values)]
 
 
 def _read_file(path: Path, named_by: Path | None) -> dict:

@@ -1,4 +1,4 @@
-"""Grids of runs: the product of some settings, each cell a run in a folder of its own. `cell_processes` runs them.
+"""Grids of runs: the product of some settings, each cell a run in a folder of its own. `runner` runs them.
 
 OUT/sweep.json         the axes and the cells, for readers and figures; written before the first cell starts
 OUT/CELL/sweep.log     what the commands of the cell printed
@@ -28,9 +28,9 @@ from olmo_sparsity.util.files import read_json, write_json
 FORMAT = 1
 SWEEP_NAME, LOG_NAME = "sweep.json", "sweep.log"
 LONGEST_NAME = 200  # file systems take 255 bytes
-_OF_EACH_CELL = ("save_folder", "run_name")
 CONFIG_AXIS = "config"
 """Its values are the names of the YAML files, without .yaml."""
+_OF_EACH_CELL = ("save_folder", "run_name")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Sweep:
 
     configs: tuple[str, ...]
     """YAML files; several are an axis of their own, `CONFIG_AXIS`, the slowest."""
-    axes: tuple[Axis, ...]
+    grid: tuple[Axis, ...]
     out: Path
     """Folder of the cells."""
     overrides: tuple[str, ...]
@@ -75,6 +75,13 @@ class Sweep:
     evaluate: tuple[str, ...]
     """Start of the command that evaluates a run of a task; the run's folder and ``evaluation`` follow."""
     evaluation: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Those of the grid, behind that of the configs where there are several."""
+        if len(self.configs) == 1:
+            return self.grid
+        return (Axis(CONFIG_AXIS, tuple(Path(config).stem for config in self.configs)), *self.grid)
 
 
 @dataclass(frozen=True)
@@ -126,13 +133,13 @@ def make_cells(sweep: Sweep, only: int | None = None) -> list[Cell]:
 
     Raises one `UserError` that names all cells whose config is refused, or that are finished with other settings.
     """
+    keys = [axis.key for axis in sweep.axes]
     for override in sweep.overrides:
         key = clean_opt(override).partition("=")[0]
-        if key in (*_OF_EACH_CELL, *(axis.key for axis in sweep.axes)):
+        if key in (*_OF_EACH_CELL, *keys):
             raise UserError(f"{override}: {key} is decided by the sweep; leave it out behind the --")
-    axes = _all_axes(sweep)
-    keys = [axis.key for axis in axes]
-    grid = [dict(zip(keys, row, strict=True)) for row in itertools.product(*(a.values for a in axes))]
+    products = itertools.product(*(axis.values for axis in sweep.axes))
+    grid = [dict(zip(keys, values, strict=True)) for values in products]
     if repeated := _repeated([_name(values) for values in grid]):
         raise UserError(f"two cells would share the folder {repeated}; put them into two sweeps")
     if only is not None:
@@ -149,12 +156,12 @@ def make_cells(sweep: Sweep, only: int | None = None) -> list[Cell]:
             problems.setdefault(str(error), []).append(_name(values))
     if problems:
         raise UserError(_all_problems(problems, len(grid)))
-    _refuse_equal(cells)
     return cells
 
 
 def write_sweep(sweep: Sweep, cells: Sequence[Cell], commit: str) -> None:
     """Write `sweep.json`; its values are typed as YAML reads them."""
+    values = [{key: _typed(text) for key, text in cell.values.items()} for cell in cells]
     write_json(
         sweep.out / SWEEP_NAME,
         {
@@ -162,27 +169,19 @@ def write_sweep(sweep: Sweep, cells: Sequence[Cell], commit: str) -> None:
             "configs": sweep.configs,
             "overrides": sweep.overrides,
             "evaluation": sweep.evaluation,
-            "axes": {axis.key: [_typed(value) for value in axis.values] for axis in _all_axes(sweep)},
+            "axes": {axis.key: [_typed(value) for value in axis.values] for axis in sweep.axes},
             "cells": [
-                {"folder": cell.name, "values": {key: _typed(text) for key, text in cell.values.items()}}
-                for cell in cells
+                {"folder": cell.name, "values": typed} for cell, typed in zip(cells, values, strict=True)
             ],
             "commit": commit,
         },
     )
 
 
-def _all_axes(sweep: Sweep) -> tuple[Axis, ...]:
-    """Those of the grid, behind that of the configs where there are several."""
-    if len(sweep.configs) == 1:
-        return sweep.axes
-    return (Axis(CONFIG_AXIS, tuple(Path(config).stem for config in sweep.configs)), *sweep.axes)
-
-
 def _make_cell(sweep: Sweep, values: Mapping[str, str]) -> Cell:
     name = _name(values)
-    own = {Path(config).stem: config for config in sweep.configs}
-    file = own[values[CONFIG_AXIS]] if CONFIG_AXIS in values else sweep.configs[0]
+    files = {Path(config).stem: config for config in sweep.configs}
+    file = files[values[CONFIG_AXIS]] if CONFIG_AXIS in values else sweep.configs[0]
     folder = sweep.out / name
     overrides = [
         f"--save_folder={folder}",
@@ -200,11 +199,11 @@ def _make_cell(sweep: Sweep, values: Mapping[str, str]) -> Cell:
 
 def _name(values: Mapping[str, str]) -> str:
     """``seed=1,task.parameters.train_length=5-20``: letters that no shell, path or YAML reads more into."""
-    texts = {
-        key: "-".join(filter(None, re.split(r"[^\w.+-]+", text, flags=re.ASCII)))
-        for key, text in values.items()
-    }
-    name = ",".join(f"{key}={text}" for key, text in texts.items())
+    parts = []
+    for key, text in values.items():
+        plain = "-".join(filter(None, re.split(r"[^\w.+-]+", text, flags=re.ASCII)))
+        parts.append(f"{key}={plain}")
+    name = ",".join(parts)
     if len(name) <= LONGEST_NAME:
         return name
     return f"{name[: LONGEST_NAME - 9]}-{sha256(repr(values).encode()).hexdigest()[:8]}"
@@ -230,39 +229,34 @@ def _repeated(texts: Sequence[str]) -> str | None:
 
 def _typed(text: str) -> Any:
     try:
-        values = om.to_container(parse_override("value", text), resolve=False)
+        return om.to_container(parse_override("value", text), resolve=False)["value"]  # type: ignore[index, call-overload]
     except YamlError as error:
         raise UserError(f"--grid: {shorten(text, 60)} {error}") from None
-    assert isinstance(values, dict)
-    return values["value"]
 
 
 def _settings(config: Config) -> dict[str, Any]:
     """``config`` as JSON has it."""
-    settings: dict[str, Any] = json.loads(
-        json.dumps(om.to_container(om.structured(config), resolve=True, enum_to_str=True))
-    )
-    return settings
+    return json.loads(json.dumps(om.to_container(om.structured(config), resolve=True, enum_to_str=True)))
 
 
-def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings under their dotted names, but for those that tell one cell's folder from another's."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            flat |= {f"{key}.{name}": inner for name, inner in _decisive(value).items()}
-        else:
+            flat |= {f"{key}.{name}": inner for name, inner in _flat(value).items()}
+        elif key not in _OF_EACH_CELL:
             flat[key] = value
-    return {name: value for name, value in flat.items() if name not in _OF_EACH_CELL}
+    return flat
 
 
 def _refuse_other_settings(cell: Cell) -> None:
     """Raise `UserError` where the cell was finished with settings that differ from today's."""
     if not cell.marker.is_file():
         return
-    defaults = _decisive(_settings(Config()))  # of fields that the config has got since
-    old = {**defaults, **_decisive(_read(cell.marker)["settings"])}
-    new = {**defaults, **_decisive(cell.settings)}
+    defaults = _flat(_settings(Config()))  # of fields that the config has got since
+    old = {**defaults, **_flat(_read(cell.marker)["settings"])}
+    new = {**defaults, **_flat(cell.settings)}
     for name in {**new, **old}:
         before, now = old.get(name), new.get(name)
         if before != now:
@@ -273,16 +267,8 @@ def _refuse_other_settings(cell: Cell) -> None:
             )
 
 
-def _refuse_equal(cells: Sequence[Cell]) -> None:
-    """Raise `UserError` for two cells that are one and the same run, whose axes only write it differently."""
-    seen: dict[str, Cell] = {}
-    for cell in cells:
-        first = seen.setdefault(json.dumps(_decisive(cell.settings), sort_keys=True), cell)
-        if first is not cell:
-            raise UserError(f"{first.name} and {cell.name} have the same settings; leave one of them out")
-
-
 def _all_problems(problems: Mapping[str, Sequence[str]], cells: int) -> str:
+    """One message: what is wrong in all cells alone, else every problem with the cells that have it."""
     refused = sum(map(len, problems.values()))
     if refused == cells and len(problems) == 1:
         return next(iter(problems))

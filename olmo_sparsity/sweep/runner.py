@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from olmo_sparsity.sweep.grid import LOG_NAME, Cell
 from olmo_sparsity.sweep.slurm import words
@@ -34,7 +32,7 @@ class Outcome:
 
 
 def run_cells(
-    cells: Sequence[Cell],
+    cells: list[Cell],
     *,
     jobs: int,
     environment: Mapping[str, str],
@@ -44,7 +42,7 @@ def run_cells(
     """Run ``jobs`` cells at a time, and ``report`` each that starts or ends; those that never started are not reported.
 
     On Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP no other cell starts, the running ones get SIGTERM, and this returns when they
-    have saved. A cell that fails leaves the others alone.
+    have saved. A cell that fails leaves the others alone. Two sweeps cannot train in one folder: the run locks it.
     """
     waiting = list(cells)
     running: list[_Running] = []
@@ -71,10 +69,10 @@ def run_cells(
         finally:  # none is left without whom to report to, whatever happened here
             _stop_all(running, "an error")
             for each in running:
-                each.wait()
+                each.process.wait()
 
 
-def _stop_all(running: Sequence[_Running], why: str) -> None:
+def _stop_all(running: list[_Running], why: str) -> None:
     told = [each for each in running if each.stop()]
     if told:
         log.info("%s: waiting until %d cells have saved", why, len(told))
@@ -91,77 +89,51 @@ class _Stop(StopRequest):
 
 
 class _Running:
-    """A cell at work: its commands one after the other, which print into its log.
-
-    The log stays locked as long as one of them lives, even where the sweep itself was killed: two runs in one folder
-    would destroy each other's checkpoints.
-    """
+    """A cell at work: its commands one after the other, which print into its log."""
 
     def __init__(self, cell: Cell, environment: Mapping[str, str]) -> None:
         cell.folder.mkdir(parents=True, exist_ok=True)
         self.cell, self.environment = cell, environment
         self.left = list(cell.commands)
         self.told_to_stop = False
-        self.process: subprocess.Popen[bytes] | None = None
-        self.log = open(cell.folder / LOG_NAME, "ab")  # noqa: SIM115 (open as long as the cell runs)
-        if _lock(self.log):
-            self._start_next()
+        self.process = self._start_next()
 
-    def _start_next(self) -> None:
+    def _start_next(self) -> subprocess.Popen[bytes]:
         command = self.left.pop(0)
-        self.log.write(f"$ {words(command)}\n".encode())
-        self.log.flush()
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            env=self.environment,
-            process_group=0,  # Ctrl-C in a terminal is for the sweep alone, which passes it on
-        )
+        with open(self.cell.folder / LOG_NAME, "ab") as log_file:
+            log_file.write(f"$ {words(command)}\n".encode())
+            log_file.flush()
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                process_group=0,  # Ctrl-C in a terminal is for the sweep alone, which passes it on
+            )
 
     def stop(self) -> bool:
         """Send SIGTERM, once; whether it was now."""
-        if self.process is None or self.told_to_stop:
+        if self.told_to_stop:
             return False
         self.process.terminate()
         self.told_to_stop = True
         return True
 
-    def wait(self) -> None:
-        """Wait for the command at work."""
-        if self.process is not None:
-            self.process.wait()
-
     def look(self, *, start_more: bool) -> Outcome | None:
         """What became of it; None while it runs. After a command that ended well the next starts, if it may."""
-        if self.process is None:
-            self.log.close()
-            return Outcome(self.cell, "failed", "another process is running it; wait for it, or end it")
         code = self.process.poll()
         if code is None:
             return None
         if code == 0 and self.left and start_more:
-            self._start_next()
+            self.process = self._start_next()
             return None
-        self.log.close()
-        if code == 0:
-            return Outcome(self.cell, "stopped" if self.left else "finished")
-        if code in _NOTHING_LOST:
+        if code in _NOTHING_LOST or (code == 0 and self.left):
             return Outcome(self.cell, "stopped")
+        if code == 0:
+            return Outcome(self.cell, "finished")
         how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
         return Outcome(self.cell, "failed", f"{how}: {_last_line(self.cell.folder / LOG_NAME)}")
-
-
-def _lock(file: IO[bytes]) -> bool:
-    """Lock a file for this process and those that inherit it; False where others hold it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:  # a file system without locks
-        log.warning("%s cannot be locked (%s); start no second sweep on this folder", file.name, error)
-    return True
 
 
 def _last_line(path: Path) -> str:

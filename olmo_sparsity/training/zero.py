@@ -23,6 +23,7 @@ from olmo_sparsity.training.engine import Engine, chosen_precision, rendezvous_t
 from olmo_sparsity.training.optimizer_state import SEPARATOR, export_state, import_state
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json
+from olmo_sparsity.util.shipped import find_shipped
 
 AUTO = "auto"
 
@@ -32,7 +33,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
 
     Raises `UserError` where the JSON states a value that the YAML decides, or micro-batches do not divide a batch.
     """
-    path = Path(str(config.deepspeed.config))
+    path = find_shipped(str(config.deepspeed.config))
     values = _read(path)
     per_process = config.global_train_batch_size // world_size
     micro = min(config.device_train_microbatch_size, per_process)

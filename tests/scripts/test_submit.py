@@ -142,7 +142,7 @@ def test_several_checkpoints_become_one_array_with_folders_of_their_own(dry_run,
     assert "checkpoints=(run/step00000008 run/step00000009)\n" in array
     assert "records=(records/run-step00000008 records/run-step00000009)\n" in array
     assert "--corpus corpus --n-long 20 --n-short 5 --targets 3000 --tau 0.5\n" in array
-    assert "merge_records.py records/run-step00000008 records/run-step00000009\n" in merge
+    assert "merge_records records/run-step00000008 records/run-step00000009\n" in merge
     assert "#SBATCH --gpus-per-node=1\n" in array
     assert "gpus" not in merge
 
@@ -158,7 +158,7 @@ def test_each_task_gets_its_checkpoint_and_shard(dry_run, run_folder):
         environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(task)}
         done = subprocess.run(["bash", "-c", array], capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
-        seen.append(re.search(r"influence.py (\S+) --out (\S+) --shard (\S+)", done.stdout).groups())
+        seen.append(re.search(r"influence (\S+) --out (\S+) --shard (\S+)", done.stdout).groups())
     pairs = [("first", "one"), ("run/step00000008", "a")]
     assert seen == [(*pair, f"{shard}/3") for pair, shard in itertools.product(pairs, (1, 2, 3))]
 
@@ -184,7 +184,7 @@ def test_each_task_gets_its_checkpoint_and_shard(dry_run, run_folder):
             "--shard is decided by",
         ),
         (("prepare_c4", "--out", "x", "--array", "2-5"), "--array '2-5': write the number of shards"),
-        (("prepare_c4", "--out", "x", "--", "--workers=2"), "--workers is decided by submit.py"),
+        (("prepare_c4", "--out", "x", "--", "--workers=2"), "--workers is decided by submit"),
         (("influence", "r", "--corpus", "c", "--out", "x", "--", "--overwrite"), "at every requeue"),
     ],
 )

@@ -1,6 +1,5 @@
 """scripts/sweep.py: cells and their names, what is refused, resuming, failures, signals, jobs under a real SLURM."""
 
-import fcntl
 import importlib
 import json
 import os
@@ -27,7 +26,6 @@ from tests.olmo_sparsity.sweep.test_slurm import check_shell
 from tests.support import local_slurm, tiny
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "scripts"
 
 
 @pytest.fixture(autouse=True)
@@ -189,16 +187,6 @@ def test_a_run_that_saved_for_its_own_time_limit_goes_on_later_and_the_others_no
     ]
 
 
-def test_a_cell_that_another_process_runs_is_not_started(tmp_path):
-    cell = shell_cell(tmp_path, "a", f"touch {tmp_path}/started")
-    cell.folder.mkdir()
-    with open(cell.folder / "sweep.log", "ab") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
-        outcomes = run_shell_cells([cell])
-    assert outcomes[-1] == ("a", "failed", "another process is running it; wait for it, or end it")
-    assert not (tmp_path / "started").exists()
-
-
 def test_nothing_goes_on_when_the_sweep_itself_breaks(tmp_path):
     def broken(outcome):
         if outcome.cell.name == "b":
@@ -339,13 +327,13 @@ def test_a_dry_run_prints_a_command_a_cell(sweep_here, tmp_path):
         "--dry-run",
     )
     code, printed = sweep_here(*arguments, "--", "--max_duration=3")
-    python = words([sys.executable])
+    start = f"{words([sys.executable])} -P -m analysis.cli"
     assert (code, printed.splitlines()) == (
         0,
         [
-            f"{python} {SCRIPTS}/train.py config.yaml --resume --save_folder=out/seed={seed} "
+            f"{start} train config.yaml --resume --save_folder=out/seed={seed} "
             f"--run_name=out-seed={seed} --max_duration=3 --seed={seed} && "
-            f"{python} {SCRIPTS}/exact_match.py out/seed={seed} --samples 5"
+            f"{start} exact_match out/seed={seed} --samples 5"
             for seed in (1, 2)
         ],
     )
@@ -397,8 +385,9 @@ def test_a_task_runs_its_cell_and_is_requeued_alone_where_it_saved(job_script, t
     text = job_script.replace(words([sys.executable]), "fake-python")
     done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True)
     assert done.returncode == (code if code != 85 else 0), done.stderr
-    threads, script, *told = (tmp_path / "told").read_text().splitlines()
-    assert (threads, script) == ("3", str(SCRIPTS / "sweep.py"))
+    threads, *start = (tmp_path / "told").read_text().splitlines()
+    start, told = start[:4], start[4:]
+    assert (threads, start) == ("3", ["-P", "-m", "analysis.cli", "sweep"])
     assert told == [
         "config.yaml", "--out", "out", "--grid=task.parameters.train_length=[5,10],[5,9]", "--grid=seed=1",
         "--evaluate=--samples 5", "--only", "5", "--", "--max_duration=3",

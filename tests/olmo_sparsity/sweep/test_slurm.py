@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.sweep.slurm import Array, job_path, render, submit, words
+from olmo_sparsity.sweep.slurm import Array, Job, plain_word, render, words
 from olmo_sparsity.util.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def test_templates_teach_and_end_at_the_first_error(path):
     text = path.read_text(encoding="utf8")
     header = text.partition("#SBATCH")[0]
     assert len(header.splitlines()) >= 4
-    assert "scripts/submit.py" in header
+    assert "olmo-sparsity " in header
     assert "set -euo pipefail" in text
     assert "--open-mode=append" in text
     assert "--requeue" in text
@@ -85,7 +85,7 @@ def test_words_survive_the_shell():
 @pytest.mark.parametrize("path", ["runs/my run", "runs/a;b", "runs/%j", "runs/$x", ""])
 def test_paths_that_slurm_would_misread_are_refused(path):
     with pytest.raises(UserError, match="save_folder.*letters, digits"):
-        job_path(path, "save_folder")
+        plain_word(path, "save_folder")
 
 
 def test_arrays_are_read_as_sbatch_writes_them():
@@ -101,32 +101,45 @@ def test_other_arrays_are_refused(text):
     assert "\n" not in str(error.value)
 
 
-def fake_sbatch(folder: Path, code: str) -> None:
-    folder.mkdir(exist_ok=True)
-    path = folder / "sbatch"
-    path.write_text(f"#!/bin/bash\n{code}\n")
-    path.chmod(0o755)
+@pytest.fixture
+def merge(tmp_path, monkeypatch):
+    """A job of this machine, and what gives it an sbatch of its own."""
+    monkeypatch.chdir(tmp_path)
+    names = dict.fromkeys(("NAME", "FOLDER", "OUT", "CPUS", "MERGE"), "x")
+
+    def with_sbatch(code: str | None) -> Job:
+        (tmp_path / "bin").mkdir()
+        if code is not None:
+            (tmp_path / "bin" / "sbatch").write_text(f"#!/bin/bash\n{code}\n")
+            (tmp_path / "bin" / "sbatch").chmod(0o755)
+        usual = os.environ["PATH"] if code else ""
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{usual}")
+        return Job("merge", Path("out"), {**names, "OPTIONS": []})
+
+    return with_sbatch
 
 
-def test_the_number_of_a_submitted_job_is_returned(tmp_path, monkeypatch):
-    fake_sbatch(tmp_path, f'echo "$@" >{tmp_path}/told; echo "17;cluster"')
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert submit(Path("x.sbatch"), ["--dependency=afterok:3"]) == "17"
-    assert (tmp_path / "told").read_text() == "--parsable --dependency=afterok:3 x.sbatch\n"
+def test_the_number_of_a_submitted_job_is_returned(merge, tmp_path):
+    job = merge(f'echo "$@" >{tmp_path}/told; echo "17;cluster"')
+    assert job.submit("--dependency=afterok:3")[0] == "17"
+    assert (tmp_path / "told").read_text() == "--parsable --dependency=afterok:3 out/merge.sbatch\n"
+    assert (tmp_path / "out" / "merge.sbatch").read_text() == job.script
 
 
-def test_slurms_reason_is_passed_on_in_one_line(tmp_path, monkeypatch):
-    fake_sbatch(tmp_path, "printf 'sbatch: error: invalid partition\\nsbatch: error: failed\\n' >&2; exit 1")
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    with pytest.raises(UserError, match="SLURM refused x.sbatch: .*invalid partition; .*failed") as error:
-        submit(Path("x.sbatch"))
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (None, "no sbatch on this machine; .*--dry-run"),
+        (
+            "printf 'sbatch: error: invalid partition\\nsbatch: error: failed\\n' >&2; exit 1",
+            "SLURM refused out/merge.sbatch: .*invalid partition; .*failed",
+        ),
+    ],
+)
+def test_no_slurm_and_slurms_own_reason_are_one_line(merge, code, message):
+    with pytest.raises(UserError, match=message) as error:
+        merge(code).submit()
     assert "\n" not in str(error.value)
-
-
-def test_a_machine_without_sbatch_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="no sbatch on this machine; .*--dry-run"):
-        submit(Path("x.sbatch"))
 
 
 # The part of train.sbatch that decides between finished, saved and failed, with stand-ins for SLURM's programs.
