@@ -115,11 +115,8 @@ def _misfits_of_all(config: ModelConfig) -> list[str]:
         config.attention_layer_norm and config.attention_layer_norm_with_affine
     )
     inherited = config.bias_for_layer_norm is None and config.include_bias
-    encoding = (
-        "model.alibi: true" if config.alibi else "model.nope: true" if config.nope else "learned positions"
-    )
     found = {
-        f"{encoding}, not RoPE": not config.rope,
+        f"{config.encoding.name}, not RoPE": not config.encoding.rotates,
         f"model.activation_type: {config.activation_type}, not swiglu": (
             config.activation_type != ActivationType.swiglu
         ),

@@ -160,7 +160,7 @@ class PositionPredictor(nn.Module):
         """The mask as the decoder wants it."""
         if attention_mask is None:
             return {}
-        if length > 1 or isinstance(self.decoder, PositionedNeoX) or self.decoder.config.alibi:
+        if length > 1 or isinstance(self.decoder, PositionedNeoX) or self.decoder.encoding.biases:
             return {"attention_mask": attention_mask}
         # Of a single query OLMo reads one row of a square bias, yet makes the square out of a mask, at every step. A
         # view that repeats the row costs nothing; a single query is after all the others, so it is causal too.

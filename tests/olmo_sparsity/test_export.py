@@ -47,8 +47,8 @@ SHAPES = {  # name: changes of the model, class of transformers
     ),
 }
 MISFITS = {
-    "alibi": ({"rope": False, "alibi": True}, "model.alibi: true, not RoPE"),
-    "nope": ({"rope": False, "nope": True}, "model.nope: true, not RoPE"),
+    "alibi": ({"rope": False, "alibi": True}, "ALiBi, not RoPE"),
+    "nope": ({"rope": False, "nope": True}, "NoPE, not RoPE"),
     "learned": ({"rope": False}, "learned positions, not RoPE"),
     "gelu": ({"activation_type": "gelu"}, "model.activation_type: gelu, not swiglu"),
     "biases": ({"include_bias": True}, "model.include_bias: true; model.bias_for_layer_norm: true"),
@@ -131,7 +131,7 @@ def test_a_shape_that_no_class_has_is_refused_by_name(name):
 
 def test_all_misfits_are_told_at_once():
     with pytest.raises(
-        UserError, match=r"alibi: true, not RoPE; model.activation_type: gelu.*; model.clip_qkv"
+        UserError, match=r"ALiBi, not RoPE; model.activation_type: gelu.*; model.clip_qkv"
     ):
         family_of(tiny.model_config(rope=False, alibi=True, activation_type="gelu", clip_qkv=2.0))
 

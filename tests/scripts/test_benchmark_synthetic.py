@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from olmo_sparsity import positions
-from olmo_sparsity.config.check import find_problems
+from olmo_sparsity.config.checks import find_problems
 from olmo_sparsity.data import task_batches as task_data
 from olmo_sparsity.data.task_batches import TaskData, TaskPositions, task_of
 from olmo_sparsity.model.build import build_model

@@ -10,7 +10,7 @@ import pytest
 
 from olmo_sparsity.checkpoint import CHECKSUMS, checkpoints, load_model, load_state, resolve_checkpoint
 from olmo_sparsity.config.load import Config
-from olmo_sparsity.config.words import dotted_names
+from olmo_sparsity.config.messages import dotted_names
 from olmo_sparsity.training import engine as engines
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import MetricsFile, read_metrics
