@@ -13,12 +13,12 @@ from olmo_sparsity.model.neox import NeoXSizes, PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.streams import Stream
 
 Decoder = PositionedOLMo | PositionedNeoX
 Model = Decoder | PositionPredictor
 
 _MODES = {"coupled": "oracle", "predicted": "predicted"}
-_SEED_OF_IDS = 0x696473  # "ids": keeps the draws of the id table apart from those of the decoder's weights
 
 
 def predictive_options(config: Config) -> PredictiveOptions:
@@ -85,7 +85,7 @@ def _around(decoder: Decoder, config: Config) -> Model:
     options = predictive_options(config)
     if not options.embeds_ids and options.rotate == "ids":
         return decoder
-    return PositionPredictor(decoder, options, seed=config.seed ^ _SEED_OF_IDS)
+    return PositionPredictor(decoder, options, seed=config.seed ^ Stream.ID_TABLE)
 
 
 def require_olmo(model: Model, what: str) -> PositionedOLMo:

@@ -275,15 +275,6 @@ class Engine:
         self.accelerator.wait_for_everyone()
 
 
-def make_engine(config: Config, model: Model) -> Engine:
-    """The engine that ``config`` asks for: plain, or DeepSpeed's ZeRO."""
-    if config.deepspeed.config is None:
-        return Engine(config, model)
-    from olmo_sparsity.training.zero import ZeroEngine
-
-    return ZeroEngine(config, model)
-
-
 def loss_sums(model: Any, batch: Batch, id_weight: float = 1.0) -> dict[str, Tensor]:
     """Sums over the tokens that count, in nats, scalars; gradients flow through ``loss_nats``, what is minimised.
 
