@@ -104,7 +104,9 @@ class Placebos:
                 before = places + self.n_far + 2 * self.n_long <= position
                 places = places[before | (places > position + self.n_long)]
             if len(places):
-                starts[row] = np.random.default_rng([Stream.PASSAGE_PLACEBOS, self.seed, position]).choice(places)
+                starts[row] = np.random.default_rng([Stream.PASSAGE_PLACEBOS, self.seed, position]).choice(
+                    places
+                )
         return starts
 
     def far(self, starts: np.ndarray) -> np.ndarray:

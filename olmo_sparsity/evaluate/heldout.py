@@ -1,4 +1,4 @@
-"""Held-out loss while training: in windows of the training length, and by position in long documents (METHOD 2.5 d).
+"""Held-out loss while training: in windows of the training length, and by position in long documents.
 
 Every evaluation of every run reads the same windows, whatever the number of processes. No random state is touched.
 Shapes: B windows, T tokens of a training window, T' tokens of a window measured by position, V embedding size.
