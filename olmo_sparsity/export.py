@@ -1,7 +1,7 @@
 """Checkpoints as directories that transformers loads, without remote code.
 
     DIR/  config.json  generation_config.json  model.safetensors  tokenizer.json  tokenizer_config.json
-          olmo_sparsity.json, which says what it was made of
+          README.md, the model card  olmo_sparsity.json, which says what it was made of
 
 The class is the one whose arithmetic is exactly that of the checkpoint; a shape that none has is refused by name.
 
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from olmo.config import ActivationType, BlockType, LayerNormType
 from torch import Tensor
@@ -41,11 +42,12 @@ from olmo_sparsity.config.load import Config, ModelConfig
 from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
 from olmo_sparsity.model.build import require_olmo
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.util.errors import UserError, hidden_os_error
+from olmo_sparsity.util.errors import UserError, first_line, hidden_os_error
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
 from olmo_sparsity.util.provenance import provenance
 
 EXPORT_NAME = "olmo_sparsity.json"
+CARD_NAME = "README.md"
 EXPORT_KIND = "olmo-sparsity export"
 _OLMO_EPS = 1e-5  # written into transformers' Olmo, not read from its config
 _ADDING_PROCESSORS = {"TemplateProcessing", "BertProcessing", "RobertaProcessing"}
@@ -86,7 +88,9 @@ def export_checkpoint(
         with quiet_transformers():
             model.save_pretrained(temporary)
         _save_tokenizer(tokens, temporary, config)
-        write_json(temporary / EXPORT_NAME, _note(source, tokens, config, model))
+        note = _note(source, tokens, config, model)
+        write_json(temporary / EXPORT_NAME, note)
+        (temporary / CARD_NAME).write_text(model_card(config, note), encoding="utf8")
     return Export(out, type(model).__name__, model.num_parameters(), position_reach(config))
 
 
@@ -115,11 +119,8 @@ def _misfits_of_all(config: ModelConfig) -> list[str]:
         config.attention_layer_norm and config.attention_layer_norm_with_affine
     )
     inherited = config.bias_for_layer_norm is None and config.include_bias
-    encoding = (
-        "model.alibi: true" if config.alibi else "model.nope: true" if config.nope else "learned positions"
-    )
     found = {
-        f"{encoding}, not RoPE": not config.rope,
+        f"{config.encoding.name}, not RoPE": not config.encoding.rotates,
         f"model.activation_type: {config.activation_type}, not swiglu": (
             config.activation_type != ActivationType.swiglu
         ),
@@ -176,7 +177,9 @@ def to_transformers(model: PositionedOLMo, config: Config) -> Any:
         exported = AutoModelForCausalLM.from_config(_transformers_config(config))
     exported.load_state_dict(_weights(model), strict=True)
     exported.generation_config = GenerationConfig(
-        eos_token_id=config.model.eos_token_id, pad_token_id=config.model.pad_token_id
+        bos_token_id=config.model.eos_token_id,
+        eos_token_id=config.model.eos_token_id,
+        pad_token_id=config.model.pad_token_id,
     )
     return exported.eval()
 
@@ -203,7 +206,7 @@ def _transformers_config(config: Config) -> Any:
         tie_word_embeddings=shape.weight_tying,
         attention_dropout=shape.attention_dropout,
         initializer_range=shape.init_std,
-        bos_token_id=None,
+        bos_token_id=shape.eos_token_id,  # in training an end of text stands before every document but the first
         eos_token_id=shape.eos_token_id,
         # A padding id of the model makes its embedding row untrainable; the end-of-text row must stay trainable.
         pad_token_id=None if shape.pad_token_id == shape.eos_token_id else shape.pad_token_id,
@@ -320,6 +323,7 @@ def _save_tokenizer(path: Path, folder: Path, config: Config) -> None:
     pad = tokenizer.id_to_token(shape.pad_token_id)
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
+        bos_token=eos,  # a name only: nothing is added to a text
         eos_token=eos,
         pad_token=pad if pad in special else eos,  # naming an ordinary token would change how text is split
         model_max_length=position_reach(config),
@@ -351,10 +355,92 @@ def _note(source: Path, tokenizer: Path, config: Config, model: Any) -> dict[str
         "step": load_state(source).step if (source / STATE).is_file() else None,
         "training_seed": config.seed,
         "architecture": type(model).__name__,
+        "parameters": model.num_parameters(),
         "max_positions": position_reach(config),
         "tokenizer_sha256": sha256_file(tokenizer),
         **provenance(),
     }
+
+
+def model_card(config: Config, note: dict[str, Any]) -> str:
+    """The README.md of an export: how to load it, position encoding, training settings, provenance and licence."""
+    scheme, window = config.positions.scheme, config.model.max_sequence_length
+    rows = {
+        "class": note["architecture"],
+        "parameters": f"{note['parameters']:,}",
+        "position encoding": f"{config.model.encoding.name}, base {config.model.rope_theta:,}",
+        "position ids in training": f"{scheme}, below {note['max_positions']:,}",
+        "training window": f"{window:,} tokens",
+        "batch": f"{config.global_train_batch_size:,} windows",
+        "steps": "not known" if note["step"] is None else f"{note['step']:,}",
+        "learning rate": f"{config.optimizer.learning_rate:g}, {config.scheduler.name}",
+        "optimizer": f"{config.optimizer.name}, weight decay {config.optimizer.weight_decay:g}",
+        "seed": str(config.seed),
+        "SHA-256 of the checkpoint's weights": f"`{note['source_weights_sha256']}`",
+        "commit of olmo-sparsity": note["commit"] or "not known",
+        "versions": ", ".join(f"{name} {version}" for name, version in note["versions"].items()),
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    return _CARD.format(title=config.run_name or "An olmo-sparsity model", table=table)
+
+
+_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+license: apache-2.0
+tags: [olmo-sparsity]
+---
+
+# {title}
+
+A language model trained with olmo-sparsity, which studies how few far-away tokens a prediction needs.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH OR NAME OF THIS FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("PATH OR NAME OF THIS FOLDER")
+```
+
+At position ids that jump, pass an attention mask of ones: without one transformers takes a jump for the beginning of
+another document. Position ids beyond those of training were never seen.
+
+| | |
+|---|---|
+{table}
+
+`olmo_sparsity.json` has the full provenance. Licence: Apache-2.0, as the code; before publishing the weights, check
+that the text they were trained on allows it.
+"""
+
+
+def push_to_hub(folder: Path, repository: str) -> str:
+    """Upload an export to a model repository of the Hugging Face Hub, private where it is new; returns its address.
+
+    Raises `UserError` where the hub refuses it or cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+    api = HfApi()
+    try:
+        address = api.create_repo(repository, private=True, exist_ok=True)
+        api.upload_folder(
+            folder_path=folder, repo_id=repository, commit_message="Upload an olmo-sparsity model"
+        )
+    except (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalTokenNotFoundError,
+        ConnectionError,
+        httpx.HTTPError,
+    ) as error:
+        raise UserError(
+            f"--push-to-hub {repository}: {first_line(error)}; {folder} is whole: log in with `hf auth login`, check "
+            "the name (USER/MODEL) and the network, and run the same command again with --overwrite"
+        ) from error
+    return str(address)
 
 
 @contextmanager

@@ -14,11 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.seeding import generators
-
-_STREAM = (
-    0x706F73  # "pos": keeps these draws apart from those of the data order, which start from the same seed
-)
+from olmo_sparsity.util.streams import Stream, generators
 
 
 @dataclass(frozen=True)
@@ -124,12 +120,12 @@ def apply_shift(
 
 def draws(seed: int, epoch: int, index: int) -> np.random.Generator:
     """What is random about the ids of one example: apart from the data order, which starts from the same seed."""
-    return np.random.default_rng([_STREAM, seed, epoch, index])
+    return np.random.default_rng([Stream.POSITIONS, seed, epoch, index])
 
 
 def draws_of_all(seed: int, epoch: int, indices: np.ndarray) -> list[np.random.Generator]:
     """What `draws` gives for each of the indices (B,), bit for bit, in less time."""
-    return generators([_STREAM, seed, epoch], indices)
+    return generators([Stream.POSITIONS, seed, epoch], indices)
 
 
 def position_ids(

@@ -23,7 +23,7 @@ from analysis.records.manifest import MANIFEST_NAME as RECORDS_MANIFEST
 from analysis.records.manifest import Manifest
 from analysis.records.store import load_records
 from olmo_sparsity.config.load import Config, load_config
-from olmo_sparsity.config.words import dotted_names
+from olmo_sparsity.config.messages import dotted_names
 from olmo_sparsity.data.sources import TextFiles
 from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.util.errors import UserError

@@ -33,8 +33,13 @@ def main() -> None:
         help='tokenizer.json, or "olmo", for a checkpoint that has none (default: its own)',
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in --out")
+    parser.add_argument(
+        "--push-to-hub",
+        metavar="USER/MODEL",
+        help="then upload it to this repository of the Hugging Face Hub, private where it is new",
+    )
     arguments = parser.parse_args()
-    from olmo_sparsity.export import export_checkpoint  # here, so that --help needs no torch
+    from olmo_sparsity.export import export_checkpoint, push_to_hub  # here, so that --help needs no torch
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     done = export_checkpoint(
@@ -43,3 +48,5 @@ def main() -> None:
     print(
         f"{done.folder}: {done.architecture}, {done.parameters:,} parameters, {done.max_positions:,} positions"
     )
+    if arguments.push_to_hub:
+        print(f"pushed to {push_to_hub(done.folder, arguments.push_to_hub)}")

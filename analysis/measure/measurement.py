@@ -23,6 +23,7 @@ from analysis.text.contexts import Contexts, SampledTargets, long_contexts, plac
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.streams import Stream
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,6 @@ TARGETS_PER_ROUND = 4
 SECONDS_BETWEEN_PARTS = 20.0
 EXAMPLES_FROM_TARGETS = 20_000
 """With more targets than these, only such a share of those over tau keeps its text: it is for people to read."""
-_EXAMPLE_STREAM = 4
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Measurement:
         share = EXAMPLES_FROM_TARGETS / self.settings.targets
         seed = self.settings.seed
         ids = targets.target_id[over].tolist()
-        over = over[[np.random.default_rng([_EXAMPLE_STREAM, seed, each]).random() < share for each in ids]]
+        over = over[[np.random.default_rng([Stream.EXAMPLES, seed, each]).random() < share for each in ids]]
         if len(over) == 0:
             return Examples(np.empty(0, np.int64), [], [], [], [])
         contexts, placebo = self._both_contexts(targets, over)

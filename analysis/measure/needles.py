@@ -26,8 +26,7 @@ from analysis.model.token_losses import TokenLosses
 from analysis.text.segments import Segments, sample_segments
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
-
-_STREAM = 0x6E6565  # "nee": keeps these draws apart from others that start from the same seed
+from olmo_sparsity.util.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def draw_needles(
                 f"only {len(others)} tokens of the split do not occur in a stretch of {lengths[-1]:,} tokens; lower "
                 "--ks or --lengths"
             )
-        generator = np.random.default_rng([_STREAM, seed, number])
+        generator = np.random.default_rng([Stream.NEEDLES, seed, number])
         needles.append(generator.choice(others, key_tokens + max(ks), replace=False))
     drawn = np.array(needles)
     return Needles(segments, text, drawn[:, :key_tokens], drawn[:, key_tokens:], len(vocabulary))

@@ -52,8 +52,8 @@ from olmo_sparsity.data.task_batches import task_of
 from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.provenance import current_commit
+from olmo_sparsity.util.streams import Stream
 
-_PLACEBO_STREAM = 5  # keeps the choice of placebos apart from the other draws of a seed
 _DRAWS_PER_SAMPLE = 64
 _SUBSET_ELEMENTS = 1 << 22  # columns of all subsets of one call: 32 MiB of int64
 
@@ -206,7 +206,7 @@ def _donors(labels: np.ndarray, seed: int) -> np.ndarray:
         raise UserError(
             f"all {len(labels)} samples have the same label, so that none is a placebo for another; raise --samples"
         )
-    generator = np.random.default_rng([_PLACEBO_STREAM, seed])
+    generator = np.random.default_rng([Stream.PLANTED_PLACEBOS, seed])
     return np.array([generator.choice(np.flatnonzero(labels != label)) for label in labels])
 
 

@@ -14,8 +14,7 @@ import numpy as np
 from analysis.model.scorer import Scorer, long_columns, short_columns
 from analysis.text.contexts import Contexts
 from olmo_sparsity.util.errors import UserError
-
-_RANDOM_STREAM = 3
+from olmo_sparsity.util.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -189,7 +188,7 @@ def attention(question: Question) -> np.ndarray:
 def random(question: Question) -> np.ndarray:
     """A random order, (n, C), a pure function of (seed, target): the control for choosing at all."""
     draws = [
-        np.random.default_rng([_RANDOM_STREAM, question.seed, target]).random(question.contexts.n_far)
+        np.random.default_rng([Stream.RANDOM_SELECTOR, question.seed, target]).random(question.contexts.n_far)
         for target in question.contexts.target_id
     ]
     return np.take_along_axis(np.stack(draws), question.candidates, axis=1)

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.config.words import printable
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.errors import UserError, printable
 from olmo_sparsity.util.files import read_json
 
 CONFIG = "config.json"

@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from analysis.model import files as model_files
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
 from olmo_sparsity.checkpoint import TOKENIZER, load_model, resolve_checkpoint, weights_sha256
-from olmo_sparsity.config.words import printable
 from olmo_sparsity.data.tokenizers import load_tokenizer
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest
 from olmo_sparsity.export import EXPORT_KIND, EXPORT_NAME, quiet_transformers
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.predictive import PositionPredictor
-from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.errors import UserError, first_line, printable
 from olmo_sparsity.util.files import read_json, sha256_file
 
 OWN_FAMILY = "olmo-sparsity"
@@ -132,7 +131,7 @@ def max_positions(model: nn.Module) -> int | None:
         return most if isinstance(most, int) else None
     assert isinstance(model, OlmoForAnalysis)
     config = model.model.config
-    learned = not (config.rope or config.alibi or config.nope)
+    learned = config.encoding.has_table
     return config.max_sequence_length if learned else None
 
 

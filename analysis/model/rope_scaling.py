@@ -48,7 +48,7 @@ def load_scaled(text: str) -> tuple[LoadedModel, RopeScaling | None]:
 
 def _original_length(loaded: LoadedModel, text: str) -> int:
     if isinstance(loaded.model, OlmoForAnalysis):
-        if not loaded.model.model.config.rope:
+        if not loaded.model.model.config.encoding.rotates:
             raise UserError(
                 f"{text}: {loaded.checkpoint} was not trained with RoPE: there is nothing to scale; leave @… out"
             )

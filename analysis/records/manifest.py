@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.config.words import printable
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.errors import UserError, printable
 from olmo_sparsity.util.files import read_json, write_json
 from olmo_sparsity.util.provenance import library_versions
 from olmo_sparsity.util.result_files import CHECKSUM, json_checksum, misfit

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from olmo_sparsity.util.streams import Stream
+
 DEFAULT_RESAMPLES = 2000
 LEVEL = 0.95
 _CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts or signs held at once: 32 MiB of int64
 BY_DOCUMENT_AND_SEED = "95 % percentile, bootstrap by document and, where a model has several, by seed"
-_SEED_STREAM = 0x6C73  # keeps the draws of training seeds apart from those of documents
-_SIGN_STREAM = 4  # keeps the signs of a seed apart from its resamples
 _TIE = 1e-12  # of Σ |difference|: rounding must not decide whether a flipped sum ties with the observed one
 
 Statistic = Callable[[np.ndarray], np.ndarray]
@@ -112,7 +112,7 @@ def draw_seeds(seeds: int, resamples: int, seed: int, number: int) -> np.ndarray
 
     ``number`` is the model's own: models are drawn apart from each other, and apart from the documents.
     """
-    generator = np.random.default_rng([_SEED_STREAM, seed, number])
+    generator = np.random.default_rng([Stream.TRAINING_SEEDS, seed, number])
     return generator.integers(seeds, size=(resamples, seeds))
 
 
@@ -169,7 +169,7 @@ def sign_flip_p_values(
     if 2**documents <= resamples:
         patterns = np.arange(2**documents)[:, None] >> np.arange(documents)
         return (np.abs(_signs(patterns % 2) @ sums) >= least).mean(axis=0)
-    rng = np.random.default_rng([_SIGN_STREAM, seed])
+    rng = np.random.default_rng([Stream.SIGNS, seed])
     extreme = np.zeros(sums.shape[1], dtype=np.int64)
     for rows in _chunks(resamples, documents):
         signs = _signs(rng.integers(2, size=(len(rows), documents)))

@@ -11,8 +11,7 @@ import numpy as np
 
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
-
-_TARGET_STREAM, _PLACEBO_STREAM = 1, 2  # keep the draws of one seed apart
+from olmo_sparsity.util.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def sample_targets(tokens: TokenFiles, count: int, *, n_long: int, n_short: int,
 def _stratified(offered: np.ndarray, count: int, n_long: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(document, position) of each target; the last, partial round over documents takes a random subset of them."""
     quota = np.zeros_like(offered)
-    generator = np.random.default_rng([_TARGET_STREAM, seed])
+    generator = np.random.default_rng([Stream.TARGETS, seed])
     left = min(count, int(offered.sum()))
     while left:
         open_documents = np.flatnonzero(quota < offered)
@@ -100,7 +99,7 @@ def _stratified(offered: np.ndarray, count: int, n_long: int, seed: int) -> tupl
     documents = np.flatnonzero(quota)
     positions = [
         np.sort(
-            np.random.default_rng([_TARGET_STREAM, seed, d]).choice(offered[d], size=quota[d], replace=False)
+            np.random.default_rng([Stream.TARGETS, seed, d]).choice(offered[d], size=quota[d], replace=False)
         )
         for d in documents
     ]
@@ -111,7 +110,7 @@ def _draw_placebos(
     document: np.ndarray, lengths: np.ndarray, n_far: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     able = np.flatnonzero(lengths >= n_far)
-    generator = np.random.default_rng([_PLACEBO_STREAM, seed])
+    generator = np.random.default_rng([Stream.PLACEBOS, seed])
     if len(able) < 2:
         raise UserError(
             f"the placebo needs a second held-out document of at least {n_far} tokens; hold out more documents "

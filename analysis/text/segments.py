@@ -11,8 +11,7 @@ import numpy as np
 
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
-
-_STREAM = 0x736567  # "seg": keeps these draws apart from others that start from the same seed
+from olmo_sparsity.util.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,11 @@ def sample_segments(
             f"no held-out document has {length:,} tokens, the longest has {lengths.max():,}; lower {option} to at "
             f"most {lengths.max():,}"
         )
-    order = np.random.default_rng([_STREAM, seed]).permutation(np.flatnonzero(room))
+    order = np.random.default_rng([Stream.SEGMENTS, seed]).permutation(np.flatnonzero(room))
     quota = _quotas(room, order[:documents], count)
     given = np.flatnonzero(quota)
     starts = [
-        _places(int(lengths[d]), int(quota[d]), length, np.random.default_rng([_STREAM, seed, d]))
+        _places(int(lengths[d]), int(quota[d]), length, np.random.default_rng([Stream.SEGMENTS, seed, d]))
         for d in given
     ]
     return Segments(

@@ -13,8 +13,7 @@ import numpy as np
 from analysis.text.contexts import Contexts
 from analysis.text.decode import TextDecoder
 from olmo_sparsity.util.errors import UserError
-
-_PLACEBO_STREAM = 4  # keeps the draws of one seed apart from those of contexts.py and selectors.py
+from olmo_sparsity.util.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,9 @@ class Placebos:
                 before = places + self.n_far + 2 * self.n_long <= position
                 places = places[before | (places > position + self.n_long)]
             if len(places):
-                starts[row] = np.random.default_rng([_PLACEBO_STREAM, self.seed, position]).choice(places)
+                starts[row] = np.random.default_rng([Stream.PASSAGE_PLACEBOS, self.seed, position]).choice(
+                    places
+                )
         return starts
 
     def far(self, starts: np.ndarray) -> np.ndarray:

@@ -12,8 +12,8 @@ import logging
 import re
 import typing
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import MISSING, fields, make_dataclass
-from functools import cache
+from dataclasses import fields
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -22,58 +22,21 @@ from omegaconf import DictConfig, ListConfig
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
-from olmo_sparsity.config.check import find_problems, parse_duration
-from olmo_sparsity.config.check_values import unusable_values
-from olmo_sparsity.config.fields import describe_replaced, replaced_fields
-from olmo_sparsity.config.resolvers import config_resolvers
-from olmo_sparsity.config.schema import (
-    CheckpointsConfig,
-    Config,
-    CorpusConfig,
-    DataConfig,
-    DeepSpeedConfig,
-    EvaluationConfig,
-    ModelConfig,
-    PositionsConfig,
-    StreamConfig,
-    TaskConfig,
-    TokenizerConfig,
-)
-from olmo_sparsity.config.words import (
-    did_you_mean,
-    dotted_names,
-    expectation,
-    list_section_of,
-    printable,
-    section_of,
-    shorten,
-    show,
-)
-from olmo_sparsity.config.yaml import YamlError, parse_override, read_yaml
-from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.config.checks import find_problems, parse_duration, unusable_values
+from olmo_sparsity.config.messages import choose, did_you_mean, section_of, shorten, show
+from olmo_sparsity.config.safe_yaml import YamlError, config_resolvers, parse_override, read_yaml
+from olmo_sparsity.config.schema import Config, ModelConfig, StreamConfig, TaskConfig, replaced_fields
+from olmo_sparsity.util.errors import UserError, first_line, printable
 from olmo_sparsity.util.shipped import find_shipped
 
-__all__ = [
-    "CheckpointsConfig",
-    "Config",
-    "CorpusConfig",
-    "DataConfig",
-    "DeepSpeedConfig",
-    "EvaluationConfig",
-    "ModelConfig",
-    "PositionsConfig",
-    "StreamConfig",
-    "TaskConfig",
-    "TokenizerConfig",
-    "load_config",
-    "parse_duration",
-    "replaced_fields",
-]
+__all__ = ["Config", "ModelConfig", "StreamConfig", "TaskConfig", "load_config", "parse_duration"]
 
 log = logging.getLogger(__name__)
 _COMMAND_LINE = "on the command line"
+_LEFT_OPEN = "is left open; give it a value"
 _MAX_BASES, _MAX_LINES = 16, 100
-_REFUSED = object()
+_NOT_TAKEN = (OmegaConfBaseException, TypeError, ValueError, OverflowError, RecursionError)
+"""What OmegaConf raises for a value that does not fit a field."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, warn: bool = True) -> Config:
@@ -84,7 +47,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, warn: bool =
     problems = _Problems()
     with config_resolvers():  # around it all: looking at a value may resolve it
         values = _read_all(find_shipped(path), overrides, problems)
-        config = _build(_known_and_typed(Config, values, "", problems), problems)
+        config = _build(values, problems)
     if config is not None:
         for name, text in unusable_values(config):
             problems.add_broken(name, text)
@@ -95,7 +58,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, warn: bool =
         raise UserError(problems.message(path))
     assert config is not None  # it is None only beside a problem
     if warn and (replaced := replaced_fields(config)):
-        log.warning("%s: no effect here: %s", path, describe_replaced(replaced))
+        grouped = {
+            reason: [name for name in replaced if replaced[name] == reason] for reason in replaced.values()
+        }
+        text = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in grouped.items())
+        log.warning("%s: no effect here: %s", path, text)
     return config
 
 
@@ -216,74 +183,73 @@ def _merge(below: dict, above: dict) -> dict:
     return merged
 
 
-def _known_and_typed(cls: type, values: dict, prefix: str, problems: _Problems) -> dict:
-    """``values`` without unknown keys and values of a wrong type, which are reported."""
-    hints, kept = typing.get_type_hints(cls), {}
+def _build(values: dict, problems: _Problems) -> Config | None:
+    """The config of ``values`` without those that are no good; None where even the rest makes none."""
+    try:
+        config = _filled(values, problems)
+        if unresolved := list(_unresolved(config, ())):
+            for keys, text in unresolved:
+                problems.add_broken(".".join(map(str, keys)), text)
+                _drop(values, keys)
+            config = _filled(values, problems)
+        for missing in om.missing_keys(config):
+            problems.add_broken(re.sub(r"\[(\d+)\]", r".\1", missing), _LEFT_OPEN)
+            om.update(config, missing, "")  # stands in, so that all the rest can be judged
+        return typing.cast(Config, om.to_object(config))
+    except _NOT_TAKEN as error:
+        if not problems.lines:  # else this is likely what they have left behind
+            problems.add_broken(getattr(error, "full_key", None) or "config", first_line(error))
+        return None
+
+
+def _filled(values: dict, problems: _Problems) -> DictConfig:
+    config = om.structured(Config)
+    _fill(config, values, "", problems)
+    return config
+
+
+def _fill(section: DictConfig, values: dict, prefix: str, problems: _Problems) -> None:
+    """Set ``values``, one by one, so that each that OmegaConf refuses is reported and the others count."""
+    cls = typing.cast(type, om.get_type(section))
+    hints = typing.get_type_hints(cls)
     for key, value in values.items():
         name = _name(prefix, key)
         if key not in hints:
             text = "unknown key"
             if len(problems.lines) < _MAX_LINES:  # looking for likenesses takes milliseconds
-                text += "; " + did_you_mean(
-                    str(key), prefix, isinstance(value, dict), hints, dotted_names(Config)
-                )
+                text += "; " + did_you_mean(str(key), prefix, isinstance(value, dict), cls, Config)
             problems.add_broken(name, text)
-        elif (good := _typed(hints[key], value, name, problems)) is not _REFUSED:
-            kept[key] = good
-    for item in fields(cls):
-        if item.default is MISSING and item.default_factory is MISSING and item.name not in values:
-            problems.add_broken(f"{prefix}{item.name}", "is missing; every entry needs one")
-            kept[item.name] = ""  # stands in, so that all the rest can be judged
-    return kept
+            continue
+        if value == "???":  # OmegaConf's mark for a value that must be given
+            problems.add_broken(name, _LEFT_OPEN)
+            continue
+        inner, element = section_of(hints[key]), None
+        if typing.get_origin(hints[key]) is list:
+            element = section_of(typing.get_args(hints[key])[0])
+        if inner and isinstance(value, dict):
+            if section[key] is None:
+                om.update(section, key, inner())
+            _fill(section[key], value, f"{name}.", problems)
+        elif element and isinstance(value, list) and all(isinstance(item, dict) for item in value):
+            items = [om.structured(element) for _ in value]
+            for number, (item, written) in enumerate(zip(items, value, strict=True)):
+                _fill(item, written, f"{name}.{number}.", problems)
+            section[key] = items
+        else:
+            try:
+                om.update(section, key, value, merge=False)
+            except _NOT_TAKEN:
+                problems.add_broken(name, _misfit(cls, key, hints[key], value))
 
 
-def _typed(hint: Any, value: Any, name: str, problems: _Problems) -> Any:
-    """``value`` if it fits ``hint``, with what is wrong inside it left out; else `_REFUSED`."""
-    section, element = section_of(hint), list_section_of(hint)
-    if value == "???":  # OmegaConf's mark for a value that must be given
-        problems.add_broken(name, "is left open; give it a value")
-        return _REFUSED
-    if section and isinstance(value, dict):
-        return _known_and_typed(section, value, f"{name}.", problems)
-    if element and isinstance(value, list):
-        items = [_typed(element, item, f"{name}.{i}", problems) for i, item in enumerate(value)]
-        return [item for item in items if item is not _REFUSED]
-    try:
-        if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
-            raise TypeError  # no field has lists in a list, and OmegaConf takes whatever stands there
-        om.merge(_schema_of(hint), {"value": value})
-    except (OmegaConfBaseException, TypeError, ValueError, OverflowError, RecursionError):
-        problems.add_broken(name, f"{show(value)} is {expectation(hint, value)}")
-        return _REFUSED
-    return value
-
-
-@cache
-def _schema_of(hint: Any) -> DictConfig:
-    """A config of one field, `value`, that takes what ``hint`` allows."""
-    return om.structured(make_dataclass("Leaf", [("value", hint)]))
-
-
-@cache
-def _schema() -> DictConfig:
-    return om.structured(Config)
-
-
-def _build(values: dict, problems: _Problems) -> Config | None:
-    """The config of values whose keys and types are right; None where even its valid part cannot be built."""
-    try:
-        merged = om.merge(_schema(), values)
-        unresolved = list(_unresolved(merged, ()))
-        for keys, text in unresolved:
-            problems.add_broken(".".join(map(str, keys)), text)
-            _drop(values, keys)
-        if unresolved:
-            merged = om.merge(_schema(), values)
-        return typing.cast(Config, om.to_object(merged))
-    except (OmegaConfBaseException, TypeError, RecursionError) as error:
-        if not problems.lines:  # else this is likely what they have left behind
-            problems.add_broken(getattr(error, "full_key", None) or "config", first_line(error))
-        return None
+def _misfit(cls: type, key: str, hint: Any, value: Any) -> str:
+    """Why a field does not take ``value``, and what it takes."""
+    if section_of(hint):
+        return f"{show(value)} is no section; write its keys below it"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return f"{show(value)} is unknown; {choose(str(value), hint.__members__)}"
+    (wanted,) = (item.type for item in fields(cls) if item.name == key)
+    return f"{show(value)} does not fit; give a value of type {getattr(wanted, '__name__', wanted)}"
 
 
 def _unresolved(node: Any, path: tuple) -> Iterator[tuple[tuple, str]]:
@@ -305,8 +271,9 @@ def _unresolved(node: Any, path: tuple) -> Iterator[tuple[tuple, str]]:
 def _why_unresolved(error: Exception) -> str:
     text = first_line(error)
     if missing := re.fullmatch(r"Interpolation key '(.+)' not found", text):
-        hints, names = typing.get_type_hints(Config), dotted_names(Config)
-        return f"refers to {missing[1]}, which is no key; {did_you_mean(missing[1], '', False, hints, names)}"
+        return (
+            f"refers to {missing[1]}, which is no key; {did_you_mean(missing[1], '', False, Config, Config)}"
+        )
     reason = re.sub(r"^(\w+ raised|While).* interpolation.*?: ", "", text)  # without OmegaConf's preamble
     return f"cannot be resolved: {shorten(reason, 120)}"
 

@@ -1,18 +1,58 @@
-"""The fields of a run's configuration: OLMo's `TrainConfig` and our sections. Load one with `config.load_config`."""
+"""The fields of a run's configuration: OLMo's `TrainConfig`, our sections, and what is known of every field.
+
+Load a configuration with `config.load.load_config`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import reduce
 from typing import Any
 
 from olmo import config as olmo
+
+from olmo_sparsity.encodings import PositionEncoding, encoding_of
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Which numbers a field takes."""
+
+    holds: Callable[[float], bool]
+    otherwise: str
+    """What is wrong with another number, and the remedy."""
+
+
+ABOVE_0 = Bound(lambda value: value > 0, "is not above 0; give a positive number")
+NOT_BELOW_0 = Bound(lambda value: value >= 0, "is below 0; give 0 or more")
+PROBABILITY = Bound(lambda value: 0 <= value <= 1, "is no probability; give 0 … 1")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a field besides its type; by default it does what it says, and decides the losses."""
+
+    bound: Bound | None = None
+    choices: tuple[str, ...] = ()
+    free: bool = False
+    """A resumed run may have another value: no loss depends on it but for rounding, or it is compared otherwise."""
+    replaced: str = ""
+    """What this engine has in its place; the field changes nothing about the result."""
+    refused: str = ""
+    """The remedy where it is not at its default: it would change the result and is not implemented."""
+
+
+def known(default: Any, **what: Any) -> Any:
+    """A field with this default, of which this is `Known`."""
+    return field(default=default, metadata={"known": Known(**what)})
 
 
 @dataclass
 class ModelConfig(olmo.ModelConfig):
     """OLMo's model configuration, the one position encoding that OLMo lacks, and the other architecture."""
 
-    family: str = "olmo"
+    family: str = known("olmo", choices=("olmo", "gpt_neox"))
     """
     olmo, or gpt_neox: transformers' GPT-NeoX with rotary embedding over the whole head. Of this section GPT-NeoX
     reads d_model, n_heads, n_layers, rope_theta, max_sequence_length, vocab_size, embedding_size and the three
@@ -25,21 +65,22 @@ class ModelConfig(olmo.ModelConfig):
     learned absolute position embeddings.
     """
 
+    @property
+    def encoding(self) -> PositionEncoding:
+        """The position encoding that the switches `rope`, `alibi` and `nope` ask for."""
+        return encoding_of(self)
+
 
 @dataclass
 class TokenizerConfig(olmo.TokenizerConfig):
     identifier: str | None = None  # type: ignore[assignment]
-    """
-    A file, a tokenizer that OLMo ships, or a name on the Hugging Face Hub. Null: the corpus's own tokenizer.
-    """
+    """A file, a tokenizer that OLMo ships, or a name on the Hugging Face Hub. Null: the corpus's own tokenizer."""
 
 
 @dataclass
 class DataConfig(olmo.DataConfig):
     drop_last: bool = True
-    """
-    Always true: every step trains on a whole global batch.
-    """
+    """Always true: every step trains on a whole global batch."""
 
 
 @dataclass
@@ -54,42 +95,32 @@ class PositionsConfig(olmo.BaseConfig):
     """
 
     chunks: int = 2
-    """
-    PoSE: into how many chunks a window is cut.
-    """
+    """PoSE: into how many chunks a window is cut."""
 
-    target_length: int | None = None
+    target_length: int | None = known(None, bound=ABOVE_0)
     """
     T': the position ids stay below it. Null: `model.max_sequence_length`. PoSE needs a longer one. Not read by coupled
     and predicted, whose ids stay below `table_size`.
     """
 
-    table_size: int | None = None
-    """
-    coupled, predicted: how many ids there are, of the embedding and of the id head. The longest test sample must fit.
-    """
+    table_size: int | None = known(None, bound=ABOVE_0)
+    """coupled, predicted: rows of the id embedding and of the id head. The longest test sample must fit."""
 
-    skip_probability: float = 0.0
+    skip_probability: float = known(0.0, bound=PROBABILITY)
     """
     coupled, predicted: in this share of the training samples the coupled ids jump ahead once, at a uniform place, by a
     uniform distance that the table has room for: PoSE of coupled ids [ours]. Without it a model never sees two ids
     farther apart than the longest training sample has them.
     """
 
-    rotate: str = "ids"
-    """
-    What RoPE rotates by: ids (of the scheme), index (the place among the tokens that are no padding), none (NoPE).
-    """
+    rotate: str = known("ids", choices=("ids", "index", "none"))
+    """What RoPE rotates by: ids (of the scheme), index (the place among the tokens without padding), none (NoPE)."""
 
-    id_weight: float = 1.0
-    """
-    predicted: weight of the id's cross-entropy beside the token's.
-    """
+    id_weight: float = known(1.0, bound=NOT_BELOW_0)
+    """predicted: weight of the id's cross-entropy beside the token's."""
 
-    content: str = "contiguous"
-    """
-    PoSE: whether the text of the chunks is contiguous, or skips as their ids do (contiguous | skip).
-    """
+    content: str = known("contiguous", choices=("contiguous", "skip"))
+    """PoSE: whether the text of the chunks is contiguous, or skips as their ids do (contiguous | skip)."""
 
     doc_mask: bool = False
     """
@@ -111,32 +142,22 @@ class StreamConfig(olmo.BaseConfig):
     in their order within a shard or file, those in an order drawn from the seed, a window at a time from each reader.
     """
 
-    source: str = "c4"
-    """
-    c4: a data set on the Hugging Face Hub, or a copy of its folder; text: `files`.
-    """
+    source: str = known("c4", choices=("c4", "text"))
+    """c4: a data set on the Hugging Face Hub, or a copy of its folder; text: `files`."""
 
     files: list[str] = field(default_factory=list)
-    """
-    text: JSON lines with a `text` field or .txt, gzipped or not, as `scripts/prepare_data.py` takes them.
-    """
+    """text: JSON lines with a `text` field or .txt, gzipped or not, as `scripts/prepare_data.py` takes them."""
 
     dataset: str = "allenai/c4"
-    """
-    c4: a name on the hub, or a folder of the same layout.
-    """
+    """c4: a name on the hub, or a folder of the same layout."""
 
     dataset_config: str = "en"
-    """
-    c4: its configuration.
-    """
+    """c4: its configuration."""
 
     split: str = "train"
-    """
-    c4: its split.
-    """
+    """c4: its split."""
 
-    readers: int = 16
+    readers: int = known(16, bound=ABOVE_0)
     """
     How many shards are read at the same time; decides the order of the windows, whatever the number of processes.
     Best a multiple of the processes times `data.num_workers`: each then tokenizes nothing but what it trains on.
@@ -145,60 +166,47 @@ class StreamConfig(olmo.BaseConfig):
 
 @dataclass
 class CorpusConfig(olmo.BaseConfig):
-    """The corpus to train on."""
+    """The corpus to train on. Which text it is, is compared by its content when a run is resumed."""
 
-    path: str | None = None
+    path: str | None = known(None, free=True)
     """
     A folder made by `scripts/prepare_data.py`; `data.paths`, `data.memmap_dtype` and the tokenizer then come
     from its manifest.
     """
 
     train_split: str = "train"
-    """
-    The split of the corpus that is trained on.
-    """
+    """The split of the corpus that is trained on."""
 
-    heldout_split: str = "heldout"
-    """
-    The split of the corpus that is measured on and never trained on.
-    """
+    heldout_split: str = known("heldout", free=True)
+    """The split of the corpus that is measured on and never trained on."""
 
-    verify_checksums: bool = True
-    """
-    Compare the token files with the checksums in the manifest before training; once in a run, as long as they
-    are not touched.
-    """
+    verify_checksums: bool = known(True, free=True)
+    """Compare the token files with the checksums in the manifest before training, once in a run unless they change."""
 
     stream: StreamConfig | None = None
-    """
-    Text to tokenize while training, with no preparation, in place of `path` and of `data.paths`.
-    """
+    """Text to tokenize while training, with no preparation, in place of `path` and of `data.paths`."""
 
 
 @dataclass
 class DeepSpeedConfig(olmo.BaseConfig):
     """Training with DeepSpeed's ZeRO."""
 
-    config: str | None = None
+    config: str | None = known(None, free=True)
     """
     A JSON of `configs/deepspeed`, or your own. Null: no DeepSpeed. What this YAML decides (batch sizes, clipping,
     precision, optimizer) is "auto" or absent there.
     """
 
-    offload_optimizer: bool = False
-    """
-    Keep the optimizer's state in the memory of the host (ZeRO 1 to 3).
-    """
+    offload_optimizer: bool = known(False, free=True)
+    """Keep the optimizer's state in the memory of the host (ZeRO 1 to 3)."""
 
 
 @dataclass
 class CheckpointsConfig(olmo.BaseConfig):
     """Which checkpoints are kept, besides the last `save_num_checkpoints_to_keep`."""
 
-    keep_every: int | None = None
-    """
-    Also keep every checkpoint whose step is a multiple of this. Null: none.
-    """
+    keep_every: int | None = known(None, bound=ABOVE_0, free=True)
+    """Also keep every checkpoint whose step is a multiple of this. Null: none."""
 
 
 @dataclass
@@ -212,9 +220,7 @@ class TaskConfig(olmo.BaseConfig):
     """
 
     parameters: dict[str, Any] = field(default_factory=dict)
-    """
-    The fields of the task that differ from their defaults, such as `train_length: [5, 20]`.
-    """
+    """The fields of the task that differ from their defaults, such as `train_length: [5, 20]`."""
 
 
 @dataclass
@@ -225,42 +231,32 @@ class EvaluationConfig(olmo.BaseConfig):
     (how many samples of a length), batch_size and seed.
     """
 
-    interval: int | None = None
-    """
-    Measured every so many steps, and at the last one. Null: never.
-    """
+    interval: int | None = known(None, bound=ABOVE_0, free=True)
+    """Measured every so many steps, and at the last one. Null: never."""
 
-    windows: int = 64
-    """
-    How many windows each of the two measures reads, fewer where the held-out text has fewer.
-    """
+    windows: int = known(64, bound=ABOVE_0, free=True)
+    """How many windows each of the two measures reads, fewer where the held-out text has fewer."""
 
-    batch_size: int | None = None
+    batch_size: int | None = known(None, bound=ABOVE_0, free=True)
     """
     Windows of the training length that one process reads at a time; of longer ones as many as have no more
     tokens. Null: `device_train_microbatch_size`; for a task, as many samples as have 32,768 tokens.
     """
 
-    position_length: int | None = None
+    position_length: int | None = known(None, bound=ABOVE_0, free=True)
     """
     Tokens of the windows that are measured by position, each inside one document. Null: T',
     `positions.target_length`, or the training length where that is null.
     """
 
-    position_bins: int = 16
-    """
-    Into how many bins of equal width the positions 0 … `position_length` - 1 are put.
-    """
+    position_bins: int = known(16, bound=ABOVE_0, free=True)
+    """Into how many bins of equal width the positions 0 … `position_length` - 1 are put."""
 
-    paths: list[str] | None = None
-    """
-    Held-out token files, of type `data.memmap_dtype`. Null: the `corpus.heldout_split` of the corpus.
-    """
+    paths: list[str] | None = field(default=None, metadata={"known": Known(free=True)})
+    """Held-out token files, of type `data.memmap_dtype`. Null: the `corpus.heldout_split` of the corpus."""
 
-    seed: int = 0
-    """
-    Chooses the windows; apart from the run's own `seed`, so that runs are compared on the same windows.
-    """
+    seed: int = known(0, bound=NOT_BELOW_0, free=True)
+    """Chooses the windows; apart from the run's own `seed`, so that runs are compared on the same windows."""
 
 
 @dataclass
@@ -268,57 +264,181 @@ class Config(olmo.TrainConfig):
     """Everything that decides a run. Load it with `load_config`."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    """
-    Shape of the model and its position encoding.
-    """
+    """Shape of the model and its position encoding."""
 
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    """
-    Tokenizer, where it is not the corpus's own.
-    """
+    """Tokenizer, where it is not the corpus's own."""
 
     data: DataConfig = field(default_factory=DataConfig)
-    """
-    Token files and how they are read.
-    """
+    """Token files and how they are read."""
 
     positions: PositionsConfig = field(default_factory=PositionsConfig)
-    """
-    Position ids of the training windows.
-    """
+    """Position ids of the training windows."""
 
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
-    """
-    A prepared corpus, in place of `data.paths`.
-    """
+    """A prepared corpus, in place of `data.paths`."""
 
     task: TaskConfig = field(default_factory=TaskConfig)
-    """
-    A synthetic task, in place of a corpus.
-    """
+    """A synthetic task, in place of a corpus."""
 
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """
-    Held-out loss while training.
-    """
+    """Held-out loss while training."""
 
-    tensorboard: bool = False
-    """
-    Metrics also go to TensorBoard event files in the run's folder `tensorboard`. (Weights & Biases: OLMo's own
-    section `wandb`.)
-    """
+    tensorboard: bool = known(False, free=True)
+    """Metrics also go to TensorBoard event files in the run's folder `tensorboard` (for W&B: OLMo's `wandb`)."""
+
+    deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
+    """DeepSpeed's ZeRO, where its `config` is set."""
+
+    checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
+    """Which checkpoints are kept."""
 
     @property
     def masks_documents(self) -> bool:
         """Whether a token attends only to its own document, asked for by our name of it or by OLMo's."""
         return self.positions.doc_mask or self.data.generate_doc_lengths
 
-    deepspeed: DeepSpeedConfig = field(default_factory=DeepSpeedConfig)
-    """
-    DeepSpeed's ZeRO, where its `config` is set.
-    """
 
-    checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
-    """
-    Which checkpoints are kept.
-    """
+def _olmo(what: Known, top: str = "", **sections: str) -> dict[str, Known]:
+    """``what``, of these fields of OLMo: those of `TrainConfig` itself, and those of its sections."""
+    names = top.split()
+    for section, text in sections.items():
+        names += [f"{section}.{name}" for name in text.split()]
+    return dict.fromkeys(names, what)
+
+
+OLMO_FIELDS: dict[str, Known] = {
+    **_olmo(
+        Known(),
+        model="""activation_type block_type alibi rope rope_full_precision flash_attention multi_query_attention
+            attention_layer_norm embedding_layer_norm layer_norm_type layer_norm_with_affine include_bias
+            attention_layer_norm_with_affine bias_for_layer_norm scale_logits embedding_size weight_tying init_fn
+            scale_emb_init norm_after""",
+        optimizer="name betas selective_updates decay_norm_and_bias decay_embeddings",
+        scheduler="name units",
+        data="memmap_dtype instance_filter generate_doc_lengths",
+    ),
+    **_olmo(
+        Known(bound=ABOVE_0),
+        "global_train_batch_size max_grad_norm",
+        model="""d_model n_heads n_kv_heads n_layers mlp_ratio mlp_hidden_size block_group_size rope_theta
+            max_sequence_length vocab_size alibi_bias_max clip_qkv init_cutoff_factor""",
+    ),
+    **_olmo(
+        Known(bound=NOT_BELOW_0),
+        "seed epoch",
+        model="layer_norm_eps init_std emb_init_std eos_token_id pad_token_id",
+        optimizer="learning_rate weight_decay eps",
+        scheduler="t_warmup t_max alpha_f grad_clip_warmup_steps grad_clip_warmup_factor warmup_min_lr",
+        data="seed",
+    ),
+    **_olmo(Known(bound=PROBABILITY), model="attention_dropout residual_dropout embedding_dropout"),
+    # max_duration may be made longer, with a warning; the precision that was trained in and the text are compared as
+    # such, not by these names of them.
+    **_olmo(
+        Known(free=True),
+        """run_name save_folder save_num_checkpoints_to_keep save_num_unsharded_checkpoints_to_keep save_overwrite
+        dry_run wandb compile activation_checkpointing max_duration precision""",
+        data="paths datasets pin_memory persistent_workers",
+        tokenizer="identifier",
+    ),
+    **_olmo(
+        Known(bound=ABOVE_0, free=True),
+        """device_train_microbatch_size console_log_interval save_interval save_interval_unsharded time_limit""",
+        speed_monitor="window_size gpu_flops_available",
+    ),
+    **_olmo(
+        Known(bound=NOT_BELOW_0, free=True),
+        "stop_at stop_after",
+        data="num_workers prefetch_factor timeout",
+    ),
+    **_olmo(
+        Known(replaced="Accelerate or DeepSpeed spreads the work"),
+        "distributed_strategy fsdp ddp device_train_batch_size device_train_grad_accum",
+        model="init_device precision",
+    ),
+    **_olmo(
+        Known(replaced="checkpoints here have one format, in save_folder"),
+        """remote_save_folder sharded_checkpointer load_path_sharded_checkpointer new_style_checkpoints
+        save_interval_ephemeral force_save_unsharded no_pre_train_checkpoint save_data_indices""",
+    ),
+    **_olmo(
+        Known(replaced="not measured; metrics go to metrics.jsonl"),
+        "module_outputs_save_steps python_profiling torch_profiling",
+        optimizer="metrics_log_interval record_update_metrics",
+    ),
+    **_olmo(
+        Known(replaced="held-out loss has the section evaluation"),
+        """evaluators eval_interval eval_subset_num_batches eval_on_load device_eval_batch_size
+        hf_datasets_cache_dir""",
+    ),
+    **_olmo(Known(replaced="windows are always full"), data="pad_direction", tokenizer="truncate_direction"),
+    **_olmo(
+        Known(replaced="the loop has its own way"),
+        """canceled_check_interval extra_steps_after_cancel gen1_gc_interval fused_loss
+        auxiliary_loss_multiplier""",
+    ),
+    "softmax_auxiliary_loss": Known(refused="the auxiliary loss is not implemented; set it to false"),
+    "max_grad_norm_ratio": Known(
+        refused="only a fixed limit is implemented; set it to null and use max_grad_norm"
+    ),
+    "early_stopping_factor": Known(
+        refused="early stopping is not implemented; set it to null and use stop_at"
+    ),
+    "fast_forward_batches": Known(refused="no data can be skipped; set it to null"),
+    "restore_dataloader": Known(
+        refused="a resumed run goes on where its data stopped; set it to true, or start a new run"
+    ),
+    "reset_optimizer_state": Known(
+        refused="a resumed run keeps its optimizer; set it to false, or start a new run"
+    ),
+    "reset_trainer_state": Known(
+        refused="a resumed run keeps its step and its data; set it to false, or start a new run"
+    ),
+    "load_path": Known(refused="set it to null, and pass --resume with the run's folder"),
+    "try_load_latest_save": Known(refused="set it to false, and pass --resume with the run's folder"),
+    "optimizer.no_decay_norm_and_bias": Known(
+        refused="OLMo ignores it; set decay_norm_and_bias and decay_embeddings"
+    ),
+    "data.label_mask_paths": Known(refused="label masks are not implemented; set it to null"),
+    "data.generate_attention_mask": Known(refused="windows have no padding to mask; set it to false"),
+    "data.drop_last": Known(refused="every step trains on a whole global batch; set it to true"),
+}
+"""Every field of OLMo's `TrainConfig`, or whole section of it. A test holds it complete, so that a new version of OLMo
+cannot add a field that is silently ignored."""
+
+
+def each_field(values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Known]]:
+    """Dotted name, value and `Known` of every field of a configuration; sections of OLMo's table count as one field."""
+    for item in fields(values):
+        name, value = prefix + item.name, getattr(values, item.name)
+        if name in OLMO_FIELDS:
+            yield name, value, OLMO_FIELDS[name]
+        elif is_dataclass(value):
+            yield from each_field(value, f"{name}.")
+        else:
+            yield name, value, item.metadata.get("known", Known())
+
+
+def field_value(config: Any, name: str) -> Any:
+    """The value of a dotted name."""
+    return reduce(getattr, name.split("."), config)
+
+
+def changed_fields(config: Config) -> Iterator[tuple[str, Any, Known]]:
+    """As `each_field`, those that ask for something: neither their default nor null, false, 0 or an empty list."""
+    defaults = {name: value for name, value, _ in each_field(type(config)())}
+    for name, value, what in each_field(config):
+        default = defaults.get(name)
+        if value != default and (value or default):
+            yield name, value, what
+
+
+def replaced_fields(config: Config) -> dict[str, str]:
+    """The fields of ``config`` that ask for something which this engine does otherwise, and what it has instead."""
+    return {
+        name: what.replaced
+        for name, value, what in changed_fields(config)
+        # weights are drawn on the CPU anyway
+        if what.replaced and value and (name, value) != ("model.init_device", "cpu")
+    }

@@ -39,6 +39,7 @@ from olmo_sparsity.data.windows import Batch, TrainingBatches, WindowMaker, coll
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
+from olmo_sparsity.util.streams import Stream
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,6 @@ MARKS_NAME = "stream"
 """Folder in the run's."""
 MARK_TOKENS = 1 << 20
 """About a second of tokenizing lies between two marks."""
-_STREAM = 0x737472  # "str": keeps these draws apart from others that start from the same seed
 
 
 @dataclass(frozen=True)
@@ -229,14 +229,18 @@ class WindowStream(IterableDataset[dict[str, Any]]):
         marks = Marks(folder, self.text.identity, f"{self.rank:05d}-{worker:02d}")
         readers = min(self.config.corpus.stream.readers, len(self.text.units))
         seed = self.config.seed if self.config.data.seed is None else self.config.data.seed
-        order = np.random.default_rng([_STREAM, seed, epoch]).permutation(len(self.text.units))
+        order = np.random.default_rng([Stream.STREAMED_TEXT, seed, epoch]).permutation(len(self.text.units))
         streams: dict[int, tuple[int, Iterator[np.ndarray]]] = {}
         begin = (self.first + worker) * self.world_size + self.rank
         for index in count(begin, workers * self.world_size):
             window, number = divmod(index, readers)
             if number not in streams:
                 reader = Reader(
-                    self.text, marks, order[number::readers], [_STREAM, seed, epoch, number], maker
+                    self.text,
+                    marks,
+                    order[number::readers],
+                    [Stream.STREAMED_TEXT, seed, epoch, number],
+                    maker,
                 )
                 streams[number] = window, reader.stretches(window)
             following, stretches = streams[number]

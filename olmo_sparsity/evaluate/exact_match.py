@@ -1,4 +1,4 @@
-"""Exact match by length on a task's test samples, free-running (METHOD 3.5), and teacher-forced figures beside it.
+"""Exact match by length on a task's test samples, free-running (docs/method.md 3.5), and teacher-forced counts.
 
 Free-running: the model reads its own output, and a response is exact where every token is right, and every id where it
 predicts ids. Teacher-forced: one forward pass over the true sample. Up to its first error a free-running model reads

@@ -1,4 +1,4 @@
-"""Held-out loss while training: in windows of the training length, and by position in long documents (METHOD 2.5 d).
+"""Held-out loss while training: in windows of the training length, and by position in long documents.
 
 Every evaluation of every run reads the same windows, whatever the number of processes. No random state is touched.
 Shapes: B windows, T tokens of a training window, T' tokens of a window measured by position, V embedding size.
@@ -26,10 +26,9 @@ from olmo_sparsity.data.windows import (
     restarted_ids,
 )
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.streams import Stream
 
 log = logging.getLogger(__name__)
-
-_STREAM = 0x686C64  # "hld": keeps these draws apart from others that start from the same seed
 
 Forward = Callable[[Batch], Tensor]
 """Logits (B, T, V) of a batch that is on the device already; the model is in evaluation mode."""
@@ -117,7 +116,7 @@ class HeldoutEvaluation:
     def _choose(self, windows: np.ndarray, number: int) -> np.ndarray:
         """At most `evaluation.windows` of them, without repetition: a function of the seed and the text alone."""
         options = self.config.evaluation
-        generator = np.random.default_rng([_STREAM, options.seed, number])
+        generator = np.random.default_rng([Stream.HELDOUT_WINDOWS, options.seed, number])
         chosen = generator.permutation(len(windows))[: options.windows]
         return windows[np.sort(chosen)]
 

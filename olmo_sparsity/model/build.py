@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from olmo_sparsity.config.load import Config, ModelConfig
-from olmo_sparsity.model.neox import NeoXSizes, PositionedNeoX
+from olmo_sparsity.config.schema import Config, ModelConfig
+from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.streams import Stream
 
 Decoder = PositionedOLMo | PositionedNeoX
 Model = Decoder | PositionPredictor
 
 _MODES = {"coupled": "oracle", "predicted": "predicted"}
-_SEED_OF_IDS = 0x696473  # "ids": keeps the draws of the id table apart from those of the decoder's weights
 
 
 def predictive_options(config: Config) -> PredictiveOptions:
@@ -28,7 +28,6 @@ def predictive_options(config: Config) -> PredictiveOptions:
         mode=_MODES.get(options.scheme, "plain"),
         table_size=options.table_size or 1,
         rotate=options.rotate,
-        id_weight=options.id_weight,
     )
 
 
@@ -68,16 +67,7 @@ def token_embedding(model: Model) -> nn.Embedding:
 def _decoder(config: ModelConfig, *, init_device: str, init_params: bool) -> Decoder:
     if config.family == "olmo":
         return PositionedOLMo(replace(config, init_device=init_device), init_params=init_params)
-    return PositionedNeoX(
-        NeoXSizes(
-            layers=config.n_layers,
-            width=config.d_model,
-            heads=config.n_heads,
-            vocabulary=config.embedding_size or config.vocab_size,
-            rotary_base=float(config.rope_theta),
-            dropout=config.residual_dropout,
-        )
-    )
+    return PositionedNeoX(config)
 
 
 def _around(decoder: Decoder, config: Config) -> Model:
@@ -85,7 +75,7 @@ def _around(decoder: Decoder, config: Config) -> Model:
     options = predictive_options(config)
     if not options.embeds_ids and options.rotate == "ids":
         return decoder
-    return PositionPredictor(decoder, options, seed=config.seed ^ _SEED_OF_IDS)
+    return PositionPredictor(decoder, options, seed=config.seed ^ Stream.ID_TABLE)
 
 
 def require_olmo(model: Model, what: str) -> PositionedOLMo:

@@ -5,50 +5,13 @@ Shapes: B batch, T tokens, P past tokens in a key-value cache, D width, V vocabu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from olmo.model import OLMoOutput
 from torch import Tensor, nn
 
-from olmo_sparsity.util.errors import UserError
-
-
-@dataclass(frozen=True)
-class NeoXSizes:
-    """Shape of a GPT-NeoX decoder; all else is as GPT-NeoX has it (parallel residual, hidden layers of 4 x width)."""
-
-    layers: int
-    """Number of transformer layers."""
-    width: int
-    """D, the size of the residual stream."""
-    heads: int
-    """Attention heads; rotary embedding turns the whole of each head."""
-    vocabulary: int
-    """V, the number of token ids."""
-    max_positions: int = 2048
-    """Written to the model's configuration only: rotary embedding takes any id, there is no table that could end."""
-    rotary_base: float = 10_000.0
-    """Base of the geometric series of rotation frequencies (RoFormer's theta)."""
-    dropout: float = 0.0
-    """Probability of dropout on embeddings, attention and both branches of each layer."""
-
-    def __post_init__(self) -> None:
-        """Raises `UserError` for sizes that make no model."""
-        for name in ("layers", "width", "heads", "vocabulary", "max_positions", "rotary_base"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"neox.{name}: {getattr(self, name)} is not above 0; give a positive number")
-        if self.width % self.heads:
-            raise UserError(
-                f"neox.width: {self.width} is no multiple of neox.heads {self.heads}; make it one"
-            )
-        if self.width // self.heads % 2:
-            raise UserError(
-                f"neox.width: RoPE needs an even width / heads, not {self.width // self.heads}; double it"
-            )
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"neox.dropout: {self.dropout} is no probability below 1; set it to 0")
+from olmo_sparsity.config.schema import ModelConfig
 
 
 class PositionedNeoX(nn.Module):
@@ -58,30 +21,30 @@ class PositionedNeoX(nn.Module):
     an object of transformers that grows in place: hand on the one that the last call gave, and use it once.
     """
 
-    def __init__(self, sizes: NeoXSizes):
+    def __init__(self, config: ModelConfig):
+        """With freshly drawn weights; all that ``config`` does not say is as GPT-NeoX has it (parallel residual, …)."""
         super().__init__()
         from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-        self.sizes = sizes
-        config = GPTNeoXConfig(
-            vocab_size=sizes.vocabulary,
-            hidden_size=sizes.width,
-            num_hidden_layers=sizes.layers,
-            num_attention_heads=sizes.heads,
-            intermediate_size=4 * sizes.width,
-            max_position_embeddings=sizes.max_positions,
+        self.config = config
+        sizes = GPTNeoXConfig(
+            vocab_size=config.embedding_size or config.vocab_size,
+            hidden_size=config.d_model,
+            num_hidden_layers=config.n_layers,
+            num_attention_heads=config.n_heads,
+            intermediate_size=4 * config.d_model,
             rope_parameters={
                 "rope_type": "default",
-                "rope_theta": sizes.rotary_base,
+                "rope_theta": float(config.rope_theta),
                 "partial_rotary_factor": 1.0,
             },
-            hidden_dropout=sizes.dropout,
-            attention_dropout=sizes.dropout,
+            hidden_dropout=config.residual_dropout,
+            attention_dropout=config.residual_dropout,
             bos_token_id=None,
             eos_token_id=None,
             use_cache=False,
         )
-        self.model: Any = GPTNeoXForCausalLM(config)
+        self.model: Any = GPTNeoXForCausalLM(sizes)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Token embeddings, (B, T, D), which `forward` takes back as ``input_embeddings``."""
@@ -113,7 +76,7 @@ class PositionedNeoX(nn.Module):
             position_ids = torch.arange(past, past + length, device=input_ids.device)[None]
         if attention_mask is None:
             # Without a mask transformers takes an id that jumps or repeats for the beginning of another packed
-            # document, and cuts attention there without a word (METHOD section 4).
+            # document, and cuts attention there without a word (docs/method.md 4).
             attention_mask = input_ids.new_ones(batch, past + length)
         output = self.model.gpt_neox(
             inputs_embeds=self.embed(input_ids) if input_embeddings is None else input_embeddings,
@@ -128,10 +91,3 @@ class PositionedNeoX(nn.Module):
             attn_key_values=output.past_key_values if use_cache else None,
             hidden_states=(hidden,) if output_hidden_states else None,
         )
-
-
-def build_neox(sizes: NeoXSizes, *, seed: int) -> PositionedNeoX:
-    """A model with freshly drawn weights on the CPU, the same for a seed on every machine."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return PositionedNeoX(sizes)

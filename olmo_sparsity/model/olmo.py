@@ -13,7 +13,7 @@ from olmo.config import ActivationCheckpointingStrategy
 from olmo.model import OLMo, OLMoOutput
 from torch import Tensor
 
-from olmo_sparsity.config.load import ModelConfig
+from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.rope import (
     CurrentPositions,
     NoPositionEmbedding,
@@ -41,19 +41,20 @@ class PositionedOLMo(OLMo):
         super().__init__(config, init_params)
         self.current_positions = CurrentPositions()
         self.rope_scaling = None
+        self.encoding = config.encoding
         self._olmo_checkpoint = self._activation_checkpoint_fn
         self._activation_checkpoint_fn = self._checkpoint_with_positions
         parts: Any = self.transformer
         for group in parts["block_groups"] if config.block_group_size > 1 else ():
             group._activation_checkpoint_fn = self._checkpoint_with_positions
-        if config.rope:
+        if self.encoding.rotates:
             for block in self.blocks():
                 block.rotary_emb = PositionedRotaryEmbedding(config, self.current_positions)
-        elif config.nope:
-            parts["wpe"] = NoPositionEmbedding()
-        elif not config.alibi:
+        elif self.encoding.has_table:
             parts["wpe"].__class__ = PositionedEmbedding  # keeps OLMo's initial weights
             parts["wpe"].current = self.current_positions
+        elif "wpe" in parts:  # OLMo's table, where neither of its own switches is on
+            parts["wpe"] = NoPositionEmbedding()
 
     def blocks(self) -> list[Any]:
         """The transformer blocks in order, whether OLMo grouped them or not."""
@@ -86,7 +87,7 @@ class PositionedOLMo(OLMo):
     def _attention_bias(self, ids: Tensor, document_ids: Tensor | None) -> Tensor | None:
         """What OLMo adds to attention scores, (B, 1 or H, T, T); None where fused causal attention is all there is."""
         seen = None if document_ids is None else document_mask(document_ids)
-        if not self.config.alibi:
+        if not self.encoding.biases:
             return seen
         bias = alibi_causal_bias(self.config, ids)
         return bias if seen is None else torch.where(seen, bias, torch.finfo(bias.dtype).min)
@@ -115,6 +116,7 @@ class PositionedOLMo(OLMo):
             assert document_ids is None or options.get("attention_bias") is None, "the mask is made here"
             if options.get("attention_bias") is None:
                 options["attention_bias"] = self._attention_bias(ids, document_ids)
-        sin_cos = rotary_sin_cos(self.config, ids, self.rope_scaling) if self.config.rope else None
+        rotates = self.encoding.rotates
+        sin_cos = rotary_sin_cos(self.config, ids, self.rope_scaling) if rotates else None
         with self.current_positions.holding(ids, sin_cos):
             return super().forward(input_ids, **options)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 Golowich et al. 2025 (arXiv 2502.16792) train a model on the coupled ids of prompt and response to predict each response
 token *and its id*; at test only the prompt's ids are given, token and id are both decoded and both fed back. That the
-ids enter through a learned embedding, and what RoPE sees, are our own choices [ours] (METHOD 3.5).
+ids enter through a learned embedding, and what RoPE sees, are our own choices [ours] (docs/method.md 3.5).
 
 Shapes: B batch, T tokens, P past tokens in a key-value cache, S response tokens, D width, V vocabulary (logits),
 I ids in the table.
@@ -21,16 +21,6 @@ from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
 
-MODES = {
-    "plain": "no id embedding and no id head: the ids reach RoPE only",
-    "oracle": "id embedding; at test the ids of the response are given",
-    "predicted": "id embedding and id head; at test the ids of the response are predicted",
-}
-ROTATIONS = {
-    "ids": "RoPE rotates by the ids that are given or predicted",
-    "index": "RoPE rotates by the place among the tokens that are no padding",
-    "none": "RoPE rotates by nothing: every token has the same id, which is NoPE",
-}
 ERROR_SORTS = ("token", "id", "stop")
 _EMBEDDING_STD = 0.02  # that of GPT-NeoX's own embedding
 
@@ -40,25 +30,17 @@ class PredictiveOptions:
     """How a decoder uses the ids."""
 
     mode: str = "predicted"
-    """One of `MODES`."""
+    """
+    plain: no id embedding and no id head, the ids reach RoPE only; oracle: an id embedding, and at test the ids of the
+    response are given; predicted: id embedding and id head, and at test the ids of the response are predicted.
+    """
     table_size: int = 1024
     """I: ids are 0 … I-1, of the embedding and of the id head. ``plain`` has no table and does not read it."""
     rotate: str = "ids"
-    """One of `ROTATIONS`: what RoPE sees [ours]."""
-    id_weight: float = 1.0
-    """Weight of the id's cross-entropy in the joint loss."""
-
-    def __post_init__(self) -> None:
-        """Raises `UserError` for an unknown name or a number out of range."""
-        for name, choices in (("mode", MODES), ("rotate", ROTATIONS)):
-            if getattr(self, name) not in choices:
-                raise UserError(
-                    f"positions.{name}: unknown {name} {getattr(self, name)!r}; choose one of {', '.join(choices)}"
-                )
-        if self.table_size < 1:
-            raise UserError(f"positions.table_size: {self.table_size} is not above 0; give a positive number")
-        if not self.id_weight >= 0:
-            raise UserError(f"positions.id_weight: {self.id_weight} is below 0; give 0 or more")
+    """
+    What RoPE rotates by [ours]: ids, those that are given or predicted; index, the place among the tokens that are no
+    padding; none, nothing: every token has the same id, which is NoPE.
+    """
 
     @property
     def embeds_ids(self) -> bool:
@@ -103,7 +85,7 @@ class PositionPredictor(nn.Module):
         self.options = options
         self.id_embedding: nn.Embedding | None = None
         self.id_head: nn.Linear | None = None
-        width = decoder.sizes.width if isinstance(decoder, PositionedNeoX) else decoder.config.d_model
+        width = decoder.config.d_model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if options.embeds_ids:
@@ -160,7 +142,7 @@ class PositionPredictor(nn.Module):
         """The mask as the decoder wants it."""
         if attention_mask is None:
             return {}
-        if length > 1 or isinstance(self.decoder, PositionedNeoX) or self.decoder.config.alibi:
+        if length > 1 or isinstance(self.decoder, PositionedNeoX) or self.decoder.encoding.biases:
             return {"attention_mask": attention_mask}
         # Of a single query OLMo reads one row of a square bias, yet makes the square out of a mask, at every step. A
         # view that repeats the row costs nothing; a single query is after all the others, so it is causal too.
@@ -169,60 +151,23 @@ class PositionPredictor(nn.Module):
         return {"attention_bias": bias[:, None, None].expand(-1, -1, bias.shape[1], -1)}
 
 
-@dataclass(frozen=True)
-class JointLoss:
-    """Sums over the response tokens of a batch, which micro-batches and processes add up, and their means."""
-
-    token_sum_nats: Tensor
-    """Scalar: sum of -log p(token); gradients flow through it."""
-    id_sum_nats: Tensor | None
-    """Scalar: sum of -log p(id), likewise; None where there is no id head."""
-    response_tokens: int
-    """How many tokens the sums run over."""
-    id_weight: float
-    """Weight of the ids in the joint loss."""
-
-    @property
-    def sum_nats(self) -> Tensor:
-        """The joint loss before division by the number of response tokens, scalar."""
-        ids = self.id_sum_nats
-        return self.token_sum_nats if ids is None else self.token_sum_nats + self.id_weight * ids
-
-    @property
-    def loss_nats(self) -> Tensor:
-        """What is minimised, per response token: token loss plus weighted id loss."""
-        return self.sum_nats / self.response_tokens
-
-    @property
-    def token_loss_nats(self) -> Tensor:
-        """Cross-entropy of the token, per response token."""
-        return self.token_sum_nats / self.response_tokens
-
-    @property
-    def id_loss_nats(self) -> Tensor | None:
-        """Cross-entropy of the id, per response token, unweighted."""
-        return None if self.id_sum_nats is None else self.id_sum_nats / self.response_tokens
-
-
-def joint_loss(
+def joint_loss_sums(
     output: PredictorOutput, labels: Tensor, id_labels: Tensor, loss_mask: Tensor, *, id_weight: float
-) -> JointLoss:
-    """Cross-entropies of the next token and of its id where the loss mask is set (the two losses: paper).
+) -> dict[str, Tensor]:
+    """Sums in nats, scalars, of the cross-entropies of the next token and of its id where the loss mask is set (paper).
 
     ``labels``, ``id_labels``: (B, T) integers, the token to be predicted at each place and that token's id (not the id
-    of the place). ``loss_mask``: (B, T) bool, set where a response token is to be predicted, at least once.
+    of the place). ``loss_mask``: (B, T) bool, set where a response token is to be predicted. Returns
+    ``token_loss_nats``, ``id_loss_nats`` and ``loss_nats``, the first plus ``id_weight`` times the second.
     """
+    assert output.id_logits is not None, "a model without an id head was asked to predict ids"
 
     def summed(logits: Tensor, targets: Tensor) -> Tensor:
         targets = targets.masked_fill(~loss_mask, -100).flatten()
         return F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=-100, reduction="sum")
 
-    return JointLoss(
-        token_sum_nats=summed(output.logits, labels),
-        id_sum_nats=None if output.id_logits is None else summed(output.id_logits, id_labels),
-        response_tokens=int(loss_mask.sum()),
-        id_weight=id_weight,
-    )
+    tokens, ids = summed(output.logits, labels), summed(output.id_logits, id_labels)
+    return {"loss_nats": tokens + id_weight * ids, "token_loss_nats": tokens, "id_loss_nats": ids}
 
 
 @dataclass(frozen=True)

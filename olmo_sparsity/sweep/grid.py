@@ -20,8 +20,8 @@ from olmo.util import clean_opt
 from omegaconf import OmegaConf as om
 
 from olmo_sparsity.config.load import Config, load_config
-from olmo_sparsity.config.words import shorten
-from olmo_sparsity.config.yaml import YamlError, parse_override
+from olmo_sparsity.config.messages import shorten
+from olmo_sparsity.config.safe_yaml import YamlError, parse_override
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, write_json
 

@@ -26,7 +26,7 @@ from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.model.predictive import joint_loss
+from olmo_sparsity.model.predictive import joint_loss_sums
 from olmo_sparsity.training.optimizer_state import export_state, import_state
 from olmo_sparsity.util.errors import UserError, first_line
 
@@ -275,30 +275,14 @@ class Engine:
         self.accelerator.wait_for_everyone()
 
 
-def make_engine(config: Config, model: Model) -> Engine:
-    """The engine that ``config`` asks for: plain, or DeepSpeed's ZeRO."""
-    if config.deepspeed.config is None:
-        return Engine(config, model)
-    from olmo_sparsity.training.zero import ZeroEngine
-
-    return ZeroEngine(config, model)
-
-
 def loss_sums(model: Any, batch: Batch, id_weight: float = 1.0) -> dict[str, Tensor]:
     """Sums over the tokens that count, in nats, scalars; gradients flow through ``loss_nats``, what is minimised.
 
-    It is -log p(label). Where position ids are predicted too it is the joint loss (METHOD 3.5), and its two parts,
-    unweighted, are beside it: ``token_loss_nats`` and ``id_loss_nats``.
+    It is -log p(label); where position ids are predicted too, what `joint_loss_sums` gives.
     """
     output = model(**batch.model_inputs)
     if batch.id_labels is not None:
-        joint = joint_loss(output, batch.labels, batch.id_labels, batch.loss_mask, id_weight=id_weight)
-        assert joint.id_sum_nats is not None, "a model without an id head was asked to predict ids"
-        return {
-            "loss_nats": joint.sum_nats,
-            "token_loss_nats": joint.token_sum_nats,
-            "id_loss_nats": joint.id_sum_nats,
-        }
+        return joint_loss_sums(output, batch.labels, batch.id_labels, batch.loss_mask, id_weight=id_weight)
     labels = batch.labels.masked_fill(~batch.loss_mask, -100)
     logits = output.logits.flatten(0, 1).float()
     return {"loss_nats": F.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")}

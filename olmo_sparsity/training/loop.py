@@ -11,7 +11,7 @@ from olmo_sparsity.checkpoint import OPTIMIZER, load_state, load_tensors, load_w
 from olmo_sparsity.config.load import Config
 from olmo_sparsity.data.batches import TrainingBatches, open_training_data, verify_checksums
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.training.engine import Engine, lost_peers_in_words, make_engine
+from olmo_sparsity.training.engine import Engine, lost_peers_in_words
 from olmo_sparsity.training.monitor import Monitor
 from olmo_sparsity.training.resume import (
     is_finished,
@@ -23,6 +23,7 @@ from olmo_sparsity.training.resume import (
 )
 from olmo_sparsity.training.schedule import Schedule
 from olmo_sparsity.training.signals import StoppedBySignal, StopRequest
+from olmo_sparsity.training.zero import ZeroEngine
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.provenance import append_provenance
 
@@ -45,7 +46,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     if last is not None:
         load_weights(model, last)
     with lost_peers_in_words():
-        engine = make_engine(config, model)
+        engine = (Engine if config.deepspeed.config is None else ZeroEngine)(config, model)
         data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
         with run_folder(config, engine, last, resume):
             return _train_from(config, engine, data, last)

@@ -20,8 +20,8 @@ from olmo_sparsity.checkpoint import (
     step_of,
     what_is_torn,
 )
-from olmo_sparsity.config.fields import REPLACED
-from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.config.load import load_config
+from olmo_sparsity.config.schema import Config, each_field
 from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.schedule import Schedule
@@ -31,25 +31,7 @@ from olmo_sparsity.util.lock import folder_lock
 
 log = logging.getLogger(__name__)
 
-_DECIDES_NO_LOSS = """run_name save_folder save_interval save_interval_unsharded save_num_checkpoints_to_keep
-    save_num_unsharded_checkpoints_to_keep save_overwrite checkpoints dry_run stop_at stop_after time_limit
-    console_log_interval speed_monitor wandb tensorboard evaluation corpus.heldout_split corpus.verify_checksums
-    data.num_workers data.pin_memory data.prefetch_factor data.persistent_workers data.timeout"""
-_DECIDES_ROUNDING_ONLY = "device_train_microbatch_size compile activation_checkpointing deepspeed"
-_COMPARED_OTHERWISE = {
-    "max_duration": "a run may be made longer, with a word: the learning rate follows",
-    "precision": "null is the machine's choice, so what it was trained in is compared",
-    "corpus.path": "text is known by its content",
-    "data.paths": "text is known by its content",
-    "data.datasets": "text is known by its content",
-    "tokenizer.identifier": "the text's identity covers what its ids mean",
-}
-MAY_CHANGE = (
-    *_DECIDES_NO_LOSS.split(),
-    *_DECIDES_ROUNDING_ONLY.split(),
-    *_COMPARED_OTHERWISE,
-    *REPLACED,
-)
+MAY_CHANGE = tuple(name for name, _, known in each_field(Config()) if known.free or known.replaced)
 """Fields and sections that a resumed run may have otherwise. Every other field decides the losses."""
 
 

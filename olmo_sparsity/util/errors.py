@@ -74,6 +74,13 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def printable(text: str) -> str:
+    """``text`` with line ends, escape sequences and broken Unicode written out: one line, safe on a terminal."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
+    )
+
+
 def hidden_os_error(error: Exception, path: object) -> OSError | None:
     """The system's error whose number a library written in Rust hides in its text; None where there is none."""
     number = re.search(r"os error (\d+)", str(error))

@@ -26,6 +26,7 @@ from olmo_sparsity.model.build import build_model
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import provenance
+from olmo_sparsity.util.streams import Stream
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,6 @@ PARTS = ("speed", "screened", "cost")
 TARGETS_SEARCHED = 8192
 """Sampled targets among which those over tau are looked for."""
 _BLOCK = 64
-_MADE_UP_STREAM, _ORDER_STREAM = 5, 6  # keep the draws of one seed apart
 
 Json = dict[str, Any]
 
@@ -178,7 +178,7 @@ def benchmark_targets(loaded: LoadedModel, settings: BenchmarkSettings) -> Bench
 
 def random_contexts(vocabulary: int, count: int, n_long: int, n_short: int, seed: int) -> Contexts:
     """Contexts of uniformly drawn tokens: what a pass costs does not depend on them."""
-    generator = np.random.default_rng([_MADE_UP_STREAM, seed])
+    generator = np.random.default_rng([Stream.BENCHMARK_TARGETS, seed])
     tokens = generator.integers(vocabulary, size=(count, n_long + 1))
     return Contexts(tokens[:, :-1], tokens[:, -1], np.arange(count), n_short)
 
@@ -194,7 +194,7 @@ def _targets_over_tau(scorer: Scorer, settings: BenchmarkSettings, wanted: int) 
     tokens = TokenFiles.of_split(settings.corpus or "", "heldout")
     shape = {"n_long": settings.n_long, "n_short": settings.n_short}
     sampled = sample_targets(tokens, TARGETS_SEARCHED, seed=settings.seed, **shape)
-    order = np.random.default_rng([_ORDER_STREAM, settings.seed]).permutation(len(sampled.document))
+    order = np.random.default_rng([Stream.BENCHMARK_ORDER, settings.seed]).permutation(len(sampled.document))
     over, gains = np.empty(0, dtype=np.int64), np.empty(0)
     with progress("looking for targets over tau", wanted, "targets") as advance:
         for start in range(0, len(order), _BLOCK):

@@ -47,8 +47,8 @@ SHAPES = {  # name: changes of the model, class of transformers
     ),
 }
 MISFITS = {
-    "alibi": ({"rope": False, "alibi": True}, "model.alibi: true, not RoPE"),
-    "nope": ({"rope": False, "nope": True}, "model.nope: true, not RoPE"),
+    "alibi": ({"rope": False, "alibi": True}, "ALiBi, not RoPE"),
+    "nope": ({"rope": False, "nope": True}, "NoPE, not RoPE"),
     "learned": ({"rope": False}, "learned positions, not RoPE"),
     "gelu": ({"activation_type": "gelu"}, "model.activation_type: gelu, not swiglu"),
     "biases": ({"include_bias": True}, "model.include_bias: true; model.bias_for_layer_norm: true"),
@@ -130,9 +130,7 @@ def test_a_shape_that_no_class_has_is_refused_by_name(name):
 
 
 def test_all_misfits_are_told_at_once():
-    with pytest.raises(
-        UserError, match=r"alibi: true, not RoPE; model.activation_type: gelu.*; model.clip_qkv"
-    ):
+    with pytest.raises(UserError, match=r"ALiBi, not RoPE; model.activation_type: gelu.*; model.clip_qkv"):
         family_of(tiny.model_config(rope=False, alibi=True, activation_type="gelu", clip_qkv=2.0))
 
 
@@ -155,13 +153,62 @@ def test_ids_and_reach_are_written_down(tmp_path):
     done = export_checkpoint(source, tmp_path / "hf")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     assert done.max_positions == exported.config.max_position_embeddings == 64  # PoSE's target length
-    assert (exported.config.bos_token_id, exported.config.eos_token_id) == (None, 0)
+    assert (exported.config.bos_token_id, exported.generation_config.bos_token_id) == (0, 0)
+    assert exported.config.eos_token_id == 0
     assert (exported.config.pad_token_id, exported.generation_config.pad_token_id) == (1, 1)
     assert exported.get_output_embeddings().weight is exported.get_input_embeddings().weight
     note = json.loads((tmp_path / "hf" / "olmo_sparsity.json").read_text())
     assert note["source_weights_sha256"] == sha256_file(source / "model.safetensors")
     assert (note["training_seed"], note["step"], note["kind"]) == (3, 1, "olmo-sparsity export")
     assert {"commit", "versions", "command"} <= note.keys()
+
+
+def test_the_model_card_says_what_the_config_does(tmp_path):
+    source, _ = checkpoint(tmp_path)
+    export_checkpoint(source, tmp_path / "hf")
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n") and "license: apache-2.0" in card
+    for row in (
+        "| class | LlamaForCausalLM |",
+        "| position encoding | RoPE, base 10,000 |",
+        "| position ids in training | pose, below 64 |",
+        "| training window | 32 tokens |",
+        "| steps | 1 |",
+        "| learning rate | 0.003, linear_with_warmup |",
+        "| seed | 3 |",
+        f"`{sha256_file(source / 'model.safetensors')}`",
+    ):
+        assert row in card
+    assert "AutoModelForCausalLM.from_pretrained(" in card and "attention mask of ones" in card
+
+
+class FakeHub:
+    """The part of `huggingface_hub.HfApi` that an upload needs."""
+
+    uploaded: list[tuple[str, list[str]]] = []
+
+    def create_repo(self, repo_id, *, private, exist_ok):
+        assert private and exist_ok
+        if "/" not in repo_id:
+            raise ConnectionError("the hub cannot be reached\nat all")
+        return f"https://hub.test/{repo_id}"
+
+    def upload_folder(self, *, folder_path, repo_id, commit_message):
+        self.uploaded.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
+
+
+def test_push_to_hub(tmp_path, run_here, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
+    source, _ = checkpoint(tmp_path)
+    command = ("scripts/export_hf.py", source, "--out", tmp_path / "hf", "--overwrite", "--push-to-hub")
+    done = run_here(*command, "me/model")
+    assert done.returncode == 0 and done.stdout.endswith("pushed to https://hub.test/me/model\n")
+    ((name, files),) = FakeHub.uploaded
+    assert name == "me/model" and {"README.md", "config.json", "model.safetensors"} <= set(files)
+    failed = run_here(*command, "model")
+    assert failed.returncode == 1 and failed.stderr.count("\n") == 1
+    assert "--push-to-hub model: the hub cannot be reached; " in failed.stderr
+    assert "hf auth login" in failed.stderr
 
 
 @pytest.mark.parametrize(("scheme", "reach"), [("contiguous", 32), ("random_start", 64), ("pose", 64)])
@@ -200,7 +247,7 @@ def test_the_tokenizer_comes_back_byte_for_byte(tmp_path):
     ids = load_tokenizer(source / TOKENIZER).encode(TEXT, add_special_tokens=False).ids
     assert tokenizer(TEXT)["input_ids"] == ids
     assert tokenizer.decode(ids) == TEXT
-    assert (tokenizer.bos_token, tokenizer.eos_token_id, tokenizer.pad_token_id) == (None, 0, 0)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 0, 0)
     assert tokenizer.model_max_length == 64
     assert tokenizer(["again", "a"], padding=True)["input_ids"][1][-1] == 0
 

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from olmo_sparsity import positions
-from olmo_sparsity.config.check import find_problems
+from olmo_sparsity.config.checks import find_problems
 from olmo_sparsity.data import task_batches as task_data
 from olmo_sparsity.data.task_batches import TaskData, TaskPositions, task_of
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import TASKS
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.streams import Stream
 from tests.support import tiny, tiny_task
 
 ROOT = Path(__file__).parents[2]
@@ -200,7 +201,7 @@ def test_batches_that_are_made_at_once_equal_those_made_one_by_one(tmp_path, mon
 def test_generators_seeded_at_once_draw_what_numpys_own_draw(seed, first):
     indices = np.arange(first, first + 4)  # the second range has two that no longer fit into a word
     for index, generator in zip(indices.tolist(), positions.draws_of_all(seed, 1, indices), strict=True):
-        own = np.random.default_rng([positions._STREAM, seed, 1, index])
+        own = np.random.default_rng([Stream.POSITIONS, seed, 1, index])
         assert generator.bit_generator.state == own.bit_generator.state
         assert generator.integers(0, 1000, 50).tolist() == own.integers(0, 1000, 50).tolist()
     inside = indices[indices < 1 << 32]

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models
 
 from olmo_sparsity.config.load import Config, ModelConfig, load_config
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile
+from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.files import sha256_file
 
@@ -45,6 +46,12 @@ def model(seed: int = 0, std: float = 0.2, **changes) -> PositionedOLMo:
     """A random model; its weights are large enough for positions and tokens to matter."""
     torch.manual_seed(seed)
     return PositionedOLMo(model_config(init_std=std, **changes)).eval()
+
+
+def neox(seed: int = 0, **changes) -> PositionedNeoX:
+    """A GPT-NeoX with freshly drawn weights."""
+    torch.manual_seed(seed)
+    return PositionedNeoX(model_config(**{"family": "gpt_neox", "embedding_size": None, **changes}))
 
 
 def write_corpus(folder: Path, splits: dict[str, list[list[int]]], vocab_size: int = 50) -> Path:

@@ -18,7 +18,7 @@ from olmo_sparsity.evaluate.exact_match import (
     multiples_of_training_length,
 )
 from olmo_sparsity.model.build import as_predictor, build_model
-from olmo_sparsity.model.predictive import PredictiveOptions, PredictorOutput, joint_loss
+from olmo_sparsity.model.predictive import PredictiveOptions, PredictorOutput, joint_loss_sums
 from olmo_sparsity.tasks import make_task
 from olmo_sparsity.tasks.samples import END, Part, coupled_batch
 from olmo_sparsity.tasks.task import Sizes, Task
@@ -94,9 +94,12 @@ def learned(config, batch, ids, steps):
     counts = torch.from_numpy(batch.loss_mask)[:, 1:]
     for _ in range(steps):
         output = model(tokens[:, :-1], ids[:, :-1])
-        loss = joint_loss(output, tokens[:, 1:], ids[:, 1:], counts, id_weight=0.2)
+        loss_nats = torch.nn.functional.cross_entropy(output.logits[counts], tokens[:, 1:][counts])
+        if output.id_logits is not None:
+            sums = joint_loss_sums(output, tokens[:, 1:], ids[:, 1:], counts, id_weight=0.2)
+            loss_nats = sums["loss_nats"] / counts.sum()
         optimizer.zero_grad()
-        loss.loss_nats.backward()
+        loss_nats.backward()
         optimizer.step()
     return model.eval()
 

@@ -1,17 +1,14 @@
 """Our GPT-NeoX against transformers' own, and attention across ids that jump or repeat."""
 
-import pytest
 import torch
 
-from olmo_sparsity.model.neox import NeoXSizes, PositionedNeoX, build_neox
-from olmo_sparsity.util.errors import UserError
-
-SIZES = NeoXSizes(layers=2, width=32, heads=2, vocabulary=50, rotary_base=500.0)
+from olmo_sparsity.model.neox import PositionedNeoX
+from tests.support import tiny
 
 
-def large_weights(sizes: NeoXSizes = SIZES) -> PositionedNeoX:
+def large_weights() -> PositionedNeoX:
     """A random model whose weights are large enough for positions and tokens to matter."""
-    model = build_neox(sizes, seed=0).eval()
+    model = tiny.neox(n_heads=2, rope_theta=500).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -114,25 +111,3 @@ def test_embeddings_in_and_hidden_states_out():
     torch.testing.assert_close(output.hidden_states[-1] @ model.model.lm_head.weight.T, expected)
     other = model(ids, input_embeddings=model.embed(ids.roll(1, dims=0))).logits
     torch.testing.assert_close(other, expected.roll(1, dims=0), atol=2e-5, rtol=1e-4)
-
-
-def test_a_seed_decides_the_weights_and_the_callers_generator_is_left_alone():
-    before = torch.get_rng_state()
-    first, again, other = (build_neox(SIZES, seed=seed).state_dict() for seed in (4, 4, 5))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["model.lm_head.weight"], other["model.lm_head.weight"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"width": 30, "heads": 4}, "width"),
-        ({"width": 6}, "width"),
-        ({"layers": 0}, "layers"),
-        ({"dropout": 1.0}, "dropout"),
-    ],
-)
-def test_sizes_that_make_no_model_are_refused(changes, field):
-    with pytest.raises(UserError, match=rf"neox\.{field}"):
-        NeoXSizes(**{"layers": 1, "width": 8, "heads": 2, "vocabulary": 9, **changes})

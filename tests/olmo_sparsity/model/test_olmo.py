@@ -112,7 +112,7 @@ def test_nope_ignores_ids_and_has_no_position_embedding():
 
 @pytest.mark.parametrize("encoding", sorted(ENCODINGS))
 def test_a_dropped_token_is_a_masked_token(encoding):
-    """METHOD 2.1: the subsequence at the original ids equals hiding the dropped tokens from every query and layer."""
+    """The subsequence at the original ids equals hiding the dropped tokens from every layer (docs/method.md 2.1)."""
     model = tiny.model(**ENCODINGS[encoding])
     ids = tokens(batch=2, length=24)
     dropped = torch.tensor([0, 3, 4, 11, 17])

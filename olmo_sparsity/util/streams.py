@@ -1,12 +1,60 @@
-"""Many random generators seeded at once: seeding takes most of the time of a few draws. Shapes: B generators."""
+"""Random streams: what keeps draws from one seed independent of each other, and many generators seeded at once.
+
+Whatever is random is a function of (stream, seed, ...): ``default_rng([Stream.X, seed, ...])``. Shapes: B generators.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
+
+
+class Stream(IntEnum):
+    """The first word of what a generator is seeded with. A new stream takes a number that no other has.
+
+    Members with the same number are one stream to Python. Three are 4 and two are 5 for historical reasons; committed
+    results depend on them, so they stay. It is harmless because none of those that share a number bears on another's
+    result: signs decide p-values, examples decide of which targets a record keeps the text, passage placebos are the
+    notebook's, which writes no record; planted placebos belong to tasks, made-up targets to a benchmark.
+    """
+
+    TARGETS = 1
+    """Which targets are sampled."""
+    PLACEBOS = 2
+    """Contexts from other documents, in place of the target's own."""
+    RANDOM_SELECTOR = 3
+    """The selector `random`."""
+    EXAMPLES = 4
+    """Of which targets a record keeps the text."""
+    PASSAGE_PLACEBOS = 4
+    """As `PLACEBOS`, of a passage given as text."""
+    SIGNS = 4
+    """Sign flips of paired tests."""
+    PLANTED_PLACEBOS = 5
+    """As `PLACEBOS`, of samples of a task."""
+    BENCHMARK_TARGETS = 5
+    """Made-up targets of the benchmark of influence."""
+    BENCHMARK_ORDER = 6
+    """The order in which that benchmark measures."""
+    TRAINING_SEEDS = 0x6C73
+    """Resamples of training runs."""
+    HELDOUT_WINDOWS = 0x686C64
+    """Which windows the held-out loss reads."""
+    ID_TABLE = 0x696473
+    """Weights of the id embedding and the id head; this word is XORed with the seed."""
+    NEEDLES = 0x6E6565
+    """Needles, and where they stand."""
+    POSITIONS = 0x706F73
+    """Position ids of training windows."""
+    SEGMENTS = 0x736567
+    """Which segments of documents are read."""
+    STREAMED_TEXT = 0x737472
+    """The order of streamed shards and documents."""
+
 
 _WORD = (1 << 32) - 1
 _POOL_SIZE, _HALF_WORD = 4, np.uint32(16)

@@ -1,24 +1,33 @@
-"""YAML of a config file or of an override, refused in one line where it is malformed, nested too deeply or too large.
+"""What the text of a config file or of an override may do: its YAML, and what its ``${name:…}`` can ask for.
 
 libyaml and OmegaConf trust what they read: brackets by the thousand end the process, long numbers and aliases of
 aliases take minutes. The text is therefore looked through first, without recursion, in time linear in its length.
+
+A resolved config is printed, saved beside every checkpoint and sent to experiment trackers, and a secret in the
+environment would go with it. Only the few variables that tell jobs and scratch folders apart can be read.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import re
 import stat
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+from olmo.config import TrainConfig
+from olmo.util import find_latest_checkpoint, is_url
 from omegaconf import DictConfig, ListConfig
 from omegaconf import OmegaConf as om
+from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
+from olmo_sparsity.config.messages import shorten
 from olmo_sparsity.util.errors import first_line
 
 MAX_BYTES = 8 << 20
@@ -136,3 +145,59 @@ def _excess(event: yaml.Event, depth: int, nodes: int) -> str | None:
     if (event.tag or not event.style) and _LONG_NUMBER.fullmatch(event.value):
         return f"a number of {len(event.value):,} digits; give a shorter one"
     return None
+
+
+_BY_SCHEDULER = {
+    "Slurm": """SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_SUBMIT_DIR
+        SLURM_TMPDIR SLURM_RESTART_COUNT""",
+    "PBS": "PBS_JOBID PBS_JOBNAME PBS_ARRAYID PBS_ARRAY_INDEX PBS_O_WORKDIR",
+    "LSF": "LSB_JOBID LSB_JOBNAME LSB_JOBINDEX LS_SUBCWD",
+    "Grid Engine": "JOB_ID JOB_NAME SGE_TASK_ID SGE_O_WORKDIR",
+    "others": "FLUX_JOB_ID COBALT_JOBID OAR_JOB_ID",
+    "OLMo's own files, on LUMI": "SCRATCH_DIR",
+}
+READABLE = frozenset(name for names in _BY_SCHEDULER.values() for name in names.split())
+"""The environment variables that a config may read."""
+
+
+@contextmanager
+def config_resolvers() -> Iterator[None]:
+    """Inside, OmegaConf has these resolvers and no others; afterwards those that it had before."""
+    before = BaseContainer._resolvers  # there is no public way to put resolvers back
+    try:
+        om.clear_resolvers()  # into a new table: what a notebook has registered is not for files from elsewhere
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # OLMo 0.6 calls a function that OmegaConf has deprecated
+            TrainConfig._register_resolvers()
+            om.register_new_resolver("oc.env", _env, replace=True)
+            om.register_new_resolver("path.last_checkpoint", _local_last_checkpoint, replace=True)
+        yield
+    finally:
+        BaseContainer._resolvers = before
+
+
+def _env(name: str, *default: Any) -> Any:
+    """As OmegaConf's `oc.env`, for the `READABLE` variables.
+
+    It is asked with the name that is left when everything in it is resolved, so that no nesting gets around it.
+    """
+    if name not in READABLE:
+        raise ValueError(
+            f"{shorten(str(name), 40)} is not for configs, which are saved and shown; "
+            "write the value, or pass it as an override"
+        )
+    if name in os.environ:
+        return os.environ[name]
+    if not default:
+        raise KeyError(f"Environment variable '{name}' not found")
+    return None if default[0] is None else str(default[0])
+
+
+def _local_last_checkpoint(path: str) -> str:
+    """As OLMo's, which would ask S3 or Google Storage, with the user's credentials, about a URL."""
+    if is_url(path):
+        raise ValueError(f"{shorten(path, 60)} is no folder; copy the checkpoint here")
+    found = find_latest_checkpoint(path)
+    if found is None:
+        raise FileNotFoundError(f"Could not find a latest checkpoint at {path}")
+    return str(found)

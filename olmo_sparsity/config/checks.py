@@ -1,0 +1,405 @@
+"""Which values of a config this engine can run, and which go together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from olmo_sparsity.config.messages import choose, show
+from olmo_sparsity.config.schema import Config, changed_fields, each_field, field_value
+from olmo_sparsity.encodings import SWITCHES, asked_for
+from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
+from olmo_sparsity.tasks import Task, make_task
+from olmo_sparsity.util.errors import UserError
+
+Problem = tuple[tuple[str, ...], str]
+"""The fields that were looked at, the one to name first, and what is wrong with it."""
+
+_PRECISIONS = ("amp_bf16", "fp32")
+_UNITS = {"": "steps", "T": "tokens", "ep": "epochs"}
+_INTEGER_LIMIT = 1 << 63
+_READ_BY_NEOX = {
+    *("family", "d_model", "n_heads", "n_layers", "rope", "rope_theta", "max_sequence_length"),
+    *("vocab_size", "embedding_size", "attention_dropout", "residual_dropout", "embedding_dropout"),
+    *("eos_token_id", "pad_token_id", "init_device", "precision"),
+}
+_DROPOUTS = ("model.residual_dropout", "model.attention_dropout", "model.embedding_dropout")
+_ABOUT_TEXT = (
+    *("corpus.path", "corpus.stream", "data.paths", "data.datasets", "data.instance_filter"),
+    *("positions.doc_mask", "data.generate_doc_lengths", "tokenizer.identifier"),
+    *("evaluation.paths", "evaluation.position_length"),
+)
+_TASK = ("task.name", "task.parameters")
+
+
+def parse_duration(value: int | str) -> tuple[float, str]:
+    """The number in ``10000`` or ``"1e4"`` (steps), ``"2e12T"`` (tokens) or ``"2ep"`` (epochs), and its unit.
+
+    Raises `UserError` for anything else.
+    """
+    text = str(value).strip()
+    suffix = next((suffix for suffix in _UNITS if suffix and text.endswith(suffix)), "")
+    try:
+        number = float(text.removesuffix(suffix))
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0 and number == int(number)):
+        raise UserError(
+            f"{show(value)} is no duration; give whole steps (10000), tokens (2e12T) or epochs (2ep)"
+        )
+    return number, _UNITS[suffix]
+
+
+def find_problems(config: Config) -> Iterator[Problem]:
+    """Everything about the values of ``config`` that this engine cannot or must not run."""
+    yield from _check_each_field(config)
+    yield from _check_shape(config)
+    yield from _check_family(config)
+    yield from _check_position_encoding(config)
+    yield from _check_positions(config)
+    yield from _check_coupling(config)
+    yield from _check_documents(config)
+    yield from _check_data(config)
+    yield from _check_stream(config)
+    yield from _check_task(config)
+    yield from _check_optimization(config)
+    yield from _check_evaluation(config)
+
+
+def unusable_values(config: Config) -> Iterator[tuple[str, str]]:
+    """The name of each number that is not finite or too long, and of each text that cannot be saved, and why."""
+    for name, value in _leaves(config):
+        if text := _why_unusable(value):
+            yield name, text
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no section, list or mapping, and every key of a mapping, with its dotted name."""
+    inside = f"{name}." if name else ""
+    if is_dataclass(value):
+        for item in fields(value):
+            yield from _leaves(getattr(value, item.name), f"{inside}{item.name}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{inside}{number}")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield name, key
+            yield from _leaves(item, f"{inside}{key}")
+    else:
+        yield name, value
+
+
+def _why_unusable(value: Any) -> str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value} is no finite number; give one"
+    if isinstance(value, int) and abs(value) >= _INTEGER_LIMIT:
+        return f"{show(value)} has more than 64 bits; give a smaller number"
+    if not isinstance(value, str):
+        return None
+    if "${" in value:  # it was written \${…}: a saved config would ask for it again, and be another one
+        return f"{show(value)} still has ${{ in it when it is resolved; write it without"
+    if "\0" in value or value.encode("utf8", "replace").decode("utf8") != value:
+        return f"{show(value)} has characters that no file can hold; leave them out"
+    return None
+
+
+def _check_each_field(config: Config) -> Iterator[Problem]:
+    """Every field on its own, by what `schema` knows of it."""
+    for name, value, known in changed_fields(config):
+        if known.refused:
+            yield (name,), f"{show(value)} is not supported: {known.refused}"
+    for name, value, known in each_field(config):
+        if known.bound and value is not None and not known.bound.holds(value):
+            yield (name,), f"{show(value)} {known.bound.otherwise}"
+        if known.choices and value not in known.choices:
+            yield (name,), f"{show(value)} is unknown; {choose(value, known.choices)}"
+
+
+def _check_shape(config: Config) -> Iterator[Problem]:
+    model, heads = config.model, config.model.n_heads
+    shape = ("model.d_model", "model.n_heads", *SWITCHES)
+    if min(model.d_model, heads) > 0:
+        if model.d_model % heads:
+            yield shape[:2], f"{model.d_model} is no multiple of model.n_heads {heads}; make it one"
+        elif model.encoding.rotates and model.d_model // heads % 2:
+            yield shape, f"RoPE needs an even d_model / n_heads, not {model.d_model // heads}; double it"
+    if model.n_kv_heads and min(model.n_kv_heads, heads) > 0 and heads % model.n_kv_heads:
+        yield (
+            ("model.n_kv_heads", "model.n_heads"),
+            f"{model.n_kv_heads} does not divide model.n_heads {heads}; choose a divisor of it",
+        )
+    if model.embedding_size is not None and model.embedding_size < model.vocab_size:
+        yield (
+            ("model.embedding_size", "model.vocab_size"),
+            f"{model.embedding_size} is below model.vocab_size {model.vocab_size}; "
+            "raise it to a multiple of 128 that is not smaller, or set it to null",
+        )
+
+
+def _check_family(config: Config) -> Iterator[Problem]:
+    model = config.model
+    if model.family != "gpt_neox":
+        return
+    if not model.rope:
+        yield (
+            ("model.rope", "model.family"),
+            "GPT-NeoX has rotary embedding: set it to true; positions.rotate: none turns it off",
+        )
+    defaults = type(model)()
+    for item in fields(model):
+        value, default = getattr(model, item.name), getattr(defaults, item.name)
+        if item.name not in _READ_BY_NEOX and value != default:
+            yield (
+                (f"model.{item.name}", "model.family"),
+                f"{show(value)} means nothing to model.family: gpt_neox; leave it at {show(default)}",
+            )
+    if len({field_value(config, name) for name in _DROPOUTS}) > 1:
+        yield _DROPOUTS, "GPT-NeoX has one probability of dropout; set the three to the same number"
+    for name in ("activation_checkpointing", "positions.doc_mask", "data.generate_doc_lengths"):
+        if field_value(config, name):
+            yield (name, "model.family"), "is for model.family: olmo; turn it off"
+
+
+def _check_position_encoding(config: Config) -> Iterator[Problem]:
+    model, scheme = config.model, config.positions.scheme
+    first, *others = [f"model.{encoding.switch}" for encoding in reversed(asked_for(model))] or [""]
+    if others:
+        yield (first, *others), f"excludes {' and '.join(others)}; set one of them to false"
+    if model.encoding.biases and model.flash_attention:
+        yield (
+            (f"model.{model.encoding.switch}", "model.flash_attention", *SWITCHES),
+            "excludes model.flash_attention; set that to false",
+        )
+    if model.family == "olmo" and model.encoding.has_table and scheme != "contiguous":
+        yield (
+            ("positions.scheme", *SWITCHES),
+            f"{scheme} needs position ids past the table of learned position embeddings; "
+            "set model.rope: true, or positions.scheme: contiguous",
+        )
+
+
+def _check_positions(config: Config) -> Iterator[Problem]:
+    positions, length = config.positions, config.model.max_sequence_length
+    scheme, target = positions.scheme, positions.target_length
+    target_fields = ("positions.target_length", "positions.scheme", "model.max_sequence_length")
+    schemes = (*SCHEMES, *COUPLED_SCHEMES)
+    if scheme not in schemes:
+        yield ("positions.scheme",), f"{show(scheme)} is no position scheme; {choose(scheme, schemes)}"
+    if positions.content == "skip" and scheme != "pose":
+        yield (
+            ("positions.content", "positions.scheme"),
+            f"skip needs positions.scheme: pose, not {scheme}; set it to contiguous",
+        )
+    if scheme == "pose" and (target is None or target <= length):
+        yield (
+            target_fields,
+            f"{show(target)} is not above model.max_sequence_length {length}, as PoSE needs it; raise it",
+        )
+    elif target is not None and target < length:
+        yield target_fields, f"{target} is below model.max_sequence_length {length}; raise it, or set null"
+    if scheme == "pose" and not 2 <= positions.chunks <= length // 2:
+        yield (
+            ("positions.chunks", "positions.scheme", "model.max_sequence_length"),
+            f"{positions.chunks} is not in 2 … {length // 2}, half of model.max_sequence_length; 2 is usual",
+        )
+
+
+def _check_coupling(config: Config) -> Iterator[Problem]:
+    positions = config.positions
+    scheme, rotate = positions.scheme, positions.rotate
+    if scheme in COUPLED_SCHEMES and config.task.name is None:
+        yield (
+            ("positions.scheme", "task.name"),
+            f"{scheme} couples the tokens of a task, and text has no such coupling; choose contiguous, "
+            "random_start or pose, or name a task",
+        )
+    if rotate != "ids" and not config.model.encoding.rotates:
+        yield (
+            ("positions.rotate", *SWITCHES),
+            f"{rotate} is about RoPE, and model.rope is false; leave it out",
+        )
+    elif rotate != "ids" and config.task.name is None:
+        yield (
+            ("positions.rotate", "task.name"),
+            f"{rotate} is for tasks; for text leave it out, or set model.rope: false and model.nope: true",
+        )
+
+
+def _check_documents(config: Config) -> Iterator[Problem]:
+    if not config.positions.restart_at_documents:
+        return
+    name, scheme = "positions.restart_at_documents", config.positions.scheme
+    if not config.masks_documents:
+        yield (
+            (name, "positions.doc_mask", "data.generate_doc_lengths"),
+            "needs positions.doc_mask: true: else a token sees those of other documents at the ids of its own",
+        )
+    if scheme != "contiguous":
+        yield (
+            (name, "positions.scheme"),
+            f"needs positions.scheme: contiguous, not {scheme}: the ids that {scheme} draws would be lost at every "
+            "document; set it to false, positions.doc_mask works with every scheme",
+        )
+
+
+def _check_data(config: Config) -> Iterator[Problem]:
+    data = config.data
+    if data.paths and data.datasets:
+        yield ("data.datasets", "data.paths"), "excludes data.paths; keep one of them"
+    given = next((name for name in ("data.paths", "data.datasets") if field_value(config, name)), None)
+    if config.corpus.path is not None and given:
+        yield ("corpus.path", given), f"excludes {given}; set it to null to train on those files"
+    try:
+        _ = data.effective_memmap_dtype
+    except TypeError:
+        yield ("data.memmap_dtype",), f"{show(data.memmap_dtype)} is no number type; uint16 is usual"
+
+
+def _check_stream(config: Config) -> Iterator[Problem]:
+    stream = config.corpus.stream
+    if stream is None:
+        return
+    for name in ("corpus.path", "data.paths", "data.datasets"):
+        if field_value(config, name):
+            yield (
+                ("corpus.stream", name),
+                f"excludes {name}; set that to null to stream, or corpus.stream: null",
+            )
+    if (stream.source == "text") != bool(stream.files):
+        remedy = "name them, or set source: c4" if not stream.files else "remove them, or set source: text"
+        yield (
+            ("corpus.stream.files", "corpus.stream.source"),
+            f"{len(stream.files)} files with source: {stream.source}; {remedy}",
+        )
+    if config.tokenizer.identifier is None:
+        yield (
+            ("tokenizer.identifier", "corpus.stream"),
+            "is missing, and corpus.stream needs a tokenizer; OLMo's is "
+            "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json",
+        )
+    if _counts_epochs(config):
+        yield (
+            ("max_duration", "corpus.stream"),
+            f"{config.max_duration}: a stream has no epochs of known length; give steps (10000) or tokens (2e9T)",
+        )
+
+
+def _counts_epochs(config: Config) -> bool:
+    return str(config.max_duration).strip().endswith("ep")
+
+
+def _check_task(config: Config) -> Iterator[Problem]:
+    """The task, what it needs of the model and the ids, and what belongs to text."""
+    if config.task.name is None:
+        if config.task.parameters:
+            yield ("task.parameters", "task.name"), "are given without task.name; name the task"
+        return
+    try:
+        task = make_task(config.task.name, config.task.parameters)
+    except UserError as error:
+        yield _TASK, str(error)
+        return
+    yield from _check_sizes(config, task)
+    for name in _ABOUT_TEXT:
+        if field_value(config, name):
+            yield (name, "task.name"), "is about text, and task.name asks for a task; take one of them away"
+    if config.positions.content != "contiguous":
+        yield ("positions.content", "task.name"), "is about text; set it to contiguous for a task"
+    if _counts_epochs(config):
+        yield (
+            ("max_duration", "task.name"),
+            f"{config.max_duration}: a task has no epochs; give steps (10000) or tokens (2e9T)",
+        )
+    if config.positions.scheme in COUPLED_SCHEMES:
+        yield from _check_table(config, task)
+    elif config.positions.scheme == "pose":
+        shortest = task.max_tokens(task.train_length[0])
+        if not 2 <= config.positions.chunks <= shortest // 2:
+            yield (
+                ("positions.chunks", *_TASK),
+                f"{config.positions.chunks} is not in 2 … {shortest // 2}, half of the shortest sample; 2 is usual",
+            )
+
+
+def _check_sizes(config: Config, task: Task) -> Iterator[Problem]:
+    model, name = config.model, config.task.name
+    if model.vocab_size != len(task.vocabulary):
+        yield (
+            ("model.vocab_size", *_TASK),
+            f"{model.vocab_size}, and {name} has {len(task.vocabulary)} tokens; set it to {len(task.vocabulary)}",
+        )
+    longest = task.max_tokens(task.train_length[1])
+    if model.max_sequence_length < longest:
+        yield (
+            ("model.max_sequence_length", *_TASK),
+            f"{model.max_sequence_length} is too short: the longest training sample of {name} has {longest} tokens; "
+            f"set it to {longest}",
+        )
+    if model.family == "olmo" and model.encoding.has_table:
+        yield (
+            (*SWITCHES, "task.name"),
+            "a table of learned position embeddings ends before the test samples do; set model.rope: true",
+        )
+
+
+def _check_table(config: Config, task: Task) -> Iterator[Problem]:
+    size, scheme = config.positions.table_size, config.positions.scheme
+    longest = task.test_length[1]
+    largest = task.largest_id(longest)
+    if largest is None:
+        yield (
+            ("positions.scheme", "task.name"),
+            f"{scheme} needs a task with coupled tokens, and {config.task.name} has none; choose contiguous, "
+            "random_start or pose",
+        )
+    elif size is None or size <= largest:
+        yield (
+            ("positions.table_size", "positions.scheme", *_TASK),
+            f"{show(size)} is too small: test samples of length {longest} need ids up to {largest}; set it to at least "
+            f"{largest + 1}, or shorten task.parameters.test_length",
+        )
+
+
+def _check_optimization(config: Config) -> Iterator[Problem]:
+    optimizer, scheduler, precision = config.optimizer, config.scheduler, config.precision
+    if precision == "amp_fp16":
+        yield ("precision",), "amp_fp16 is not supported: no loss scaling is implemented; set it to amp_bf16"
+    elif precision is not None and precision not in _PRECISIONS:
+        choices = choose(precision, _PRECISIONS)
+        yield ("precision",), f"{show(precision)} is unknown; {choices}; null is the machine's best"
+    if not all(0 <= beta < 1 for beta in optimizer.betas):
+        yield ("optimizer.betas",), f"{list(optimizer.betas)} are not in 0 … 1; [0.9, 0.95] is usual"
+    try:
+        duration, unit = parse_duration(config.max_duration)
+    except UserError as error:
+        yield ("max_duration",), str(error)
+        return
+    warmup, ramps = scheduler.t_warmup, scheduler.name != "constant"
+    if unit == scheduler.units and ramps and warmup > duration:
+        yield (
+            ("scheduler.t_warmup", "scheduler.units", "scheduler.name", "max_duration"),
+            f"a warm-up of {warmup:,} {unit} is longer than max_duration, {duration:,.0f}; shorten it, as "
+            f"--scheduler.t_warmup={duration // 4:.0f} does, or train longer",
+        )
+
+
+def _check_evaluation(config: Config) -> Iterator[Problem]:
+    evaluation, model = config.evaluation, config.model
+    length, window = evaluation.position_length, model.max_sequence_length
+    lengths = ("evaluation.position_length", "model.max_sequence_length")
+    if length is not None and 0 < length <= 1:
+        yield lengths[:1], f"{length} leaves nothing to predict; give 2 or more"
+    if length is not None and length > window and model.encoding.has_table:
+        yield (
+            (*lengths, *SWITCHES),
+            f"{length} is past the table of {window} learned position embeddings; set it to null",
+        )
+    longest = length or config.positions.target_length or window
+    if evaluation.position_bins >= longest > 1:
+        yield (
+            ("evaluation.position_bins", *lengths, "positions.target_length"),
+            f"{evaluation.position_bins} bins are too many for {longest} positions; give fewer",
+        )

@@ -1,0 +1,44 @@
+"""Position encodings: how a model makes position ids bear on attention. One object each, whatever the scheme of ids.
+
+What OLMo's configuration says with several switches is read here once; `model/olmo.py` builds what the object says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PositionEncoding:
+    """What a position encoding does to a model."""
+
+    name: str
+    switch: str | None
+    """The field of the model's configuration that asks for it; None: where no switch is on."""
+    rotates: bool = False
+    """Queries and keys are rotated by angles proportional to the ids."""
+    biases: bool = False
+    """Attention scores are lowered in proportion to the distance of ids, which needs a mask of its own."""
+    has_table: bool = False
+    """Ids are looked up in a table of `max_sequence_length` rows, so that larger ones have no encoding."""
+
+
+ENCODINGS = (
+    PositionEncoding("RoPE", "rope", rotates=True),
+    PositionEncoding("ALiBi", "alibi", biases=True),
+    PositionEncoding("NoPE", "nope"),
+    PositionEncoding("learned positions", None, has_table=True),
+)
+SWITCHES = tuple(f"model.{encoding.switch}" for encoding in ENCODINGS if encoding.switch)
+"""The fields of a configuration that an encoding depends on."""
+
+
+def asked_for(model: Any) -> list[PositionEncoding]:
+    """The encodings whose switch is on in a model's configuration, OLMo's or ours; a valid one has at most one."""
+    return [encoding for encoding in ENCODINGS if encoding.switch and getattr(model, encoding.switch, False)]
+
+
+def encoding_of(model: Any) -> PositionEncoding:
+    """The position encoding of a valid model configuration."""
+    return next(iter(asked_for(model)), ENCODINGS[-1])

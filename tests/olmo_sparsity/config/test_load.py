@@ -1,0 +1,369 @@
+"""Loading, overriding and refusing configs; OLMo's own loader is the reference where both load a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from olmo.config import FSDPPrecision, TrainConfig
+from olmo.util import clean_opt
+
+from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.config.schema import replaced_fields
+from olmo_sparsity.util.errors import UserError
+from tests.olmo_sparsity.config.conftest import BASE, TINY, Write, refusal
+
+pytestmark = pytest.mark.filterwarnings("ignore:register_new_resolver")  # of OLMo's own loader
+
+
+def as_ddp(text: str) -> str:
+    return text
+
+
+def as_fsdp(text: str) -> str:
+    start, end = text.index("ddp:\n"), text.index("compile: null")
+    section = (
+        "fsdp:\n  wrapping_strategy: by_block\n  precision: mixed\n  sharding_strategy: SHARD_GRAD_OP\n\n"
+    )
+    text = text[:start] + section + text[end:]
+    text = text.replace("compile: null", "compile:\n  fullgraph: false")
+    return text.replace("distributed_strategy: ddp", "distributed_strategy: fsdp")
+
+
+def as_legacy(text: str) -> str:
+    return (
+        text.replace("name: adamw", "name: decoupled_lionw\n  eps: 1e-8")
+        + "\nactivation_checkpointing: true\n"
+    )
+
+
+VARIANTS = pytest.mark.parametrize("variant", [as_ddp, as_fsdp, as_legacy])
+
+
+def only_olmo(config: Config) -> dict[str, Any]:
+    """``config`` as a dictionary, without the fields that OLMo does not have."""
+    ours = {item.name for item in fields(Config)} - {item.name for item in fields(TrainConfig)}
+    values = config.asdict(exclude=ours)
+    del values["model"]["nope"], values["model"]["family"]
+    return values
+
+
+class TestOlmoFiles:
+    @VARIANTS
+    def test_as_olmo_loads_them(self, write: Write, variant: Callable[[str], str]) -> None:
+        path = write(variant(TINY.read_text(encoding="utf8")))
+        expected = TrainConfig.load(path, validate_paths=False).asdict()
+        assert only_olmo(load_config(path)) == expected
+
+    def test_fixture_is_not_all_defaults(self) -> None:
+        config = load_config(TINY)
+        assert config.save_folder == "workspace/tiny-fixture"
+        assert config.wandb is not None and config.wandb.name == "tiny-fixture"
+        assert config.device_eval_batch_size == config.device_train_microbatch_size == 8
+        assert config.stop_at == 400_000 and config.scheduler.t_max == 3e12
+        assert [evaluator.label for evaluator in config.evaluators] == [
+            "small-ppl-validation",
+            "piqa",
+            "hellaswag",
+        ]
+        assert config.data.instance_filter is not None and len(config.data.paths or []) == 2
+
+    def test_fsdp_variant_is_typed(self, write: Write) -> None:
+        config = load_config(write(as_fsdp(TINY.read_text(encoding="utf8"))))
+        assert config.fsdp is not None and config.fsdp.precision is FSDPPrecision.mixed
+        assert config.compile is not None and config.compile.fullgraph is False
+
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            ["--optimizer.learning_rate=1e-3", "--seed=1", "--seed=2"],
+            ["--save-overwrite", "model.n_layers=3", "--max_duration=2e10T"],
+            ["--run_name=other"],
+            ["--data.paths=[a, 'b/${run_name}']", "--optimizer.betas=[0.8,0.99]"],
+            ["--wandb=null", "--ddp.find-unused-params", "--optimizer.name=lionw", "--evaluators=[]"],
+            ["--data.instance_filter.repetition_max_count=5", "--compile.mode=max-autotune"],
+        ],
+    )
+    def test_overrides_as_in_olmo(self, overrides: list[str]) -> None:
+        expected = TrainConfig.load(TINY, [clean_opt(o) for o in overrides], validate_paths=False).asdict()
+        assert only_olmo(load_config(TINY, overrides)) == expected
+        assert expected != TrainConfig.load(TINY, validate_paths=False).asdict()
+
+    def test_path_resolvers(self, write: Write, tmp_path: Path) -> None:
+        for name in ("b.npy", "a.npy", "step10/config.yaml", "step9/config.yaml"):
+            write("", name)
+        text = f"""
+            save_folder: ${{path.choose:{tmp_path}/none,{tmp_path}/step9}}
+            run_name: ${{path.last_checkpoint:{tmp_path}}}
+            data: {{paths: "${{path.glob:{tmp_path}/*.npy}}"}}
+        """
+        config = load_config(write(text))
+        assert config.data.paths == [f"{tmp_path}/a.npy", f"{tmp_path}/b.npy"]
+        assert (config.save_folder, config.run_name) == (f"{tmp_path}/step9", f"{tmp_path}/step10")
+
+
+class TestSaving:
+    @VARIANTS
+    def test_round_trip(self, write: Write, tmp_path: Path, variant: Callable[[str], str]) -> None:
+        first = load_config(write(variant(TINY.read_text(encoding="utf8"))), ["--max_duration='1e4'"])
+        first.save(tmp_path / "resolved.yaml")
+        again = load_config(tmp_path / "resolved.yaml")
+        assert again == first and type(again.model) is type(first.model)
+        assert "${" not in (tmp_path / "resolved.yaml").read_text(encoding="utf8")
+
+    def test_round_trip_of_an_overlay_needs_no_base(self, write: Write, tmp_path: Path) -> None:
+        overlay = write(f"base: {BASE}\npositions: {{chunks: 3, content: skip}}\nmodel: {{d_model: 96}}")
+        first = load_config(overlay)
+        first.save(tmp_path / "elsewhere.yaml")
+        assert load_config(tmp_path / "elsewhere.yaml") == first
+        assert (first.positions.chunks, first.positions.content, first.model.d_model) == (3, "skip", 96)
+        assert first.asdict()["positions"]["target_length"] == 4096
+
+
+class TestOverlays:
+    def test_chain_merges_sections_and_replaces_lists(self, write: Write) -> None:
+        write(
+            "run_name: a\nmodel: {rope: true, d_model: 64, n_heads: 4}\ndata: {paths: [1, 2, 3]}",
+            "deep/a.yaml",
+        )
+        write("base: deep/a.yaml\nmodel: {d_model: 128}\ndata: {paths: [4]}\nseed: 1", "b.yaml")
+        config = load_config(write("base: ../b.yaml\nseed: 2\nsave_folder: runs/${run_name}", "sub/c.yaml"))
+        assert (config.model.rope, config.model.d_model, config.model.n_heads) == (True, 128, 4)
+        assert config.data.paths == ["4"]
+        assert (config.seed, config.save_folder) == (2, "runs/a")
+
+    def test_null_switches_a_section_of_the_base_off(self, write: Write) -> None:
+        write("compile: {mode: max-autotune}", "a.yaml")
+        assert load_config(write("base: a.yaml\ncompile: null")).compile is None
+
+    def test_interpolation_sees_the_merged_values(self, write: Write) -> None:
+        write("run_name: a\nsave_folder: runs/${run_name}", "a.yaml")
+        assert load_config(write("base: a.yaml\nrun_name: b"), ["--run_name=c"]).save_folder == "runs/c"
+
+    def test_circle_is_refused(self, write: Write, tmp_path: Path) -> None:
+        write("base: x.yaml", "b.yaml")
+        message = refusal(write("base: b.yaml"))
+        b, x = tmp_path / "b.yaml", "FILE"
+        assert message == f"FILE: its base files form a circle: {x} -> {b} -> {x}"
+
+    def test_missing_base_is_named_with_its_file(self, write: Write, tmp_path: Path) -> None:
+        message = refusal(write("base: basee.yaml"))
+        assert message == f"FILE: base: there is no file {tmp_path}/basee.yaml; the path is relative to FILE"
+
+    def test_base_must_be_text(self, write: Write) -> None:
+        assert refusal(write("base: [a, b]")).startswith("FILE: base: ['a', 'b'] is no text; ")
+
+    def test_problem_in_a_base_names_that_file(self, write: Write) -> None:
+        base = write("sed: 3\nepoch: x", "b.yaml")
+        lines = refusal(write("base: b.yaml\nepoch: y")).splitlines()
+        assert lines[1:] == [
+            f"  sed: unknown key; did you mean seed? (in {base})",
+            "  epoch: 'y' does not fit; give a value of type Optional[int]",
+        ]
+
+
+class TestUnreadableFiles:
+    def test_missing(self, tmp_path: Path) -> None:
+        assert refusal(tmp_path / "none.yaml") == "FILE: there is no such config file"
+
+    def test_folder(self, tmp_path: Path) -> None:
+        assert refusal(tmp_path).startswith("FILE: cannot be read: ")
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("model:\n  rope: [true\nseed: 1", "FILE: line 3, column 5: malformed YAML: "),
+            ("seed: 1\nseed: 2", "FILE: line 2, column 1: malformed YAML: found duplicate key seed"),
+            ("- a\n- b", "FILE: holds a list; "),
+            ("save_folder: ${run_name", "FILE: cannot be read: "),
+        ],
+    )
+    def test_malformed(self, write: Write, text: str, expected: str) -> None:
+        message = refusal(write(text))
+        assert message.startswith(expected) and "\n" not in message
+
+    def test_not_utf8(self, tmp_path: Path) -> None:
+        (tmp_path / "x.yaml").write_bytes(b"run_name: caf\xe9\n")
+        assert refusal(tmp_path / "x.yaml").startswith("FILE: is no UTF-8 text: ")
+
+    def test_empty_file_is_all_defaults(self, write: Write) -> None:
+        assert load_config(write("")) == Config()
+
+
+class TestUnknownKeys:
+    @pytest.mark.parametrize(
+        ("override", "meant"),
+        [
+            ("positions.scheem=pose", "positions.scheme"),
+            ("model.d_modle=3", "model.d_model"),
+            ("d_model=3", "model.d_model"),
+            ("learning_rate=3", "optimizer.learning_rate"),
+            ("data.path=a", "data.paths"),
+            ("wandb.projct=a", "wandb.project"),
+            ("scheme=pose", "positions.scheme"),
+            ("optimizer.warmup=3", "scheduler.t_warmup"),
+            ("modle.d_model=3", "model"),
+        ],
+    )
+    def test_the_nearest_is_named(self, override: str, meant: str) -> None:
+        name = override.split("=")[0] if meant != "model" else "modle"
+        assert refusal(BASE, f"--{override}") == f"FILE: {name}: unknown key; did you mean {meant}?"
+
+    def test_command_line_is_named(self) -> None:
+        with pytest.raises(UserError, match=r"did you mean seed\? \(on the command line\)$"):
+            load_config(BASE, ["--sead=1"])
+
+    def test_all_that_fit_are_named(self) -> None:
+        message = refusal(BASE, "--memmap_dtype=uint32", "--log_interval=3")
+        assert "memmap_dtype: unknown key; did you mean data.memmap_dtype?" in message
+        assert "log_interval: unknown key; did you mean wandb.log_interval?" in message
+
+    def test_a_short_section_lists_its_keys(self) -> None:
+        message = refusal(BASE, "--corpus.zzz=3")
+        keys = "path, train_split, heldout_split, verify_checksums, stream"
+        assert message == f"FILE: corpus.zzz: unknown key; corpus has {keys}"
+
+    def test_inside_a_list(self, write: Write) -> None:
+        message = refusal(write("evaluators: [{label: a}, {label: b, data: {pathz: [c]}}]"))
+        assert message == "FILE: evaluators.1.data.pathz: unknown key; did you mean evaluators.1.data.paths?"
+
+    def test_key_that_is_no_text(self, write: Write) -> None:
+        assert refusal(write("7: a")).startswith("FILE: 7: unknown key; ")
+
+
+class TestRefusedValues:
+    def test_flag_without_a_value_is_true(self) -> None:
+        assert refusal(BASE, "--model.d_model").startswith("FILE: model.d_model: true does not fit")
+
+    def test_evaluator_without_a_label(self, write: Write) -> None:
+        message = refusal(write("evaluators: [{type: lm}]"))
+        assert message == "FILE: evaluators.0.label: is left open; give it a value"
+
+    def test_long_values_are_cut(self) -> None:
+        line = refusal(BASE, f"--seed={'x' * 500}")
+        assert "… does not fit" in line and len(line) < 130
+
+    @pytest.mark.parametrize("override", ["--a=[1", "--a=${b", "--[=3"])
+    def test_unreadable_override(self, override: str) -> None:
+        message = refusal(BASE, override)
+        assert message.startswith(f"FILE: {override}: ") and "\n" not in message
+        assert message.endswith("; write --name=value or --section.name=value")
+
+
+class TestInterpolation:
+    @pytest.mark.parametrize(
+        ("override", "line"),
+        [
+            (
+                "save_folder=${run_nam}/x",
+                "'${run_nam}/x' refers to run_nam, which is no key; did you mean run_name?",
+            ),
+            ("seed=${run_name}", "'${run_name}' cannot be resolved: Value 'base' of type 'str'"),
+            ("save_folder=${save_folder}", "'${save_folder}' cannot be resolved: Recursive interpolation"),
+            (
+                "stop_at=${path.glob:/none/*}",
+                "'${path.glob:/none/*}' cannot be resolved: /none/* does not match",
+            ),
+            (
+                "precision=${oc.env:SLURM_JOB_ID}",
+                "'${oc.env:SLURM_JOB_ID}' cannot be resolved: \"Environment variable",
+            ),
+        ],
+    )
+    def test_unresolved(self, override: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        message = refusal(BASE, f"--{override}")
+        assert message.startswith(f"FILE: {override.split('=')[0]}: {line}") and "\n" not in message
+
+    def test_inside_a_list(self, write: Write) -> None:
+        message = refusal(write("data: {paths: [a, '${nowhere}']}\nseed: x"))
+        assert message.splitlines()[0] == "2 problems in FILE:"
+        assert "  data.paths.1: '${nowhere}' refers to nowhere, which is no key; " in message
+
+
+class TestAllAtOnce:
+    def test_every_kind_in_one_message(self, write: Write) -> None:
+        path = write(
+            "model: {rope: true, alibi: true, d_modle: 3}\nsave_folder: ${nam}\nprecision: amp_fp16\n"
+            "load_path: x\nepoch: never\nmax_duration: 3x"
+        )
+        first, *lines = refusal(path, "--optimizer.learning_rate=fast", "--lrr", "--b=[").splitlines()
+        assert first == "10 problems in FILE:"
+        assert all(line.startswith("  ") for line in lines)
+        assert sorted(line.strip().split(": ")[0] for line in lines) == [
+            *("--b=[", "epoch", "load_path", "lrr", "max_duration", "model.alibi", "model.d_modle"),
+            *("optimizer.learning_rate", "precision", "save_folder"),
+        ]
+
+    def test_what_depends_on_a_broken_value_is_not_judged(self) -> None:
+        message = refusal(BASE, "--model.n_heads=twelve", "--model.d_model=100", "--positions=none")
+        assert [line.split(":")[0].strip() for line in message.splitlines()[1:]] == [
+            "model.n_heads",
+            "positions",
+        ]
+
+    def test_one_problem_is_one_line(self) -> None:
+        assert "\n" not in refusal(BASE, "--global_train_batch_size=0")
+
+
+class TestReplacedFields:
+    def test_one_warning_names_them_all(self, caplog: pytest.LogCaptureFixture) -> None:
+        config = load_config(TINY)
+        expected = {
+            *("ddp", "distributed_strategy", "model.init_device", "optimizer.metrics_log_interval"),
+            *("remote_save_folder", "evaluators", "eval_interval", "device_eval_batch_size"),
+        }
+        assert set(replaced_fields(config)) == expected
+        (record,) = caplog.records
+        assert record.name == "olmo_sparsity.config.load" and record.levelname == "WARNING"
+        text = record.getMessage()
+        assert text.startswith(f"{TINY}: ") and "\n" not in text
+        assert all(name in text for name in expected) and "metrics.jsonl" in text
+
+    def test_fsdp_only_where_it_was_written(self, write: Write) -> None:
+        assert "fsdp" in replaced_fields(load_config(write(as_fsdp(TINY.read_text(encoding="utf8")))))
+        assert "fsdp" not in replaced_fields(load_config(TINY))
+        assert [*replaced_fields(load_config(BASE, ["--fsdp.precision=mixed"]))] == ["fsdp"]
+
+    @pytest.mark.parametrize(
+        "override",
+        [
+            *(
+                "sharded_checkpointer=local",
+                "gen1_gc_interval=10",
+                "canceled_check_interval=5",
+                "fused_loss=true",
+            ),
+            *("torch_profiling", "module_outputs_save_steps=[1]", "hf_datasets_cache_dir=a"),
+            *(
+                "optimizer.record_update_metrics",
+                "data.pad_direction=left",
+            ),
+            *("extra_steps_after_cancel=3", "model.init_device=meta", "remote_save_folder=s3://a"),
+        ],
+    )
+    def test_warned_of(self, override: str, caplog: pytest.LogCaptureFixture) -> None:
+        load_config(BASE, [f"--{override}"])
+        (record,) = caplog.records
+        name = override.split("=")[0]
+        assert f"no effect here: {name} (" in record.getMessage()
+
+    @pytest.mark.parametrize(
+        "override",
+        [
+            "fsdp=null",
+            "model.init_device=cpu",
+            "gen1_gc_interval=null",
+            "save_data_indices=false",
+            "evaluators=[]",
+        ],
+    )
+    def test_asking_for_nothing_is_no_warning(self, override: str, caplog: pytest.LogCaptureFixture) -> None:
+        load_config(BASE, [f"--{override}"])
+        assert not caplog.records
+
+    def test_shipped_config_is_free_of_them(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert replaced_fields(load_config(BASE)) == {} and not caplog.records
