@@ -60,7 +60,7 @@ def main() -> None:
 
 def _recall(values: dict[str, Any]) -> Any:
     """Takes the options of the recall out of ``values``."""
-    from analysis.measure.needle_recall import RecallOptions
+    from analysis.measure.needle import RecallOptions
 
     selectors, length, samples = (
         values.pop(name) for name in ("selectors", "recall_length", "recall_samples")

@@ -77,7 +77,7 @@ def _set_defaults(arguments: argparse.Namespace, defaults: dict[str, Any]) -> No
 def _measure_checkpoint(arguments: argparse.Namespace, names: tuple[str, ...]) -> None:
     import torch
 
-    from analysis.measure.planted_recall import checked_settings, measure_recall, planted_task, recall_record
+    from analysis.measure.planted import checked_settings, measure_recall, planted_task, recall_record
     from analysis.model.load import check_long_context, load_for_analysis
     from analysis.model.scorer import Scorer
     from analysis.plots.figure2 import save_figure

@@ -2,7 +2,7 @@
 
 A panel for each number p of planted tokens, a curve per selector: true far contexts solid, placebos dashed, chance
 dotted, and in grey the most that k tokens can find. Where the task has places of several tokens, such as the pairs of
-sparse parity, a second block of panels counts either token of a place (see `analysis.measure.planted_recall`).
+sparse parity, a second block of panels counts either token of a place (see `analysis.measure.planted`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from analysis.plots.figure2 import STYLE
-from analysis.records.manifest import Manifest
+from analysis.records.schema import Manifest
 from analysis.records.store import Records
 from analysis.report.examples import choose_examples, page_data
 from analysis.report.foreign_text import DIRECTION_CONTROL, foreign_html, text_html, text_plain

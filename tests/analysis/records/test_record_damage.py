@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.manifest import Manifest
-from analysis.records.schema import FAR_CONTEXTS, Examples
+from analysis.records.schema import FAR_CONTEXTS, Examples, Manifest
 from analysis.records.store import Records, RecordWriter, load_records
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.records.test_store import MANIFEST, make_targets, rows_of, write

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import analysis.measure.measurement as measurement_module
+import analysis.measure.influence as measurement_module
 import analysis.records.shards as merge_module
 from analysis.measure.influence import InfluenceSettings, measure_influence
-from analysis.records.manifest import Manifest
-from analysis.records.shard import MeasurementShard
-from analysis.records.shards import merge_records
+from analysis.records.schema import Manifest
+from analysis.records.shards import MeasurementShard, merge_records
 from analysis.records.store import load_records
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.manifest import Manifest
-from analysis.records.schema import FAR_CONTEXTS, SELECTIONS_SCHEMA, Examples, SelectionRow, Targets
+from analysis.records.schema import FAR_CONTEXTS, SELECTIONS_SCHEMA, Examples, Manifest, SelectionRow, Targets
 from analysis.records.store import RecordWriter, load_records
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.provenance import library_versions
