@@ -36,7 +36,8 @@ def main() -> None:
     from analysis.cli.arguments import labels_of
     from analysis.measure.needle import ROWS_NAME, NeedleSettings, measure_needle
     from analysis.plots.figure2 import save_figure
-    from analysis.plots.needle import MEASURES, NEEDLE, needle_figure, recall_figure
+    from analysis.plots.needle import MEASURES, needle_figure, recall_figure
+    from analysis.records.results import NEEDLE
     from analysis.stats.needle_tables import render_needle
     from analysis.stats.tables import print_whole
 

@@ -24,7 +24,7 @@ from analysis.measure.selectors import Question, check_selector, find_selector
 from analysis.model.load import LoadedModel
 from analysis.model.scorer import Scorer
 from analysis.model.token_losses import TokenLosses
-from analysis.plots.needle import NEEDLE
+from analysis.records.results import NEEDLE
 from analysis.stats.bootstrap import (
     BY_DOCUMENT_AND_SEED,
     DEFAULT_RESAMPLES,

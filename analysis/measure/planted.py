@@ -21,7 +21,7 @@ from analysis.measure.selectors import Question, check_selector, find_selector
 from analysis.model.adapters import KeyValues
 from analysis.model.load import LoadedModel
 from analysis.model.scorer import Scorer, long_columns
-from analysis.plots.recall import RECALL
+from analysis.records.results import RECALL
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, ratio_of_sums
 from analysis.stats.exact_match import wilson
 from analysis.stats.sums import Json

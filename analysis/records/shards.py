@@ -1,4 +1,4 @@
-"""Shards of one measurement put together: one ordinary records folder, as an unsharded run would have written it."""
+"""Shards of one measurement, so that n jobs can share it, and how they are put together as one ordinary folder."""
 
 from __future__ import annotations
 

@@ -6,12 +6,14 @@ A records folder is self-contained; nothing here needs the model or torch:
     targets.parquet                a row per sampled target (`Targets`)
     examples.parquet               the text of targets over tau (`Examples`), for people to read
     selections/part-00000.parquet  a row per (target over tau, selector, far context) (`SelectionRow`)
-    checksums.json                 size and SHA-256 of the three above (`analysis.records.store`)
+    checksums.json                 size and SHA-256 of the three above
 
-Parts are written whole and never changed, so a killed run loses at most its last part. Whoever writes holds the lock of
-the folder (`olmo_sparsity.util.lock`); readers need none.
-Shapes: n sampled targets, m targets over tau whose selections are finished, K values of k,
-k_max the largest of them, N long and M short context length. Losses are in nats.
+Parts are written whole and never changed, so a killed run loses at most its last part. `checksums.json` is written
+anew after each file; a file without an entry was left by a killed writer, and nobody reads it. Records of format 2 have
+no checksums: there, what stands in the folder is read. Whoever writes holds the lock of the folder
+(`olmo_sparsity.util.lock`); readers need none.
+Shapes: n sampled targets, m targets over tau whose selections are finished, K values of k, k_max the largest of them.
+Losses are in nats.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from analysis.records.schema import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     SELECTIONS_SCHEMA,
-    TARGETS_SCHEMA,
+    WITHOUT_CHECKSUMS,
     Examples,
     Manifest,
     SelectionRow,
@@ -43,6 +45,7 @@ from analysis.records.schema import (
     check_selections,
     read_manifest,
     setting_differences,
+    targets_schema,
 )
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import atomic_path, read_json, remove, write_json
@@ -69,7 +72,8 @@ class RecordFiles:
         """Raises `UserError` where `checksums.json` is missing or damaged."""
         self.folder = Path(folder)
         self.manifest = manifest
-        self.has_checksums = manifest.version >= FORMAT_VERSION
+        self.has_checksums = manifest.version > WITHOUT_CHECKSUMS
+        self.can_be_gone_on_with = manifest.version == FORMAT_VERSION
         self.listed = self._read_checksums() if self.has_checksums else {name: {} for name in self._present()}
 
     @classmethod
@@ -103,13 +107,7 @@ class RecordFiles:
         """The targets, or None where none were written yet. Raises `UserError` where they are damaged."""
         if TARGETS_NAME not in self.listed:
             return None
-        table = self._read(TARGETS_NAME, TARGETS_SCHEMA)
-        targets = self._rows_of(TARGETS_NAME, Targets, table)
-        if not np.array_equal(
-            table["gap_long_minus_short_nats"].to_numpy(), targets.gap_long_minus_short_nats
-        ):
-            raise self._damaged(TARGETS_NAME, "gap is not L_long - L_short")
-        return targets
+        return self._rows_of(TARGETS_NAME, Targets, targets_schema(self.manifest.version))
 
     def read_parts(self, targets: Targets) -> pa.Table:
         """The rows of all parts. Raises `UserError` where one is damaged or does not fit manifest and targets."""
@@ -117,14 +115,7 @@ class RecordFiles:
         for name in self.parts:
             table = self._read(name, SELECTIONS_SCHEMA)
             try:
-                check_selections(
-                    table,
-                    targets.target_id,
-                    selectors=self.manifest.selectors,
-                    ks=len(self.manifest.ks),
-                    k_max=self.manifest.k_max,
-                    n_far=self.manifest.n_far,
-                )
+                check_selections(table, targets.target_id, self.manifest)
             except ValueError as error:
                 raise self._damaged(name, first_line(error)) from error
             tables.append(table)
@@ -134,7 +125,7 @@ class RecordFiles:
         """The text of targets, or None where none was written. Raises `UserError` where it is damaged."""
         if EXAMPLES_NAME not in self.listed:
             return None
-        examples = self._rows_of(EXAMPLES_NAME, Examples, self._read(EXAMPLES_NAME, EXAMPLES_SCHEMA))
+        examples = self._rows_of(EXAMPLES_NAME, Examples, EXAMPLES_SCHEMA)
         try:
             examples.check(targets.target_id, n_long=self.manifest.n_long, n_far=self.manifest.n_far)
         except ValueError as error:
@@ -143,7 +134,7 @@ class RecordFiles:
 
     def write(self, name: str, table: pa.Table) -> None:
         """Write a file and list it: both or, if the process dies, neither as far as readers know."""
-        assert self.has_checksums
+        assert self.can_be_gone_on_with
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         data = sink.getvalue().to_pybytes()
@@ -162,7 +153,7 @@ class RecordFiles:
 
     def remedy(self, name: str) -> str:
         """What to do where a file is damaged."""
-        if not self.has_checksums:
+        if not self.can_be_gone_on_with:
             return _ELSEWHERE
         if name == TARGETS_NAME:
             return _ANEW
@@ -218,7 +209,8 @@ class RecordFiles:
             raise UserError(f"{path} has columns {columns}, not those of a record; {self.remedy(name)}")
         return table
 
-    def _rows_of(self, name: str, kind: type[_Rows], table: pa.Table) -> _Rows:
+    def _rows_of(self, name: str, kind: type[_Rows], schema: pa.Schema) -> _Rows:
+        table = self._read(name, schema)
         try:
             return kind.from_table(table)
         except ValueError as error:
@@ -261,6 +253,8 @@ class RecordWriter:
             self._remove()
         self.manifest, self.files = self._continue(manifest) if path.exists() else self._begin(manifest)
         self.files.remove_unlisted()
+        self.targets = self.files.read_targets()
+        """Those that an earlier run wrote, or None: nothing needs to be sampled or scored again."""
 
     def _remove(self) -> None:
         for name in FILES:
@@ -292,7 +286,7 @@ class RecordWriter:
         # a part may have been removed since, as the remedy for a damaged one says
         if old.complete and not lost and TARGETS_NAME in files.listed and not _missing(files):
             return old, files
-        if not files.has_checksums:
+        if not files.can_be_gone_on_with:
             raise UserError(
                 f"{self.folder} has unfinished records of format version {old.version}, which this code reads but does "
                 "not go on with; measure into another --out, or with --overwrite"
@@ -304,23 +298,11 @@ class RecordWriter:
             files.forget(lost)
         return old, files
 
-    @property
-    def targets(self) -> Targets | None:
-        """The targets that an earlier run wrote, or None: nothing needs to be sampled or scored again."""
-        return self.files.read_targets()
-
     def write_targets(self, targets: Targets) -> None:
-        """Write `targets.parquet`; where it is there already it must hold the same targets, and is kept."""
-        written = self.targets
-        if written is None:
-            self.files.write(TARGETS_NAME, targets.to_table())
-            return
-        for name in ("target_id", "document", "position", "token", "placebo_document", "placebo_start"):
-            if not np.array_equal(getattr(written, name), getattr(targets, name)):
-                raise UserError(
-                    f"{self.folder} has other targets than this run sampled ({name} differs); "
-                    "give another --out, or --overwrite to start anew"
-                )
+        """Write `targets.parquet`."""
+        assert self.targets is None
+        self.files.write(TARGETS_NAME, targets.to_table())
+        self.targets = targets
 
     @property
     def has_examples(self) -> bool:
@@ -328,39 +310,27 @@ class RecordWriter:
         return EXAMPLES_NAME in self.files.listed
 
     def write_examples(self, examples: Examples) -> None:
-        """Write `examples.parquet`, unless it is there."""
-        if not self.has_examples:
-            self.files.write(EXAMPLES_NAME, examples.to_table())
+        """Write `examples.parquet`."""
+        self.files.write(EXAMPLES_NAME, examples.to_table())
 
     def finished_targets(self) -> set[int]:
         """Ids of the targets that have a row for every selector and far context."""
-        targets = self.targets
-        return set() if targets is None else _finished(self.files.read_parts(targets), self.manifest)
+        if self.targets is None:
+            return set()
+        return _finished(self.files.read_parts(self.targets), self.manifest)
 
     def append(self, rows: Sequence[SelectionRow]) -> None:
-        """Write ``rows`` as one further part: all of them or, if the process dies, none."""
+        """Write ``rows`` as one further part: all of them or, if the process dies, none.
+
+        Raises `ValueError` for rows that are not of this measurement, see `check_selections`.
+        """
         if not rows:
             return
-        for row in rows:
-            self._check(row)
+        assert self.targets is not None, "targets are written before selections"
         columns = {name: [getattr(row, name) for row in rows] for name in SELECTIONS_SCHEMA.names}
-        self.files.write_part(pa.Table.from_pydict(columns, schema=SELECTIONS_SCHEMA))
-
-    def _check(self, row: SelectionRow) -> None:
-        what = f"row of target {row.target_id}, {row.selector}, {row.far_context}"
-        if row.selector not in self.manifest.selectors or row.far_context not in FAR_CONTEXTS:
-            raise ValueError(f"{what}: not among {self.manifest.selectors} and {FAR_CONTEXTS}")
-        selected = np.asarray(row.selected)
-        if selected.shape != (self.manifest.k_max,) or len(np.unique(selected)) != len(selected):
-            raise ValueError(
-                f"{what}: {self.manifest.k_max} different tokens must be selected, not {row.selected}"
-            )
-        if selected.min() < 0 or selected.max() >= self.manifest.n_far:
-            raise ValueError(f"{what}: a selected token is not in the far context: {row.selected}")
-        if np.shape(row.influence) != selected.shape or np.shape(row.loss_nats) != (len(self.manifest.ks),):
-            raise ValueError(f"{what}: one influence per selected token and one loss per k are needed")
-        if not np.isfinite(row.loss_nats).all():
-            raise ValueError(f"{what}: a loss is not finite: {row.loss_nats}")
+        table = pa.Table.from_pydict(columns, schema=SELECTIONS_SCHEMA)
+        check_selections(table, self.targets.target_id, self.manifest)
+        self.files.write_part(table)
 
     def discard(self) -> None:
         """Remove records in which nothing was selected, so that the next try may have other settings."""
@@ -409,7 +379,7 @@ def load_records(folder: str | Path) -> Records:
     files = RecordFiles(folder, manifest)
     again = (
         "run the same scripts/influence.py command again to finish it"
-        if files.has_checksums
+        if files.can_be_gone_on_with
         else "measure again into another --out"
     )
     targets = files.read_targets()

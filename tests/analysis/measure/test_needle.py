@@ -24,7 +24,8 @@ from analysis.measure.needle import (
 )
 from analysis.model.load import load_for_analysis
 from analysis.model.token_losses import TokenLosses
-from analysis.plots.needle import NEEDLE, needle_figure, recall_figure
+from analysis.plots.needle import needle_figure, recall_figure
+from analysis.records.results import NEEDLE
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.model.test_load import directory
