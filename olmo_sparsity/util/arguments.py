@@ -1,6 +1,17 @@
-"""Arguments of the scripts: a parser that says what is wrong in one line, and the types of what it reads.
+"""Arguments of the commands: a parser that says what is wrong in one line, the types of what it reads, and arguments
+that are made from the fields of a settings dataclass.
 
 A type takes the text of an argument and returns its value; argparse names the option in front of what it refuses.
+Settings say once what an argument is:
+
+    @dataclass(frozen=True)
+    class Settings:
+        checkpoint: str = field(metadata=argument("checkpoint to measure", positional=True))
+        n_long: int = field(default=128, metadata=argument("N, tokens of the long context"))
+        tau_nats: float = field(default=1.0, metadata=argument("threshold on the gain, in nats", name="tau"))
+
+    add_arguments(parser, Settings)  # CHECKPOINT --n-long --tau
+    settings = settings_from(Settings, parser.parse_args())
 """
 
 from __future__ import annotations
@@ -8,13 +19,15 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from olmo_sparsity.util.files import file_in
 
 _Value = TypeVar("_Value", int, float)
+_Settings = TypeVar("_Settings")
 
 LARGEST_NUMBER = 10**12
 """Of anything that is counted; no array is larger, and sums of it stay within 64 bits."""
@@ -102,6 +115,11 @@ whole_numbers = several(whole_number)
 """Such as ``1,2,4``."""
 
 
+def texts(text: str) -> tuple[str, ...]:
+    """The parts of a list with commas, in their order."""
+    return tuple(part.strip() for part in text.split(","))
+
+
 def out_folder(text: str) -> Path:
     """A folder to write to, which need not exist."""
     return _reachable(_named(text))
@@ -132,3 +150,72 @@ def _reachable(path: Path) -> Path:
     if blocking is not None:
         raise argparse.ArgumentTypeError(f"{blocking} is a file; name a folder, or remove the file")
     return path
+
+
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "int": whole_number,
+    "float": finite_number,
+    "str": str,
+    "Path": Path,
+    "tuple[int, ...]": whole_numbers,
+    "tuple[float, ...]": several(finite_number),
+    "tuple[str, ...]": texts,
+}
+"""How an argument is read, by the annotation of its field, where the field's metadata do not say."""
+
+
+def argument(
+    help: str, *, name: str | None = None, positional: bool = False, **options: Any
+) -> dict[str, Any]:
+    """Metadata that makes a dataclass field a command-line argument; see `add_arguments`.
+
+    ``name`` is the option's, where it is not the field's; ``options`` are those of `argparse`: ``type``, ``metavar``,
+    ``choices``, ``nargs``. A bool becomes a flag. The default is added to the help, unless the help mentions one.
+    """
+    return {"argument": {"name": name, "positional": positional, "help": help, **options}}
+
+
+def add_arguments(parser: Any, settings: type, *, only: Collection[str] | None = None) -> None:
+    """Add an argument to a parser, or a group of one, for every field that has `argument` metadata.
+
+    ``only`` names the fields that are wanted. A field without a default is required. Annotations are read as text:
+    the file of the settings starts with ``from __future__ import annotations``.
+    """
+    for field in fields(settings):
+        if "argument" in field.metadata and (only is None or field.name in only):
+            _add_argument(parser, field)
+
+
+def settings_from(
+    settings: Callable[..., _Settings], arguments: argparse.Namespace, **others: Any
+) -> _Settings:
+    """The settings that the command line asks for; ``others`` are fields that it lacks, or that differ from it."""
+    names = {field.name for field in fields(settings)}  # type: ignore[arg-type]
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    tuples = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    return settings(**given | tuples | others)
+
+
+def _add_argument(parser: Any, field: Field[Any]) -> None:
+    options = dict(field.metadata["argument"])
+    name, positional = options.pop("name") or field.name, options.pop("positional")
+    annotation = str(field.type).removesuffix(" | None")
+    if annotation == "bool":
+        options.setdefault("action", "store_true")
+    elif options.get("type") is None:
+        if "nargs" in options:
+            annotation = annotation.removeprefix("tuple[").removesuffix(", ...]")
+        options["type"] = _TYPES[annotation]
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    if default is not MISSING:
+        options["default"] = default
+        if default is not None and annotation != "bool" and "default" not in options["help"]:
+            shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+            options["help"] += f" (default: {shown.replace('%', '%%')})"
+    if positional:
+        if default is not MISSING:
+            options.setdefault("nargs", "?")
+        parser.add_argument(field.name, **options)
+    else:
+        option = f"--{name.replace('_', '-')}"
+        parser.add_argument(option, dest=field.name, required=default is MISSING, **options)

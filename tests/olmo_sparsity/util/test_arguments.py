@@ -1,15 +1,29 @@
 """Arguments of all scripts: numbers and paths that make no sense are one line, before anything is written."""
 
+from __future__ import annotations
+
 import ast
 import itertools
 import re
 import runpy
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.util.arguments import Parser, out_file, out_folder, several, whole_number, whole_numbers
+from olmo_sparsity.util.arguments import (
+    Parser,
+    add_arguments,
+    argument,
+    out_file,
+    out_folder,
+    seed_number,
+    settings_from,
+    several,
+    whole_number,
+    whole_numbers,
+)
 from tests.test_structure import imported
 
 ROOT = Path(__file__).parents[3]
@@ -199,6 +213,43 @@ def test_good_values_are_read():
     assert whole_number("10000000000") == 10**10
     with pytest.raises(SystemExit):
         parser.parse_args(["--dep", "1"])
+
+
+@dataclass(frozen=True)
+class Settings:
+    checkpoints: tuple[str, ...] = field(metadata=argument("what is measured", positional=True, nargs="+"))
+    out: Path = field(metadata=argument("folder", type=out_folder))
+    tau_nats: float = field(default=1.0, metadata=argument("threshold", name="tau"))
+    ks: tuple[int, ...] = field(default=(1, 2), metadata=argument("numbers of tokens", name="k"))
+    device: str | None = field(default=None, metadata=argument("default: a GPU", choices=["cpu", "cuda"]))
+    limit: int | None = field(default=None, metadata=argument("at most 100 %% of them", metavar="n"))
+    bf16: bool = field(default=False, metadata=argument("coarser"))
+    seed: int = field(default=0, metadata=argument("of the draws", type=seed_number))
+    not_an_argument: int = 7
+
+
+def test_arguments_are_made_from_the_fields_of_settings(capsys):
+    parser = Parser(prog="x")
+    add_arguments(parser, Settings)
+    least = settings_from(Settings, parser.parse_args(["a", "--out", "o"]))
+    assert least == Settings(("a",), Path("o"))
+    given = "a b --out o --tau -1e-3 --k 4,1 --device cpu --limit 3 --bf16".split()
+    assert settings_from(Settings, parser.parse_args(given), not_an_argument=8) == Settings(
+        ("a", "b"), Path("o"), -1e-3, (1, 4), "cpu", 3, True, 0, 8
+    )
+    for wrong in (["a"], ["a", "--out", "o", "--k", "0"], ["a", "--out", "o", "--limit", "-1"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args(wrong)
+    help = parser.format_help()
+    assert "(default: 1.0)" in help and "(default: 1,2)" in help and "(default: 0)" in help
+    assert help.count("default: ") == 4
+    assert "100 % of" in help
+
+
+def test_only_the_fields_that_are_wanted_become_arguments():
+    parser = Parser()
+    add_arguments(parser, Settings, only=("checkpoints", "tau_nats"))
+    assert vars(parser.parse_args(["a"])) == {"checkpoints": ["a"], "tau_nats": 1.0}
 
 
 # Where results go.
