@@ -20,16 +20,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from analysis.measure.measurement import TARGETS_PER_BLOCK, TARGETS_PER_ROUND
-from analysis.measure.readable import TOKENS_AFTER
-from analysis.measure.recovery import selected_losses
+from analysis.measure.influence import TARGETS_PER_BLOCK, TARGETS_PER_ROUND, TOKENS_AFTER, selected_losses
 from analysis.measure.selectors import Question, check_selector, find_selector
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
 from analysis.model.load import adapter_of, check_long_context, vocabulary_size
 from analysis.model.memory import default_limit_bytes, tokens_that_fit
 from analysis.model.scorer import TOKENS_PER_BATCH, Scorer, long_and_short_losses
 from analysis.records.schema import FAR_CONTEXTS, Targets
-from analysis.report.notebook_result import Choices, InfluentialTokens
+from analysis.report.notebook import Choices, InfluentialTokens
 from analysis.text.contexts import Contexts
 from analysis.text.kinds import classify
 from analysis.text.tokenized import Passage, Placebos, read_passage

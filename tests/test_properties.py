@@ -19,8 +19,8 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from analysis.records.manifest import MANIFEST_NAME as RECORDS_MANIFEST
-from analysis.records.manifest import Manifest
+from analysis.records.schema import MANIFEST_NAME as RECORDS_MANIFEST
+from analysis.records.schema import Manifest
 from analysis.records.store import load_records
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.messages import dotted_names

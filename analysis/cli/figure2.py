@@ -25,7 +25,7 @@ from rich.console import Console
 from analysis.cli.arguments import add_bootstrap_arguments
 from analysis.plots.dependencies import all_figures
 from analysis.plots.figure2 import save_figure
-from analysis.plots.length import LENGTH
+from analysis.records.results import LENGTH
 from analysis.records.store import load_records
 from analysis.stats.summary import render_table, summarize, write_summary
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number

@@ -58,8 +58,8 @@ def parse_settings(arguments: Sequence[str] | None = None) -> InfluenceSettings:
     """What the command line asks for, or these ``arguments`` would. Raises `UserError` where it cannot be measured."""
     from analysis.measure.selectors import check_selector
     from analysis.measure.settings import InfluenceSettings
-    from analysis.records.manifest import check_measured
-    from analysis.records.shard import MeasurementShard
+    from analysis.records.schema import check_measured
+    from analysis.records.shards import MeasurementShard
 
     values = vars(_parser().parse_args(arguments))
     shard = None if values["shard"] is None else MeasurementShard.parse(values["shard"])

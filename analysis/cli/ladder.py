@@ -32,7 +32,7 @@ def main() -> None:
     """Join, draw and print."""
     from analysis.plots.figure2 import save_figure
     from analysis.plots.ladder import joint_figure, ladder_figure
-    from analysis.plots.length import LENGTH
+    from analysis.records.results import LENGTH
     from analysis.records.store import load_records
     from analysis.stats.ladder import LADDER, ladder_points
     from analysis.stats.summary import summarize

@@ -36,7 +36,8 @@ def main() -> None:
     """Measure, then draw and print what was written."""
     from analysis.cli.arguments import labels_of
     from analysis.measure.length import SUMS_NAME, LengthSettings, measure_length
-    from analysis.plots.length import LENGTH, save_length_figures
+    from analysis.plots.length import save_length_figures
+    from analysis.records.results import LENGTH
     from analysis.stats.length import render_length
     from analysis.stats.tables import print_whole
 

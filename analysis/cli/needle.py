@@ -36,7 +36,8 @@ def main() -> None:
     from analysis.cli.arguments import labels_of
     from analysis.measure.needle import ROWS_NAME, NeedleSettings, measure_needle
     from analysis.plots.figure2 import save_figure
-    from analysis.plots.needle import MEASURES, NEEDLE, needle_figure, recall_figure
+    from analysis.plots.needle import MEASURES, needle_figure, recall_figure
+    from analysis.records.results import NEEDLE
     from analysis.stats.needle_tables import render_needle
     from analysis.stats.tables import print_whole
 
@@ -60,7 +61,7 @@ def main() -> None:
 
 def _recall(values: dict[str, Any]) -> Any:
     """Takes the options of the recall out of ``values``."""
-    from analysis.measure.needle_recall import RecallOptions
+    from analysis.measure.needle import RecallOptions
 
     selectors, length, samples = (
         values.pop(name) for name in ("selectors", "recall_length", "recall_samples")

@@ -198,8 +198,8 @@ def _checkpoint(text: str, after: bool) -> str:
 def _check_measurement(options: argparse.Namespace, command: Sequence[str], array: Array) -> None:
     """Raise `UserError` for what influence would refuse before it loads a model."""
     from analysis.cli.influence import parse_settings
-    from analysis.measure.measurement import TARGETS_PER_BLOCK
-    from analysis.records.shard import MeasurementShard
+    from analysis.measure.influence import TARGETS_PER_BLOCK
+    from analysis.records.shards import MeasurementShard
     from analysis.text.contexts import sample_targets
     from olmo_sparsity.data.tokens import TokenFiles
 

@@ -13,7 +13,7 @@ import numpy as np
 from analysis.measure.selectors import Question, Selection, find_selector
 from analysis.measure.settings import InfluenceSettings
 from analysis.model.scorer import Scorer, long_and_short_losses
-from analysis.records.manifest import MANIFEST_NAME, ROPE_SCALING, Manifest
+from analysis.records.schema import MANIFEST_NAME, ROPE_SCALING, Manifest
 from analysis.records.store import load_records
 from analysis.text.contexts import Contexts
 from olmo_sparsity.util.errors import UserError

@@ -7,7 +7,9 @@ K values of k.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +17,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.measure.selectors import Question, check_selector, find_selector
 from analysis.model.adapters import KeyValues
+from analysis.model.load import LoadedModel
+from analysis.model.scorer import Scorer, long_columns
+from analysis.records.results import RECALL
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, ratio_of_sums
+from analysis.stats.exact_match import wilson
+from analysis.stats.sums import Json
 from analysis.text.contexts import Contexts
+from olmo_sparsity.checkpoint import CONFIG, load_state
+from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.data.task_batches import task_of
+from olmo_sparsity.tasks.sparse import SparseTask
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.provenance import current_commit
+from olmo_sparsity.util.streams import Stream
 
 KS = (1, 2, 4, 8, 16)
 """How many selected tokens recall is told for."""
@@ -116,3 +132,303 @@ def recall_at(selected: np.ndarray, planted: np.ndarray, ks: Sequence[int]) -> n
 def chance_recall(k: int, n_far: int, tokens_per_place: int = 1) -> float:
     """Recall of k far tokens drawn at random: k / F; of places of u tokens 1 - C(F-u, k) / C(F, k)."""
     return 1 - math.comb(n_far - tokens_per_place, k) / math.comb(n_far, k)
+
+
+_DRAWS_PER_SAMPLE = 64
+_SUBSET_ELEMENTS = 1 << 22  # columns of all subsets of one call: 32 MiB of int64
+
+
+@dataclass(frozen=True)
+class RecallSettings:
+    """What is measured; `checked_settings` makes one that fits the task."""
+
+    length: int
+    """N: tokens of every prompt."""
+    planted: tuple[int, ...]
+    """Numbers of planted tokens, p: a cell for each."""
+    n_short: int
+    """M, whole places."""
+    samples: int
+    """n, of each cell."""
+    selectors: tuple[str, ...]
+    seed: int
+    """Of the samples, their placebos, selectors that draw, and the bootstrap."""
+
+    @property
+    def n_far(self) -> int:
+        """F."""
+        return self.length - self.n_short
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """`KS`, as far as there are so many far tokens."""
+        return tuple(k for k in KS if k <= self.n_far)
+
+
+@dataclass(frozen=True)
+class PlantedSamples:
+    """The samples of a cell with their placebos."""
+
+    contexts: Contexts
+    """n prompts with their labels as targets; target_id is the index of the sample."""
+    planted: np.ndarray
+    """(n, p) columns of the far context."""
+    donors: np.ndarray
+    """(n,) row of the sample whose far context is the placebo; its label is another one."""
+    drawn: int
+    """How many samples were looked at for n with all planted tokens in the far context."""
+
+    @property
+    def placebos(self) -> Contexts:
+        """The same targets and short contexts behind the far contexts of the donors."""
+        return self.contexts.with_far(self.contexts.tokens[self.donors, : self.contexts.n_far])
+
+    @property
+    def placebo_planted(self) -> np.ndarray:
+        """(n, p) columns of the donors' own planted tokens."""
+        return self.planted[self.donors]
+
+
+def planted_task(folder: Path) -> tuple[Config, SparseTask]:
+    """Configuration and task of a checkpoint folder. Raises `UserError` where its task plants no tokens."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} has no {CONFIG}; give a run that scripts/train.py trained")
+    config = load_config(folder / CONFIG, warn=False)
+    task = None if config.task.name is None else task_of(config)
+    if not isinstance(task, SparseTask):
+        trained_on = "text" if task is None else f"the task {task.name}"
+        raise UserError(
+            f"{folder} was trained on {trained_on}, which has no planted tokens; give a run on sparse_parity or "
+            "planted, or leave --checkpoint out to measure models built by hand"
+        )
+    return config, task
+
+
+def checked_settings(
+    task: SparseTask,
+    *,
+    length: int | None,
+    planted: tuple[int, ...] | None,
+    n_short: int,
+    samples: int,
+    selectors: tuple[str, ...],
+    seed: int,
+) -> RecallSettings:
+    """Settings that fit the task.
+
+    Args:
+        length: None means the longest training prompt.
+        planted: None means those of `KS` that training had and the far context holds.
+
+    Raises `UserError` for a length that does not hold a p, an M without far tokens or with part of a place, fewer than
+    two samples (the placebo is another one), and selectors that do not exist or screen too few tokens.
+    """
+    length, unit = task.train_length[1] if length is None else length, task.tokens_per_place
+    if planted is None:
+        planted = tuple(p for p in KS if p <= task.k_train and p * unit <= length - n_short)
+    settings = RecallSettings(length, planted, n_short, samples, selectors, seed)
+    if not 0 < n_short < length or n_short % unit:
+        raise UserError(
+            f"--n-short {n_short} must be a multiple of {unit} (the tokens of one place of {task.name}), above 0 and "
+            f"below --length {length}"
+        )
+    if samples < 2:
+        raise UserError(f"--samples {samples} is too few: the placebo is another sample; give 2 or more")
+    if not planted or max(planted) * unit > settings.n_far:
+        raise UserError(
+            f"--length {length} without its last {n_short} tokens does not hold k = {max(planted, default=1)} planted "
+            f"tokens of {task.name}; raise --length, or lower --ks"
+        )
+    for p in planted:
+        _sized(task, length, p)
+    for name in selectors:
+        check_selector(name, k_max=max(settings.ks), n_far=settings.n_far)
+    return settings
+
+
+def _sized(task: SparseTask, length: int, planted: int) -> SparseTask:
+    """The task with test samples of one length and p only. Raises `UserError` where it cannot have them."""
+    # at once: neither alone need be possible
+    return replace(task, test_length=(length, length), k_test=(planted,))
+
+
+def draw_samples(task: SparseTask, settings: RecallSettings, planted: int) -> PlantedSamples:
+    """The first n test samples with p planted tokens, all of them in the far context, and a placebo for each.
+
+    The donor of a placebo is drawn uniformly among those of the n samples that have another label. A pure function of
+    the settings. Raises `UserError` where such samples are too rare, or all have the same label.
+    """
+    sized = _sized(task, settings.length, planted)
+    kept = np.empty(0, dtype=np.int64)
+    for first in range(0, _DRAWS_PER_SAMPLE * settings.samples, settings.samples):
+        indices = np.arange(first, first + settings.samples)
+        columns = sized.sample("test", settings.seed, indices).planted
+        assert columns is not None
+        kept = np.append(kept, indices[columns.max(axis=1) < settings.n_far])
+        if len(kept) >= settings.samples:
+            break
+    else:
+        raise UserError(
+            f"{task.name}: of {_DRAWS_PER_SAMPLE * settings.samples:,} samples of length {settings.length} with "
+            f"{planted} planted tokens only {len(kept):,} have none among the last {settings.n_short}; lower --ks or "
+            "--n-short, or raise --length (stretched planted positions need a locality)"
+        )
+    kept = kept[: settings.samples]
+    batch = sized.sample("test", settings.seed, kept)
+    assert batch.planted is not None and batch.label is not None
+    contexts = Contexts(batch.tokens[:, : settings.length], batch.label, kept, settings.n_short)
+    return PlantedSamples(contexts, batch.planted, _donors(batch.label, settings.seed), int(kept[-1]) + 1)
+
+
+def _donors(labels: np.ndarray, seed: int) -> np.ndarray:
+    """For every label (n,) the row of another one, (n,)."""
+    if (labels == labels[0]).all():
+        raise UserError(
+            f"all {len(labels)} samples have the same label, so that none is a placebo for another; raise --samples"
+        )
+    generator = np.random.default_rng([Stream.PLANTED_PLACEBOS, seed])
+    return np.array([generator.choice(np.flatnonzero(labels != label)) for label in labels])
+
+
+def measure_recall(
+    scorer: Scorer,
+    task: SparseTask,
+    settings: RecallSettings,
+    *,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[Json]:
+    """Accuracy of the model and recall of every selector: a dict for each p, as `recall.json` has it.
+
+    ``advance`` is told how many contexts a selector has finished, true and placebo.
+    """
+    drawn = [draw_samples(task, settings, planted) for planted in settings.planted]
+    return [_measure_cell(scorer, task, settings, samples, advance) for samples in drawn]
+
+
+def _measure_cell(
+    scorer: Scorer,
+    task: SparseTask,
+    settings: RecallSettings,
+    samples: PlantedSamples,
+    advance: Callable[[int], None],
+) -> Json:
+    right = likeliest_token(scorer, samples.contexts, len(task.vocabulary)) == samples.contexts.targets
+    selectors = {}
+    for name in settings.selectors:
+        true, placebo = (
+            _selected(name, scorer, contexts, settings, advance)
+            for contexts in (samples.contexts, samples.placebos)
+        )
+        selectors[name] = _recalls(samples, true, placebo, right, task, settings)
+    return {
+        "planted": samples.planted.shape[1],
+        "samples": len(right),
+        "samples_drawn": samples.drawn,
+        "accuracy": wilson(int(right.sum()), len(right)).as_dict(),
+        "selectors": selectors,
+    }
+
+
+def likeliest_token(scorer: Scorer, contexts: Contexts, vocabulary: int) -> np.ndarray:
+    """The token below ``vocabulary`` that the model finds likeliest after each long context, (n,)."""
+    losses = [
+        scorer.losses(
+            replace(contexts, targets=np.full_like(contexts.targets, token)), long_columns(contexts)
+        )
+        for token in range(vocabulary)
+    ]
+    return np.concatenate(losses, axis=1).argmin(axis=1)
+
+
+def _selected(
+    name: str, scorer: Scorer, contexts: Contexts, settings: RecallSettings, advance: Callable[[int], None]
+) -> np.ndarray:
+    """The far columns that a selector chooses, most influential first, (n, k_max)."""
+    size = max(1, _SUBSET_ELEMENTS // (contexts.n_far * contexts.n_long))
+    chosen = []
+    for first in range(0, len(contexts), size):
+        some = contexts.take(slice(first, first + size))
+        question = Question(scorer, some, settings.seed, max(settings.ks))
+        chosen.append(find_selector(name)(question).columns)
+        advance(len(some))
+    return np.concatenate(chosen)
+
+
+def _recalls(
+    samples: PlantedSamples,
+    true: np.ndarray,
+    placebo: np.ndarray,
+    right: np.ndarray,
+    task: SparseTask,
+    settings: RecallSettings,
+) -> Json:
+    """By k, then by kind: intervals of the recall of what was chosen (n, k_max) in true and placebo contexts.
+
+    ``right``: (n,) bool, samples that the model answers correctly: those that ``…_recall_right`` is over. Recalls are
+    means over samples, but those of one symbol are shares of all such planted tokens.
+    """
+    ks, everyone = settings.ks, np.ones(len(right))
+    symbols = np.take_along_axis(samples.contexts.tokens, samples.planted, axis=1)
+    ratios: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for what, unit in _countings(task).items():
+        found = found_at(true, samples.planted, ks, unit)
+        recall = found.mean(axis=2)
+        placebo_recall = found_at(placebo, samples.placebo_planted, ks, unit).mean(axis=2)
+        ratios[f"{what}_recall"] = recall, everyone
+        ratios[f"{what}_recall_right"] = recall * right[:, None], right
+        ratios[f"{what}_placebo_recall"] = placebo_recall, everyone
+        for symbol in np.unique(symbols):
+            own = symbols == symbol
+            name = f"{what}_recall_of_{task.vocabulary[symbol]}"
+            ratios[name] = (found & own[:, None]).sum(axis=2), own.sum(axis=1)
+    intervals = _intervals(ratios, settings.seed)
+    return {str(k): {kind: each[place] for kind, each in intervals.items()} for place, k in enumerate(ks)}
+
+
+def _intervals(ratios: dict[str, tuple[np.ndarray, np.ndarray]], seed: int) -> dict[str, list[Json]]:
+    """Of each (numerators (n, K), denominators (n,)) the K ratios of their sums, all on the same resamples."""
+    parts = [part for ratio in ratios.values() for part in ratio]
+    columns = np.column_stack(parts)
+    bootstrap = ClusterBootstrap(columns, np.arange(len(columns)), resamples=DEFAULT_RESAMPLES, seed=seed)
+    width = columns.shape[1] // len(ratios)
+    return {
+        kind: [bootstrap.interval(ratio_of_sums(k, last)).as_dict() for k in range(last - width + 1, last)]
+        for kind, last in zip(ratios, range(width - 1, columns.shape[1], width), strict=True)
+    }
+
+
+def _countings(task: SparseTask) -> dict[str, int]:
+    """How planted tokens are counted, and the tokens of a place in each."""
+    unit = task.tokens_per_place
+    return {"token": 1} if unit == 1 else {"token": 1, "place": unit}
+
+
+def recall_record(
+    loaded: LoadedModel, config: Config, task: SparseTask, settings: RecallSettings, cells: list[Json]
+) -> Json:
+    """What `recall.json` says of a checkpoint."""
+    found = {
+        "run": loaded.checkpoint.resolve().parent.name,
+        "checkpoint": str(loaded.checkpoint),
+        "step": load_state(loaded.checkpoint).step,
+        "weights_sha256": loaded.weights_sha256,
+        "commit": current_commit(),
+        "task": {"name": task.name, "parameters": asdict(task)},
+        "scheme": config.positions.scheme,
+        "family": config.model.family,
+        "seed": loaded.training_seed,
+        "n_long": settings.length,
+        "n_short": settings.n_short,
+        "n_far": settings.n_far,
+        "ks": settings.ks,
+        "samples": settings.samples,
+        "sample_seed": settings.seed,
+        "resamples": DEFAULT_RESAMPLES,
+        "tokens_per_place": task.tokens_per_place,
+        "chance": {
+            what: {str(k): chance_recall(k, settings.n_far, tokens) for k in settings.ks}
+            for what, tokens in _countings(task).items()
+        },
+        "cells": cells,
+    }
+    return RECALL.stamped(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.records.shard import MeasurementShard
+from analysis.records.shards import MeasurementShard
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES
 
 

@@ -13,31 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from analysis.plots.figure2 import STYLE
-from olmo_sparsity.util.result_files import INTERVAL, ResultFile
 
-NEEDLE = ResultFile(
-    "needle.json",
-    "olmo-sparsity needles",
-    2,
-    "needles",
-    "scripts/needle.py",
-    shape={
-        "settings": {"lengths": [int], "ks": [int], "depths": [float], "recall": (dict, None)},
-        "models": [
-            {
-                "label": str,
-                "cells": [
-                    {
-                        **dict.fromkeys(("value_tokens", "length"), int),
-                        "depth": float,
-                        **dict.fromkeys(("exact", "absent_exact", "gain_nats"), INTERVAL),
-                    }
-                ],
-                "checkpoints": [{"training_seed": (int, None), "recall": (dict, None)}],
-            }
-        ],
-    },
-)
 MEASURES = {
     "exact": ("needle", "exact match [share of needles]"),
     "gain_nats": ("needle_gain", "loss without the needle - with it [nats per token]"),

@@ -1,22 +1,239 @@
-"""The rows of a records folder: sampled targets, what selectors chose for them, and their text for readers.
+"""What a records folder holds: its manifest, and the rows of its files.
 
-Shapes: n sampled targets, m targets over tau, K values of k, k_max the largest of them, N long and M short context
-length, F = N - M far tokens. Losses are in nats.
+Paths, commit and versions are written down beside the settings; only the settings decide whether records may be added
+to a folder. Shapes: n sampled targets, m targets over tau, K values of k, k_max the largest of them, N long and M short
+context length, F = N - M far tokens. Losses are in nats.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from analysis.text.kinds import KINDS
+from olmo_sparsity.util.errors import UserError, printable
+from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.provenance import library_versions
+from olmo_sparsity.util.result_files import CHECKSUM, json_checksum, misfit
 
+KIND = "olmo-sparsity records"
+FORMAT_VERSION = 4
+WITHOUT_CHECKSUMS, WITH_GAPS = 2, 3
+"""Older formats, which are read and not gone on with. Format 2 has no checksums; until format 3 `targets.parquet` had
+the gain's negative, see `targets_schema`."""
+MANIFEST_NAME = "manifest.json"
+ROPE_SCALING = "rope_scaling"
+"""Option of a manifest: how RoPE was scaled, the fields of `RopeScaling`; absent where it was not."""
 FAR_CONTEXTS = ("true", "placebo")
-"""The target's own far context, and that of another held-out document (METHOD 2.3, [ours])."""
+"""The target's own far context, and that of another held-out document [ours]."""
+
+# Every other field of the manifest decides numbers, and a folder never mixes two values of it. A run may go on after
+# these changed: a moved checkpoint is known by its checksum.
+_NOT_SETTINGS = {
+    "checkpoint",
+    "training_seed",
+    "evaluation_checkpoint",
+    "evaluation_training_seed",
+    "corpus",
+    "device",
+    "commit",
+    "versions",
+    "created",
+    "complete",
+    "version",
+}
+_SHAPE = {
+    **dict.fromkeys(("checkpoint", "corpus", "device", "commit", "created"), str),
+    **dict.fromkeys(("training_seed", "evaluation_training_seed"), (int, None)),
+    "evaluation_checkpoint": (str, None),
+    "versions": {...: str},
+    "complete": bool,
+}
+"""Of what no fingerprint protects."""
+_SELECTOR = re.compile(r"[\w@:.<>+-]+", re.ASCII)
+
+
+def check_measured(n_long: int, n_short: int, ks: Sequence[int], selectors: Sequence[str]) -> None:
+    """Raise `UserError` for contexts, values of k or selectors that do not go together."""
+    if not 0 < n_short < n_long:
+        raise UserError(f"the short context ({n_short}) must be shorter than the long ({n_long})")
+    if not ks or list(ks) != sorted(set(ks)) or ks[0] < 1:
+        raise UserError(f"the values of k must be ascending and at least 1, not {list(ks)}")
+    if ks[-1] > n_long - n_short:
+        raise UserError(
+            f"k = {ks[-1]} is more than the {n_long - n_short} far tokens; "
+            "give a smaller k or a longer long context"
+        )
+    if not selectors or len(set(selectors)) != len(selectors):
+        raise UserError(f"name each selector once and at least one, not {list(selectors)}")
+    if odd := [name for name in selectors if not _SELECTOR.fullmatch(name)]:
+        raise UserError(f"{odd[0]!r} cannot be the name of a selector")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What one records folder holds and how it was measured."""
+
+    checkpoint: str
+    """Path of the checkpoint, as it was given."""
+    checkpoint_sha256: str
+    """Checksum of its weights."""
+    training_seed: int | None
+    """Seed the checkpoint was trained with, where it is known."""
+    tokenizer_sha256: str
+    corpus: str
+    """Path of the prepared corpus, as it was given."""
+    corpus_manifest_sha256: str
+    split: str
+    n_long: int
+    """N, tokens of long context."""
+    n_short: int
+    """M, tokens of short context."""
+    tau_nats: float
+    """Selectors run on the targets with L_short - L_long > tau."""
+    ks: list[int]
+    """Numbers of influential tokens at which L_k is measured, ascending."""
+    selectors: list[str]
+    seed: int
+    """Seed of the sampled targets, the placebos and the random control."""
+    targets_asked: int
+    """Number of targets asked for; a small split may hold fewer."""
+    dtype: str
+    """Number format of the forward passes."""
+    device: str
+    commit: str
+    """Commit of this code, empty where it is unknown."""
+    evaluation_checkpoint: str | None = None
+    """Path of the checkpoint that evaluates what the other one selected (cross-fitting); else None."""
+    evaluation_checkpoint_sha256: str | None = None
+    """Checksum of its weights."""
+    evaluation_training_seed: int | None = None
+    """Seed it was trained with, where it is known."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Any further setting that changes the numbers, such as `ROPE_SCALING`."""
+    versions: dict[str, str] = field(default_factory=library_versions)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    """When the folder was begun, UTC."""
+    complete: bool = False
+    """Whether every target over tau has all its rows."""
+    version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        check_measured(self.n_long, self.n_short, self.ks, self.selectors)
+
+    @property
+    def n_far(self) -> int:
+        """F = N - M, tokens that only the long context has."""
+        return self.n_long - self.n_short
+
+    @property
+    def k_max(self) -> int:
+        """The largest k: so many tokens of every selection are recorded."""
+        return self.ks[-1]
+
+    @property
+    def crossfit(self) -> bool:
+        """Whether one checkpoint selected and another evaluated."""
+        return self.evaluation_checkpoint_sha256 is not None
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hexadecimal, of the settings that decide the numbers."""
+        return _sha256(_settings(asdict(self)))
+
+    def save(self, folder: str | Path) -> None:
+        """Write `manifest.json`, atomically."""
+        assert self.version == FORMAT_VERSION, "records of an older format are read only"
+        value = {"kind": KIND, "settings_fingerprint": self.fingerprint, **asdict(self)}
+        write_json(Path(folder) / MANIFEST_NAME, {CHECKSUM: json_checksum(value), **value})
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Manifest:
+        """Read `manifest.json`. Raises `UserError` for a missing, damaged, edited or older one."""
+        path = Path(folder) / MANIFEST_NAME
+        raw = read_manifest(path)
+        version = raw.get("version")
+        if version not in (WITHOUT_CHECKSUMS, WITH_GAPS, FORMAT_VERSION):
+            raise UserError(
+                f"{folder} has records of format version {version}, this code reads {WITHOUT_CHECKSUMS} to "
+                f"{FORMAT_VERSION}; measure again into another --out, or with --overwrite"
+            )
+        try:
+            what = _what_is_wrong(raw, {each.name for each in fields(cls)})
+        except RecursionError:
+            what = "it is nested too deeply"
+        if what:
+            raise UserError(
+                f"{path} was edited or damaged ({what}); restore it, or measure again with "
+                "scripts/influence.py --overwrite"
+            )
+        return cls(**{each.name: raw[each.name] for each in fields(cls)})
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest's JSON, version and fields not yet checked. Raises `UserError` if it is none of ours."""
+    if not path.is_file():
+        raise UserError(
+            f"{path.parent} has no records ({path.name} is missing); make them with scripts/influence.py"
+        )
+    raw: dict[str, Any] = read_json(path, "give another --out, or remove the folder to measure again")
+    if raw.get("kind") != KIND:
+        raise UserError(
+            f"{path.parent} is no records folder: its {path.name} is of another kind; give another --out"
+        )
+    return raw
+
+
+def _what_is_wrong(raw: dict[str, Any], names: set[str]) -> str | None:
+    """What does not fit in a manifest of any format, in words."""
+    has_checksum = raw["version"] != WITHOUT_CHECKSUMS
+    own = {"kind", "settings_fingerprint", *([CHECKSUM] if has_checksum else [])}
+    if odd := raw.keys() ^ (names | own):
+        return f"wrong fields: {printable(', '.join(sorted(odd)))}"
+    settings = _settings({name: raw[name] for name in names})
+    if not has_checksum:
+        settings["version"] = raw["version"]  # which the fingerprint of format 2 counts
+    if raw["settings_fingerprint"] != _sha256(settings):
+        return "its settings do not fit their fingerprint"
+    if has_checksum and raw[CHECKSUM] != json_checksum(raw):
+        return "it does not fit its checksum"
+    return misfit(raw, _SHAPE)
+
+
+def _settings(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in manifest.items() if name not in _NOT_SETTINGS}
+
+
+def _sha256(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def setting_differences(old: Manifest, new: Manifest) -> str:
+    """``setting old -> new`` for every setting that differs; of a checksum, the path and its first digits."""
+    pair = [(each, {**_settings(asdict(each)), **each.options}) for each in (old, new)]
+    found = []
+    for name in dict.fromkeys([*pair[0][1], *pair[1][1]]):
+        values = [settings.get(name) for _, settings in pair]
+        if values[0] == values[1] or name == "options":
+            continue
+        if name.endswith("sha256"):
+            name = name.removesuffix("_sha256").removesuffix("_manifest")
+            values = [
+                f"{getattr(each, name, '')} ({checksum[:12]})".strip()
+                for (each, _), checksum in zip(pair, map(str, values), strict=True)
+            ]
+        found.append(f"{name} {values[0]} -> {values[1]}")
+    return ", ".join(found)
 
 
 def _schema(**types: pa.DataType) -> pa.Schema:
@@ -30,7 +247,7 @@ TARGETS_SCHEMA = _schema(
     token=pa.int32(),
     loss_long_nats=pa.float64(),
     loss_short_nats=pa.float64(),
-    gap_long_minus_short_nats=pa.float64(),
+    gain_nats=pa.float64(),
     selecting_gain_nats=pa.float64(),
     kind=pa.string(),
     placebo_document=pa.int64(),
@@ -51,6 +268,13 @@ EXAMPLES_SCHEMA = _schema(
     placebo_pieces=pa.list_(pa.string()),
     after=pa.string(),
 )
+_GAP = pa.field("gap_long_minus_short_nats", pa.float64(), nullable=False)
+
+
+def targets_schema(version: int) -> pa.Schema:
+    """The columns of `targets.parquet` in a format: until format 3 the gain stood there with its sign reversed."""
+    place = TARGETS_SCHEMA.get_field_index("gain_nats")
+    return TARGETS_SCHEMA.set(place, _GAP) if version <= WITH_GAPS else TARGETS_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -70,9 +294,9 @@ class Targets:
     loss_short_nats: np.ndarray
     """L_short of the model that evaluates, float64."""
     selecting_gain_nats: np.ndarray
-    """L_short - L_long of the model that selects, float64: another one's only under cross-fitting (METHOD 2.3)."""
+    """L_short - L_long of the model that selects, float64: another one's only under cross-fitting."""
     kind: np.ndarray
-    """What kind of dependency the target is, one of `analysis.text.kinds.KINDS` (METHOD 2.6), strings."""
+    """What kind of dependency the target is, one of `analysis.text.kinds.KINDS`, strings."""
     placebo_document: np.ndarray
     """Document that the placebo far context is taken from, int64."""
     placebo_start: np.ndarray
@@ -96,9 +320,9 @@ class Targets:
         return len(self.target_id)
 
     @property
-    def gap_long_minus_short_nats(self) -> np.ndarray:
-        """L_long - L_short of the model that evaluates, (n,): negative where the long context helps."""
-        return self.loss_long_nats - self.loss_short_nats
+    def gain_nats(self) -> np.ndarray:
+        """L_short - L_long of the model that evaluates, (n,): positive where the long context helps."""
+        return self.loss_short_nats - self.loss_long_nats
 
     def over(self, tau_nats: float) -> np.ndarray:
         """Indices, ascending, of targets whose gain under the selecting model exceeds tau: selectors run on those."""
@@ -111,8 +335,14 @@ class Targets:
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Targets:
-        """The inverse of `to_table`."""
-        return cls(**{each.name: table[each.name].to_numpy() for each in fields(cls)})
+        """The inverse of `to_table`, of any format. Raises `ValueError` where the gain is not L_short - L_long."""
+        targets = cls(**{each.name: table[each.name].to_numpy() for each in fields(cls)})
+        gain = (
+            -table[_GAP.name].to_numpy() if _GAP.name in table.column_names else table["gain_nats"].to_numpy()
+        )
+        if not np.array_equal(gain, targets.gain_nats):
+            raise ValueError("gain is not L_short - L_long")
+        return targets
 
 
 @dataclass(frozen=True)
@@ -175,22 +405,21 @@ class SelectionRow:
     """L_k for each k of the manifest's ``ks``, (K,)."""
 
 
-def check_selections(
-    table: pa.Table, target_ids: np.ndarray, *, selectors: Sequence[str], ks: int, k_max: int, n_far: int
-) -> None:
-    """Raise `ValueError` where rows of `SELECTIONS_SCHEMA` cannot be of this measurement."""
-    for name, width in (("selected", k_max), ("influence", k_max), ("loss_nats", ks)):
+def check_selections(table: pa.Table, target_ids: np.ndarray, manifest: Manifest) -> None:
+    """Raise `ValueError` where rows of `SELECTIONS_SCHEMA` cannot be of this measurement of these targets."""
+    k_max = manifest.k_max
+    for name, width in (("selected", k_max), ("influence", k_max), ("loss_nats", len(manifest.ks))):
         if not pc.all(pc.equal(pc.list_value_length(table[name]), width)).as_py() and len(table):
             raise ValueError(f"{name} is not {width} long in every row")
     if not np.isin(table["target_id"].to_numpy(), target_ids).all():
         raise ValueError("it has a row of what is no target")
-    for name, known in (("selector", selectors), ("far_context", FAR_CONTEXTS)):
+    for name, known in (("selector", manifest.selectors), ("far_context", FAR_CONTEXTS)):
         if odd := set(pc.unique(table[name]).to_pylist()) - set(known):
             raise ValueError(f"it has the {name} {min(odd)!r}, which was not measured")
     if not np.isfinite(_flat(table["loss_nats"])).all():
         raise ValueError("a loss is not finite")
     selected = np.sort(_flat(table["selected"]).reshape(-1, k_max), axis=1)
-    if not ((selected >= 0) & (selected < n_far)).all():
+    if not ((selected >= 0) & (selected < manifest.n_far)).all():
         raise ValueError("a selected token is not in the far context")
     if (np.diff(selected, axis=1) == 0).any():
         raise ValueError("a token is selected twice")

@@ -1,22 +1,30 @@
-"""Shards of one measurement put together: one ordinary records folder, as an unsharded run would have written it."""
+"""Shards of one measurement, so that n jobs can share it, and how they are put together as one ordinary folder."""
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import fields, replace
+import re
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from analysis.records.manifest import MANIFEST_NAME, Manifest, setting_differences
-from analysis.records.schema import FAR_CONTEXTS, Examples, SelectionRow, Targets
-from analysis.records.shard import MeasurementShard
+from analysis.records.schema import (
+    FAR_CONTEXTS,
+    MANIFEST_NAME,
+    Examples,
+    Manifest,
+    SelectionRow,
+    Targets,
+    setting_differences,
+)
 from analysis.records.store import FILES, Records, RecordWriter, load_records
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import remove
 from olmo_sparsity.util.lock import folder_lock
+from olmo_sparsity.util.shard import Shard
 
 log = logging.getLogger(__name__)
 
@@ -176,3 +184,34 @@ def _rows(records: Records) -> list[SelectionRow]:
         for selector in records.manifest.selectors
         for context in FAR_CONTEXTS
     ]
+
+
+_FOLDER = re.compile(r"shard-(\d+)-of-(\d+)$")
+
+
+@dataclass(frozen=True, order=True)
+class MeasurementShard(Shard):
+    """A share of the blocks of targets, with a records folder of its own."""
+
+    @classmethod
+    def of_folder(cls, path: Path) -> MeasurementShard | None:
+        """The shard whose records are in a folder of this name; None for any other name."""
+        match = _FOLDER.match(path.name)
+        return cls(int(match[1]), int(match[2])) if match else None
+
+    def folder(self, out: str | Path) -> Path:
+        """Where this shard's records go: a folder beneath that of the whole measurement."""
+        return Path(out) / f"shard-{self.number}-of-{self.count}"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What the manifest of a shard holds besides that of the whole measurement."""
+        return {"shard": str(self)}
+
+    def check(self, targets: int, per_block: int) -> None:
+        """Raise `UserError` where there are fewer blocks than shards: some would have nothing to do."""
+        if self.count > (blocks := -(-targets // per_block)):
+            raise UserError(
+                f"{targets:,} targets make {blocks} blocks of {per_block}, too few for {self.count} shards; "
+                f"take at most {blocks}, or raise --targets"
+            )

@@ -6,38 +6,229 @@ A records folder is self-contained; nothing here needs the model or torch:
     targets.parquet                a row per sampled target (`Targets`)
     examples.parquet               the text of targets over tau (`Examples`), for people to read
     selections/part-00000.parquet  a row per (target over tau, selector, far context) (`SelectionRow`)
-    checksums.json                 size and SHA-256 of the three above (`analysis.records.files`)
+    checksums.json                 size and SHA-256 of the three above
 
-Parts are written whole and never changed, so a killed run loses at most its last part. Whoever writes holds the lock of
-the folder (`olmo_sparsity.util.lock`); readers need none.
-Shapes: n sampled targets, m targets over tau whose selections are finished, K values of k,
-k_max the largest of them, N long and M short context length. Losses are in nats.
+Parts are written whole and never changed, so a killed run loses at most its last part. `checksums.json` is written
+anew after each file; a file without an entry was left by a killed writer, and nobody reads it. Records of format 2 have
+no checksums: there, what stands in the folder is read. Whoever writes holds the lock of the folder
+(`olmo_sparsity.util.lock`); readers need none.
+Shapes: n sampled targets, m targets over tau whose selections are finished, K values of k, k_max the largest of them.
+Losses are in nats.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from analysis.records.files import CHECKSUMS_NAME, EXAMPLES_NAME, SELECTIONS_NAME, TARGETS_NAME, RecordFiles
-from analysis.records.manifest import (
+from analysis.records.schema import (
+    EXAMPLES_SCHEMA,
+    FAR_CONTEXTS,
     FORMAT_VERSION,
     MANIFEST_NAME,
+    SELECTIONS_SCHEMA,
+    WITHOUT_CHECKSUMS,
+    Examples,
     Manifest,
+    SelectionRow,
+    Targets,
+    check_selections,
     read_manifest,
     setting_differences,
+    targets_schema,
 )
-from analysis.records.schema import FAR_CONTEXTS, SELECTIONS_SCHEMA, Examples, SelectionRow, Targets
-from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import remove
+from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.files import atomic_path, read_json, remove, write_json
+from olmo_sparsity.util.result_files import Json, misfit
 
 log = logging.getLogger(__name__)
+
+TARGETS_NAME = "targets.parquet"
+SELECTIONS_NAME = "selections"
+EXAMPLES_NAME = "examples.parquet"
+CHECKSUMS_NAME = "checksums.json"
+
+_PART = re.compile(rf"{SELECTIONS_NAME}/part-(\d{{5,9}})\.parquet")
+_ANEW = "measure again with scripts/influence.py --overwrite"
+_ELSEWHERE = "measure again into another --out, or with --overwrite"
+
+_Rows = TypeVar("_Rows", Targets, Examples)
+
+
+class RecordFiles:
+    """The files of one records folder."""
+
+    def __init__(self, folder: str | Path, manifest: Manifest):
+        """Raises `UserError` where `checksums.json` is missing or damaged."""
+        self.folder = Path(folder)
+        self.manifest = manifest
+        self.has_checksums = manifest.version > WITHOUT_CHECKSUMS
+        self.can_be_gone_on_with = manifest.version == FORMAT_VERSION
+        self.listed = self._read_checksums() if self.has_checksums else {name: {} for name in self._present()}
+
+    @classmethod
+    def begin(cls, folder: Path, manifest: Manifest) -> RecordFiles:
+        """Those of a folder that has none yet."""
+        write_json(folder / CHECKSUMS_NAME, {})
+        return cls(folder, manifest)
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of the parts, in the order in which they were written."""
+        return sorted(filter(_PART.fullmatch, self.listed), key=_number)
+
+    @property
+    def lost(self) -> list[str]:
+        """Names of the files that were removed since they were written."""
+        return [name for name in self.listed if not (self.folder / name).exists()]
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Take files that are gone off the list."""
+        self._list({name: each for name, each in self.listed.items() if name not in names})
+
+    def remove_unlisted(self) -> None:
+        """Remove what a killed writer left."""
+        for leftover in [*self.folder.glob(".*.tmp-*"), *(self.folder / SELECTIONS_NAME).glob(".*.tmp-*")]:
+            remove(leftover)
+        for name in self._present() - self.listed.keys():
+            remove(self.folder / name)
+
+    def read_targets(self) -> Targets | None:
+        """The targets, or None where none were written yet. Raises `UserError` where they are damaged."""
+        if TARGETS_NAME not in self.listed:
+            return None
+        return self._rows_of(TARGETS_NAME, Targets, targets_schema(self.manifest.version))
+
+    def read_parts(self, targets: Targets) -> pa.Table:
+        """The rows of all parts. Raises `UserError` where one is damaged or does not fit manifest and targets."""
+        tables = []
+        for name in self.parts:
+            table = self._read(name, SELECTIONS_SCHEMA)
+            try:
+                check_selections(table, targets.target_id, self.manifest)
+            except ValueError as error:
+                raise self._damaged(name, first_line(error)) from error
+            tables.append(table)
+        return pa.concat_tables(tables) if tables else SELECTIONS_SCHEMA.empty_table()
+
+    def read_examples(self, targets: Targets) -> Examples | None:
+        """The text of targets, or None where none was written. Raises `UserError` where it is damaged."""
+        if EXAMPLES_NAME not in self.listed:
+            return None
+        examples = self._rows_of(EXAMPLES_NAME, Examples, EXAMPLES_SCHEMA)
+        try:
+            examples.check(targets.target_id, n_long=self.manifest.n_long, n_far=self.manifest.n_far)
+        except ValueError as error:
+            raise self._damaged(EXAMPLES_NAME, first_line(error)) from error
+        return examples
+
+    def write(self, name: str, table: pa.Table) -> None:
+        """Write a file and list it: both or, if the process dies, neither as far as readers know."""
+        assert self.can_be_gone_on_with
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        data = sink.getvalue().to_pybytes()
+        with atomic_path(self.folder / name) as temporary:
+            temporary.write_bytes(data)
+        try:
+            self._list({**self.listed, name: _identity(data)})
+        except BaseException:
+            remove(self.folder / name)
+            raise
+
+    def write_part(self, table: pa.Table) -> None:
+        """Write rows of selections as one further part."""
+        numbers = [_number(name) for name in {*self._present(), *self.listed} if _PART.fullmatch(name)]
+        self.write(f"{SELECTIONS_NAME}/part-{max(numbers, default=-1) + 1:05d}.parquet", table)
+
+    def remedy(self, name: str) -> str:
+        """What to do where a file is damaged."""
+        if not self.can_be_gone_on_with:
+            return _ELSEWHERE
+        if name == TARGETS_NAME:
+            return _ANEW
+        return "remove that file and run the same scripts/influence.py command again"
+
+    def _list(self, listed: dict[str, Json]) -> None:
+        write_json(self.folder / CHECKSUMS_NAME, listed)
+        self.listed = listed
+
+    def _present(self) -> set[str]:
+        """Names of the files of ours that stand in the folder, listed or not."""
+        parts = {
+            f"{SELECTIONS_NAME}/{path.name}"
+            for path in (self.folder / SELECTIONS_NAME).glob("part-*.parquet")
+        }
+        single = {name for name in (TARGETS_NAME, EXAMPLES_NAME) if (self.folder / name).exists()}
+        return {name for name in parts if _PART.fullmatch(name)} | single
+
+    def _read_checksums(self) -> dict[str, Json]:
+        path, remedy = self.folder / CHECKSUMS_NAME, f"restore it, or {_ANEW}"
+        found: dict[str, Json] = read_json(path, remedy)
+        unknown = [
+            name for name in found if not (name in (TARGETS_NAME, EXAMPLES_NAME) or _PART.fullmatch(name))
+        ]
+        odd = f"it names {unknown[0]!r}" if unknown else misfit(found, {...: {"bytes": int, "sha256": str}})
+        if not odd:
+            # a kill leaves the last part without an entry, never one before it
+            last = max((_number(name) for name in found if _PART.fullmatch(name)), default=-1)
+            unlisted = filter(_PART.fullmatch, self._present() - found.keys())
+            odd = next((f"it lacks {name}" for name in unlisted if _number(name) < last), None)
+        if odd:
+            raise UserError(f"{path} is damaged ({odd}); {remedy}")
+        return found
+
+    def _read(self, name: str, schema: pa.Schema) -> pa.Table:
+        """The table of a file, whose bytes are checked before they are parsed."""
+        path = self.folder / name
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            again = _ANEW if name == TARGETS_NAME else "run the same scripts/influence.py command again"
+            raise UserError(f"{path} is missing, though it was written; {again}") from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}); {self.remedy(name)}") from error
+        if self.has_checksums and _identity(data) != self.listed[name]:
+            raise self._damaged(name, f"it does not fit {CHECKSUMS_NAME}")
+        try:
+            table = pq.ParquetFile(pa.BufferReader(data)).read()
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path} cannot be read ({first_line(error)}); {self.remedy(name)}") from error
+        if not table.schema.equals(schema):
+            columns = ", ".join(table.column_names)
+            raise UserError(f"{path} has columns {columns}, not those of a record; {self.remedy(name)}")
+        return table
+
+    def _rows_of(self, name: str, kind: type[_Rows], schema: pa.Schema) -> _Rows:
+        table = self._read(name, schema)
+        try:
+            return kind.from_table(table)
+        except ValueError as error:
+            raise self._damaged(name, first_line(error)) from error
+
+    def _damaged(self, name: str, what: str) -> UserError:
+        return UserError(f"{self.folder / name} is damaged ({what}); {self.remedy(name)}")
+
+
+def _identity(data: bytes) -> Json:
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _number(name: str) -> int:
+    match = _PART.fullmatch(name)
+    assert match
+    return int(match[1])
+
 
 FILES = (SELECTIONS_NAME, EXAMPLES_NAME, TARGETS_NAME, MANIFEST_NAME, CHECKSUMS_NAME)
 """All of a records folder, in the order in which they are removed: what a kill leaves of them is understood."""
@@ -62,6 +253,8 @@ class RecordWriter:
             self._remove()
         self.manifest, self.files = self._continue(manifest) if path.exists() else self._begin(manifest)
         self.files.remove_unlisted()
+        self.targets = self.files.read_targets()
+        """Those that an earlier run wrote, or None: nothing needs to be sampled or scored again."""
 
     def _remove(self) -> None:
         for name in FILES:
@@ -93,7 +286,7 @@ class RecordWriter:
         # a part may have been removed since, as the remedy for a damaged one says
         if old.complete and not lost and TARGETS_NAME in files.listed and not _missing(files):
             return old, files
-        if not files.has_checksums:
+        if not files.can_be_gone_on_with:
             raise UserError(
                 f"{self.folder} has unfinished records of format version {old.version}, which this code reads but does "
                 "not go on with; measure into another --out, or with --overwrite"
@@ -105,23 +298,11 @@ class RecordWriter:
             files.forget(lost)
         return old, files
 
-    @property
-    def targets(self) -> Targets | None:
-        """The targets that an earlier run wrote, or None: nothing needs to be sampled or scored again."""
-        return self.files.read_targets()
-
     def write_targets(self, targets: Targets) -> None:
-        """Write `targets.parquet`; where it is there already it must hold the same targets, and is kept."""
-        written = self.targets
-        if written is None:
-            self.files.write(TARGETS_NAME, targets.to_table())
-            return
-        for name in ("target_id", "document", "position", "token", "placebo_document", "placebo_start"):
-            if not np.array_equal(getattr(written, name), getattr(targets, name)):
-                raise UserError(
-                    f"{self.folder} has other targets than this run sampled ({name} differs); "
-                    "give another --out, or --overwrite to start anew"
-                )
+        """Write `targets.parquet`."""
+        assert self.targets is None
+        self.files.write(TARGETS_NAME, targets.to_table())
+        self.targets = targets
 
     @property
     def has_examples(self) -> bool:
@@ -129,39 +310,27 @@ class RecordWriter:
         return EXAMPLES_NAME in self.files.listed
 
     def write_examples(self, examples: Examples) -> None:
-        """Write `examples.parquet`, unless it is there."""
-        if not self.has_examples:
-            self.files.write(EXAMPLES_NAME, examples.to_table())
+        """Write `examples.parquet`."""
+        self.files.write(EXAMPLES_NAME, examples.to_table())
 
     def finished_targets(self) -> set[int]:
         """Ids of the targets that have a row for every selector and far context."""
-        targets = self.targets
-        return set() if targets is None else _finished(self.files.read_parts(targets), self.manifest)
+        if self.targets is None:
+            return set()
+        return _finished(self.files.read_parts(self.targets), self.manifest)
 
     def append(self, rows: Sequence[SelectionRow]) -> None:
-        """Write ``rows`` as one further part: all of them or, if the process dies, none."""
+        """Write ``rows`` as one further part: all of them or, if the process dies, none.
+
+        Raises `ValueError` for rows that are not of this measurement, see `check_selections`.
+        """
         if not rows:
             return
-        for row in rows:
-            self._check(row)
+        assert self.targets is not None, "targets are written before selections"
         columns = {name: [getattr(row, name) for row in rows] for name in SELECTIONS_SCHEMA.names}
-        self.files.write_part(pa.Table.from_pydict(columns, schema=SELECTIONS_SCHEMA))
-
-    def _check(self, row: SelectionRow) -> None:
-        what = f"row of target {row.target_id}, {row.selector}, {row.far_context}"
-        if row.selector not in self.manifest.selectors or row.far_context not in FAR_CONTEXTS:
-            raise ValueError(f"{what}: not among {self.manifest.selectors} and {FAR_CONTEXTS}")
-        selected = np.asarray(row.selected)
-        if selected.shape != (self.manifest.k_max,) or len(np.unique(selected)) != len(selected):
-            raise ValueError(
-                f"{what}: {self.manifest.k_max} different tokens must be selected, not {row.selected}"
-            )
-        if selected.min() < 0 or selected.max() >= self.manifest.n_far:
-            raise ValueError(f"{what}: a selected token is not in the far context: {row.selected}")
-        if np.shape(row.influence) != selected.shape or np.shape(row.loss_nats) != (len(self.manifest.ks),):
-            raise ValueError(f"{what}: one influence per selected token and one loss per k are needed")
-        if not np.isfinite(row.loss_nats).all():
-            raise ValueError(f"{what}: a loss is not finite: {row.loss_nats}")
+        table = pa.Table.from_pydict(columns, schema=SELECTIONS_SCHEMA)
+        check_selections(table, self.targets.target_id, self.manifest)
+        self.files.write_part(table)
 
     def discard(self) -> None:
         """Remove records in which nothing was selected, so that the next try may have other settings."""
@@ -210,7 +379,7 @@ def load_records(folder: str | Path) -> Records:
     files = RecordFiles(folder, manifest)
     again = (
         "run the same scripts/influence.py command again to finish it"
-        if files.has_checksums
+        if files.can_be_gone_on_with
         else "measure again into another --out"
     )
     targets = files.read_targets()

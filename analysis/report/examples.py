@@ -91,7 +91,7 @@ def _examples(records: Records, texts: Examples, rows: np.ndarray, kinds: list[s
                 "kind": kinds.index(str(targets.kind[i])),
                 "short": round(float(targets.loss_short_nats[i]), _LOSS_DIGITS),
                 "long": round(float(targets.loss_long_nats[i]), _LOSS_DIGITS),
-                "gain": round(float(-targets.gap_long_minus_short_nats[i]), _LOSS_DIGITS),
+                "gain": round(float(targets.gain_nats[i]), _LOSS_DIGITS),
                 "selecting_gain": round(float(targets.selecting_gain_nats[i]), _LOSS_DIGITS),
                 "context": texts.context_pieces[text],
                 "target": texts.target_piece[text],

@@ -146,7 +146,7 @@ def _columns(both: Sequence[Records], measured: Sequence[MeasuredTargets], ks: l
     columns: Columns = {"one": np.ones(len(both[0].targets))}
     for side, records, mine, other in zip(SIDES, both, measured, reversed(measured), strict=True):
         columns[side, "over"] = over_tau_column(records)
-        columns[side, "gap"] = -records.targets.gap_long_minus_short_nats
+        columns[side, "gap"] = records.targets.gain_nats
         columns |= mine.of_group((side, _OWN), ks)
         columns |= mine.of_group((side, _COMMON), ks, np.isin(mine.over, other.over))
     return columns

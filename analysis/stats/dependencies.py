@@ -24,7 +24,7 @@ SHARE_NEEDED = 0.9
 def kind_columns(records: Records, measured: MeasuredTargets, k: int) -> Columns:
     """What the numbers per kind are sums of."""
     targets = records.targets
-    gain = -targets.gap_long_minus_short_nats
+    gain = targets.gain_nats
     over = over_tau_column(records)
     columns: Columns = {}
     for kind in _present(targets):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.records.manifest import ROPE_SCALING
+from analysis.records.schema import ROPE_SCALING
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import ResultFile
 

@@ -122,7 +122,7 @@ def _columns(records: Records, measured: MeasuredTargets, in_bins: list[np.ndarr
         "one": np.ones(len(targets)),
         "short": targets.loss_short_nats,
         "long": targets.loss_long_nats,
-        "gain": -targets.gap_long_minus_short_nats,
+        "gain": targets.gain_nats,
         "over": over_tau_column(records),
         "short over tau": measured.column(measured.short_nats),
         "long over tau": measured.column(measured.long_nats),

@@ -178,7 +178,7 @@ def refuse_without_gain(records: Records) -> None:
             f"{nats(tau)} from the long context (the largest gain is {targets.selecting_gain_nats.max():.3g}); "
             "measure with a lower --tau, with more --targets, or with a model trained for longer"
         )
-    gain = -targets.gap_long_minus_short_nats[records.over].sum()
+    gain = targets.gain_nats[records.over].sum()
     if gain > 0:
         return
     if records.manifest.crossfit:

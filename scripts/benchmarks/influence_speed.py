@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from analysis.measure.measurement import TARGETS_PER_ROUND
-from analysis.measure.recovery import selected_losses
+from analysis.measure.influence import TARGETS_PER_ROUND, selected_losses
 from analysis.measure.selectors import Question, Selection, find_selector
 from analysis.model.scorer import Scorer
 from analysis.stats.bootstrap import ClusterBootstrap, ratio_of_sums

@@ -58,7 +58,7 @@ def import_everything() -> None:
     for name in IMPORTS:
         importlib.import_module(name)
     # An interval that is written at once: a command of a second then leaves several parts behind.
-    sys.modules["analysis.measure.measurement"].SECONDS_BETWEEN_PARTS = 0.0  # type: ignore[attr-defined]
+    sys.modules["analysis.measure.influence"].SECONDS_BETWEEN_PARTS = 0.0  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.records.manifest import Manifest
-from analysis.records.schema import FAR_CONTEXTS, SelectionRow, Targets
+from analysis.records.schema import FAR_CONTEXTS, Manifest, SelectionRow, Targets
 from analysis.records.store import Records, RecordWriter, load_records
 from analysis.text.kinds import KINDS
 

@@ -6,7 +6,7 @@ import torch
 
 from analysis.measure.influence import measure_influence
 from analysis.measure.settings import InfluenceSettings
-from analysis.records.shard import MeasurementShard
+from analysis.records.shards import MeasurementShard
 from analysis.records.store import load_records
 from analysis.stats.summary import summarize
 from olmo_sparsity.checkpoint import load_model
@@ -218,7 +218,7 @@ def test_a_device_that_is_not_there_is_refused(seeds, tmp_path):
 
 def test_of_a_large_measurement_a_share_of_the_targets_keeps_its_text(seeds, tmp_path, monkeypatch):
     whole = load_records(seeds / "records").examples
-    monkeypatch.setattr("analysis.measure.measurement.EXAMPLES_FROM_TARGETS", 40)  # of 80
+    monkeypatch.setattr("analysis.measure.influence.EXAMPLES_FROM_TARGETS", 40)  # of 80
     some = load_records(measure_influence(settings(seeds, tmp_path, "3", limit=1))).examples
     assert 0 < len(some) < len(whole)
     assert set(some.target_id.tolist()) < set(whole.target_id.tolist())

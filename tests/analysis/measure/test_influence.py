@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-import analysis.measure.measurement as measurement_module
+import analysis.measure.influence as measurement_module
 from analysis.measure.influence import InfluenceSettings, measure_influence
 from analysis.records.store import load_records
 from olmo_sparsity.checkpoint import load_model

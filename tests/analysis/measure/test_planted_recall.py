@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.measure.planted_recall import checked_settings, draw_samples, measure_recall, planted_task
+from analysis.measure.planted import checked_settings, draw_samples, measure_recall, planted_task
 from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.plots.recall import load_recall, recall_figure

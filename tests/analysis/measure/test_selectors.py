@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.measure.recovery import selected_losses
+from analysis.measure.influence import selected_losses
 from analysis.measure.selectors import (
     SELECTORS,
     Question,

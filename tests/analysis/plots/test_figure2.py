@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from analysis.plots import figure2 as plots
 from analysis.plots.dependencies import tokens_needed_figure
-from analysis.plots.length import LENGTH
+from analysis.records.results import LENGTH
 from analysis.stats.summary import summarize
 from analysis.stats.sums import BEST
 from tests.support.made_up_records import MEASURED, made_up_records

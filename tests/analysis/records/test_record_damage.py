@@ -17,11 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.manifest import Manifest
-from analysis.records.schema import FAR_CONTEXTS, Examples
+from analysis.records.schema import FAR_CONTEXTS, Manifest
 from analysis.records.store import Records, RecordWriter, load_records
 from olmo_sparsity.util.errors import UserError
-from tests.analysis.records.test_store import MANIFEST, make_targets, rows_of, write
+from tests.analysis.records.test_store import MANIFEST, finish, make_examples, rows_of, write
 
 ROOT = Path(__file__).parents[3]
 FILES = (
@@ -32,16 +31,6 @@ FILES = (
     "selections/part-00001.parquet",
 )
 PART = "selections/part-00000.parquet"
-
-
-def make_examples() -> Examples:
-    return Examples(
-        np.array([10, 13]),
-        [["a", " b"] * 16, ["c", " d"] * 16],
-        ["x", "y"],
-        [["e"] * 24, ["f"] * 24],
-        ["", "z"],
-    )
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +107,9 @@ def unfinish(folder: Path) -> None:
 
 
 def measure_the_rest(folder: Path) -> None:
-    """What `Measurement.run` does."""
     writer = RecordWriter(folder, MANIFEST)
     assert not writer.manifest.complete and writer.targets is not None
-    writer.write_examples(make_examples())
-    for target in {10, 12, 13, 15} - writer.finished_targets():
-        writer.append(rows_of(target))
-    writer.finish()
+    finish(writer)
 
 
 def test_mending_goes_on_after_a_kill(whole: Path, folder: Path) -> None:
@@ -174,11 +159,7 @@ def test_a_part_without_an_entry_is_left_out_and_measured_again(whole: Path, tmp
     assert load_records(folder).over.tolist() == [0, 2]
     assert RecordWriter(folder, MANIFEST).finished_targets() == {10, 12}
     assert not (folder / "selections" / "part-00002.parquet").exists()
-    writer = RecordWriter(folder, MANIFEST)
-    writer.write_examples(make_examples())
-    for target in (13, 15):
-        writer.append(rows_of(target))
-    writer.finish()
+    finish(RecordWriter(folder, MANIFEST))
     assert_same(load_records(folder), load_records(whole))
 
 
@@ -198,19 +179,10 @@ def test_killed_anywhere_the_same_command_goes_on(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, time: int, after: bool
 ) -> None:
     folder = tmp_path / "records"
-
-    def run() -> None:
-        writer = RecordWriter(folder, MANIFEST)
-        writer.write_targets(make_targets())
-        writer.write_examples(make_examples())
-        for target in {10, 12, 13, 15} - writer.finished_targets():
-            writer.append(rows_of(target))
-        writer.finish()
-
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_at(patch, name, time, after=after)
-        run()
-    run()
+        finish(RecordWriter(folder, MANIFEST))
+    finish(RecordWriter(folder, MANIFEST))
     assert_same(load_records(folder), load_records(whole))
 
 
@@ -251,21 +223,33 @@ def edit_json(path: Path, change: dict) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
 
 
-# --- format 2, which had no checksums ---
+# --- older formats ---
 
 
-def make_format_2(folder: Path, **change: Any) -> Path:
-    """Turn records into what the code before wrote; ``change`` replaces fields that no fingerprint protects."""
-    (folder / "checksums.json").unlink()
+def make_old(folder: Path, version: int, **change: Any) -> Path:
+    """Turn records into what older code wrote; ``change`` replaces fields that no fingerprint protects."""
+    table = pq.read_table(folder / "targets.parquet")
+    place = table.column_names.index("gain_nats")
+    gap = pa.field("gap_long_minus_short_nats", pa.float64(), nullable=False)
+    negated = pa.array(-table["gain_nats"].to_numpy())
+    pq.write_table(table.set_column(place, gap, negated), folder / "targets.parquet")
+    list_again(folder / "targets.parquet", folder)
     path = folder / "manifest.json"
-    manifest = {**json.loads(path.read_text()), "version": 2}
+    manifest = {**json.loads(path.read_text()), "version": version, **change}
     del manifest["checksum"]
-    free = {"kind", "settings_fingerprint", "checkpoint", "training_seed", "evaluation_checkpoint", "complete",
-            "evaluation_training_seed", "corpus", "device", "commit", "versions", "created"}  # fmt: skip
-    settings = {name: value for name, value in manifest.items() if name not in free}
-    fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps({**manifest, "settings_fingerprint": fingerprint, **change}))
+    if version == 2:
+        (folder / "checksums.json").unlink()
+        free = {"kind", "settings_fingerprint", "checkpoint", "training_seed", "evaluation_checkpoint", "complete",
+                "evaluation_training_seed", "corpus", "device", "commit", "versions", "created"}  # fmt: skip
+        manifest["settings_fingerprint"] = sha256_of({k: v for k, v in manifest.items() if k not in free})
+    else:
+        manifest["checksum"] = sha256_of(manifest)
+    path.write_text(json.dumps(manifest))
     return folder
+
+
+def sha256_of(value: dict) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def test_the_fingerprint_of_format_2_is_that_of_committed_records(folder: Path) -> None:
@@ -274,23 +258,25 @@ def test_the_fingerprint_of_format_2_is_that_of_committed_records(folder: Path) 
     assert found["version"] == 2 and load_records(committed).manifest.complete
     shutil.copyfile(committed / "manifest.json", folder / "manifest.json")
     edit_json(folder / "manifest.json", {"checksum": "x"})
-    make_format_2(folder)
+    make_old(folder, 2)
     assert json.loads((folder / "manifest.json").read_text()) == found
 
 
-def test_records_of_format_2_are_read_and_not_gone_on_with(whole: Path, folder: Path) -> None:
-    make_format_2(folder)
+@pytest.mark.parametrize("version", [2, 3])
+def test_records_of_older_formats_are_read_and_not_gone_on_with(
+    whole: Path, folder: Path, version: int
+) -> None:
+    make_old(folder, version)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     records = load_records(folder)
-    assert records.manifest.version == 2 and records.examples is not None
-    assert_same(replace(records, manifest=replace(records.manifest, version=3)), load_records(whole))
+    assert records.manifest.version == version and records.examples is not None
+    assert_same(replace(records, manifest=replace(records.manifest, version=4)), load_records(whole))
     assert RecordWriter(folder, MANIFEST).manifest.complete  # nothing to do
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     (folder / PART).unlink()
     said = refusal(lambda: RecordWriter(folder, MANIFEST)) or ""
-    assert "unfinished records of format version 2" in said and said.endswith(
-        "another --out, or with --overwrite"
-    )
+    assert f"unfinished records of format version {version}" in said
+    assert said.endswith("another --out, or with --overwrite")
     assert not RecordWriter(folder, MANIFEST, overwrite=True).manifest.complete
     assert not (folder / "selections").exists()
 
@@ -300,7 +286,7 @@ def test_records_of_format_2_are_read_and_not_gone_on_with(whole: Path, folder: 
     [{"complete": "no"}, {"commit": 5}, {"versions": []}, {"training_seed": True}, {"checkpoint": None}],
 )
 def test_a_manifest_of_format_2_with_other_types_is_refused(folder: Path, change: dict) -> None:
-    assert "was edited or damaged" in (refusal(lambda: load_records(make_format_2(folder, **change))) or "")
+    assert "was edited or damaged" in (refusal(lambda: load_records(make_old(folder, 2, **change))) or "")
 
 
 # --- content that no measurement writes, whatever the checksum says ---
@@ -326,7 +312,7 @@ def put(column: str, value: Any) -> Callable[[dict], None]:
     return lambda columns: columns[column].__setitem__(0, value)
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, 3, 4])
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
@@ -343,7 +329,7 @@ def put(column: str, value: Any) -> Callable[[dict], None]:
         (PART, put("selector", "oracle"), "the selector 'oracle', which was not measured"),
         (PART, put("far_context", "false"), "the far_context 'false', which was not measured"),
         ("targets.parquet", put("loss_long_nats", float("nan")), "not finite"),
-        ("targets.parquet", put("loss_long_nats", 9.0), "gap is not"),
+        ("targets.parquet", put("loss_long_nats", 9.0), "gain is not"),
         ("targets.parquet", put("target_id", 12), "repeat"),
         ("targets.parquet", put("kind", "nonsense"), "unknown kinds"),
         ("examples.parquet", put("context_pieces", ["a"]), "context_pieces are not 32 texts"),
@@ -356,8 +342,8 @@ def put(column: str, value: Any) -> Callable[[dict], None]:
 def test_impossible_content_is_refused(
     folder: Path, name: str, change: Callable[[dict], None], said: str, version: int
 ) -> None:
-    if version == 2:
-        make_format_2(folder)
+    if version < 4:
+        make_old(folder, version)
     rewrite(folder / name, change, folder)
     found = refusal(lambda: load_records(folder)) or ""
     assert said in found and str(folder / name) in found
@@ -402,11 +388,9 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
 ) -> None:
     """A file-size limit stands for the full disk. With 300 bytes, some of the small files still fit."""
     folder = tmp_path / "records"
-    begun = ("targets",) if what == "examples" else () if what == "targets" else ("targets", "examples")
-    writer = RecordWriter(folder, MANIFEST)
-    if "targets" in begun:
-        writer.write_targets(make_targets())
-    if "examples" in begun:
+    has_targets, has_examples = what != "targets", what in ("append", "finish")
+    writer = write(folder, (), finish=False) if has_targets else RecordWriter(folder, MANIFEST)
+    if has_examples:
         writer.write_examples(make_examples())
         for target in (10, 12):
             writer.append(rows_of(target))
@@ -414,7 +398,8 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(
 import resource, signal
 from analysis.records.store import RecordWriter
 from olmo_sparsity.util.errors import run_script
-from tests.analysis.records.test_record_damage import MANIFEST, make_examples, make_targets, rows_of
+from tests.analysis.records.test_record_damage import MANIFEST, make_examples, rows_of
+from tests.analysis.records.test_store import make_targets
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 def full():
     resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_left}, {bytes_left}))
@@ -428,14 +413,9 @@ run_script(main)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("error: the disk is full") and done.stderr.count("\n") == 1
     assert not [path for path in folder.rglob("*") if ".tmp-" in path.name]
-    if begun == ("targets", "examples"):
+    if has_examples:
         found = load_records(folder)
         assert found.over.tolist() == ([0, 2, 3, 5] if what == "finish" else [0, 2])
         assert not found.manifest.complete
-    writer = RecordWriter(folder, MANIFEST)
-    writer.write_targets(make_targets())
-    writer.write_examples(make_examples())
-    for target in {10, 12, 13, 15} - writer.finished_targets():
-        writer.append(rows_of(target))
-    writer.finish()
+    finish(RecordWriter(folder, MANIFEST))
     assert load_records(folder).over.tolist() == [0, 2, 3, 5]

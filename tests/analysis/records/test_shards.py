@@ -9,16 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import analysis.measure.measurement as measurement_module
+import analysis.measure.influence as measurement_module
 import analysis.records.shards as merge_module
 from analysis.measure.influence import InfluenceSettings, measure_influence
-from analysis.records.manifest import Manifest
-from analysis.records.shard import MeasurementShard
-from analysis.records.shards import merge_records
+from analysis.records.schema import Manifest
+from analysis.records.shards import MeasurementShard, merge_records
 from analysis.records.store import load_records
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError
-from tests.analysis.records.test_record_damage import make_format_2, put, rewrite
+from tests.analysis.records.test_record_damage import make_old, put, rewrite
 from tests.support import tiny
 
 ROOT = Path(__file__).parents[3]
@@ -153,7 +152,7 @@ def test_one_process_at_a_time_writes_the_merged_records(out):
 
 def test_shards_of_format_2_are_merged_into_records_of_format_3(whole, out):
     for number in (1, 3):
-        make_format_2(MeasurementShard(number, COUNT).folder(out))
+        make_old(MeasurementShard(number, COUNT).folder(out))
     merged = load_records(merge_records(out))
     assert merged.manifest.version == 3
     assert_same_records(whole, merged)
@@ -173,11 +172,11 @@ def test_a_damaged_shard_is_refused_and_mended(trained, whole, out):
     assert_same_records(whole, load_records(merge_records(out)))
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, 4])
 def test_a_shard_with_losses_that_are_not_finite_is_refused(out, version):
     folder = MeasurementShard(2, COUNT).folder(out)
     if version == 2:
-        make_format_2(folder)
+        make_old(folder, 2)
     rewrite(next((folder / "selections").iterdir()), put("loss_nats", [1.0, float("nan")]), folder)
     with pytest.raises(UserError, match="a loss is not finite") as error:
         merge_records(out)

@@ -65,7 +65,7 @@ def by_gain(records: Records) -> list[int]:
 
 
 def gain_of(records: Records, i: int) -> float:
-    return round(float(-records.targets.gap_long_minus_short_nats[i]), 3)
+    return round(float(records.targets.gain_nats[i]), 3)
 
 
 def listed(browser: Browser) -> int:

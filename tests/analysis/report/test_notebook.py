@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 
 from analysis.records.schema import Targets
-from analysis.report.notebook_result import Choices, InfluentialTokens
+from analysis.report.notebook import Choices, InfluentialTokens
 from tests.support.made_up_report import CONTROLS, SIGNS
 
 HOSTILE = [

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from analysis.records.results import LONGPPL
 from analysis.records.schema import FAR_CONTEXTS, Examples
 from analysis.records.store import Records, RecordWriter
 from analysis.report.examples import choose_examples, page_data
@@ -28,7 +29,6 @@ from analysis.report.page import (
     load_comparison,
     load_longppl,
 )
-from analysis.report.tables import LONGPPL
 from analysis.report.words import bounds, number, reading
 from analysis.stats.compare import COMPARISON, compare
 from analysis.stats.summary import summarize

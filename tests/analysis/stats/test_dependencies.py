@@ -157,7 +157,7 @@ def test_intervals_equal_a_bootstrap_of_whole_documents(records: Records, summar
     targets, over = records.targets, records.over
     row_of = {int(index): row for row, index in enumerate(over)}
     documents = np.unique(targets.document)
-    gain = -targets.gap_long_minus_short_nats
+    gain = targets.gain_nats
     saved = targets.loss_short_nats[over, None] - records.loss_nats["leave-one-out"]["true"]
     rng = np.random.default_rng(0)
     edges = summary["distances"]["edges"]

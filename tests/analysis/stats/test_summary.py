@@ -121,7 +121,7 @@ def test_intervals_equal_a_bootstrap_of_whole_documents(records: Records, summar
 def test_best_is_the_lowest_loss_of_each_target(records: Records, summary: dict) -> None:
     """Chosen target by target and k by k, among controls too, in the true and the placebo context by themselves."""
     short = records.targets.loss_short_nats[records.over]
-    gain = -records.targets.gap_long_minus_short_nats[records.over]
+    gain = records.targets.gain_nats[records.over]
     winners = set()
     for column, k in enumerate(["1", "2", "4", "8"]):
         for key, context in (("recovery", "true"), ("placebo_recovery", "placebo")):
@@ -185,7 +185,7 @@ def test_comparisons_are_paired(records: Records, summary: dict) -> None:
     """The default selector minus the other one, both of the same resample."""
     pairs = [(each["first"], each["second"], each["k"]) for each in summary["comparisons"]]
     assert pairs == [("leave-one-out", name, 4) for name in ("leave-one-in", "greedy", "random", "best")]
-    gain = -records.targets.gap_long_minus_short_nats[records.over]
+    gain = records.targets.gain_nats[records.over]
     losses = {name: {c: records.loss_nats[name][c][:, 2] for c in FAR_CONTEXTS} for name in MEASURED}
     resamples = resampled_rows(records, 1000)
     for each in summary["comparisons"][:3]:
@@ -216,7 +216,7 @@ def test_crossfit_chooses_with_one_model_and_sums_losses_of_the_other(tmp_path: 
     summary = summarize(records, 100)
     over = [i for i in range(len(targets)) if targets.selecting_gain_nats[i] > 1.0]
     evaluated = [targets.loss_short_nats[i] - targets.loss_long_nats[i] for i in over]
-    assert min(evaluated) < 0 and set(over) != set(np.flatnonzero(-targets.gap_long_minus_short_nats > 1.0))
+    assert min(evaluated) < 0 and set(over) != set(np.flatnonzero(targets.gain_nats > 1.0))
     assert summary["settings"]["crossfit"] and summary["settings"]["evaluation_checkpoint"] == "runs/b"
     assert summary["targets_over_tau"] == len(over)
     assert summary["share_over_tau"]["value"] == pytest.approx(len(over) / 400)
@@ -259,7 +259,7 @@ def test_bins_split_the_targets(records: Records, summary: dict) -> None:
     assert summary["gain_bins"]["k"] == 4
     assert [(each["low"], each["high"]) for each in bins] == [(1, 2), (2, 3), (3, 5), (5, None)]
     assert sum(each["targets"] for each in bins) == summary["targets_over_tau"]
-    gain = -records.targets.gap_long_minus_short_nats[records.over]
+    gain = records.targets.gain_nats[records.over]
     inside = (gain > 2) & (gain <= 3)
     assert bins[1]["targets"] == inside.sum()
     assert bins[1]["documents"] == len(np.unique(records.targets.document[records.over[inside]]))
@@ -290,7 +290,7 @@ def test_same_seed_same_summary(records: Records, summary: dict) -> None:
 
 def test_refuses_when_no_target_is_over_tau(tmp_path: Path) -> None:
     records = made_up_records(tmp_path, tau_nats=50.0)
-    largest = -records.targets.gap_long_minus_short_nats.min()
+    largest = records.targets.gain_nats.max()
     with pytest.raises(
         UserError, match=f"no target above tau: 0 % of the 400 .* {largest:.3g}.*--tau"
     ) as refused:
