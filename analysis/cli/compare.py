@@ -18,8 +18,10 @@ from pathlib import Path
 from rich.console import Console
 
 from analysis.cli.arguments import add_bootstrap_arguments
+from analysis.records.results import COMPARISON
 from analysis.records.store import load_records
-from analysis.stats.compare import COMPARISON, compare, render_comparison
+from analysis.stats.compare import compare
+from analysis.stats.tables import render_comparison
 from olmo_sparsity.util.arguments import Parser, out_file
 
 

@@ -24,10 +24,11 @@ from rich.console import Console
 
 from analysis.cli.arguments import add_bootstrap_arguments
 from analysis.plots.dependencies import all_figures
-from analysis.plots.figure2 import save_figure
-from analysis.plots.length import LENGTH
+from analysis.plots.style import save_figure
+from analysis.records.results import LENGTH
 from analysis.records.store import load_records
-from analysis.stats.summary import render_table, summarize, write_summary
+from analysis.stats.summary import summarize, write_summary
+from analysis.stats.tables import render_table
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
 
 

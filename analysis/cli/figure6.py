@@ -16,9 +16,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from analysis.cli.arguments import add_bootstrap_arguments
-from analysis.plots.figure2 import save_figure
+from analysis.plots.figure6 import choose_selectors, figure6, grid_panels, grid_table
+from analysis.plots.style import save_figure
 from analysis.records.store import load_records
-from analysis.stats.grid import choose_selectors, figure6, grid_panels, grid_table
 from analysis.stats.summary import summarize
 from olmo_sparsity.util.arguments import Parser, out_folder
 from olmo_sparsity.util.files import write_json

@@ -30,11 +30,11 @@ from olmo_sparsity.util.errors import UserError
 
 def main() -> None:
     """Join, draw and print."""
-    from analysis.plots.figure2 import save_figure
     from analysis.plots.ladder import joint_figure, ladder_figure
-    from analysis.plots.length import LENGTH
+    from analysis.plots.style import save_figure
+    from analysis.records.results import LADDER, LENGTH
     from analysis.records.store import load_records
-    from analysis.stats.ladder import LADDER, ladder_points
+    from analysis.stats.ladder import ladder_points
     from analysis.stats.summary import summarize
     from analysis.stats.tables import print_whole
     from olmo_sparsity.util.files import write_json
@@ -79,8 +79,7 @@ def main() -> None:
 
 
 def _table(result: dict[str, Any]) -> Table:
-    from analysis.stats.summary import percent_text, plain_table
-    from analysis.stats.tables import interval_cell
+    from analysis.stats.tables import interval_cell, percent_text, plain_table
 
     k, times = result["settings"]["k"], result["settings"]["times"]
     table = plain_table(

@@ -17,7 +17,8 @@ from olmo_sparsity.util.errors import UserError
 
 def main() -> None:
     """Read, choose, draw."""
-    from analysis.plots.length import LENGTH, save_length_figures
+    from analysis.plots.length import save_length_figures
+    from analysis.records.results import LENGTH
 
     arguments = _parser().parse_args()
     measured = LENGTH.load(arguments.folder)

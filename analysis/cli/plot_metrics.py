@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.plots.training import X_AXES, RunMetrics, run_names, save, training_figure
+from analysis.plots.style import save
+from analysis.plots.training import X_AXES, RunMetrics, run_names, training_figure
 from olmo_sparsity.training.metrics import METRICS_NAME, read_metrics
 from olmo_sparsity.util.arguments import Parser, finite_number, out_file
 from olmo_sparsity.util.errors import UserError

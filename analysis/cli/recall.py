@@ -80,9 +80,10 @@ def _measure_checkpoint(arguments: argparse.Namespace, names: tuple[str, ...]) -
     from analysis.measure.planted_recall import checked_settings, measure_recall, planted_task, recall_record
     from analysis.model.load import check_long_context, load_for_analysis
     from analysis.model.scorer import Scorer
-    from analysis.plots.figure2 import save_figure
-    from analysis.plots.recall import RECALL_NAME, recall_figure
-    from analysis.stats.summary import percent_text
+    from analysis.plots.recall import recall_figure
+    from analysis.plots.style import save_figure
+    from analysis.records.results import RECALL_NAME
+    from analysis.stats.tables import percent_text
     from olmo_sparsity.checkpoint import resolve_checkpoint
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.progress import progress
@@ -122,7 +123,7 @@ def _measure_checkpoint(arguments: argparse.Namespace, names: tuple[str, ...]) -
 
 def _table_of_checkpoint(result: dict[str, Any], what: str) -> Table:
     """Rows for every number of planted tokens, selector and sort of context; ``what``: token or place."""
-    from analysis.stats.summary import plain_table
+    from analysis.stats.tables import plain_table
 
     counted = {"token": "planted tokens", "place": "planted pairs, found by either token"}[what]
     table = plain_table("planted", "selector", "context", *(f"k = {k}" for k in result["ks"]))
@@ -145,7 +146,7 @@ def _table_of_checkpoint(result: dict[str, Any], what: str) -> Table:
 
 def _measure_hand_built(arguments: argparse.Namespace, names: tuple[str, ...]) -> None:
     from analysis.measure.planted import KS
-    from analysis.plots.recall import FORMAT, OF_HAND_BUILT, RECALL_NAME
+    from analysis.records.results import FORMAT, OF_HAND_BUILT, RECALL_NAME
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit
 

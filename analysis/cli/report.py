@@ -19,7 +19,7 @@ from pathlib import Path
 
 from analysis.cli.arguments import add_bootstrap_arguments
 from analysis.plots.dependencies import all_figures
-from analysis.plots.length import LENGTH
+from analysis.records.results import LENGTH
 from analysis.records.store import load_records
 from analysis.report.page import load_comparison, load_longppl, report_html
 from analysis.stats.summary import summarize

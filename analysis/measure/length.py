@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from analysis.measure.comparison import ComparisonSettings, check_models, describe, load_model_of
 from analysis.model.token_losses import TokenLosses
-from analysis.plots.length import LENGTH
+from analysis.records.results import LENGTH
 from analysis.stats.bootstrap import BY_DOCUMENT_AND_SEED
 from analysis.stats.length import PositionSums, summarize_length
 from analysis.text.segments import Segments, sample_segments

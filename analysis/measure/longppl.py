@@ -39,7 +39,7 @@ from rich.text import Text
 from analysis.measure.settings import MeasurementSettings
 from analysis.model.load import find_model, load_for_analysis
 from analysis.model.token_losses import TokenLosses
-from analysis.report.tables import LONGPPL
+from analysis.records.results import LONGPPL
 from analysis.stats.bootstrap import (
     DEFAULT_RESAMPLES,
     ClusterBootstrap,

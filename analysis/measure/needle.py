@@ -22,7 +22,7 @@ from analysis.measure.comparison import ComparisonSettings, check_models, descri
 from analysis.measure.needle_recall import RecallOptions, check_recall, recall_of_needles
 from analysis.measure.needles import Cell, Needles, cells_of, draw_needles, measure_needles
 from analysis.model.token_losses import TokenLosses
-from analysis.plots.needle import NEEDLE
+from analysis.records.results import NEEDLE
 from analysis.stats.bootstrap import (
     BY_DOCUMENT_AND_SEED,
     ClusterBootstrap,

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis.plots.figure2 import (
+from analysis.plots.style import (
     STYLE,
     add_heading,
     add_legend,
@@ -22,18 +22,11 @@ from analysis.plots.figure2 import (
     selector_styles,
     to_number,
 )
-from analysis.stats.sums import Json
+from analysis.records.results import INFLUENCE_BENCHMARK
+from analysis.stats.recovery import Json
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import ResultFile, misfit
+from olmo_sparsity.util.result_files import misfit
 
-INFLUENCE_BENCHMARK = ResultFile(
-    "influence.json",
-    "olmo-sparsity benchmark influence",
-    1,
-    "benchmark of the influence analysis",
-    "scripts/benchmark.py influence",
-    before={"benchmark": "influence"},
-)
 MEGABYTE = 1e6
 
 _SWEEPS = {"n_long": "N [tokens of long context]", "k": "k [selected tokens]", "targets": "targets at once"}

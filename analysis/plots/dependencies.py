@@ -19,7 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MultipleLocator, NullLocator, PercentFormatter
 
-from analysis.plots.figure2 import (
+from analysis.plots.figure2 import describe, figure2
+from analysis.plots.style import (
     PLACEBO_LABEL,
     PLACEBO_LINE,
     STYLE,
@@ -27,8 +28,6 @@ from analysis.plots.figure2 import (
     add_heading,
     add_legend,
     bar_lengths,
-    describe,
-    figure2,
     in_rows,
     k_axis,
     new_figure,
@@ -40,8 +39,9 @@ from analysis.plots.figure2 import (
     small_multiples,
     to_number,
 )
-from analysis.stats.summary import FEW_DOCUMENTS, percent_text
-from analysis.stats.sums import Json
+from analysis.stats.recovery import Json
+from analysis.stats.summary import FEW_DOCUMENTS
+from analysis.stats.tables import percent_text
 
 KINDS_TITLES = ("(a) Share", "(b) Gain, all targets", "(c) Recovery, k = {k}", "(d) Net recovery, k = {k}")
 _FEW_LOOKS: Json = {"facecolor": "0.95", "hatch": "////", "edgecolor": "0.82", "linewidth": 0, "zorder": 0.4}

@@ -11,9 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from analysis.plots.figure2 import STYLE, add_heading, new_figure
-from analysis.plots.training import curve_style
-from analysis.stats.sums import nats
+from analysis.plots.style import STYLE, add_heading, curve_style, new_figure
+from analysis.stats.recovery import nats
 
 Json = dict[str, Any]
 

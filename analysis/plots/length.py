@@ -15,40 +15,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from analysis.plots.figure2 import STYLE, add_heading, bar_lengths, new_figure, save_figure, to_number
-from analysis.plots.training import curve_style
-from olmo_sparsity.util.result_files import INTERVAL, ResultFile
+from analysis.plots.style import (
+    STYLE,
+    add_heading,
+    bar_lengths,
+    curve_style,
+    new_figure,
+    save_figure,
+    to_number,
+)
 
 Json = dict[str, Any]
 
-_AT_LENGTHS = [{"length": int, "loss_nats": INTERVAL, "rise_nats": INTERVAL}]
-LENGTH = ResultFile(
-    "length.json",
-    "olmo-sparsity loss by position",
-    3,
-    "loss by position",
-    "scripts/length.py",
-    shape={
-        "settings": {"lengths": [int], "windows_measured": int, "documents": int},
-        "models": [
-            {
-                "label": str,
-                "bins": [{"from": int, "to": int, "loss_nats": INTERVAL}],
-                "at_lengths": _AT_LENGTHS,
-                "checkpoints": [
-                    {
-                        **dict.fromkeys(("checkpoint", "checkpoint_sha256"), str),
-                        "parameters": int,
-                        **dict.fromkeys(("training_seed", "training_length", "position_target"), (int, None)),
-                        "position_scheme": (str, None),
-                        "rope_scaling": (dict, None),
-                        "at_lengths": _AT_LENGTHS,
-                    }
-                ],
-            }
-        ],
-    },
-)
 
 MANY_MODELS = 7
 """With more models than these the legend stands beside the panel: it would hide curves."""

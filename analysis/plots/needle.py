@@ -12,32 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from analysis.plots.figure2 import STYLE
-from olmo_sparsity.util.result_files import INTERVAL, ResultFile
+from analysis.plots.style import STYLE
 
-NEEDLE = ResultFile(
-    "needle.json",
-    "olmo-sparsity needles",
-    2,
-    "needles",
-    "scripts/needle.py",
-    shape={
-        "settings": {"lengths": [int], "ks": [int], "depths": [float], "recall": (dict, None)},
-        "models": [
-            {
-                "label": str,
-                "cells": [
-                    {
-                        **dict.fromkeys(("value_tokens", "length"), int),
-                        "depth": float,
-                        **dict.fromkeys(("exact", "absent_exact", "gain_nats"), INTERVAL),
-                    }
-                ],
-                "checkpoints": [{"training_seed": (int, None), "recall": (dict, None)}],
-            }
-        ],
-    },
-)
 MEASURES = {
     "exact": ("needle", "exact match [share of needles]"),
     "gain_nats": ("needle_gain", "loss without the needle - with it [nats per token]"),
@@ -90,7 +66,7 @@ def describe_needle(needle_json: Json) -> str:
 
 def recall_figure(needle_json: Json) -> Figure:
     """Recall of the needle's tokens against k, a panel per checkpoint; true solid, placebo dashed, chance dotted."""
-    from analysis.plots.figure2 import selector_styles
+    from analysis.plots.style import selector_styles
 
     checkpoints = [(model["label"], one) for model in needle_json["models"] for one in model["checkpoints"]]
     measured = [(label, one["recall"]) for label, one in checkpoints if one["recall"] is not None]

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.plots.figure2 import (
+from analysis.plots.style import (
     STYLE,
     add_heading,
     add_legend,
@@ -26,29 +26,8 @@ from analysis.plots.figure2 import (
     selector_styles,
     small_multiples,
 )
-from analysis.stats.sums import Json
-from olmo_sparsity.util.result_files import INTERVAL, ResultFile
-
-RECALL_NAME = "recall.json"
-FORMAT, OF_HAND_BUILT = 2, "hand-built models"
-"""Format of that file of hand-built models, which nothing reads, and what it says was measured."""
-RECALL = ResultFile(
-    RECALL_NAME,
-    "olmo-sparsity recall of planted tokens",
-    3,
-    "recall of a checkpoint",
-    "scripts/recall.py --checkpoint",
-    shape={
-        "run": str,
-        "step": int,
-        "task": {"name": str},
-        **dict.fromkeys(("n_long", "n_short", "samples"), int),
-        "ks": [int],
-        "chance": {...: {...: float}},
-        "cells": [{"planted": int, "accuracy": {"value": float}, "selectors": {...: {...: {...: INTERVAL}}}}],
-    },
-    before={"format": 2, "measured": "checkpoint"},
-)
+from analysis.records.results import RECALL
+from analysis.stats.recovery import Json
 
 _COUNTINGS = {"token": "planted tokens", "place": "planted pairs, by either token"}
 _CHANCE: Json = {"color": "0.3", "linewidth": 1, "linestyle": ":", "zorder": 1.6}

@@ -19,22 +19,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from analysis.plots.figure2 import FORMATS, STYLE, write_figure
+from analysis.plots.style import STYLE, curve_style
 from olmo_sparsity.util.errors import UserError
 
 Json = dict[str, Any]
 
 X_AXES = {"tokens": "training tokens", "steps": "optimizer steps"}
-# colour, marker, line style: runs differ by all three at once, for grey printing and colour-blind eyes
-_RUN_STYLES = (
-    ("#0072B2", "o", "-"),
-    ("#D55E00", "s", "--"),
-    ("#009E73", "^", "-."),
-    ("#CC79A7", "D", ":"),
-    ("#E69F00", "v", (0, (5, 1))),
-    ("#56B4E9", "P", (0, (3, 1, 1, 1))),
-    ("#000000", "X", (0, (1, 1))),
-)
 _HELDOUT: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0, "markersize": 3.8}
 
 
@@ -158,27 +148,12 @@ def training_figure(
     return figure
 
 
-def save(figure: Figure, path: str | Path) -> Path:
-    """Write the figure as the ending of ``path`` says, atomically. Raises `UserError` for an unknown ending."""
-    path = Path(path)
-    if path.suffix[1:].lower() not in FORMATS:
-        raise UserError(f"{path} has no ending of {', '.join(FORMATS)}; name it with one of them")
-    return write_figure(figure, path)
-
-
 def short_number(value: float) -> str:
     """1,500 as 1.5k, then M for 10^6 and B for 10^9."""
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:g}{letter}"
     return f"{value:g}"
-
-
-def curve_style(number: int) -> tuple[str, str, Any]:
-    """Colour, marker and line style of a curve; all three together differ for the first 49 numbers."""
-    turn, place = divmod(number, len(_RUN_STYLES))
-    _, marker, line = _RUN_STYLES[(place + 2 * turn) % len(_RUN_STYLES)]
-    return _RUN_STYLES[place][0], marker, line
 
 
 def _legend_handles(runs: Sequence[RunMetrics]) -> list[Line2D]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis.records.schema import Targets
-from analysis.stats.sums import nats
+from analysis.stats.recovery import nats
 
 if TYPE_CHECKING:
     import pandas

@@ -8,39 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.plots.figure2 import selector_label
+from analysis.plots.style import selector_label
 from analysis.report.foreign_text import foreign_html, text_html
 from analysis.report.words import bounds, number, p_value, plural
-from analysis.stats.sums import default_selector
-from olmo_sparsity.util.result_files import INTERVAL, ResultFile
+from analysis.stats.recovery import default_selector
 
 Json = dict[str, Any]
 Rows = Sequence[Sequence[str]]
 """Cells as HTML; the first of a row is its heading."""
 
 PERCENT: Json = {"scale": 100, "digits": 0}
-_FORM = {
-    **dict.fromkeys(("key_tokens", "share", "longppl", "ppl_short", "mean_lsd_nats"), INTERVAL),
-    "tokens_read": int,
-}
-LONGPPL = ResultFile(
-    "longppl.json",
-    "olmo-sparsity LongPPL",
-    1,
-    "LongPPL",
-    "scripts/longppl.py",
-    shape={
-        **dict.fromkeys(("targets", "documents"), int),
-        "ppl": INTERVAL,
-        "settings": {
-            **dict.fromkeys(("n_long", "n_short", "sliding_window"), int),
-            **dict.fromkeys(("alpha_nats", "beta_nats"), float),
-        },
-        "agreement": {"jaccard": INTERVAL},
-        "forms": {"exact": _FORM, "published": _FORM},
-    },
-    before={},
-)
 
 
 def all_tables(summary: Json, longppl: Json | None, comparison: Json | None) -> str:

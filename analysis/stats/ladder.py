@@ -19,9 +19,6 @@ from typing import Any
 
 from analysis.records.manifest import ROPE_SCALING
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import ResultFile
-
-LADDER = ResultFile("ladder.json", "olmo-sparsity ladder", 2, "ladder", "scripts/ladder.py")
 
 Json = dict[str, Any]
 

@@ -19,10 +19,12 @@ import analysis.model.token_losses as token_losses_module
 from analysis.measure.comparison import check_reach
 from analysis.measure.length import LengthSettings, measure_length, position_edges
 from analysis.model.load import load_for_analysis
-from analysis.plots.length import LENGTH, length_figure, lengths_figure, plot_length
-from analysis.plots.training import curve_style
+from analysis.plots.length import length_figure, lengths_figure, plot_length
+from analysis.plots.style import curve_style
+from analysis.records.results import LENGTH
 from analysis.stats.bootstrap import cluster_bootstrap, ratio_of_sums
-from analysis.stats.length import PositionSums, render_length, summarize_length
+from analysis.stats.length import PositionSums, summarize_length
+from analysis.stats.tables import render_length
 from analysis.text.segments import sample_segments
 from olmo_sparsity.data import verify
 from olmo_sparsity.data.tokens import TokenFiles

@@ -17,7 +17,8 @@ from analysis.measure.needle_recall import RecallOptions, needle_contexts, recal
 from analysis.measure.needles import cells_of, draw_needles, measure_needles
 from analysis.model.load import load_for_analysis
 from analysis.model.token_losses import TokenLosses
-from analysis.plots.needle import NEEDLE, needle_figure, recall_figure
+from analysis.plots.needle import needle_figure, recall_figure
+from analysis.records.results import NEEDLE
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.model.test_load import directory

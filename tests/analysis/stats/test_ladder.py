@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.plots.ladder import joint_figure, ladder_figure
-from analysis.plots.length import LENGTH
+from analysis.records.results import LENGTH
 from analysis.records.store import load_records
 from analysis.stats.ladder import ladder_points
 from analysis.stats.summary import summarize

@@ -7,15 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.plots.costs import INFLUENCE_BENCHMARK, load_cost
-from analysis.plots.length import LENGTH
-from analysis.plots.needle import NEEDLE
-from analysis.plots.recall import RECALL, load_recall
+from analysis.plots.costs import load_cost
+from analysis.plots.recall import load_recall
+from analysis.records.results import COMPARISON, INFLUENCE_BENCHMARK, LADDER, LENGTH, LONGPPL, NEEDLE, RECALL
 from analysis.report.page import load_comparison, load_longppl
-from analysis.report.tables import LONGPPL
-from analysis.stats.compare import COMPARISON
 from analysis.stats.exact_match import load_records
-from analysis.stats.ladder import LADDER
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import EXACT_MATCH, INTERVAL, json_checksum, misfit
 

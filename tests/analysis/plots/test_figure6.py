@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.plots.figure2 import save_figure, selector_styles
+from analysis.plots.figure6 import GridPanel, choose_selectors, figure6, grid_panels, grid_table
+from analysis.plots.style import save_figure, selector_styles
 from analysis.records.store import load_records
-from analysis.stats.grid import GridPanel, choose_selectors, figure6, grid_panels, grid_table
 from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_records import made_up_records

@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from analysis.plots.figure2 import (
+from analysis.plots.style import (
     STYLE,
     add_heading,
     add_legend,
@@ -28,8 +28,8 @@ from analysis.plots.figure2 import (
     shown_selectors,
     small_multiples,
 )
+from analysis.stats.recovery import BEST, Json, nats
 from analysis.stats.summary import FEW_DOCUMENTS
-from analysis.stats.sums import BEST, Json, nats
 from olmo_sparsity.util.errors import UserError
 
 RECOVERIES = ("recovery", "placebo_recovery", "net_recovery")
