@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Read and pool the records, then draw, write and print what they say."""
+    arguments = _parser().parse_args()
     from rich.console import Console
 
     from analysis.plots.style import save_figure
@@ -44,7 +45,6 @@ def main() -> None:
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit, library_versions
 
-    arguments = _parser().parse_args()
     groups = pool(load_records(arguments.records), arguments.resamples, arguments.seed)
     planted = [group for group in groups if group.settings.k_train is not None]
     if arguments.bound and not planted:

@@ -1,42 +1,127 @@
-"""Figure 2 (METHOD 2.5), and what all figures from a summary (`analysis.stats.summary`) share: no records, no torch.
+"""Figure 2 (docs/method.md, 2.5), from a summary (`analysis.stats.summary`).
 
 (a) mean loss against k, (b) net recovery against k, (c) recovery at one k in bins of L_short - L_long, (d) where it
-was measured, loss against position. Selectors differ by colour and marker, `best` and screened forms by line style
-too, and placebos are dashed and hollow: the figures survive grey printing and colour-blind eyes (palette: Okabe and
-Ito 2008). All intervals are 95 %.
+was measured, loss against position. Selectors beyond those shown stand in a figure of their own, `further_figure`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.plots.length import plot_length
 from analysis.plots.style import (
-    MANY_SELECTORS,
+    PAGE,
     STYLE,
     add_heading,
     add_legend,
     bar_lengths,
+    columns_in,
     draw_curves,
     k_axis,
-    legend_handles,
     new_figure,
+    selector_handles,
     selector_styles,
     shown_selectors,
     to_number,
 )
-from analysis.stats.recovery import Json, nats
+from analysis.stats.recovery import CONTROLS, Json, default_selector, nats
+from olmo_sparsity.util.errors import UserError
+
+_OF_GAIN = r"[fraction of $L_{short} - L_{long}$]"
 
 
-def plot_loss(axes: Axes, summary: Json) -> None:
+def figure2(
+    summary: Json,
+    length: Json | None = None,
+    *,
+    selectors: Sequence[str] | None = None,
+    width: float = PAGE,
+    heading: bool = True,
+) -> Figure:
+    """Panels (a) to (c), and with ``length`` (`length.json`) panel (d).
+
+    Args:
+        summary: of `summarize`.
+        length: loss by position.
+        selectors: of panels (a) and (b); by default those of `main_selectors`.
+        width: in inches.
+        heading: whether a line above the panels says what was measured.
+    """
+    shown = main_selectors(summary, selectors)
+    panels: list[Callable[[Axes], None]] = [
+        lambda axes: plot_loss(axes, summary, shown),
+        lambda axes: plot_net_recovery(axes, summary, shown),
+        lambda axes: plot_gain_bins(axes, summary),
+    ]
+    if length is not None:
+        panels.append(lambda axes: plot_length(axes, length))
+    return _panels(summary, panels, shown, width, heading)
+
+
+def further_figure(
+    summary: Json, *, selectors: Sequence[str] | None = None, width: float = PAGE, heading: bool = True
+) -> Figure | None:
+    """Panels (a) and (b) of the selectors that `figure2` leaves out, beside the default one; None without any."""
+    default = default_selector(summary["selectors"])
+    left_out = [name for name in summary["selectors"] if name not in main_selectors(summary, selectors)]
+    if not left_out:
+        return None
+    shown = [default, *(name for name in left_out if name != default)]
+    panels: list[Callable[[Axes], None]] = [
+        lambda axes: plot_loss(axes, summary, shown),
+        lambda axes: plot_net_recovery(axes, summary, shown),
+    ]
+    return _panels(summary, panels, shown, width, heading)
+
+
+def main_selectors(summary: Json, wanted: Sequence[str] | None = None) -> list[str]:
+    """``wanted``, or of what was measured the default selector, attention and the controls.
+
+    Raises `UserError` for a selector that was not measured.
+    """
+    measured = summary["selectors"]
+    if wanted is None:
+        default = default_selector(measured)
+        return [default, *(each for each in ("attention", *CONTROLS) if each in measured and each != default)]
+    if unknown := [name for name in wanted if name not in measured]:
+        raise UserError(f"no records of selector {', '.join(unknown)}; choose from {', '.join(measured)}")
+    return list(wanted)
+
+
+def _panels(
+    summary: Json, panels: Sequence[Callable[[Axes], None]], shown: Sequence[str], width: float, heading: bool
+) -> Figure:
+    styles = selector_styles(list(summary["selectors"]))
+    columns = min(columns_in(width, 3.2), len(panels))
+    rows = math.ceil(len(panels) / columns)
+    with matplotlib.rc_context(STYLE):
+        figure = new_figure(width, 2.6 * rows + (0.9 if heading else 0.6))
+        grid = figure.add_gridspec(rows, columns)
+        for number, draw in enumerate(panels):
+            row, column = divmod(number, columns)
+            last = number == len(panels) - 1
+            draw(figure.add_subplot(grid[row, column:] if last else grid[row, column]))
+        in_bins = shown_selectors(list(styles)) if len(panels) > 2 else []
+        add_legend(
+            figure, selector_handles({name: styles[name] for name in dict.fromkeys([*shown, *in_bins])})
+        )
+        if heading:
+            add_heading(figure, describe(summary))
+        figure.draw_without_rendering()  # panel (d) has a legend of its own: the layout takes two passes
+    return figure
+
+
+def plot_loss(axes: Axes, summary: Json, shown: Sequence[str]) -> None:
     """Panel (a): L_k against k, the placebo dashed, between L_short and L_long [nats per token]."""
     styles = selector_styles(list(summary["selectors"]))
-    draw_curves(axes, summary["selectors"], "placebo_loss", styles, placebo=True)
-    draw_curves(axes, summary["selectors"], "loss", styles)
+    found = {name: summary["selectors"][name] for name in shown}
+    draw_curves(axes, found, "placebo_loss", styles, placebo=True)
+    draw_curves(axes, found, "loss", styles)
     for key, text in (("loss_short", r"$L_{short}$"), ("loss_long", r"$L_{long}$")):
         _reference_line(axes, summary[key], key, text)
     k_axis(axes, summary["settings"]["ks"])
@@ -45,12 +130,13 @@ def plot_loss(axes: Axes, summary: Json) -> None:
     axes.set_title("(a) Loss with k influential far tokens", loc="left")
 
 
-def plot_net_recovery(axes: Axes, summary: Json) -> None:
+def plot_net_recovery(axes: Axes, summary: Json, shown: Sequence[str]) -> None:
     """Panel (b): recovery minus placebo recovery against k [fraction of L_short - L_long]."""
-    draw_curves(axes, summary["selectors"], "net_recovery", selector_styles(list(summary["selectors"])))
+    styles = selector_styles(list(summary["selectors"]))
+    draw_curves(axes, {name: summary["selectors"][name] for name in shown}, "net_recovery", styles)
     axes.axhline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
     k_axis(axes, summary["settings"]["ks"])
-    axes.set_ylabel(r"net recovery [fraction of $L_{short} - L_{long}$]")
+    axes.set_ylabel(f"net recovery\n{_OF_GAIN}")
     axes.set_title("(b) Net recovery (recovery − placebo)", loc="left")
 
 
@@ -66,49 +152,27 @@ def plot_gain_bins(axes: Axes, summary: Json) -> None:
     for number, (name, kind) in enumerate(kinds):
         colour, marker, _ = styles[name]
         values = [each["selectors"][name][kind] for each in bins]
-        shift = 0.14 * (number - (len(kinds) - 1) / 2)
-        looks: Json = {"markerfacecolor": "white"} if kind == "placebo_recovery" else {}
+        shift = 0.13 * (number - (len(kinds) - 1) / 2)
         axes.errorbar(
             [place + shift for place in range(len(bins))],
             [to_number(value["value"]) for value in values],
             bar_lengths(values),
             fmt=marker,
             color=colour,
-            capsize=2,
-            elinewidth=1,
+            markerfacecolor="white" if kind == "placebo_recovery" else colour,
+            capsize=1.5,
+            elinewidth=0.8,
             label=f"{name} {kind}",
-            **looks,
         )
     axes.axhline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
     axes.axhline(1.0, color="0.3", linewidth=0.8, linestyle=":", zorder=1.5)
-    axes.set_xticks(range(len(bins)), [f"{_bin_label(each)}\nn = {each['targets']:,}" for each in bins])
+    axes.set_xticks(range(len(bins)), [f"{_bin_label(each)}\nn={each['targets']:,}" for each in bins])
+    axes.set_xlim(-0.5, len(bins) - 0.5)
     axes.grid(visible=False, axis="x")
     axes.set_xlabel(r"$L_{short} - L_{long}$ of the target [nats]")
-    axes.set_ylabel(r"recovery [fraction of $L_{short} - L_{long}$]")
-    axes.set_title(f"(c) Recovery by size of the gain, k = {summary['gain_bins']['k']}", loc="left")
-
-
-Panel = Callable[[Axes, Json], None]
-PANELS: tuple[Panel, ...] = (plot_loss, plot_net_recovery, plot_gain_bins)
-
-
-def figure2(summary: Json, length: Json | None = None) -> Figure:
-    """Panels (a) to (c) side by side, or with ``length`` (`analysis.measure.length`) and its panel (d) two by two."""
-    panels = list(PANELS)
-    if length is not None:
-        from analysis.plots.length import plot_length  # which needs this module's styles
-
-        panels.append(lambda axes, _: plot_length(axes, length))
-    columns = 2 if len(panels) > 3 else 3
-    width, height = (4.6, 3.7) if columns == 2 or len(summary["selectors"]) > MANY_SELECTORS else (3.7, 3.3)
-    rows = math.ceil(len(panels) / columns)
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(width * columns, height * rows + 0.9)
-        for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=True):
-            panel(axes, summary)
-        add_legend(figure, legend_handles(selector_styles(list(summary["selectors"]))))
-        add_heading(figure, describe(summary))
-    return figure
+    axes.set_ylabel(f"recovery\n{_OF_GAIN}")
+    shown = ", ".join(names)
+    axes.set_title(f"(c) Recovery by size of the gain, k = {summary['gain_bins']['k']}\n{shown}", loc="left")
 
 
 def describe(summary: Json) -> str:
@@ -121,7 +185,7 @@ def describe(summary: Json) -> str:
         f"{summary['documents']:,} documents, {summary['targets_over_tau']:,} with "
         rf"$L_{{short}} - L_{{long}} > \tau$ = {nats(settings['tau_nats'])} "
         f"({100 * summary['share_over_tau']['value']:.1f} %){unfinished}{crossfit}; "
-        "bands and bars: 95 % bootstrap by document"
+        "bars: 95 % bootstrap by document"
     )
 
 

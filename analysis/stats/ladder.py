@@ -55,6 +55,7 @@ def ladder_points(
                 "checkpoint_sha256": sha,
                 "training_seed": own["training_seed"],
                 "parameters": own["parameters"],
+                "position_scheme": own["position_scheme"],
                 "crossfit": settings["crossfit"],
                 "targets_over_tau": summary["targets_over_tau"],
                 "share_over_tau": summary["share_over_tau"],

@@ -304,3 +304,27 @@ def render_curves(groups: Sequence[ExactMatchGroup]) -> Table:
             numbers = (f"{point.length:,}", str(point.seeds), f"{point.samples:,}")
             table.add_row(Text(cell), *numbers, percent_text(point.exact.as_dict(), 1), end_section=last)
     return table
+
+
+def render_ladder(ladder_json: Json) -> Table:
+    """A row for each point of `ladder.json`: sparsity, use of the far context and rise of the loss."""
+    k, times = ladder_json["settings"]["k"], ladder_json["settings"]["times"]
+    table = plain_table(
+        "model", "seed", "parameters", "over tau [%]", "net [%]", f"{k} suffice [%]", "rise [nats]"
+    )
+    table.caption = Text(
+        f"targets over tau; net recovery at k = {k}; share of those for which {k} tokens give 90 % of the gain; "
+        f"loss at {times} times the training window minus at the window; [95 % interval]"
+    )
+    table.caption_justify = "left"
+    for point in sorted(ladder_json["points"], key=lambda point: (point["crossfit"], point["parameters"])):
+        table.add_row(
+            Text(point["label"] + (", cross-fit" if point["crossfit"] else "")),
+            str(point["training_seed"]),
+            f"{point['parameters']:,}",
+            Text(percent_text(point["share_over_tau"], 1)),
+            Text(percent_text(point["net_recovery"])),
+            Text(percent_text(point["k_suffices"])),
+            Text(interval_cell(point["rise_nats"])),
+        )
+    return table

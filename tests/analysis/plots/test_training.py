@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.plots.style import save
+from analysis.plots.style import write_figure
 from analysis.plots.training import RunMetrics, run_names, short_number, smooth, training_figure
 from olmo_sparsity.util.errors import UserError
 
@@ -127,7 +127,10 @@ def test_numbers_on_the_axis():
 
 def test_the_same_rows_give_the_same_bytes(tmp_path):
     for kind in ("png", "pdf", "svg"):
-        paths = [save(training_figure([RunMetrics("a", rows())]), tmp_path / f"{n}.{kind}") for n in range(2)]
+        paths = [
+            write_figure(training_figure([RunMetrics("a", rows())]), tmp_path / f"{n}.{kind}")
+            for n in range(2)
+        ]
         assert paths[0].read_bytes() == paths[1].read_bytes()
         assert paths[0].stat().st_size > 5000
 
