@@ -202,8 +202,9 @@ def benchmark_influence(arguments: argparse.Namespace, overrides: list[str]) -> 
     import torch
     from benchmarks.influence import BenchmarkSettings, Subject, run_influence_benchmark
 
-    from analysis.plots.costs import INFLUENCE_BENCHMARK, cost_figure
-    from analysis.plots.figure2 import save_figure
+    from analysis.plots.costs import cost_figure
+    from analysis.plots.style import save_figure
+    from analysis.records.results import INFLUENCE_BENCHMARK
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     settings = BenchmarkSettings(

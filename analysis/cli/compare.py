@@ -15,17 +15,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
-from analysis.cli.arguments import add_bootstrap_arguments
-from analysis.records.store import load_records
-from analysis.stats.compare import COMPARISON, compare, render_comparison
 from olmo_sparsity.util.arguments import Parser, out_file
 
 
 def main() -> None:
     """Read both records, then print and write how they differ."""
     arguments = _parser().parse_args()
+    from rich.console import Console
+
+    from analysis.records.results import COMPARISON
+    from analysis.records.store import load_records
+    from analysis.stats.compare import compare
+    from analysis.stats.tables import render_comparison
+
     first, second = load_records(arguments.first), load_records(arguments.second)
     comparison = compare(first, second, arguments.resamples, arguments.seed)
     console = Console(highlight=False, soft_wrap=True)
@@ -36,6 +38,8 @@ def main() -> None:
 
 
 def _parser() -> Parser:
+    from analysis.cli.arguments import add_bootstrap_arguments
+
     parser = Parser(description=__doc__)
     parser.add_argument("first", type=Path, metavar="A", help="records folder of scripts/influence.py")
     parser.add_argument("second", type=Path, metavar="B", help="another one, of the same targets")

@@ -91,7 +91,7 @@ def _lengths_and_ks(arguments: argparse.Namespace, task: Task) -> tuple[Sequence
 def _table(rows: list[LengthResult]) -> Table:
     """A row for every length and k; shares in per cent."""
     from analysis.stats.exact_match import wilson
-    from analysis.stats.summary import percent_text, plain_table
+    from analysis.stats.tables import percent_text, plain_table
 
     planted, ids = rows[0].k is not None, rows[0].teacher_forced_ids is not None
     names = ["samples", "exact [%]", "token", "id", "stop", "tokens [%]", "ids [%]"]

@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Read and pool the records, then draw, write and print what they say."""
+    arguments = _parser().parse_args()
     from rich.console import Console
 
-    from analysis.plots.figure2 import save_figure
+    from analysis.plots.style import save_figure
     from analysis.stats.bound import bounds_json, trained_error
-    from analysis.stats.exact_match import load_records, pool
-    from analysis.stats.exact_match_tables import curves_json, render_curves, sources_json
+    from analysis.stats.exact_match import curves_json, load_records, pool, sources_json
+    from analysis.stats.tables import render_curves
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit, library_versions
 
-    arguments = _parser().parse_args()
     groups = pool(load_records(arguments.records), arguments.resamples, arguments.seed)
     planted = [group for group in groups if group.settings.k_train is not None]
     if arguments.bound and not planted:
@@ -71,8 +71,7 @@ def main() -> None:
 
 def _figures(groups: list[Group], starts: list[TrainedError]) -> dict[str, Figure]:
     """Every figure that the groups give, by file name."""
-    from analysis.plots.figure1 import accuracy_by_length_figure, scheme_comparison_figure
-    from analysis.stats.bound import bound_figure
+    from analysis.plots.figure1 import accuracy_by_length_figure, bound_figure, scheme_comparison_figure
 
     figures = {}
     planted = [group for group in groups if group.settings.k_train is not None]

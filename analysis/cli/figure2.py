@@ -3,50 +3,64 @@
 examples:
   python scripts/figure2.py runs/demo/influence
   python scripts/figure2.py runs/demo/influence --length runs/length --out results/demo
+  python scripts/figure2.py runs/demo/influence --width 3.25 --format pdf --no-title --out paper
 
 reads the records that scripts/influence.py wrote (no model is needed), prints the numbers and writes beside them
 
   summary.json        every number that is drawn
   figure2.*           (a) loss against k, (b) net recovery, (c) recovery by size of the gain; with --length also
                       (d) loss against position, from the length.json that scripts/length.py wrote
+  figure2-selectors.* (a) and (b) of all other selectors, where there are any
   kinds.*             share, gain and recovery by kind of dependency
   distances.*         how far back the chosen tokens stand
-  tokens_needed.*     how many of them bring back 90 % of the gain
+  tokens_needed.*     how many of them give 90 % of the gain
 
-each as PNG and PDF. It takes seconds and may be repeated at will: the same records and seed give the same files.
+each as PNG and PDF, at the width at which it is printed, with text of 7 points or more. The same records and seed give
+the same files.
 """
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
-from rich.console import Console
-
-from analysis.cli.arguments import add_bootstrap_arguments
-from analysis.plots.dependencies import all_figures
-from analysis.plots.figure2 import save_figure
-from analysis.records.results import LENGTH
-from analysis.records.store import load_records
-from analysis.stats.summary import render_table, summarize, write_summary
-from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
+from olmo_sparsity.util.arguments import Parser, out_folder, positive_number, whole_number
 
 
 def main() -> None:
     """Read the records, then write and print what they say."""
     arguments = _parser().parse_args()
+    from rich.console import Console
+
+    from analysis.plots.dependencies import all_figures
+    from analysis.plots.style import save_figure
+    from analysis.records.results import LENGTH
+    from analysis.records.store import load_records
+    from analysis.stats.summary import summarize
+    from analysis.stats.tables import render_table
+    from olmo_sparsity.util.files import write_json
+
     length = LENGTH.load(arguments.length) if arguments.length else None
     records = load_records(arguments.records)
     summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
+    figures = all_figures(
+        summary, length, selectors=arguments.selectors, width=arguments.width, heading=arguments.title
+    )
     folder = arguments.out or arguments.records
-    write_summary(summary, folder / "summary.json")
-    figures = all_figures(summary, length)
-    paths = [path for name, figure in figures.items() for path in save_figure(figure, folder, name)]
+    write_json(folder / "summary.json", summary)
+    paths = [
+        path
+        for name, figure in figures.items()
+        for path in save_figure(figure, folder, name, arguments.format)
+    ]
     console = Console(highlight=False, soft_wrap=True)
     console.print(render_table(summary))
     console.print(f"wrote {', '.join(map(str, [*paths, folder / 'summary.json']))}", markup=False)
 
 
 def _parser() -> Parser:
+    from analysis.cli.arguments import add_bootstrap_arguments
+
     parser = Parser(description=__doc__)
     parser.add_argument(
         "records", type=Path, metavar="RECORDS", help="folder that scripts/influence.py wrote"
@@ -62,5 +76,41 @@ def _parser() -> Parser:
         type=whole_number,
         help="k of panel (c), kinds and distances, one that was measured (default: 4, or the closest to it)",
     )
+    parser.add_argument(
+        "--selectors",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        metavar="NAMES",
+        help="of panels (a) and (b), comma-separated (default: leave-one-out, attention, random, nearest)",
+    )
+    parser.add_argument(
+        "--width",
+        type=_width,
+        default=6.75,
+        metavar="INCHES",
+        help="of the figures, 3 to 20: 3.25 for a column, 6.75 for a page (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--format",
+        type=_formats,
+        default="png,pdf",
+        metavar="KINDS",
+        help="png, pdf or svg, several with commas (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-title", dest="title", action="store_false", help="without the line on what was measured"
+    )
     add_bootstrap_arguments(parser)
     return parser
+
+
+def _width(text: str) -> float:
+    if not 3 <= (width := positive_number(text)) <= 20:
+        raise argparse.ArgumentTypeError(f"{text} inches are not 3 to 20")
+    return width
+
+
+def _formats(text: str) -> list[str]:
+    kinds = [kind.strip().lower() for kind in text.split(",")]
+    if odd := [kind for kind in kinds if kind not in ("png", "pdf", "svg")]:
+        raise argparse.ArgumentTypeError(f"{odd[0]!r} is none of png, pdf and svg")
+    return kinds

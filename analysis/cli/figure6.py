@@ -15,19 +15,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.cli.arguments import add_bootstrap_arguments
-from analysis.plots.figure2 import save_figure
-from analysis.records.store import load_records
-from analysis.stats.grid import choose_selectors, figure6, grid_panels, grid_table
-from analysis.stats.summary import summarize
 from olmo_sparsity.util.arguments import Parser, out_folder
-from olmo_sparsity.util.files import write_json
-from olmo_sparsity.util.progress import progress
 
 
 def main() -> None:
     """Summarise every folder, then draw and write the grid."""
     arguments = _parser().parse_args()
+    from analysis.plots.figure6 import choose_selectors, figure6, grid_panels, grid_table
+    from analysis.plots.style import save_figure
+    from analysis.records.store import load_records
+    from analysis.stats.summary import summarize
+    from olmo_sparsity.util.files import write_json
+    from olmo_sparsity.util.progress import progress
+
     summaries = []
     with progress(
         "summarising", len(arguments.records), "folders", enabled=len(arguments.records) > 1
@@ -53,6 +53,8 @@ def main() -> None:
 
 
 def _parser() -> Parser:
+    from analysis.cli.arguments import add_bootstrap_arguments
+
     parser = Parser(description=__doc__)
     parser.add_argument(
         "records", type=Path, nargs="+", metavar="RECORDS", help="folder that scripts/influence.py wrote"

@@ -18,11 +18,6 @@ are 95 %, over documents. No model is needed.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
 from olmo_sparsity.util.errors import UserError
@@ -30,18 +25,20 @@ from olmo_sparsity.util.errors import UserError
 
 def main() -> None:
     """Join, draw and print."""
-    from analysis.plots.figure2 import save_figure
+    arguments = _parser().parse_args()
+    from rich.console import Console
+
     from analysis.plots.ladder import joint_figure, ladder_figure
-    from analysis.records.results import LENGTH
+    from analysis.plots.style import save_figure
+    from analysis.records.results import LADDER, LENGTH
     from analysis.records.store import load_records
-    from analysis.stats.ladder import LADDER, ladder_points
+    from analysis.stats.ladder import ladder_points
     from analysis.stats.summary import summarize
-    from analysis.stats.tables import print_whole
+    from analysis.stats.tables import print_whole, render_ladder
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.progress import progress
     from olmo_sparsity.util.provenance import current_commit
 
-    arguments = _parser().parse_args()
     length = LENGTH.load(arguments.length)
     summaries = []
     with progress("summarising", len(arguments.records), "folders") as advance:
@@ -74,34 +71,8 @@ def main() -> None:
     if len({point["parameters"] for point in points}) > 1:
         figures += save_figure(ladder_figure(result), arguments.out, "ladder")
     console = Console(highlight=False, soft_wrap=True)
-    print_whole(console, _table(result))
+    print_whole(console, render_ladder(result))
     console.print(f"wrote {', '.join(map(str, [path, *figures]))}", markup=False)
-
-
-def _table(result: dict[str, Any]) -> Table:
-    from analysis.stats.summary import percent_text, plain_table
-    from analysis.stats.tables import interval_cell
-
-    k, times = result["settings"]["k"], result["settings"]["times"]
-    table = plain_table(
-        "model", "seed", "parameters", "over tau [%]", "net [%]", f"{k} suffice [%]", "rise [nats]"
-    )
-    table.caption = Text(
-        f"targets over tau; net recovery at k = {k}; share of those for which {k} tokens give 90 % of the gain; "
-        f"loss at {times} times the training window minus at the window; [95 % interval]"
-    )
-    table.caption_justify = "left"
-    for point in sorted(result["points"], key=lambda point: (point["crossfit"], point["parameters"])):
-        table.add_row(
-            Text(point["label"] + (", cross-fit" if point["crossfit"] else "")),
-            str(point["training_seed"]),
-            f"{point['parameters']:,}",
-            Text(percent_text(point["share_over_tau"], 1)),
-            Text(percent_text(point["net_recovery"])),
-            Text(percent_text(point["k_suffices"])),
-            Text(interval_cell(point["rise_nats"])),
-        )
-    return table
 
 
 def _parser() -> Parser:

@@ -38,8 +38,7 @@ def main() -> None:
     from analysis.measure.length import SUMS_NAME, LengthSettings, measure_length
     from analysis.plots.length import save_length_figures
     from analysis.records.results import LENGTH
-    from analysis.stats.length import render_length
-    from analysis.stats.tables import print_whole
+    from analysis.stats.tables import print_whole, render_length
 
     values: dict[str, Any] = vars(_parser().parse_args())
     values["checkpoints"] = tuple(values["checkpoints"])

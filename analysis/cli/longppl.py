@@ -23,7 +23,8 @@ from olmo_sparsity.util.arguments import Parser, finite_number, whole_number
 
 def main() -> None:
     """Measure, then print what was written."""
-    from analysis.measure.longppl import LONGPPL, LongPPLSettings, measure_longppl, render_longppl
+    from analysis.measure.longppl import LongPPLSettings, measure_longppl, render_longppl
+    from analysis.records.results import LONGPPL
 
     values: dict[str, Any] = vars(_parser().parse_args())
     values["alpha_nats"], values["beta_nats"] = values.pop("alpha"), values.pop("beta")

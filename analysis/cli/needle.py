@@ -35,11 +35,10 @@ def main() -> None:
     """Measure, then draw and print what was written."""
     from analysis.cli.arguments import labels_of
     from analysis.measure.needle import ROWS_NAME, NeedleSettings, measure_needle
-    from analysis.plots.figure2 import save_figure
     from analysis.plots.needle import MEASURES, needle_figure, recall_figure
+    from analysis.plots.style import save_figure
     from analysis.records.results import NEEDLE
-    from analysis.stats.needle_tables import render_needle
-    from analysis.stats.tables import print_whole
+    from analysis.stats.tables import print_whole, render_needle
 
     values: dict[str, Any] = vars(_parser().parse_args())
     values["checkpoints"] = tuple(values["checkpoints"])

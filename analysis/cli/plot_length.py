@@ -17,10 +17,10 @@ from olmo_sparsity.util.errors import UserError
 
 def main() -> None:
     """Read, choose, draw."""
+    arguments = _parser().parse_args()
     from analysis.plots.length import save_length_figures
     from analysis.records.results import LENGTH
 
-    arguments = _parser().parse_args()
     measured = LENGTH.load(arguments.folder)
     if arguments.models is not None:
         by_label = {each["label"]: each for each in measured["models"]}

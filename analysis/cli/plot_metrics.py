@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.plots.training import X_AXES, RunMetrics, run_names, save, training_figure
 from olmo_sparsity.training.metrics import METRICS_NAME, read_metrics
 from olmo_sparsity.util.arguments import Parser, finite_number, out_file
 from olmo_sparsity.util.errors import UserError
@@ -23,13 +22,16 @@ from olmo_sparsity.util.errors import UserError
 def main() -> None:
     """Read the rows of every run, draw and write the figure."""
     arguments = _parser().parse_args()
+    from analysis.plots.style import write_figure
+    from analysis.plots.training import RunMetrics, run_names, training_figure
+
     if not 0 <= arguments.smooth < 1:
         raise UserError(f"--smooth {arguments.smooth} is no fraction; give 0 (not at all) to 1, such as 0.02")
     folders = [path.parent if path.name == METRICS_NAME else path for path in arguments.runs]
     names = run_names([folder.resolve() for folder in folders])
     runs = [RunMetrics(name, _rows(folder)) for name, folder in zip(names, folders, strict=True)]
     figure = training_figure(runs, x=arguments.x, fraction=arguments.smooth, log_x=arguments.log_x)
-    print(f"wrote {save(figure, arguments.out or folders[0] / 'loss.png')}")
+    print(f"wrote {write_figure(figure, arguments.out or folders[0] / 'loss.png')}")
 
 
 def _rows(folder: Path) -> list[dict]:
@@ -51,7 +53,7 @@ def _parser() -> Parser:
         metavar="FILE",
         help=".png, .pdf or .svg (default: loss.png in the first RUN)",
     )
-    parser.add_argument("--x", choices=list(X_AXES), default="tokens", help="default: %(default)s")
+    parser.add_argument("--x", choices=["tokens", "steps"], default="tokens", help="default: %(default)s")
     parser.add_argument("--log-x", action="store_true", help="logarithmic x axis: shows the start at length")
     parser.add_argument(
         "--smooth",

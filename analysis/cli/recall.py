@@ -80,10 +80,10 @@ def _measure_checkpoint(arguments: argparse.Namespace, names: tuple[str, ...]) -
     from analysis.measure.planted import checked_settings, measure_recall, planted_task, recall_record
     from analysis.model.load import check_long_context, load_for_analysis
     from analysis.model.scorer import Scorer
-    from analysis.plots.figure2 import save_figure
     from analysis.plots.recall import recall_figure
+    from analysis.plots.style import save_figure
     from analysis.records.results import RECALL_NAME
-    from analysis.stats.summary import percent_text
+    from analysis.stats.tables import percent_text
     from olmo_sparsity.checkpoint import resolve_checkpoint
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.progress import progress
@@ -123,7 +123,7 @@ def _measure_checkpoint(arguments: argparse.Namespace, names: tuple[str, ...]) -
 
 def _table_of_checkpoint(result: dict[str, Any], what: str) -> Table:
     """Rows for every number of planted tokens, selector and sort of context; ``what``: token or place."""
-    from analysis.stats.summary import plain_table
+    from analysis.stats.tables import plain_table
 
     counted = {"token": "planted tokens", "place": "planted pairs, found by either token"}[what]
     table = plain_table("planted", "selector", "context", *(f"k = {k}" for k in result["ks"]))

@@ -17,19 +17,19 @@ import shlex
 import sys
 from pathlib import Path
 
-from analysis.cli.arguments import add_bootstrap_arguments
-from analysis.plots.dependencies import all_figures
-from analysis.records.results import LENGTH
-from analysis.records.store import load_records
-from analysis.report.page import load_comparison, load_longppl, report_html
-from analysis.stats.summary import summarize
 from olmo_sparsity.util.arguments import Parser, out_file, whole_number, whole_number_or_zero
-from olmo_sparsity.util.files import atomic_path
 
 
 def main() -> None:
     """Read what was measured, then write the page."""
     arguments = _parser().parse_args()
+    from analysis.plots.dependencies import all_figures
+    from analysis.records.results import LENGTH
+    from analysis.records.store import load_records
+    from analysis.report.page import load_comparison, load_longppl, report_html
+    from analysis.stats.summary import summarize
+    from olmo_sparsity.util.files import atomic_path
+
     length = LENGTH.load(arguments.length) if arguments.length else None
     longppl = load_longppl(arguments.longppl) if arguments.longppl else None
     comparison = load_comparison(arguments.compare) if arguments.compare else None
@@ -52,6 +52,8 @@ def main() -> None:
 
 
 def _parser() -> Parser:
+    from analysis.cli.arguments import add_bootstrap_arguments
+
     parser = Parser(description=__doc__)
     parser.add_argument(
         "records", type=Path, metavar="RECORDS", help="folder that scripts/influence.py wrote"

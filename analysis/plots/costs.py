@@ -11,29 +11,24 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter
 
-from analysis.plots.figure2 import (
+from analysis.plots.style import (
+    PAGE,
     STYLE,
     add_heading,
     add_legend,
-    legend_handles,
+    log_axis,
     new_figure,
+    selector_handles,
     selector_styles,
     to_number,
 )
-from analysis.stats.sums import Json
+from analysis.records.results import INFLUENCE_BENCHMARK
+from analysis.stats.recovery import Json
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import ResultFile, misfit
+from olmo_sparsity.util.result_files import misfit
 
-INFLUENCE_BENCHMARK = ResultFile(
-    "influence.json",
-    "olmo-sparsity benchmark influence",
-    1,
-    "benchmark of the influence analysis",
-    "scripts/benchmark.py influence",
-    before={"benchmark": "influence"},
-)
 MEGABYTE = 1e6
 
 _SWEEPS = {"n_long": "N [tokens of long context]", "k": "k [selected tokens]", "targets": "targets at once"}
@@ -72,7 +67,7 @@ def cost_figure(result: Json) -> Figure:
     sweeps = result["cost"]["sweeps"]
     styles = selector_styles(list(dict.fromkeys(p["selector"] for points in sweeps.values() for p in points)))
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(9.6, 5.6)
+        figure = new_figure(PAGE, 4.4)
         panels = figure.subplots(len(_QUANTITIES), len(_SWEEPS), sharex="col", sharey="row", squeeze=False)
         for row, quantity in zip(panels, _QUANTITIES, strict=True):
             for axes, varied in zip(row, _SWEEPS, strict=True):
@@ -83,7 +78,7 @@ def cost_figure(result: Json) -> Figure:
             row[0].set_ylabel(name)
         for axes, varied in zip(panels[0], _SWEEPS, strict=True):
             axes.set_title(_held_fixed(sweeps[varied], varied), loc="left")
-        add_legend(figure, legend_handles(styles, placebo=False))
+        add_legend(figure, selector_handles(styles, placebo=False))
         add_heading(figure, describe_cost(result))
     return figure
 
@@ -110,13 +105,10 @@ def _draw_sweep(axes: Axes, points: list[Json], varied: str, quantity: str, styl
         label = f"{selector} {quantity}"
         axes.plot([p[varied] for p in own], values, color=colour, marker=marker, linestyle=line, label=label)
     ticks = sorted({point[varied] for point in points})
-    axes.set_xscale("log", base=2)
+    log_axis(axes, ticks)
     axes.set_yscale("log")
     for formatted in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
         formatted(FuncFormatter(_tick_label))
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
 
 
 def _tick_label(value: float, place: int) -> str:

@@ -1,13 +1,11 @@
-"""Which far tokens are needed, where they stand and how many: three figures from a summary (METHOD 2.6), no torch.
+"""Which far tokens are needed, where they stand and how many: three figures from a summary (docs/method.md, 2.6).
 
 `kinds_figure`: recovery by kind of dependency. `distances_figure`: how far back the chosen tokens stand.
-`tokens_needed_figure`: how many of them bring back 90 % of the gain. Placebo and controls are in each of them, and all
-intervals are 95 %, as in Figure 2 (`analysis.plots.figure2`).
+`tokens_needed_figure`: how many of them give 90 % of the gain. Placebo and controls are in each, as in Figure 2.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,50 +15,68 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MultipleLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
-from analysis.plots.figure2 import (
+from analysis.plots.figure2 import describe, figure2, further_figure
+from analysis.plots.style import (
+    PAGE,
     PLACEBO_LABEL,
-    PLACEBO_LINE,
+    SMALL,
     STYLE,
     Style,
     add_heading,
     add_legend,
     bar_lengths,
-    describe,
-    figure2,
+    columns_in,
     in_rows,
     k_axis,
+    log_axis,
     new_figure,
     outer_labels,
+    panel_title,
     placebo_looks,
-    selector_label,
     selector_styles,
     shown_selectors,
     small_multiples,
     to_number,
 )
-from analysis.stats.summary import FEW_DOCUMENTS, percent_text
-from analysis.stats.sums import Json
+from analysis.stats.recovery import Json
+from analysis.stats.summary import FEW_DOCUMENTS
+from analysis.stats.tables import percent_text
 
 KINDS_TITLES = ("(a) Share", "(b) Gain, all targets", "(c) Recovery, k = {k}", "(d) Net recovery, k = {k}")
+_LEAST_PANEL = 2.0
+"""Inches: of a small panel."""
 _FEW_LOOKS: Json = {"facecolor": "0.95", "hatch": "////", "edgecolor": "0.82", "linewidth": 0, "zorder": 0.4}
 _WHITE: Style = ("white", "none", None)
 _GREY: Style = ("0.45", "none", None)
 
 
-def all_figures(summary: Json, length: Json | None = None) -> dict[str, Figure]:
-    """Every figure of one measurement by the name it is saved under; ``length`` adds panel (d) to Figure 2."""
+def all_figures(
+    summary: Json,
+    length: Json | None = None,
+    *,
+    selectors: Sequence[str] | None = None,
+    width: float = PAGE,
+    heading: bool = True,
+) -> dict[str, Figure]:
+    """Every figure of one measurement by the name it is saved under; arguments as of `figure2`."""
+    options: Json = {"width": width, "heading": heading}
+    further = further_figure(summary, selectors=selectors, **options)
     return {
-        "figure2": figure2(summary, length),
-        "kinds": kinds_figure(summary),
-        "distances": distances_figure(summary),
-        "tokens_needed": tokens_needed_figure(summary),
+        "figure2": figure2(summary, length, selectors=selectors, **options),
+        **({"figure2-selectors": further} if further else {}),
+        "kinds": kinds_figure(summary, **options),
+        "distances": distances_figure(summary, **options),
+        "tokens_needed": tokens_needed_figure(summary, **options),
     }
 
 
-def kinds_figure(summary: Json) -> Figure:
-    """A row of bars for each kind of dependency: how frequent it is, what it gains, and what k tokens bring back.
+# --- kinds ---
+
+
+def kinds_figure(summary: Json, *, width: float = PAGE, heading: bool = True) -> Figure:
+    """A row of bars for each kind of dependency: how frequent it is, what it gains, and what k tokens recover.
 
     Recoveries are of the default selector and the controls. A kind with too few documents for honest intervals has a
     grey, hatched row.
@@ -69,9 +85,10 @@ def kinds_figure(summary: Json) -> Figure:
     styles = selector_styles(list(summary["selectors"]))
     shown = {name: styles[name] for name in shown_selectors(list(summary["selectors"]))}
     few = [row for row, each in enumerate(kinds) if each["documents_over_tau"] < FEW_DOCUMENTS]
+    columns = min(columns_in(width, 3.2), 2)
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(13.0, 1.6 + 0.7 * len(kinds))
-        panels = figure.subplots(1, 4, sharey=True, gridspec_kw={"width_ratios": (1, 1, 1.35, 1.35)})
+        figure = new_figure(width, 4 / columns * (0.42 * len(kinds) + 0.5) + 1.0)
+        panels = figure.subplots(4 // columns, columns, sharey=True, squeeze=False).flat
         _plot_shares(panels[0], kinds)
         _plot_gains(panels[1], kinds)
         _plot_recoveries(panels[2], kinds, shown)
@@ -85,55 +102,8 @@ def kinds_figure(summary: Json) -> Figure:
         panels[0].set_yticks(range(len(kinds)), [_kind_label(each) for each in kinds])
         panels[0].set_ylim(len(kinds) - 0.5, -0.5)
         add_legend(figure, _kinds_legend(shown, bool(few)))
-        add_heading(figure, describe(summary))
-    return figure
-
-
-def distances_figure(summary: Json) -> Figure:
-    """A panel for each selector: share of its first k tokens by distance from the target, and what chance would give.
-
-    Bars are the true far context, the dashed outline is the placebo, the dotted one tokens drawn uniformly.
-    """
-    distances = summary["distances"]
-    styles = selector_styles(list(summary["selectors"]))
-    top = 1.1 * _tallest(distances["selectors"])
-    with matplotlib.rc_context(STYLE):
-        figure, panels = small_multiples(in_rows(len(distances["selectors"])))
-        for axes, (name, shares) in zip(panels, distances["selectors"].items(), strict=True):
-            _plot_distances(axes, shares, distances["edges"], styles[name], top)
-            axes.set_title(name, loc="left")
-        outer_labels(
-            panels, "distance before the target [tokens]", f"share of the first {distances['k']} tokens"
-        )
-        handles = [
-            Patch(facecolor="0.6", edgecolor="0.2", label="true far context"),
-            Line2D([], [], color="0.2", label=PLACEBO_LABEL, **placebo_looks("o")),
-            Line2D([], [], color="black", linestyle=":", linewidth=1, label="uniform over the far context"),
-        ]
-        add_legend(figure, handles)
-        add_heading(figure, describe(summary))
-    return figure
-
-
-def tokens_needed_figure(summary: Json) -> Figure:
-    """A panel for each selector: share of the targets for which so many tokens bring back 90 % of the gain.
-
-    Targets for which no measured k was enough are censored; their share stands above the curves.
-    """
-    needed = summary["tokens_needed"]
-    styles = selector_styles(list(summary["selectors"]))
-    with matplotlib.rc_context(STYLE):
-        figure, panels = small_multiples(in_rows(len(needed["selectors"])))
-        for axes, (name, shares) in zip(panels, needed["selectors"].items(), strict=True):
-            _plot_tokens_needed(axes, shares, needed["ks"], styles[name])
-            axes.set_title(selector_label(name), loc="left")
-        outer_labels(panels, "k [far tokens]", f"targets with {100 * needed['share']:g} %\nof the gain back")
-        handles = [
-            Line2D([], [], color="0.2", marker="o", label="true far context"),
-            Line2D([], [], color="0.2", label=PLACEBO_LABEL, **placebo_looks("o")),
-        ]
-        add_legend(figure, handles)
-        add_heading(figure, describe(summary))
+        if heading:
+            add_heading(figure, describe(summary))
     return figure
 
 
@@ -166,18 +136,18 @@ def _plot_recoveries(axes: Axes, kinds: list[Json], shown: dict[str, Style]) -> 
         intervals = [each["selectors"][name][key] for each in kinds]
         axes.errorbar(
             [to_number(each["value"]) for each in intervals],
-            [row + 0.13 * (number - (len(rows) - 1) / 2) for row in range(len(kinds))],
+            [row + 0.14 * (number - (len(rows) - 1) / 2) for row in range(len(kinds))],
             xerr=bar_lengths(intervals),
             fmt=marker,
             color=colour,
             markerfacecolor="white" if key == "placebo_recovery" else colour,
-            capsize=2,
-            elinewidth=1,
+            capsize=1.5,
+            elinewidth=0.8,
             label=f"{name} {key}",
         )
     axes.axvline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
     axes.axvline(1.0, color="0.3", linewidth=0.8, linestyle=":", zorder=1.5)
-    axes.set_xlabel(r"recovery [fraction of $L_{short} - L_{long}$]")
+    axes.set_xlabel("recovery\n" + r"[fraction of $L_{short} - L_{long}$]")
 
 
 def _plot_net(axes: Axes, kinds: list[Json], shown: dict[str, Style]) -> None:
@@ -187,7 +157,7 @@ def _plot_net(axes: Axes, kinds: list[Json], shown: dict[str, Style]) -> None:
         shift = height * (number - (len(shown) - 1) / 2)
         _bars(axes, intervals, f"{name} net_recovery", style, shift=shift, height=0.85 * height)
     axes.axvline(0.0, color="0.3", linewidth=0.8)
-    axes.set_xlabel(r"recovery − placebo [fraction of $L_{short} - L_{long}$]")
+    axes.set_xlabel("recovery − placebo\n" + r"[fraction of $L_{short} - L_{long}$]")
 
 
 def _bars(
@@ -197,10 +167,12 @@ def _bars(
     colour, marker, _ = style
     values = [to_number(each["value"]) for each in intervals]
     places = [row + shift for row in range(len(intervals))]
-    axes.barh(places, values, height, color=colour, edgecolor="0.2", linewidth=0.8, label=label)
+    axes.barh(places, values, height, color=colour, edgecolor="0.2", linewidth=0.6, label=label)
     looks: Json = {"color": "black", "linestyle": "none", "marker": marker, "markerfacecolor": colour}
     lengths = bar_lengths(intervals)
-    axes.errorbar(values, places, xerr=lengths, elinewidth=0.9, capsize=2, label=f"{label} interval", **looks)
+    axes.errorbar(
+        values, places, xerr=lengths, elinewidth=0.8, capsize=1.5, label=f"{label} interval", **looks
+    )
 
 
 def _kinds_legend(shown: dict[str, Style], any_few: bool) -> list[Any]:
@@ -211,51 +183,107 @@ def _kinds_legend(shown: dict[str, Style], any_few: bool) -> list[Any]:
     for name, (colour, marker, _) in shown.items():
         handles.append(Line2D([], [], color=colour, marker=marker, linestyle="none", label=name))
     hollow: Json = {"color": "0.2", "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
-    handles.append(Line2D([], [], label="placebo far context: hollow", **hollow))
+    handles.append(Line2D([], [], label="placebo: hollow", **hollow))
     if any_few:
-        text = f"fewer than {FEW_DOCUMENTS} documents over $\\tau$: intervals too narrow"
-        handles.append(Patch(label=text, **_FEW_LOOKS))
+        handles.append(Patch(label=f"fewer than {FEW_DOCUMENTS} documents over $\\tau$", **_FEW_LOOKS))
     return handles
 
 
+# --- distances ---
+
+
+def distances_figure(summary: Json, *, width: float = PAGE, heading: bool = True) -> Figure:
+    """A panel for each selector: share of its first k tokens by distance from the target, over the uniform share.
+
+    The line at 1 is what tokens drawn uniformly from the far context would have.
+    """
+    distances = summary["distances"]
+    styles = selector_styles(list(summary["selectors"]))
+    widths = np.diff(distances["edges"])
+    uniform = widths / widths.sum()
+    over_uniform = {
+        name: {context: _divided(intervals, uniform) for context, intervals in shares.items()}
+        for name, shares in distances["selectors"].items()
+    }
+    top = 1.1 * _tallest(over_uniform)
+    places = in_rows(len(over_uniform), columns_in(width, 1.6))
+    with matplotlib.rc_context(STYLE):
+        figure, panels = small_multiples(places, width, 2)
+        for axes, (name, ratios) in zip(panels, over_uniform.items(), strict=True):
+            _plot_distances(axes, ratios, distances["edges"], styles[name], top)
+            axes.set_title(panel_title(name), loc="left")
+        outer_labels(panels, "distance [tokens]", f"share of the first {distances['k']}\nover uniform")
+        handles = [
+            Line2D([], [], color="0.2", marker="o", label="true far context"),
+            Line2D([], [], color="0.2", label=PLACEBO_LABEL, **placebo_looks("o")),
+            Line2D([], [], color="0.3", linewidth=0.8, label="1: uniform over the far context"),
+        ]
+        add_legend(figure, handles)
+        if heading:
+            add_heading(figure, describe(summary))
+    return figure
+
+
+def _divided(intervals: list[Json], by: np.ndarray) -> list[Json]:
+    return [
+        {bound: None if value is None else value / each for bound, value in interval.items()}
+        for interval, each in zip(intervals, by.tolist(), strict=True)
+    ]
+
+
 def _tallest(selectors: Json) -> float:
-    """The upper end of the highest bar; `nearest` has all in one bin and would flatten every other panel."""
-    others = [shares for name, shares in selectors.items() if name != "nearest"] or list(selectors.values())
-    bins = [each for shares in others for context in ("true", "placebo") for each in shares[context]]
-    ends = [end for each in bins for end in (each["value"], each["high"]) if end is not None]
-    return max(ends)
+    """The highest upper end; `nearest` has all in one bin and would flatten every other panel."""
+    others = [ratios for name, ratios in selectors.items() if name != "nearest"] or list(selectors.values())
+    bins = [each for ratios in others for context in ("true", "placebo") for each in ratios[context]]
+    return max(end for each in bins for end in (each["value"], each["high"]) if end is not None)
 
 
-def _plot_distances(axes: Axes, shares: Json, edges: list[int], style: Style, top: float) -> None:
+def _plot_distances(axes: Axes, ratios: Json, edges: list[int], style: Style, top: float) -> None:
     colour, marker, _ = style
-    true, placebo = (
-        [to_number(each["value"]) for each in shares[context]] for context in ("true", "placebo")
-    )
-    width = np.diff(edges)
-    log_x = width.max() > 2 * width.min()
-    axes.bar(edges[:-1], true, width, align="edge", color=colour, alpha=0.55, edgecolor="0.2", label="true")
-    axes.stairs(placebo, edges, color="0.1", linestyle=PLACEBO_LINE, label="placebo", baseline=None)
-    axes.stairs(width / width.sum(), edges, color="black", linestyle=":", label="uniform", baseline=None)
-    for context, values, place, looks in (
-        ("true", true, 0.35, {"linestyle": "none", "marker": "none"}),
-        ("placebo", placebo, 0.65, placebo_looks(marker) | {"linestyle": "none"}),
+    low, high = np.array(edges[:-1]), np.array(edges[1:])
+    axes.axhline(1.0, color="0.3", linewidth=0.8, zorder=1.5)
+    for context, place, looks in (
+        ("placebo", 0.62, placebo_looks(marker)),
+        ("true", 0.38, {"linestyle": "-", "marker": marker}),
     ):
-        x = edges[:-1] * (edges[1:] / np.array(edges[:-1])) ** place if log_x else edges[:-1] + place * width
-        lengths = bar_lengths(shares[context])
-        axes.errorbar(x, values, lengths, color="0.1", elinewidth=0.9, label=f"{context} interval", **looks)
-    for left, right, value in zip(edges[:-1], edges[1:], true, strict=True):
-        if value > top:
-            axes.text(
-                (left * right) ** 0.5, 0.97 * top, f"{100 * value:.0f} %", ha="center", va="top", fontsize=7.5
-            )
+        centres = low * (high / low) ** place
+        values = [to_number(each["value"]) for each in ratios[context]]
+        bars = bar_lengths(ratios[context])
+        axes.errorbar(centres, values, bars, color=colour, elinewidth=0.8, label=context, **looks)
+        above = [f"{edge}: {value:.0f}" for edge, value in zip(edges, values, strict=False) if value > top]
+        if above and context == "true":  # these points are above the panel
+            text = f"from {', '.join(above)}"
+            axes.text(0.98, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL)
     axes.set_ylim(0, top)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    if log_x:
-        axes.set_xscale("log")
-    ticks = edges[:: math.ceil(len(edges) / 8)]
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    log_axis(axes, edges[:: max(1, (len(edges) - 1) // 4)])
     axes.grid(visible=False, axis="x")
+
+
+# --- tokens needed ---
+
+
+def tokens_needed_figure(summary: Json, *, width: float = PAGE, heading: bool = True) -> Figure:
+    """A panel for each selector: share of the targets for which so many tokens give 90 % of the gain.
+
+    Targets for which no measured k was enough are censored; their share stands above the curves.
+    """
+    needed = summary["tokens_needed"]
+    styles = selector_styles(list(summary["selectors"]))
+    places = in_rows(len(needed["selectors"]), columns_in(width, _LEAST_PANEL))
+    with matplotlib.rc_context(STYLE):
+        figure, panels = small_multiples(places, width, 2)
+        for axes, (name, shares) in zip(panels, needed["selectors"].items(), strict=True):
+            _plot_tokens_needed(axes, shares, needed["ks"], styles[name])
+            axes.set_title(panel_title(name), loc="left")
+        outer_labels(panels, "k [far tokens]", f"targets with {100 * needed['share']:g} %\nof the gain")
+        handles = [
+            Line2D([], [], color="0.2", marker="o", label="true far context"),
+            Line2D([], [], color="0.2", label=PLACEBO_LABEL, **placebo_looks("o")),
+        ]
+        add_legend(figure, handles)
+        if heading:
+            add_heading(figure, describe(summary))
+    return figure
 
 
 def _plot_tokens_needed(axes: Axes, shares: Json, ks: Sequence[int], style: Style) -> None:
@@ -264,12 +292,12 @@ def _plot_tokens_needed(axes: Axes, shares: Json, ks: Sequence[int], style: Styl
     for context, look in looks.items():
         values = [to_number(each["value"]) for each in shares[context]]
         axes.step(ks, values, where="post", color=colour, label=context, **look)
-        bars: Json = {"fmt": "none", "ecolor": colour, "elinewidth": 0.9, "capsize": 2}
+        bars: Json = {"fmt": "none", "ecolor": colour, "elinewidth": 0.8, "capsize": 1.5}
         axes.errorbar(ks, values, bar_lengths(shares[context]), label=f"{context} interval", **bars)
     k_axis(axes, ks)
     axes.set_xlabel("")
-    axes.set_ylim(-0.03, 1.2)
-    axes.yaxis.set_major_locator(MultipleLocator(0.25))
+    axes.set_ylim(-0.03, 1.25)
+    axes.set_yticks(np.arange(0, 1.01, 0.25))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    text = f"censored at k = {ks[-1]:,}: {percent_text(shares['censored'])} %"
-    axes.text(0.02, 0.97, text, transform=axes.transAxes, va="top", fontsize=7.5, color="0.2")
+    text = f"more than {ks[-1]:,}: {percent_text(shares['censored'])} %"
+    axes.text(0.02, 0.98, text, transform=axes.transAxes, va="top", fontsize=SMALL, color="0.2")

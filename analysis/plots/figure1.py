@@ -19,18 +19,25 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FuncFormatter
 
-from analysis.plots.figure2 import (
+from analysis.plots.style import (
+    PAGE,
+    SMALL,
     STYLE,
     Style,
     add_heading,
     add_legend,
+    columns_in,
     in_rows,
+    line_handles,
+    log_axis,
+    model_styles,
     new_figure,
     outer_labels,
     small_multiples,
 )
+from analysis.stats.bound import BOUNDS, TrainedError, error_of, improved_bound
 from analysis.stats.exact_match import (
     BOOTSTRAP,
     ERROR_SORTS,
@@ -40,9 +47,11 @@ from analysis.stats.exact_match import (
     Curve,
     Group,
     Settings,
+    differing,
+    facts,
+    scheme_labels,
 )
-from analysis.stats.exact_match_tables import differing, facts, scheme_labels
-from analysis.stats.sums import Json
+from analysis.stats.recovery import Json
 
 Members = list[tuple[Group, str]]
 """The groups of one task and the labels of their curves."""
@@ -58,22 +67,6 @@ _TASKS = {
     "copy": ("Copy", "length n [symbols]"),
     "variable_assignment": ("Variable assignment", "chain length [assignments]"),
 }
-_SCHEMES: dict[str, Style] = {
-    "contiguous": ("0.35", "d", "-."),
-    "random_start": ("#E69F00", "s", (0, (9, 1.5))),
-    "pose": ("#CC79A7", "D", (0, (3, 1, 1, 1, 1, 1))),
-    "coupled": ("#009E73", "^", (0, (4, 1.5))),
-    "predicted": ("#0072B2", "o", "-"),
-}
-# of a second, third, … curve of a scheme, and of unknown schemes, in the order in which they come
-_FURTHER: tuple[Style, ...] = (
-    ("#D55E00", "v", "-"),
-    ("#56B4E9", "P", (0, (9, 1.5))),
-    ("#8C6D00", "X", (0, (4, 1.5))),
-    ("#5D3A9B", ">", "-."),
-    ("#882255", "<", (0, (1, 0.8))),
-    ("#000000", "p", (0, (3, 1, 1, 1, 1, 1))),
-)
 _K_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d", "p")
 _UNTRAINED = (0, (4, 1.5))
 _SORTS = {
@@ -93,7 +86,7 @@ def accuracy_by_length_figure(groups: Sequence[Group]) -> Figure:
     styles = k_styles(groups)
     titles = k_titles(groups)
     with matplotlib.rc_context(STYLE):
-        figure, panels = small_multiples(in_rows(len(groups)), title_lines(titles))
+        figure, panels = small_multiples(_places(groups), title_lines=title_lines(titles))
         for axes, group, title in zip(panels, groups, titles, strict=True):
             axes.axvspan(*group.settings.train_length, **SPAN)
             if group.settings.chance is not None:
@@ -104,7 +97,7 @@ def accuracy_by_length_figure(groups: Sequence[Group]) -> Figure:
                 style = k_style(styles, group, curve)
                 _draw(axes, curve, style, f"k = {curve.k}", band_alpha=0.08)
             axes.set_title(title, loc="left")
-        length_axis(panels[0], all_lengths(groups), most=6)
+        length_axis(panels[0], all_lengths(groups), most=5)
         outer_labels(panels, axis_name(groups[0].settings), "accuracy [% of samples]")
         add_legend(figure, [*k_handles(styles, groups), *frame_handles(groups)])
         add_heading(figure, describe(groups))
@@ -118,15 +111,15 @@ def scheme_comparison_figure(groups: Sequence[Group]) -> Figure:
         groups: of tasks with coupled ids; those that differ in more than the position scheme are curves of their own.
     """
     labels = scheme_labels([group.settings for group in groups])
-    styles = _scheme_styles(groups, labels)
+    styles = model_styles({label: group.settings.scheme for label, group in zip(labels, groups, strict=True)})
     tasks: dict[tuple[str, str], Members] = {}
     for group, label in zip(groups, labels, strict=True):
         tasks.setdefault((group.settings.task, group.settings.parameters_json), []).append((group, label))
-    columns = 2 if max(map(len, tasks.values())) <= 4 else 3
-    heights = [max(3.1, 1.55 * math.ceil(len(members) / columns)) for members in tasks.values()]
+    columns = 2
+    heights = [max(2.5, 1.25 * math.ceil(len(members) / columns)) for members in tasks.values()]
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(4.3 + 2.1 * columns, sum(heights) + 1.1)
-        grid = figure.add_gridspec(len(tasks), 2, width_ratios=(4.3, 2.1 * columns), height_ratios=heights)
+        figure = new_figure(PAGE, sum(heights) + 1.3)
+        grid = figure.add_gridspec(len(tasks), 2, width_ratios=(1, 1), height_ratios=heights)
         for row, (members, title) in enumerate(
             zip(tasks.values(), _task_titles(tasks.values()), strict=True)
         ):
@@ -134,17 +127,13 @@ def scheme_comparison_figure(groups: Sequence[Group]) -> Figure:
             _plot_schemes(axes, members, styles)
             axes.set_title(f"{title}: exact match", loc="left")
             _plot_errors(figure, grid[row, 1], members, columns)
-        lines = [
-            Line2D([], [], color=colour, marker=marker, linestyle=line, label=label)
-            for label, (colour, marker, line) in styles.items()
-        ]
         sorts = [
             Patch(
                 facecolor=colour, hatch=hatch, edgecolor="0.25", linewidth=0.4, label=f"first error: {name}"
             )
             for name, colour, hatch in _SORTS.values()
         ]
-        add_legend(figure, [*lines, *sorts, *frame_handles(groups, chance=False)])
+        add_legend(figure, [*line_handles(styles), *sorts, *frame_handles(groups, chance=False)])
         add_heading(figure, describe(groups))
     return figure
 
@@ -191,11 +180,11 @@ def _plot_schemes(axes: Axes, members: Members, styles: dict[str, Style]) -> Non
             text = f"1× = {longest}" if times == 1 else f"{times}×"
             axes.axvline(times * longest, color="0.45", linestyle=":", linewidth=1, zorder=1.5)
             place: Json = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
-            axes.annotate(text, (times * longest, 1), (-2, -1), ha="right", va="top", fontsize=7.5, **place)
+            axes.annotate(text, (times * longest, 1), (-2, -1), ha="right", va="top", fontsize=SMALL, **place)
     for group, label in members:
         for curve in group.curves:
             _draw(axes, curve, styles[label], label, band_alpha=0.12)
-    length_axis(axes, lengths, most=8)
+    length_axis(axes, lengths, most=6)
     axes.set_ylim(-3, 110)
     axes.set_yticks(range(0, 101, 20))
     axes.set_xlabel(axis_name(settings))
@@ -226,14 +215,11 @@ def _plot_errors(figure: Figure, place: SubplotSpec, members: Members, columns: 
         axes.set_xlim(-0.5, len(lengths) - 0.5)
         axes.set_ylim(0, 104)
         axes.set_yticks((0, 50, 100))
-        every = math.ceil(len(lengths) / 6)
+        every = math.ceil(len(lengths) / 5)
         axes.set_xticks(range(0, len(lengths), every), [f"{length}" for length in lengths[::every]])
-        axes.tick_params(labelsize=7.5)
-        axes.set_title("\n".join(wrap(label, 28)), loc="left", fontsize=7.5)
-    outer_labels(panels, axis_name(members[0][0].settings), "wrong [% of samples]")
-    for axes in panels:
-        axes.xaxis.label.set_fontsize(8)
-        axes.yaxis.label.set_fontsize(8)
+        axes.tick_params(labelsize=SMALL)
+        axes.set_title("\n".join(wrap(label, 24)), loc="left", fontsize=SMALL)
+    outer_labels(panels, axis_name(members[0][0].settings).partition(" [")[0], "wrong [%]")
 
 
 # --- axes, styles, words ---
@@ -246,11 +232,12 @@ def length_axis(axes: Axes, lengths: Sequence[int], *, most: int) -> None:
     for length in reversed(lengths):
         if math.log(ticks[-1] / length) >= least > 0:
             ticks.append(length)
-    axes.set_xscale("log", base=2)
+    log_axis(axes, ticks[::-1])
     axes.set_xlim(lengths[0] / 1.08, lengths[-1] * 1.08)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+
+
+def _places(groups: Sequence[Group]) -> list[tuple[int, int]]:
+    return in_rows(len(groups), columns_in(PAGE, 2.0))
 
 
 def all_lengths(groups: Sequence[Group]) -> list[int]:
@@ -280,19 +267,6 @@ def k_style(styles: dict[int | None, tuple[Any, str]], group: Group, curve: Curv
 
 def _is_untrained(group: Group, curve: Curve) -> bool:
     return (curve.k or 0) > (group.settings.k_train or 0)
-
-
-def _scheme_styles(groups: Sequence[Group], labels: Sequence[str]) -> dict[str, Style]:
-    """A style for each label: the first of a scheme has that scheme's own."""
-    styles: dict[str, Style] = {}
-    own = dict(_SCHEMES)
-    further = 0
-    for group, label in zip(groups, labels, strict=True):
-        if label not in styles:
-            style = own.pop(group.settings.scheme, None)
-            styles[label] = style or _FURTHER[further % len(_FURTHER)]
-            further += style is None
-    return styles
 
 
 def k_titles(groups: Sequence[Group]) -> list[str]:
@@ -349,4 +323,104 @@ def frame_handles(groups: Sequence[Group], *, chance: bool = True) -> list[Any]:
     handles: list[Any] = [Patch(label="trained lengths", **SPAN)]
     if chance and any(group.settings.chance is not None for group in groups):
         handles.append(Line2D([], [], color="0.3", linewidth=0.8, linestyle=":", label="chance"))
+    return handles
+
+
+# --- the bound ---
+
+_LIMIT: Json = {"marker": "v", "markerfacecolor": "white", "markersize": 3.8, "zorder": 3.2}
+
+
+def bound_figure(starts: Sequence[TrainedError]) -> Figure:
+    """Error against length, both logarithmic, under the bounds: a panel per group (K_train), a curve per tested k.
+
+    The bounds of a panel are black and for one k, the largest that it was trained on, whose curve is heavy and has its
+    interval. Where no sample was wrong, a hollow triangle stands at the upper limit of the interval.
+
+    Args:
+        starts: of the groups of one task, in the order of their panels.
+    """
+    groups = [start.group for start in starts]
+    styles = k_styles(groups)
+    titles = [f"{title}\n{_delta(start)}" for title, start in zip(k_titles(groups), starts, strict=True)]
+    floor = _floor(groups)
+    with matplotlib.rc_context(STYLE):
+        figure, panels = small_multiples(_places(groups), title_lines=2 + title_lines(titles))
+        for axes, start, title in zip(panels, starts, titles, strict=True):
+            axes.axvspan(*start.group.settings.train_length, **SPAN)
+            for curve in start.group.curves:
+                style = k_style(styles, start.group, curve)
+                _draw_error(axes, curve, style, heavy=curve.k == start.k, floor=floor)
+            _draw_bounds(axes, start, all_lengths(groups)[-1])
+            axes.set_title(title, loc="left")
+        panels[0].set_yscale("log")
+        panels[0].set_ylim(floor, 1.6)
+        panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        length_axis(panels[0], all_lengths(groups), most=5)
+        outer_labels(panels, axis_name(groups[0].settings), "error [share of samples]")
+        handles = [*k_handles(styles, groups), *_limit_handles(groups), *_bound_handles(starts)]
+        add_legend(figure, [*handles, *frame_handles(groups, chance=False)])
+        add_heading(figure, describe(groups))
+    return figure
+
+
+def _draw_error(axes: Axes, curve: Curve, style: Style, *, heavy: bool, floor: float) -> None:
+    """1 - the exact share; the interval of a heavy curve; upper limits where nothing was wrong."""
+    colour, marker, line = style
+    errors = [error_of(point.exact) for point in curve.points]
+    values = [error.value or math.nan for error in errors]
+    looks: Json = {"linewidth": 1.8 if heavy else 0.9, "markersize": 3.8 if heavy else 3, "zorder": 3}
+    name = f"k = {curve.k}"
+    axes.plot(curve.lengths, values, color=colour, marker=marker, linestyle=line, label=name, **looks)
+    if heavy:
+        low, high = [max(error.low, floor) for error in errors], [error.high for error in errors]
+        axes.fill_between(curve.lengths, low, high, color=colour, alpha=0.15, linewidth=0)
+    none_wrong = [point for point, error in zip(curve.points, errors, strict=True) if error.value == 0]
+    limits = [error_of(point.exact).high for point in none_wrong]
+    if limits:
+        lengths = [point.length for point in none_wrong]
+        axes.plot(lengths, limits, color=colour, linestyle="none", label=f"{name}, none wrong", **_LIMIT)
+
+
+def _draw_bounds(axes: Axes, start: TrainedError, longest: int) -> None:
+    """Both bounds from L on; thin and grey, the improved one for the ends of the measured error's interval."""
+    lengths = np.geomspace(start.trained_length, longest, 200)
+    for name, _, bound, line in BOUNDS.values():
+        values = bound(lengths, start.trained_length, start.delta)
+        axes.plot(lengths, values, color="black", linestyle=line, linewidth=1.3, label=name, zorder=3.5)
+    for delta in {start.error.low, start.error.high} - {0.0, start.delta}:
+        values = improved_bound(lengths, start.trained_length, delta)
+        axes.plot(lengths, values, color="0.5", linestyle=(0, (1, 1)), linewidth=0.8, zorder=3.4)
+
+
+def _floor(groups: Sequence[Group]) -> float:
+    """Lower end of a logarithmic axis that shows every error, or its upper limit where nothing was wrong."""
+    errors = [error_of(point.exact) for group in groups for curve in group.curves for point in curve.points]
+    return min(error.value or error.high for error in errors) / 2
+
+
+def _delta(start: TrainedError) -> str:
+    """What delta of a panel is."""
+    if start.is_limit:
+        return f"k = {start.k}: δ ≤ {start.delta:.2g} (none of {start.samples:,} wrong)"
+    return f"k = {start.k}: δ = {start.delta:.2g} at length {start.measured_length}"
+
+
+def _limit_handles(groups: Sequence[Group]) -> list[Line2D]:
+    points = [point for group in groups for curve in group.curves for point in curve.points]
+    if all(point.exact.value < 1 for point in points):
+        return []
+    return [Line2D([], [], color="0.3", linestyle="none", label="none wrong: upper limit", **_LIMIT)]
+
+
+def _bound_handles(starts: Sequence[TrainedError]) -> list[Line2D]:
+    """The bounds, with a word where all that is drawn of one is cut to 1; the interval's ends of the improved one."""
+    handles = []
+    for name, formula, bound, line in BOUNDS.values():
+        cut = all(bound([each.trained_length], each.trained_length, each.delta)[0] >= 1 for each in starts)
+        label = f"{name}, up to a constant: {formula}{' (1 or more here)' if cut else ''}"
+        handles.append(Line2D([], [], color="black", linestyle=line, linewidth=1.3, label=label))
+    if not all(each.is_limit for each in starts):
+        label = "improved, 95 % interval of δ"
+        handles.append(Line2D([], [], color="0.5", linestyle=(0, (1, 1)), linewidth=0.8, label=label))
     return handles

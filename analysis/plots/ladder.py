@@ -11,12 +11,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from analysis.plots.figure2 import STYLE, add_heading, new_figure
-from analysis.plots.training import curve_style
-from analysis.stats.sums import nats
+from analysis.plots.style import (
+    PAGE,
+    STYLE,
+    Style,
+    add_heading,
+    add_legend,
+    encoding_of,
+    line_handles,
+    model_styles,
+    new_figure,
+)
+from analysis.stats.recovery import nats
 
 Json = dict[str, Any]
 
+_COLOUR = "#332288"
 _OPEN: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0}
 
 
@@ -30,7 +40,7 @@ def ladder_figure(ladder_json: Json) -> Figure:
     far = f"far context helps\n[% of targets: by more than {nats(settings['tau_nats'])}]"
     suffice = f"{settings['k']} tokens give 90 % of the gain\n[% of those targets]"
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(8.6, 6.2)
+        figure = new_figure(PAGE, 5.0)
         for axes, (name, scale, title, label) in zip(
             figure.subplots(2, 2).flat,
             (
@@ -51,12 +61,13 @@ def ladder_figure(ladder_json: Json) -> Figure:
 def joint_figure(ladder_json: Json) -> Figure:
     """Rise against net recovery: does what is sparse generalize to length? A point for each checkpoint, as above."""
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(6.4, 4.2)
+        figure = new_figure(4.6, 3.8)
         axes = figure.subplots()
-        _jointly(axes, ladder_json["points"])
+        styles = _jointly(axes, ladder_json["points"])
         axes.set_title("Length generalization against sparsity", loc="left")
         axes.set_xlabel(_net_label(ladder_json))
         axes.set_ylabel(_rise_label(ladder_json))
+        add_legend(figure, line_handles({label: (*style[:2], "none") for label, style in styles.items()}))
         add_heading(figure, _told(ladder_json))
     return figure
 
@@ -91,10 +102,12 @@ def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -
             y, error = _scaled(point[name], scale)
             before = sum(other["parameters"] == point["parameters"] for other in some[:number])
             x = point["parameters"] * 1.025 ** (2 * before + crossfit)  # beside each other, not on top
-            axes.errorbar([x], y, yerr=error, color="C0", marker="o", **_looks(crossfit))
+            axes.errorbar([x], y, yerr=error, color=_COLOUR, marker="o", **_looks(crossfit))
         sizes = sorted({point["parameters"] for point in some})
         means = [np.mean([p[name]["value"] for p in some if p["parameters"] == size]) for size in sizes]
-        axes.plot(sizes, scale * np.array(means), color="C0", linestyle="--" if crossfit else "-", alpha=0.7)
+        axes.plot(
+            sizes, scale * np.array(means), color=_COLOUR, linestyle="--" if crossfit else "-", alpha=0.7
+        )
     sizes = sorted({point["parameters"] for point in points})
     axes.set_xscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
@@ -102,22 +115,22 @@ def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -
     axes.set_xlabel("parameters [millions]")
 
 
-def _jointly(axes: Axes, points: Sequence[Json]) -> None:
-    labels = list(dict.fromkeys(point["label"] for point in points))
+def _jointly(axes: Axes, points: Sequence[Json]) -> dict[str, Style]:
+    """Draws the points, and returns the looks of their models."""
+    styles = model_styles(
+        {each["label"]: encoding_of(each["label"], each["position_scheme"]) for each in points}
+    )
     for point in points:
-        colour, marker, _ = curve_style(labels.index(point["label"]))
+        colour, marker, _ = styles[point["label"]]
         (x, x_error), (y, y_error) = _scaled(point["net_recovery"], 100.0), _scaled(point["rise_nats"], 1.0)
         axes.errorbar(
             x, y, xerr=x_error, yerr=y_error, color=colour, marker=marker, **_looks(point["crossfit"])
         )
-    for number, label in enumerate(labels):
-        colour, marker, _ = curve_style(number)
-        axes.plot([], [], color=colour, marker=marker, linestyle="none", label=label)
-    axes.legend(frameon=False, fontsize=7)
+    return styles
 
 
 def _looks(is_open: bool) -> Json:
-    looks: Json = {"markersize": 4, "linewidth": 0.9, "capsize": 2}
+    looks: Json = {"markersize": 4, "linewidth": 0.8, "capsize": 2}
     return looks | (_OPEN if is_open else {})
 
 

@@ -1,66 +1,86 @@
-"""Loss by position, panel (d) of Figure 2 (METHOD 2.5), and at each length: from `length.json`, no model, no torch.
+"""Loss by position, panel (d) of Figure 2 (docs/method.md, 2.5), and at each length: from `length.json` alone.
 
-Models differ by colour, marker and line style at once. All intervals are 95 %.
+A model has the colour and marker of its position encoding. Many models have a panel for each family of encodings.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.lines import Line2D
 
-from analysis.plots.figure2 import STYLE, add_heading, bar_lengths, new_figure, save_figure, to_number
-from analysis.plots.training import curve_style
+from analysis.plots.style import (
+    PAGE,
+    STYLE,
+    Style,
+    add_heading,
+    add_legend,
+    bar_lengths,
+    columns_in,
+    encoding_of,
+    in_rows,
+    line_handles,
+    log_axis,
+    model_styles,
+    new_figure,
+    outer_labels,
+    save_figure,
+    small_multiples,
+    to_number,
+)
 
 Json = dict[str, Any]
 
-MANY_MODELS = 7
-"""With more models than these the legend stands beside the panel: it would hide curves."""
+MOST_CURVES = 4
+"""With more models than these each family of encodings has a panel."""
+_FAMILIES = {
+    "contiguous": "RoPE", "random_start": "RoPE", "pose": "RoPE + PoSE", "nope": "NoPE, ALiBi",
+    "alibi": "NoPE, ALiBi", "linear": "RoPE scaled linearly", "ntk": "RoPE scaled by NTK", "yarn": "RoPE with YaRN",
+}  # fmt: skip
+_TRAINED: Json = {"color": "0.35", "linewidth": 1, "zorder": 1.5}
 
 
 def plot_length(axes: Axes, length_json: Json) -> None:
-    """Panel (d): mean loss per bin of positions against the bin's centre [nats per token].
-
-    A curve per model, its interval shaded; vertical lines at the lengths and position targets of training.
-    """
-    for number, each in enumerate(length_json["models"]):
-        colour, marker, line = curve_style(number)
-        centres = [_centre(one) for one in each["bins"]]
-        value, low, high = (
-            [to_number(one["loss_nats"][bound]) for one in each["bins"]] for bound in ("value", "low", "high")
-        )
-        axes.plot(
-            centres, value, color=colour, marker=marker, linestyle=line, label=each["label"], zorder=3.0
-        )
-        axes.fill_between(centres, low, high, color=colour, alpha=0.13, linewidth=0)
-    _position_axis(axes, length_json)
-    _training_lines(axes, length_json)
-    axes.margins(y=0.08)
-    axes.legend(frameon=False, handlelength=3)
+    """Panel (d): mean loss per bin of positions against the bin's centre [nats per token], with its own legend."""
+    styles = _styles(length_json)
+    for model in length_json["models"]:
+        _draw(axes, model, styles[model["label"]])
+    lines = _training_lines(axes, length_json["models"])
+    _position_axis(axes, length_json, most=6)
+    axes.set_xlabel("position [tokens before it]")
     axes.set_ylabel("held-out loss [nats per token]")
     axes.set_title("(d) Loss by position", loc="left")
+    place: Json = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.26), "borderaxespad": 0.0}
+    axes.legend(handles=[*line_handles(styles), *lines], frameon=False, handlelength=2.6, **place)
 
 
 def length_figure(length_json: Json) -> Figure:
-    """Panel (d) by itself, and what was measured above it."""
+    """Loss by position: one panel, or of many models a panel per family of encodings, with the first model in each."""
+    models, styles = length_json["models"], _styles(length_json)
+    first = models[0]
+    families = _families(models) if len(models) > MOST_CURVES else {"Loss by position": models}
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.6, 4.1), layout="constrained")
-        FigureCanvasAgg(figure)  # Agg whatever the backend of the process; pyplot's state is not touched
-        axes = figure.subplots()
-        plot_length(axes, length_json)
-        axes.set_title("Loss by position", loc="left")
-        legend = axes.get_legend()
-        if legend is not None and len(length_json["models"]) > MANY_MODELS:
-            legend.remove()
-            figure.legend(loc="outside right center", frameon=False, handlelength=3)
-            figure.set_figwidth(7.4)
-        figure.suptitle(describe_length(length_json), fontsize=8.5, color="0.25", x=0.01, ha="left")
+        figure, panels = small_multiples(in_rows(len(families), columns_in(PAGE, 2.2)))
+        if len(families) == 1:
+            figure.set_size_inches(4.6, 3.6)
+        lines = []
+        for axes, (family, members) in zip(panels, families.items(), strict=True):
+            for model in [first, *(model for model in members if model is not first)]:
+                _draw(axes, model, styles[model["label"]])
+            lines += _training_lines(axes, [first, *members])
+            _position_axis(axes, length_json, most=5 if len(families) > 1 else 12)
+            axes.set_title(family, loc="left")
+        outer_labels(panels, "position [tokens before it]", "held-out loss\n[nats per token]")
+        by_name = {line.get_label(): line for line in lines}
+        add_legend(figure, [*line_handles(styles), *by_name.values()])
+        more = f"; in every panel: {first['label']}" if len(families) > 1 else ""
+        add_heading(figure, describe_length(length_json) + more)
     return figure
 
 
@@ -71,23 +91,23 @@ def lengths_figure(length_json: Json) -> Figure:
     """
     models, lengths = length_json["models"], length_json["settings"]["lengths"]
     reference = to_number(models[0]["at_lengths"][0]["loss_nats"]["value"])
+    styles = _styles(length_json)
     with matplotlib.rc_context(STYLE):
-        figure = new_figure(1.9 * len(lengths) + 1.6, 0.24 * len(models) + 1.3)
+        figure = new_figure(PAGE, 0.17 * len(models) + 1.1)
         panels = figure.subplots(1, len(lengths), sharex=True, sharey=True, squeeze=False)[0]
         for place, (axes, length) in enumerate(zip(panels, lengths, strict=True)):
             for number, each in enumerate(models):
                 loss = each["at_lengths"][place]["loss_nats"]
-                colour, marker, _ = curve_style(number)
-                looks: Json = {"color": colour, "marker": marker, "capsize": 2, "elinewidth": 1}
+                colour, marker, _ = styles[each["label"]]
+                looks: Json = {"color": colour, "marker": marker, "capsize": 1.5, "elinewidth": 0.8}
                 axes.errorbar([to_number(loss["value"])], [number], xerr=bar_lengths([loss]), **looks)
             axes.axvline(reference, color="0.35", linestyle=":", linewidth=1, zorder=1.5)
             axes.set_title(f"at {length:,} tokens", loc="left")
         panels[0].set_yticks(range(len(models)), [each["label"] for each in models])
         panels[0].set_ylim(len(models) - 0.5, -0.5)  # the first model on top
-        figure.supxlabel("held-out loss [nats per token]", fontsize=9)
-        add_heading(
-            figure, f"{describe_length(length_json)}; dotted: {models[0]['label']} at {lengths[0]:,} tokens"
-        )
+        figure.supxlabel("held-out loss [nats per token]", fontsize=STYLE["axes.labelsize"])
+        dotted = f"dotted: {models[0]['label']} at {lengths[0]:,} tokens"
+        add_heading(figure, f"{describe_length(length_json)}; {dotted}")
     return figure
 
 
@@ -106,39 +126,58 @@ def describe_length(length_json: Json) -> str:
     )
 
 
+def _styles(length_json: Json) -> dict[str, Style]:
+    return model_styles({model["label"]: _encoding(model) for model in length_json["models"]})
+
+
+def _encoding(model: Json) -> str | None:
+    return encoding_of(model["label"], model["checkpoints"][0]["position_scheme"])
+
+
+def _families(models: Sequence[Json]) -> dict[str, list[Json]]:
+    """Models by family, in their order; not a family of the first model alone, which is in every panel."""
+    found: dict[str, list[Json]] = {}
+    for model in models:
+        found.setdefault(_FAMILIES.get(_encoding(model) or "", "Others"), []).append(model)
+    return {family: members for family, members in found.items() if members != [models[0]]}
+
+
+def _draw(axes: Axes, model: Json, style: Style) -> None:
+    colour, marker, line = style
+    centres = [_centre(one) for one in model["bins"]]
+    value, low, high = (
+        [to_number(one["loss_nats"][bound]) for one in model["bins"]] for bound in ("value", "low", "high")
+    )
+    axes.plot(centres, value, color=colour, marker=marker, linestyle=line, label=model["label"], zorder=3)
+    axes.fill_between(centres, low, high, color=colour, alpha=0.13, linewidth=0)
+
+
 def _centre(one: Json) -> float:
     """Geometric centre of a bin's positions, on a logarithmic axis their middle."""
     return math.sqrt(one["from"] * (one["to"] - 1))
 
 
-def _position_axis(axes: Axes, length_json: Json) -> None:
+def _position_axis(axes: Axes, length_json: Json, most: int = 10) -> None:
+    """Powers of two below the lengths, and the lengths; every second one where they would be more than ``most``."""
     lengths = length_json["settings"]["lengths"]
     first = _centre(length_json["models"][0]["bins"][0])
-    ticks = {*lengths}
-    while min(ticks) / 2 >= first:
-        ticks.add(min(ticks) / 2)
-    axes.set_xscale("log", base=2)
+    ticks = sorted({*lengths})
+    while ticks[0] / 2 >= first:
+        ticks.insert(0, ticks[0] / 2)
+    log_axis(axes, ticks[:: -math.ceil(len(ticks) / most)][::-1])
     axes.set_xlim(first / 1.2, lengths[-1] * 1.1)
-    axes.xaxis.set_major_locator(FixedLocator(sorted(ticks)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(
-        sorted(ticks), [f"{tick:,.4g}" if tick < 1000 else f"{tick:,.0f}" for tick in sorted(ticks)]
-    )
-    axes.set_xlabel("position [tokens of the document before it]")
+    axes.margins(y=0.08)
 
 
-def _training_lines(axes: Axes, length_json: Json) -> None:
-    """Dotted at the window trained on, dash-dotted at the reach of the position ids in training."""
-    marks: dict[tuple[int, str], list[str]] = {}  # names of each place and line style
-    for each in [one for model in length_json["models"] for one in model["checkpoints"]]:
-        if each["training_length"] is not None:
-            marks.setdefault((each["training_length"], ":"), []).append("training length")
-        if each["position_target"] is not None:
-            scheme = {"pose": "PoSE"}.get(each["position_scheme"], each["position_scheme"].replace("_", " "))
-            marks.setdefault((each["position_target"], "-."), []).append(f"{scheme} target")
-    for (length, line), names in marks.items():
-        name = ", ".join(dict.fromkeys(names))
-        axes.axvline(length, color="0.35", linestyle=line, linewidth=1, zorder=1.5)
-        place: Json = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
-        looks: Json = {"rotation": 90, "ha": "right", "va": "top", "fontsize": 7.5, "color": "0.35"}
-        axes.annotate(f"{name} {length:,}", (length, 0.98), (-2, 0), annotation_clip=True, **looks, **place)
+def _training_lines(axes: Axes, models: Sequence[Json]) -> list[Line2D]:
+    """Dotted at the window trained on, dash-dotted at the reach of the position ids in training, for the legend."""
+    handles = []
+    checkpoints = [one for model in models for one in model["checkpoints"]]
+    for key, line, name in (
+        ("training_length", ":", "trained window"),
+        ("position_target", "-.", "reach of trained ids"),
+    ):
+        for place in sorted({one[key] for one in checkpoints if one[key] is not None}):
+            axes.axvline(place, linestyle=line, **_TRAINED)
+            handles.append(Line2D([], [], linestyle=line, label=f"{name}: {place:,}", **_TRAINED))
+    return handles

@@ -1,18 +1,34 @@
-"""Needles by depth and length as heat maps, and the selectors' recall of them, from `needle.json` alone: no torch."""
+"""Needles by depth and length as heat maps, and the selectors' recall of them, from `needle.json` alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
 
-from analysis.plots.figure2 import STYLE
+from analysis.plots.style import (
+    PAGE,
+    SMALL,
+    STYLE,
+    add_heading,
+    add_legend,
+    columns_in,
+    draw_curves,
+    in_rows,
+    k_axis,
+    new_figure,
+    outer_labels,
+    selector_handles,
+    selector_styles,
+    small_multiples,
+)
+
+Json = dict[str, Any]
 
 MEASURES = {
     "exact": ("needle", "exact match [share of needles]"),
@@ -21,37 +37,65 @@ MEASURES = {
 """What a heat map can show: the name of its figure, and what its colours mean."""
 
 _LEAST_TOP_NATS = 0.1
-Json = dict[str, Any]
+_CHANCE: Json = {"color": "0.4", "linestyle": ":"}
 
 
 def needle_figure(needle_json: Json, measure: str) -> Figure:
     """Depth against length, a column of panels per model and a row per k; one scale of colours."""
-    models, ks = needle_json["models"], needle_json["settings"]["ks"]
+    models, settings = needle_json["models"], needle_json["settings"]
+    ks = settings["ks"]
     _, meaning = MEASURES[measure]
     grids = {
-        (k, number): _grid(model, k, needle_json["settings"], measure)
-        for k in ks
-        for number, model in enumerate(models)
+        (row, column): _grid(model, k, settings, measure)
+        for row, k in enumerate(ks)
+        for column, model in enumerate(models)
     }
     # Where no model gains anything the colours still need a scale.
     gains = [_LEAST_TOP_NATS, *(float(np.nanmax(grid)) for grid in grids.values())]
     top = 1.0 if measure == "exact" else max(gains)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(1.6 + 2.3 * len(models), 1.0 + 1.75 * len(ks)), layout="constrained")
-        FigureCanvasAgg(figure)  # Agg whatever the backend of the process; pyplot's state is not touched
+        figure = new_figure(
+            max(PAGE, 0.9 + 1.2 * len(models)), 1.5 + (0.3 + 0.2 * len(settings["depths"])) * len(ks)
+        )
         panels = figure.subplots(len(ks), len(models), squeeze=False, sharex=True, sharey=True)
-        for row, k in enumerate(ks):
-            for column, model in enumerate(models):
-                axes = panels[row, column]
-                image = _heat_map(axes, grids[k, column], needle_json["settings"], top)
-                if row == 0:
-                    axes.set_title(_titled(model), loc="left")
-                if row == len(ks) - 1:
-                    axes.set_xlabel("context [tokens]")
-                if column == 0:
-                    axes.set_ylabel(f"k = {k}\ndepth of the needle")
-        figure.colorbar(image, ax=panels, label=meaning, shrink=0.9)
-        figure.suptitle(describe_needle(needle_json), fontsize=8.5, color="0.25", x=0.01, ha="left")
+        for place, grid in grids.items():
+            image = _heat_map(panels[place], grid, settings, top)
+        for axes, model in zip(panels[0], models, strict=True):
+            axes.set_title(_titled(model), loc="left")
+        for axes in panels[-1]:
+            axes.set_xlabel("context [tokens]")
+        for axes, k in zip(panels[:, 0], ks, strict=True):
+            axes.set_ylabel(f"k = {k}\ndepth of the needle")
+        figure.colorbar(image, ax=panels, label=meaning, location="bottom", shrink=0.5, aspect=40, pad=0.02)
+        add_heading(figure, describe_needle(needle_json))
+    return figure
+
+
+def recall_figure(needle_json: Json) -> Figure:
+    """Recall of the needle's tokens against k, a panel per checkpoint; true solid, placebo dashed, chance dotted."""
+    checkpoints = [(model["label"], one) for model in needle_json["models"] for one in model["checkpoints"]]
+    measured = [(label, one["recall"]) for label, one in checkpoints if one["recall"] is not None]
+    options = needle_json["settings"]["recall"]
+    styles = selector_styles(list(options["selectors"]))
+    with matplotlib.rc_context(STYLE):
+        figure, panels = small_multiples(in_rows(len(measured), columns_in(PAGE, 2.0)))
+        for axes, (label, recall) in zip(panels, measured, strict=True):
+            draw_curves(axes, recall["selectors"], "placebo_recall", styles, placebo=True)
+            draw_curves(axes, recall["selectors"], "recall", styles)
+            axes.plot(recall["ks"], list(recall["chance"].values()), **_CHANCE)
+            k_axis(axes, recall["ks"])
+            axes.set_title(label, loc="left")
+        first = measured[0][1]
+        panels[0].set_ylim(-0.03, 1.03)
+        outer_labels(
+            panels, "k [selected far tokens]", f"recall of the\nneedle's {first['needle_columns']} tokens"
+        )
+        add_legend(figure, [*selector_handles(styles), Line2D([], [], label="chance", **_CHANCE)])
+        add_heading(
+            figure,
+            f"{first['samples']} contexts of {options['length']} tokens, depth {options['depth']:g}; "
+            "bars: 95 % bootstrap by document",
+        )
     return figure
 
 
@@ -62,50 +106,6 @@ def describe_needle(needle_json: Json) -> str:
         f"{settings['samples_measured']:,} needles behind a key of {settings['key_tokens']} tokens, in "
         f"{settings['documents']:,} documents"
     )
-
-
-def recall_figure(needle_json: Json) -> Figure:
-    """Recall of the needle's tokens against k, a panel per checkpoint; true solid, placebo dashed, chance dotted."""
-    from analysis.plots.figure2 import selector_styles
-
-    checkpoints = [(model["label"], one) for model in needle_json["models"] for one in model["checkpoints"]]
-    measured = [(label, one["recall"]) for label, one in checkpoints if one["recall"] is not None]
-    styles = selector_styles(list(needle_json["settings"]["recall"]["selectors"]))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(1.2 + 2.6 * len(measured), 3.2), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(1, len(measured), squeeze=False, sharey=True)[0]
-        for axes, (label, recall) in zip(panels, measured, strict=True):
-            _plot_recall(axes, recall, styles)
-            axes.set_title(label, loc="left")
-            axes.set_xlabel("k selected far tokens")
-        panels[0].set_ylabel(f"recall of the needle's {measured[0][1]['needle_columns']} tokens")
-        panels[-1].legend(frameon=False, fontsize=7)
-        options = needle_json["settings"]["recall"]
-        figure.suptitle(
-            f"{measured[0][1]['samples']} contexts of {options['length']} tokens, depth {options['depth']:g}; dashed: "
-            "placebo; dotted: chance; bands: 95 % bootstrap by document",
-            fontsize=8.5, color="0.25", x=0.01, ha="left",
-        )  # fmt: skip
-    return figure
-
-
-def _plot_recall(axes: Axes, recall: Json, styles: dict[str, tuple[Any, Any, Any]]) -> None:
-    ks = recall["ks"]
-    for name, by_k in recall["selectors"].items():
-        colour, marker, _ = styles[name]
-        for kind, line in (("recall", "-"), ("placebo_recall", "--")):
-            value, low, high = (
-                [float("nan") if by_k[str(k)][kind][bound] is None else by_k[str(k)][kind][bound] for k in ks]
-                for bound in ("value", "low", "high")
-            )
-            label = name if kind == "recall" else None
-            axes.plot(ks, value, color=colour, marker=marker, linestyle=line, label=label)
-            axes.fill_between(ks, low, high, color=colour, alpha=0.12, linewidth=0)
-    axes.plot(ks, list(recall["chance"].values()), color="0.4", linestyle=":")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ks, [str(k) for k in ks])
-    axes.set_ylim(-0.02, 1.02)
 
 
 def _grid(model: Json, k: int, settings: Json, measure: str) -> np.ndarray:
@@ -123,16 +123,8 @@ def _grid(model: Json, k: int, settings: Json, measure: str) -> np.ndarray:
 def _heat_map(axes: Axes, grid: np.ndarray, settings: Json, top: float) -> AxesImage:
     image = axes.imshow(grid, vmin=0, vmax=top, cmap="viridis", aspect="auto")
     for (row, column), value in np.ndenumerate(grid):
-        dark = value < 0.6 * top  # where the colour is dark the figure is white
-        axes.text(
-            column,
-            row,
-            f"{value:.2f}",
-            ha="center",
-            va="center",
-            fontsize=6,
-            color="white" if dark else "0.1",
-        )
+        colour = "white" if value < 0.6 * top else "0.1"  # white where the shade is dark
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=SMALL, color=colour)
     axes.set_xticks(range(len(settings["lengths"])), [f"{length:,}" for length in settings["lengths"]])
     axes.set_yticks(range(len(settings["depths"])), [f"{depth:g}" for depth in settings["depths"]])
     axes.grid(visible=False)
@@ -142,8 +134,8 @@ def _heat_map(axes: Axes, grid: np.ndarray, settings: Json, top: float) -> AxesI
 def _titled(model: Json) -> str:
     windows = {one["training_length"] for one in model["checkpoints"]} - {None}
     seeds = len(model["checkpoints"])
-    told: Sequence[str] = [
+    lines = [
         *(f"window {window:,}" for window in sorted(windows)),
         *([f"{seeds} seeds"] if seeds > 1 else []),
     ]
-    return model["label"] + (f"\n{', '.join(told)}" if told else "")
+    return "\n".join([model["label"], ", ".join(lines)]) if lines else model["label"]

@@ -14,20 +14,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.plots.figure2 import (
+from analysis.plots.style import (
+    PAGE,
     STYLE,
     add_heading,
     add_legend,
+    columns_in,
     draw_curves,
     in_rows,
     k_axis,
-    legend_handles,
     outer_labels,
+    selector_handles,
     selector_styles,
     small_multiples,
 )
 from analysis.records.results import RECALL
-from analysis.stats.sums import Json
+from analysis.stats.recovery import Json
 
 _COUNTINGS = {"token": "planted tokens", "place": "planted pairs, by either token"}
 _CHANCE: Json = {"color": "0.3", "linewidth": 1, "linestyle": ":", "zorder": 1.6}
@@ -42,7 +44,7 @@ def load_recall(path: str | Path) -> Json:
 def recall_figure(result: Json) -> Figure:
     """Recall against k: a panel for each number of planted tokens, and for each way of counting."""
     cells, styles = result["cells"], selector_styles(list(result["cells"][0]["selectors"]))
-    block = in_rows(len(cells))
+    block = in_rows(len(cells), columns_in(PAGE, 2.0))
     rows = 1 + block[-1][0]
     places = [
         (row + rows * number, column) for number in range(len(result["chance"])) for row, column in block
@@ -60,7 +62,7 @@ def recall_figure(result: Json) -> Figure:
             Line2D([], [], label="chance", **_CHANCE),
             Line2D([], [], label="the most that k tokens can find", **_MOST),
         ]
-        add_legend(figure, [*legend_handles(styles), *lines])
+        add_legend(figure, [*selector_handles(styles), *lines])
         add_heading(figure, describe_recall(result))
     return figure
 
@@ -71,7 +73,7 @@ def describe_recall(result: Json) -> str:
         f"{result['run']}, step {result['step']:,}: {result['task']['name']}, N = {result['n_long']}, "
         f"M = {result['n_short']}; {result['samples']:,} samples a panel, planted tokens all far; "
         "placebo: far context of a sample with another label, recall of its own planted tokens; "
-        "bands and bars: 95 % bootstrap by sample"
+        "bars: 95 % bootstrap by sample"
     )
 
 
@@ -82,6 +84,4 @@ def _draw_cell(axes: Axes, cell: Json, what: str, chance: Json, styles: Json) ->
     axes.plot(ks, [min(k, cell["planted"]) / cell["planted"] for k in ks], label="most", **_MOST)
     draw_curves(axes, cell["selectors"], f"{what}_placebo_recall", styles, placebo=True)
     draw_curves(axes, cell["selectors"], f"{what}_recall", styles)
-    axes.set_title(
-        f"p = {cell['planted']} planted (accuracy {100 * cell['accuracy']['value']:.0f} %)", loc="left"
-    )
+    axes.set_title(f"p = {cell['planted']} (accuracy {100 * cell['accuracy']['value']:.0f} %)", loc="left")

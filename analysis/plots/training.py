@@ -14,27 +14,26 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from analysis.plots.figure2 import FORMATS, STYLE, write_figure
+from analysis.plots.style import (
+    PAGE,
+    SMALL,
+    STYLE,
+    Style,
+    add_legend,
+    encoding_of,
+    line_handles,
+    model_styles,
+    new_figure,
+)
 from olmo_sparsity.util.errors import UserError
 
 Json = dict[str, Any]
 
 X_AXES = {"tokens": "training tokens", "steps": "optimizer steps"}
-# colour, marker, line style: runs differ by all three at once, for grey printing and colour-blind eyes
-_RUN_STYLES = (
-    ("#0072B2", "o", "-"),
-    ("#D55E00", "s", "--"),
-    ("#009E73", "^", "-."),
-    ("#CC79A7", "D", ":"),
-    ("#E69F00", "v", (0, (5, 1))),
-    ("#56B4E9", "P", (0, (3, 1, 1, 1))),
-    ("#000000", "X", (0, (1, 1))),
-)
 _HELDOUT: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0, "markersize": 3.8}
 
 
@@ -85,8 +84,9 @@ def plot_curves(
     axes: Axes, runs: Sequence[RunMetrics], x: str, fraction: float, *, log_x: bool = False
 ) -> None:
     """Panel (a): training loss, raw (faint) and smoothed, and held-out loss (markers) [nats per token]."""
-    for number, run in enumerate(runs):
-        colour, marker, line = curve_style(number)
+    styles = _styles(runs)
+    for run in runs:
+        colour, marker, line = styles[run.name]
         places, losses = run.series("loss_nats", x)
         axes.plot(places, losses, color=colour, alpha=0.22, linewidth=0.7, zorder=2)
         axes.plot(places, smooth(losses, fraction), color=colour, linestyle=line, label=run.name, zorder=3)
@@ -101,18 +101,19 @@ def plot_curves(
     if any(len(run.series("heldout_loss_nats", x)[0]) for run in runs):
         lines.append("markers: held-out")
     looks: Json = {"transform": axes.transAxes, "ha": "right", "va": "top", "linespacing": 1.4}
-    axes.text(0.99, 0.98, "\n".join(lines), fontsize=7.5, color="0.35", **looks)
+    axes.text(0.99, 0.98, "\n".join(lines), fontsize=SMALL, color="0.35", **looks)
     axes.set_title("(a) Loss while training", loc="left")
 
 
 def plot_by_position(axes: Axes, runs: Sequence[RunMetrics]) -> None:
     """Panel (b): held-out loss in bins of position, at the last evaluation; a dotted line at the window trained on."""
     lengths: set[int] = set()
-    for number, run in enumerate(runs):
+    styles = _styles(runs)
+    for run in runs:
         row = run.last_by_position
         if row is None:
             continue
-        colour, marker, line = curve_style(number)
+        colour, marker, line = styles[run.name]
         bins = row["heldout_loss_by_position"]
         centres = [(each["from"] + each["to"]) / 2 for each in bins]
         losses = [each["loss_nats"] for each in bins]
@@ -122,7 +123,7 @@ def plot_by_position(axes: Axes, runs: Sequence[RunMetrics]) -> None:
         axes.axvline(length, color="0.35", linestyle=":", linewidth=1, zorder=1.5)
         place: Json = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
         text = f"trained on windows\nof {length:,} tokens"
-        axes.annotate(text, (length, 0.98), (4, 0), va="top", fontsize=7.5, color="0.35", **place)
+        axes.annotate(text, (length, 0.98), (4, 0), va="top", fontsize=SMALL, color="0.35", **place)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlabel("position in the document [tokens]")
@@ -141,29 +142,13 @@ def training_figure(
             )
     by_position = any(run.last_by_position for run in runs)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.2 if by_position else 5.6, 4.1), layout="constrained")
-        FigureCanvasAgg(figure)  # Agg whatever the backend of the process; pyplot's state is not touched
+        figure = new_figure(PAGE if by_position else 4.6, 3.6)
         panels = figure.subplots(1, 1 + by_position, squeeze=False)[0]
         plot_curves(panels[0], runs, x, fraction, log_x=log_x)
         if by_position:
             plot_by_position(panels[1], runs)
-        columns = _legend_columns([run.name for run in runs], figure.get_figwidth())
-        figure.legend(
-            handles=_legend_handles(runs),
-            loc="outside lower center",
-            ncols=columns,
-            frameon=False,
-            handlelength=3,
-        )
+        add_legend(figure, _legend_handles(runs))
     return figure
-
-
-def save(figure: Figure, path: str | Path) -> Path:
-    """Write the figure as the ending of ``path`` says, atomically. Raises `UserError` for an unknown ending."""
-    path = Path(path)
-    if path.suffix[1:].lower() not in FORMATS:
-        raise UserError(f"{path} has no ending of {', '.join(FORMATS)}; name it with one of them")
-    return write_figure(figure, path)
 
 
 def short_number(value: float) -> str:
@@ -174,23 +159,14 @@ def short_number(value: float) -> str:
     return f"{value:g}"
 
 
-def curve_style(number: int) -> tuple[str, str, Any]:
-    """Colour, marker and line style of a curve; all three together differ for the first 49 numbers."""
-    turn, place = divmod(number, len(_RUN_STYLES))
-    _, marker, line = _RUN_STYLES[(place + 2 * turn) % len(_RUN_STYLES)]
-    return _RUN_STYLES[place][0], marker, line
+def _styles(runs: Sequence[RunMetrics]) -> dict[str, Style]:
+    return model_styles({run.name: encoding_of(run.name) for run in runs})
 
 
 def _legend_handles(runs: Sequence[RunMetrics]) -> list[Line2D]:
-    handles = []
-    for number, run in enumerate(runs):
-        colour, marker, line = curve_style(number)
-        mark = marker if len(run.series("heldout_loss_nats", "steps")[0]) else "none"
-        handles.append(Line2D([], [], color=colour, linestyle=line, marker=mark, label=run.name, **_HELDOUT))
+    handles = line_handles(_styles(runs))
+    for handle, run in zip(handles, runs, strict=True):
+        handle.set(**_HELDOUT)
+        if not len(run.series("heldout_loss_nats", "steps")[0]):
+            handle.set_marker("none")
     return handles
-
-
-def _legend_columns(names: Sequence[str], width_inches: float) -> int:
-    """As many names a row as fit the figure, by its width in letters of the legend's size."""
-    letters = max(map(len, names)) + 8  # the line drawn before each name
-    return max(1, min(len(names), int(width_inches * 14 / letters)))

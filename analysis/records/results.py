@@ -1,6 +1,6 @@
-"""The result files of the measurements that write no records folder: their names, kinds, and what readers need of them.
+"""The results that are one JSON file: what each calls itself, what makes it, and the shape that its readers need.
 
-`olmo_sparsity.util.result_files` says how such a file is written and checked.
+Read and written by `olmo_sparsity.util.result_files`; exact match has its own there.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from olmo_sparsity.util.result_files import INTERVAL, ResultFile
 
 _AT_LENGTHS = [{"length": int, "loss_nats": INTERVAL, "rise_nats": INTERVAL}]
+
 LENGTH = ResultFile(
     "length.json",
     "olmo-sparsity loss by position",
@@ -61,8 +62,10 @@ NEEDLE = ResultFile(
 )
 
 RECALL_NAME = "recall.json"
+
 FORMAT, OF_HAND_BUILT = 2, "hand-built models"
 """Format of that file of hand-built models, which nothing reads, and what it says was measured."""
+
 RECALL = ResultFile(
     RECALL_NAME,
     "olmo-sparsity recall of planted tokens",
@@ -85,6 +88,7 @@ _FORM = {
     **dict.fromkeys(("key_tokens", "share", "longppl", "ppl_short", "mean_lsd_nats"), INTERVAL),
     "tokens_read": int,
 }
+
 LONGPPL = ResultFile(
     "longppl.json",
     "olmo-sparsity LongPPL",
@@ -102,4 +106,33 @@ LONGPPL = ResultFile(
         "forms": {"exact": _FORM, "published": _FORM},
     },
     before={},
+)
+
+SIDES = ("first", "second")
+
+_PAIRED = dict.fromkeys((*SIDES, "difference"), INTERVAL)
+
+COMPARISON = ResultFile(
+    "compare.json",
+    "olmo-sparsity comparison",
+    1,
+    "comparison",
+    "scripts/compare.py --out",
+    shape={
+        **{side: {"checkpoint": str} for side in SIDES},
+        **dict.fromkeys(("share_over_tau", "gap_short_minus_long"), _PAIRED),
+        "selectors": {...: {...: {"net_recovery": _PAIRED}}},
+    },
+    before={},
+)
+
+LADDER = ResultFile("ladder.json", "olmo-sparsity ladder", 2, "ladder", "scripts/ladder.py")
+
+INFLUENCE_BENCHMARK = ResultFile(
+    "influence.json",
+    "olmo-sparsity benchmark influence",
+    1,
+    "benchmark of the influence analysis",
+    "scripts/benchmark.py influence",
+    before={"benchmark": "influence"},
 )

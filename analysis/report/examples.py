@@ -13,7 +13,7 @@ import numpy as np
 from analysis.records.schema import FAR_CONTEXTS, Examples
 from analysis.records.store import Records
 from analysis.report.foreign_text import DIRECTION_CONTROLS
-from analysis.stats.sums import CONTROLS
+from analysis.stats.recovery import CONTROLS
 from analysis.text.kinds import KINDS
 
 Json = dict[str, Any]

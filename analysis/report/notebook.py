@@ -18,7 +18,7 @@ from analysis.records.schema import Targets
 from analysis.report.examples import influence_unit
 from analysis.report.foreign_text import foreign_html, text_html
 from analysis.report.words import number, plural
-from analysis.stats.sums import default_selector, nats
+from analysis.stats.recovery import default_selector, nats
 
 if TYPE_CHECKING:
     import pandas

@@ -23,16 +23,15 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from analysis.plots.figure2 import STYLE
-from analysis.records.results import LONGPPL
+from analysis.plots.style import STYLE
+from analysis.records.results import COMPARISON, LONGPPL
 from analysis.records.schema import Manifest
 from analysis.records.store import Records
 from analysis.report.examples import choose_examples, page_data
 from analysis.report.foreign_text import DIRECTION_CONTROL, foreign_html, text_html, text_plain
 from analysis.report.tables import all_tables
 from analysis.report.words import bounds, number, reading
-from analysis.stats.compare import COMPARISON
-from analysis.stats.sums import default_selector, nats
+from analysis.stats.recovery import default_selector, nats
 
 Json = dict[str, Any]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from analysis.plots.figure2 import selector_label
+from analysis.plots.style import selector_label
 from analysis.report.foreign_text import foreign_html, text_html
 from analysis.report.words import bounds, number, p_value, plural
-from analysis.stats.sums import default_selector
+from analysis.stats.recovery import default_selector
 
 Json = dict[str, Any]
 Rows = Sequence[Sequence[str]]

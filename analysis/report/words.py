@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.stats.recovery import default_selector, nats
 from analysis.stats.summary import FEW_DOCUMENTS
-from analysis.stats.sums import default_selector, nats
 
 Json = dict[str, Any]
 

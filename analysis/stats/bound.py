@@ -23,42 +23,14 @@ Shapes: n lengths.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
-from analysis.plots.figure1 import (
-    SPAN,
-    all_lengths,
-    axis_name,
-    describe,
-    frame_handles,
-    k_handles,
-    k_style,
-    k_styles,
-    k_titles,
-    length_axis,
-    title_lines,
-)
-from analysis.plots.figure2 import (
-    STYLE,
-    Style,
-    add_heading,
-    add_legend,
-    in_rows,
-    outer_labels,
-    small_multiples,
-)
 from analysis.stats.bootstrap import Interval
-from analysis.stats.exact_match import Curve, Group
-from analysis.stats.sums import Json
+from analysis.stats.exact_match import Group
+from analysis.stats.recovery import Json
 from olmo_sparsity.util.errors import UserError
 
 
@@ -105,7 +77,6 @@ BOUNDS = {
     "improved": ("improved", "(L′/L)² δ", improved_bound, (0, (1, 1))),
 }
 """The bounds by their names in JSON: name and formula (the etas in its constant), function, line style."""
-_LIMIT: Json = {"marker": "v", "markerfacecolor": "white", "markersize": 4.5, "zorder": 3.2}
 
 
 def error_of(exact: Interval) -> Interval:
@@ -164,98 +135,3 @@ def bounds_json(start: TrainedError) -> Json:
             for name, (_, _, bound, _) in BOUNDS.items()
         },
     }
-
-
-def bound_figure(starts: Sequence[TrainedError]) -> Figure:
-    """Error against length, both logarithmic, under the bounds: a panel per group (K_train), a curve per tested k.
-
-    The bounds of a panel are black and for one k, the largest that it was trained on, whose curve is heavy and has its
-    interval. Where no sample was wrong, a hollow triangle stands at the upper limit of the interval.
-
-    Args:
-        starts: of the groups of one task, in the order of their panels.
-    """
-    groups = [start.group for start in starts]
-    styles = k_styles(groups)
-    titles = [f"{title}\n{_delta(start)}" for title, start in zip(k_titles(groups), starts, strict=True)]
-    floor = _floor(groups)
-    with matplotlib.rc_context(STYLE):
-        figure, panels = small_multiples(in_rows(len(groups)), 4 + title_lines(titles))
-        for axes, start, title in zip(panels, starts, titles, strict=True):
-            axes.axvspan(*start.group.settings.train_length, **SPAN)
-            for curve in start.group.curves:
-                style = k_style(styles, start.group, curve)
-                _draw_error(axes, curve, style, heavy=curve.k == start.k, floor=floor)
-            _draw_bounds(axes, start, all_lengths(groups)[-1])
-            axes.set_title(title, loc="left")
-        panels[0].set_yscale("log")
-        panels[0].set_ylim(floor, 1.6)
-        panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        length_axis(panels[0], all_lengths(groups), most=6)
-        outer_labels(panels, axis_name(groups[0].settings), "error [share of samples]")
-        handles = [*k_handles(styles, groups), *_limit_handles(groups), *_bound_handles(starts)]
-        add_legend(figure, [*handles, *frame_handles(groups, chance=False)])
-        add_heading(figure, describe(groups))
-    return figure
-
-
-def _draw_error(axes: Axes, curve: Curve, style: Style, *, heavy: bool, floor: float) -> None:
-    """1 - the exact share; the interval of a heavy curve; upper limits where nothing was wrong."""
-    colour, marker, line = style
-    errors = [error_of(point.exact) for point in curve.points]
-    values = [error.value or math.nan for error in errors]
-    looks: Json = {"linewidth": 2 if heavy else 1, "markersize": 4.5 if heavy else 3.5, "zorder": 3}
-    name = f"k = {curve.k}"
-    axes.plot(curve.lengths, values, color=colour, marker=marker, linestyle=line, label=name, **looks)
-    if heavy:
-        low, high = [max(error.low, floor) for error in errors], [error.high for error in errors]
-        axes.fill_between(curve.lengths, low, high, color=colour, alpha=0.15, linewidth=0)
-    none_wrong = [point for point, error in zip(curve.points, errors, strict=True) if error.value == 0]
-    limits = [error_of(point.exact).high for point in none_wrong]
-    if limits:
-        lengths = [point.length for point in none_wrong]
-        axes.plot(lengths, limits, color=colour, linestyle="none", label=f"{name}, none wrong", **_LIMIT)
-
-
-def _draw_bounds(axes: Axes, start: TrainedError, longest: int) -> None:
-    """Both bounds from L on; thin and grey, the improved one for the ends of the measured error's interval."""
-    lengths = np.geomspace(start.trained_length, longest, 200)
-    for name, _, bound, line in BOUNDS.values():
-        values = bound(lengths, start.trained_length, start.delta)
-        axes.plot(lengths, values, color="black", linestyle=line, linewidth=1.3, label=name, zorder=3.5)
-    for delta in {start.error.low, start.error.high} - {0.0, start.delta}:
-        values = improved_bound(lengths, start.trained_length, delta)
-        axes.plot(lengths, values, color="0.5", linestyle=(0, (1, 1)), linewidth=0.8, zorder=3.4)
-
-
-def _floor(groups: Sequence[Group]) -> float:
-    """Lower end of a logarithmic axis that shows every error, or its upper limit where nothing was wrong."""
-    errors = [error_of(point.exact) for group in groups for curve in group.curves for point in curve.points]
-    return min(error.value or error.high for error in errors) / 2
-
-
-def _delta(start: TrainedError) -> str:
-    """What delta of a panel is."""
-    if start.is_limit:
-        return f"k = {start.k}: δ ≤ {start.delta:.2g} (none of {start.samples:,} wrong)"
-    return f"k = {start.k}: δ = {start.delta:.2g} at length {start.measured_length}"
-
-
-def _limit_handles(groups: Sequence[Group]) -> list[Line2D]:
-    points = [point for group in groups for curve in group.curves for point in curve.points]
-    if all(point.exact.value < 1 for point in points):
-        return []
-    return [Line2D([], [], color="0.3", linestyle="none", label="none wrong: upper limit", **_LIMIT)]
-
-
-def _bound_handles(starts: Sequence[TrainedError]) -> list[Line2D]:
-    """The bounds, with a word where all that is drawn of one is cut to 1; the interval's ends of the improved one."""
-    handles = []
-    for name, formula, bound, line in BOUNDS.values():
-        cut = all(bound([each.trained_length], each.trained_length, each.delta)[0] >= 1 for each in starts)
-        label = f"{name}, up to a constant: {formula}{' (1 or more here)' if cut else ''}"
-        handles.append(Line2D([], [], color="black", linestyle=line, linewidth=1.3, label=label))
-    if not all(each.is_limit for each in starts):
-        label = "improved, 95 % interval of δ"
-        handles.append(Line2D([], [], color="0.5", linestyle=(0, (1, 1)), linewidth=0.8, label=label))
-    return handles

@@ -10,41 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
+from analysis.records.results import SIDES
 from analysis.records.store import Records
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, difference
-from analysis.stats.summary import loss_text, name_lines, percent_text, plain_table
-from analysis.stats.sums import (
+from analysis.stats.recovery import (
     BEST,
     Columns,
     Json,
     MeasuredTargets,
     SumsBootstrap,
-    nats,
     over_tau_column,
     refuse_without_gain,
 )
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import INTERVAL, ResultFile
 
-SIDES = ("first", "second")
-_PAIRED = dict.fromkeys((*SIDES, "difference"), INTERVAL)
-COMPARISON = ResultFile(
-    "compare.json",
-    "olmo-sparsity comparison",
-    1,
-    "comparison",
-    "scripts/compare.py --out",
-    shape={
-        **{side: {"checkpoint": str} for side in SIDES},
-        **dict.fromkeys(("share_over_tau", "gap_short_minus_long"), _PAIRED),
-        "selectors": {...: {...: {"net_recovery": _PAIRED}}},
-    },
-    before={},
-)
 _SAME_SETTINGS = ("split", "n_long", "n_short", "seed", "tau_nats")
 _OWN, _COMMON = "own", "common"  # groups: over tau under this checkpoint; under both
 
@@ -184,47 +164,3 @@ def _of_checkpoint(records: Records) -> Json:
         "targets_over_tau": len(records.targets.over(manifest.tau_nats)),
         "complete": len(records.over) == len(records.targets.over(manifest.tau_nats)),
     }
-
-
-def render_comparison(comparison: Json) -> Group:
-    """The comparison as tables for a terminal of 80 columns; recoveries and shares in per cent."""
-    settings = comparison["settings"]
-    head = Text.assemble(
-        (f"{comparison['targets']:,} targets", "bold"),
-        f" of {comparison['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}; "
-        f"tau {nats(settings['tau_nats'])}",
-    )
-    for letter, side in zip("AB", SIDES, strict=True):
-        head.append(f"\n{letter}: {comparison[side]['records']}")
-        if not comparison[side]["complete"]:
-            head.append(" (unfinished)", "yellow")
-    overall = plain_table("", "A", "B", "A - B")
-    for name, key, text in (
-        ("share over tau [%]", "share_over_tau", lambda interval: percent_text(interval, 1)),
-        ("mean gain [nats]", "gap_short_minus_long", loss_text),
-    ):
-        overall.add_row(Text(name), *(text(comparison[key][side]) for side in (*SIDES, "difference")))
-    note = Text(
-        f"[95 % interval]: {settings['resamples']:,} resamples of documents, the same for A and B; "
-        f"in common: A - B over the {comparison['targets_over_tau_in_both']:,} targets that are over tau under both",
-        style="dim",
-    )
-    return Group(head, Text(), overall, Text(), _net_table(comparison), note)
-
-
-def _net_table(comparison: Json) -> Table:
-    """Net recovery of both and their difference, over each one's targets and over those in common."""
-    table = plain_table("net recovery [%]", "k", "A", "B", "A - B", "in common")
-    for selector, per_k in comparison["selectors"].items():
-        names = name_lines(selector, len(per_k))
-        for number, (k, values) in enumerate(per_k.items()):
-            net = values["net_recovery"]
-            common = comparison["selectors_on_common_targets"][selector][k]["net_recovery"]
-            table.add_row(
-                names[number],
-                k,
-                *(percent_text(net[side]) for side in (*SIDES, "difference")),
-                percent_text(common["difference"]),
-                end_section=number == len(per_k) - 1,
-            )
-    return table

@@ -12,7 +12,7 @@ import numpy as np
 from analysis.records.schema import FAR_CONTEXTS, Targets
 from analysis.records.store import Records
 from analysis.stats.bootstrap import Statistic
-from analysis.stats.sums import Columns, Json, MeasuredTargets, SumsBootstrap, over_tau_column
+from analysis.stats.recovery import Columns, Json, MeasuredTargets, SumsBootstrap, over_tau_column
 from analysis.text.kinds import KINDS
 
 DISTANCE_BINS = 8

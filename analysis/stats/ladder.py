@@ -19,9 +19,6 @@ from typing import Any
 
 from analysis.records.schema import ROPE_SCALING
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import ResultFile
-
-LADDER = ResultFile("ladder.json", "olmo-sparsity ladder", 2, "ladder", "scripts/ladder.py")
 
 Json = dict[str, Any]
 
@@ -58,6 +55,7 @@ def ladder_points(
                 "checkpoint_sha256": sha,
                 "training_seed": own["training_seed"],
                 "parameters": own["parameters"],
+                "position_scheme": own["position_scheme"],
                 "crossfit": settings["crossfit"],
                 "targets_over_tau": summary["targets_over_tau"],
                 "share_over_tau": summary["share_over_tau"],

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rich.table import Table
-from rich.text import Text
 
 from analysis.stats.bootstrap import (
     ClusterBootstrap,
@@ -25,7 +23,6 @@ from analysis.stats.bootstrap import (
     mean_over_seeds,
     ratio_of_sums,
 )
-from analysis.stats.tables import interval_cell
 
 Json = dict[str, Any]
 
@@ -105,57 +102,3 @@ def summarize_length(
             )
         found.append({"label": models[number], "bins": bins, "at_lengths": at_lengths})
     return found
-
-
-def render_length(length_json: Json) -> list[Table]:
-    """The loss at each length, a row per model, and mean loss per bin, a column per model; for a terminal."""
-    return [_table_of_lengths(length_json["models"]), _table_of_bins(length_json["models"])]
-
-
-def _table_of_lengths(models: Sequence[Json]) -> Table:
-    table = _table(
-        "held-out loss at each length [nats per token]",
-        "[95 % interval]; the loss at L is that of the half octave below L; second line: difference to the first "
-        "length, paired",
-    )
-    table.add_column("", no_wrap=True)
-    table.add_column("seeds", justify="right")
-    for one in models[0]["at_lengths"]:
-        table.add_column(f"{one['length']:,}", justify="right")
-    for each in models:
-        first, *others = each["at_lengths"]
-        cells = [interval_cell(first["loss_nats"])]
-        cells += [f"{interval_cell(one['loss_nats'])}\n{interval_cell(one['rise_nats'])}" for one in others]
-        table.add_row(Text(each["label"]), str(len(each["checkpoints"])), *cells)
-    return table
-
-
-def _table_of_bins(models: Sequence[Json]) -> Table:
-    table = _table(
-        "held-out loss by position [nats per token]",
-        "[95 % interval]; second line: difference to the first model, paired",
-    )
-    table.add_column("position", no_wrap=True)
-    table.add_column("tokens", justify="right")
-    for each in models:
-        table.add_column(Text(each["label"]), justify="right")
-    for bins in zip(*(each["bins"] for each in models), strict=True):
-        cells = [interval_cell(bins[0]["loss_nats"])]
-        for each in bins[1:]:
-            change = interval_cell(each["difference_to_first_nats"])
-            cells.append(f"{interval_cell(each['loss_nats'])}\n{change}")
-        table.add_row(f"{bins[0]['from']:,}–{bins[0]['to'] - 1:,}", f"{bins[0]['tokens']:,}", *cells)
-    return table
-
-
-def _table(title: str, caption: str) -> Table:
-    return Table(
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        header_style="bold",
-        title=Text(title),
-        caption=Text(caption),
-        title_justify="left",
-        caption_justify="left",
-    )

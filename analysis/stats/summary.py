@@ -17,9 +17,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from analysis.records.store import Records
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, difference
@@ -31,18 +28,16 @@ from analysis.stats.dependencies import (
     needed_columns,
     needed_numbers,
 )
-from analysis.stats.sums import (
+from analysis.stats.recovery import (
     ALL,
     Columns,
     Json,
     MeasuredTargets,
     SumsBootstrap,
     default_selector,
-    nats,
     over_tau_column,
     refuse_without_gain,
 )
-from analysis.stats.tables import interval_cell
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
 
@@ -229,113 +224,3 @@ def _settings(records: Records, resamples: int, seed: int) -> Json:
         "interval": "95 % percentile, cluster bootstrap by document",
         "permutation_test": "true against placebo, signs flipped by document, two-sided",
     }
-
-
-def render_table(summary: Json) -> Group:
-    """The summary as tables for a terminal of 80 columns; recoveries and shares in per cent."""
-    note = (
-        f"[95 % interval]: {summary['settings']['resamples']:,} resamples of documents; "
-        "net = recovery - placebo"
-    )
-    tables = [
-        part
-        for heading, table in (
-            _p_table(summary),
-            _kinds_table(summary),
-            _needed_table(summary),
-        )
-        for part in (Text(), Text(heading), table)
-    ]
-    return Group(_head(summary), Text(), _selectors_table(summary), *tables, Text(note, style="dim"))
-
-
-def _head(summary: Json) -> Text:
-    settings = summary["settings"]
-    over = summary["share_over_tau"]
-    head = Text.assemble(
-        (f"{summary['targets']:,} targets", "bold"),
-        f" of {summary['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}\n",
-        (f"{summary['targets_over_tau']:,} over tau", "bold"),
-        f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %; over these\n",
-        f"L_short {loss_text(summary['loss_short'])}   L_long {loss_text(summary['loss_long'])} nats per token",
-    )
-    if settings["crossfit"]:
-        head.append("\ncross-fitted: one model chose targets and tokens, another's losses are shown")
-    if not settings["complete"]:
-        head.append(f"\nunfinished: {settings['targets_measured']:,} measured so far", "yellow")
-    if settings["documents_over_tau"] < FEW_DOCUMENTS:
-        head.append(
-            f"\nonly {settings['documents_over_tau']} documents bear on this: rough intervals", "yellow"
-        )
-    return head
-
-
-def _selectors_table(summary: Json) -> Table:
-    table = plain_table("selector", "k", "L_k [nats]", "recovery [%]", "placebo [%]", "net [%]")
-    for selector, per_k in summary["selectors"].items():
-        names = name_lines(selector, len(per_k))
-        for number, (k, values) in enumerate(per_k.items()):
-            shares = [percent_text(values[f"{kind}recovery"]) for kind in ("", "placebo_", "net_")]
-            last = number == len(per_k) - 1
-            table.add_row(names[number], k, loss_text(values["loss"]), *shares, end_section=last)
-    return table
-
-
-def _p_table(summary: Json) -> tuple[str, Table]:
-    ks = [str(k) for k in summary["settings"]["ks"]]
-    table = plain_table("selector", *(f"k = {k}" for k in ks))
-    for selector, per_k in summary["selectors"].items():
-        table.add_row(selector, *(f"{per_k[k]['permutation_p']:.4f}" for k in ks))
-    return "p-value of true against placebo (permutation by document)", table
-
-
-def _kinds_table(summary: Json) -> tuple[str, Table]:
-    selector = default_selector(summary["selectors"])
-    table = plain_table("kind", "over tau", "share [%]", "mean gain [nats]", "net [%]")
-    for each in summary["kinds"]["kinds"]:
-        table.add_row(
-            each["kind"],
-            f"{each['targets_over_tau']:,} of {each['targets']:,}",
-            percent_text(each["share_over_tau"]),
-            loss_text(each["gap_short_minus_long"]),
-            percent_text(each["selectors"][selector]["net_recovery"]),
-        )
-    k = summary["kinds"]["k"]
-    return f"kinds (share: of those over tau; mean gain: of all; net: {selector}, k = {k})", table
-
-
-def _needed_table(summary: Json) -> tuple[str, Table]:
-    needed = summary["tokens_needed"]
-    selector = default_selector(needed["selectors"])
-    found = needed["selectors"][selector]
-    table = plain_table("far tokens", "true [%]", "placebo [%]")
-    for k, true, placebo in zip(needed["ks"], found["true"], found["placebo"], strict=True):
-        table.add_row(f"up to {k}", percent_text(true), percent_text(placebo))
-    table.add_row(f"more than {needed['ks'][-1]}", percent_text(found["censored"]), "")
-    share = f"{100 * needed['share']:.0f} %"
-    return f"targets that have {share} of their gain from k far tokens of {selector}", table
-
-
-def plain_table(first: str, *further: str) -> Table:
-    """A table without lines: text in the first column, numbers at the right of the others."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column(Text(first), no_wrap=True)
-    for name in further:
-        table.add_column(Text(name), justify="right", no_wrap=True)
-    return table
-
-
-def name_lines(selector: str, rows: int) -> list[str]:
-    """First cells of ``rows`` rows: a screened form's proposer goes below its exact selector, to save width."""
-    parts = selector.replace("@", "\n@").split("\n", rows - 1)
-    return parts + [""] * (rows - len(parts))
-
-
-def loss_text(interval: Json) -> str:
-    """``value [low, high]`` in nats."""
-    return interval_cell(interval)
-
-
-def percent_text(interval: Json, digits: int = 0) -> str:
-    """``value [low, high]`` in per cent, without the sign."""
-    return interval_cell(interval, scale=100.0, digits=digits)

@@ -1,14 +1,31 @@
-"""Numbers with intervals as the cells of a table."""
+"""All tables for terminals: numbers with their 95 % intervals, from results as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
+
+from analysis.records.results import SIDES
+from analysis.stats.exact_match import Group as ExactMatchGroup
+from analysis.stats.exact_match import curve_names
+from analysis.stats.recovery import Json, default_selector, nats
+from analysis.stats.summary import FEW_DOCUMENTS
 
 _UNLIMITED = 10_000
+
+
+def plain_table(first: str, *further: str) -> Table:
+    """A table without lines: text in the first column, numbers at the right of the others."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column(Text(first), no_wrap=True)
+    for name in further:
+        table.add_column(Text(name), justify="right", no_wrap=True)
+    return table
 
 
 def interval_cell(interval: dict[str, Any], *, scale: float = 1.0, digits: int = 2) -> str:
@@ -21,6 +38,22 @@ def interval_cell(interval: dict[str, Any], *, scale: float = 1.0, digits: int =
     return "{} [{}, {}]".format(*(zero if text == f"-{zero}" else text for text in texts))
 
 
+def loss_text(interval: Json) -> str:
+    """``value [low, high]`` in nats."""
+    return interval_cell(interval)
+
+
+def percent_text(interval: Json, digits: int = 0) -> str:
+    """``value [low, high]`` in per cent, without the sign."""
+    return interval_cell(interval, scale=100.0, digits=digits)
+
+
+def name_lines(selector: str, rows: int) -> list[str]:
+    """First cells of ``rows`` rows: a screened form's proposer goes below its exact selector, to save width."""
+    parts = selector.replace("@", "\n@").split("\n", rows - 1)
+    return parts + [""] * (rows - len(parts))
+
+
 def print_whole(console: Console, table: Table) -> None:
     """Print a table; where nobody watches, as in a log, as wide as its cells are, so that none is cut or broken."""
     if console.is_terminal:
@@ -29,3 +62,269 @@ def print_whole(console: Console, table: Table) -> None:
     unlimited = Console(width=_UNLIMITED)
     width = Measurement.get(unlimited, unlimited.options, table).maximum
     Console(width=max(width, console.width), highlight=False).print(table)
+
+
+def render_table(summary: Json) -> Group:
+    """The summary as tables for a terminal of 80 columns; recoveries and shares in per cent."""
+    note = (
+        f"[95 % interval]: {summary['settings']['resamples']:,} resamples of documents; "
+        "net = recovery - placebo"
+    )
+    tables = [
+        part
+        for heading, table in (
+            _p_table(summary),
+            _kinds_table(summary),
+            _needed_table(summary),
+        )
+        for part in (Text(), Text(heading), table)
+    ]
+    return Group(_head(summary), Text(), _selectors_table(summary), *tables, Text(note, style="dim"))
+
+
+def _head(summary: Json) -> Text:
+    settings = summary["settings"]
+    over = summary["share_over_tau"]
+    head = Text.assemble(
+        (f"{summary['targets']:,} targets", "bold"),
+        f" of {summary['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}\n",
+        (f"{summary['targets_over_tau']:,} over tau", "bold"),
+        f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %; over these\n",
+        f"L_short {loss_text(summary['loss_short'])}   L_long {loss_text(summary['loss_long'])} nats per token",
+    )
+    if settings["crossfit"]:
+        head.append("\ncross-fitted: one model chose targets and tokens, another's losses are shown")
+    if not settings["complete"]:
+        head.append(f"\nunfinished: {settings['targets_measured']:,} measured so far", "yellow")
+    if settings["documents_over_tau"] < FEW_DOCUMENTS:
+        head.append(
+            f"\nonly {settings['documents_over_tau']} documents bear on this: rough intervals", "yellow"
+        )
+    return head
+
+
+def _selectors_table(summary: Json) -> Table:
+    table = plain_table("selector", "k", "L_k [nats]", "recovery [%]", "placebo [%]", "net [%]")
+    for selector, per_k in summary["selectors"].items():
+        names = name_lines(selector, len(per_k))
+        for number, (k, values) in enumerate(per_k.items()):
+            shares = [percent_text(values[f"{kind}recovery"]) for kind in ("", "placebo_", "net_")]
+            last = number == len(per_k) - 1
+            table.add_row(names[number], k, loss_text(values["loss"]), *shares, end_section=last)
+    return table
+
+
+def _p_table(summary: Json) -> tuple[str, Table]:
+    ks = [str(k) for k in summary["settings"]["ks"]]
+    table = plain_table("selector", *(f"k = {k}" for k in ks))
+    for selector, per_k in summary["selectors"].items():
+        table.add_row(selector, *(f"{per_k[k]['permutation_p']:.4f}" for k in ks))
+    return "p-value of true against placebo (permutation by document)", table
+
+
+def _kinds_table(summary: Json) -> tuple[str, Table]:
+    selector = default_selector(summary["selectors"])
+    table = plain_table("kind", "over tau", "share [%]", "mean gain [nats]", "net [%]")
+    for each in summary["kinds"]["kinds"]:
+        table.add_row(
+            each["kind"],
+            f"{each['targets_over_tau']:,} of {each['targets']:,}",
+            percent_text(each["share_over_tau"]),
+            loss_text(each["gap_short_minus_long"]),
+            percent_text(each["selectors"][selector]["net_recovery"]),
+        )
+    k = summary["kinds"]["k"]
+    return f"kinds (share: of those over tau; mean gain: of all; net: {selector}, k = {k})", table
+
+
+def _needed_table(summary: Json) -> tuple[str, Table]:
+    needed = summary["tokens_needed"]
+    selector = default_selector(needed["selectors"])
+    found = needed["selectors"][selector]
+    table = plain_table("far tokens", "true [%]", "placebo [%]")
+    for k, true, placebo in zip(needed["ks"], found["true"], found["placebo"], strict=True):
+        table.add_row(f"up to {k}", percent_text(true), percent_text(placebo))
+    table.add_row(f"more than {needed['ks'][-1]}", percent_text(found["censored"]), "")
+    share = f"{100 * needed['share']:.0f} %"
+    return f"targets that have {share} of their gain from k far tokens of {selector}", table
+
+
+def render_comparison(comparison: Json) -> Group:
+    """The comparison as tables for a terminal of 80 columns; recoveries and shares in per cent."""
+    settings = comparison["settings"]
+    head = Text.assemble(
+        (f"{comparison['targets']:,} targets", "bold"),
+        f" of {comparison['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}; "
+        f"tau {nats(settings['tau_nats'])}",
+    )
+    for letter, side in zip("AB", SIDES, strict=True):
+        head.append(f"\n{letter}: {comparison[side]['records']}")
+        if not comparison[side]["complete"]:
+            head.append(" (unfinished)", "yellow")
+    overall = plain_table("", "A", "B", "A - B")
+    for name, key, text in (
+        ("share over tau [%]", "share_over_tau", lambda interval: percent_text(interval, 1)),
+        ("mean gain [nats]", "gap_short_minus_long", loss_text),
+    ):
+        overall.add_row(Text(name), *(text(comparison[key][side]) for side in (*SIDES, "difference")))
+    note = Text(
+        f"[95 % interval]: {settings['resamples']:,} resamples of documents, the same for A and B; "
+        f"in common: A - B over the {comparison['targets_over_tau_in_both']:,} targets that are over tau under both",
+        style="dim",
+    )
+    return Group(head, Text(), overall, Text(), _net_table(comparison), note)
+
+
+def _net_table(comparison: Json) -> Table:
+    """Net recovery of both and their difference, over each one's targets and over those in common."""
+    table = plain_table("net recovery [%]", "k", "A", "B", "A - B", "in common")
+    for selector, per_k in comparison["selectors"].items():
+        names = name_lines(selector, len(per_k))
+        for number, (k, values) in enumerate(per_k.items()):
+            net = values["net_recovery"]
+            common = comparison["selectors_on_common_targets"][selector][k]["net_recovery"]
+            table.add_row(
+                names[number],
+                k,
+                *(percent_text(net[side]) for side in (*SIDES, "difference")),
+                percent_text(common["difference"]),
+                end_section=number == len(per_k) - 1,
+            )
+    return table
+
+
+def render_length(length_json: Json) -> list[Table]:
+    """The loss at each length, a row per model, and mean loss per bin, a column per model; for a terminal."""
+    return [_table_of_lengths(length_json["models"]), _table_of_bins(length_json["models"])]
+
+
+def _table_of_lengths(models: Sequence[Json]) -> Table:
+    table = _table(
+        "held-out loss at each length [nats per token]",
+        "[95 % interval]; the loss at L is that of the half octave below L; second line: difference to the first "
+        "length, paired",
+    )
+    table.add_column("", no_wrap=True)
+    table.add_column("seeds", justify="right")
+    for one in models[0]["at_lengths"]:
+        table.add_column(f"{one['length']:,}", justify="right")
+    for each in models:
+        first, *others = each["at_lengths"]
+        cells = [interval_cell(first["loss_nats"])]
+        cells += [f"{interval_cell(one['loss_nats'])}\n{interval_cell(one['rise_nats'])}" for one in others]
+        table.add_row(Text(each["label"]), str(len(each["checkpoints"])), *cells)
+    return table
+
+
+def _table_of_bins(models: Sequence[Json]) -> Table:
+    table = _table(
+        "held-out loss by position [nats per token]",
+        "[95 % interval]; second line: difference to the first model, paired",
+    )
+    table.add_column("position", no_wrap=True)
+    table.add_column("tokens", justify="right")
+    for each in models:
+        table.add_column(Text(each["label"]), justify="right")
+    for bins in zip(*(each["bins"] for each in models), strict=True):
+        cells = [interval_cell(bins[0]["loss_nats"])]
+        for each in bins[1:]:
+            change = interval_cell(each["difference_to_first_nats"])
+            cells.append(f"{interval_cell(each['loss_nats'])}\n{change}")
+        table.add_row(f"{bins[0]['from']:,}–{bins[0]['to'] - 1:,}", f"{bins[0]['tokens']:,}", *cells)
+    return table
+
+
+def _table(title: str, caption: str) -> Table:
+    return Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        header_style="bold",
+        title=Text(title),
+        caption=Text(caption),
+        title_justify="left",
+        caption_justify="left",
+    )
+
+
+def render_needle(needle_json: Json) -> Iterator[Table]:
+    """Exact match by length and depth, a table per model; and the recall of the needle, where it was measured."""
+    lengths = needle_json["settings"]["lengths"]
+    for model in needle_json["models"]:
+        yield _table_of_cells(model, lengths)
+    for model in needle_json["models"]:
+        for checkpoint in model["checkpoints"]:
+            if checkpoint["recall"] is not None:
+                yield _table_of_recall(model["label"], checkpoint)
+
+
+def _table_of_cells(model: Json, lengths: list[int]) -> Table:
+    table = plain_table("k", "depth", *(f"{length:,}" for length in lengths))
+    table.title, table.title_justify = (
+        Text(f"{model['label']}: exact match [%, 95 % interval] by context"),
+        "left",
+    )
+    by_row: dict[tuple[int, Any], dict[int, str]] = {}
+    for cell in model["cells"]:
+        k, length = cell["value_tokens"], cell["length"]
+        by_row.setdefault((k, cell["depth"]), {})[length] = percent_text(cell["exact"], 0)
+        by_row.setdefault((k, "absent"), {})[length] = percent_text(cell["absent_exact"], 0)
+    last = None
+    for k, depth in sorted(by_row, key=lambda row: (row[0], row[1] == "absent", str(row[1]))):
+        told = depth if isinstance(depth, str) else f"{depth:g}"
+        cells = [Text(by_row[k, depth][length]) for length in lengths]
+        table.add_row(str(k) if k != last else "", told, *cells)
+        last = k
+    return table
+
+
+def _table_of_recall(label: str, checkpoint: Json) -> Table:
+    recall = checkpoint["recall"]
+    table = plain_table("selector", "context", *(f"k = {k}" for k in recall["ks"]))
+    table.title = Text(f"{label}, seed {checkpoint['training_seed']}: recall of the needle's tokens")
+    table.title_justify = "left"
+    for name, by_k in recall["selectors"].items():
+        for context, kind in (("true", "recall"), ("placebo", "placebo_recall")):
+            values = [f"{each[kind]['value']:.2f}" for each in by_k.values()]
+            table.add_row(name if context == "true" else "", context, *values)
+    table.add_row("chance", "", *(f"{each:.2f}" for each in recall["chance"].values()))
+    return table
+
+
+def render_curves(groups: Sequence[ExactMatchGroup]) -> Table:
+    """All curves as one table for a terminal, a section each; shares in per cent."""
+    table = plain_table("curve", "length", "seeds", "samples", "exact [%]")
+    for group, curve, name in curve_names(groups):
+        cells = [group.settings.task, *name.split("; ")]
+        cells += [""] * (len(curve.points) - len(cells))
+        for number, point in enumerate(curve.points):
+            last = number == len(curve.points) - 1
+            # what has no row of its own is joined in the last one
+            cell = "; ".join(each for each in cells[number:] if each) if last else cells[number]
+            numbers = (f"{point.length:,}", str(point.seeds), f"{point.samples:,}")
+            table.add_row(Text(cell), *numbers, percent_text(point.exact.as_dict(), 1), end_section=last)
+    return table
+
+
+def render_ladder(ladder_json: Json) -> Table:
+    """A row for each point of `ladder.json`: sparsity, use of the far context and rise of the loss."""
+    k, times = ladder_json["settings"]["k"], ladder_json["settings"]["times"]
+    table = plain_table(
+        "model", "seed", "parameters", "over tau [%]", "net [%]", f"{k} suffice [%]", "rise [nats]"
+    )
+    table.caption = Text(
+        f"targets over tau; net recovery at k = {k}; share of those for which {k} tokens give 90 % of the gain; "
+        f"loss at {times} times the training window minus at the window; [95 % interval]"
+    )
+    table.caption_justify = "left"
+    for point in sorted(ladder_json["points"], key=lambda point: (point["crossfit"], point["parameters"])):
+        table.add_row(
+            Text(point["label"] + (", cross-fit" if point["crossfit"] else "")),
+            str(point["training_seed"]),
+            f"{point['parameters']:,}",
+            Text(percent_text(point["share_over_tau"], 1)),
+            Text(percent_text(point["net_recovery"])),
+            Text(percent_text(point["k_suffices"])),
+            Text(interval_cell(point["rise_nats"])),
+        )
+    return table

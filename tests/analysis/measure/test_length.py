@@ -12,18 +12,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 import analysis.measure.length as length_module
 import analysis.model.token_losses as token_losses_module
 from analysis.measure.comparison import check_reach
 from analysis.measure.length import LengthSettings, measure_length, position_edges
 from analysis.model.load import load_for_analysis
-from analysis.plots.length import length_figure, lengths_figure, plot_length
-from analysis.plots.training import curve_style
 from analysis.records.results import LENGTH
 from analysis.stats.bootstrap import cluster_bootstrap, ratio_of_sums
-from analysis.stats.length import PositionSums, render_length, summarize_length
+from analysis.stats.length import PositionSums, summarize_length
+from analysis.stats.tables import render_length
 from analysis.text.segments import sample_segments
 from olmo_sparsity.data import tokens
 from olmo_sparsity.data.tokens import TokenFiles
@@ -372,76 +370,6 @@ def test_losses_that_are_not_finite_are_refused(made, tmp_path):
         next(losses.model.parameters()).fill_(float("nan"))
     with pytest.raises(UserError, match="run.* gives losses that are not finite"):
         losses.last_losses(np.ones((1, 5), dtype=np.int64), 4)
-
-
-def test_the_figure_draws_the_file(made, tmp_path):
-    found = LENGTH.load(measure_length(settings(made, tmp_path)))
-    axes = Figure().subplots()
-    plot_length(axes, found)
-    curves = [line for line in axes.lines if line.get_label() in ("pose", "nope")]
-    assert len({(line.get_color(), line.get_marker(), str(line.get_linestyle())) for line in curves}) == 2
-    assert len({line.get_marker() for line in curves}) == len({line.get_color() for line in curves}) == 2
-    for line, band, each in zip(curves, axes.collections, found["models"], strict=True):
-        assert list(line.get_ydata()) == [one["loss_nats"]["value"] for one in each["bins"]]
-        for x, one in zip(line.get_xdata(), each["bins"], strict=True):
-            assert one["from"] <= x <= one["to"] - 1
-        drawn = band.get_paths()[0].vertices[:, 1]
-        for one in each["bins"]:
-            assert np.isclose(drawn, one["loss_nats"]["low"]).any()
-            assert np.isclose(drawn, one["loss_nats"]["high"]).any()
-    upright = {line.get_xdata()[0] for line in axes.lines if line not in curves}
-    assert upright == {32, 64}  # both were trained alike
-    assert [text.get_text() for text in axes.texts] == ["training length 32", "PoSE target 64"]
-    assert axes.get_xscale() == "log" and "[nats per token]" in axes.get_ylabel()
-    assert "9 windows of 40 tokens in 5 documents" in length_figure(found).get_suptitle()
-
-
-def test_the_loss_at_each_length_is_drawn_a_row_per_model(made, tmp_path):
-    found = LENGTH.load(measure_length(settings(made, tmp_path)))
-    panels = lengths_figure(found).axes
-    assert [axes.get_title("left") for axes in panels] == [
-        f"at {length} tokens" for length in found["settings"]["lengths"]
-    ]
-    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["pose", "nope"]
-    for place, axes in enumerate(panels):
-        for number, (container, each) in enumerate(zip(axes.containers, found["models"], strict=True)):
-            loss = each["at_lengths"][place]["loss_nats"]
-            point, _, (bar,) = container
-            assert (point.get_xdata()[0], point.get_ydata()[0]) == (loss["value"], number)
-            assert sorted(bar.get_segments()[0][:, 0]) == pytest.approx([loss["low"], loss["high"]])
-
-
-def test_many_curves_all_look_different():
-    styles = [curve_style(number) for number in range(49)]
-    assert len(set(styles)) == 49
-
-
-def test_targets_at_one_position_are_named_beside_each_other(made, tmp_path):
-    found = LENGTH.load(measure_length(settings(made, tmp_path)))
-    (other,) = found["models"][1]["checkpoints"]
-    other["position_scheme"] = "random_start"
-    axes = Figure().subplots()
-    plot_length(axes, found)
-    assert [text.get_text() for text in axes.texts] == [
-        "training length 32",
-        "PoSE target, random start target 64",
-    ]
-
-
-def test_the_legend_of_many_models_does_not_hide_curves(made, tmp_path):
-    found = LENGTH.load(measure_length(settings(made, tmp_path)))
-    few = length_figure(found)
-    assert few.axes[0].get_legend() is not None and not few.legends
-    found["models"] = [{**found["models"][0], "label": str(number)} for number in range(8)]
-    many = length_figure(found)
-    assert many.axes[0].get_legend() is None
-    assert [text.get_text() for text in many.legends[0].get_texts()] == [str(number) for number in range(8)]
-
-
-def test_the_figure_needs_no_torch():
-    code = "import sys, analysis.plots.length; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 def test_files_that_are_something_else_are_refused(tmp_path):

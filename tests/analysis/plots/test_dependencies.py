@@ -1,6 +1,5 @@
 """Kinds, distances and tokens needed: what is drawn is what the summary says."""
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.plots.dependencies import distances_figure, kinds_figure, tokens_needed_figure
-from analysis.plots.figure2 import save_figure, selector_label, selector_styles
+from analysis.plots.style import panel_title, save_figure, selector_styles
 from tests.support.made_up_summary import (
     EVERY_SELECTOR,
     FEW_SELECTORS,
@@ -125,55 +124,39 @@ def test_a_kind_without_targets_over_tau_has_no_recovery() -> None:
     assert np.isnan(drawn[1]).all() and np.isfinite(np.delete(drawn, 1, axis=0)).all()
 
 
-def test_distances_are_the_summary(summary: dict) -> None:
+def test_distances_are_the_summary_over_uniform(summary: dict) -> None:
     panels = distances_figure(summary).axes
     distances = summary["distances"]
-    edges = distances["edges"]
-    assert [axes.get_title("left") for axes in panels] == list(distances["selectors"])
+    edges = np.array(distances["edges"])
+    uniform = np.diff(edges) / 112  # of 112 far tokens, as many per bin as it is wide
+    assert [axes.get_title("left").replace("\n", "") for axes in panels] == list(distances["selectors"])
+    styles = selector_styles(EVERY_SELECTOR)
     for axes, (name, shares) in zip(panels, distances["selectors"].items(), strict=True):
-        wanted = {context: expected(shares[context]) for context in CONTEXTS}
-        bars = patches_of(axes, "true")
-        assert [bar.get_height() for bar in bars] == wanted["true"][:, 0].tolist()
-        assert [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars] == list(pairwise(edges))
-        outlines = {each.get_label(): each.get_data() for each in axes.patches if hasattr(each, "get_data")}
-        assert outlines["placebo"].values.tolist() == wanted["placebo"][:, 0].tolist()
-        assert outlines["placebo"].edges.tolist() == edges
-        # of 112 far tokens, as many per bin as it is wide
-        np.testing.assert_allclose(
-            outlines["uniform"].values,
-            [(high - low) / 112 for low, high in pairwise(edges)],
-        )
         for context in CONTEXTS:
-            drawn = intervals_drawn(axes, f"{context} interval", "y")
-            np.testing.assert_allclose(drawn[:, 1:], wanted[context][:, 1:])
-        marks = container(axes, "placebo interval").lines[0]
-        assert marks.get_marker() == selector_styles(EVERY_SELECTOR)[name][1]
-        assert marks.get_markerfacecolor() == "white"
-
-
-def test_intervals_of_distances_stand_in_their_bins(summary: dict) -> None:
-    edges = np.array(summary["distances"]["edges"])
-    for axes in distances_figure(summary).axes:
-        for context in CONTEXTS:
-            (bars,) = container(axes, f"{context} interval").lines[2]
-            x = np.array([path.vertices[0, 0] for path in bars.get_paths()])
+            wanted = expected(shares[context]) / uniform[:, None]
+            np.testing.assert_allclose(intervals_drawn(axes, context, "y"), wanted)
+            line = container(axes, context).lines[0]
+            assert (line.get_color(), line.get_marker()) == styles[name][:2]
+            assert line.is_dashed() == (line.get_markerfacecolor() == "white") == (context == "placebo")
+            x = np.asarray(line.get_xdata())
             assert (edges[:-1] < x).all() and (x < edges[1:]).all()
+        assert [list(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) == 2] == [[1, 1]]
 
 
 def test_the_nearest_control_does_not_flatten_the_others(summary: dict) -> None:
-    """All its tokens fall into one bin: that bar is cut, and its height written on it."""
+    """All its tokens fall into one bin: that point is above the panel, and its value written into a corner."""
     panels = {axes.get_title("left"): axes for axes in distances_figure(summary).axes}
     (top,) = {axes.get_ylim()[1] for axes in panels.values()}
-    assert top < 0.5 and [text.get_text() for text in panels["nearest"].texts] == ["100 %"]
+    assert top < 10 and [text.get_text() for text in panels["nearest"].texts] == ["from 17: 16"]  # 112 / 7
     assert not panels["greedy"].texts
     alone = distances_figure(made_up_summary(("nearest",))).axes[0]
-    assert alone.get_ylim()[1] > 1 and not alone.texts
+    assert alone.get_ylim()[1] > 16 and not alone.texts
 
 
 def test_tokens_needed_are_the_summary(summary: dict) -> None:
     panels = tokens_needed_figure(summary).axes
     needed = summary["tokens_needed"]["selectors"]
-    assert [axes.get_title("left") for axes in panels] == list(map(selector_label, needed))
+    assert [axes.get_title("left") for axes in panels] == list(map(panel_title, needed))
     for axes, shares in zip(panels, needed.values(), strict=True):
         for context in CONTEXTS:
             (line,) = [line for line in axes.lines if line.get_label() == context]
@@ -190,20 +173,9 @@ def test_tokens_needed_are_the_summary(summary: dict) -> None:
 def test_the_censored_share_is_written_above_the_curves(summary: dict) -> None:
     panels = dict(zip(summary["tokens_needed"]["selectors"], tokens_needed_figure(summary).axes, strict=True))
     # leave-one-out: 0.62 · 1.11 = 0.688 have enough with 8 tokens, hence 31 % [27, 35] have not
-    assert [text.get_text() for text in panels["leave-one-out"].texts] == ["censored at k = 8: 31 [27, 35] %"]
+    assert [text.get_text() for text in panels["leave-one-out"].texts] == ["more than 8: 31 [27, 35] %"]
     for axes in panels.values():
         assert axes.get_ylim()[1] > 1.1  # nothing is above 100 %, so the text is clear of every curve
-
-
-@pytest.mark.parametrize("draw", FIGURES)
-@pytest.mark.parametrize("selectors", [FEW_SELECTORS, EVERY_SELECTOR])
-def test_legend_is_below_the_panels(draw: Any, selectors: tuple[str, ...]) -> None:
-    figure = draw(made_up_summary(selectors))
-    assert any("placebo" in text for text in legend_of(figure))
-    figure.draw_without_rendering()
-    box = figure.legends[0].get_window_extent()
-    assert box.y1 <= min(axes.get_tightbbox().y0 for axes in figure.axes)
-    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
 @pytest.mark.parametrize("draw", (distances_figure, tokens_needed_figure))

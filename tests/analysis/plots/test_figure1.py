@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from analysis.plots.figure1 import accuracy_by_length_figure, describe, scheme_comparison_figure
-from analysis.stats.bound import bound_figure, trained_error
+from analysis.plots.figure1 import accuracy_by_length_figure, bound_figure, describe, scheme_comparison_figure
+from analysis.stats.bound import trained_error
 from analysis.stats.exact_match import load_records, pool
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.stats.test_exact_match import wilson_by_hand
@@ -135,7 +135,7 @@ class TestSchemeComparison:
     def test_bars_of_first_errors_reach_what_is_not_exact(self, schemes):
         figure = scheme_comparison_figure(schemes)
         for group, axes in zip(schemes, [*figure.axes[1:5], *figure.axes[6:10]], strict=True):
-            assert axes.get_title("left") == SCHEMES[schemes.index(group) % 4]
+            assert axes.get_title("left").replace("\n", " ") == SCHEMES[schemes.index(group) % 4]
             points = group.curves[0].points
             for container, sort in zip(axes.containers, ("token", "id", "stop"), strict=True):
                 np.testing.assert_allclose(
@@ -150,7 +150,8 @@ class TestSchemeComparison:
             write(tmp_path / str(number), value)
         figure = scheme_comparison_figure(pool(load_records([tmp_path]), 1000))
         lines = [curve(figure.axes[0], f"{SCHEMES[3]}, rotate {each}") for each in ("ids", "index", "none")]
-        assert len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 3
+        assert len({line.get_color() for line in lines}) == 3
+        assert len({line.get_marker() for line in lines}) == 1  # that of the scheme, in every figure
         assert is_inside(figure)
 
 
@@ -185,7 +186,7 @@ class TestBoundFigure:
         for axes, k in zip(figure.axes, (4, 8, 12), strict=True):
             assert f"k = {k}: δ = " in axes.get_title("left")
             widths = {line.get_label(): line.get_linewidth() for line in axes.lines}
-            assert [name for name, width in widths.items() if width == 2] == [f"k = {k}"]
+            assert [name for name, width in widths.items() if width == 1.8] == [f"k = {k}"]
         assert "improved, 95 % interval of δ" in legend_names(figure) and is_inside(figure)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from analysis.records.results import LONGPPL
+from analysis.records.results import COMPARISON, LONGPPL
 from analysis.records.schema import FAR_CONTEXTS, Examples
 from analysis.records.store import Records, RecordWriter
 from analysis.report.examples import choose_examples, page_data
@@ -30,7 +30,7 @@ from analysis.report.page import (
     load_longppl,
 )
 from analysis.report.words import bounds, number, reading
-from analysis.stats.compare import COMPARISON, compare
+from analysis.stats.compare import compare
 from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_records import made_up_records
@@ -473,14 +473,3 @@ def test_script_refuses_in_one_line(
     result = run_here("scripts/report.py", folder, *arguments, "--out", tmp_path / "page.html")
     assert result.returncode == 1 and not (tmp_path / "page.html").exists()
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and said in result.stderr
-
-
-def test_needs_neither_torch_nor_the_training_package() -> None:
-    heavy = "torch|accelerate|deepspeed|transformers|olmo|olmo_sparsity.training"
-    code = (
-        f"import sys, analysis.report.page; sys.exit(', '.join(set('{heavy}'.split('|')) & set(sys.modules)))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert result.stderr.strip() == ""

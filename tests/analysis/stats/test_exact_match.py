@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 
 from analysis.stats.bound import bounds_json, improved_bound, theorem_bound, trained_error
-from analysis.stats.exact_match import BOOTSTRAP, POOLED, WILSON, exact_interval, load_records, pool, wilson
-from analysis.stats.exact_match_tables import scheme_labels
+from analysis.stats.exact_match import (
+    BOOTSTRAP,
+    POOLED,
+    WILSON,
+    exact_interval,
+    load_records,
+    pool,
+    scheme_labels,
+    wilson,
+)
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_exact_match import record, row, write
 

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from analysis.records.schema import FAR_CONTEXTS
 from analysis.records.store import Records
-from analysis.stats.summary import gain_bins, name_lines, render_table, summarize, write_summary
+from analysis.stats.summary import gain_bins, summarize, write_summary
+from analysis.stats.tables import name_lines, render_table
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_records import MEASURED, made_up_records
 

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.plots.costs import INFLUENCE_BENCHMARK, load_cost
+from analysis.plots.costs import load_cost
 from analysis.plots.recall import load_recall
-from analysis.records.results import LENGTH, LONGPPL, NEEDLE, RECALL
+from analysis.records.results import COMPARISON, INFLUENCE_BENCHMARK, LADDER, LENGTH, LONGPPL, NEEDLE, RECALL
 from analysis.report.page import load_comparison, load_longppl
-from analysis.stats.compare import COMPARISON
 from analysis.stats.exact_match import load_records
-from analysis.stats.ladder import LADDER
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import EXACT_MATCH, INTERVAL, json_checksum, misfit
 

@@ -15,21 +15,24 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from analysis.plots.figure2 import (
+from analysis.plots.style import (
+    PAGE,
+    SMALL,
     STYLE,
     add_heading,
     add_legend,
+    columns_in,
     draw_curves,
     in_rows,
     k_axis,
-    legend_handles,
     outer_labels,
+    selector_handles,
     selector_styles,
     shown_selectors,
     small_multiples,
 )
+from analysis.stats.recovery import BEST, Json, nats
 from analysis.stats.summary import FEW_DOCUMENTS
-from analysis.stats.sums import BEST, Json, nats
 from olmo_sparsity.util.errors import UserError
 
 RECOVERIES = ("recovery", "placebo_recovery", "net_recovery")
@@ -95,9 +98,10 @@ def figure6(panels: Sequence[GridPanel], selectors: Sequence[str], *, net: bool)
     """Net recovery against k, or else recovery and its placebo (dashed), of ``selectors`` where they were measured."""
     ks = sorted({k for panel in panels for k in panel.summary["settings"]["ks"]})
     styles = selector_styles(_measured(panels))
-    with matplotlib.rc_context({**STYLE, "axes.titlesize": 8.5}):
+    with matplotlib.rc_context({**STYLE, "axes.titlesize": SMALL}):
         title_lines = max(panel.title.count("\n") + 1 for panel in panels)
-        figure, all_axes = small_multiples([(panel.row, panel.column) for panel in panels], title_lines)
+        places = [(panel.row, panel.column) for panel in panels]
+        figure, all_axes = small_multiples(places, title_lines=title_lines)
         for axes, panel in zip(all_axes, panels, strict=True):
             found = _found(panel, selectors)
             if net:
@@ -111,9 +115,9 @@ def figure6(panels: Sequence[GridPanel], selectors: Sequence[str], *, net: bool)
             axes.set_title(panel.title, loc="left")
         of_what = "\n[fraction of $L_{short} - L_{long}$]"
         outer_labels(all_axes, "k [far tokens]", f"{'net recovery' if net else 'recovery'}{of_what}")
-        add_legend(figure, legend_handles({name: styles[name] for name in selectors}, placebo=not net))
+        add_legend(figure, selector_handles({name: styles[name] for name in selectors}, placebo=not net))
         what = "Net recovery (recovery − placebo)" if net else "Recovery and placebo recovery"
-        bounds = "bands and bars: 95 % bootstrap by document"
+        bounds = "bars: 95 % bootstrap by document"
         add_heading(figure, f"{what} from k influential far tokens; {bounds}")
     return figure
 
@@ -226,7 +230,7 @@ def _places(
 ) -> list[tuple[int, int]]:
     """(row, column) of every panel; where only one of them is given, its panels follow each other in the other."""
     if rows is None and columns is None:
-        return in_rows(len(sources))
+        return in_rows(len(sources), columns_in(PAGE, 2.0))
     of_rows, of_columns = (_ranks(sources, summaries, name) if name else [] for name in (rows, columns))
     places = list(zip(of_rows or _repeats(of_columns), of_columns or _repeats(of_rows), strict=True))
     for number, place in enumerate(places):

@@ -1,0 +1,345 @@
+"""What all figures share: one look for each selector and position encoding, sizes, legends, error bars, and saving.
+
+Selectors and position encodings have colours and markers of their own, the same in every figure (palettes: Okabe and
+Ito 2008 for selectors, Paul Tol's for encodings, so that no model looks like a selector). Placebos are dashed and
+hollow. Figures are drawn at the width at which they are printed, with text of 7 points or more. Intervals are 95 %.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from analysis.stats.recovery import BEST, CONTROLS, Json, default_selector
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path
+
+Style = tuple[Any, str, Any]
+"""Colour, marker and line style."""
+
+PAGE, COLUMN = 6.75, 3.25
+"""Widths in inches: of a page of two columns, and of one of them."""
+SMALL = 7
+"""Size of the smallest text in points."""
+FORMATS: dict[str, Any] = {"png": None, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+"""Kinds of figure files, and what keeps the date out of each."""
+STYLE: dict[Any, Any] = {
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "legend.fontsize": SMALL,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "0.92",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.6,
+    "hatch.linewidth": 0.5,
+    "mathtext.fontset": "dejavusans",
+    "pdf.fonttype": 42,  # text stays text in the PDF
+}
+_DPI = 300
+
+_SELECTORS: dict[str, Style] = {
+    "leave-one-out": ("#0072B2", "o", "-"),
+    "leave-one-in": ("#E69F00", "s", "-"),
+    "greedy": ("#009E73", "^", "-"),
+    "gradient": ("#CC79A7", "D", (0, (9, 1.5))),
+    "attention": ("#D55E00", "v", (0, (9, 1.5))),
+    "random": ("0.35", "d", "-."),
+    "nearest": ("0.62", "<", "-."),
+    BEST: ("#000000", "*", (0, (7, 1, 1, 1, 1, 1))),
+}
+# of screened and unknown selectors, in the order in which they come
+_FURTHER_COLOURS = ("#56B4E9", "#8C6D00", "#5D3A9B", "#882255")
+_FURTHER_MARKERS = (">", "P", "X", "p", "h")
+_FURTHER_LINES = ((0, (1, 0.8)), (0, (3, 1, 1, 1, 1, 1, 1, 1)), (0, (4, 1, 4, 1, 1, 1)))
+PLACEBO_LINE = (0, (4, 2))
+PLACEBO_LABEL = "placebo: dashed, hollow"
+
+_ENCODINGS: dict[str | None, tuple[str, str]] = {
+    "contiguous": ("#332288", "o"),
+    "random_start": ("#CC6677", "v"),
+    "pose": ("#117733", "s"),
+    "coupled": ("#997700", "P"),
+    "predicted": ("#004488", "X"),
+    "nope": ("#999933", "d"),
+    "alibi": ("#44AA99", "^"),
+    "linear": ("#6699CC", "<"),
+    "ntk": ("#AA4499", "D"),
+    "yarn": ("#661100", ">"),
+}
+"""Colour and marker by position scheme, encoding or extension of RoPE."""
+_IN_LABELS = ("alibi", "nope", "yarn", "ntk", "linear", "pose", "random start")
+# of models that name no encoding, such as the runs of a sweep
+_OTHERS = (
+    ("#0077BB", "o"),
+    ("#EE7733", "s"),
+    ("#009988", "^"),
+    ("#CC3311", "D"),
+    ("#EE3377", "v"),
+    ("#777777", "P"),
+    ("#000000", "X"),
+)
+_LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
+
+
+def selector_styles(names: Sequence[str]) -> dict[str, Style]:
+    """Colour, marker and line style of each selector; unknown names get what is left, in their order.
+
+    Screened forms (`EXACT@PROPOSER:m`) count as unknown names. No other selector shares any of the three with them,
+    nor with `best`.
+    """
+    further = (
+        (_FURTHER_COLOURS[i % 4], _FURTHER_MARKERS[i % 5], _FURTHER_LINES[i % 3]) for i in range(len(names))
+    )
+    return {name: _SELECTORS[name] if name in _SELECTORS else next(further) for name in names}
+
+
+def selector_label(name: str) -> str:
+    """The name, and for `best` what it is."""
+    return "best of all selectors, chosen with the answer" if name == BEST else name
+
+
+def panel_title(name: str) -> str:
+    """A selector's label in the lines of a small panel's title."""
+    return selector_label(name).replace(", ", ",\n").replace("@", "\n@")
+
+
+def shown_selectors(names: Sequence[str]) -> list[str]:
+    """For panels without room for all: the default selector, and the controls that were measured."""
+    return list(dict.fromkeys([default_selector(names), *(name for name in CONTROLS if name in names)]))
+
+
+def encoding_of(label: str, scheme: str | None = None) -> str | None:
+    """The position encoding that a model's label names, else its position ``scheme``; None where neither is known.
+
+    The label decides, as position scheme alone does not tell NoPE, ALiBi and scaled RoPE from RoPE.
+    """
+    for name in _IN_LABELS:
+        if name in label.lower():
+            return name.replace(" ", "_")
+    return scheme if scheme in _ENCODINGS else "contiguous" if "rope" in label.lower() else None
+
+
+def model_styles(encodings: dict[str, str | None]) -> dict[str, Style]:
+    """Colour, marker and line style of models by label, given their encodings (`encoding_of`).
+
+    Models of one encoding share its colour and marker. They differ by line style, and each is lighter than the last.
+    """
+    styles: dict[str, Style] = {}
+    others = 0
+    for label, encoding in encodings.items():
+        if encoding is None:
+            colour, marker = _OTHERS[others % len(_OTHERS)]
+            styles[label] = (colour, marker, _LINES[(others + others // len(_OTHERS)) % len(_LINES)])
+            others += 1
+            continue
+        alike = [name for name, each in encodings.items() if each == encoding]
+        place = alike.index(label)
+        colour, marker = _ENCODINGS[encoding]
+        lighter = 0.5 * place / max(len(alike) - 1, 2)
+        mixed = (1 - lighter) * np.array(matplotlib.colors.to_rgb(colour)) + lighter
+        line = _LINES[(place + (encoding == "random_start")) % len(_LINES)]  # else it would cover plain RoPE
+        styles[label] = (matplotlib.colors.to_hex(mixed), marker, line)
+    return styles
+
+
+# --- figures and panels ---
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches, that knows nothing of pyplot; draw into it with `STYLE` in force."""
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.06))
+    FigureCanvasAgg(figure)  # Agg whatever the backend of the process; pyplot's state is not touched
+    return figure
+
+
+def columns_in(width: float, least: float) -> int:
+    """How many panels of at least ``least`` inches stand beside each other."""
+    return max(1, math.floor(width / least))
+
+
+def in_rows(count: int, columns: int) -> list[tuple[int, int]]:
+    """(row, column) of ``count`` panels, up to ``columns`` a row; the last row is as full as it can be."""
+    rows = math.ceil(count / columns)
+    return [divmod(number, math.ceil(count / rows)) for number in range(count)]
+
+
+def small_multiples(
+    places: Sequence[tuple[int, int]], width: float = PAGE, title_lines: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """A figure with a small panel at each (row, column), all with the same axes; other places stay empty."""
+    rows, columns = (1 + max(place[axis] for place in places) for axis in (0, 1))
+    width = min(width, max(COLUMN, 2.6 * columns))
+    panel_height = max(1.2, 0.68 * width / columns)
+    figure = new_figure(width, (panel_height + 0.2 + 0.13 * title_lines) * rows + 0.9)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for place, axes in np.ndenumerate(grid):
+        if place not in places:
+            axes.remove()
+    return figure, [grid[place] for place in places]
+
+
+def outer_labels(panels: Sequence[Axes], x: str, y: str) -> None:
+    """Name the axes of panels that share them: below the lowest of each column, left of the first of each row."""
+    places = []
+    for axes in panels:
+        spec = axes.get_subplotspec()
+        assert spec is not None
+        places.append((spec.rowspan.start, spec.colspan.start))
+    for axes, (row, column) in zip(panels, places, strict=True):
+        lowest = not any(each[0] > row and each[1] == column for each in places)
+        first = not any(each[0] == row and each[1] < column for each in places)
+        axes.tick_params(labelbottom=lowest, labelleft=first)
+        axes.set_xlabel(x if lowest else "")
+        axes.set_ylabel(y if first else "")
+
+
+def add_heading(figure: Figure, text: str) -> None:
+    """Small letters above all panels, from the left edge; broken between phrases where the figure is narrow."""
+    lines = [""]
+    for part in re.split(r"(?<=[;,]) ", text):
+        joined = f"{lines[-1]} {part}".strip()
+        if _letters(joined) > 16 * figure.get_figwidth() and lines[-1]:
+            lines.append(part)
+        else:
+            lines[-1] = joined
+    figure.suptitle("\n".join(lines), fontsize=SMALL, color="0.25", x=0.01, ha="left")
+
+
+def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
+    """One legend below all panels, in as few rows as its names fit into."""
+    letters = [_letters(each.get_label()) + 8 for each in handles]  # 8: the line before a name
+    for rows in range(1, len(handles) + 1):
+        widths = [max(letters[first : first + rows]) for first in range(0, len(letters), rows)]
+        if sum(widths) <= 16 * figure.get_figwidth():
+            break
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=len(widths),
+        frameon=False,
+        handlelength=3,
+        columnspacing=1.2,
+    )
+
+
+def _letters(text: str) -> int:
+    """How many are seen, without the marks of formulas."""
+    return len(re.sub(r"[\\${}_]", "", text))
+
+
+def line_handles(styles: dict[str, Style]) -> list[Line2D]:
+    """A line for each name."""
+    return [
+        Line2D([], [], label=name, color=colour, marker=marker, linestyle=line)
+        for name, (colour, marker, line) in styles.items()
+    ]
+
+
+def selector_handles(styles: dict[str, Style], *, placebo: bool = True) -> list[Line2D]:
+    """A line for each selector, and one for the placebo."""
+    handles = line_handles({selector_label(name): style for name, style in styles.items()})
+    if placebo:
+        handles.append(Line2D([], [], label=PLACEBO_LABEL, color="0.2", **placebo_looks("o")))
+    return handles
+
+
+# --- curves ---
+
+
+def placebo_looks(marker: str) -> Json:
+    """How every curve of a placebo is drawn: thin, dashed, hollow."""
+    looks: Json = {"linestyle": PLACEBO_LINE, "linewidth": 0.9, "marker": marker, "markersize": 3.4}
+    return {**looks, "markerfacecolor": "white", "markeredgewidth": 0.8}
+
+
+def draw_curves(
+    axes: Axes, selectors: Json, key: str, styles: dict[str, Style], *, placebo: bool = False
+) -> None:
+    """``key`` of every selector against k. Intervals are bars, set a little apart so that none hides another."""
+    for number, (name, per_k) in enumerate(selectors.items()):
+        apart = 2 ** (0.06 * (number - (len(selectors) - 1) / 2))
+        x = [int(k) * apart for k in per_k]
+        intervals = [values[key] for values in per_k.values()]
+        colour, marker, line = styles[name]
+        looks = placebo_looks(marker) if placebo else {"linestyle": line, "marker": marker}
+        values = [to_number(each["value"]) for each in intervals]
+        axes.plot(x, values, color=colour, label=f"{name} {key}", zorder=2.5 if placebo else 3.0, **looks)
+        bars: Json = {"elinewidth": 0.8, "alpha": 0.45 if placebo else 0.85, "zorder": 2.2}
+        axes.errorbar(x, values, bar_lengths(intervals), fmt="none", ecolor=colour, **bars)
+
+
+def k_axis(axes: Axes, ks: Sequence[int]) -> None:
+    """The x axis of curves against k: logarithmic, marked where something was measured."""
+    log_axis(axes, ks)
+    axes.set_xlabel("k [far tokens added to the short context]")
+
+
+def log_axis(axes: Axes, ticks: Sequence[float]) -> None:
+    """A logarithmic x axis with these ticks and no others, as plain numbers."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(ticks, [f"{tick:,.4g}" if tick < 1000 else f"{tick:,.0f}" for tick in ticks])
+
+
+def bar_lengths(intervals: Sequence[Json]) -> list[list[float]]:
+    """Lengths of the error bars below and above the values; NaN, hence no bar, where there is no interval."""
+    below = [to_number(each["value"]) - to_number(each["low"]) for each in intervals]
+    above = [to_number(each["high"]) - to_number(each["value"]) for each in intervals]
+    # a percentile interval need not hold its value; a bar cannot be negative
+    return [[0.0 if x < 0 else x for x in lengths] for lengths in (below, above)]
+
+
+def to_number(value: float | None) -> float:
+    """NaN, which is not drawn, for what the summary has no value for."""
+    return float("nan") if value is None else value
+
+
+# --- files ---
+
+
+def save_figure(
+    figure: Figure, folder: str | Path, name: str, formats: Sequence[str] = ("png", "pdf")
+) -> list[Path]:
+    """Write ``name`` in every format into ``folder``; returns the paths. The same numbers give the same bytes."""
+    return [write_figure(figure, Path(folder) / f"{name}.{kind}") for kind in formats]
+
+
+def write_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a figure, atomically, as the ending of ``path`` says. Raises `UserError` for an unknown ending."""
+    path = Path(path)
+    if path.suffix[1:].lower() not in FORMATS:
+        raise UserError(f"{path} has no ending of {', '.join(FORMATS)}; name it with one of them")
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(figure_bytes(figure, path.suffix[1:].lower()))
+    return path
+
+
+def figure_bytes(figure: Figure, kind: str, **style: Any) -> bytes:
+    """A figure as a file of one of `FORMATS`, without a date; ``style`` adds to `STYLE`."""
+    drawn = BytesIO()  # first into memory: matplotlib answers a full disk with errors of its own
+    with matplotlib.rc_context(
+        {**STYLE, "svg.hashsalt": "olmo-sparsity", **style}
+    ):  # else an SVG's ids are random
+        figure.savefig(drawn, format=kind, dpi=_DPI, metadata=FORMATS[kind])
+    return drawn.getvalue()
