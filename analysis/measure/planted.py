@@ -24,7 +24,7 @@ from analysis.model.scorer import Scorer, long_columns
 from analysis.records.results import RECALL
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, ratio_of_sums
 from analysis.stats.exact_match import wilson
-from analysis.stats.sums import Json
+from analysis.stats.recovery import Json
 from analysis.text.contexts import Contexts
 from olmo_sparsity.checkpoint import CONFIG, load_state
 from olmo_sparsity.config.load import Config, load_config
