@@ -132,6 +132,17 @@ SEVERAL_OVERRIDES = [
     ("scheduler.t_warmup=3e9 scheduler.units=tokens max_duration=2e9T", "scheduler.t_warmup", "tokens"),
     ("corpus.path=null data.paths=[a] data.datasets.b=[c]", "data.datasets", "excludes data.paths"),
     ("data.paths=[a]", "corpus.path", "excludes data.paths"),
+    (
+        "evaluation.position_bins=4096",
+        "evaluation.position_bins",
+        "4096 bins are too many for 4096 positions",
+    ),
+    ("evaluation.position_length=1", "evaluation.position_length", "leaves nothing to predict"),
+    (
+        "model.rope=false positions.scheme=contiguous evaluation.position_length=1025",
+        "evaluation.position_length",
+        "past the table of 1024 learned position embeddings",
+    ),
 ]
 ACCEPTED = [
     "model.alibi=true model.rope=false",
