@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.checkpoint import load_state, weights_sha256
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.task_batches import TaskPositions, task_of
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.evaluate.heldout import ReduceSum

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from olmo_sparsity.checkpoint import OPTIMIZER, load_state, load_tensors, load_weights, step_folder
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.training_data import TrainingBatches, open_training_data, verify_checksums
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine, lost_peers_in_words

@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
 
