@@ -44,7 +44,6 @@ def check_packages(config: Config) -> None:
 
 def open_trackers(config: Config, first_step: int) -> list[Tracker]:
     """The trackers that the config asks for; a run that is resumed after ``first_step`` goes on in the same one."""
-    check_packages(config)
     trackers: list[Tracker] = []
     if config.tensorboard:
         trackers.append(TensorBoard(config, first_step))
