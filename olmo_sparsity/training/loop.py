@@ -89,9 +89,8 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
     with monitor, StopRequest() as stop:
         for step in range(first_step + 1, last_step + 1):
             batch = next(batches)
-            engine.seed_dropout(
-                config.seed, step
-            )  # after reading: PyTorch's loader draws from the same generator
+            # After reading: PyTorch's loader draws from the same generator.
+            engine.seed_dropout(config.seed, step)
             losses = engine.forward_backward(batch)
             if not math.isfinite(losses["loss_nats"]):
                 raise UserError(

@@ -61,9 +61,8 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
                 "deepspeed.offload_optimizer needs ZeRO stage 1, 2 or 3; choose another deepspeed.config"
             )
         values["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        values["zero_force_ds_cpu_optimizer"] = (
-            False  # OLMo's own AdamW, so that offloading changes no result
-        )
+        # OLMo's own AdamW, so that offloading changes no result.
+        values["zero_force_ds_cpu_optimizer"] = False
     return values
 
 

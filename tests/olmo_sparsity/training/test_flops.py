@@ -38,9 +38,8 @@ def test_close_to_six_times_the_parameters_for_a_large_model():
     config = tiny.model_config(
         d_model=1024, n_heads=16, n_layers=24, vocab_size=50280, embedding_size=50304, max_sequence_length=128
     )
-    matrices = (
-        24 * (4 + 3 * 2) * 1024**2 + 50304 * 1024
-    )  # q k v out; SwiGLU with mlp_ratio 4: two of 2 d, one back
+    # q k v out; SwiGLU with mlp_ratio 4: two of 2 d, one back
+    matrices = 24 * (4 + 3 * 2) * 1024**2 + 50304 * 1024
     assert flops_per_token(Config(model=config)) == pytest.approx(6 * matrices, rel=0.03)
 
 
