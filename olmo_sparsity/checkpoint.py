@@ -20,7 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.config.load import load_config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import Model, empty_model
 from olmo_sparsity.util.errors import UserError, hidden_os_error
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file

@@ -34,11 +34,6 @@ SWITCHES = tuple(f"model.{encoding.switch}" for encoding in ENCODINGS if encodin
 """The fields of a configuration that an encoding depends on."""
 
 
-def asked_for(model: Any) -> list[PositionEncoding]:
-    """The encodings whose switch is on in a model's configuration, OLMo's or ours; a valid one has at most one."""
-    return [encoding for encoding in ENCODINGS if encoding.switch and getattr(model, encoding.switch, False)]
-
-
 def encoding_of(model: Any) -> PositionEncoding:
-    """The position encoding of a valid model configuration."""
-    return next(iter(asked_for(model)), ENCODINGS[-1])
+    """The position encoding of a model's configuration, of whose switches at most one is on."""
+    return next(each for each in ENCODINGS if each.switch is None or getattr(model, each.switch))

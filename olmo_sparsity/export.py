@@ -38,7 +38,7 @@ from olmo_sparsity.checkpoint import (
     resolve_checkpoint,
     weights_sha256,
 )
-from olmo_sparsity.config.load import Config, ModelConfig
+from olmo_sparsity.config.schema import Config, ModelConfig
 from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
 from olmo_sparsity.model.build import require_olmo
 from olmo_sparsity.model.olmo import PositionedOLMo

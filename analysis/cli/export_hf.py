@@ -2,6 +2,7 @@
 
 example:
   python scripts/export_hf.py runs/demo --out runs/demo/hf
+  python scripts/export_hf.py runs/demo --out runs/demo/hf --push-to-hub USER/MODEL
 
 then, anywhere:
   from transformers import AutoModelForCausalLM, AutoTokenizer

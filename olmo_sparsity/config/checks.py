@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from itertools import combinations
 from typing import Any
 
 from olmo_sparsity.config.messages import choose, show
 from olmo_sparsity.config.schema import Config, changed_fields, each_field, field_value
-from olmo_sparsity.encodings import SWITCHES, asked_for
+from olmo_sparsity.encodings import SWITCHES
 from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 from olmo_sparsity.tasks import Task, make_task
 from olmo_sparsity.util.errors import UserError
@@ -32,6 +33,17 @@ _ABOUT_TEXT = (
     *("evaluation.paths", "evaluation.position_length"),
 )
 _TASK = ("task.name", "task.parameters")
+_EXCLUSIVE = (
+    *combinations(reversed(SWITCHES), 2),
+    ("model.alibi", "model.flash_attention"),
+    ("data.datasets", "data.paths"),
+    ("corpus.path", "data.paths"),
+    ("corpus.path", "data.datasets"),
+    ("corpus.stream", "corpus.path"),
+    ("corpus.stream", "data.paths"),
+    ("corpus.stream", "data.datasets"),
+)
+"""Fields of which at most one may be set."""
 
 
 def parse_duration(value: int | str) -> tuple[float, str]:
@@ -55,6 +67,7 @@ def parse_duration(value: int | str) -> tuple[float, str]:
 def find_problems(config: Config) -> Iterator[Problem]:
     """Everything about the values of ``config`` that this engine cannot or must not run."""
     yield from _check_each_field(config)
+    yield from _check_exclusive(config)
     yield from _check_shape(config)
     yield from _check_family(config)
     yield from _check_position_encoding(config)
@@ -62,7 +75,6 @@ def find_problems(config: Config) -> Iterator[Problem]:
     yield from _check_coupling(config)
     yield from _check_documents(config)
     yield from _check_data(config)
-    yield from _check_stream(config)
     yield from _check_task(config)
     yield from _check_optimization(config)
     yield from _check_evaluation(config)
@@ -118,6 +130,13 @@ def _check_each_field(config: Config) -> Iterator[Problem]:
             yield (name,), f"{show(value)} is unknown; {choose(value, known.choices)}"
 
 
+def _check_exclusive(config: Config) -> Iterator[Problem]:
+    for first, second in _EXCLUSIVE:
+        if field_value(config, first) and field_value(config, second):
+            off = "false" if field_value(config, first) is True else "null"
+            yield (first, second), f"excludes {second}; set one of them to {off}"
+
+
 def _check_shape(config: Config) -> Iterator[Problem]:
     model, heads = config.model, config.model.n_heads
     shape = ("model.d_model", "model.n_heads", *SWITCHES)
@@ -165,14 +184,6 @@ def _check_family(config: Config) -> Iterator[Problem]:
 
 def _check_position_encoding(config: Config) -> Iterator[Problem]:
     model, scheme = config.model, config.positions.scheme
-    first, *others = [f"model.{encoding.switch}" for encoding in reversed(asked_for(model))] or [""]
-    if others:
-        yield (first, *others), f"excludes {' and '.join(others)}; set one of them to false"
-    if model.encoding.biases and model.flash_attention:
-        yield (
-            (f"model.{model.encoding.switch}", "model.flash_attention", *SWITCHES),
-            "excludes model.flash_attention; set that to false",
-        )
     if model.family == "olmo" and model.encoding.has_table and scheme != "contiguous":
         yield (
             ("positions.scheme", *SWITCHES),
@@ -246,28 +257,13 @@ def _check_documents(config: Config) -> Iterator[Problem]:
 
 
 def _check_data(config: Config) -> Iterator[Problem]:
-    data = config.data
-    if data.paths and data.datasets:
-        yield ("data.datasets", "data.paths"), "excludes data.paths; keep one of them"
-    given = next((name for name in ("data.paths", "data.datasets") if field_value(config, name)), None)
-    if config.corpus.path is not None and given:
-        yield ("corpus.path", given), f"excludes {given}; set it to null to train on those files"
+    dtype, stream = config.data.memmap_dtype, config.corpus.stream
     try:
-        _ = data.effective_memmap_dtype
+        _ = config.data.effective_memmap_dtype
     except TypeError:
-        yield ("data.memmap_dtype",), f"{show(data.memmap_dtype)} is no number type; uint16 is usual"
-
-
-def _check_stream(config: Config) -> Iterator[Problem]:
-    stream = config.corpus.stream
+        yield ("data.memmap_dtype",), f"{show(dtype)} is no number type; uint16 is usual"
     if stream is None:
         return
-    for name in ("corpus.path", "data.paths", "data.datasets"):
-        if field_value(config, name):
-            yield (
-                ("corpus.stream", name),
-                f"excludes {name}; set that to null to stream, or corpus.stream: null",
-            )
     if (stream.source == "text") != bool(stream.files):
         remedy = "name them, or set source: c4" if not stream.files else "remove them, or set source: text"
         yield (
@@ -280,15 +276,6 @@ def _check_stream(config: Config) -> Iterator[Problem]:
             "is missing, and corpus.stream needs a tokenizer; OLMo's is "
             "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json",
         )
-    if _counts_epochs(config):
-        yield (
-            ("max_duration", "corpus.stream"),
-            f"{config.max_duration}: a stream has no epochs of known length; give steps (10000) or tokens (2e9T)",
-        )
-
-
-def _counts_epochs(config: Config) -> bool:
-    return str(config.max_duration).strip().endswith("ep")
 
 
 def _check_task(config: Config) -> Iterator[Problem]:
@@ -308,11 +295,6 @@ def _check_task(config: Config) -> Iterator[Problem]:
             yield (name, "task.name"), "is about text, and task.name asks for a task; take one of them away"
     if config.positions.content != "contiguous":
         yield ("positions.content", "task.name"), "is about text; set it to contiguous for a task"
-    if _counts_epochs(config):
-        yield (
-            ("max_duration", "task.name"),
-            f"{config.max_duration}: a task has no epochs; give steps (10000) or tokens (2e9T)",
-        )
     if config.positions.scheme in COUPLED_SCHEMES:
         yield from _check_table(config, task)
     elif config.positions.scheme == "pose":
@@ -377,6 +359,12 @@ def _check_optimization(config: Config) -> Iterator[Problem]:
     except UserError as error:
         yield ("max_duration",), str(error)
         return
+    if unit == "epochs" and (config.task.name or config.corpus.stream):
+        why = "a task has no epochs" if config.task.name else "a stream has no epochs of known length"
+        yield (
+            ("max_duration", "task.name", "corpus.stream"),
+            f"{config.max_duration}: {why}; give steps (10000) or tokens (2e9T)",
+        )
     warmup, ramps = scheduler.t_warmup, scheduler.name != "constant"
     if unit == scheduler.units and ramps and warmup > duration:
         yield (

@@ -58,12 +58,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, warn: bool =
         raise UserError(problems.message(path))
     assert config is not None  # it is None only beside a problem
     if warn and (replaced := replaced_fields(config)):
-        grouped = {
-            reason: [name for name in replaced if replaced[name] == reason] for reason in replaced.values()
-        }
-        text = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in grouped.items())
-        log.warning("%s: no effect here: %s", path, text)
+        log.warning("%s: no effect here: %s", path, _by_reason(replaced))
     return config
+
+
+def _by_reason(replaced: dict[str, str]) -> str:
+    """The fields on one line, grouped by what this engine has in their place."""
+    grouped: dict[str, list[str]] = {}
+    for name, reason in replaced.items():
+        grouped.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in grouped.items())
 
 
 class _Problems:

@@ -80,9 +80,8 @@ def parse_yaml(text: str) -> DictConfig | ListConfig:
     with _one_line():
         document = yaml.compose(text, Loader=_LOADER)
         if isinstance(document, yaml.ScalarNode) and document.value not in ("", "~", "null"):
-            raise YamlError(
-                _ONE_VALUE
-            )  # OmegaConf would read a quoted text as YAML once more, without limits
+            # OmegaConf would read a quoted text as YAML once more, without limits.
+            raise YamlError(_ONE_VALUE)
         return om.load(io.StringIO(text), max_yaml_expanded_nodes=max(MAX_ALIASED_NODES, nodes))
 
 

@@ -307,6 +307,22 @@ def _olmo(what: Known, top: str = "", **sections: str) -> dict[str, Known]:
     return dict.fromkeys(names, what)
 
 
+_REFUSED = {
+    "softmax_auxiliary_loss": "the auxiliary loss is not implemented; set it to false",
+    "max_grad_norm_ratio": "only a fixed limit is implemented; set it to null and use max_grad_norm",
+    "early_stopping_factor": "early stopping is not implemented; set it to null and use stop_at",
+    "fast_forward_batches": "no data can be skipped; set it to null",
+    "restore_dataloader": "a resumed run goes on where its data stopped; set it to true, or start a new run",
+    "reset_optimizer_state": "a resumed run keeps its optimizer; set it to false, or start a new run",
+    "reset_trainer_state": "a resumed run keeps its step and its data; set it to false, or start a new run",
+    "load_path": "set it to null, and pass --resume with the run's folder",
+    "try_load_latest_save": "set it to false, and pass --resume with the run's folder",
+    "optimizer.no_decay_norm_and_bias": "OLMo ignores it; set decay_norm_and_bias and decay_embeddings",
+    "data.label_mask_paths": "label masks are not implemented; set it to null",
+    "data.generate_attention_mask": "windows have no padding to mask; set it to false",
+    "data.drop_last": "every step trains on a whole global batch; set it to true",
+}
+
 OLMO_FIELDS: dict[str, Known] = {
     **_olmo(
         Known(),
@@ -378,31 +394,7 @@ OLMO_FIELDS: dict[str, Known] = {
         """canceled_check_interval extra_steps_after_cancel gen1_gc_interval fused_loss
         auxiliary_loss_multiplier""",
     ),
-    "softmax_auxiliary_loss": Known(refused="the auxiliary loss is not implemented; set it to false"),
-    "max_grad_norm_ratio": Known(
-        refused="only a fixed limit is implemented; set it to null and use max_grad_norm"
-    ),
-    "early_stopping_factor": Known(
-        refused="early stopping is not implemented; set it to null and use stop_at"
-    ),
-    "fast_forward_batches": Known(refused="no data can be skipped; set it to null"),
-    "restore_dataloader": Known(
-        refused="a resumed run goes on where its data stopped; set it to true, or start a new run"
-    ),
-    "reset_optimizer_state": Known(
-        refused="a resumed run keeps its optimizer; set it to false, or start a new run"
-    ),
-    "reset_trainer_state": Known(
-        refused="a resumed run keeps its step and its data; set it to false, or start a new run"
-    ),
-    "load_path": Known(refused="set it to null, and pass --resume with the run's folder"),
-    "try_load_latest_save": Known(refused="set it to false, and pass --resume with the run's folder"),
-    "optimizer.no_decay_norm_and_bias": Known(
-        refused="OLMo ignores it; set decay_norm_and_bias and decay_embeddings"
-    ),
-    "data.label_mask_paths": Known(refused="label masks are not implemented; set it to null"),
-    "data.generate_attention_mask": Known(refused="windows have no padding to mask; set it to false"),
-    "data.drop_last": Known(refused="every step trains on a whole global batch; set it to true"),
+    **{name: Known(refused=remedy) for name, remedy in _REFUSED.items()},
 }
 """Every field of OLMo's `TrainConfig`, or whole section of it. A test holds it complete, so that a new version of OLMo
 cannot add a field that is silently ignored."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.checkpoint import load_state, weights_sha256
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.task_batches import TaskPositions, task_of
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.evaluate.heldout import ReduceSum
@@ -115,7 +115,8 @@ def measure(
     for number, (length, k) in enumerate(cells):
         sized = _sized(task, length, k)
         rows = max(1, batch_tokens // sized.max_tokens(length))
-        for indices in _shares(samples, rows, rank, world_size):
+        mine = np.arange(rank, samples, world_size)
+        for indices in (mine[first : first + rows] for first in range(0, len(mine), rows)):
             batch = sized.sample("test", seed, indices)
             ids = positions.ids(batch, split="test", seed=seed, indices=indices)
             found = _decoded_counts(model, batch, ids, task.end_id, device)
@@ -258,32 +259,13 @@ def _sized(task: Task, length: int, k: int | None) -> Task:
 
 
 def _check_table(options: PredictiveOptions, task: Task, longest: int) -> None:
-    def check(length: int) -> None:
-        largest = task.largest_id(length)
-        if largest is not None:
-            options.check_ids(largest)
-
-    def fits(length: int) -> bool:
-        try:
-            check(length)
-        except UserError:
-            return False
-        return True
-
     try:
-        check(longest)
+        options.check_ids(task.largest_id(longest) or 0)
     except UserError as error:
-        most = max(filter(fits, range(1, longest)), default=0)
+        fitting = [n for n in range(1, longest) if (task.largest_id(n) or 0) < options.table_size]
         raise UserError(
-            f"{task.name} at length {longest}: {error}; the longest that fits is {most}"
+            f"{task.name} at length {longest}: {error}; the longest that fits is {max(fitting, default=0)}"
         ) from None
-
-
-def _shares(samples: int, rows: int, rank: int, world_size: int) -> Iterator[np.ndarray]:
-    """The indices of this process's samples, ``rows`` at a time."""
-    mine = np.arange(rank, samples, world_size)
-    for first in range(0, len(mine), rows):
-        yield mine[first : first + rows]
 
 
 def _decoded_counts(

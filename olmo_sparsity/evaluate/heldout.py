@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.data.windows import (

@@ -20,7 +20,7 @@ from accelerate import Accelerator, InitProcessGroupKwargs
 from olmo.optim import build_optimizer
 from torch import Tensor
 
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation

@@ -13,7 +13,7 @@ import re
 import torch
 from torch import nn
 
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import empty_model, token_embedding
 
 _PEAK_TERAFLOPS = (

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from olmo_sparsity.checkpoint import OPTIMIZER, load_state, load_tensors, load_weights, step_folder
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.batches import TrainingBatches, open_training_data, verify_checksums
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine, lost_peers_in_words
@@ -89,9 +89,8 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
     with monitor, StopRequest() as stop:
         for step in range(first_step + 1, last_step + 1):
             batch = next(batches)
-            engine.seed_dropout(
-                config.seed, step
-            )  # after reading: PyTorch's loader draws from the same generator
+            # After reading: PyTorch's loader draws from the same generator.
+            engine.seed_dropout(config.seed, step)
             losses = engine.forward_backward(batch)
             if not math.isfinite(losses["loss_nats"]):
                 raise UserError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 from olmo_sparsity.training.metrics import MetricsFile
 from olmo_sparsity.training.signals import StoppedBySignal

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from olmo.config import SchedulerUnits
 from olmo.optim import build_scheduler
 
-from olmo_sparsity.config.load import Config, parse_duration
+from olmo_sparsity.config.checks import parse_duration
+from olmo_sparsity.config.schema import Config
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
 
@@ -44,7 +44,6 @@ def check_packages(config: Config) -> None:
 
 def open_trackers(config: Config, first_step: int) -> list[Tracker]:
     """The trackers that the config asks for; a run that is resumed after ``first_step`` goes on in the same one."""
-    check_packages(config)
     trackers: list[Tracker] = []
     if config.tensorboard:
         trackers.append(TensorBoard(config, first_step))

@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 from torch import Tensor, nn
 
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.training.engine import Engine, chosen_precision, rendezvous_timeout
 from olmo_sparsity.training.optimizer_state import SEPARATOR, export_state, import_state
 from olmo_sparsity.util.errors import UserError
@@ -62,9 +62,8 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
                 "deepspeed.offload_optimizer needs ZeRO stage 1, 2 or 3; choose another deepspeed.config"
             )
         values["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        values["zero_force_ds_cpu_optimizer"] = (
-            False  # OLMo's own AdamW, so that offloading changes no result
-        )
+        # OLMo's own AdamW, so that offloading changes no result.
+        values["zero_force_ds_cpu_optimizer"] = False
     return values
 
 

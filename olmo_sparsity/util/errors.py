@@ -97,9 +97,8 @@ def _line_of(error: OSError) -> str | None:
         where = f" (writing {name})" if name else ""
         return f"the disk is full, or a quota is reached{where}; make room and run the same command again"
     if error.errno in _NO_PERMISSION:
-        which = (
-            f"for {name} ({error.strerror})" if name else f"({first_line(error)})"
-        )  # pyarrow says it in its text
+        # pyarrow says it in its text
+        which = f"for {name} ({error.strerror})" if name else f"({first_line(error)})"
         return f"no permission {which}; change its mode, or give another place"
     if name is None or error.errno is None:
         return None

@@ -62,9 +62,8 @@ def _hold(path: Path, patience: float = 0.2) -> Iterator[None]:
 
     lock = SoftFileLease(path, lease_duration=LEASE_SECONDS, on_compromise=give_up)
     try:
-        lock.acquire(
-            timeout=patience, poll_interval=0.02
-        )  # the first try only breaks the lock of a dead process
+        # The first try only breaks the lock of a dead process.
+        lock.acquire(timeout=patience, poll_interval=0.02)
     except Timeout:
         _wait_for_lease(lock, path)
     try:

@@ -198,7 +198,7 @@ def test_many_documents_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     differences = rng.normal([0.0, 0.15, 0.3], 1.0, (80, 3))
     sums = cluster_sums(differences, clusters)
     extreme = np.zeros(3)
-    signs = np.random.default_rng([statistics._SIGN_STREAM, 6])
+    signs = np.random.default_rng([statistics.Stream.SIGNS, 6])
     for _ in range(300):
         total = np.zeros(3)
         for row in sums:

@@ -41,12 +41,25 @@ def test_every_number_is_finite(value: str) -> None:
 
 # An override of configs/base.yaml (PoSE, window 1024, target 4096, 12 heads of 64) that makes it invalid, and why.
 ONE_OVERRIDE = {
+    # unknown keys
+    "positions.scheem=pose": "unknown key; did you mean positions.scheme?",
+    "model.d_modle=3": "unknown key; did you mean model.d_model?",
+    "d_model=3": "unknown key; did you mean model.d_model?",
+    "learning_rate=3": "unknown key; did you mean optimizer.learning_rate?",
+    "data.path=a": "unknown key; did you mean data.paths?",
+    "wandb.projct=a": "unknown key; did you mean wandb.project?",
+    "scheme=pose": "unknown key; did you mean positions.scheme?",
+    "optimizer.warmup=3": "unknown key; did you mean scheduler.t_warmup?",
+    "memmap_dtype=uint32": "unknown key; did you mean data.memmap_dtype?",
+    "log_interval=3": "unknown key; did you mean wandb.log_interval?",
+    "modle={d_model: 3}": "unknown key; did you mean model?",
+    "corpus.zzz=3": "unknown key; corpus has path, train_split, heldout_split, verify_checksums, stream",
     # types
     "optimizer.learning_rate=fast": "'fast' does not fit; give a value of type float",
     "seed=1.5": "1.5 does not fit; give a value of type int",
     "seed=null": "null does not fit; give a value of type int",
     "model.rope=maybe": "'maybe' does not fit; give a value of type bool",
-    "model.d_model=true": "true does not fit; give a value of type int",
+    "model.d_model": "true does not fit; give a value of type int",
     "optimizer.name=adam": "'adam' is unknown; choose lionw, adamw; did you mean adamw?",
     "scheduler.units=epochs": "'epochs' is unknown; choose steps, tokens",
     "optimizer.betas=[1]": "[1] does not fit; give a value of type Tuple[float, float]",
@@ -132,6 +145,17 @@ SEVERAL_OVERRIDES = [
     ("scheduler.t_warmup=3e9 scheduler.units=tokens max_duration=2e9T", "scheduler.t_warmup", "tokens"),
     ("corpus.path=null data.paths=[a] data.datasets.b=[c]", "data.datasets", "excludes data.paths"),
     ("data.paths=[a]", "corpus.path", "excludes data.paths"),
+    (
+        "evaluation.position_bins=4096",
+        "evaluation.position_bins",
+        "4096 bins are too many for 4096 positions",
+    ),
+    ("evaluation.position_length=1", "evaluation.position_length", "leaves nothing to predict"),
+    (
+        "model.rope=false positions.scheme=contiguous evaluation.position_length=1025",
+        "evaluation.position_length",
+        "past the table of 1024 learned position embeddings",
+    ),
 ]
 ACCEPTED = [
     "model.alibi=true model.rope=false",

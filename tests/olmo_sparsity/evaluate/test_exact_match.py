@@ -1,4 +1,4 @@
-"""Exact match against one sample at a time without a cache, a scripted model whose errors are known."""
+"""Exact match against one sample at a time without a cache."""
 
 import json
 from collections import Counter
@@ -18,7 +18,7 @@ from olmo_sparsity.evaluate.exact_match import (
     multiples_of_training_length,
 )
 from olmo_sparsity.model.build import as_predictor, build_model
-from olmo_sparsity.model.predictive import PredictiveOptions, PredictorOutput, joint_loss_sums
+from olmo_sparsity.model.predictive import joint_loss_sums
 from olmo_sparsity.tasks import make_task
 from olmo_sparsity.tasks.samples import END, Part, coupled_batch
 from olmo_sparsity.tasks.task import Sizes, Task
@@ -161,16 +161,16 @@ def measured_slowly(model, task, positions, samples, seed):
 
 
 CASES = [
-    ("gpt_neox", "predicted", Mixed(), 6, 45),
-    ("olmo", "coupled", Mixed(), 6, 25),
-    ("gpt_neox", "contiguous", Mixed(), 5, 25),
-    ("olmo", "contiguous", make_task("planted", {"k_test": [2], "k_train": 2}), 20, 1),
+    ("gpt_neox", "predicted", Mixed(), 6, 45, ["wrong_id"]),
+    ("olmo", "coupled", Mixed(), 6, 25, ["wrong_token"]),
+    ("gpt_neox", "contiguous", Mixed(), 5, 25, ["wrong_token", "wrong_stop"]),
+    ("olmo", "contiguous", make_task("planted", {"k_test": [2], "k_train": 2}), 20, 1, ["wrong_token"]),
 ]
 
 
-@pytest.mark.parametrize(("family", "scheme", "task", "length", "steps"), CASES)
+@pytest.mark.parametrize(("family", "scheme", "task", "length", "steps", "sorts"), CASES)
 def test_counts_of_a_slow_loop_whatever_the_batch_or_the_process(
-    tmp_path, family, scheme, task, length, steps
+    tmp_path, family, scheme, task, length, steps, sorts
 ):
     samples, seed = 24, 5
     config = make_config(tmp_path, "scratchpad_parity", scheme, family)
@@ -189,136 +189,20 @@ def test_counts_of_a_slow_loop_whatever_the_batch_or_the_process(
 
     row = found()
     assert 0 < row.exact < samples, "a model that is right and wrong"
+    assert all(expected[sort] > 0 for sort in sorts), "errors of these sorts are counted"
     assert (row.length, row.k, row.samples) == (length, 2 if task.name == "planted" else None, samples)
     for name in (*SORTS, "teacher_forced_exact", "response_tokens", "teacher_forced_tokens"):
         assert getattr(row, name) == expected[name], name
     assert row.teacher_forced_ids == (expected["teacher_forced_ids"] if scheme == "predicted" else None)
     assert row.teacher_forced_exact == row.exact  # up to its first error a model reads the truth either way
-    assert found(batch_tokens=1) == found(batch_tokens=77) == row
+    told: list[int] = []
+    assert found(batch_tokens=1) == found(batch_tokens=77, advance=told.append) == row
+    assert sum(told) == samples and len(told) > 1
     shares = []
     for rank in range(5):
         with pytest.raises(AssertionError):  # a share alone is not all samples
             found(rank=rank, world_size=5, reduce_sum=lambda tensor: shares.append(tensor) or tensor)
     assert found(rank=2, world_size=5, reduce_sum=lambda tensor: sum(shares)) == row
-
-
-class Scripted:
-    """Answers with the truth but for planned errors, whatever it answered before; checks the ids that it is fed."""
-
-    training = False
-
-    def __init__(self, mode, batch, ids, plans):
-        """``plans``: of each sample, {step: (token, id)}; behind the end it goes on with the last symbol."""
-        self.options = PredictiveOptions(mode=mode, table_size=TABLE)
-        self.calls, self.known = 0, {}
-        for row, plan in enumerate(plans):
-            start, end = int(batch.response_start[row]), int(batch.lengths[row])
-            sample = list(zip(batch.tokens[row, :end].tolist(), ids[row, :end].tolist(), strict=True))
-            self.known[tuple(sample[:start])] = (sample, plan)
-
-    def answer(self, prefix):
-        """The next (token, id) after a list of them; None within a prompt, at padding and behind an end."""
-        prompt = next((key for key in self.known if tuple(prefix[: len(key)]) == key), None)
-        if prompt is None or any(token in (0, END) for token, _ in prefix):
-            return None
-        sample, plan = self.known[prompt]
-        if self.options.mode != "predicted":
-            assert [id_ for _, id_ in prefix[: len(sample)]] == [id_ for _, id_ in sample[: len(prefix)]]
-        truth = sample[len(prefix)] if len(prefix) < len(sample) else (6, 0)
-        return plan.get(len(prefix) - len(prompt), truth)
-
-    def __call__(
-        self, input_ids, position_ids, *, attention_mask=None, past_key_values=None, use_cache=False
-    ):
-        self.calls += 1
-        seen = input_ids if past_key_values is None else torch.cat([past_key_values, input_ids], dim=1)
-        mask = torch.ones_like(seen) if attention_mask is None else attention_mask
-        logits, id_logits = (torch.zeros(*input_ids.shape, size) for size in (20, 130))
-        for row, column in np.ndindex(*input_ids.shape):
-            end = seen.shape[1] - input_ids.shape[1] + column + 1
-            real = mask[row, :end].bool()
-            columns = (values[row, :end][real].tolist() for values in (seen, position_ids))
-            if (found := self.answer(list(zip(*columns, strict=True)))) is not None:
-                logits[row, column, found[0]] = id_logits[row, column, found[1]] = 1
-        ids = id_logits if self.options.predicts_ids else None
-        return PredictorOutput(logits, ids, seen if use_cache else None)
-
-
-class SomePositions:
-    """Coupled ids after a start of the sample's own, or contiguous ones."""
-
-    def __init__(self, couples):
-        self.couples, self.asked = couples, []
-
-    def ids(self, batch, *, split, seed, indices):
-        self.asked.append((split, seed, indices.tolist()))
-        if not self.couples:
-            return np.broadcast_to(np.arange(batch.tokens.shape[1]), batch.tokens.shape)
-        return np.where(batch.coupled_ids > 0, batch.coupled_ids + indices[:, None] % 5, 0)
-
-
-def plan_of(number, truth):
-    """Errors in a response ``truth``, a list of (token, id), and the sort of the first of them."""
-    (first, first_id), (last, last_id) = truth[0], truth[-2]
-    plans = [
-        ({}, "exact"),
-        ({0: (3, first_id)}, "wrong_token"),
-        ({len(truth) - 1: (5, 0)}, "wrong_stop"),  # does not end where it should, nor later
-        ({len(truth) - 2: (END, last_id)}, "wrong_stop"),  # ends too early
-        ({0: (first, 0), len(truth) - 1: (3, 0)}, "wrong_id"),
-        ({len(truth) - 1: (END, 1), len(truth): (last, 0)}, "wrong_id"),
-    ]
-    return plans[number % len(plans)]
-
-
-@pytest.mark.parametrize("mode", ["predicted", "oracle", "plain"])
-def test_planned_errors_are_counted_as_what_they_are(mode):
-    samples, length, seed = 60, 6, 2
-    task, positions = Mixed(), SomePositions(couples=mode != "plain")
-    indices = np.arange(samples)
-    batch = task.at_length(length).sample("test", seed, indices)
-    ids = positions.ids(batch, split="test", seed=seed, indices=indices)
-    expected, plans, planned = Counter(), [], {}
-    for row, (start, end) in enumerate(zip(batch.response_start, batch.lengths, strict=True)):
-        both = list(zip(batch.tokens[row, :end].tolist(), ids[row, :end].tolist(), strict=True))
-        truth, alike = both[start:], tuple(both[:start])  # the same prompt may occur twice
-        plan, sort = planned.setdefault(alike, plan_of(len(planned), truth))
-        if sort == "wrong_id" and mode != "predicted":
-            plan, sort = {}, "exact"  # nobody asks for the id
-        plans.append(plan)
-        expected[sort] += 1
-        expected["response_tokens"] += len(truth)
-        answers = [plan.get(step, each) for step, each in enumerate(truth)]
-        for number, name in enumerate(("teacher_forced_tokens", "teacher_forced_ids")):
-            expected[name] += sum(a[number] == t[number] for a, t in zip(answers, truth, strict=True))
-    model = Scripted(mode, batch, ids, plans)
-    positions.asked.clear()
-    options = {"samples": samples, "seed": seed, "batch_tokens": 17 * task.max_tokens(length)}
-    (row,) = measure(model, task, positions, lengths=[length], **options)
-    assert {name: getattr(row, name) for name in SORTS} == {name: expected[name] for name in SORTS}
-    assert min(row.exact, row.wrong_token, row.wrong_stop) > 0 and (row.wrong_id > 0) == (mode == "predicted")
-    assert row.teacher_forced_exact == row.exact
-    assert row.teacher_forced_tokens == expected["teacher_forced_tokens"] < row.response_tokens
-    assert row.teacher_forced_ids == (expected["teacher_forced_ids"] if mode == "predicted" else None)
-    assert row.response_tokens == expected["response_tokens"]
-    batches = [list(range(first, min(first + 17, samples))) for first in range(0, samples, 17)]
-    assert positions.asked == [("test", seed, each) for each in batches]
-
-
-def test_a_model_that_is_right_is_exact_everywhere():
-    task, positions, indices = Mixed(), SomePositions(couples=True), np.arange(9)
-    models = []
-    for length in (4, 7):
-        batch = task.at_length(length).sample("test", 0, indices)
-        ids = positions.ids(batch, split="test", seed=0, indices=indices)
-        models.append(Scripted("predicted", batch, ids, [{}] * 9))
-    models[0].known.update(models[1].known)
-    told, options = [], {"samples": 9, "seed": 0, "batch_tokens": 40}
-    rows = measure(models[0], task, positions, lengths=[4, 7], advance=told.append, **options)
-    assert [row.length for row in rows] == [4, 7]
-    assert all(row.exact == row.teacher_forced_exact == 9 for row in rows)
-    assert all(row.response_tokens == row.teacher_forced_tokens == row.teacher_forced_ids for row in rows)
-    assert sum(told) == 18 and len(told) > 4
 
 
 @pytest.mark.parametrize(
@@ -335,22 +219,21 @@ def test_a_model_that_is_right_is_exact_everywhere():
         ),
     ],
 )
-def test_what_cannot_be_is_one_line_before_anything_runs(options, part):
-    task = make_task("copy", {})
-    model = Scripted("predicted", task.sample("test", 0, [0]), np.zeros((1, 99)), [])
+def test_what_cannot_be_is_one_line_before_anything_runs(tmp_path, monkeypatch, options, part):
+    config = make_config(tmp_path, "copy", parameters={"train_length": [15, 20], "test_length": [15, 30]})
+    model = as_predictor(build_model(config).eval())
+    monkeypatch.setattr(type(model), "forward", lambda *_, **__: pytest.fail("it ran"))
     given = {"lengths": [10], "samples": 2, "seed": 0, **options}
     with pytest.raises(UserError, match=part) as error:
-        measure(model, task, SomePositions(couples=True), **given)
-    assert "\n" not in str(error.value) and not model.calls
+        measure(model, make_task("copy", {}), TaskPositions(config), **given)
+    assert "\n" not in str(error.value)
 
 
-def test_a_model_without_a_table_has_no_longest_length():
-    task, positions = make_task("copy", {}), SomePositions(couples=False)
-    batch = task.at_length(60).sample("test", 0, np.arange(2))
-    ids = positions.ids(batch, split="test", seed=0, indices=np.arange(2))
-    model = Scripted("plain", batch, ids, [{}, {0: (3, 0)}])
-    (row,) = measure(model, task, positions, lengths=[60], samples=2, seed=0)
-    assert (row.exact, row.wrong_token) == (1, 1)
+def test_a_model_without_a_table_has_no_longest_length(tmp_path):
+    config = make_config(tmp_path, "copy", "contiguous", parameters={"train_length": [15, 20]})
+    model = as_predictor(build_model(config).eval())
+    (row,) = measure(model, make_task("copy", {}), TaskPositions(config), lengths=[60], samples=2, seed=0)
+    assert (row.samples, row.response_tokens) == (2, 2 * 61)
 
 
 def test_lengths_and_k():

@@ -1,7 +1,6 @@
 """Held-out loss against a plain loop over the same windows, one at a time."""
 
 import logging
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -224,23 +223,6 @@ def test_token_files_of_another_vocabulary(make, tmp_path):
         verify_checksums(make(f"--evaluation.paths=[{tmp_path}/other.npy]", "--evaluation.interval=5"))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "part"),
-    [
-        (["--evaluation.interval=0"], "evaluation.interval: 0 is not above 0"),
-        (["--evaluation.position_bins=64"], "64 bins are too many for 64 positions"),
-        (["--evaluation.position_length=1"], "leaves nothing to predict"),
-        (
-            ["--model.rope=false", "--positions={scheme: contiguous}", "--evaluation.position_length=33"],
-            "past the table of 32 learned position embeddings",
-        ),
-    ],
-)
-def test_config_is_checked_when_it_is_loaded(make, overrides, part):
-    with pytest.raises(UserError, match=part):
-        make(*overrides)
-
-
 def test_long_windows_are_read_fewer_at_a_time(make):
     config = make("--evaluation.batch_size=4")
     sizes = []
@@ -274,9 +256,3 @@ def test_training_goes_on_as_if_nothing_had_been_measured(make, tmp_path, doc_ma
     assert [row["step"] for row in measured] == [3, 6, 8]
     assert measured[-1]["heldout_loss_nats"] < measured[0]["heldout_loss_nats"]
     assert not any("heldout_loss_nats" in row for row in rows["null"])
-
-
-def test_interval_is_off_by_default(tmp_path):
-    config = tiny.train_config(tmp_path)
-    assert config.evaluation.interval is None
-    assert replace(config.evaluation, interval=3).windows == 64

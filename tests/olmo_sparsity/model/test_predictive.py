@@ -186,10 +186,8 @@ def test_the_embedding_of_an_id_is_added_to_that_of_its_token(kind):
 def test_losses_by_hand():
     token_logits = [[[1.0, 0.0, -1.0], [0.5, 0.5, 0.0]], [[2.0, 1.0, 0.0], [0.0, 3.0, 0.0]]]
     id_logits = [[[0.0, 1.0], [2.0, 0.0]], [[0.0, 0.0], [1.0, -1.0]]]
-    labels, id_labels = (
-        [[2, 0], [1, 1]],
-        [[1, 0], [9, 1]],
-    )  # id 9 is beyond the table, at a place that does not count
+    # Id 9 is beyond the table, at a place that does not count.
+    labels, id_labels = [[2, 0], [1, 1]], [[1, 0], [9, 1]]
     counted = [(0, 0), (0, 1), (1, 1)]
 
     def mean(logits, targets):

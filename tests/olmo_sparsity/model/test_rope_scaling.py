@@ -80,10 +80,8 @@ def test_frequencies_at_both_ends():
     assert ntk[0] == 1 and float(plain[-1] / ntk[-1]) == pytest.approx(8, rel=1e-4)
     yarn, multiplied_by = RopeScaling("yarn", 8.0, 512).apply(plain, base)
     turns = 512 * plain / (2 * torch.pi)
-    kept, interpolated = (
-        turns > 40,
-        turns < 0.7,
-    )  # a dimension beyond 32 and 1 turns, for the ramp ends at whole ones
+    # A dimension beyond 32 and 1 turns, for the ramp ends at whole ones.
+    kept, interpolated = turns > 40, turns < 0.7
     assert kept.any() and torch.equal(yarn[kept], plain[kept])
     assert interpolated.any() and torch.allclose(yarn[interpolated], plain[interpolated] / 8)
     assert multiplied_by == pytest.approx(1.2079, abs=1e-4)

@@ -13,8 +13,11 @@ import pytest
 from safetensors.torch import load_file
 
 from olmo_sparsity.checkpoint import checkpoints, load_state
+from olmo_sparsity.config.load import load_config
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE
+from olmo_sparsity.training.zero import deepspeed_config
+from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
 from tests.support.forked import Forked, free_port
 
@@ -219,3 +222,33 @@ def test_the_shipped_deepspeed_files_state_no_value_of_the_yaml():
         assert values["zero_optimization"]["stage"] == stage
         assert all(values[name] == "auto" for name in decided)
         assert not {"optimizer", "scheduler", "bf16", "fp16"} & values.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[" * 100_000, "is damaged (maximum recursion"),
+        ("{", "is damaged (Expecting"),
+        ("[]", "is damaged (it holds no dict)"),
+        ("\udcff", "is damaged ('utf-8' codec"),
+        ("{}", "has no zero_optimization.stage of 0, 1, 2 or 3"),
+        ('{"zero_optimization": []}', "has no zero_optimization.stage"),
+        ('{"zero_optimization": {"stage": "1"}}', "has no zero_optimization.stage"),
+        ('{"zero_optimization": {"stage": 4}}', "has no zero_optimization.stage"),
+        (None, "is missing"),
+    ],
+)
+def test_a_deepspeed_file_that_is_none(tmp_path, text, part):
+    path = tmp_path / "own.json"
+    if text is not None:
+        path.write_text(text, errors="surrogateescape")
+    config = load_config(
+        ROOT / "configs" / "base.yaml", [f"--deepspeed.config={path}", "--deepspeed.offload_optimizer"]
+    )
+    with pytest.raises(UserError) as error:
+        deepspeed_config(config, 1)
+    message = str(error.value)
+    assert message.startswith(f"deepspeed.config: {path} {part}") and message.endswith(
+        "see configs/deepspeed/"
+    )
+    assert "\n" not in message

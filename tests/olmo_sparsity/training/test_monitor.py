@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from olmo_sparsity.config.load import load_config
 from olmo_sparsity.training import monitor as monitor_module
 from olmo_sparsity.training.flops import flops_per_token
 from olmo_sparsity.training.metrics import read_metrics
@@ -278,11 +277,6 @@ class TestTensorBoard:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
         with pytest.raises(UserError, match="pip install tensorboard, or set tensorboard: false"):
             Monitor(config, tokens_per_step=1, first_step=0, last_step=1)
-
-
-def test_olmos_file_with_wandb_still_loads():
-    config = load_config(ROOT / "tests" / "support" / "fixtures" / "olmo-tiny.yaml")
-    assert config.wandb is not None and config.wandb.project == "fixture"
 
 
 def test_rows_are_json_without_nan(tmp_path):

@@ -110,8 +110,9 @@ def test_nothing_is_removed_before_the_new_run_is_known_to_start(tmp_path):
 # --- what may change on resume ---
 
 VALUES = {
-    "scheduler.t_warmup": 5, "max_grad_norm": 0.5, "epoch": 1, "scheduler.alpha_f": 0.5, "data.seed": 4,
-    "optimizer.eps": 1e-4, "positions.target_length": 60, "model.residual_dropout": 0.1,
+    "scheduler.t_warmup": 5, "max_grad_norm": 0.5, "epoch": 1, "scheduler.alpha_f": 0.5, "data.seed": 4, "seed": 9,
+    "optimizer.eps": 1e-4, "model.n_layers": 1, "positions.chunks": 3, "positions.target_length": 60,
+    "model.residual_dropout": 0.1,
 }  # fmt: skip
 
 

@@ -267,29 +267,26 @@ def test_an_existing_run_is_not_overwritten_by_mistake(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("override", "name"),
-    [("--model.n_layers=1", "model.n_layers"), ("--seed=9", "seed"), ("--positions.chunks=3", "positions.chunks"),
-     ("--optimizer.learning_rate=1e-9", "optimizer.learning_rate")],
-)  # fmt: skip
-def test_resuming_with_other_settings_is_refused_by_name(tmp_path, override, name):
-    train(tiny.train_config(tmp_path, "--stop_at=4"))
-    with pytest.raises(UserError, match=f"cannot resume .*{name} was"):
-        train(tiny.train_config(tmp_path, override), resume=True)
+    ("options", "kept"),
+    [
+        (["--save_interval=2"], [6, 8]),
+        (["--save_interval=1", "--checkpoints.keep_every=3"], [3, 6, 7, 8]),
+    ],
+)
+def test_the_last_checkpoints_and_every_pth_are_kept(tmp_path, options, kept):
+    train(tiny.train_config(tmp_path, "--save_num_checkpoints_to_keep=2", *options))
+    assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")] == kept
 
 
-def test_only_the_asked_number_of_checkpoints_is_kept(tmp_path):
-    train(tiny.train_config(tmp_path, "--save_interval=2", "--save_num_checkpoints_to_keep=2"))
-    assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")] == [6, 8]
-
-
-def test_a_window_count_below_the_batch_is_refused(tmp_path):
-    with pytest.raises(UserError, match="fewer than global_train_batch_size 64"):
-        TrainingData(tiny.train_config(tmp_path, "--global_train_batch_size=64"))
-
-
-def test_a_batch_that_processes_cannot_share_is_refused(tmp_path):
-    with pytest.raises(UserError, match="multiple of 3"):
-        TrainingData(tiny.train_config(tmp_path), rank=0, world_size=3)
+@pytest.mark.parametrize(
+    ("batch", "processes", "message"),
+    [(64, 1, "fewer than global_train_batch_size 64"), (4, 3, "multiple of 3")],
+)
+def test_a_batch_that_cannot_be_made_is_refused(tmp_path, batch, processes, message):
+    with pytest.raises(UserError, match=message):
+        TrainingData(
+            tiny.train_config(tmp_path, f"--global_train_batch_size={batch}"), world_size=processes, rank=0
+        )
 
 
 def test_a_truncated_or_missing_token_file_is_refused(tmp_path):
@@ -349,12 +346,6 @@ def test_a_torn_checkpoint_is_skipped_with_a_warning(tmp_path, caplog, damage):
     train(config, resume=True)
     assert f"skipping the torn checkpoint {last}" in caplog.text
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-
-
-def test_every_pth_checkpoint_is_kept_besides_the_last(tmp_path):
-    options = ("--save_interval=1", "--save_num_checkpoints_to_keep=2", "--checkpoints.keep_every=3")
-    train(tiny.train_config(tmp_path, *options))
-    assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")] == [3, 6, 7, 8]
 
 
 def test_a_checkpoint_of_another_shape_names_the_tensor(tmp_path):
