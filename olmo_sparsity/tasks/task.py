@@ -185,11 +185,13 @@ def make_task(name: str, parameters: Mapping[str, Any]) -> Task:
     known = [field.name for field in fields(task)]
     if unknown := [parameter for parameter in parameters if parameter not in known]:
         raise UserError(f"{name}: unknown parameter {unknown[0]!r}; it has {', '.join(known)}")
-    try:
-        config = om.merge(om.structured(task), dict(parameters))
-    except OmegaConfBaseException as error:
-        message = str(error).splitlines()[0]
-        raise UserError(f"{name}: {error.full_key}: {message}; see {task.__name__}") from None
+    config = om.structured(task)
+    for parameter, value in parameters.items():  # one by one: not every error says which it is about
+        try:
+            config = om.merge(config, {parameter: value})
+        except OmegaConfBaseException as error:
+            message = str(error).splitlines()[0]
+            raise UserError(f"{name}: {parameter}: {message}; see {task.__name__}") from None
     typed = om.to_container(config)
     assert isinstance(typed, dict)
     values = {str(key): tuple(value) if isinstance(value, list) else value for key, value in typed.items()}

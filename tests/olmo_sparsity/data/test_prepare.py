@@ -43,7 +43,8 @@ from tests.support.corpora import (
 def decoded(folder: Path, split: str) -> list[str]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     files = Verified(folder.parent / "verified").open_split(folder, split)
-    return [tokenizer.decode(ids.tolist()) for ids in files.documents()]
+    numbers = range(len(files.document_bounds))
+    return [tokenizer.decode(files.document(number).tolist()) for number in numbers]
 
 
 def two_files(folder: Path, train: list[str], heldout: list[str]) -> tuple[list[str], list[str]]:
@@ -171,7 +172,7 @@ def test_c4_from_a_local_copy_of_its_folder(tmp_path):
     limited = PrepareSettings("c4", dataset=dataset, limit_tokens=900, heldout_documents=2)
     prepare(limited, tmp_path / "limited")
     files = TokenFiles.of_split(tmp_path / "limited", "train")
-    *lengths, last = (len(ids) + 1 for ids in files.documents())
+    *lengths, last = (end + 1 - start for _, start, end in files.document_bounds.tolist())
     assert sum(lengths) < 900 <= sum(lengths) + last == files.num_tokens
     assert decoded(tmp_path / "limited", "heldout") == c4_texts(2)[:2]
 
