@@ -26,13 +26,14 @@ the shares that are missing. The result has the same bytes as without --shard.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.data.prepare import Prepared, PreparedShard, prepare, prepare_shard
+from olmo_sparsity.data.prepare import PreparedShard, prepare, prepare_shard
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFile
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.shard import Shard
@@ -40,12 +41,25 @@ from olmo_sparsity.util.shard import Shard
 
 def main() -> int:
     settings, how = parse_settings()
+    out, start = how.out, time.monotonic()
     if how.shard is not None:
-        shard = prepare_shard(settings, how.out, Shard.parse(how.shard), workers=how.workers)
-        print(shard_summary(shard, how.out))
+        shard = prepare_shard(settings, out, Shard.parse(how.shard), workers=how.workers)
+        lines, is_ready, written = (
+            shard_summary(shard, how.shard),
+            shard.corpus_is_ready,
+            shard.tokens_written,
+        )
     else:
-        prepared = prepare(settings, how.out, workers=how.workers, overwrite=how.overwrite, merge=how.merge)
-        print(summary(prepared, how.out))
+        prepared = prepare(settings, out, workers=how.workers, overwrite=how.overwrite, merge=how.merge)
+        written = prepared.tokens_written
+        lines, is_ready = summary(prepared.manifest), not written
+    seconds = time.monotonic() - start
+    if is_ready:
+        lines.append(f"{out} was ready already, made with the same settings; nothing to do")
+    else:
+        what = f"{out} is ready" if how.shard is None else "when every shard is done: --merge"
+        lines.append(f"{seconds:,.1f} s, {written / seconds:,.0f} tokens/s; {what}")
+    print("\n".join(lines))
     return 0
 
 
@@ -63,34 +77,24 @@ def parse_settings(arguments: Sequence[str] | None = None) -> tuple[PrepareSetti
     return settings, how
 
 
-def shard_summary(prepared: PreparedShard, out: Path) -> str:
-    """What a share holds, and how long it took."""
-    if prepared.corpus_is_ready:
-        return f"{out} was ready already, made with the same settings; nothing to do"
-    speed = prepared.tokens_written / prepared.seconds
-    return (
-        f"shard {prepared.shard}: {prepared.documents:,} documents, {prepared.tokens:,} tokens in "
-        f"{prepared.units} units\n{prepared.seconds:,.1f} s, {speed:,.0f} tokens/s; when every shard is done: --merge"
-    )
+def shard_summary(prepared: PreparedShard, name: str) -> list[str]:
+    """What a share holds, in a line."""
+    return [] if prepared.corpus_is_ready else [f"shard {name}: {_amount(prepared.files)} units"]
 
 
-def summary(prepared: Prepared, out: Path) -> str:
-    """What the corpus holds, a line per split, and how long it took."""
-    lines = []
-    for name, files in prepared.manifest.splits.items():
-        documents, tokens = sum(file.documents for file in files), sum(file.tokens for file in files)
-        lines.append(f"{name}: {documents:,} documents, {tokens:,} tokens in {len(files)} files")
-    removed = prepared.manifest.settings["decontamination"]
-    lines.append(
+def summary(manifest: CorpusManifest) -> list[str]:
+    """What the corpus holds, a line per split."""
+    removed = manifest.settings["decontamination"]
+    return [
+        *(f"{name}: {_amount(files)} files" for name, files in manifest.splits.items()),
         f"removed from heldout, because also in train: {removed['removed_paragraphs']:,} of "
-        f"{removed['paragraphs']:,} paragraphs, {removed['dropped_documents']:,} documents as a whole"
-    )
-    if prepared.tokens_written:
-        speed = prepared.tokens_written / prepared.seconds
-        lines.append(f"{out} is ready: {prepared.seconds:,.1f} s, {speed:,.0f} tokens/s")
-    else:
-        lines.append(f"{out} was ready already, made with the same settings; nothing to do")
-    return "\n".join(lines)
+        f"{removed['paragraphs']:,} paragraphs, {removed['dropped_documents']:,} documents as a whole",
+    ]
+
+
+def _amount(files: Sequence[TokenFile]) -> str:
+    documents, tokens = sum(file.documents for file in files), sum(file.tokens for file in files)
+    return f"{documents:,} documents, {tokens:,} tokens in {len(files)}"
 
 
 def _parser() -> Parser:
@@ -116,7 +120,7 @@ def _parser() -> Parser:
         if isinstance(default, bool):
             how["action"] = argparse.BooleanOptionalAction
         else:
-            how |= {"metavar": about["metavar"], "type": about["parse"] or str}
+            how |= {"metavar": "N" if about["parse"] else None, "type": about["parse"] or str}
         if isinstance(default, tuple):
             how["nargs"] = "+"
         elif default is not None:

@@ -12,7 +12,6 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import chain
@@ -110,14 +109,13 @@ def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None
     documents = dict(zip(names, chain.from_iterable(parsed), strict=True))
     if PYTHON in packages:
         documents |= _topics()
-    texts = clean_documents(documents[name] for name in sorted(documents, key=_shuffle_key))
+    texts = list(clean_documents(documents[name] for name in sorted(documents, key=_shuffle_key)))
     with atomic_path(folder) as temporary:
         temporary.mkdir()
-        with ExitStack() as stack:
-            paths = [temporary / f"docs-{part:05d}.jsonl" for part in range(PARTS)]
-            files = [stack.enter_context(open(path, "w", encoding="utf8")) for path in paths]
-            for number, text in enumerate(texts):
-                write_document(files[number % PARTS], text)
+        for part in range(PARTS):
+            with open(temporary / f"docs-{part:05d}.jsonl", "w", encoding="utf8") as file:
+                for text in texts[part::PARTS]:
+                    write_document(file, text)
 
 
 def _shuffle_key(name: str) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import platform
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +31,7 @@ from olmo_sparsity.data.encode import (
 from olmo_sparsity.data.sources import PrepareSettings, TextFiles, find_source
 from olmo_sparsity.data.text import SplitRule, Unit
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer, tokenizer_file, train_bpe
-from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest
+from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.data.workers import StoppedEarly, available_cores, run_jobs
 from olmo_sparsity.data.workspace import (
     REQUEST_NAME,
@@ -62,7 +61,6 @@ class Prepared:
     """A finished corpus and what this run did for it."""
 
     manifest: CorpusManifest
-    seconds: float
     tokens_written: int
     """By this run; 0 where the corpus was there already."""
 
@@ -71,11 +69,8 @@ class Prepared:
 class PreparedShard:
     """What a finished share of a corpus holds, and what this run did for it."""
 
-    shard: Shard
-    units: int
-    documents: int
-    tokens: int
-    seconds: float
+    files: list[TokenFile]
+    """Of each unit of the share; without tokens where it has no training document."""
     tokens_written: int
     """By this run; the rest was there already."""
     corpus_is_ready: bool = False
@@ -97,17 +92,16 @@ def prepare(
     input, leaving nothing behind, and for a folder that holds another corpus, leaving that alone unless
     ``overwrite``.
     """
-    start = time.monotonic()
     stages = _Stages(settings, out, workers)
     out, request = stages.out, stages.request
     if not overwrite and (finished := finished_corpus(out, request)) is not None:
         remove_work(out)
-        return Prepared(finished, time.monotonic() - start, 0)
+        return Prepared(finished, 0)
     if merge and not (out / WORK_NAME / REQUEST_NAME).is_file():
         raise UserError(f"{out} has nothing to merge; make its parts with --shard 1/n … n/n first")
     with locked(out):
         if not overwrite and (finished := finished_corpus(out, request)) is not None:
-            return Prepared(finished, time.monotonic() - start, 0)  # another process made it in the meantime
+            return Prepared(finished, 0)  # another process made it in the meantime
         claim(out, request, settings, overwrite=overwrite)
         try:
             manifest, written = stages.run(merge)
@@ -119,7 +113,7 @@ def prepare(
                 remove_outputs(out)
             raise
         remove(out / WORK_NAME)
-    return Prepared(manifest, time.monotonic() - start, written)
+    return Prepared(manifest, written)
 
 
 def prepare_shard(
@@ -130,14 +124,13 @@ def prepare_shard(
     `prepare` with ``merge`` then makes the corpus whole, with the bytes that it would have had in one go. Raises
     `UserError` for bad input, and for settings that need a look at all the text; finished units are kept.
     """
-    start = time.monotonic()
     stages = _Stages(settings, out, workers)
     check_shardable(settings)
     out = stages.out
     if (out / MANIFEST_NAME).is_file():
         if finished_corpus(out, stages.request) is None:
             raise UserError(f"{out} is finished but damaged; run the command without --shard to mend it")
-        return PreparedShard(shard, 0, 0, 0, time.monotonic() - start, 0, corpus_is_ready=True)
+        return PreparedShard([], 0, corpus_is_ready=True)
     with locked(out, part=f"{shard.number}-of-{shard.count}"):
         claim(out, stages.request, settings, shard=shard)
         try:
@@ -145,8 +138,7 @@ def prepare_shard(
         except BaseException:
             remove_temporaries(out, shard)
             raise
-    documents, tokens = sum(u.file.documents for u in units), sum(u.file.tokens for u in units)
-    return PreparedShard(shard, len(units), documents, tokens, time.monotonic() - start, written)
+    return PreparedShard([unit.file for unit in units], written)
 
 
 def check_shardable(settings: PrepareSettings) -> None:
@@ -280,13 +272,9 @@ class _Stages:
 
     def _has_tokenizer(self, path: Path) -> bool:
         """Whether an earlier run, or another shard, wrote it, and it is as it was written."""
-        if not path.is_file():
-            return False
-        if self.settings.tokenizer_name != "bpe":
-            return sha256_file(path) == sha256_file(tokenizer_file(self.settings.tokenizer_name))
         try:
-            return sha256_file(path) == read_json(self.work / TOKENIZER_NAME, "").get("sha256")
-        except UserError:
+            return read_json(self.work / TOKENIZER_NAME, "").get("sha256") == sha256_file(path)
+        except (UserError, OSError):
             return False
 
     def _sample(self) -> Iterator[str]:

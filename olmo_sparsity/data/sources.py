@@ -54,19 +54,13 @@ HUB_TIMEOUT_SECONDS = 10.0
 
 
 def _option(
-    default: Any,
-    about: str,
-    *sources: str,
-    parse: Callable[[str], Any] | None = None,
-    metavar: str | None = None,
+    default: Any, about: str, *sources: str, parse: Callable[[str], int | float] | None = None
 ) -> Any:
     """A setting and its command-line option.
 
     ``sources`` are those that use it (none: all do); ``parse`` reads a number from text, and refuses one out of range.
     """
-    return field(
-        default=default, metadata={"help": about, "sources": sources, "parse": parse, "metavar": metavar}
-    )
+    return field(default=default, metadata={"help": about, "sources": sources, "parse": parse})
 
 
 @dataclass(frozen=True)
@@ -75,51 +69,41 @@ class PrepareSettings:
 
     source: str
     """docs, text or c4."""
-    files: Sequence[str] = _option((), "training files", "text", metavar="FILE")
-    heldout_files: Sequence[str] = _option(
-        (), "held-out files; without any, a share of the training files' documents", "text", metavar="FILE"
-    )
-    packages: Sequence[str] = _option(
-        (), "only these; python: standard library (default: all that is required)", "docs", metavar="NAME"
-    )
+    files: Sequence[str] = _option((), "training files", "text")
+    heldout_files: Sequence[str] = _option((), "held-out files, instead of a share of the documents", "text")
+    packages: Sequence[str] = _option((), "only these; python: standard library", "docs")
     dataset: str = _option("allenai/c4", "name on the hub, or a folder of its layout", "c4")
     dataset_config: str = _option("en", "its configuration", "c4")
     limit_documents: int | None = _option(
-        None, "at most this many training documents", "c4", parse=whole_number, metavar="N"
+        None, "at most this many training documents", "c4", parse=whole_number
     )
     limit_tokens: int | None = _option(
-        None, "about this many training tokens, in whole documents", "c4", parse=whole_number, metavar="N"
+        None, "about this many training tokens, in whole documents", "c4", parse=whole_number
     )
     heldout_documents: int = _option(
-        5000, "at most this many documents of the validation split", "c4", parse=whole_number, metavar="N"
+        5000, "at most this many documents of the validation split", "c4", parse=whole_number
     )
     heldout_fraction: float = _option(
         0.1,
-        "share of the documents that is held out, by a hash of seed and text",
-        *("docs", "text"),
+        "share of the documents to hold out, by a hash of seed and text",
+        "docs",
+        "text",
         parse=share_of_one,
-        metavar="F",
     )
     seed: int = _option(0, "another seed holds out other documents", parse=seed_number)
     tokenizer: str | None = _option(
         None,
         "bpe (trained on the training split; default for docs and text), olmo (50,280 ids; default for c4), or the "
         "path of a tokenizer.json",
-        metavar="NAME",
     )
-    vocab_size: int = _option(4096, "ids of bpe", parse=whole_number, metavar="N")
+    vocab_size: int = _option(4096, "bpe: number of ids", parse=whole_number)
     tokenizer_sample_mb: float = _option(
-        20.0, "text to train bpe on, in millions of characters", parse=positive_number, metavar="MB"
+        20.0, "bpe: text to train it on, in millions of characters", parse=positive_number
     )
-    eos_token: str | None = _option(
-        None, "token that ends a document (default: the usual names are tried)", metavar="TOKEN"
-    )
+    eos_token: str | None = _option(None, "token that ends a document (default: the usual names are tried)")
     decontaminate: bool = _option(True, "remove held-out paragraphs that also stand in a training document")
     decontaminate_min_characters: int = _option(
-        0,
-        "keep such paragraphs where they are shorter than this: headings, one-word answers",
-        parse=whole_number_or_zero,
-        metavar="N",
+        0, "keep shorter ones: headings and one-word answers", parse=whole_number_or_zero
     )
 
     @property
@@ -443,9 +427,6 @@ def _open_stream(dataset: str, config: str, split: str) -> Any:
     from datasets import load_dataset
 
     return load_dataset(dataset, config, split=split, streaming=True)
-
-
-MAX_INTEGER = 2**63 - 1
 
 
 def _identify_c4(settings: PrepareSettings) -> dict[str, Any]:

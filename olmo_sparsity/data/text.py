@@ -112,7 +112,10 @@ class Decontamination:
 
 
 class Unit(Protocol):
-    """A part of a corpus that becomes one token file."""
+    """A part of a corpus that becomes one token file.
+
+    It can be read again, in any process, and gives the same documents in the same order each time.
+    """
 
     def documents(self) -> Iterator[str]:
         """Texts of its documents, none of them empty. Raises `UserError` for unreadable input."""
@@ -120,7 +123,7 @@ class Unit(Protocol):
 
 
 def write_document(file: TextIO, text: str) -> None:
-    """Write a document as a line of JSON, as `corpora` reads them."""
+    """Write a document as a line of JSON, as `sources.TextFiles` reads them."""
     file.write('{"text": "')
     for piece in split_pieces(text):  # a copy of all of it, escaped, would be several times as large
         file.write(json.dumps(piece)[1:-1])

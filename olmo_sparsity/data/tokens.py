@@ -135,12 +135,11 @@ class TokenFiles:
             raise UserError(
                 f"token files of type {dtype!r} are not supported; choose one of {', '.join(DTYPES)}"
             )
-        self.paths = [Path(path) for path in paths]
         self.dtype = np.dtype(DTYPES[dtype])
         self.eos_token_id = eos_token_id
-        wanted = list(expected) or [None] * len(self.paths)
+        wanted = list(expected) or [None] * len(paths)
         self._window_ends: dict[int, np.ndarray] = {}
-        self.arrays = [self._open(path, tokens) for path, tokens in zip(self.paths, wanted, strict=True)]
+        self.arrays = [self._open(Path(path), tokens) for path, tokens in zip(paths, wanted, strict=True)]
 
     @classmethod
     def of_split(cls, folder: str | Path, split: str) -> TokenFiles:
@@ -210,10 +209,6 @@ class TokenFiles:
         """Token ids of document ``number``, (n,), without its EOS."""
         file, start, end = self.document_bounds[number]
         return np.asarray(self.arrays[file][start:end])
-
-    def documents(self) -> Iterator[np.ndarray]:
-        """Token ids of every document, in order."""
-        return (self.document(number) for number in range(len(self.document_bounds)))
 
 
 def _refuse_other_layout(path: Path, array: np.ndarray) -> None:

@@ -1,6 +1,7 @@
-"""Training windows: token files cut into windows of T tokens, each with its position ids, in a reproducible order.
+"""Training batches, and those of token files that are cut into windows, each with its position ids.
 
 Example i of epoch e is the same, position ids included, whatever the number of processes, workers or restarts.
+Shapes: B examples, T tokens.
 """
 
 from __future__ import annotations

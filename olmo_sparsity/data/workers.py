@@ -117,9 +117,7 @@ def _run_in_pool(
 def _start_worker(counts: Any, threads: int) -> None:
     """Prepare a fresh worker process; ``threads`` is its share of the cores."""
     global _on_report
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole process group; the parent answers it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of the group; the parent answers it
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ["RAYON_NUM_THREADS"] = str(threads)  # the thread pool of `tokenizers`
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"

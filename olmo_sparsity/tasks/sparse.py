@@ -1,4 +1,7 @@
-"""Tasks whose label is decided by k planted tokens: what k-sparse planted correlations and sparse parity share."""
+"""Tasks whose label is decided by k planted tokens, and sparse parity, one of them (docs/method.md 3.2).
+
+Shapes: B samples, l places (pairs of tokens) of the longest of them.
+"""
 
 from __future__ import annotations
 

@@ -142,18 +142,16 @@ class Task(ABC):
         """Samples of these sizes that belong to ``split``."""
         batch = self._make(sizes, draws.named("draw 0"))
         rows = np.flatnonzero(_in_test(batch) != (split == "test"))
-        draw = 0
-        while len(rows):
-            draw += 1
-            if draw == _MOST_DRAWS:
-                raise UserError(
-                    f"{self.name}: a sample of length {sizes.length[rows[0]]} has so few different prompts that "
-                    f"hardly any of them is left to the {split} split; raise the lower end of {split}_length"
-                )
+        for draw in range(1, _MOST_DRAWS + 1):
+            if not len(rows):
+                return batch
             redrawn = self._make(sizes.rows(rows), draws.rows(rows).named(f"draw {draw}"))
             batch.put(rows, redrawn)
             rows = rows[_in_test(redrawn) != (split == "test")]
-        return batch
+        raise UserError(
+            f"{self.name}: a sample of length {sizes.length[rows[0]]} has so few different prompts that "
+            f"hardly any of them is left to the {split} split; raise the lower end of {split}_length"
+        )
 
 
 TaskType = TypeVar("TaskType", bound=type[Task])
@@ -188,7 +186,7 @@ def make_task(name: str, parameters: Mapping[str, Any]) -> Task:
     if unknown := [parameter for parameter in parameters if parameter not in known]:
         raise UserError(f"{name}: unknown parameter {unknown[0]!r}; it has {', '.join(known)}")
     config = om.structured(task)
-    for parameter, value in parameters.items():
+    for parameter, value in parameters.items():  # one by one: not every error says which it is about
         try:
             config = om.merge(config, {parameter: value})
         except OmegaConfBaseException as error:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.olmo_sparsity.data.test_prepare import some_files
+from tests.support.corpora import some_files
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,9 +18,9 @@ from safetensors.numpy import load_file
 from analysis.records.store import load_records
 from olmo_sparsity.checkpoint import TrainState, save_checkpoint
 from olmo_sparsity.util.errors import UserError
-from tests.olmo_sparsity.data.test_corpora import c4_folder, needs_c4_sample
 from tests.olmo_sparsity.sweep.test_slurm import check_shell
 from tests.support import local_slurm, tiny
+from tests.support.corpora import c4_folder, needs_c4_sample
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"

@@ -59,7 +59,7 @@ def text_settings(files, heldout_files=(), **changes) -> PrepareSettings:
 
 
 def sharded_settings(folder: Path, files: int = 4) -> PrepareSettings:
-    """Settings that shards can share: tokenizer and held-out text are given. Some held-out paragraphs are in training."""
+    """Settings that shards can share; some of the held-out paragraphs also stand in training files."""
     heldout = [*some_texts(5, seed=90)]
     heldout += [a + "\n\n" + b for a, b in zip(some_texts(5, 3), some_texts(5, 91), strict=True)]
     named = [write_lines(folder / "h.jsonl", heldout)]

@@ -13,6 +13,12 @@ from olmo_sparsity.data import tokens
 from olmo_sparsity.util.errors import UserError
 
 
+def change_one_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4] ^= 1
+    path.write_bytes(data)
+
+
 def assert_refused_and_right_ones_remembered(
     measure: Callable[[Any], object], asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -24,10 +30,7 @@ def assert_refused_and_right_ones_remembered(
     monkeypatch.setattr(tokens, "_read", None)  # nothing is read again
     measure(asked)
     monkeypatch.undo()
-    path = Path(asked.corpus) / "heldout-00000.npy"
-    data = bytearray(path.read_bytes())
-    data[6] ^= 1
-    path.write_bytes(data)
+    change_one_byte(Path(asked.corpus) / "heldout-00000.npy")
     other = Path(asked.out).with_name("other")
     for each in (asked, replace(asked, out=str(other))):
         with pytest.raises(UserError, match=r"checksum mismatch in .*heldout-00000\.npy"):

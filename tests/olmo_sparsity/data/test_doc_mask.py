@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from olmo.config import ActivationCheckpointingStrategy
 from olmo.data.util import get_document_lengths
 
-from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.windows import TrainingData, document_ids, restarted_ids
 from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
@@ -150,64 +149,54 @@ def test_a_cache_of_keys_gives_the_same_logits():
     torch.testing.assert_close(rest, whole[:, 7:], atol=2e-5, rtol=1e-4)
 
 
-class TestTrainingData:
-    def test_off_there_are_no_document_ids(self, tmp_path):
-        batch = next(TrainingData(tiny.train_config(tmp_path)).batches(0))
-        assert batch.document_ids is None
-        assert set(batch.model_inputs) == {"input_ids", "position_ids"}
-        assert all(part.document_ids is None for part in batch.split(2))
-
-    @pytest.mark.parametrize("asked", ["positions.doc_mask", "data.generate_doc_lengths"])
-    def test_on_every_batch_has_them(self, tmp_path, asked):
-        off = next(TrainingData(tiny.train_config(tmp_path)).batches(0))
-        batch = next(TrainingData(tiny.train_config(tmp_path, f"--{asked}=true")).batches(0))
-        assert torch.equal(batch.document_ids, documents_of(batch.input_ids))
-        assert torch.equal(batch.position_ids, off.position_ids)  # PoSE's, unchanged
-        assert set(batch.model_inputs) == {"input_ids", "position_ids", "document_ids"}
-        moved = batch.to(torch.device("cpu"))
-        assert torch.equal(moved.split(3)[1].document_ids, batch.document_ids[3:])
-
-    def test_restarting(self, tmp_path):
-        config = tiny.train_config(
-            tmp_path, positions={"scheme": "contiguous", "doc_mask": True, "restart_at_documents": True}
-        )
-        batch = next(TrainingData(config).batches(0))
-        starts = torch.zeros_like(batch.input_ids, dtype=torch.bool)
-        starts[:, 0] = True
-        starts[:, 1:] = batch.input_ids[:, :-1] == tiny.EOS
-        assert starts[:, 1:].any()
-        assert torch.equal(batch.position_ids == 0, starts)
-        assert ((batch.position_ids[:, 1:] - batch.position_ids[:, :-1]) == 1)[~starts[:, 1:]].all()
-
-    def test_loader_workers_change_nothing(self, tmp_path):
-        config = tiny.train_config(tmp_path, "--positions.doc_mask")
-        workers = replace(config, data=replace(config.data, num_workers=1, prefetch_factor=2))
-        a, b = (next(TrainingData(each).batches(0)) for each in (config, workers))
-        assert torch.equal(a.document_ids, b.document_ids)
+def test_off_there_are_no_document_ids(tmp_path):
+    batch = next(TrainingData(tiny.train_config(tmp_path)).batches(0))
+    assert batch.document_ids is None
+    assert set(batch.model_inputs) == {"input_ids", "position_ids"}
+    assert all(part.document_ids is None for part in batch.split(2))
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("changes", "part"),
-        [
-            ({"scheme": "contiguous", "restart_at_documents": True}, "needs positions.doc_mask: true"),
-            ({"doc_mask": True, "restart_at_documents": True}, "not pose"),
-            (
-                {"scheme": "random_start", "doc_mask": True, "restart_at_documents": True},
-                "not random_start",
-            ),
-        ],
-    )
-    def test_by_name(self, tmp_path, changes, part):
-        corpus = tiny.write_corpus(tmp_path / "corpus", {"train": [[1, 2]]})
-        with pytest.raises(UserError, match="positions.restart_at_documents: needs") as error:
-            load_config(tiny.write_yaml(tmp_path, corpus, positions=changes))
-        assert part in str(error.value) and "\n" not in str(error.value)
+@pytest.mark.parametrize("asked", ["positions.doc_mask", "data.generate_doc_lengths"])
+def test_on_every_batch_has_them(tmp_path, asked):
+    off = next(TrainingData(tiny.train_config(tmp_path)).batches(0))
+    batch = next(TrainingData(tiny.train_config(tmp_path, f"--{asked}=true")).batches(0))
+    assert torch.equal(batch.document_ids, documents_of(batch.input_ids))
+    assert torch.equal(batch.position_ids, off.position_ids)  # PoSE's, unchanged
+    assert set(batch.model_inputs) == {"input_ids", "position_ids", "document_ids"}
+    moved = batch.to(torch.device("cpu"))
+    assert torch.equal(moved.split(3)[1].document_ids, batch.document_ids[3:])
 
-    def test_olmos_own_flag_may_ask_for_the_mask(self, tmp_path):
-        config = tiny.train_config(
-            tmp_path,
-            "--data.generate_doc_lengths",
-            positions={"scheme": "contiguous", "restart_at_documents": True},
-        )
-        assert config.masks_documents
+
+def test_restarting(tmp_path):
+    # The mask may be asked for by OLMo's own flag.
+    changes = {"scheme": "contiguous", "restart_at_documents": True}
+    config = tiny.train_config(tmp_path, "--data.generate_doc_lengths", positions=changes)
+    assert config.masks_documents
+    batch = next(TrainingData(config).batches(0))
+    starts = torch.zeros_like(batch.input_ids, dtype=torch.bool)
+    starts[:, 0] = True
+    starts[:, 1:] = batch.input_ids[:, :-1] == tiny.EOS
+    assert starts[:, 1:].any()
+    assert torch.equal(batch.position_ids == 0, starts)
+    assert ((batch.position_ids[:, 1:] - batch.position_ids[:, :-1]) == 1)[~starts[:, 1:]].all()
+
+
+def test_loader_workers_change_nothing(tmp_path):
+    config = tiny.train_config(tmp_path, "--positions.doc_mask")
+    workers = replace(config, data=replace(config.data, num_workers=1, prefetch_factor=2))
+    a, b = (next(TrainingData(each).batches(0)) for each in (config, workers))
+    assert torch.equal(a.document_ids, b.document_ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"scheme": "contiguous"}, "needs positions.doc_mask: true"),
+        ({"doc_mask": True}, "not pose"),
+        ({"scheme": "random_start", "doc_mask": True}, "not random_start"),
+    ],
+)
+def test_restarting_without_mask_or_with_skips_is_refused(tmp_path, changes, part):
+    with pytest.raises(UserError, match="positions.restart_at_documents: needs") as error:
+        tiny.train_config(tmp_path, positions={"restart_at_documents": True, **changes})
+    assert part in str(error.value) and "\n" not in str(error.value)

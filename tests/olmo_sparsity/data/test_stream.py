@@ -13,20 +13,17 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.checkpoint import WEIGHTS, checkpoints
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data import stream
-from olmo_sparsity.data.sources import TextFiles
+from olmo_sparsity.data.batches import Batch, open_training_data
 from olmo_sparsity.data.prepare import prepare
-from olmo_sparsity.data.sources import PrepareSettings
+from olmo_sparsity.data.sources import PrepareSettings, TextFiles
 from olmo_sparsity.data.stream import MARKS_NAME, StreamedData
-from olmo_sparsity.data.batches import open_training_data
-from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.positions import SchemeOptions, position_ids
 from olmo_sparsity.training.loop import train
-from tests.olmo_sparsity.data.test_corpora import c4_folder, needs_c4_sample, write_lines
-from tests.olmo_sparsity.data.test_prepare import some_files, some_texts
+from olmo_sparsity.util.errors import UserError
+from tests.support.corpora import c4_folder, needs_c4_sample, some_files, some_texts, write_lines
 from tests.support.tiny import write_yaml
 
 OLMO = "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json"
@@ -144,30 +141,23 @@ def test_a_resumed_run_does_not_tokenize_from_the_start(tmp_path, many_marks, mo
     assert sum(encoded) < 4 * 4 * 500 < 199 * 4 * LENGTH
 
 
-def test_torn_marks_and_those_of_other_text_are_passed_over(tmp_path, many_marks):
-    config = stream_config(tmp_path)
-    whole = take(config, 0, 60)
-    [path] = (tmp_path / "run" / MARKS_NAME).iterdir()
-    lines = path.read_text().strip().splitlines()
-    marks = [json.loads(line) for line in lines]
-    wrong = [json.dumps([unit, documents, 7, *rest]) for unit, documents, _, *rest in marks]
-    of_other_text = [json.dumps([unit, documents, 7, False, "0" * 16]) for unit, documents, *_ in marks]
-    path.write_text("\n".join([*lines[:10], *wrong, *of_other_text, lines[10][:-5]]))
-    assert all(map(same, take(config, 50, 10), whole[50:]))
-    assert path.read_text().splitlines()[-1] in lines
-
-
 ODD_MARKS = [b"\xff\xfe", b"[" * 100_000, b"3", b'{"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}']
 
 
-def test_damaged_marks_are_passed_over(tmp_path, many_marks):
+def test_damaged_marks_and_those_of_other_text_are_passed_over(tmp_path, many_marks):
     config = stream_config(tmp_path)
     whole = take(config, 0, 60)
     [path] = (tmp_path / "run" / MARKS_NAME).iterdir()
-    lines = path.read_bytes().splitlines()
-    for damaged in ([*ODD_MARKS, *lines], ODD_MARKS, [line.replace(b"1", b"2") for line in lines]):
+    lines = path.read_bytes().strip().splitlines()
+    marks = [json.loads(line) for line in lines]
+    wrong = [json.dumps([unit, documents, 7, *rest]).encode() for unit, documents, _, *rest in marks]
+    of_other_text = [json.dumps([*mark[:2], 7, False, "0" * 16]).encode() for mark in marks]
+    torn = [*lines[:10], *wrong, *of_other_text, lines[10][:-5]]
+    changed = [line.replace(b"1", b"2") for line in lines]
+    for damaged in (torn, [*ODD_MARKS, *lines], ODD_MARKS, changed):
         path.write_bytes(b"\n".join(damaged))
         assert all(map(same, take(config, 50, 10), whole[50:]))
+        assert damaged is not torn or path.read_bytes().splitlines()[-1] in lines
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,18 +18,13 @@ from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
+from tests.support.replaced_tokens import change_one_byte
 
 
 def bare(config: Config, paths: list, dtype: str = "uint16") -> Config:
     """``config`` on token files without a manifest."""
     data = replace(config.data, paths=list(map(str, paths)), memmap_dtype=dtype)
     return replace(config, corpus=replace(config.corpus, path=None), data=data)
-
-
-def change_one_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[4] ^= 1
-    path.write_bytes(data)
 
 
 def test_files_are_read_again_only_when_they_were_touched(tmp_path, monkeypatch):
@@ -68,6 +62,8 @@ def test_a_changed_file_is_named_with_both_checksums(tmp_path):
         verify_checksums(config)
     verify_checksums(replace(config, corpus=replace(config.corpus, verify_checksums=False)))
     verify_checksums(bare(config, [path]))
+    with pytest.raises(UserError, match="checksum mismatch"):  # read once for its ids, it has a checksum too
+        verify_checksums(config)
     with pytest.raises(UserError, match="checksum mismatch"):
         Verified(tmp_path / "run").open_split(tmp_path / "corpus", "train")
 
@@ -93,8 +89,9 @@ def test_olmos_token_files_are_taken_as_they_are(tmp_path, dtype):
         part.tofile(path)
     data = open_training_data(bare(config, paths, dtype))
     assert isinstance(data, TrainingData)
-    expected = [ids[start : start + 32].tolist() for first, last in [(0, 333), (333, 700), (700, 1000)]
-                for start in range(first, last - 31, 32)]  # fmt: skip
+    files = [(0, 333), (333, 700), (700, 1000)]
+    starts = [start for first, last in files for start in range(first, last - 31, 32)]
+    expected = [ids[start : start + 32].tolist() for start in starts]
     assert [data.dataset[i]["input_ids"].tolist() for i in range(len(data.dataset))] == expected
     batch = next(data.batches(0))
     assert batch.input_ids.dtype == torch.int64
@@ -175,12 +172,3 @@ def test_a_damaged_memory_is_made_again(tmp_path, value):
     path.write_text(value.replace("PATH", str(tmp_path / "corpus" / "train-00000.npy")))
     verify_checksums(config)
     assert path.read_text() == whole
-
-
-def test_a_file_that_was_read_for_its_ids_alone_is_read_again_for_its_checksum(tmp_path):
-    config = tiny.train_config(tmp_path)
-    path = tmp_path / "corpus" / "train-00000.npy"
-    change_one_byte(path)
-    verify_checksums(bare(config, [path]))
-    with pytest.raises(UserError, match="checksum mismatch"):
-        verify_checksums(config)

@@ -1,15 +1,14 @@
 """What all tasks promise: pure functions of (split, seed, index), exact distributions, splits that never coincide."""
 
-import inspect
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from olmo_sparsity.tasks import TASKS, find_task, make_task
+from olmo_sparsity.tasks import TASKS, make_task
 from olmo_sparsity.tasks.draws import Draws
 from olmo_sparsity.util.errors import UserError
 
@@ -324,18 +323,6 @@ def test_bad_parameters_are_refused_in_one_line(name, parameters, message):
 def test_an_unknown_split_is_refused():
     with pytest.raises(UserError, match="choose one of train, test"):
         small("copy").sample("heldout", 0, [0])
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_every_parameter_is_explained(name):
-    """They become fields of a config, whose reader finds a string under each."""
-    for parameter in (field.name for field in fields(find_task(name))):
-        owner = next(
-            cls for cls in find_task(name).__mro__ if parameter in vars(cls).get("__annotations__", {})
-        )
-        lines = inspect.getsource(owner).splitlines()
-        at = next(i for i, line in enumerate(lines) if line.startswith(f"    {parameter}: "))
-        assert lines[at + 1].strip().startswith('"""') and lines[at + 1].endswith('."""')
 
 
 # --- random numbers ---

@@ -192,69 +192,37 @@ def test_long_carries():
 
 
 SPARSE = {"k_train": 2, "k_test": (2,)}
-SHOWN = [
-    (
-        "addition",
-        3,
-        {},
-        """
+ASSIGNMENTS = {"num_variables": 8, "train_length": (1, 2), "test_length": (1, 2)}
+SHOWN = {
+    ("addition", 3): """
 token  <bos> 5 8 2 + 3 6 0 = > 2 4 9 0 <eos>
-id         0 4 3 2 1 4 3 2 1   2 3 4 5     0
-""",
-    ),
-    (
-        "copy",
-        4,
-        {},
-        """
+id         0 4 3 2 1 4 3 2 1   2 3 4 5     0""",
+    ("copy", 4): """
 token  <bos> 5 1 3 1 = > 5 1 3 1 <eos>
-id         0 2 3 4 5 1   2 3 4 5     0
-""",
-    ),
-    (
-        "scratchpad_parity",
-        5,
-        {},
-        """
+id         0 2 3 4 5 1   2 3 4 5     0""",
+    ("scratchpad_parity", 5): """
 token  <bos> 0 1 0 1 0 = > 0 1 1 0 0 <eos>
-id         0 2 3 4 5 6 1   2 3 4 5 6     0
-""",
-    ),
-    (
-        "sparse_parity",
-        8,
-        SPARSE,
-        """
+id         0 2 3 4 5 6 1   2 3 4 5 6     0""",
+    ("sparse_parity", 8): """
 token    on 0 off 1 on 0 off 0 > 0
-planted     ^          ^
-""",
-    ),
-    (
-        "planted",
-        8,
-        SPARSE,
-        """
+planted     ^          ^""",
+    ("planted", 8): """
 token    c e d 0 b 1 e d > 1
-planted        ^   ^
-""",
-    ),
-    (
-        "variable_assignment",
-        2,
-        {"distractors": 1, "num_variables": 8, "train_length": (1, 2), "test_length": (1, 2)},
-        """
+planted        ^   ^""",
+    ("variable_assignment", 2): """
 token  <bos> b = 6 e = 9 f =  b  g  =  a  h  =  e  a  =  b ? a >  a  =  b b = 6 6 <eos>
-id         0 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 1 1   17 18 19 2 3 4 4     0
-""",
-    ),
-]
+id         0 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 1 1   17 18 19 2 3 4 4     0""",
+}
 
 
-@pytest.mark.parametrize(("name", "length", "parameters", "text"), SHOWN, ids=[shown[0] for shown in SHOWN])
-def test_one_sample_of_each_task_checked_by_hand(name, length, parameters, text):
+@pytest.mark.parametrize(("name", "length"), SHOWN)
+def test_one_sample_of_each_task_checked_by_hand(name, length):
     """Written out so that a later version which draws other samples for the same seed is noticed."""
+    parameters = {"variable_assignment": ASSIGNMENTS, "sparse_parity": SPARSE, "planted": SPARSE}.get(
+        name, {}
+    )
     task = make_task(name, parameters).at_length(length)
-    assert task.show(task.sample("test", 0, [0, 1]), 0) == text.strip("\n")
+    assert task.show(task.sample("test", 0, [0, 1]), 0) == SHOWN[name, length].strip("\n")
 
 
 def test_a_long_sample_is_wrapped_with_its_ids_beneath():

@@ -1,0 +1,171 @@
+"""Tokenizers and ids: the same as of the tokenizers library for any text, however it is cut on the way."""
+
+from __future__ import annotations
+
+import random
+from pydoc_data.topics import topics
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from olmo_sparsity.data import encode
+from olmo_sparsity.data import text as text_module
+from olmo_sparsity.data.encode import Encoding, WordEncoder, cuts_at_words, encode_documents
+from olmo_sparsity.data.text import MAX_PIECE_CHARACTERS, PIECE_CHARACTERS, split_pieces
+from olmo_sparsity.data.tokenizers import (
+    EOS_TOKEN,
+    MAX_RUN_CHARACTERS,
+    _trainable,
+    find_eos,
+    id_range,
+    load_tokenizer,
+    tokenizer_file,
+    train_bpe,
+)
+from olmo_sparsity.util.errors import UserError
+from tests.support.corpora import PROSE, ROOT, some_texts
+
+PARTS = [
+    *("a", "the", "Word", "x1", "42", "½", "²", "_", "'s", "don't", "...", "|||", "<|endoftext|>", "|||IP_ADDRESS|||"),
+    *(" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\x0b", "\x1c", "\x1f", "\x85", "\xa0", "\u1680", "\u200b"),
+    *("é", "e\u0301", "\u0301", "\u0338", "=\u0338", "한", "\u1112\u1161", "中文", "\U0001f600", "\u202e", "\x00"),
+    *("\u2028", "\ufeff"),
+]  # fmt: skip
+
+
+def ids_of(texts: list[str], tokenizer: Tokenizer, folder) -> list[list[int]]:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    encoding = Encoding(str(folder / "tokenizer.json"), 0, "uint16")
+    return [ids[:-1].tolist() for _, ids in encode_documents(texts, encoding)]
+
+
+# --- tokenizers ---
+
+
+def test_bpe_gives_every_text_back_and_has_all_bytes():
+    tokenizer = train_bpe([PROSE] * 3, 300)
+    text = "naïve \U0001f600\x00\r\n\t  end"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert id_range(tokenizer) == 300
+    assert find_eos(tokenizer) == tokenizer.token_to_id(EOS_TOKEN) == 0
+
+
+def test_olmos_tokenizer_and_the_search_for_eos(tmp_path):
+    olmo = load_tokenizer(tokenizer_file("olmo"))
+    assert (id_range(olmo), find_eos(olmo)) == (50280, 50279)
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 7}, unk_token="<unk>"))
+    words.enable_truncation(2)
+    words.save(str(tmp_path / "words.json"))
+    loaded = load_tokenizer(tokenizer_file(str(tmp_path / "words.json")))
+    assert (id_range(loaded), find_eos(loaded), find_eos(loaded, "<unk>")) == (8, 7, 0)
+    assert loaded.truncation is None
+    with pytest.raises(UserError, match=r"no token <stop>; .*--eos-token"):
+        find_eos(loaded, "<stop>")
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(UserError, match="is no tokenizer.json"):
+        load_tokenizer(tmp_path / "broken.json")
+    with pytest.raises(UserError, match="use bpe, olmo, or the path"):
+        tokenizer_file("gpt9")
+
+
+def test_the_tokenizer_of_real_text_is_the_one_without_cuts():
+    """Long words and white space are cut before training; no text that people write has such."""
+    texts = [*topics.values(), *(path.read_text(encoding="utf8") for path in ROOT.glob("*/*.py"))]
+    texts.append("\n\n".join(texts))  # longer than a piece
+    assert len(texts[-1]) > 2 * PIECE_CHARACTERS
+    plain = Tokenizer(models.BPE())
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000, special_tokens=[EOS_TOKEN], initial_alphabet=alphabet, show_progress=False
+    )
+    plain.train_from_iterator(texts, trainer)
+    assert train_bpe(texts, 1000).to_str() == plain.to_str()
+
+
+# --- texts that are cut ---
+
+
+@pytest.mark.parametrize("run", ["a", " ", "-", "1", "_-", "a1", "\u3000\t", "é"])
+def test_a_long_run_is_cut_and_comes_back(tmp_path, run):
+    """Training took the square of the length."""
+    text = "some words " + run * (1_200_000 // len(run)) + " and more\n"
+    for parts, most in (
+        (_trainable(text), MAX_RUN_CHARACTERS + 50),
+        (split_pieces(text), MAX_PIECE_CHARACTERS),
+    ):
+        found = list(parts)
+        assert "".join(found) == text and max(map(len, found)) <= most
+    tokenizer = train_bpe([text], 300)
+    assert tokenizer.decode(ids_of([text], tokenizer, tmp_path)[0]) == text
+
+
+def test_text_without_single_spaces_keeps_its_ids(tmp_path, monkeypatch):
+    """A list of words, a line each: pieces end at its line breaks."""
+    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 1000)
+    monkeypatch.setattr(text_module, "MAX_PIECE_CHARACTERS", 4000)
+    text = "\n".join(f"word{number},x" for number in range(5000))
+    tokenizer = train_bpe([text[:10_000]], 400)
+    assert len(list(split_pieces(text))) > 40
+    assert ids_of([text], tokenizer, tmp_path) == [tokenizer.encode(text).ids]
+
+
+def test_documents_that_are_tokenized_in_pieces_have_the_same_ids(tmp_path, monkeypatch):
+    texts = [" \n ".join(some_texts(1, seed, words=60)) + "\n\nfoo  bar" for seed in range(5)] + ["x" * 500]
+    tokenizer = train_bpe(texts, 400)
+    whole = ids_of(texts, tokenizer, tmp_path)
+    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 50)
+    monkeypatch.setattr(encode, "BATCH_CHARACTERS", 170)
+    assert len(list(encode._pieces(texts))) > 20
+    assert ids_of(texts, tokenizer, tmp_path) == whole
+
+
+# --- words that are remembered ---
+
+
+def trained() -> Tokenizer:
+    return train_bpe([PROSE, *some_texts(20, seed=1)], 400)
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [load_tokenizer(tokenizer_file("olmo")), trained()], ids=["olmo", "bpe"]
+)
+def test_any_text_has_the_ids_that_the_tokenizer_gives(tokenizer, monkeypatch):
+    monkeypatch.setattr(encode, "MAX_KNOWN", 5000)
+    assert cuts_at_words(tokenizer)
+    draw = random.Random(0)
+    texts = ["".join(draw.choices(PARTS, k=draw.randrange(60))) for _ in range(4000)]
+    for _ in range(2000):
+        texts.append("".join(chr(draw.choice((draw.randrange(32, 0x3000), 32))) for _ in range(40)))
+    texts += [PROSE, "", " ", "\n x  \n", *some_texts(20, seed=2)]
+    encoder = WordEncoder(tokenizer, np.dtype(np.uint16))
+    for start in range(0, len(texts), 500):
+        batch = texts[start : start + 500]
+        for text, ids in zip(batch, encoder.encode(batch), strict=True):
+            assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False).ids, repr(text)
+        assert len(encoder.known) <= 5000
+
+
+def test_words_without_end_are_not_all_remembered(monkeypatch):
+    monkeypatch.setattr(encode, "MAX_KNOWN_CHARACTERS", 10_000)
+    encoder = WordEncoder(train_bpe(["abcdefghij" * 20], 300), np.dtype(np.uint16))
+    for number in range(30):
+        encoder.encode([f"{number}" + "abc" * 1000])
+    assert 0 < sum(map(len, encoder.known)) < 20_000
+
+
+def test_tokenizers_that_look_beyond_a_word_are_left_to_themselves():
+    tokenizer = trained()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    assert not cuts_at_words(tokenizer)
+    with_prefix = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    for cutter in (pre_tokenizers.Metaspace(), with_prefix, pre_tokenizers.Whitespace()):
+        tokenizer = trained()
+        tokenizer.pre_tokenizer = cutter
+        assert not cuts_at_words(tokenizer)
+    tokenizer = trained()
+    tokenizer.add_tokens(["two words"])
+    assert not cuts_at_words(tokenizer)
+    assert not cuts_at_words(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))

@@ -1,0 +1,182 @@
+"""Sources of documents: what is read is what stands in the files, and bad input is named."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import re
+from hashlib import blake2b
+from pathlib import Path
+
+import pytest
+
+from olmo_sparsity.data import docstrings
+from olmo_sparsity.data import text as text_module
+from olmo_sparsity.data.docstrings import clean_documents, docs_packages, is_english, write_documents
+from olmo_sparsity.data.sources import HubShards, TextFiles, file_units, hub_units
+from olmo_sparsity.data.text import paragraph_hash, split_paragraphs
+from olmo_sparsity.data.workers import StoppedEarly, run_jobs
+from olmo_sparsity.util.errors import UserError
+from tests.support.corpora import PROSE, c4_folder, c4_texts, needs_c4_sample, write_lines
+
+
+def documents_of(path: Path | str) -> list[str]:
+    return list(TextFiles((str(path),)).documents())
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.json.gz"])
+def test_json_lines_are_read_in_order_without_empty_ones(tmp_path, name):
+    texts = ["one\n\ntwo", "", " \n", "schön \U0001f600"]
+    assert documents_of(write_lines(tmp_path / name, texts)) == [texts[0], texts[3]]
+
+
+def test_half_an_emoji_becomes_a_question_mark(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "smile \\ud83d"}\n')
+    assert documents_of(tmp_path / "a.jsonl") == ["smile ?"]
+
+
+def test_a_text_file_is_one_document_and_small_ones_share_a_unit(tmp_path):
+    (tmp_path / "a.txt").write_text("first\n\nfile")
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"second"))
+    lines = write_lines(tmp_path / "c.jsonl", ["third"])
+    units = file_units([str(tmp_path / "a.txt"), str(tmp_path / "b.txt.gz"), lines, str(tmp_path / "a.txt")])
+    found = [list(unit.documents()) for unit in units]
+    assert found == [["first\n\nfile", "second"], ["third"], ["first\n\nfile"]]
+
+
+@pytest.mark.parametrize("line", ["{not json", '["a list"]', '{"url": "u"}', '{"text": 3}', "\xff"])
+def test_a_bad_line_is_named(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good"}\n\n' + line + "\n", encoding="latin1")
+    with pytest.raises(UserError, match=r"a\.jsonl:3 .*one JSON object"):
+        documents_of(path)
+
+
+def test_a_truncated_gzip_is_named_after_its_whole_lines(tmp_path):
+    draw = random.Random(0)
+    texts = [str(draw.random()) for _ in range(5000)]
+    path = Path(write_lines(tmp_path / "a.jsonl.gz", texts))
+    path.write_bytes(path.read_bytes()[:-2000])
+    read: list[str] = []
+    with pytest.raises(UserError, match=r"a\.jsonl\.gz is truncated or damaged"):
+        read.extend(TextFiles((str(path),)).documents())
+    assert 0 < len(read) < len(texts) and read == texts[: len(read)]
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"b\.txt is not UTF-8"):
+        documents_of(tmp_path / "b.txt")
+
+
+@needs_c4_sample
+def test_c4_shards_stream_from_a_local_copy(tmp_path, monkeypatch):
+    dataset = str(c4_folder(tmp_path / "c4"))
+    train, limit_tokens = hub_units(dataset, "en", "train")
+    assert [list(unit.documents()) for unit in train] == [c4_texts(0), c4_texts(1)]
+    assert limit_tokens is None
+    [validation], _ = hub_units(dataset, "en", "validation", limit_documents=3)
+    assert list(validation.documents()) == c4_texts(2)[:3]
+    [unit], limit_tokens = hub_units(dataset, "en", "train", limit_documents=13, limit_tokens=1000)
+    assert list(unit.documents()) == (c4_texts(0) + c4_texts(1))[:13]
+    assert limit_tokens == 1000
+    monkeypatch.setattr("olmo_sparsity.data.sources.HUB_UNIT_DOCUMENTS", 5)
+    units, _ = hub_units(dataset, "en", "train", limit_documents=13)
+    assert [len(list(unit.documents())) for unit in units] == [7, 6]
+
+
+@needs_c4_sample
+def test_what_a_data_set_lacks_is_named(tmp_path):
+    folder = c4_folder(tmp_path / "c4")
+    with pytest.raises(UserError, match="config fr, has no readable split train"):
+        hub_units(str(folder), "fr", "train")
+    with pytest.raises(UserError, match="has no readable split test"):
+        hub_units(str(folder), "en", "test")
+    shard = folder / "en" / "c4-train.00000-of-00002.json.gz"
+    shard.write_bytes(shard.read_bytes()[:3000])
+    with pytest.raises(UserError, match="cannot be read"):
+        list(HubShards(str(folder), "en", "train", 0, 2).documents())
+
+
+def test_without_a_network_the_hub_fails_at_once(monkeypatch):
+    import httpx
+    from huggingface_hub import HfApi
+
+    def unreachable(self, name, timeout):
+        raise httpx.ConnectError("no route")
+
+    monkeypatch.setattr(HfApi, "dataset_info", unreachable)
+    with pytest.raises(StoppedEarly, match=r"cannot be reached \(no route\).*text --files"):
+        hub_units("allenai/c4", "en", "train")
+
+
+def test_docstrings_come_in_source_order_without_running_the_module(tmp_path):
+    source = '"""Module."""\nraise SystemExit\nclass A:\n    """A."""\n    def f(self):\n        """A.f."""\n'
+    source += 'async def g():\n    """g."""\n    def inner():\n        """inner."""\n"""not a docstring"""\n'
+    (tmp_path / "good.py").write_text(source)
+    (tmp_path / "bad.py").write_text("def f(:\n")
+    (tmp_path / "latin.py").write_bytes(b'"""caf\xe9"""\n')
+    modules = [tmp_path / name for name in ("good.py", "bad.py", "latin.py", "none.py")]
+    assert docstrings.read_docstrings(modules) == [["Module.", "A.", "A.f.", "g.", "inner."], [], [], []]
+
+
+def test_the_default_packages_are_the_installed_requirements_only():
+    packages = set(docs_packages())
+    assert {"python", "numpy", "torch", "transformers", "certifi"} <= packages  # certifi only through others
+    assert not {"olmo-sparsity", "pytest", "ruff", "mypy"} & packages
+    with pytest.raises(UserError, match="package no-such-thing is not installed"):
+        docs_packages(["no-such-thing"])
+
+
+def test_documents_of_one_package_hold_its_docstrings(tmp_path):
+    import safetensors.torch
+
+    write_documents(tmp_path / "text", ["safetensors"], workers=1)
+    paths = sorted(map(str, (tmp_path / "text").iterdir()))
+    texts = [text for unit in file_units(paths) for text in unit.documents()]
+    assert len(paths) == docstrings.PARTS
+    expected = " ".join(str(safetensors.torch.save_file.__doc__).split())
+    assert any(expected in " ".join(text.split()) for text in texts)
+    assert len(texts) == len(set(texts))
+
+
+def test_junk_short_and_repeated_text_is_left_out():
+    long = [PROSE * 2 + str(number) for number in range(6)]
+    documents = [
+        [*long[:3], "Copyright 2020 by somebody. It is the licence of this.", "the end"],
+        [long[0], *long[3:], "the end"],
+        ["too short"],
+        ["x1 = y1 * z1 + " * 100],
+    ]
+    first, second = [*(p.rstrip() for p in long[:3]), "the end"], [*long[3:], "the end"]
+    assert list(clean_documents(iter(documents))) == ["\n\n".join(first), "\n\n".join(second)]
+    assert is_english(PROSE)
+    assert not is_english("les chats dorment sous une couverture quand il pleut dehors " * 3)
+    assert not is_english("это предложение the of and to a in is for that")
+
+
+def _square_or_fail(number: int) -> int:
+    if number < 0:
+        raise UserError(f"{number} is negative")
+    return number**2
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_jobs_keep_their_order_and_their_errors(workers):
+    shown = {"workers": workers, "description": "squares", "unit": "numbers"}
+    assert run_jobs(_square_or_fail, range(5), **shown) == [0, 1, 4, 9, 16]
+    with pytest.raises(UserError, match="-3 is negative"):
+        run_jobs(_square_or_fail, [1, -3, 2], **shown)
+
+
+@pytest.mark.parametrize("characters", [1, 2, 3, 5, 1000])
+def test_paragraphs_have_the_same_hash_in_parts(monkeypatch, characters):
+    monkeypatch.setattr(text_module, "_HASHED_CHARACTERS", characters)
+    paragraphs = ["", " ", "one", "one two", "  one \t two\u3000three ", "a  b   c", "ab cd ef gh", " \x1c x"]
+    for paragraph in paragraphs:
+        words = " ".join(paragraph.split())
+        expected = int.from_bytes(blake2b(words.encode(), digest_size=8).digest(), "little")
+        assert paragraph_hash(paragraph) == expected, paragraph
+
+
+def test_paragraphs_are_what_stands_between_blank_lines():
+    for text in ["", "\n\n", "a", "a\n\nb", "\n \na\n\n\n b\n\n", "a\n \n \n  b\nc\n\n\x1c"]:
+        expected = [part for part in re.split(r"\n\s*\n", text) if part.strip()]
+        assert list(split_paragraphs(text)) == expected
