@@ -16,7 +16,7 @@ input) it must give the right result or refuse in one line; never another result
 The right result is that of an undisturbed run: token files and manifest byte for byte; weights, optimizer state and
 every loss bit for bit; records, exports and figures. Everything is tiny and made up; models train on one CPU thread in
 fp32. Inputs, files of somebody else, and earlier results must keep their bytes; a checkpoint may go when as many newer
-ones as the run keeps are whole. Where the user may mount, half of the full disks are real ones.
+ones as the run keeps are whole. A full disk is a limit on the size of the files that a process may write.
 
 A failed injection prints its number, and what it was, saw and said; its folder is kept in --out. The exit code is 1.
 """
@@ -36,26 +36,75 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from olmo_sparsity.util.arguments import Parser, out_folder, positive_number, seed_number, whole_number
+from faults import FAULTS, UNDER_TEST
+
+from olmo_sparsity.util.arguments import (
+    Parser,
+    add_arguments,
+    argument,
+    out_folder,
+    positive_number,
+    seed_number,
+    settings_from,
+    texts,
+)
 from olmo_sparsity.util.errors import UserError, run_script
 
 if TYPE_CHECKING:
     from faults.commands import Workshop
 
-FAULTS = (
-    "kill", "full-disk", "bit-flip", "truncation", "deletion", "second-process", "stalled-peer", "dead-peer",
-    "read-only", "changed-input",
-)  # fmt: skip
 MARK = ".fault-test"
 FAILED = "FAILED"
-COMMAND_NAMES = (
-    "prepare", "prepare-shard", "prepare-merge", "train", "train-resume", "train-2", "train-2-resume", "influence",
-    "influence-shard", "merge", "export", "figure2", "report",
-)  # fmt: skip
+
+
+def names_of(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """The type of a list with commas, each one of ``choices``."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = texts(text)
+        if unknown := [name for name in names if name not in choices]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(choices)}")
+        return names
+
+    return parse
+
+
+def chosen_of(choices: Sequence[str], metavar: str) -> dict[str, Any]:
+    """An argument that takes some of ``choices``."""
+    help = f"of: {', '.join(choices)} (default: all)"
+    return argument(help, type=names_of(choices), metavar=metavar)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is injected into what."""
+
+    injections: int = field(default=300, metadata=argument("how many", metavar="N"))
+    seed: int = field(default=0, metadata=argument("decides every moment and place", type=seed_number))
+    only: tuple[str, ...] = field(default=FAULTS, metadata=chosen_of(FAULTS, "FAULT,…"))
+    commands: tuple[str, ...] = field(default=UNDER_TEST, metadata=chosen_of(UNDER_TEST, "NAME,…"))
+    repeat: int | None = field(default=None, metadata=argument("make this injection alone", metavar="NUMBER"))
+    jobs: int = field(
+        default=os.cpu_count() or 1, metadata=argument("injections at a time (default: cores)", metavar="N")
+    )
+    out: Path = field(
+        default=Path("runs/faults"),
+        metadata=argument("work folder, made anew", type=out_folder, metavar="DIR"),
+    )
+    time_out: float = field(
+        default=60.0, metadata=argument("seconds of a command", type=positive_number, metavar="S")
+    )
+    table: Path | None = field(
+        default=None, metadata=argument("write the table of verdicts there, in Markdown", metavar="FILE")
+    )
+    scripts: Path = field(
+        default=Path(__file__).parent,
+        metadata=argument("where the commands are (default: here)", metavar="DIR"),
+    )
 
 
 @dataclass(frozen=True)
@@ -82,32 +131,34 @@ class Outcome:
 
 def main() -> int:
     """Make the undisturbed references, inject the faults, and say what was found."""
-    arguments = _parser().parse_args()
+    parser = Parser(description=__doc__)
+    add_arguments(parser, Settings)
+    settings = settings_from(Settings, parser.parse_args())
     start = time.monotonic()
-    out = _work_folder(arguments.out)
+    out = _work_folder(settings.out)
     from faults.commands import COMMANDS, Workshop
     from faults.processes import import_everything
 
-    plan = make_plan(arguments)
+    plan = make_plan(settings)
     import_everything()
-    print(f"seed {arguments.seed}, {len(plan)} injections into {out}", file=sys.stderr)
-    workshop = Workshop(out / "undisturbed", Path(arguments.scripts).resolve(), arguments.time_out)
+    print(f"seed {settings.seed}, {len(plan)} injections into {out}", file=sys.stderr)
+    workshop = Workshop(out / "undisturbed", settings.scripts.resolve(), settings.time_out)
     for name in dict.fromkeys(injection.command for injection in plan):
         workshop.reference(COMMANDS[name])
     outcomes = []
-    for outcome in _inject_all(plan, workshop, arguments.seed, arguments.jobs):
+    for outcome in _inject_all(plan, workshop, settings.seed, settings.jobs):
         outcomes.append(outcome)
         if outcome.verdict == FAILED:
-            print(_report(outcome, arguments), flush=True)
-    table = make_table(outcomes, arguments.seed, time.monotonic() - start)
+            print(_report(outcome, settings), flush=True)
+    table = make_table(outcomes, settings.seed, time.monotonic() - start)
     print(table)
-    if arguments.table:
-        Path(arguments.table).parent.mkdir(parents=True, exist_ok=True)
-        Path(arguments.table).write_text(table, encoding="utf8")
+    if settings.table:
+        settings.table.parent.mkdir(parents=True, exist_ok=True)
+        settings.table.write_text(table, encoding="utf8")
     return int(any(outcome.verdict == FAILED for outcome in outcomes))
 
 
-def make_plan(arguments: argparse.Namespace) -> list[Injection]:
+def make_plan(settings: Settings) -> list[Injection]:
     """The injections: every pair of fault and command in turn, shuffled anew each time, as the seed says."""
     from faults.injections import FAULTS as POSSIBLE
 
@@ -115,15 +166,15 @@ def make_plan(arguments: argparse.Namespace) -> list[Injection]:
         (fault, command)
         for fault, (_, commands) in POSSIBLE.items()
         for command in commands
-        if fault in arguments.only and command in arguments.commands
+        if fault in settings.only and command in settings.commands
     ]
     if not pairs:
         raise UserError("no command of --commands has a fault of --only; give others")
     order: list[tuple[str, str]] = []
-    for cycle in range(-(-max(arguments.injections, arguments.repeat or 0) // len(pairs))):
-        order += random.Random(f"{arguments.seed} {cycle}").sample(pairs, len(pairs))
+    for cycle in range(-(-max(settings.injections, settings.repeat or 0) // len(pairs))):
+        order += random.Random(f"{settings.seed} {cycle}").sample(pairs, len(pairs))
     plan = [Injection(number, *pair) for number, pair in enumerate(order, 1)]
-    return [plan[arguments.repeat - 1]] if arguments.repeat else plan[: arguments.injections]
+    return [plan[settings.repeat - 1]] if settings.repeat else plan[: settings.injections]
 
 
 def _inject_all(plan: list[Injection], workshop: Workshop, seed: int, jobs: int) -> Iterator[Outcome]:
@@ -162,15 +213,15 @@ def inject(injection: Injection, workshop: Workshop, seed: int) -> Outcome:
     return Outcome(injection, verdict, trial.place, why, said)
 
 
-def _report(outcome: Outcome, arguments: argparse.Namespace) -> str:
+def _report(outcome: Outcome, settings: Settings) -> str:
     """A failed injection, for people: what it was, what was seen, and how to see it again."""
     from faults.commands import COMMANDS
 
     injection = outcome.injection
     command = COMMANDS[injection.command]
-    again = ["python", "scripts/fault_test.py", "--seed", arguments.seed, "--repeat", injection.number]
-    for name, every in (("only", FAULTS), ("commands", COMMAND_NAMES)):
-        if (chosen := getattr(arguments, name)) != every:
+    again = ["python", "scripts/fault_test.py", "--seed", settings.seed, "--repeat", injection.number]
+    for name, every in (("only", FAULTS), ("commands", UNDER_TEST)):
+        if (chosen := getattr(settings, name)) != every:
             again += [f"--{name}", ",".join(chosen)]
     lines = outcome.said.splitlines()
     if len(lines) > 30:
@@ -185,7 +236,6 @@ def _report(outcome: Outcome, arguments: argparse.Namespace) -> str:
 
 def make_table(outcomes: list[Outcome], seed: int, seconds: float) -> str:
     """Verdicts of every fault in every command, in Markdown, with what made them."""
-    from faults.commands import UNDER_TEST
     from faults.injections import REFUSED, RESUMED, RIGHT
 
     from olmo_sparsity.util.provenance import current_commit
@@ -218,72 +268,6 @@ def _work_folder(out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     (out / MARK).touch()
     return out.resolve()
-
-
-def _parser() -> Parser:
-    parser = Parser(description=__doc__)
-    parser.add_argument(
-        "--injections", type=whole_number, default=300, metavar="N", help="how many (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=seed_number, default=0, help="decides every moment and place (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--only",
-        type=_names_of(FAULTS),
-        default=FAULTS,
-        metavar="FAULT,…",
-        help=f"of: {', '.join(FAULTS)} (default: all)",
-    )
-    parser.add_argument(
-        "--commands",
-        type=_names_of(COMMAND_NAMES),
-        default=COMMAND_NAMES,
-        metavar="NAME,…",
-        help=f"of: {', '.join(COMMAND_NAMES)}",
-    )
-    parser.add_argument("--repeat", type=whole_number, metavar="NUMBER", help="make this injection alone")
-    parser.add_argument(
-        "--jobs",
-        type=whole_number,
-        default=os.cpu_count(),
-        metavar="N",
-        help="injections at a time (default: cores)",
-    )
-    parser.add_argument(
-        "--out",
-        type=out_folder,
-        default="runs/faults",
-        metavar="DIR",
-        help="work folder, made anew (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--time-out",
-        type=positive_number,
-        default=60.0,
-        metavar="S",
-        help="seconds of a command (default: %(default)s)",
-    )
-    parser.add_argument("--table", metavar="FILE", help="write the table of verdicts there, in Markdown")
-    parser.add_argument(
-        "--scripts",
-        default=str(Path(__file__).parent),
-        metavar="DIR",
-        help="where the commands are (default: here)",
-    )
-    return parser
-
-
-def _names_of(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """The type of a list with commas, each one of ``choices``."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(name.strip() for name in text.split(","))
-        if unknown := [name for name in names if name not in choices]:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(choices)}")
-        return names
-
-    return parse
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from analysis.stats.bootstrap import DEFAULT_RESAMPLES
 from olmo_sparsity.util.arguments import out_folder, seed_number, whole_number
 
 LEAST_RESAMPLES = 1000
-"""METHOD 2.4 asks for so many for everything that is shown."""
+"""Of everything that is shown: docs/method.md, 2.4."""
 
 
 def add_bootstrap_arguments(parser: argparse.ArgumentParser, *, of: str = "documents") -> None:
@@ -37,9 +37,7 @@ def _resamples(text: str) -> int:
 
 def add_measurement_arguments(parser: argparse.ArgumentParser, *, seed_of: str) -> None:
     """``--corpus``, ``--out``, ``--split``, ``--seed``, and what decides speed and memory."""
-    parser.add_argument(
-        "--corpus", required=True, help="folder made by scripts/prepare_data.py with the same tokenizer"
-    )
+    parser.add_argument("--corpus", required=True, help="folder made by prepare_data with the same tokenizer")
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder for the results")
     parser.add_argument("--split", default="heldout", help="split of the corpus (default: %(default)s)")
     parser.add_argument(

@@ -18,35 +18,90 @@ that holds the same lengths, k, samples and seed of the same weights is left alo
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number, whole_numbers
+from olmo_sparsity.util.arguments import (
+    Parser,
+    add_arguments,
+    argument,
+    out_folder,
+    seed_number,
+    settings_from,
+)
 from olmo_sparsity.util.errors import UserError
 
 if TYPE_CHECKING:
     from olmo_sparsity.evaluate.exact_match import LengthResult
-    from olmo_sparsity.tasks import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactMatchSettings:
+    """What is measured on what."""
+
+    checkpoint: str = field(
+        metadata=argument("checkpoint, or run (then its last one)", positional=True, metavar="CKPT")
+    )
+    lengths: tuple[int, ...] | None = field(
+        default=None,
+        metadata=argument(
+            "comma-separated (default: up to 8, from the training range to 10 times the longest training length, as "
+            "far as the task's test_length goes)"
+        ),
+    )
+    ks: tuple[int, ...] | None = field(
+        default=None,
+        metadata=argument(
+            "planted tokens, comma-separated; every length must hold them (default: the task's k_test, each at the "
+            "lengths that hold it)"
+        ),
+    )
+    samples: int = field(default=200, metadata=argument("samples of each length"))
+    seed: int = field(default=0, metadata=argument("seed of the samples", type=seed_number))
+    batch_tokens: int = field(
+        default=1 << 15,
+        metadata=argument("tokens decoded at a time; lower it when memory runs out", metavar="N"),
+    )
+    out: Path | None = field(
+        default=None,
+        metadata=argument("folder for exact_match.json (default: the run's)", type=out_folder, metavar="DIR"),
+    )
+    device: str | None = field(
+        default=None, metadata=argument("default: a GPU where there is one", choices=["cpu", "cuda"])
+    )
+
+
+def parse_settings(arguments: list[str] | None = None) -> ExactMatchSettings:
+    """What the command line asks for, or these ``arguments`` would."""
+    parser = Parser(description=__doc__)
+    add_arguments(parser, ExactMatchSettings)
+    return settings_from(ExactMatchSettings, parser.parse_args(arguments))
 
 
 def main() -> None:
     """Measure, write and print, unless it is measured already."""
-    arguments = _parser().parse_args()
+    settings = parse_settings()
     import torch
 
     from analysis.stats.exact_match import RECORD_NAME
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
     from olmo_sparsity.data.task_batches import TaskPositions, task_of
-    from olmo_sparsity.evaluate.exact_match import exact_match_record, grid, is_measured, measure
+    from olmo_sparsity.evaluate.exact_match import (
+        exact_match_record,
+        grid,
+        is_measured,
+        measure,
+        multiples_of_training_length,
+    )
     from olmo_sparsity.model.build import as_predictor
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.progress import progress
 
-    folder = resolve_checkpoint(arguments.checkpoint)
+    folder = resolve_checkpoint(settings.checkpoint)
     model, config = load_model(folder)
     if config.task.name is None:
         raise UserError(
@@ -54,38 +109,31 @@ def main() -> None:
             "position"
         )
     task = task_of(config)
-    lengths, ks = _lengths_and_ks(arguments, task)
+    lengths, ks = settings.lengths or multiples_of_training_length(task), settings.ks
     cells = grid(task, lengths, ks)
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    path = (arguments.out or folder.parent) / RECORD_NAME
-    if is_measured(path, folder, cells, samples=arguments.samples, seed=arguments.seed):
+    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    path = (settings.out or folder.parent) / RECORD_NAME
+    if is_measured(path, folder, cells, samples=settings.samples, seed=settings.seed):
         print(f"{path} is there already, of the same weights, lengths, k, samples and seed")
         return
     predictor = as_predictor(model.to(device))
-    with progress("exact match", len(cells) * arguments.samples, "samples") as advance:
+    with progress("exact match", len(cells) * settings.samples, "samples") as advance:
         rows = measure(
             predictor,
             task,
             TaskPositions(config),
             lengths=lengths,
             ks=ks,
-            samples=arguments.samples,
-            seed=arguments.seed,
+            samples=settings.samples,
+            seed=settings.seed,
             device=device,
-            batch_tokens=arguments.batch_tokens,
+            batch_tokens=settings.batch_tokens,
             advance=advance,
         )
-    write_json(path, exact_match_record(folder, config, predictor, rows, seed=arguments.seed, device=device))
+    write_json(path, exact_match_record(folder, config, predictor, rows, seed=settings.seed, device=device))
     console = Console(highlight=False, soft_wrap=True)
     console.print(_table(rows))
     console.print(f"wrote {path}", markup=False)
-
-
-def _lengths_and_ks(arguments: argparse.Namespace, task: Task) -> tuple[Sequence[int], Sequence[int] | None]:
-    """What was asked for, or the task's defaults."""
-    from olmo_sparsity.evaluate.exact_match import multiples_of_training_length
-
-    return arguments.lengths or multiples_of_training_length(task), arguments.ks
 
 
 def _table(rows: list[LengthResult]) -> Table:
@@ -117,38 +165,3 @@ def _table(rows: list[LengthResult]) -> Table:
         }
         table.add_row(f"{row.length:,}", *(cells[name] for name in kept))
     return table
-
-
-def _parser() -> Parser:
-    parser = Parser(description=__doc__)
-    parser.add_argument("checkpoint", metavar="CKPT", help="checkpoint, or run (then its last one)")
-    parser.add_argument(
-        "--lengths",
-        type=whole_numbers,
-        help="comma-separated (default: up to 8, from the training range to 10 times the longest training length, as "
-        "far as the task's test_length goes)",
-    )
-    parser.add_argument(
-        "--ks",
-        type=whole_numbers,
-        help="planted tokens, comma-separated; every length must hold them (default: the task's k_test, each at the "
-        "lengths that hold it)",
-    )
-    parser.add_argument(
-        "--samples", type=whole_number, default=200, help="samples of each length (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=seed_number, default=0, help="seed of the samples (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--batch-tokens",
-        type=whole_number,
-        default=1 << 15,
-        metavar="N",
-        help="tokens decoded at a time; lower it when memory runs out (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--out", type=out_folder, metavar="DIR", help="folder for exact_match.json (default: the run's)"
-    )
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
-    return parser

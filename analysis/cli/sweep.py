@@ -37,7 +37,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from analysis.cli import command_line
+from analysis.cli import command_line, exact_match
 from olmo_sparsity.sweep.slurm import (
     OPTIONS,
     Array,
@@ -198,13 +198,11 @@ def _slurm_job(options: argparse.Namespace, sweep: Sweep, cells: int) -> Job:
 
 def _evaluation(text: str) -> tuple[str, ...]:
     """The arguments of exact_match, checked by its own parser."""
-    from analysis.cli.exact_match import _parser as exact_match_parser
-
     try:
         arguments = tuple(shlex.split(text))
     except ValueError as error:
         raise UserError(f"--evaluate {text}: {error}") from error
-    if exact_match_parser().parse_args(["CELL", *arguments]).out is not None:
+    if exact_match.parse_settings(["CELL", *arguments]).out is not None:
         raise UserError("--evaluate: --out is the folder of each cell; leave it out")
     return arguments
 

@@ -6,12 +6,15 @@ import gzip
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.settings import DataSettings
+from benchmarks.timing import Json, about_this_run, summarise, time_in_turn
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import find_eos, load_tokenizer, tokenizer_file
@@ -20,6 +23,18 @@ from olmo_sparsity.data.workers import available_cores
 GENERATED_FILES = 4
 GENERATED_DOCUMENTS = 3000
 OURS, MAP, MAP_ONLY = "prepare_data", "datasets.map", "datasets.map, text loaded before"
+
+
+def run(settings: DataSettings) -> Json:
+    """Tokens per second of each on the same files."""
+    made = about_this_run("cpu")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = settings.files or generated_files(folder)
+        seconds = time_in_turn(data_runners(files, folder), settings.rounds, warm_up=1)
+        tokens = count_tokens(folder)
+    rates = summarise(seconds, baseline=MAP, amount=tokens, unit="tokens/s")
+    return {"benchmark": "data", "files": len(files), "tokens": tokens, **made, **rates}
 
 
 def data_runners(files: Sequence[str], folder: Path) -> dict[str, Callable[[], None]]:

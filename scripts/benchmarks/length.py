@@ -5,37 +5,34 @@ Shapes: n windows, L tokens of each.
 
 from __future__ import annotations
 
-import os
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from analysis.model.token_losses import TokenLosses
-from benchmarks.influence import Subject
-from benchmarks.timing import summarise, time_in_turn
+from benchmarks.influence import load_model
+from benchmarks.settings import LengthSettings
+from benchmarks.timing import Json, about_this_run, chosen_device, summarise, synchroniser, time_in_turn
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.provenance import current_commit
 
 PLAIN, OURS = "one forward pass a position", "one forward pass a window"
 LARGEST_DIFFERENCE = 1e-4
 """In nats; beyond it nothing is timed."""
 
-Json = dict[str, Any]
 
-
-def run_length_benchmark(subject: Subject, *, length: int, windows: int, rounds: int, seed: int = 0) -> Json:
+def run(settings: LengthSettings) -> Json:
     """Tokens per second of both on the same random windows, and the largest difference of their losses.
 
     Raises `UserError` where they differ: then there is nothing to compare.
     """
-    if min(windows, rounds) < 1 or length < 2:
-        raise UserError("--windows and --rounds take 1 or more, --length 2 or more")
-    load = os.getloadavg()[0]  # first, so that the load of the machine is not our own
-    losses = TokenLosses(subject.load(), device=subject.device)
-    tokens = np.random.default_rng(seed).integers(0, losses.vocabulary, (windows, length))
+    device = chosen_device(settings.device)
+    made = about_this_run(device)
+    losses = TokenLosses(load_model(replace(settings, device=device)), device=device)
+    shape = (settings.windows, settings.length)
+    tokens = np.random.default_rng(0).integers(0, losses.vocabulary, shape)
     ways = {PLAIN: partial(plain_losses, losses, tokens), OURS: partial(window_losses, losses, tokens)}
     difference = float(np.abs(ways[PLAIN]() - ways[OURS]()).max())
     if not difference <= LARGEST_DIFFERENCE:
@@ -43,20 +40,15 @@ def run_length_benchmark(subject: Subject, *, length: int, windows: int, rounds:
             f"the losses differ by {difference:.1e} nats, more than {LARGEST_DIFFERENCE:.0e}, so that their speed is "
             "not compared; look for what makes a token depend on those behind it"
         )
-    seconds = time_in_turn(
-        {name: partial(_discard, way) for name, way in ways.items()}, rounds, _synchroniser(losses.device)
-    )
+    seconds = time_in_turn(ways, settings.rounds, synchroniser(device))
     return {
-        **summarise(seconds, baseline=PLAIN, amount=windows * (length - 1), unit="tokens/s"),
         "benchmark": "length",
-        "model": str(subject.checkpoint or subject.config),
-        "length": length,
-        "windows": windows,
-        "device": torch.cuda.get_device_name() if losses.device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "load_average_before": load,
+        "model": settings.model,
+        "length": settings.length,
+        "windows": settings.windows,
         "largest_difference_nats": difference,
-        "commit": current_commit(),
+        **made,
+        **summarise(seconds, baseline=PLAIN, amount=shape[0] * (shape[1] - 1), unit="tokens/s"),
     }
 
 
@@ -75,16 +67,8 @@ def plain_losses(losses: TokenLosses, tokens: np.ndarray) -> np.ndarray:
 
 
 def window_losses(losses: TokenLosses, tokens: np.ndarray) -> np.ndarray:
-    """The same losses as scripts/length.py computes them."""
+    """The same losses as the length command computes them."""
     scored = tokens.shape[1] - 1
     return np.concatenate(
         [losses.last_losses(tokens[rows], scored) for rows in losses.batches(len(tokens), scored, scored)]
     )
-
-
-def _discard(way: partial[np.ndarray]) -> None:
-    way()
-
-
-def _synchroniser(device: torch.device) -> Any:
-    return torch.cuda.synchronize if device.type == "cuda" else lambda: None

@@ -18,7 +18,7 @@ Ranked = list[tuple[int, float]]
 
 
 class PlainLoop:
-    """One target after the other, one subset after the other. Definitions: METHOD 2.1 and 2.2."""
+    """One target after the other, one subset after the other. Definitions: docs/method.md 2.1 and 2.2."""
 
     def __init__(self, model: Any, device: str, contexts: Contexts, row: int):
         self.model, self.device = model, device

@@ -2,73 +2,67 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from olmo.optim import get_param_groups
 from torch import Tensor
-from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from benchmarks.timing import paired_ratio, summarise, time_in_turn
-from benchmarks.trainer_arguments import LEARNING_RATE, trainer_arguments
-from olmo_sparsity.config.load import Config, TaskConfig, load_config
-from olmo_sparsity.config.schema import PositionsConfig
+from benchmarks.settings import SyntheticSettings
+from benchmarks.timing import (
+    Json,
+    about_this_run,
+    chosen_device,
+    paired_ratio,
+    summarise,
+    synchroniser,
+    time_in_turn,
+)
+from benchmarks.train import use_cpu_without_gpu
+from benchmarks.trainer import LEARNING_RATE, WARM_UP_STEPS, Rows, TimedTrainer
+from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.task_batches import TaskData
-from olmo_sparsity.export import quiet_transformers
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.positions import COUPLED_SCHEMES
-from olmo_sparsity.tasks import TASKS, make_task
+from olmo_sparsity.tasks import TASKS
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.provenance import provenance
+from olmo_sparsity.util.shipped import find_shipped
 
 TRAINER, LOOP, READY = "transformers Trainer", "loop", "loop, batches made before"
 LARGEST_SHARE = 0.05
 """A batch is to be made within this share of a training step."""
 _LARGEST_LOSS_DIFFERENCE = {"no": 1e-5, "bf16": 1e-3}  # relative, by precision
 
-Json = dict[str, Any]
 
-
-def run_synthetic_benchmark(config_path: str, overrides: list[str], *, rounds: int, steps: int) -> Json:
+def run(settings: SyntheticSettings) -> Json:
     """Both parts, and what they were measured on. Raises `UserError` for a config that has no part in them."""
-    if min(rounds, steps) < 1:
-        raise UserError("--rounds and --steps take 1 or more")
-    if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns on standard output
-    made, load = provenance(), os.getloadavg()[0]  # first, so that the load of the machine is not our own
-    config = load_config(config_path, overrides)
-    _check(config, config_path)
+    use_cpu_without_gpu()
+    made = about_this_run(chosen_device())
+    config = load_config(settings.config, settings.overrides)
+    _check(config, settings.config)
     with tempfile.TemporaryDirectory() as folder:
-        comparison = StepComparison(config, steps, rounds, Path(folder))
-        compared = comparison.measure()
+        comparison = StepComparison(config, settings.steps, Path(folder))
+        compared = comparison.measure(settings.rounds)
     tasks = {
-        name: generator_share(task_config, steps, rounds)
-        for name, task_config in task_configs(config, config_path, overrides).items()
+        name: generator_share(own, settings.steps, settings.rounds)
+        for name, own in task_configs(config, settings).items()
     }
-    device = comparison.device
     return {
         "benchmark": "synthetic",
-        "config": config_path,
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "precision": comparison.precision,
-        "clock": clock_of(device).__name__,
-        "load_average_before": load,
-        "commit": made["commit"],
-        "command": made["command"],
-        "rounds": rounds,
+        "config": settings.config,
+        "precision": comparison.engine.accelerator.mixed_precision,
+        "clock": clock_of(comparison.device).__name__,
+        "rounds": settings.rounds,
         "largest_share": LARGEST_SHARE,
+        **made,
         "tasks": tasks,
         "steps": compared,
     }
@@ -95,42 +89,16 @@ def _check(config: Config, path: str) -> None:
 # --- what making a batch costs ---
 
 
-def task_configs(config: Config, path: str, overrides: list[str]) -> dict[str, Config]:
-    """A config for every task: its own, beside ``path``, or where there is none the same shape with its tokens.
-
-    Its own is the file whose name has the task in place of the one of ``config``: copy-small.yaml beside
-    addition-small.yaml.
-    """
+def task_configs(config: Config, settings: SyntheticSettings) -> dict[str, Config]:
+    """Every task's config beside that of ``settings``: copy-small.yaml beside addition-small.yaml."""
     found = {}
+    given = find_shipped(settings.config)
     for name in TASKS:
-        own = Path(path).with_name(Path(path).name.replace(config.task.name or "", name))
-        if name == config.task.name:
-            found[name] = config
-        elif own.name != Path(path).name and own.is_file():
+        own = given.with_name(given.name.replace(config.task.name or "", name))
+        if own == given or own.is_file():
             # One process has one precision.
-            found[name] = replace(load_config(own, overrides), precision=config.precision)
-        else:
-            found[name] = _with_task(config, name)
-    return found
-
-
-def _with_task(config: Config, name: str) -> Config:
-    """The same shape for another task with its default parameters; PoSE where nothing is coupled."""
-    task = make_task(name, {})
-    longest_test = task.test_length[1]
-    largest_id = task.largest_id(longest_test)
-    model = replace(
-        config.model,
-        vocab_size=len(task.vocabulary),
-        embedding_size=None,
-        max_sequence_length=task.max_tokens(task.train_length[1]),
-    )
-    if largest_id is None:
-        positions = PositionsConfig(scheme="pose", target_length=task.max_tokens(longest_test))
-    else:
-        target = max(config.positions.target_length or 0, task.max_tokens(longest_test))
-        positions = replace(config.positions, table_size=largest_id + 1, target_length=target)
-    return replace(config, task=TaskConfig(name), model=model, positions=positions)
+            found[name] = replace(load_config(own, settings.overrides), precision=config.precision)
+    return {name: own for name, own in found.items() if own.task.name == name}
 
 
 def generator_share(config: Config, steps: int, rounds: int) -> Json:
@@ -149,11 +117,13 @@ def generator_share(config: Config, steps: int, rounds: int) -> Json:
     def train() -> None:
         train_steps(engine, config, iter(ready), steps)
 
-    runners = {
-        "generate": partial(timed, generate, engine.device),
-        "step": partial(timed, train, engine.device),
-    }
-    seconds = time_in_turn(runners, rounds, synchroniser(engine.device), warm_up=1)
+    seconds = time_in_turn(
+        {"generate": generate, "step": train},
+        rounds,
+        synchroniser(engine.device.type),
+        warm_up=1,
+        clock=clock_of(engine.device),
+    )
     share = paired_ratio(seconds["generate"], seconds["step"])
     samples = config.global_train_batch_size * steps
     return {
@@ -194,24 +164,10 @@ def train_steps(engine: Engine, config: Config, batches: Iterator[Batch], steps:
     return losses
 
 
-def timed(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds that ``run`` takes, by the clock of the device."""
-    clock = clock_of(device)
-    started = clock()
-    run()
-    synchroniser(device)()
-    return clock() - started
-
-
 def clock_of(device: torch.device) -> Callable[[], float]:
     """The processor's time where one thread computes all: the same as the wall's, without what other programs take."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return time.process_time if alone else time.perf_counter
-
-
-def synchroniser(device: torch.device) -> Callable[[], None]:
-    """What waits until the device has done what it was given."""
-    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
 # --- our steps against the Trainer's ---
@@ -225,82 +181,59 @@ class StepComparison:
     called `READY` is the loop with batches that are there.
     """
 
-    def __init__(self, config: Config, steps: int, rounds: int, folder: Path):
+    def __init__(self, config: Config, steps: int, folder: Path):
         self.config = plain_config(config)
         self.steps = whole_blocks(self.config, steps)
         self.engine = Engine(self.config, build_model(self.config))
-        self.device, self.precision = self.engine.device, self.engine.accelerator.mixed_precision
-        self.batches = inline_batches(self.config)
+        self.device = self.engine.device
         upcoming = inline_batches(self.config)
         # One more than the Trainer trains on: it reads a batch ahead, and the last step is to be like the others.
-        made_before = [next(upcoming) for _ in range((1 + rounds) * self.steps + 1)]
-        self.ready = made_before[: self.steps]
-        self.trainer = self._make_trainer(made_before, folder)
-        self.seconds: dict[str, list[float]] = {TRAINER: [], LOOP: [], READY: []}
-        self.losses: dict[str, list[float]] = {}
+        self.ready = [next(upcoming) for _ in range(WARM_UP_STEPS + self.steps + 1)]
+        positioned = build_model(self.config)
+        assert isinstance(positioned, PositionedNeoX), "the config was checked, and its ids are plain"
+        groups = get_param_groups(self.config, positioned)
+        rows, clock = samples(self.ready), clock_of(self.device)
+        self.trainer = TimedTrainer(
+            positioned.model, groups, rows, self.engine, self.config, self.steps, folder, clock
+        )
 
-    def measure(self) -> Json:
-        """Steps per second of each, from the second turn on; in the first the losses are compared."""
-        with quiet_transformers():
-            self.trainer.train()
-        rates = summarise(self.seconds, baseline=TRAINER, amount=self.steps, unit="steps/s")
+    def measure(self, rounds: int) -> Json:
+        """Steps per second of each, after their losses were compared."""
+        losses = self.compare_losses()
+        batches = inline_batches(self.config)
+        runners: dict[str, Callable[[], object]] = {
+            TRAINER: self.trainer,
+            LOOP: lambda: self._train(batches, self.steps),
+            READY: lambda: self._train(iter(self.ready), self.steps),
+        }
+        seconds = time_in_turn(
+            runners, rounds, synchroniser(self.device.type), warm_up=1, clock=clock_of(self.device)
+        )
         return {
             "task": self.config.task.name,
             "scheme": self.config.positions.scheme,
             "steps_per_timing": self.steps,
-            **rates,
-            "seconds": self.seconds,
-            "losses_nats": self.losses,
+            **summarise(seconds, baseline=TRAINER, amount=self.steps, unit="steps/s"),
+            "seconds": seconds,
+            "losses_nats": losses,
         }
 
-    def _make_trainer(self, batches: list[Batch], folder: Path) -> _LossKeepingTrainer:
-        """The Trainer of the same weights, batches and AdamW; it lets us train after every so many of its steps."""
-        config = self.config
-        positioned = build_model(config)
-        assert isinstance(positioned, PositionedNeoX), "the config was checked, and its ids are plain"
-        optimizer = torch.optim.AdamW(
-            get_param_groups(config, positioned),
-            lr=LEARNING_RATE,
-            betas=tuple(config.optimizer.betas),
-            eps=config.optimizer.eps,
-            weight_decay=config.optimizer.weight_decay,
-            fused=True,
-        )
-        trainer = _LossKeepingTrainer(
-            model=positioned.model,
-            args=trainer_arguments(config, self.device, self.precision, len(batches) - 1, folder),
-            train_dataset=_Samples(batches),
-            callbacks=[_Turns(self.steps, self.device, self._turn)],
-            optimizers=(optimizer, None),
-        )
-        trainer.remove_callback(PrinterCallback)
-        return trainer
-
-    def _turn(self, number: int, trainer_seconds: float) -> None:
-        """Ours, after the Trainer's steps of a turn; turn 0 compares losses and warms up."""
-        if number == 0:
-            self._check_losses()
-        ours = [(LOOP, self.batches), (READY, iter(self.ready))]
-        taken = {TRAINER: trainer_seconds}
-        for name, batches in ours[:: 1 if number % 2 else -1]:
-            run = partial(train_steps, self.engine, self.config, batches, self.steps)
-            taken[name] = timed(run, self.device)
-        if number:
-            for name, seconds in taken.items():
-                self.seconds[name].append(seconds)
-
-    def _check_losses(self) -> None:
-        """Make the steps that the Trainer has made; raises `UserError` where a loss differs by more than rounding."""
-        ours = train_steps(self.engine, self.config, self.batches, self.steps)
-        theirs = torch.stack(self.trainer.kept_losses).view(self.steps, -1).sum(dim=1).tolist()
-        self.losses = {LOOP: ours, TRAINER: theirs}
-        bound = _LARGEST_LOSS_DIFFERENCE[self.precision]
+    def compare_losses(self) -> dict[str, list[float]]:
+        """Make the same first steps on both sides; raises `UserError` where a loss differs by more than rounding."""
+        self.trainer()
+        ours = self._train(iter(self.ready), WARM_UP_STEPS + self.steps)
+        theirs = self.trainer.losses_nats()
+        bound = _LARGEST_LOSS_DIFFERENCE[self.engine.accelerator.mixed_precision]
         for own, other in zip(ours, theirs, strict=True):
             if not abs(own - other) <= bound * abs(other):
                 raise UserError(
                     f"the losses differ: {own:.7g} in the loop, {other:.7g} in the Trainer; so their speeds cannot be "
                     "compared, and one of the two is wrong: see tests/olmo_sparsity/training/test_task_training.py"
                 )
+        return {LOOP: ours, TRAINER: theirs}
+
+    def _train(self, batches: Iterator[Batch], steps: int) -> list[float]:
+        return train_steps(self.engine, self.config, batches, steps)
 
 
 def plain_config(config: Config) -> Config:
@@ -311,53 +244,14 @@ def plain_config(config: Config) -> Config:
     return replace(config, positions=replace(config.positions, scheme=scheme, rotate="ids"))
 
 
-class _LossKeepingTrainer(Trainer):
-    """Keeps the loss of every micro-batch, its part of the mean over the global batch."""
-
-    def __init__(self, **options: Any):
-        super().__init__(**options)
-        self.kept_losses: list[Tensor] = []
-
-    def training_step(self, *arguments: Any, **options: Any) -> Tensor:
-        loss = super().training_step(*arguments, **options)
-        self.kept_losses.append(loss)
-        return loss
-
-
-class _Turns(TrainerCallback):
-    """Clocks every ``steps`` of the Trainer's steps, and calls ``turn`` with their number and seconds."""
-
-    def __init__(self, steps: int, device: torch.device, turn: Callable[[int, float], None]):
-        self.steps, self.turn = steps, turn
-        self.clock, self.synchronise = clock_of(device), synchroniser(device)
-        self.started = 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.started = self.clock()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        turns, rest = divmod(state.global_step, self.steps)
-        if rest == 0:
-            self.synchronise()
-            self.turn(turns - 1, self.clock() - self.started)
-            self.started = self.clock()
-
-
-class _Samples(torch.utils.data.Dataset):
+def samples(batches: list[Batch]) -> Rows:
     """The samples of batches as the Trainer wants them, one after the other."""
-
-    def __init__(self, batches: list[Batch]):
-        self.rows = [
-            dict(zip(inputs, values, strict=True))
-            for inputs in map(trainer_inputs, batches)
-            for values in zip(*inputs.values(), strict=True)
-        ]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.rows[index]
+    rows = [
+        dict(zip(inputs, values, strict=True))
+        for inputs in map(trainer_inputs, batches)
+        for values in zip(*inputs.values(), strict=True)
+    ]
+    return Rows(len(rows), rows.__getitem__)
 
 
 def trainer_inputs(batch: Batch) -> dict[str, Tensor]:

@@ -2,21 +2,61 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from olmo_sparsity.data.workers import available_cores
+from olmo_sparsity.util.provenance import provenance
+
+Json = dict[str, Any]
+
+
+def about_this_run(device: str) -> Json:
+    """Machine, code and command; called first, so that the load of the machine is not our own."""
+    import torch
+
+    made = provenance()
+    return {
+        "machine": {
+            "cores": available_cores(),
+            "threads": torch.get_num_threads(),
+            "load_average_before": os.getloadavg()[0],
+            "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+            "processor": platform.machine(),
+            "torch": torch.__version__,
+        },
+        **{name: made[name] for name in ("commit", "command", "started")},
+    }
+
+
+def chosen_device(device: str | None = None) -> str:
+    """``device``, or a GPU where there is one."""
+    import torch
+
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def synchroniser(device: str) -> Callable[[], None]:
+    """What waits until the device has done what it was given."""
+    import torch
+
+    return torch.cuda.synchronize if device == "cuda" else lambda: None
+
 
 def time_in_turn(
-    runners: Mapping[str, Callable[[], float | None]],
+    runners: Mapping[str, Callable[[], object]],
     rounds: int,
-    synchronise: Callable[[], None],
+    synchronise: Callable[[], None] = lambda: None,
     warm_up: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of each runner, round by round; the order turns so that none is always first.
 
-    A runner that returns seconds has timed itself, without what should not count.
+    A runner that returns a float has timed itself, without what should not count.
     """
     names = list(runners)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -24,11 +64,11 @@ def time_in_turn(
         for shift in range(len(names)):
             name = names[(number + shift) % len(names)]
             synchronise()
-            started = time.perf_counter()
+            started = clock()
             own = runners[name]()
             synchronise()
             if number >= 0:
-                seconds[name].append(time.perf_counter() - started if own is None else own)
+                seconds[name].append(own if isinstance(own, float) else clock() - started)
     return seconds
 
 
@@ -38,7 +78,7 @@ def paired_ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, fl
     return {"ratio": statistics.median(ratios), "ratio_low": min(ratios), "ratio_high": max(ratios)}
 
 
-def summarise(seconds: dict[str, list[float]], *, baseline: str, amount: float, unit: str) -> dict[str, Any]:
+def summarise(seconds: dict[str, list[float]], *, baseline: str, amount: float, unit: str) -> Json:
     """Median rate of each, and the median, lowest and highest of its round-by-round ratio to the baseline."""
     rows = {
         name: {"rate": amount / statistics.median(values), **paired_ratio(seconds[baseline], values)}

@@ -1,9 +1,9 @@
-"""One optimizer step, ours against unmodified OLMo in a plain loop and transformers' Trainer on the same shape."""
+"""Optimizer steps of our loop, and of a plain loop and transformers' Trainer on the same shape."""
 
 from __future__ import annotations
 
 import os
-import time
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,28 +17,50 @@ from olmo.model import OLMo
 from olmo.optim import get_param_groups
 from torch import Tensor, nn
 
-from benchmarks.trainer_arguments import LEARNING_RATE, trainer_arguments
+from benchmarks.settings import TrainSettings
+from benchmarks.timing import Json, about_this_run, chosen_device, summarise, synchroniser, time_in_turn
+from benchmarks.trainer import LEARNING_RATE, Rows, TimedTrainer
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.windows import TrainingData
-from olmo_sparsity.export import quiet_transformers, to_transformers
+from olmo_sparsity.export import to_transformers
 from olmo_sparsity.model.build import build_model
+from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
+from olmo_sparsity.util.errors import UserError
 
 OLMO = "olmo"
-WARM_UP_STEPS = 1
 Runner = Callable[[], float | None]
+
+
+def run(settings: TrainSettings) -> Json:
+    """Tokens per second of each, and the loop's share of the device's peak where that is known."""
+    made = about_this_run(chosen_device())
+    with tempfile.TemporaryDirectory() as folder:
+        benchmark = TrainBenchmark(settings, Path(folder))
+        synchronise = synchroniser(benchmark.device.type)
+        seconds = time_in_turn(benchmark.runners(), settings.rounds, synchronise)
+    rates = summarise(seconds, baseline=OLMO, amount=benchmark.tokens_per_call, unit="tokens/s")
+    about = benchmark.about()
+    flops_per_second = rates["results"]["loop"]["rate"] * about["flops_per_token"]
+    mfu = flops_per_second / about["peak_flops"] if about["peak_flops"] else None
+    return {"benchmark": "train", "config": settings.config, **about, "loop_mfu": mfu, **made, **rates}
+
+
+def use_cpu_without_gpu() -> None:
+    """Keep DeepSpeed from warning on standard output where there is no GPU."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 class TrainBenchmark:
     """Everything that is timed, on one shape, batch and precision; each call makes ``steps`` optimizer steps."""
 
-    def __init__(self, config_path: str, overrides: list[str], steps: int, folder: Path):
-        if not torch.cuda.is_available():
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns on standard output
-        self.config = _with_random_tokens(load_config(config_path, overrides), folder)
-        self.steps, self.folder = steps, folder
-        self.engine = Engine(self.config, build_model(self.config))
+    def __init__(self, settings: TrainSettings, folder: Path):
+        use_cpu_without_gpu()
+        self.config = _with_random_tokens(load_config(settings.config, settings.overrides), folder)
+        self.steps, self.folder = settings.steps, folder
+        self.engine = Engine(self.config, _olmo_model(self.config))
         self.device = self.engine.device
         self.precision = self.engine.accelerator.mixed_precision
         self.batch = next(TrainingData(self.config).batches(0)).to(self.device)
@@ -51,7 +73,7 @@ class TrainBenchmark:
     def runners(self) -> dict[str, Runner]:
         """What is timed, by name."""
         ids, position_ids = self.batch.input_ids, self.batch.position_ids
-        positioned = build_model(self.config).to(self.device)
+        positioned = _olmo_model(self.config).to(self.device)
         compared: dict[str, Runner] = {
             OLMO: self._plain_steps(_unmodified_olmo(self.config).to(self.device), ids, {}),
             "position_ids": self._plain_steps(positioned, ids, {"position_ids": position_ids}),
@@ -59,16 +81,10 @@ class TrainBenchmark:
         }
         return {**compared, "transformers Trainer": self._trainer_steps()}
 
-    def synchronise(self) -> None:
-        """Wait until the device has done what it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
     def about(self) -> dict[str, Any]:
         """What was measured on."""
         config = self.config
         return {
-            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
             "precision": self.precision,
             "compiled": config.compile is not None,
             "parameters": sum(parameter.numel() for parameter in self.engine.raw_model.parameters()),
@@ -116,63 +132,31 @@ class TrainBenchmark:
         return run
 
     def _trainer_steps(self) -> Runner:
-        """transformers' Trainer on its own model of this shape; what it does before its steps is not counted."""
-        from transformers import PrinterCallback, Trainer, TrainerCallback
-
+        """transformers' Trainer on its own model of this shape."""
         config = self.config
-        model = to_transformers(build_model(config), config)
+        model = to_transformers(_olmo_model(config), config)
+        matrices, vectors = (
+            [p for p in model.parameters() if (p.dim() >= 2) is wide] for wide in (True, False)
+        )
         groups = [
-            {
-                "params": [p for p in model.parameters() if p.dim() >= 2],
-                "weight_decay": config.optimizer.weight_decay,
-            },
-            {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+            {"params": matrices, "weight_decay": config.optimizer.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
         ]
-        arguments = trainer_arguments(
-            config,
-            self.device,
-            self.precision,
-            WARM_UP_STEPS + self.steps,
-            self.folder,
-        )
+        dataset = TrainingData(config).dataset
 
-        class Clock(TrainerCallback):
-            def on_step_end(clock, args: Any, state: Any, control: Any, **more: Any) -> None:
-                if state.global_step in (WARM_UP_STEPS, args.max_steps):
-                    self.synchronise()
-                    times.append(time.perf_counter())
+        def row(index: int) -> dict[str, Tensor]:
+            ids = torch.from_numpy(dataset[index]["input_ids"])
+            return {"input_ids": ids, "labels": ids}
 
-        times: list[float] = []
-        trainer = Trainer(
-            model=model,
-            args=arguments,
-            train_dataset=_Windows(config),
-            callbacks=[Clock()],
-            optimizers=(torch.optim.AdamW(groups, fused=True), None),
-        )
-        trainer.remove_callback(PrinterCallback)
-
-        def run() -> float:
-            times.clear()
-            with quiet_transformers():
-                trainer.train()
-            return times[1] - times[0]
-
-        return run
+        rows = Rows(len(dataset), row)
+        return TimedTrainer(model, groups, rows, self.engine, config, self.steps, self.folder)
 
 
-class _Windows(torch.utils.data.Dataset):
-    """The same windows as Trainer wants them."""
-
-    def __init__(self, config: Config):
-        self.dataset = TrainingData(config).dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        ids = torch.from_numpy(self.dataset[index]["input_ids"])
-        return {"input_ids": ids, "labels": ids}
+def _olmo_model(config: Config) -> PositionedOLMo:
+    model = build_model(config)
+    if not isinstance(model, PositionedOLMo):
+        raise UserError(f"model.family {config.model.family}: give a config of an OLMo model")
+    return model
 
 
 def _with_random_tokens(config: Config, folder: Path) -> Config:
@@ -192,5 +176,5 @@ def _unmodified_olmo(config: Config) -> OLMo:
     """OLMo from its own wheel, same shape and weights."""
     values = {name: value for name, value in vars(config.model).items() if name not in ("nope", "family")}
     model = OLMo(ModelConfig(**{**values, "init_device": "cpu"}))
-    model.load_state_dict(build_model(config).state_dict())
+    model.load_state_dict(_olmo_model(config).state_dict())
     return model

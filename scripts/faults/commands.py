@@ -251,14 +251,9 @@ def records(folder: Path) -> Result:
     return {name: digest(json.dumps(value, default=str).encode()) for name, value in values.items()}
 
 
-def first_shard(folder: Path) -> Result:
-    """The records of the first of two shards."""
-    return records(folder / "shard-1-of-2")
-
-
-def second_shard(folder: Path) -> Result:
-    """The records of the second one."""
-    return records(folder / "shard-2-of-2")
+def shard(name: str) -> Callable[[Path], Result]:
+    """What reads the records of one shard."""
+    return lambda folder: records(folder / f"shard-{name}")
 
 
 def export(folder: Path) -> Result:
@@ -310,12 +305,12 @@ _ALL = [
         {"corpus": "prepare", "run": "half-2"}, processes=2,
     ),
     Command("influence", "influence.py", _MEASURE, "records", records, _TRAINED),
-    Command("first-shard", "influence.py", f"{_MEASURE} --shard 1/2", "records", first_shard, _TRAINED),
+    Command("first-shard", "influence.py", f"{_MEASURE} --shard 1/2", "records", shard("1-of-2"), _TRAINED),
     Command(
-        "influence-shard", "influence.py", f"{_MEASURE} --shard 2/2", "records", second_shard,
+        "influence-shard", "influence.py", f"{_MEASURE} --shard 2/2", "records", shard("2-of-2"),
         {**_TRAINED, "records": "first-shard"},
     ),
-    Command("other-shard", "influence.py", f"{_MEASURE} --seed 1 --shard 2/2", "records", second_shard, _TRAINED),
+    Command("other-shard", "influence.py", f"{_MEASURE} --seed 1 --shard 2/2", "records", shard("2-of-2"), _TRAINED),
     Command("other-corpus", "prepare_data.py", f"{_BPE} --seed 1", "corpus", corpus),
     Command("merge", "merge_records.py", "records", "records", records, {"records": "influence-shard"}),
     Command("earlier-export", "export_hf.py", "run --out export", "export", export, {"run": "half"}, replaces_out=True),
@@ -332,7 +327,3 @@ _ALL = [
     ),
 ]  # fmt: skip
 COMMANDS = {command.name: command for command in _ALL}
-UNDER_TEST = (
-    "prepare", "prepare-shard", "prepare-merge", "train", "train-resume", "train-2", "train-2-resume", "influence",
-    "influence-shard", "merge", "export", "figure2", "report",
-)  # fmt: skip

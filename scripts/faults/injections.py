@@ -6,18 +6,15 @@ import os
 import random
 import resource
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
+from faults import UNDER_TEST
 from faults.commands import (
     COMMANDS,
     SECONDS_FOR_PEERS,
-    UNDER_TEST,
     Command,
     Ended,
     Result,
@@ -84,13 +81,14 @@ class Trial:
             pass
         self.hold_whole(before)
 
-    def hold(self, ended: Ended, before: Files, *, except_rank: int | None = None) -> None:
-        """Hold a command that met a fault to the property: how it ended, its result if there is one, and the rest."""
+    def conclude(self, ended: Ended, before: Files, *, except_rank: int | None = None) -> str:
+        """Hold a command that met a fault to the property; where it gave no result it is run again."""
         self.ended = ended
         self.refuse(complaints_about(ended, may_refuse=True, killed=except_rank))
         if ended.done:
             self.hold_result([self.reference.result])
         self.hold_whole(before)
+        return RIGHT if ended.done else self.again()
 
     def hold_result(self, right: list[Result]) -> None:
         found = result_of(self.command, self.scene)
@@ -129,25 +127,17 @@ def kill(trial: Trial) -> str:
 
 
 def full_disk(trial: Trial) -> str:
-    """From a random moment on nothing more can be written than a random number of bytes."""
+    """From a random moment on no file can grow beyond a random number of bytes."""
     before = files_of(trial.scene)
     room = int(10 ** trial.random.uniform(0, 5))
-    on_small_disk = trial.random.random() < 0.5 and may_mount()
-    trial.place = f"room for {room:,} bytes {'in all' if on_small_disk else 'in a file'}, "
-    with (
-        small_disk(trial.scene) if on_small_disk else limited_files(trial.scene) as fill,
-        trial.paused() as run,
-    ):
-        if on_small_disk:
-            fill(room)
+    trial.place = f"room for {room:,} bytes in a file, "
+    with trial.paused() as run:
         for process in run.processes:
-            if not on_small_disk and process.code is None:
+            if process.code is None:
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (room, room))
         run.disturbed.go_on()
         ended = run.end()
-        fill(None)
-        trial.hold(ended, before)
-        return RIGHT if ended.done else trial.again()
+    return trial.conclude(ended, before)
 
 
 def read_only(trial: Trial) -> str:
@@ -166,8 +156,7 @@ def read_only(trial: Trial) -> str:
         for path in (trial.scene, *trial.scene.rglob("*")):  # one of them may have another name by now
             if path.is_dir():
                 path.chmod(0o755)
-    trial.hold(ended, before)
-    return RIGHT if ended.done else trial.again()
+    return trial.conclude(ended, before)
 
 
 def second_process(trial: Trial) -> str:
@@ -202,8 +191,7 @@ def stalled_peer(trial: Trial) -> str:
         other.wait(seconds)
         run.disturbed.go_on()
         ended = run.end()
-    trial.hold(ended, before)
-    return RIGHT if ended.done else trial.again()
+    return trial.conclude(ended, before)
 
 
 def dead_peer(trial: Trial) -> str:
@@ -213,8 +201,7 @@ def dead_peer(trial: Trial) -> str:
     with trial.paused(rank) as run:
         run.disturbed.kill()
         ended = run.end()
-    trial.hold(ended, before, except_rank=rank)
-    return RIGHT if ended.done else trial.again()
+    return trial.conclude(ended, before, except_rank=rank)
 
 
 def flip_bit(trial: Trial, path: Path) -> str:
@@ -377,63 +364,18 @@ CHANGES = {
 }
 
 
-@lru_cache(maxsize=1)
-def may_mount() -> bool:
-    """Whether this user may mount a file system, for a disk that is full in earnest."""
-    with tempfile.TemporaryDirectory() as folder:
-        if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True).returncode != 0:
-            return False
-        subprocess.run(["umount", folder], check=True)
-        return True
-
-
-Fill = Callable[[int | None], None]
-
-
-@contextmanager
-def small_disk(scene: Path) -> Iterator[Fill]:
-    """Keep a scene on a disk of its own while the block runs; yields a function that leaves it so much room."""
-    aside = scene.with_name(f"{scene.name}-aside")
-    scene.rename(aside)
-    scene.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(scene)], check=True)
-
-    def fill(room: int | None) -> None:
-        disk = os.statvfs(scene)
-        used = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
-        size = 256 << 20 if room is None else used + room
-        subprocess.run(["mount", "-o", f"remount,size={size}", str(scene)], check=True)
-
-    try:
-        shutil.copytree(aside, scene, dirs_exist_ok=True)
-        shutil.rmtree(aside)
-        yield fill
-    finally:
-        shutil.copytree(scene, aside, dirs_exist_ok=True)
-        subprocess.run(["umount", "--lazy", str(scene)], check=True)
-        scene.rmdir()
-        aside.rename(scene)
-
-
-@contextmanager
-def limited_files(scene: Path) -> Iterator[Fill]:
-    """The disk as it is; the limit is one of the process."""
-    yield lambda room: None
-
-
-_EVERY = UNDER_TEST
 _TWO = tuple(name for name in UNDER_TEST if COMMANDS[name].processes == 2)
 
 FAULTS: dict[str, tuple[Callable[[Trial], str], tuple[str, ...]]] = {
-    "kill": (kill, _EVERY),
-    "full-disk": (full_disk, _EVERY),
-    "bit-flip": (damaged(flip_bit), _EVERY),
-    "truncation": (damaged(truncate), _EVERY),
-    "deletion": (damaged(delete), _EVERY),
-    "second-process": (second_process, _EVERY),
+    "kill": (kill, UNDER_TEST),
+    "full-disk": (full_disk, UNDER_TEST),
+    "bit-flip": (damaged(flip_bit), UNDER_TEST),
+    "truncation": (damaged(truncate), UNDER_TEST),
+    "deletion": (damaged(delete), UNDER_TEST),
+    "second-process": (second_process, UNDER_TEST),
     "stalled-peer": (stalled_peer, _TWO),
     "dead-peer": (dead_peer, _TWO),
-    "read-only": (read_only, _EVERY),
+    "read-only": (read_only, UNDER_TEST),
     "changed-input": (
         changed_input,
         tuple(name for name in UNDER_TEST if any(name in change.of for change in CHANGES.values())),

@@ -123,9 +123,10 @@ class Process:
 
     def pause_at_moment(self, seconds: float) -> bool:
         """Wait for its moment, where it is paused; False where it ends before."""
-        assert self.moment is not None
-        if self.moment.change is None:
-            wait_until(lambda: self.look() or time.monotonic() - self.started >= self.moment.seconds, seconds)
+        moment = self.moment
+        assert moment is not None
+        if moment.change is None:
+            wait_until(lambda: self.look() or time.monotonic() - self.started >= moment.seconds, seconds)
             self.signal(signal.SIGSTOP)
         wait_until(lambda: self.look() or self.paused, seconds)
         return self.paused and self.code is None
@@ -224,7 +225,7 @@ def _become(
     """Be the script until its end, as a Python that was started for it would be."""
     os.setsid()
     atexit._clear()  # what this process is to do at its own end is not for the script
-    atexit.register(multiprocessing.util._exit_function)
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _obey_file_modes()
     for descriptor, source in enumerate([os.open(os.devnull, os.O_RDONLY), *writers]):

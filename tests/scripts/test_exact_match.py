@@ -100,5 +100,5 @@ def test_script_measures_every_k_of_a_sparse_task(tmp_path, script):
 def test_script_names_a_checkpoint_of_text(tmp_path, script):
     config = tiny.train_config(tmp_path)
     save(config)
-    with pytest.raises(UserError, match=r"step00000003 was trained on text.*scripts/length\.py"):
+    with pytest.raises(UserError, match=r"step00000003 was trained on text.*olmo-sparsity length"):
         script(tmp_path / "run")

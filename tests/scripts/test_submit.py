@@ -1,10 +1,10 @@
-"""scripts/submit.py: what it prints and refuses, and jobs under a real SLURM of one node where one can be had."""
+"""The submit command: what it prints and refuses, and jobs under a real SLURM of one node where one can be had."""
 
-import importlib
 import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from analysis.cli import submit as command
 from analysis.records.store import load_records
 from olmo_sparsity.checkpoint import TrainState, save_checkpoint
 from olmo_sparsity.util.errors import UserError
@@ -23,49 +24,32 @@ from tests.support import local_slurm, tiny
 from tests.support.corpora import c4_folder, needs_c4_sample
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "scripts"
-SMALL = ("--n-long", "20", "--n-short", "5", "--targets", "3000")
+SMALL = "--n-long 20 --n-short 5 --targets 3000"
 """What fits the documents of `tiny`."""
-
-
-def call(*command, cwd=ROOT, **environment):
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
-
-
-def submit(*arguments, cwd=ROOT, **environment):
-    return call(SCRIPTS / "submit.py", *arguments, cwd=cwd, **environment)
+INFLUENCE = "influence run --corpus corpus --out x"
+THEN = "\n# ---- then, with sbatch --dependency=afterok:<the job above>\n"
 
 
 @pytest.fixture
-def submit_here(monkeypatch, capsys):
-    """The script in this process, which saves the seconds that importing torch takes; returns what it printed."""
-    module = importlib.import_module("analysis.cli.submit")
+def submit(monkeypatch, capsys, tmp_path):
+    """The command in this process and ``tmp_path``, as on a machine without sbatch; returns what it printed."""
 
-    def run(*arguments, cwd=ROOT, path="") -> str:
+    def run(line, path="") -> str:
         with monkeypatch.context() as patch:
-            patch.chdir(cwd)
+            patch.chdir(tmp_path)
             patch.setenv("PATH", path)
-            patch.setattr(sys, "argv", ["submit.py", *map(str, arguments)])
-            module.main()
+            arguments = shlex.split(line) if isinstance(line, str) else line
+            patch.setattr(sys, "argv", ["submit.py", *arguments])
+            command.main()
         return capsys.readouterr().out
 
     return run
 
 
 @pytest.fixture
-def dry_run(submit_here):
-    """The job scripts, printed as on a machine without sbatch."""
-
-    def run(kind, *arguments, cwd=ROOT) -> str:
-        return submit_here(kind, "--dry-run", *arguments, cwd=cwd)
-
-    return run
+def dry_run(submit):
+    """The job scripts."""
+    return lambda line: submit(f"{line.partition(' ')[0]} --dry-run {line.partition(' ')[2]}")
 
 
 @pytest.fixture
@@ -75,171 +59,148 @@ def run_folder(tmp_path):
     return tmp_path
 
 
-def test_base_yaml_becomes_a_sound_job_of_many_nodes(dry_run, tmp_path):
-    options = ("--nodes", 2, "--gpus-per-node", 4, "--cpus", 6, "--time", "24:00:00", "--partition", "gpu")
-    more = ("--account", "lab", "--sbatch=--qos=high", "--sbatch=--exclusive")
-    script = dry_run("train", "configs/base.yaml", "--after", 7, *options, *more, "--", "--seed=2")
-    path = tmp_path / "train.sbatch"
-    path.write_text(script)
-    check_shell(path)
-    directives = re.findall("^#SBATCH (.*)", script, re.MULTILINE)
-    expected = [
-        "--nodes=2",
-        "--ntasks-per-node=4",
-        "--cpus-per-task=6",
-        "--gpus-per-node=4",
-        "--time=24:00:00",
-    ]
-    expected += [
-        "--partition=gpu",
-        "--account=lab",
-        "--qos=high",
-        "--exclusive",
-        "--requeue",
-        "--signal=USR1@120",
-    ]
-    expected += ["--output=runs/base/slurm-%j.out", f"--chdir={ROOT}", "--open-mode=append"]
-    assert set(expected) <= set(directives)
-    assert "configs/base.yaml --seed=2 --resume)" in script
+def directives(script: str) -> list[str]:
+    """What sbatch reads: the lines before the first command, as sbatch(1) has it."""
+    head = itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), script.split("\n"))
+    return [line.removeprefix("#SBATCH ") for line in head if line.startswith("#SBATCH")]
+
+
+def checked(script: str, folder: Path) -> str:
+    (folder / "x.sbatch").write_text(script)
+    check_shell(folder / "x.sbatch")
     assert not re.findall("@[A-Z_]+@", script)
+    return script
+
+
+def test_base_yaml_becomes_a_sound_job_of_many_nodes(dry_run, tmp_path):
+    options = "--nodes=2 --gpus-per-node=4 --time=24:00:00 --partition=gpu --account=lab"
+    more = "--after 7 --cpus 6 --sbatch=--qos=high --sbatch=--exclusive -- --seed=2"
+    script = checked(dry_run(f"train configs/base.yaml {options} {more}"), tmp_path)
+    expected = "--ntasks-per-node=4 --cpus-per-task=6 --qos=high --exclusive --requeue --signal=USR1@120"
+    expected += f" --output=runs/base/slurm-%j.out --chdir={tmp_path} --open-mode=append"
+    assert {*options.split(), *expected.split()} <= set(directives(script))
+    assert "configs/base.yaml --seed=2 --resume)" in script
 
 
 def test_a_job_needs_no_option_at_all(dry_run):
-    directives = re.findall(
-        "^#SBATCH (.*)", dry_run("train", "configs/demo.yaml", "--after", 7), re.MULTILINE
-    )
-    assert "--nodes=1" in directives
-    assert "--ntasks-per-node=1" in directives
-    assert not [line for line in directives if re.match("--(gpus|time|partition|account|mem)", line)]
+    found = directives(dry_run("train configs/demo.yaml --after 7"))
+    assert {"--nodes=1", "--ntasks-per-node=1"} <= set(found)
+    assert not [line for line in found if re.match("--(gpus|time|partition|account|mem)", line)]
 
 
 def test_c4_becomes_an_array_and_a_merge(dry_run, tmp_path):
-    text = dry_run(
-        "prepare_c4", "--out", "data/c4", "--array", "64%16", "--", "--limit-tokens", "10000000000"
-    )
-    array, merge = text.split("\n# ---- then, with sbatch --dependency=afterok:<the job above>\n")
-    for script in (array, merge):
-        path = tmp_path / "x.sbatch"
-        path.write_text(script)
-        check_shell(path)
-    assert "#SBATCH --array=1-64%16\n" in array
-    assert (
-        'c4 --out data/c4 --limit-tokens 10000000000 --workers=4 --shard="$SLURM_ARRAY_TASK_ID/64"' in array
-    )
-    assert "c4 --out data/c4 --limit-tokens 10000000000 --merge --workers=4\n" in merge
+    text = dry_run("prepare_c4 --out data/c4 --array 64%16 -- --limit-tokens 10000000000")
+    array, merge = (checked(script, tmp_path) for script in text.split(THEN))
+    assert "--array=1-64%16" in directives(array)
+    shared = "c4 --out data/c4 --limit-tokens 10000000000"
+    assert f'{shared} --workers=4 --shard="$SLURM_ARRAY_TASK_ID/64"' in array
+    assert f"{shared} --merge --workers=4\n" in merge
 
 
 def test_several_checkpoints_become_one_array_with_folders_of_their_own(dry_run, run_folder):
-    second = run_folder / "run" / "step00000009"
-    save_checkpoint(second.parent, tiny.train_config(run_folder), TrainState(9, 1), {}, {}, None)
-    checkpoints = ("run/step00000008", "run")
-    common = ("--corpus", "corpus", "--out", "records", "--array", "3%2", "--gpus-per-node", 1)
-    text = dry_run("influence", *checkpoints, *common, "--", *SMALL, "--tau", "0.5", cwd=run_folder)
-    array, _, merge = text.partition("\n# ---- then")
-    (run_folder / "x.sbatch").write_text(array)
-    check_shell(run_folder / "x.sbatch")
-    assert "#SBATCH --array=1-6%2\n" in array
+    save_checkpoint(run_folder / "run", tiny.train_config(run_folder), TrainState(9, 1), {}, {}, None)
+    options = "--corpus corpus --out records --array 3%2 --gpus-per-node 1"
+    text = dry_run(f"influence run/step00000008 run {options} -- {SMALL} --tau 0.5")
+    array, merge = (checked(script, run_folder) for script in text.split(THEN))
+    assert "--array=1-6%2" in directives(array)
     assert "checkpoints=(run/step00000008 run/step00000009)\n" in array
     assert "records=(records/run-step00000008 records/run-step00000009)\n" in array
-    assert "--corpus corpus --n-long 20 --n-short 5 --targets 3000 --tau 0.5\n" in array
+    assert f"--corpus corpus {SMALL} --tau 0.5\n" in array
     assert "merge_records records/run-step00000008 records/run-step00000009\n" in merge
-    assert "#SBATCH --gpus-per-node=1\n" in array
+    assert "--gpus-per-node=1" in directives(array)
     assert "gpus" not in merge
 
 
 def test_each_task_gets_its_checkpoint_and_shard(dry_run, run_folder):
     """The array's arithmetic, run by bash with `echo` for srun."""
-    measure = ("influence", "run", "--corpus", "corpus", "--out", "a", "--array", "3", "--", *SMALL)
-    text = dry_run(*measure, cwd=run_folder)
-    array = text.partition("\n# ---- then")[0].replace("checkpoints=(", "checkpoints=(first ")
-    array = array.replace("records=(", "records=(one ").replace("srun ", "echo srun ")
+    array = dry_run(f"influence run --corpus corpus --out a --array 3 -- {SMALL}").split(THEN)[0]
+    array = array.replace("checkpoints=(", "checkpoints=(first ").replace("records=(", "records=(one ")
     seen = []
     for task in range(1, 7):
         environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(task)}
-        done = subprocess.run(["bash", "-c", array], capture_output=True, text=True, env=environment)
+        script = array.replace("srun ", "echo srun ")
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
         seen.append(re.search(r"influence (\S+) --out (\S+) --shard (\S+)", done.stdout).groups())
     pairs = [("first", "one"), ("run/step00000008", "a")]
     assert seen == [(*pair, f"{shard}/3") for pair, shard in itertools.product(pairs, (1, 2, 3))]
 
 
+STREAM = "--corpus.path=null --corpus.stream.source=text --tokenizer.identifier=corpus/tokenizer.json"
+HELDOUT = "--evaluation.interval=2"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("line", "message"),
     [
-        (("train", "none.yaml"), "none.yaml: there is no such config file"),
-        (("train", "config.yaml", "--", "--model.d_modle=3"), "did you mean model.d_model"),
-        (
-            ("train", "config.yaml", "--nodes", 3, "--gpus-per-node", 2),
-            r"size 4 cannot be shared by 6 processes",
-        ),
-        (("train", "config.yaml", "--", "--save_folder=a b"), "save_folder 'a b': SLURM needs a path"),
-        (("influence", "none", "--corpus", "corpus", "--out", "x"), "none is neither a checkpoint nor a run"),
-        (("influence", "run", "--corpus", "none", "--out", "x"), "none is no prepared corpus"),
-        (
-            ("influence", "run", "run", "--corpus", "corpus", "--out", "x", "--", *SMALL),
-            "checkpoints of the same name",
-        ),
-        (
-            ("influence", "run", "--corpus", "corpus", "--out", "x", "--", "--shard=1/2"),
-            "--shard is decided by",
-        ),
-        (("prepare_c4", "--out", "x", "--array", "2-5"), "--array '2-5': write the number of shards"),
-        (("prepare_c4", "--out", "x", "--", "--workers=2"), "--workers is decided by submit"),
-        (("influence", "r", "--corpus", "c", "--out", "x", "--", "--overwrite"), "at every requeue"),
+        ("train none.yaml", "none.yaml: there is no such config file"),
+        ("train config.yaml -- --model.d_modle=3", "did you mean model.d_model"),
+        ("train config.yaml --nodes 3 --gpus-per-node 2", "size 4 cannot be shared by 6 processes"),
+        ("train config.yaml -- --save_folder='a b'", "save_folder 'a b': SLURM needs a path"),
+        ("train config.yaml -- --corpus.path=nowhere", "nowhere is no prepared corpus"),
+        ("train config.yaml -- --corpus.train_split=other", "no split 'other'"),
+        ("train config.yaml -- --global_train_batch_size=400", "fewer than global_train_batch_size"),
+        (f"train config.yaml -- {HELDOUT} --corpus.heldout_split=other", "no split 'other'"),
+        (f"train config.yaml -- {HELDOUT} --evaluation.paths=[no.npy]", "token file no.npy is missing"),
+        (f"train config.yaml -- {STREAM} --corpus.stream.files=[none.jsonl]", "none.jsonl is missing"),
+        ("influence none --corpus corpus --out x", "none is neither a checkpoint nor a run"),
+        ("influence run --corpus none --out x", "none is no prepared corpus"),
+        (f"influence run run --corpus corpus --out x -- {SMALL}", "checkpoints of the same name"),
+        (f"{INFLUENCE} -- --shard=1/2", "--shard is decided by submit"),
+        (f"{INFLUENCE} -- --overwrite", "at every requeue"),
+        (f"{INFLUENCE} --array 200 -- {SMALL}", "too few for 200 shards"),
+        (f"{INFLUENCE} -- {SMALL} --split other", "no split 'other'"),
+        (f"{INFLUENCE} -- --n-long 1000", "no held-out document offers a target with N = 1000"),
+        (f"{INFLUENCE} -- {SMALL} --selectors leave-one-outt", "leave-one-outt"),
+        (f"{INFLUENCE} -- {SMALL} --k 16", "k = 16 is more than the 15 far tokens"),
+        ("prepare_c4 --out x --array 2-5", "--array '2-5': write the number of shards"),
+        ("prepare_c4 --out x -- --workers=2", "--workers is decided by submit"),
+        ("prepare_c4 --out x -- --tokenizer bpe", "--shard needs a tokenizer"),
+        ("prepare_c4 --out x -- --tokenizer none.json", "none.json"),
+        ("prepare_c4 --out x -- --overwrite", "--overwrite would remove the work of other"),
+        # A line break would end the #SBATCH line, and what follows it would be a command of the job.
+        ("train config.yaml -- --run_name='\"a\\nb\"'", r"run_name 'a\nb': SLURM needs a name"),
+        ("train config.yaml -- --save_folder='\"a\\nb\"'", r"save_folder 'a\nb': SLURM needs a path"),
+        ("train 'con\nfig.yaml'", r"the name of the config file 'con\nfig': SLURM needs a name"),
+        ("influence run --corpus corpus --out 'a\nb'", r"--out 'a\nb': SLURM needs a path"),
+        ("prepare_c4 --out x --array '4\n5'", r"--array '4\n5': write the number"),
+        ("train config.yaml", "there is no sbatch on this machine"),
     ],
 )
-def test_what_would_fail_is_refused_before_it_waits_in_the_queue(submit_here, run_folder, arguments, message):
+def test_what_would_fail_is_refused_in_a_line_before_it_waits_in_the_queue(submit, run_folder, line, message):
+    if "con\nfig" in line:
+        shutil.copy(run_folder / "config.yaml", run_folder / "con\nfig.yaml")
+    if line == "train config.yaml":
+        shutil.rmtree(run_folder / "run")
     before = sorted(run_folder.rglob("*"))
     with pytest.raises(UserError, match=re.escape(message)) as error:
-        submit_here(*arguments, cwd=run_folder)
+        submit(line)
     assert "\n" not in str(error.value)
     assert sorted(run_folder.rglob("*")) == before
 
 
-STREAM = ("--corpus.path=null", "--corpus.stream.source=text", "--tokenizer.identifier=corpus/tokenizer.json")
-INFLUENCE = ("influence", "run", "--corpus", "corpus", "--out", "x")
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("line", "message"),
     [
-        (("train", "config.yaml", "--", "--corpus.path=nowhere"), "nowhere is no prepared corpus"),
-        (("train", "config.yaml", "--", "--corpus.train_split=other"), "no split 'other'"),
-        (
-            ("train", "config.yaml", "--", "--global_train_batch_size=400"),
-            "fewer than global_train_batch_size",
-        ),
-        (
-            ("train", "config.yaml", "--", "--evaluation.interval=2", "--corpus.heldout_split=other"),
-            "no split 'other'",
-        ),
-        (
-            ("train", "config.yaml", "--", "--evaluation.interval=2", "--evaluation.paths=[none.npy]"),
-            "token file none.npy is missing",
-        ),
-        (
-            ("train", "config.yaml", "--", *STREAM, "--corpus.stream.files=[none.jsonl]"),
-            "none.jsonl is missing",
-        ),
-        ((*INFLUENCE, "--array", 200, "--", *SMALL), "too few for 200 shards"),
-        ((*INFLUENCE, "--", *SMALL, "--split", "other"), "no split 'other'"),
-        ((*INFLUENCE, "--", "--n-long", "1000"), "no held-out document offers a target with N = 1000"),
-        ((*INFLUENCE, "--", *SMALL, "--selectors", "leave-one-outt"), "leave-one-outt"),
-        ((*INFLUENCE, "--", *SMALL, "--k", "16"), "k = 16 is more than the 15 far tokens"),
-        (("prepare_c4", "--out", "x", "--", "--tokenizer", "bpe"), "--shard needs a tokenizer"),
-        (("prepare_c4", "--out", "x", "--", "--tokenizer", "none.json"), "none.json"),
-        (("prepare_c4", "--out", "x", "--", "--overwrite"), "--overwrite would remove the work of other"),
+        (f"{INFLUENCE} -- --n-long 0", "argument --n-long: '0' is no whole number from 1"),
+        (f"{INFLUENCE} -- --n-longer 9", "unrecognized arguments: --n-longer 9"),
+        (f"{INFLUENCE} --after '12\n#SBATCH'", "argument --after: '12\\n#SBATCH' is no number of a job"),
+        ("prepare_c4 --out x -- --limit-tokens 0", "argument --limit-tokens: '0'"),
+        ("train config.yaml --nodes 0", "argument --nodes: '0' is no whole number"),
     ],
 )
-def test_what_the_job_itself_would_refuse_is_refused_before(submit_here, run_folder, arguments, message):
-    test_what_would_fail_is_refused_before_it_waits_in_the_queue(submit_here, run_folder, arguments, message)
+def test_bad_arguments_of_the_job_are_refused_by_its_own_parser(submit, run_folder, capsys, line, message):
+    with pytest.raises(SystemExit, match="2"):
+        submit(line)
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and message in said, said
 
 
-def test_a_truncated_token_file_is_refused_before_it_waits(submit_here, run_folder):
+def test_a_truncated_token_file_is_refused_before_it_waits(submit, run_folder):
     path = run_folder / "corpus" / "train-00000.npy"
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(UserError, match=r"train-00000.npy is truncated"):
-        submit_here("train", "config.yaml", cwd=run_folder)
+        submit("train config.yaml")
 
 
 def test_a_folder_that_holds_a_run_of_other_settings_is_refused_before_it_waits(dry_run, tmp_path):
@@ -247,179 +208,88 @@ def test_a_folder_that_holds_a_run_of_other_settings_is_refused_before_it_waits(
     tensors = {"weight": torch.zeros(1)}
     save_checkpoint(config.save_folder, config, TrainState(4, 4, finished=False), tensors, tensors, None)
     before = sorted(tmp_path.rglob("*"))
-    assert "--resume" in dry_run("train", "config.yaml", cwd=tmp_path)
+    assert "--resume" in dry_run("train config.yaml")
     with pytest.raises(UserError, match=r"seed.* 3 .* 9") as error:
-        dry_run("train", "config.yaml", "--", "--seed=9", cwd=tmp_path)
+        dry_run("train config.yaml -- --seed=9")
     assert "\n" not in str(error.value)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((*INFLUENCE, "--", "--n-long", "0"), "argument --n-long: '0' is no whole number from 1"),
-        ((*INFLUENCE, "--", "--tau", "nan"), "argument --tau: 'nan' is no finite number"),
-        ((*INFLUENCE, "--", "--n-longer", "9"), "unrecognized arguments: --n-longer 9"),
-        ((*INFLUENCE, "--after", "12,x"), "argument --after: 'x' is no number of a job"),
-        ((*INFLUENCE, "--after", ""), "argument --after: '' is no number of a job"),
-        ((*INFLUENCE, "--after", "12:13"), "argument --after: '12:13' is no number of a job"),
-        ((*INFLUENCE, "--after", "12\n#SBATCH"), "argument --after: '12\\n#SBATCH' is no number"),
-        (("prepare_c4", "--out", "x", "--", "--limit-tokens", "0"), "argument --limit-tokens: '0'"),
-        (("prepare_c4", "--out", "config.yaml"), "argument --out: config.yaml is a file"),
-        (("train", "config.yaml", "--nodes", "0"), "argument --nodes: '0' is no whole number"),
-    ],
-)
-def test_bad_arguments_of_the_job_are_refused_by_its_own_parser(
-    submit_here, run_folder, capsys, arguments, message
-):
-    before = sorted(run_folder.rglob("*"))
-    with pytest.raises(SystemExit, match="2"):
-        submit_here(*arguments, cwd=run_folder)
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1, said
-    assert message in said
-    assert sorted(run_folder.rglob("*")) == before
-
-
 @pytest.mark.parametrize("letters", ["\n#SBATCH --wrap=x", "\r", "\x1b[0m", "\x00", "\u2028", "\x85"])
 @pytest.mark.parametrize("option", ["--partition", "--account", "--time", "--mem", "--sbatch"])
-def test_a_line_break_in_an_option_of_slurm_is_refused_by_name(submit_here, run_folder, option, letters):
+def test_a_line_break_in_an_option_of_slurm_is_refused_by_name(submit, run_folder, option, letters):
     with pytest.raises(UserError, match=f"^{option}: .*a line break or another control") as error:
-        submit_here("train", "config.yaml", f"{option}=a{letters}b", cwd=run_folder)
+        submit(["train", "config.yaml", f"{option}=a{letters}b"])
     assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "line",
     [
-        (("train", "config.yaml", "--", '--run_name="a\\nb"'), r"run_name 'a\nb': SLURM needs a name"),
-        (("train", "config.yaml", "--", '--save_folder="a\\nb"'), r"save_folder 'a\nb': SLURM needs a path"),
-        (("train", "con\nfig.yaml"), r"the name of the config file 'con\nfig': SLURM needs a name"),
-        (("influence", "run", "--corpus", "corpus", "--out", "a\nb"), r"--out 'a\nb': SLURM needs a path"),
-        (("prepare_c4", "--out", "a\nb"), r"--out 'a\nb': SLURM needs a path"),
-        (("prepare_c4", "--out", "x", "--array", "4\n5"), r"--array '4\n5': write the number"),
+        "train config.yaml -- --wandb.name={}",
+        "prepare_c4 --out x -- --dataset {}",
+        f"{INFLUENCE} --after 7 -- {SMALL} --evaluate-with {{}}",
     ],
 )
-def test_a_line_break_in_a_name_or_path_is_refused_by_name(submit_here, run_folder, arguments, message):
-    shutil.copy(run_folder / "config.yaml", run_folder / "con\nfig.yaml")
-    with pytest.raises(UserError, match=re.escape(message)) as error:
-        submit_here(*arguments, cwd=run_folder)
-    assert "\n" not in str(error.value)
-
-
-def directives_that_sbatch_reads(script: str) -> list[str]:
-    """Those before the first line that is a command, as sbatch(1) has it."""
-    head = itertools.takewhile(lambda line: not line.strip() or line.startswith("#"), script.split("\n"))
-    return [line for line in head if line.startswith("#SBATCH")]
-
-
-@pytest.mark.parametrize("kind", ["train", "prepare_c4", "influence"])
-def test_a_line_break_in_a_word_of_the_command_stays_data(dry_run, run_folder, kind):
+def test_a_line_break_in_a_word_of_the_command_stays_data(dry_run, run_folder, line):
     """Neither a directive nor a command of the job: it reaches the program as it was given."""
     text = "a\n#SBATCH --wrap=x\ntouch made"
-    arguments = {
-        "train": ("config.yaml", "--", f'--wandb.name="{text}"'),
-        "prepare_c4": ("--out", "x", "--", "--dataset", text),
-        "influence": (
-            "run",
-            "--corpus",
-            "corpus",
-            "--out",
-            "x",
-            "--after",
-            7,
-            "--",
-            *SMALL,
-            "--evaluate-with",
-            text,
-        ),
-    }[kind]
-    plain = [str(each).replace(text, "plain") for each in arguments]
-    script, other = (
-        dry_run(kind, *each, cwd=run_folder).partition("\n# ----")[0] for each in (arguments, plain)
-    )
-    assert directives_that_sbatch_reads(script) == directives_that_sbatch_reads(other)
-    assert len(directives_that_sbatch_reads(script)) > 7
+    word = f'"{text}"' if "wandb" in line else text
+    script, other = (dry_run(line.format(shlex.quote(each))).split("\n# ----")[0] for each in (word, "plain"))
+    assert directives(script) == directives(other) and len(directives(script)) > 7
     (run_folder / "srun").write_text("#!/bin/bash\nprintf '%s\\0' \"$@\" >told\n")
     (run_folder / "srun").chmod(0o755)
-    names = (
-        "SLURM_JOB_ID",
-        "SLURM_JOB_NUM_NODES",
-        "SLURM_NTASKS",
-        "SLURM_ARRAY_TASK_ID",
-        "SLURM_JOB_NODELIST",
-    )
-    path = f"{run_folder}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, **dict.fromkeys(names, "1"), "PATH": path}
+    names = ("JOB_ID", "JOB_NUM_NODES", "NTASKS", "ARRAY_TASK_ID", "JOB_NODELIST")
+    environment = {**os.environ, **{f"SLURM_{name}": "1" for name in names}}
+    environment["PATH"] = f"{run_folder}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash"], input=script, cwd=run_folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     told = (run_folder / "told").read_text().split("\0")
-    assert any(word.endswith(text) or word.endswith(f'{text}"') for word in told), told
+    assert any(each.endswith((text, f'{text}"')) for each in told), told
     assert not (run_folder / "made").exists()
 
 
-def test_a_chain_of_jobs_waits_for_what_is_not_there_yet(dry_run, tmp_path, monkeypatch):
+def test_a_chain_of_jobs_waits_for_what_is_not_there_yet(dry_run, tmp_path):
     """Corpus and run are left to the jobs before; everything else is checked as ever."""
     tiny.train_config(tmp_path)
     shutil.move(tmp_path / "corpus", tmp_path / "later")
     told = "\n# ---- with sbatch --dependency=afterok:12:13_4 --kill-on-invalid-dep=yes\n"
-    train = dry_run("train", "config.yaml", "--after", "12,13_4", cwd=tmp_path)
-    assert train.endswith(told)
-    influence = ("influence", "run", "run@yarn:4", "--corpus", "corpus", "--out", "x", "--after", "12,13_4")
-    array = dry_run(*influence, "--array", 2, "--", *SMALL, cwd=tmp_path).partition("\n# ---- then")[0]
+    assert dry_run("train config.yaml --after 12,13_4").endswith(told)
+    assert told in dry_run("prepare_c4 --out corpus --after 12,13_4")
+    options = "--corpus corpus --out x --after 12,13_4 --array 2"
+    array = dry_run(f"influence run run@yarn:4 {options} -- {SMALL}").partition(THEN)[0]
     assert array.endswith(told)
     assert "checkpoints=(run run@yarn:4)\n" in array
-    assert told in dry_run("prepare_c4", "--out", "corpus", "--after", "12,13_4", cwd=tmp_path)
-    for arguments, message in {
-        (
-            "train",
-            "config.yaml",
-            "--after",
-            1,
-            "--",
-            "--evaluation.interval=2",
-            "--evaluation.paths=[no.npy]",
-        ): "no.npy",
-        ("train", "config.yaml", "--after", 1, "--nodes", 3): "cannot be shared by 3 processes",
-        ("influence", "run@yarn:0.5", "--corpus", "corpus", "--out", "x", "--after", 1): "factor 0.5",
-        ("influence", "run", "--corpus", "later", "--out", "x", "--after", 1): "no held-out document offers",
+    for line, message in {
+        f"train config.yaml --after 1 -- {HELDOUT} --evaluation.paths=[no.npy]": "no.npy",
+        "train config.yaml --after 1 --nodes 3": "cannot be shared by 3 processes",
+        "influence run@yarn:0.5 --corpus corpus --out x --after 1": "factor 0.5",
+        "influence run --corpus later --out x --after 1": "no held-out document offers",
+        "train config.yaml": "no prepared corpus",
+        "influence run --corpus later --out x": "neither a checkpoint nor a run",
     }.items():
         with pytest.raises(UserError, match=message):
-            dry_run(*arguments, cwd=tmp_path)
-    for arguments in (("train", "config.yaml"), ("influence", "run", "--corpus", "later", "--out", "x")):
-        with pytest.raises(UserError, match=r"no prepared corpus|neither a checkpoint nor a run"):
-            dry_run(*arguments, cwd=tmp_path)
+            dry_run(line)
 
 
 def test_a_run_that_goes_on_is_measured_when_it_has_ended(dry_run, run_folder):
-    measure = ("influence", "run", "run/step00000008", "--corpus", "corpus", "--out", "x")
-    now = dry_run(*measure[:2], *measure[3:], "--", *SMALL, cwd=run_folder)
+    options = "--corpus corpus --out x"
+    now = dry_run(f"influence run {options} -- {SMALL}")
     assert "checkpoints=(run/step00000008)\n" in now
-    later = dry_run(*measure, "--after", 5, "--", *SMALL, cwd=run_folder)
+    later = dry_run(f"influence run run/step00000008 {options} --after 5 -- {SMALL}")
     assert "checkpoints=(run run/step00000008)\n" in later
 
 
-def test_a_machine_without_slurm_is_one_line(run_folder):
-    shutil.rmtree(run_folder / "run")
-    done = submit("train", "config.yaml", cwd=run_folder, PATH="")
-    assert not (run_folder / "run").exists()
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: there is no sbatch on this machine")
-    assert done.stderr.count("\n") == 1, done.stderr
-
-
-def test_jobs_are_kept_where_they_were_submitted_and_the_merge_waits(submit_here, run_folder):
+def test_jobs_are_kept_where_they_were_submitted_and_the_merge_waits(submit, run_folder):
     folder = run_folder / "bin"
     folder.mkdir()
     (folder / "sbatch").write_text(f'#!/bin/bash\necho "$@" >>{folder}/told; echo 5\n')
     (folder / "sbatch").chmod(0o755)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    arguments = ("influence", "run", "--corpus", "corpus", "--out", "x", "--array", 2, "--", *SMALL)
-    printed = submit_here(*arguments, cwd=run_folder, path=path)
-    submit_here(*arguments[:-9], "--after", "3,4", "--", *SMALL, cwd=run_folder, path=path)
+    printed = submit(f"{INFLUENCE} --array 2 -- {SMALL}", path=path)
+    submit(f"{INFLUENCE} --after 3,4 -- {SMALL}", path=path)
     assert "submitted x/influence.sbatch as job 5" in printed
     assert (folder / "told").read_text().splitlines() == [
         "--parsable x/influence.sbatch",
@@ -437,11 +307,17 @@ def slurm():
     local_slurm.start()
 
 
+def call(*command, cwd=ROOT):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, *map(str, command)]
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def submitted(*arguments, cwd) -> list[str]:
     """Submit for real; the numbers of the jobs."""
-    done = submit(*arguments, cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return re.findall(r"as job (\d+)", done.stdout)
+    return re.findall(r"as job (\d+)", call(ROOT / "scripts" / "submit.py", *arguments, cwd=cwd))
 
 
 def rows(run: Path) -> list[dict]:
@@ -475,8 +351,7 @@ def test_a_job_that_is_told_to_stop_saves_requeues_and_goes_on_to_the_end(slurm,
     assert [row["step"] for row in rows(run)] == list(range(1, steps + 1))
 
     plain = ("scripts/train.py", tmp_path / "config.yaml", *length, f"--save_folder={tmp_path}/plain")
-    done = call(*plain)
-    assert done.returncode == 0, done.stderr
+    call(*plain)
     a, b = (
         load_file(tmp_path / name / f"step{steps:08d}" / "model.safetensors") for name in ("run", "plain")
     )
@@ -505,21 +380,9 @@ def test_a_job_that_fails_says_so_once_and_is_not_tried_again(slurm, tmp_path):
 def test_an_array_of_shards_is_merged_to_the_records_of_one_run(slurm, tmp_path):
     tiny.train_config(tmp_path)
     length = ("--max_duration=100", "--save_interval=100", "--optimizer.learning_rate=1e-2")
-    assert call("scripts/train.py", tmp_path / "config.yaml", *length).returncode == 0
-    measure = (
-        "--n-long",
-        "20",
-        "--n-short",
-        "5",
-        "--tau",
-        "0.3",
-        "--k",
-        "1,2",
-        "--targets",
-        "200",
-        "--device",
-        "cpu",
-    )
+    call("scripts/train.py", tmp_path / "config.yaml", *length)
+    sizes = "--n-long 20 --n-short 5 --tau 0.3 --k 1,2 --targets 200 --device cpu"
+    measure = sizes.split()
     where = ("--corpus", "corpus", "--out", "records", "--array", 3, "--cpus", 1, "--time", "30")
     numbers = submitted("influence", "run", *where, "--", *measure, cwd=tmp_path)
     assert len(numbers) == 2
@@ -527,7 +390,7 @@ def test_an_array_of_shards_is_merged_to_the_records_of_one_run(slurm, tmp_path)
     logs = "".join(path.read_text() for path in (tmp_path / "records").glob("slurm-*.out"))
     assert job["JobState"] == "COMPLETED", logs
     whole = ("scripts/influence.py", tmp_path / "run/step00000100", "--corpus", tmp_path / "corpus")
-    assert call(*whole, "--out", tmp_path / "whole", *measure).returncode == 0
+    call(*whole, "--out", tmp_path / "whole", *measure)
     a, b = load_records(tmp_path / "whole"), load_records(tmp_path / "records")
     assert len(a.over) > 10
     assert np.array_equal(a.targets.loss_long_nats, b.targets.loss_long_nats)
@@ -547,7 +410,7 @@ def test_an_array_prepares_the_corpus_of_one_run(slurm, tmp_path):
     logs = "".join(path.read_text() for path in (tmp_path / "data").glob("slurm-*.out"))
     assert job["JobState"] == "COMPLETED", logs
     whole = ("scripts/prepare_data.py", "c4", "--out", tmp_path / "whole", "--workers", 1, *dataset)
-    assert call(*whole).returncode == 0
+    call(*whole)
     names = [path.name for path in (tmp_path / "whole").iterdir() if path.name != "provenance.json"]
     assert [path for path in names if path.endswith(".npy")]
     for name in names:

@@ -1,9 +1,9 @@
 """scripts/sweep.py: cells and their names, what is refused, resuming, failures, signals, jobs under a real SLURM."""
 
-import importlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from analysis.cli import sweep as module
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.sweep.grid import Cell
 from olmo_sparsity.sweep.runner import run_cells
@@ -34,19 +35,12 @@ def looks_often(monkeypatch):
 
 
 @pytest.fixture
-def module(monkeypatch):
-    """The script, in this process."""
-    module = importlib.import_module("analysis.cli.sweep")
-    return module
-
-
-@pytest.fixture
-def sweep_here(module, monkeypatch, capsys, tmp_path):
-    """Calls the script in ``tmp_path``; returns its exit code and what it printed."""
+def sweep_here(monkeypatch, capsys, tmp_path):
+    """Calls the command in ``tmp_path``; returns its exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["sweep.py", *map(str, arguments)])
+    def run(line) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["sweep.py", *shlex.split(line)])
         code = module.main()
         return code, capsys.readouterr().out
 
@@ -72,22 +66,22 @@ def run_shell_cells(cells, jobs=1):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--time", "1:00:00"], "--time is for SLURM; add --slurm"),
-        (["--evaluate", "--samples 5"], "--evaluate: config.yaml has no task to evaluate"),
-        (["--evaluate", "--out x"], "--out is the folder of each cell"),
-        (["--evaluate", "'"], "--evaluate ': No closing quotation"),
-        (["--only", "3"], "--only 3: there are 2 cells"),
-        (["--slurm", "--gpus-per-node", "4"], "a cell is one process and takes one GPU"),
-        (["--slurm", "--out", "a b"], "--out 'a b': SLURM needs a path"),
-        (["--slurm"], "there is no sbatch on this machine"),
-        (["--", "--model.d_modle=3"], "did you mean model.d_model"),
+        ("--time 1:00:00", "--time is for SLURM; add --slurm"),
+        ("--evaluate '--samples 5'", "--evaluate: config.yaml has no task to evaluate"),
+        ("--evaluate '--out x'", "--out is the folder of each cell"),
+        ('--evaluate "\'"', "--evaluate ': No closing quotation"),
+        ("--only 3", "--only 3: there are 2 cells"),
+        ("--slurm --gpus-per-node 4", "a cell is one process and takes one GPU"),
+        ("--slurm --out 'a b'", "--out 'a b': SLURM needs a path"),
+        ("--slurm", "there is no sbatch on this machine"),
+        ("-- --model.d_modle=3", "did you mean model.d_model"),
     ],
 )
 def test_bad_arguments_are_one_line(sweep_here, tmp_path, monkeypatch, arguments, message):
     tiny.train_config(tmp_path)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=re.escape(message)) as error:
-        sweep_here("config.yaml", "--grid", "seed=1,2", "--out", "out", *arguments)
+        sweep_here(f"config.yaml --grid seed=1,2 --out out {arguments}")
     assert "\n" not in str(error.value)
     assert not list(tmp_path.glob("**/seed=*"))
 
@@ -95,7 +89,7 @@ def test_bad_arguments_are_one_line(sweep_here, tmp_path, monkeypatch, arguments
 def test_wrong_arguments_of_the_evaluation_are_found_before_the_training(sweep_here, capsys, tmp_path):
     (tmp_path / "config.yaml").write_text(TASK)
     with pytest.raises(SystemExit, match="2"):
-        sweep_here("config.yaml", "--grid", "seed=1", "--out", "out", "--evaluate", "--sample 5")
+        sweep_here("config.yaml --grid seed=1 --out out --evaluate '--sample 5'")
     assert "--sample" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -103,7 +97,7 @@ def test_wrong_arguments_of_the_evaluation_are_found_before_the_training(sweep_h
 # Running.
 
 
-def test_a_failing_cell_leaves_the_others_alone(module, capsys, tmp_path, monkeypatch):
+def test_a_failing_cell_leaves_the_others_alone(capsys, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("olmo_sparsity.data.workers.available_cores", lambda: 6)
     cells = [
@@ -149,7 +143,7 @@ def test_so_many_cells_run_at_a_time(tmp_path, jobs):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_is_passed_on_and_waited_for(module, capsys, tmp_path, monkeypatch, number):
+def test_a_signal_is_passed_on_and_waited_for(capsys, tmp_path, monkeypatch, number):
     """The first saves and ends with 85, the second dies before it listens, the third never starts."""
     saves = "trap 'sleep 0.3; echo saved; exit 85' TERM; touch listens; while :; do sleep 0.05; done"
     early = f"while [[ ! -e listens ]]; do sleep 0.02; done; kill -{int(number)} $PPID; exec sleep 60"
@@ -179,12 +173,9 @@ def test_nohup_is_respected(tmp_path):
 
 def test_a_run_that_saved_for_its_own_time_limit_goes_on_later_and_the_others_now(tmp_path):
     cells = [shell_cell(tmp_path, "limit", "exit 85"), shell_cell(tmp_path, "next", "true")]
-    assert [outcome[:2] for outcome in run_shell_cells(cells)] == [
-        ("limit", "running"),
-        ("limit", "stopped"),
-        ("next", "running"),
-        ("next", "finished"),
-    ]
+    outcomes = [outcome[:2] for outcome in run_shell_cells(cells)]
+    assert outcomes[::2] == [("limit", "running"), ("next", "running")]
+    assert outcomes[1::2] == [("limit", "stopped"), ("next", "finished")]
 
 
 def test_nothing_goes_on_when_the_sweep_itself_breaks(tmp_path):
@@ -200,7 +191,7 @@ def test_nothing_goes_on_when_the_sweep_itself_breaks(tmp_path):
     assert log.endswith("told\n") or log.count("\n") == 1  # told, or ended before it listened
 
 
-def test_a_finished_cell_tells_its_loss_and_exact_match(module, tmp_path):
+def test_a_finished_cell_tells_its_loss_and_exact_match(tmp_path):
     from olmo_sparsity.sweep.runner import Outcome
 
     cell = shell_cell(tmp_path, "seed=1")
@@ -236,8 +227,8 @@ def test_two_real_cells_are_trained_skipped_and_refused(sweep_here, tmp_path, mo
     tiny.train_config(tmp_path, max_duration=4)
     for run in (["--save_folder=plain"], ["--save_folder=out/seed=2", "--stop_at=2"]):
         train(load_config("config.yaml", ["--seed=2", *run]))
-    command = ("config.yaml", "--grid", "seed=1,2", "--out", "out", "--jobs", 2)
-    code, printed = sweep_here(*command)
+    command = "config.yaml --grid seed=1,2 --out out --jobs 2"
+    code, printed = sweep_here(command)
     assert code == 0, printed
     ours, plain = (load_file(f"{run}/step00000004/model.safetensors") for run in ("out/seed=2", "plain"))
     assert all(tensor.equal(plain[name]) for name, tensor in ours.items())
@@ -249,12 +240,12 @@ def test_two_real_cells_are_trained_skipped_and_refused(sweep_here, tmp_path, mo
     assert listed["axes"] == {"seed": [1, 2]}
     assert listed["cells"] == [{"folder": f"seed={seed}", "values": {"seed": seed}} for seed in (1, 2)]
     logs = [Path(f"out/seed={seed}/sweep.log").read_bytes() for seed in (1, 2)]
-    assert sweep_here(*command) == (0, "2 of 2 cells are finished already\n")
+    assert sweep_here(command) == (0, "2 of 2 cells are finished already\n")
     assert logs == [Path(f"out/seed={seed}/sweep.log").read_bytes() for seed in (1, 2)]
     with pytest.raises(
         UserError, match=r"already finished in out, with max_duration 4, which is 5 now"
     ) as error:
-        sweep_here(*command, "--", "--max_duration=5")
+        sweep_here(f"{command} -- --max_duration=5")
     assert "\n" not in str(error.value)
 
 
@@ -279,54 +270,31 @@ def test_a_second_sweep_on_a_folder_is_refused_and_its_list_stays(sweep_here, ot
     with pytest.raises(
         UserError, match=r"^out is in use by process \d+ on .*; wait for it or stop it"
     ) as error:
-        sweep_here("config.yaml", "--grid", "seed=7", "--out", "out")
+        sweep_here("config.yaml --grid seed=7 --out out")
     assert "\n" not in str(error.value)
     assert (tmp_path / "out" / "sweep.json").read_text() == "of the first"
     assert not (tmp_path / "out" / "seed=7").exists()
 
 
-def test_cells_of_an_array_run_while_another_process_holds_the_folder(
-    sweep_here, module, other_process, tmp_path, monkeypatch
-):
-    tiny.train_config(tmp_path)
-    asked = []
-    monkeypatch.setattr(module, "_run", lambda cells, jobs, commit: asked.extend(cells) or 0)
-    assert sweep_here("config.yaml", "--grid", "seed=7,8", "--out", "out", "--only", 2) == (0, "")
-    assert [cell.name for cell in asked] == ["seed=8"]
-
-
-def test_a_cell_whose_folder_cannot_be_made_leaves_the_others_alone(module, capsys, tmp_path):
+def test_a_folder_that_cannot_be_made_and_damaged_results_leave_the_others_alone(capsys, tmp_path):
     (tmp_path / "file").touch()
-    cells = [shell_cell(tmp_path / "file", "bad", "true"), shell_cell(tmp_path, "good", "true")]
-    assert module._run(cells, 1, "abc") == 1
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[:2] == [f"[1/2] bad: failed; {tmp_path}/file/bad: Not a directory", "[2/2] good: finished"]
-
-
-def test_damaged_results_of_a_cell_leave_the_others_alone(module, capsys, tmp_path):
     cells = [
-        shell_cell(tmp_path, "bad", f"echo '{{' >{tmp_path}/bad/exact_match.json"),
+        shell_cell(tmp_path / "file", "bad", "true"),
+        shell_cell(tmp_path, "odd", f"echo '{{' >{tmp_path}/odd/exact_match.json"),
         shell_cell(tmp_path, "good", "true"),
     ]
-    assert module._run(cells, 1, "abc") == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("[1/2] bad: finished; ") and "exact_match.json" in first
-    assert second == "[2/2] good: finished"
+    assert module._run(cells, 1, "abc") == 1
+    bad, odd, good, *_ = capsys.readouterr().out.splitlines()
+    assert bad == f"[1/3] bad: failed; {tmp_path}/file/bad: Not a directory"
+    assert odd.startswith("[2/3] odd: finished; ") and "exact_match.json" in odd
+    assert good == "[3/3] good: finished"
 
 
 def test_a_dry_run_prints_a_command_a_cell(sweep_here, tmp_path):
     (tmp_path / "config.yaml").write_text(TASK)
-    arguments = (
-        "config.yaml",
-        "--grid",
-        "seed=1,2",
-        "--out",
-        "out",
-        "--evaluate",
-        "--samples 5",
-        "--dry-run",
+    code, printed = sweep_here(
+        "config.yaml --grid seed=1,2 --out out --evaluate '--samples 5' --dry-run -- --max_duration=3"
     )
-    code, printed = sweep_here(*arguments, "--", "--max_duration=3")
     start = f"{words([sys.executable])} -P -m analysis.cli"
     assert (code, printed.splitlines()) == (
         0,
@@ -346,12 +314,9 @@ def test_a_dry_run_prints_a_command_a_cell(sweep_here, tmp_path):
 @pytest.fixture
 def job_script(sweep_here, tmp_path):
     (tmp_path / "config.yaml").write_text(TASK)
-    grid = ("--grid", "task.parameters.train_length=[5,10],[5,9]", "--grid", "seed=1")
-    options = ("--jobs", 2, "--cpus", 3, "--gpus-per-node", 1, "--time", "1:00:00", "--sbatch=--qos=high")
-    _, script = sweep_here(
-        "config.yaml", *grid, "--out", "out", "--evaluate", "--samples 5", "--slurm", "--dry-run", *options,
-        "--", "--max_duration=3",
-    )  # fmt: skip
+    grid = "--grid task.parameters.train_length=[5,10],[5,9] --grid seed=1 --evaluate '--samples 5'"
+    options = "--slurm --dry-run --jobs 2 --cpus 3 --gpus-per-node 1 --time 1:00:00 --sbatch=--qos=high"
+    _, script = sweep_here(f"config.yaml --out out {grid} {options} -- --max_duration=3")
     return script
 
 
@@ -375,13 +340,9 @@ def test_a_task_runs_its_cell_and_is_requeued_alone_where_it_saved(job_script, t
     }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
         (tmp_path / name).chmod(0o755)
-    job = {
-        "SLURM_ARRAY_TASK_ID": "5",
-        "SLURM_ARRAY_JOB_ID": "40",
-        "SLURM_JOB_ID": "40",
-        "SLURM_JOB_NODELIST": "n",
-    }
-    environment = {**os.environ, **job, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    job = {"ARRAY_TASK_ID": "5", "ARRAY_JOB_ID": "40", "JOB_ID": "40", "JOB_NODELIST": "n"}
+    environment = {**os.environ, **{f"SLURM_{name}": value for name, value in job.items()}}
+    environment["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     text = job_script.replace(words([sys.executable]), "fake-python")
     done = subprocess.run(["bash", "-c", text], env=environment, capture_output=True, text=True)
     assert done.returncode == (code if code != 85 else 0), done.stderr
@@ -396,23 +357,23 @@ def test_a_task_runs_its_cell_and_is_requeued_alone_where_it_saved(job_script, t
     assert (path.read_text() if path.exists() else "") == requeued
 
 
-def test_only_one_cell_is_checked_and_run_and_its_sweep_stays_listed(
-    sweep_here, module, tmp_path, monkeypatch
+def test_a_task_of_an_array_checks_and_runs_its_cell_beside_the_others(
+    sweep_here, other_process, tmp_path, monkeypatch
 ):
     tiny.train_config(tmp_path)
     asked = []
     monkeypatch.setattr(module, "_run", lambda cells, jobs, commit: asked.extend(cells) or 0)
-    assert sweep_here("config.yaml", "--grid", "seed=bad,8", "--out", "out", "--only", 2) == (0, "")
+    assert sweep_here("config.yaml --grid seed=bad,8 --out out --only 2") == (0, "")
     assert [cell.name for cell in asked] == ["seed=8"]
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out" / "sweep.json").exists()
 
 
 @pytest.mark.slow
 def test_an_array_trains_all_cells_and_one_that_is_told_to_stop_goes_on_alone(sweep_here, tmp_path):
     local_slurm.start()
     tiny.train_config(tmp_path, save_interval=100000, console_log_interval=1)
-    where = ("--out", "out", "--slurm", "--cpus", 1, "--time", 30, "--jobs", 1)
-    _, printed = sweep_here("config.yaml", "--grid", "max_duration=20,1000", *where)
+    where = "--out out --slurm --cpus 1 --time 30 --jobs 1"
+    _, printed = sweep_here(f"config.yaml --grid max_duration=20,1000 {where}")
     number = re.search(r"as job (\d+)", printed)[1]
     cells = {steps: tmp_path / "out" / f"max_duration={steps}" for steps in (20, 1000)}
     # The last task's own number is that of the array: requeued by it, the first one would run again.

@@ -1,10 +1,8 @@
-"""Arguments of all scripts: numbers and paths that make no sense are one line, before anything is written."""
+"""Arguments of all commands: numbers and paths that make no sense are one line, before anything is done."""
 
 from __future__ import annotations
 
-import ast
-import itertools
-import re
+import argparse
 import runpy
 import sys
 from dataclasses import dataclass, field
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from olmo_sparsity.util import arguments as types
 from olmo_sparsity.util.arguments import (
     Parser,
     add_arguments,
@@ -24,159 +23,102 @@ from olmo_sparsity.util.arguments import (
     whole_number,
     whole_numbers,
 )
-from tests.test_structure import imported
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = [
-    *(
-        path
-        for path in (ROOT / "analysis" / "cli").glob("*.py")
-        if path.stem not in ("__init__", "arguments")
-    ),
-    *(ROOT / "scripts" / f"{name}.py" for name in ("benchmark", "fault_test")),
-]
+SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
 
 NO_WHOLE = ("0", "-1", "-7", "nan", "inf", "1.5", "1e3", "", "many", str(10**30), "9" * 5000)
 BELOW_0 = tuple(text for text in NO_WHOLE if text != "0")
-NO_SEED = (*BELOW_0, str(2**63))
 NO_NUMBER = ("nan", "inf", "-inf", "1e400", "", "many", "1,2")
 NO_POSITIVE = (*NO_NUMBER, "0", "-1", "-1e-3")
-NO_LIST = ("1,,2", "0", "nan", "-4", "1e400", "", "1,", "1;2", "1,-4", f"1,{10**30}")
-NO_NUMBERS = ("0,,1", "nan", "1e400", "", "0,inf")
+REFUSED = {
+    types.whole_number: NO_WHOLE,
+    types.whole_number_or_zero: BELOW_0,
+    types.seed_number: (*BELOW_0, str(2**63)),
+    types.finite_number: NO_NUMBER,
+    types.positive_number: NO_POSITIVE,
+    types.share_of_one: (*NO_POSITIVE, "1", "2"),
+    types.whole_numbers: ("1,,2", "0", "nan", "-4", "1e400", "", "1,", "1;2", "1,-4", f"1,{10**30}"),
+    types.out_folder: ("file", "file/deeper", ""),
+}
+"""What each type of argument must refuse, beside a file called file."""
+REFUSED_BY_NAME = {
+    "several.<locals>.parse": ("0,,1", "nan", "1e400", "", "0,inf"),
+    "out_file.<locals>.parse": ("folder", "file/x.png", ""),
+    "_resamples": (*NO_WHOLE, "999"),
+    "job_numbers": ("", "x", "1,x", "1:2"),
+}
+"""The same of types that are made where they are needed; in the folder stands a folder of the file's usual name."""
 
-MEASUREMENT = {"--corpus": "c", "--out": "o"}
-BOOTSTRAP = {"--resamples": (*NO_WHOLE, "999"), "--seed": NO_SEED}
-SLURM = {"--gpus-per-node": BELOW_0, "--cpus": NO_WHOLE}
-"""Script and what it must be given, and its numeric options with values that each must refuse."""
-OPTIONS = {
-    ("benchmark", "train"): {"--rounds": NO_WHOLE, "--steps": NO_WHOLE},
-    ("benchmark", "data"): {"--rounds": NO_WHOLE},
-    ("benchmark", "synthetic"): {"--rounds": NO_WHOLE, "--steps": NO_WHOLE},
-    ("benchmark", "length"): dict.fromkeys(("--length", "--windows", "--rounds"), NO_WHOLE),
-    ("benchmark", "influence", "--out", "o"): {
-        **dict.fromkeys(("--n-long", "--n-short", "--targets", "--screened-targets", "--repeats"), NO_WHOLE),
-        **dict.fromkeys(("--lengths", "--k", "--counts"), NO_LIST),
-        "--seed": NO_SEED,
-        "--tau": NO_NUMBER,
-    },
-    ("compare", "a", "b"): BOOTSTRAP,
-    ("exact_match", "a"): {
-        **dict.fromkeys(("--samples", "--batch-tokens"), NO_WHOLE),
-        **dict.fromkeys(("--lengths", "--ks"), NO_LIST),
-        "--seed": NO_SEED,
-    },
-    ("fault_test",): {
-        **dict.fromkeys(("--injections", "--repeat", "--jobs"), NO_WHOLE),
-        "--seed": NO_SEED,
-        "--time-out": NO_POSITIVE,
-    },
-    ("figure1", "a", "--out", "o"): BOOTSTRAP,
-    ("figure2", "a"): {"--k": NO_WHOLE, **BOOTSTRAP},
-    ("figure6", "a", "--out", "o"): BOOTSTRAP,
-    ("influence", "a", "--corpus", "c", "--out", "o"): {
-        **dict.fromkeys(("--n-long", "--n-short", "--targets", "--tokens-per-batch", "--limit"), NO_WHOLE),
-        "--k": NO_LIST,
-        "--memory-limit": NO_POSITIVE,
-        "--tau": NO_NUMBER,
-        "--seed": NO_SEED,
-        "--shard": ("0/3", "4/3", "1", "", f"1/{10**30}", "1/" + "9" * 5000),
-    },
-    ("ladder", "a", "--length", "l", "--out", "o"): {"--k": NO_WHOLE, "--times": NO_WHOLE, **BOOTSTRAP},
-    ("length", "a", "--corpus", "c", "--out", "o"): {
-        "--lengths": NO_LIST, "--windows": NO_WHOLE, "--tokens-per-batch": NO_WHOLE, "--seed": NO_SEED,
-    },
-    ("longppl", "a", "--corpus", "c", "--out", "o", "--n-long", "9", "--n-short", "3"): {
-        **dict.fromkeys(("--n-long", "--n-short", "--sliding-window", "--segments", "--documents"), NO_WHOLE),
-        **dict.fromkeys(("--alpha", "--beta"), NO_NUMBER),
-        "--tokens-per-batch": NO_WHOLE,
-        "--seed": NO_SEED,
-    },
-    ("needle", "a", "--corpus", "c", "--out", "o"): {
-        **dict.fromkeys(("--lengths", "--ks"), NO_LIST),
-        **dict.fromkeys(("--samples", "--key-tokens", "--recall-length", "--recall-samples"), NO_WHOLE),
-        "--depths": (*NO_NUMBERS, "-0.5", "-0.5,1", "1.5"),
-        "--tokens-per-batch": NO_WHOLE,
-        "--seed": NO_SEED,
-    },
-    ("plot_metrics", "a"): {"--smooth": (*NO_NUMBER, "-0.1", "1")},
-    ("prepare_data", "docs", "--out", "o"): {
-        **dict.fromkeys(("--workers", "--vocab-size"), NO_WHOLE),
-        "--seed": NO_SEED,
-        "--decontaminate-min-characters": BELOW_0,
-        "--heldout-fraction": (*NO_POSITIVE, "1", "2"),
-        "--tokenizer-sample-mb": NO_POSITIVE,
-    },
-    ("prepare_data", "c4", "--out", "o"): {
-        **dict.fromkeys(("--limit-documents", "--limit-tokens", "--heldout-documents"), NO_WHOLE),
-        "--shard": ("0/3", "4/3", f"1/{10**30}"),
-    },
-    ("recall", "--out", "o"): {
-        **dict.fromkeys(("--n-long", "--n-short", "--models"), NO_WHOLE), "--seed": NO_SEED,
-    },
-    ("recall", "--out", "o", "--checkpoint", "a"): {
-        **dict.fromkeys(("--length", "--samples"), NO_WHOLE), "--ks": NO_LIST,
-    },
-    ("report", "a"): {"--examples": BELOW_0, "--k": NO_WHOLE, **BOOTSTRAP},
-    ("submit", "train", "a.yaml"): {"--nodes": NO_WHOLE, "--processes-per-node": NO_WHOLE, **SLURM},
-    ("submit", "prepare_c4", "--out", "o"): {"--array": ("0", "-1", "nan", "4%0", "", str(10**30)), **SLURM},
-    ("submit", "influence", "a", "--corpus", "c", "--out", "o"): {"--array": ("0", "1,2", str(10**30)), **SLURM},
-    ("sweep", "a.yaml", "--grid", "seed=1", "--out", "o"): {"--jobs": NO_WHOLE, "--only": NO_WHOLE, **SLURM},
-    ("train", "a.yaml"): {"--show": NO_WHOLE},
-}  # fmt: skip
-CASES = [
-    pytest.param(command, option, values, id=f"{' '.join(command[:2])} {option}")
-    for command, options in OPTIONS.items()
-    for option, values in options.items()
-]
+
+class Parsed(Exception):
+    """A command has come to reading its arguments, with this parser."""
+
+
+def parsers_of(monkeypatch, script):
+    """The parser of a script, and those of its subcommands, by what is typed before the options."""
+
+    def stop(parser, *rest, **more):
+        raise Parsed(parser)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Parser, "parse_known_args", stop)
+        patch.setattr(sys, "argv", [script.name])
+        patch.syspath_prepend(str(script.parent))
+        with pytest.raises(Parsed) as seen:
+            runpy.run_path(str(script), run_name="__main__")
+    (parser,) = seen.value.args
+    found = [parser]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found += action.choices.values()
+    return found
+
+
+def refused_by(kind):
+    """What a type of argument must refuse; nothing where the type is a command's own."""
+    return REFUSED.get(kind) or REFUSED_BY_NAME.get(getattr(kind, "__qualname__", ""), ())
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_what_makes_no_sense_is_one_line_that_names_the_option(script, monkeypatch, capsys, tmp_path):
+    parsers = parsers_of(monkeypatch, script)
+    assert all(isinstance(parser, Parser) for parser in parsers)
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("mine")
+    for parser in parsers:
+        for action in parser._actions:
+            option = (action.option_strings or [""])[-1]
+            name = option or action.metavar or action.dest
+            assert action.type not in (int, float), f"{name} takes any number"
+            for value in refused_by(action.type):
+                if value == "folder":
+                    for usual in ("compare.json", "report.html", "loss.png"):
+                        Path("folder", usual).mkdir(parents=True, exist_ok=True)
+                with pytest.raises(SystemExit, match="2"):
+                    parser.parse_args([f"{option}={value}" if option else value])
+                said = capsys.readouterr().err
+                assert said.startswith(f"error: argument {'/'.join(action.option_strings) or name}: "), said
+                assert said.endswith("; see --help\n") and said.count("\n") == 1, said
+    assert Path("file").read_text() == "mine"
+
+
+def test_the_types_are_those_that_the_commands_use(monkeypatch):
+    parsers = [parser for script in SCRIPTS for parser in parsers_of(monkeypatch, script)]
+    used = {action.type for parser in parsers for action in parser._actions}
+    assert used >= REFUSED.keys()
+    assert {getattr(kind, "__qualname__", "") for kind in used} >= REFUSED_BY_NAME.keys()
 
 
 @pytest.fixture
-def script(monkeypatch, capsys, tmp_path):
-    """Runs a script, in this process and an empty folder; returns its exit code and what it printed as an error."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    monkeypatch.chdir(tmp_path)
+def script(run_here, tmp_path, monkeypatch):
+    """Runs a script in this process; its exit code and what it printed as an error."""
 
     def run(name, *arguments) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
-        return int(end.value.code or 0), capsys.readouterr().err
+        done = run_here(f"scripts/{name}.py", *arguments)
+        return done.returncode, done.stderr
 
     return run
-
-
-@pytest.mark.parametrize(("command", "option", "values"), CASES)
-def test_a_number_that_makes_no_sense_is_one_line_that_names_the_option(
-    script, tmp_path, command, option, values
-):
-    for value in values:
-        code, said = script(*command, f"{option}={value}")
-        assert code in (1, 2), value
-        assert said.startswith("error: ") and said.count("\n") == 1, (value, said)
-        assert option in said, (value, said)
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_list_of_numeric_options_is_whole():
-    """Every option of a script whose type is a number stands above."""
-    types = {"whole_number", "whole_number_or_zero", "seed_number", "finite_number", "positive_number"}
-    types |= {"share_of_one", "whole_numbers", "several", "int", "float"}
-    tested = {(command[0], option) for command, options in OPTIONS.items() for option in options}
-    for path in COMMANDS:
-        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-        for call in calls:
-            given = {key.value for key in call.keywords if key.arg == "type"}
-            kinds = {getattr(each.func if isinstance(each, ast.Call) else each, "id", "") for each in given}
-            assert not kinds & {"int", "float"}, f"{path.name}: line {call.lineno} takes any number"
-            if kinds & types and isinstance(call.args[0], ast.Constant):
-                assert (path.stem, call.args[0].value) in tested
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.name)
-def test_every_script_has_the_parser_that_refuses_in_one_line(path):
-    assert "olmo_sparsity.util.arguments" in imported(path)
-    assert "ArgumentParser" not in path.read_text()
 
 
 @pytest.mark.parametrize(
@@ -195,10 +137,18 @@ def test_other_mistakes_are_one_line_too(script, command, message):
     assert said.startswith(f"error: {message}") and said.endswith("; see --help\n")
 
 
+@pytest.mark.parametrize("shard", ["0/3", "4/3", "1", "", f"1/{10**30}", "1/" + "9" * 5000])
+@pytest.mark.parametrize("command", [("influence", "a", "--corpus", "c"), ("prepare_data", "c4")])
+def test_shards_that_make_no_sense_are_one_line(script, command, shard, tmp_path):
+    code, said = script(*command, "--out", tmp_path / "o", f"--shard={shard}")
+    assert code in (1, 2) and said.count("\n") == 1 and "--shard" in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_overrides_of_a_config_are_no_options_of_the_script(script, tmp_path):
     """What looks like a shortened option is one of the config, and is refused there."""
     (tmp_path / "a.yaml").write_text("seed: 1\n")
-    code, said = script("train", "a.yaml", "--res=true", "--model.d_modle=3", "--dry-run")
+    code, said = script("train", tmp_path / "a.yaml", "--res=true", "--model.d_modle=3", "--dry-run")
     assert code == 1
     assert "res: unknown key" in said and "model.d_model" in said
 
@@ -264,59 +214,6 @@ def test_only_the_fields_that_are_wanted_become_arguments():
     parser = Parser()
     add_arguments(parser, Settings, only=("checkpoints", "tau_nats"))
     assert vars(parser.parse_args(["a"])) == {"checkpoints": ["a"], "tau_nats": 1.0}
-
-
-# Where results go.
-
-FOLDER_OUT = {
-    ("benchmark", "influence"), ("exact_match", "a"), ("export_hf", "a"), ("fault_test",),
-    ("figure1", "a"), ("figure2", "a"), ("figure6", "a"),
-    ("influence", "a", "--corpus", "c"), ("ladder", "a", "--length", "l"),
-    ("length", "a", "--corpus", "c"), ("longppl", "a", "--corpus", "c", "--n-long", "9", "--n-short", "3"),
-    ("needle", "a", "--corpus", "c"), ("plot_length", "a"), ("prepare_data", "docs"), ("recall",),
-    ("submit", "prepare_c4"), ("submit", "influence", "a", "--corpus", "c"),
-    ("sweep", "a.yaml", "--grid", "seed=1"),
-}  # fmt: skip
-FILE_OUT = {
-    ("compare", "a", "b"): "compare.json",
-    ("report", "a"): "report.html",
-    ("plot_metrics", "a"): "loss.png",
-}
-
-
-def test_every_script_that_writes_somewhere_is_tried_below():
-    with_out = {path.stem for path in COMMANDS if '"--out"' in path.read_text()}
-    measured = {path.stem for path in COMMANDS if "add_measurement_arguments" in path.read_text()}
-    assert with_out | measured == {command[0] for command in (*FOLDER_OUT, *FILE_OUT)}
-
-
-@pytest.mark.parametrize(("command", "out"), [
-    *itertools.product(sorted(FOLDER_OUT), ("file", "file/deeper", "")), (("merge_records",), "file"),
-])  # fmt: skip
-def test_a_file_where_a_folder_is_needed_is_refused_before_any_work(script, tmp_path, command, out):
-    (tmp_path / "file").write_text("mine")
-    code, said = script(*command, *([out] if command == ("merge_records",) else ["--out", out]))
-    assert (code, said.count("\n")) == (2, 1), said
-    assert re.match(r"error: argument (--out|OUT): (file is a file; name a folder|it is empty)", said), said
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.parametrize("command", FILE_OUT)
-def test_a_folder_that_cannot_hold_the_file_is_refused_before_any_work(script, tmp_path, command):
-    name = FILE_OUT[command]
-    (tmp_path / "out" / name).mkdir(parents=True)
-    (tmp_path / "out" / name / "kept").touch()
-    (tmp_path / "file").touch()
-    for out, said_of in {
-        "out": f"out/{name} is a folder",
-        "file/x.png": "file is a file",
-        "": "is empty",
-    }.items():
-        code, said = script(*command, "--out", out)
-        assert (code, said.count("\n")) == (2, 1), said
-        assert said.startswith("error: argument --out: ") and said_of in said
-    assert (tmp_path / "out" / name / "kept").is_file()
 
 
 def test_a_file_goes_into_a_folder_under_its_usual_name(tmp_path):

@@ -1,0 +1,451 @@
+"""The benchmarks: tiny runs of each, the plain ways they compare with, and what their numbers follow from."""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from analysis.measure.selectors import Selection
+from analysis.model.adapters import OlmoForAnalysis
+from analysis.model.load import load_for_analysis
+from analysis.model.scorer import Scorer
+from analysis.text.contexts import Contexts
+from olmo_sparsity.data import task_batches
+from olmo_sparsity.data.task_batches import TaskPositions, task_of
+from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.tasks import TASKS
+from olmo_sparsity.training.loop import train
+from olmo_sparsity.util.errors import UserError
+from tests.olmo_sparsity.data.test_prepare import some_files
+from tests.support import tiny, tiny_task
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "scripts"))  # as scripts/benchmark.py finds its modules
+
+from benchmarks import influence_cost, influence_speed, length, synthetic, tables  # noqa: E402
+from benchmarks.influence import contexts_of, load_model  # noqa: E402
+from benchmarks.plain_loop import PLAIN_SELECTORS, PlainLoop, plain_selection  # noqa: E402
+from benchmarks.settings import InfluenceSettings, LengthSettings, SyntheticSettings  # noqa: E402
+from benchmarks.timing import summarise, time_in_turn  # noqa: E402
+
+N, M = 24, 6
+FAR = N - M
+
+
+@pytest.fixture(autouse=True)
+def few_at_once(monkeypatch):
+    """Batches of 8 samples are made two at once; the benchmark's setting of DeepSpeed ends with the test."""
+    monkeypatch.setattr(task_batches, "_SAMPLES_AT_ONCE", 16)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return OlmoForAnalysis(tiny.model()).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run that learned a little to copy, and its corpus."""
+    folder = tmp_path_factory.mktemp("trained")
+    train(tiny.train_config(folder, "--max_duration=150", "--optimizer.learning_rate=1e-2"))
+    return folder
+
+
+@pytest.fixture
+def benchmark(run_here, capsys):
+    """Runs scripts/benchmark.py in this process; its JSON, after its tables were printed too."""
+
+    def run(*arguments):
+        done = run_here("scripts/benchmark.py", *arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert "torch" in result["machine"] and " ".join(map(str, arguments)) in result["command"]
+        tables.print_tables(result)
+        assert result["benchmark"] in capsys.readouterr().out
+        for row in result.get("results", {}).values():
+            assert row["rate"] > 0 and row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+        if "results" in result:
+            assert result["results"][result["baseline"]]["ratio"] == 1
+        return result
+
+    return run
+
+
+# Timing.
+
+
+def test_rounds_are_timed_in_turn_and_paired():
+    now = [0.0]
+    calls = []
+
+    def runner(name, seconds):
+        upcoming = iter(seconds)
+
+        def run():
+            calls.append(name)
+            now[0] += next(upcoming)
+
+        return run
+
+    runners = {"plain": runner("plain", [9, 8, 6, 20]), "engine": runner("engine", [9, 2, 1, 10])}
+    seconds = time_in_turn(runners, 3, warm_up=1, clock=lambda: now[0])
+    assert seconds == {"plain": [8, 6, 20], "engine": [2, 1, 10]}  # without the warm-up
+    assert sorted(calls[:2]) == sorted(calls[2:4]) == ["engine", "plain"]
+    row = summarise(seconds, baseline="plain", amount=16, unit="targets/s")["results"]["engine"]
+    assert row == {"rate": 8, "ratio": 4, "ratio_low": 2, "ratio_high": 6}
+
+
+# train and data.
+
+
+def test_everything_is_timed_on_the_same_shape(benchmark, tmp_path):
+    tiny.train_config(tmp_path)
+    found = benchmark("train", "--config", tmp_path / "config.yaml", "--rounds", 2, "--steps", 1)
+    assert (found["baseline"], found["window"]) == ("olmo", 32)
+    assert set(found["results"]) == {"olmo", "position_ids", "loop", "transformers Trainer"}
+
+
+def test_preparation_is_timed_beside_datasets_map(benchmark, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    found = benchmark("data", "--rounds", 1, "--files", *some_files(tmp_path / "text", files=2))
+    assert found["baseline"] == "datasets.map" and found["tokens"] > 1000
+    assert set(found["results"]) >= {"datasets.map", "prepare_data"}
+
+
+# length.
+
+
+@pytest.fixture
+def of_length(tmp_path):
+    tiny.train_config(tmp_path)
+    return LengthSettings(config=str(tmp_path / "config.yaml"), length=8, windows=2, rounds=1, device="cpu")
+
+
+def test_both_ways_are_the_loss_of_each_token_given_those_before_it(of_length):
+    losses = length.TokenLosses(load_model(of_length), device="cpu")
+    tokens = np.random.default_rng(0).integers(1, 50, (2, 9))
+    expected = []
+    for row in tokens.tolist():
+        with torch.no_grad():
+            logits = losses.model(torch.tensor([row]), position_ids=torch.arange(9)[None]).logits[0]
+        log_p = logits.double().log_softmax(-1)
+        expected.append([-float(log_p[place - 1, row[place]]) for place in range(1, 9)])
+    for way in (length.plain_losses, length.window_losses):
+        assert way(losses, tokens) == pytest.approx(np.array(expected), abs=1e-5)
+
+
+def test_losses_that_differ_are_not_timed(of_length, monkeypatch):
+    original = length.plain_losses
+    monkeypatch.setattr(length, "plain_losses", lambda *rest: original(*rest) + 2e-4)
+    monkeypatch.setattr(length, "time_in_turn", None)
+    with pytest.raises(UserError, match="the losses differ by 2.0e-04 nats"):
+        length.run(of_length)
+
+
+def test_loss_by_position_is_timed(benchmark, of_length):
+    found = benchmark("length", "--config", of_length.config, "--length", 12, "--windows", 2, "--rounds", 2)
+    assert (found["baseline"], found["rounds"]) == (length.PLAIN, 2)
+    assert found["largest_difference_nats"] < 1e-4
+
+
+# influence.
+
+
+def make_contexts(count=3, seed=0):
+    generator = np.random.default_rng(seed)
+    tokens = generator.integers(1, 50, (count, N))
+    return Contexts(tokens, generator.integers(1, 50, count), np.arange(count), M)
+
+
+@torch.no_grad()
+def hidden_loss(model, contexts, row, kept):
+    """The whole context with all but the kept tokens hidden by an attention mask."""
+    mask = torch.zeros(1, N, dtype=torch.long)
+    mask[0, kept] = 1
+    tokens = torch.from_numpy(contexts.tokens[row])[None]
+    logits = model(tokens, torch.arange(N)[None], attention_mask=mask).logits[0, -1].double()
+    return float(-logits.log_softmax(-1)[int(contexts.targets[row])])
+
+
+def test_the_plain_loop_computes_the_losses_of_the_scorer_and_of_masking(model):
+    contexts = make_contexts()
+    generator = np.random.default_rng(1)
+    for count in (M, 11, N):
+        kept = np.sort(generator.choice(N - 1, count - 1, replace=False))
+        kept = np.append(kept, N - 1)  # masking reads the loss at the last token
+        losses = Scorer(model).losses(contexts, kept[None])[:, 0]
+        for row in range(len(contexts)):
+            plain = PlainLoop(model, "cpu", contexts, row).loss_nats(kept.tolist())
+            assert plain == pytest.approx(losses[row], abs=2e-5)
+            assert plain == pytest.approx(hidden_loss(model, contexts, row, kept), abs=2e-5)
+
+
+@pytest.mark.parametrize("name", PLAIN_SELECTORS)
+def test_the_plain_loop_chooses_as_the_engine_does(model, name):
+    contexts = make_contexts()
+    columns, influence = plain_selection(name, model, "cpu", contexts, 5)
+    chosen = influence_speed.select(name, Scorer(model), 5, contexts)
+    np.testing.assert_array_equal(columns, chosen.columns)
+    np.testing.assert_allclose(influence, chosen.influence, atol=2e-5)
+
+
+def test_the_plain_loop_makes_one_pass_per_candidate_and_asks_for_all_logits(model):
+    seen = []
+
+    def spy(input_ids, position_ids, *, last_logits_only):
+        seen.append((*input_ids.shape, last_logits_only))
+        return model(input_ids, position_ids, last_logits_only=last_logits_only)
+
+    plain_selection("leave-one-out", spy, "cpu", make_contexts(1), 5)
+    assert seen == [(1, N, False)] + FAR * [(1, N - 1, False)]
+
+
+def test_differences_between_selections_are_told():
+    columns = np.array([[3, 1, 2], [3, 1, 2], [3, 1, 2], [3, 1, 2]])
+    influence = np.array([[3.0, 2.0, 1.0]] * 4)
+    plain = [Selection(columns, influence)]
+    same = influence_speed.compare_selections(plain, plain, 2)
+    assert same == {"same_set": 1, "same_order": 1, "largest_influence_difference_nats": 0}
+    # row 1: another order; row 2: another set; row 3: the same two, what lies behind them does not count
+    other = np.array([[3, 1, 2], [1, 3, 2], [3, 2, 1], [3, 1, 0]])
+    moved = np.array([[3.0, 2.0, 1.0], [3.0, 2.5, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 9.0]])
+    found = influence_speed.compare_selections(plain, [Selection(other, moved)], 2)
+    # row 1: token 1 has 3 instead of 2, token 3 has 2.5 instead of 3; row 2: token 2 has 2 instead of 1
+    assert found == {"same_set": 0.75, "same_order": 0.5, "largest_influence_difference_nats": 1.0}
+
+
+def test_tokens_are_counted(model):
+    contexts = make_contexts(2)
+
+    def tokens(name, **options):
+        with influence_speed.counted_tokens(model) as counts:
+            influence_speed.select(name, Scorer(model, **options), 3, contexts)
+        return sum(counts)
+
+    assert tokens("leave-one-out", share_prefixes=False) == 2 * (FAR * (N - 1) + N)
+    assert tokens("leave-one-out") < 2 * (FAR * (N - 1) + N)
+    assert tokens("leave-one-in", share_prefixes=False) == 2 * (FAR * (M + 1) + M)
+    rounds = FAR * (M + 1) + (FAR - 1) * (M + 2) + (FAR - 2) * (M + 3)
+    assert tokens("greedy", share_prefixes=False) == 2 * (rounds + M)
+    assert tokens("attention") == 2 * N
+    assert tokens("gradient") == 3 * 2 * N  # the backward pass counts as two forward passes
+
+
+def settings_of_influence(**changes):
+    values = {"out": Path("unused"), "n_long": N, "n_short": M, "parts": ("speed",)}
+    return InfluenceSettings(**{**values, **changes})
+
+
+def test_contexts_are_stretches_of_held_out_documents_or_random_tokens(trained):
+    loaded, corpus = load_for_analysis(trained / "run"), str(trained / "corpus")
+    texts = [document.tolist() for document in TokenFiles.of_split(corpus, "heldout").documents()]
+    for source in (corpus, None):
+        contexts = contexts_of(loaded, settings_of_influence(checkpoint="run", corpus=source), 5)
+        assert contexts.tokens.shape == (5, N) and contexts.n_far == FAR
+        for tokens, target in zip(contexts.tokens.tolist(), contexts.targets.tolist(), strict=True):
+            found = [*tokens, target] in [text[i : i + N + 1] for text in texts for i in range(len(text) - N)]
+            assert found == (source is not None)
+
+
+def test_a_sweep_varies_one_thing_at_a_time():
+    settings = settings_of_influence(n_long=64, n_short=8, lengths=(32, 64), ks=(1, 16), counts=(1, 4))
+    sweeps = influence_cost.cost_sweeps(settings)
+    for name, wanted in {"n_long": [32, 64], "k": [1, 16], "targets": [1, 4]}.items():
+        own = [point for point in sweeps[name] if point.selector == "greedy"]
+        assert [getattr(point, name) for point in own] == wanted
+        usual = {"n_long": 64, "n_short": 8, "k": 8, "targets": 1}
+        rest = [{key: value for key, value in vars(point).items() if key in usual} for point in own]
+        assert all({**each, name: usual[name]} == usual for each in rest)
+
+
+@pytest.mark.slow
+def test_all_parts_of_the_influence_benchmark(benchmark, trained, tmp_path):
+    sizes = ["--n-long", 48, "--n-short", M, "--targets", 2, "--screened-targets", 6, "--repeats", 2]
+    sweeps = ["--lengths", 48, "--k", 8, "--counts", 1]  # one point per selector
+    source = [trained / "run", "--corpus", trained / "corpus", "--device", "cpu"]
+    result = benchmark("influence", *source, "--out", tmp_path, *sizes, *sweeps)
+    assert json.loads((tmp_path / "influence.json").read_text()) == result
+    assert set(result["speed"]["selectors"]) == set(PLAIN_SELECTORS)
+    for timed in result["speed"]["selectors"].values():
+        assert timed["results"]["plain loop"]["ratio"] == 1
+        assert {len(seconds) for seconds in timed["seconds"].values()} == {2}
+        for exact in ("engine", "engine, prefixes not shared"):
+            assert timed["selections"][exact]["same_set"] == 1
+            assert timed["selections"][exact]["largest_influence_difference_nats"] < 1e-4
+        assert timed["selections"]["engine, bf16"]["largest_influence_difference_nats"] > 1e-4
+    screened = result["screened"]
+    assert (screened["targets"], screened["rounds"]) == (6, 2)
+    # 42 far tokens: every form fits
+    wanted = {name for exact, forms in influence_speed.SCREENS.items() for name in (exact, *forms)}
+    assert set(screened["selectors"]) == wanted
+    for exact in influence_speed.SCREENS:
+        row = screened["selectors"][exact]
+        assert row["seconds_ratio"] == {"ratio": 1, "ratio_low": 1, "ratio_high": 1}
+    by_m = [screened["selectors"][f"leave-one-out@attention:{m}"]["tokens_ratio"] for m in (8, 32)]
+    assert 0 < by_m[0] < by_m[1] < 1
+    for sweep in result["cost"]["sweeps"].values():
+        assert [point["selector"] for point in sweep] == list(influence_cost.SELECTORS)
+        assert all(point["seconds_per_target"] > 0 for point in sweep)
+    assert (tmp_path / "cost.png").read_bytes()[:4] == b"\x89PNG" and (tmp_path / "cost.pdf").exists()
+
+
+def test_screened_selectors_are_timed_with_random_weights(benchmark, tmp_path):
+    config = tiny.write_yaml(tmp_path, tmp_path / "no-corpus")
+    sizes = ["--n-long", N, "--n-short", M, "--screened-targets", 2, "--parts", "screened"]
+    options = ["--config", config, "--out", tmp_path, *sizes, "--device", "cpu", "--model.n_layers=1"]
+    result = benchmark("influence", *options)
+    assert "speed" not in result and "cost" not in result and not (tmp_path / "cost.png").exists()
+    rows = result["screened"]["selectors"]
+    assert "leave-one-out@gradient:32" not in rows  # there are 18 far tokens
+    # both read the long context once to propose; the gradient's backward pass counts too
+    share = rows["leave-one-out@attention:8"]["tokens_per_context"]
+    assert share < rows["leave-one-out@gradient:8"]["tokens_per_context"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"parts": ("spede",)}, "--parts has no 'spede'"),
+        ({"n_short": 24}, "--n-short 24"),
+        ({"parts": ("cost",), "lengths": (5, 128)}, "--n-short 6"),
+        ({"parts": ("cost",), "ks": (1, 400)}, "--k 400"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(changes, message):
+    with pytest.raises(UserError, match=message):
+        settings_of_influence(**changes)
+
+
+# synthetic.
+
+
+@torch.no_grad()
+def first_loss(config):
+    """The loss of the first batch per response token, one sample at a time, by transformers' model itself."""
+    model, task, indices = build_model(config).model, task_of(config), np.arange(8)
+    samples = task.sample("train", config.seed, indices)
+    ids = TaskPositions(config).ids(samples, split="train", seed=config.seed, indices=indices)
+    total, count = 0.0, 0
+    for row in range(8):
+        first, end = int(samples.response_start[row]), int(samples.lengths[row])
+        tokens = torch.tensor(samples.tokens[row, :end])
+        logits = model(
+            tokens[None], position_ids=torch.tensor(ids[row, :end])[None], attention_mask=torch.ones(1, end)
+        ).logits[0]
+        total += float(F.cross_entropy(logits[first - 1 : end - 1], tokens[first:], reduction="sum"))
+        count += end - first
+    return total / count
+
+
+def write_configs(folder):
+    """A config of a task, and one of another task beside it."""
+    tiny_task.write(folder).rename(folder / "scratchpad_parity-x.yaml")
+    (folder / "copy-x.yaml").write_text(
+        "base: scratchpad_parity-x.yaml\ntask: {name: copy, parameters: {num_symbols: 7}}\n"
+        "model: {vocab_size: 11, d_model: 32}\npositions: {table_size: 17}\n"
+    )
+
+
+def test_tasks_and_steps_are_timed(benchmark, tmp_path):
+    path = tmp_path / "scratchpad_parity-x.yaml"
+    write_configs(tmp_path)
+    result = benchmark("synthetic", "--config", path, "--rounds", 2, "--steps", 1)
+    assert set(result["tasks"]) == {"scratchpad_parity", "copy"} < set(TASKS)
+    for name, row in result["tasks"].items():
+        made, step = row["seconds"]["generate"], row["seconds"]["step"]
+        shares = [one / other for one, other in zip(made, step, strict=True)]
+        assert len(shares) == 2 and row["share"] == pytest.approx(statistics.median(shares))
+        assert (row["share_low"], row["share_high"]) == pytest.approx((min(shares), max(shares)))
+        assert row["steps_per_timing"] == 2, "what is made at once is made in one timing"
+        assert row["samples_per_second"] == pytest.approx(16 / statistics.median(made))
+        assert row["scheme"] == "predicted", name
+    steps = result["steps"]
+    assert steps["scheme"] == "pose", "the Trainer knows no joint loss"
+    losses = steps["losses_nats"]
+    assert losses["loop"] == pytest.approx(losses["transformers Trainer"], rel=1e-5)
+    assert len(losses["loop"]) == 3 and losses["loop"][0] != losses["loop"][1]
+    config = synthetic.plain_config(tiny_task.config(tmp_path))
+    assert losses["loop"][0] == pytest.approx(first_loss(config), rel=1e-5)
+    theirs = steps["seconds"]["transformers Trainer"]
+    for name, seconds in steps["seconds"].items():
+        ratios = [one / other for one, other in zip(theirs, seconds, strict=True)]
+        assert steps["results"][name]["ratio"] == pytest.approx(statistics.median(ratios))
+        assert steps["results"][name]["rate"] == pytest.approx(2 / statistics.median(seconds))
+
+
+def comparison(folder, **changes):
+    config = tiny_task.config(folder, **changes)
+    return synthetic.StepComparison(config, steps=1, folder=folder)
+
+
+def test_both_sides_have_the_same_optimizer_and_precision(tmp_path):
+    compared = comparison(tmp_path, optimizer={"betas": [0.8, 0.9], "eps": 1e-7})
+
+    def settings(optimizer, model):
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        kept = ("weight_decay", "betas", "eps", "fused", "amsgrad")
+        return {
+            names[id(parameter)]: [group[key] for key in kept]
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+
+    trainer = compared.trainer.trainer
+    theirs = settings(trainer.optimizer, trainer.model)
+    ours = settings(compared.engine.optimizer, compared.engine.raw_model.model)
+    assert ours == theirs and len(ours) > 20
+    assert theirs["gpt_neox.embed_in.weight"][0] == 0 and theirs["lm_head.weight"][0] == 0.1
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {synthetic.LEARNING_RATE}
+    assert trainer.args.max_grad_norm == compared.config.max_grad_norm == 1.0
+    assert trainer.args.gradient_accumulation_steps == 2 and not trainer.args.bf16
+
+
+def test_another_loss_is_found_before_anything_is_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(synthetic, "time_in_turn", None)
+    compared = comparison(tmp_path)
+    with torch.no_grad():
+        next(compared.engine.raw_model.parameters()).mul_(1.5)
+    with pytest.raises(UserError, match="the losses differ: .* in the loop, .* in the Trainer"):
+        compared.measure(rounds=1)
+
+
+def test_every_task_with_a_config_beside_the_given_one_is_timed(tmp_path):
+    write_configs(tmp_path)
+    settings = SyntheticSettings(
+        config=str(tmp_path / "scratchpad_parity-x.yaml"), overrides=("--model.n_layers=1",)
+    )
+    found = synthetic.task_configs(synthetic.load_config(settings.config), settings)
+    assert {name: own.task.name for name, own in found.items()} == {
+        "scratchpad_parity": "scratchpad_parity",
+        "copy": "copy",
+    }
+    assert (found["copy"].model.d_model, found["copy"].model.n_layers) == (32, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": {"name": "lionw"}}, r"optimizer\.name: the Trainer has AdamW; set it to adamw"),
+        ({"model": tiny_task.OLMO}, r"model\.family: the Trainer has GPT-NeoX; set it to gpt_neox"),
+        ({"device_train_microbatch_size": 3}, "3 does not divide 8; give one that does"),
+        (
+            {"model": dict.fromkeys(("attention_dropout", "residual_dropout", "embedding_dropout"), 0.1)},
+            r"model\.residual_dropout: .* set every dropout to 0",
+        ),
+        (None, r"task\.name: is missing; give a config of configs/synthetic"),
+    ],
+)
+def test_what_the_trainer_cannot_be_given_is_refused(tmp_path, changes, message):
+    if changes is None:
+        path = tiny.write_yaml(tmp_path, tmp_path / "no-corpus")
+    else:
+        path = tiny_task.write(tmp_path, **changes)
+    with pytest.raises(UserError, match=message):
+        synthetic.run(SyntheticSettings(config=str(path), rounds=1, steps=1))
