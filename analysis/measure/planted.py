@@ -1,7 +1,26 @@
-"""A model whose answer depends on known tokens, and how many of them a selector finds (METHOD 3.1, 3.2).
+"""Do selectors find the tokens that an answer depends on, where they are known?
 
-Shapes: n targets, R rows, L tokens, N long and M short context length, F far tokens, p planted ones, k selected ones,
-K values of k.
+Two sorts of models tell: one built by hand (`PlantedModel`), and a model trained on a task with planted tokens
+(docs/method.md, 3.1 and 3.2). Of a trained one the context is the prompt of a test sample, the target its label. The
+short context is the last M tokens, and only samples with all of their planted tokens before it are measured [ours]:
+then the whole planted set is among the candidates, and the short context says nothing about the label.
+
+    token recall(k)   share of the p planted columns among the first k selected; chance is k / F
+    place recall(k)   [ours] share of the planted places with a token among the first k selected
+
+A place of sparse parity is a pair (selector, bit). What is planted is the bit, but the answer depends on both of its
+tokens, so place recall counts either. In the task `planted` a place is a token, and there is no place recall.
+
+The placebo [ours] is the far context of another test sample, as long, with as many planted tokens, and *another label*;
+the target stays the true one. (With the same label it would be no placebo but a second true context.) Placebo recall is
+the recall of the placebo's own planted columns: a selector that goes by what a token does for the target has no reason
+to put them first; one that goes by how a token looks finds them as often as in the true context.
+
+Recall of a model that is always right need not reach 1: where it reads an absent bit as 0, nothing changes when a
+planted 0 is dropped or added. So recall is told by planted symbol, too: of the planted tokens 0 and of those 1.
+
+Shapes: n samples or targets, R rows, L tokens, N long and M short context length, F = N - M far tokens, p planted
+tokens of each sample, k_max selected tokens, K values of k.
 """
 
 from __future__ import annotations
@@ -20,7 +39,7 @@ from torch import Tensor
 from analysis.measure.selectors import Question, check_selector, find_selector
 from analysis.model.adapters import KeyValues
 from analysis.model.load import LoadedModel
-from analysis.model.scorer import Scorer, long_columns
+from analysis.model.scorer import Scorer
 from analysis.records.results import RECALL
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, ratio_of_sums
 from analysis.stats.exact_match import wilson
@@ -332,9 +351,7 @@ def _measure_cell(
 def likeliest_token(scorer: Scorer, contexts: Contexts, vocabulary: int) -> np.ndarray:
     """The token below ``vocabulary`` that the model finds likeliest after each long context, (n,)."""
     losses = [
-        scorer.losses(
-            replace(contexts, targets=np.full_like(contexts.targets, token)), long_columns(contexts)
-        )
+        scorer.losses(replace(contexts, targets=np.full_like(contexts.targets, token)), contexts.long_columns)
         for token in range(vocabulary)
     ]
     return np.concatenate(losses, axis=1).argmin(axis=1)

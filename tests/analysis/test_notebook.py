@@ -12,7 +12,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from analysis.measure.influence import InfluenceSettings, measure_influence
+from analysis.measure.influence import measure_influence
+from analysis.measure.settings import InfluenceSettings
 from analysis.model.load import load_for_analysis
 from analysis.notebook import influential_tokens
 from analysis.records.store import load_records

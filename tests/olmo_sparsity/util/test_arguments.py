@@ -233,7 +233,21 @@ def test_arguments_are_made_from_the_fields_of_settings(capsys):
     add_arguments(parser, Settings)
     least = settings_from(Settings, parser.parse_args(["a", "--out", "o"]))
     assert least == Settings(("a",), Path("o"))
-    given = "a b --out o --tau -1e-3 --k 4,1 --device cpu --limit 3 --bf16".split()
+    given = [
+        "a",
+        "b",
+        "--out",
+        "o",
+        "--tau",
+        "-1e-3",
+        "--k",
+        "4,1",
+        "--device",
+        "cpu",
+        "--limit",
+        "3",
+        "--bf16",
+    ]
     assert settings_from(Settings, parser.parse_args(given), not_an_argument=8) == Settings(
         ("a", "b"), Path("o"), -1e-3, (1, 4), "cpu", 3, True, 0, 8
     )
