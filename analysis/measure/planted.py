@@ -25,6 +25,7 @@ tokens of each sample, k_max selected tokens, K values of k.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,22 +39,27 @@ from torch import Tensor
 
 from analysis.measure.selectors import Question, check_selector, find_selector
 from analysis.model.adapters import KeyValues
-from analysis.model.load import LoadedModel
+from analysis.model.device import pick_device
+from analysis.model.load import LoadedModel, check_long_context, load_for_analysis
 from analysis.model.scorer import Scorer
-from analysis.records.results import RECALL
+from analysis.records.results import FORMAT, OF_HAND_BUILT, RECALL, RECALL_NAME
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, ratio_of_sums
 from analysis.stats.exact_match import wilson
 from analysis.stats.sums import Json
 from analysis.text.contexts import Contexts
-from olmo_sparsity.checkpoint import CONFIG, load_state
+from olmo_sparsity.checkpoint import CONFIG, load_state, resolve_checkpoint
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.task_batches import task_of
 from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import write_json
+from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import current_commit
 
 KS = (1, 2, 4, 8, 16)
 """How many selected tokens recall is told for."""
+HAND_PLANTED = (1, 2, 4, 8)
+"""Numbers of planted tokens of models built by hand."""
 RULES = ("sum", "all")
 """How planted tokens bear on the answer: each by itself, or only all of them together."""
 
@@ -140,11 +146,6 @@ def found_at(
     """
     found = selected[:, :, None] // tokens_per_place == planted[:, None, :] // tokens_per_place
     return np.stack([found[:, :k].any(axis=1) for k in ks], axis=1)
-
-
-def recall_at(selected: np.ndarray, planted: np.ndarray, ks: Sequence[int]) -> np.ndarray:
-    """Share of the planted tokens (n, p) among the first k selected (n, k_max), (n, K); chance is k / F."""
-    return found_at(selected, planted, ks).mean(axis=2)
 
 
 def chance_recall(k: int, n_far: int, tokens_per_place: int = 1) -> float:
@@ -448,4 +449,67 @@ def recall_record(
         },
         "cells": cells,
     }
-    return RECALL.stamped(found)
+    return found
+
+
+def measure_trained(
+    checkpoint: str | Path,
+    out: Path,
+    *,
+    length: int | None,
+    ks: tuple[int, ...] | None,
+    n_short: int,
+    samples: int,
+    selectors: tuple[str, ...],
+    seed: int,
+    device: str | None,
+) -> Path:
+    """Measure a model that was trained on a task with ``ks`` planted tokens and write `recall.json`; returns its path.
+
+    Arguments and errors are those of `checked_settings` and `planted_task`.
+    """
+    folder = resolve_checkpoint(checkpoint)
+    config, task = planted_task(folder)
+    settings = checked_settings(
+        task, length=length, planted=ks, n_short=n_short, samples=samples, selectors=selectors, seed=seed
+    )
+    place = pick_device(device)
+    loaded = load_for_analysis(folder)
+    scorer = Scorer(loaded.model.to(place), device=place)
+    check_long_context(loaded.model, settings.length, name=f"{folder} ({loaded.family})", option="--length")
+    contexts = 2 * settings.samples * len(selectors) * len(settings.planted)
+    with progress("recall", contexts, "contexts") as advance:
+        cells = measure_recall(scorer, task, settings, advance=advance)
+    RECALL.save(out / RECALL_NAME, recall_record(loaded, config, task, settings, cells))
+    return out / RECALL_NAME
+
+
+def measure_hand_built(
+    out: Path, *, n_long: int, n_short: int, models: int, selectors: tuple[str, ...], seed: int
+) -> Path:
+    """Mean recall over models built by hand, each with its own planted tokens; writes `recall.json`, returns its path.
+
+    Raises `UserError` where the far context is too short.
+    """
+    n_far = n_long - n_short
+    if not 0 < n_short < n_long - max(KS):
+        raise UserError(f"--n-long must exceed --n-short by more than {max(KS)}, the largest k")
+    rows = []
+    for rule, planted in itertools.product(RULES, HAND_PLANTED):
+        generator = np.random.default_rng([seed, planted])
+        recalls: dict[str, list[np.ndarray]] = {name: [] for name in selectors}
+        for number in range(models):
+            columns = np.sort(generator.choice(n_far, planted, replace=False))
+            scorer = Scorer(PlantedModel(columns.tolist(), n_long, rule=rule, seed=number))
+            contexts = planted_contexts(1, n_long, n_short)
+            for name in selectors:
+                chosen = find_selector(name)(Question(scorer, contexts, seed + number, max(KS)))
+                recalls[name].append(found_at(chosen.columns, columns[None], KS).mean(axis=2)[0])
+        rows += [
+            {"rule": rule, "planted": planted, "selector": name, "recall": np.mean(each, axis=0).tolist()}
+            for name, each in recalls.items()
+        ]
+    found = {"format": FORMAT, "measured": OF_HAND_BUILT, "n_long": n_long, "n_short": n_short}
+    found |= {"models": models, "ks": KS, "commit": current_commit(), "rows": rows}
+    write_json(out / RECALL_NAME, found)
+    return out / RECALL_NAME

@@ -155,7 +155,7 @@ def test_shards_of_an_older_format_are_merged_into_records_of_the_present_one(wh
     for number in (1, 3):
         make_old(MeasurementShard(number, COUNT).folder(out), 2)
     merged = load_records(merge_records(out))
-    assert merged.manifest.version == 3
+    assert merged.manifest.version == 4
     assert_same_records(whole, merged)
     merge_records(out)  # is left as it is
 
