@@ -1,39 +1,56 @@
 """The k influential tokens of a text, in a notebook: a model, its tokenizer and a text go in, a result comes out.
 
-    from analysis.notebook import influential_tokens
+    from analysis import influential_tokens
 
     influential_tokens(model, tokenizer, text)
 
-It measures as `scripts/influence.py` does (METHOD 2.1 to 2.3), on a single text and without writing anything.
+It measures as `scripts/influence.py` does, with the same engine, on a single text and without writing anything. The
+result is shown by Jupyter; `InfluentialTokens` says what else it offers.
+
+The placebo far context comes from ``placebo_text``, or from the text itself: F tokens at a uniform place at least N
+tokens before the target's long context, or behind the target [ours; the scripts take another document]. It is nearer in
+subject than another document, so net recovery comes out lower. Where the text has no room for it at every target over
+tau there is no placebo, and the result says so. Special tokens (such as a beginning-of-text token) are context where
+they stand in it, but never targets, and never a placebo's first or last text.
+
 Shapes: T tokens of the text, n targets, m of them over tau, N long and M short context length, F = N - M far tokens, k
 selected tokens.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
+from torch import enable_grad, inference_mode, nn
+from tqdm.auto import tqdm
 
-from analysis.measure.influence import TARGETS_PER_BLOCK, TARGETS_PER_ROUND, TOKENS_AFTER, selected_losses
-from analysis.measure.selectors import Question, check_selector, find_selector
+from analysis.measure.crossfit import ModelChooser
+from analysis.measure.influence import (
+    TARGETS_PER_BLOCK,
+    TARGETS_PER_ROUND,
+    InfluenceEngine,
+    build_scorer,
+    join_targets,
+)
+from analysis.measure.selectors import check_selector
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
+from analysis.model.device import TOKENS_PER_BATCH
 from analysis.model.load import adapter_of, check_long_context, vocabulary_size
-from analysis.model.memory import default_limit_bytes, tokens_that_fit
-from analysis.model.scorer import TOKENS_PER_BATCH, Scorer, long_and_short_losses
-from analysis.records.schema import FAR_CONTEXTS, Targets
+from analysis.records.schema import FAR_CONTEXTS, SelectionRow, Targets
 from analysis.report.notebook import Choices, InfluentialTokens
-from analysis.text.contexts import Contexts
-from analysis.text.kinds import classify
-from analysis.text.tokenized import Passage, Placebos, read_passage
+from analysis.text.contexts import SampledTargets
+from analysis.text.decode import TextDecoder
+from analysis.text.tokenized import Passage, Passages, Placebos, read_passage
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.streams import Stream
+
+MAX_TARGETS = 200
 
 
 def influential_tokens(
@@ -48,20 +65,16 @@ def influential_tokens(
     selectors: Sequence[str] = ("leave-one-out",),
     placebo_text: str | None = None,
     targets: Iterable[int] | None = None,
+    max_targets: int | None = MAX_TARGETS,
     seed: int = 0,
     tokens_per_batch: int | None = None,
 ) -> InfluentialTokens:
-    """Which k far tokens give a model back what the long context gives it, for every token of a text that gains.
+    """Which k far tokens give a model back what the long context gives it, for tokens of a text that gain.
 
-    Every token with N tokens before it is a target: its loss is measured given those N (L_long) and given the last M of
-    them (L_short). Where L_short - L_long > tau, each selector chooses k of the F = N - M far tokens, from the text and
-    from a placebo, and the loss given the short context and the first 1 … k of them is measured.
-
-    The placebo far context comes from ``placebo_text``, or from the text itself: F tokens at a uniform place at least N
-    tokens before the target's long context, or behind the target [ours; the scripts take another document]. It is
-    nearer in subject than another document, so net recovery comes out lower. Where the text has no room for it at every
-    target over tau there is no placebo, and the result says so. Special tokens (such as a beginning-of-text token) are
-    context where they stand in it, but never targets, and never a placebo's first or last text.
+    A target's loss is measured given the N tokens before it (L_long) and given the last M of them (L_short). Where
+    L_short - L_long > tau, each selector chooses k of the F = N - M far tokens, from the text and from a placebo, and
+    the loss given the short context and the first 1 … k of them is measured. How long that takes is told when it
+    begins; an interrupt (Ctrl-C, or the notebook's stop button) gives the result of what is finished.
 
     Args:
         model: a causal language model of transformers with rotary or learned positions, or a model of this project, on
@@ -72,10 +85,11 @@ def influential_tokens(
         n_short: M.
         k: the most tokens to choose.
         tau_nats: tau.
-        selectors: names of METHOD 2.2, or screened forms such as ``leave-one-out@gradient:32``.
+        selectors: names, or screened forms such as ``leave-one-out@gradient:32``.
         placebo_text: another text for the placebo far contexts.
-        targets: positions in the text, in tokens from 0, to measure; by default all. Nothing else depends on it.
-        seed: of the placebo's places and of the selector ``random``.
+        targets: positions in the text, in tokens from 0, to measure; by default a random sample of all.
+        max_targets: size of that sample; None measures all. Nothing else depends on it.
+        seed: of the sample, the placebo's places and the selector ``random``.
         tokens_per_batch: tokens of one forward pass; by default what fits. Results depend on it by rounding only.
 
     Raises `UserError`, one line with the remedy, where the text is too short, the model cannot be measured so, or an
@@ -84,28 +98,97 @@ def influential_tokens(
     names = _check_options(n_long, n_short, k, selectors)
     adapter = _adapter(model)
     passage, other = _read(adapter, tokenizer, text, placebo_text)
-    positions = _positions(passage, targets, n_long)
+    positions = _positions(passage, targets, max_targets, n_long, seed)
     placebos = Placebos(passage, other, n_long, n_long - n_short, seed)
     with _left_as_it_was(adapter):
         check_long_context(adapter, n_long, name=_name(model), option="n_long")
-        scorer = _scorer(adapter, n_long, tokens_per_batch)
-        measured = _measure_gaps(scorer, passage, placebos, positions, n_short)
+        scorer = build_scorer(adapter, _device(adapter), n_long, tokens_per_batch=tokens_per_batch)
+        engine = InfluenceEngine(
+            documents=Passages([passage, *([] if other is None else [other])]),
+            decoder=TextDecoder.from_transformers(tokenizer),
+            evaluator=scorer,
+            chooser=ModelChooser(scorer, seed=seed, k_max=k),
+            n_long=n_long,
+            n_short=n_short,
+            ks=range(1, k + 1),
+            selectors=names,
+        )
+        measured, whole = _measure_gains(engine, placebos.sample(positions))
         over = measured.over(tau_nats)
         has_placebo = len(over) > 0 and bool((measured.placebo_start[over] >= 0).all())
-        search = _Search(scorer, passage, placebos, has_placebo, n_short, names, k, seed)
-        choices = search.run(measured, over)
-    starts = measured.placebo_start[over] if has_placebo else []
+        far_contexts = FAR_CONTEXTS if has_placebo else FAR_CONTEXTS[:1]
+        rows = _select(engine, measured, over if whole else over[:0], far_contexts)
+    choices = _choices(rows, names, far_contexts, k)
     return InfluentialTokens(
         pieces=passage.pieces,
         targets=measured,
         choices=choices,
-        placebo_pieces=[placebos.pieces(start) for start in starts],
+        placebo_pieces=[placebos.pieces(start) for start in measured.placebo_start[over]]
+        if has_placebo
+        else [],
         placebo=placebos.describe(found=has_placebo or len(over) == 0),
         n_long=n_long,
         n_short=n_short,
         tau_nats=tau_nats,
         k=k,
     )
+
+
+def _measure_gains(engine: InfluenceEngine, sampled: SampledTargets) -> tuple[Targets, bool]:
+    """L_long and L_short of the targets; after an interrupt those of the first ones, and False."""
+    count, parts = len(sampled.position), []
+    whole = True
+    with tqdm(total=count, desc="long and short losses", unit="target") as bar:
+        try:
+            for start in range(0, count, TARGETS_PER_BLOCK):
+                rows = np.arange(start, min(start + TARGETS_PER_BLOCK, count))
+                parts.append(engine.measure_gains(sampled, rows, sampled.position[rows] - engine.n_long))
+                bar.update(len(rows))
+        except KeyboardInterrupt:
+            if not parts:
+                raise
+            whole = False
+    return join_targets(parts), whole
+
+
+def _select(
+    engine: InfluenceEngine, targets: Targets, over: np.ndarray, far_contexts: Sequence[str]
+) -> list[SelectionRow]:
+    """What selectors choose for the targets over tau; after an interrupt, for the first of them."""
+    found: list[SelectionRow] = []
+    with tqdm(total=len(over), desc="selecting tokens", unit="target") as bar:
+        try:
+            for start in range(0, len(over), TARGETS_PER_ROUND):
+                rows, began = over[start : start + TARGETS_PER_ROUND], time.monotonic()
+                found += engine.select(targets, rows, far_contexts)
+                bar.update(len(rows))
+                if start == 0 and len(over) > len(rows):
+                    seconds = (time.monotonic() - began) * (len(over) / len(rows) - 1)
+                    said = f"selecting tokens for {len(over):,} targets takes about {_duration(seconds)}"
+                    bar.write(f"{said}; an interrupt keeps what is finished", file=sys.stderr)
+        except KeyboardInterrupt:
+            bar.write(f"interrupted: {bar.n} of {len(over):,} targets are finished", file=sys.stderr)
+    return found
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _choices(
+    rows: Sequence[SelectionRow], selectors: Sequence[str], far_contexts: Sequence[str], k: int
+) -> dict[str, dict[str, Choices]]:
+    """By selector and far context, in the order of the targets; there may be none."""
+
+    def of(selector: str, far_context: str) -> Choices:
+        own = [row for row in rows if (row.selector, row.far_context) == (selector, far_context)]
+        return Choices(
+            np.array([row.selected for row in own], dtype=np.int64).reshape(-1, k),
+            np.array([row.influence for row in own], dtype=np.float64).reshape(-1, k),
+            np.array([row.loss_nats for row in own], dtype=np.float64).reshape(-1, k),
+        )
+
+    return {name: {far: of(name, far) for far in far_contexts} for name in selectors}
 
 
 def _read(
@@ -116,8 +199,13 @@ def _read(
     other = None
     if placebo_text is not None:
         other = read_passage(tokenizer, placebo_text, "placebo_text", add_special_tokens=False)
+    known = vocabulary_size(adapter)
     for each in (passage, other):
-        _check_vocabulary(adapter, each)
+        if each is not None and len(each.ids) and each.ids.max() >= known:
+            raise UserError(
+                f"the tokenizer gives token id {each.ids.max():,}, and the model has {known:,} tokens; give the "
+                "tokenizer that the model was trained with"
+            )
     return passage, other
 
 
@@ -158,18 +246,16 @@ def _adapter(model: Any) -> OlmoForAnalysis | PositionedCausalLM:
     return adapter_of(model, _name(model))
 
 
-def _check_vocabulary(adapter: OlmoForAnalysis | PositionedCausalLM, passage: Passage | None) -> None:
-    if passage is None or len(passage.ids) == 0:
-        return
-    known = vocabulary_size(adapter)
-    if passage.ids.max() >= known:
-        raise UserError(
-            f"the tokenizer gives token id {passage.ids.max():,}, and the model has {known:,} tokens; give the "
-            "tokenizer that the model was trained with"
-        )
+def _device(model: nn.Module) -> Any:
+    device = next(model.parameters()).device
+    if device.type not in TOKENS_PER_BATCH:
+        raise UserError(f"the model is on the device {device}; move it to {' or '.join(TOKENS_PER_BATCH)}")
+    return device
 
 
-def _positions(passage: Passage, asked: Iterable[int] | None, n_long: int) -> np.ndarray:
+def _positions(
+    passage: Passage, asked: Iterable[int] | None, max_targets: int | None, n_long: int, seed: int
+) -> np.ndarray:
     """Positions of the targets, ascending, (n,)."""
     plain = passage.plain
     last = int(plain[-1]) if len(plain) else 0
@@ -182,10 +268,17 @@ def _positions(passage: Passage, asked: Iterable[int] | None, n_long: int) -> np
         )
     possible = plain[plain >= n_long]
     if asked is None:
-        return possible
+        if max_targets is not None and max_targets < 1:
+            raise UserError(
+                f"max_targets = {max_targets} leaves nothing to measure; give 1 or more, or None for all"
+            )
+        if max_targets is None or len(possible) <= max_targets:
+            return possible
+        generator = np.random.default_rng([Stream.PASSAGE_TARGETS, seed])
+        return np.sort(generator.choice(possible, max_targets, replace=False))
     positions = np.unique(np.array(list(asked), dtype=np.int64))
     if len(positions) == 0:
-        raise UserError("targets is empty; name positions in the text, or leave it out to measure all")
+        raise UserError("targets is empty; name positions in the text, or leave it out to measure a sample")
     if len(refused := np.setdiff1d(positions, possible)):
         why = "is a special token" if n_long <= refused[0] <= last else "is not among them"
         raise UserError(
@@ -203,115 +296,10 @@ def _left_as_it_was(model: nn.Module) -> Iterator[None]:
     try:
         model.eval().requires_grad_(False)
         # the caller may have turned gradients off, which the selector gradient needs
-        with torch.inference_mode(False), torch.enable_grad():
+        with inference_mode(False), enable_grad():
             yield
     finally:
         for module, training in modes:
             module.training = training
         for weight in learning:
             weight.requires_grad_(True)
-
-
-def _scorer(model: nn.Module, n_long: int, tokens_per_batch: int | None) -> Scorer:
-    device = next(model.parameters()).device
-    if device.type not in TOKENS_PER_BATCH:
-        raise UserError(f"the model is on the device {device}; move it to {' or '.join(TOKENS_PER_BATCH)}")
-    fitting = tokens_per_batch or tokens_that_fit(model, device, n_long, default_limit_bytes(device))
-    return Scorer(model, device=str(device), tokens_per_batch=fitting)
-
-
-def _measure_gaps(
-    scorer: Scorer, passage: Passage, placebos: Placebos, positions: np.ndarray, n_short: int
-) -> Targets:
-    """L_long and L_short of every target, its kind, and where its placebo stands."""
-    n_long, n_far = placebos.n_long, placebos.n_far
-    losses, kinds = [], []
-    with progress("long and short losses", len(positions), "targets") as advance:
-        for at in _parts(positions, TARGETS_PER_BLOCK):
-            losses.append(long_and_short_losses(scorer, passage.contexts(at, n_long, n_short)))
-            for t in at.tolist():
-                far, short, target, after = (
-                    "".join(passage.pieces[start:end])
-                    for start, end in (
-                        (t - n_long, t - n_long + n_far),
-                        (t - n_short, t),
-                        (t, t + 1),
-                        (t + 1, t + 1 + TOKENS_AFTER),
-                    )
-                )
-                kinds.append(classify(far, short, target, after))
-            advance(len(at))
-    long, short_nats = (np.concatenate(column) for column in zip(*losses, strict=True))
-    _check_finite(long, short_nats)
-    return Targets(
-        target_id=positions - n_long,
-        document=np.zeros_like(positions),
-        position=positions,
-        token=passage.ids[positions],
-        loss_long_nats=long,
-        loss_short_nats=short_nats,
-        selecting_gain_nats=short_nats - long,
-        kind=np.array(kinds),
-        placebo_document=np.full_like(positions, placebos.other is not None),
-        placebo_start=placebos.starts(positions),
-    )
-
-
-@dataclass(frozen=True)
-class _Search:
-    """What every selector chooses, and what it is worth."""
-
-    scorer: Scorer
-    passage: Passage
-    placebos: Placebos
-    has_placebo: bool
-    n_short: int
-    selectors: list[str]
-    k: int
-    seed: int
-
-    def run(self, targets: Targets, over: np.ndarray) -> dict[str, dict[str, Choices]]:
-        """By selector and far context, for the targets over tau."""
-        far_contexts = FAR_CONTEXTS if self.has_placebo else ("true",)
-        parts: dict[tuple[str, str], list[Choices]] = {
-            (name, far): [] for name in self.selectors for far in far_contexts
-        }
-        with progress("selecting tokens", len(over), "targets") as advance:
-            for rows in _parts(over, TARGETS_PER_ROUND):
-                true = self.passage.contexts(targets.position[rows], self.placebos.n_long, self.n_short)
-                contexts = {"true": true}
-                if self.has_placebo:
-                    contexts["placebo"] = true.with_far(self.placebos.far(targets.placebo_start[rows]))
-                for (name, far), found in parts.items():
-                    found.append(self._choose(name, contexts[far]))
-                advance(len(rows))
-        return {
-            name: {far: _joined(parts[name, far], self.k) for far in far_contexts} for name in self.selectors
-        }
-
-    def _choose(self, name: str, contexts: Contexts) -> Choices:
-        chosen = find_selector(name)(Question(self.scorer, contexts, self.seed, self.k))
-        losses = selected_losses(self.scorer, contexts, chosen.columns, range(1, self.k + 1))
-        _check_finite(losses)
-        return Choices(chosen.columns, chosen.influence, losses)
-
-
-def _joined(parts: list[Choices], k: int) -> Choices:
-    """The choices for all targets, from those for a few at a time; there may be none."""
-    return Choices(
-        np.concatenate([np.empty((0, k), dtype=np.int64), *(part.selected for part in parts)]),
-        np.concatenate([np.empty((0, k)), *(part.influence for part in parts)]),
-        np.concatenate([np.empty((0, k)), *(part.loss_nats for part in parts)]),
-    )
-
-
-def _parts(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
-
-
-def _check_finite(*losses: np.ndarray) -> None:
-    if not all(np.isfinite(each).all() for each in losses):
-        raise UserError(
-            "a loss of the model is not finite (fp16 may overflow); load it in bfloat16 or float32"
-        )

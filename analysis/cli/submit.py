@@ -207,7 +207,7 @@ def _check_measurement(options: argparse.Namespace, command: Sequence[str], arra
     if _is_to_come(options.corpus, bool(options.after)):
         return
     sampled = sample_targets(
-        TokenFiles.of_split(settings.corpus, settings.split),
+        TokenFiles.of_split(options.corpus, settings.split),
         settings.targets,
         n_long=settings.n_long,
         n_short=settings.n_short,

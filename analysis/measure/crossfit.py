@@ -1,4 +1,4 @@
-"""Who selects: a model, or records of what a model selected before (cross-fitting, METHOD 2.3).
+"""Who selects: a model, or records of what a model selected before (cross-fitting, docs/method.md, 2.3).
 
 Shapes: n targets, F far tokens, k selected ones.
 """
@@ -13,8 +13,8 @@ import numpy as np
 from analysis.measure.selectors import Question, Selection, find_selector
 from analysis.measure.settings import InfluenceSettings
 from analysis.model.scorer import Scorer, long_and_short_losses
-from analysis.records.schema import MANIFEST_NAME, ROPE_SCALING, Manifest
-from analysis.records.store import load_records
+from analysis.records.schema import MANIFEST_NAME, ROPE_SCALING
+from analysis.records.store import Records, load_records
 from analysis.text.contexts import Contexts
 from olmo_sparsity.util.errors import UserError
 
@@ -48,17 +48,17 @@ class ModelChooser:
 class RecordedChooser:
     """What another measurement chose, looked up in its records."""
 
-    def __init__(self, folder: str | Path):
-        self.records = load_records(folder)
-        targets = self.records.targets
+    def __init__(self, records: Records):
+        self.records = records
+        targets = records.targets
         self._row_of_target = {target: row for row, target in enumerate(targets.target_id.tolist())}
         self._row_of_selection = {
-            target: row for row, target in enumerate(targets.target_id[self.records.over].tolist())
+            target: row for row, target in enumerate(targets.target_id[records.over].tolist())
         }
 
     def check(self, settings: InfluenceSettings, corpus_manifest_sha256: str) -> None:
         """Raise `UserError` where the records are unfinished, or of other targets or selectors than are asked for."""
-        manifest = self.records.manifest
+        folder, manifest = self.records.folder, self.records.manifest
         what = None
         if manifest.crossfit:
             what = "are cross-fitted themselves"
@@ -68,8 +68,7 @@ class RecordedChooser:
             what = "are unfinished"
         if what:
             raise UserError(
-                f"the records in {self.records.folder} {what}; select with a checkpoint, or with "
-                "finished records of one"
+                f"the records in {folder} {what}; select with a checkpoint, or with finished records of one"
             )
         wanted = {
             "corpus": (manifest.corpus_manifest_sha256, corpus_manifest_sha256),
@@ -83,13 +82,11 @@ class RecordedChooser:
         if differing := [
             f"{name} {there} (here {asked})" for name, (there, asked) in wanted.items() if there != asked
         ]:
-            raise UserError(
-                f"the records in {self.records.folder} have {', '.join(differing)}; give the same here"
-            )
+            raise UserError(f"the records in {folder} have {', '.join(differing)}; give the same here")
         absent = [name for name in settings.selectors if name not in manifest.selectors]
         if absent or max(settings.ks) > manifest.k_max:
             raise UserError(
-                f"the records in {self.records.folder} hold up to k = {manifest.k_max} of the selectors "
+                f"the records in {folder} hold up to k = {manifest.k_max} of the selectors "
                 f"{', '.join(manifest.selectors)}; ask for those with --selectors and --k"
             )
 
@@ -107,8 +104,8 @@ class RecordedChooser:
         )
 
 
-def recorded_manifest(path: str | Path) -> Manifest | None:
-    """The manifest of ``path`` where it is a records folder, else None."""
+def open_records(path: str | Path) -> Records | None:
+    """The records in ``path`` where it is a records folder, else None."""
     path = Path(path)
     is_records = (path / MANIFEST_NAME).is_file() and not (path / "config.json").is_file()
-    return Manifest.load(path) if is_records else None
+    return load_records(path) if is_records else None

@@ -1,4 +1,4 @@
-"""Loss by position: does a model predict as well at contexts longer than those it was trained on (METHOD 2.5 d)?
+"""Loss by position: does a model predict as well at contexts longer than those it was trained on?
 
 The *position* of a token is how many tokens of its own document the model reads before it, all of them: the first token
 of a window has position 0 and is not measured, for nothing predicts it. Windows have L tokens at position ids 0 … L-1
@@ -15,42 +15,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from analysis.measure.comparison import ComparisonSettings, check_models, describe, load_model_of
+from analysis.measure.measurement import Json, check_models, each_model, open_text, write_result
+from analysis.measure.settings import LengthSettings
 from analysis.model.token_losses import TokenLosses
 from analysis.records.results import LENGTH
 from analysis.stats.bootstrap import BY_DOCUMENT_AND_SEED
 from analysis.stats.length import PositionSums, summarize_length
 from analysis.text.segments import Segments, sample_segments
-from olmo_sparsity.data.tokens import MANIFEST_NAME, Verified
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, sha256_file
 from olmo_sparsity.util.progress import progress
-from olmo_sparsity.util.provenance import current_commit, library_versions
 
-SUMS_NAME = "length.parquet"
 BINS_PER_OCTAVE = 2
 OCTAVES_BELOW = 3
 """Below the smallest length the bins go down so many octaves; the positions before them are one bin."""
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LengthSettings(ComparisonSettings):
-    """What is measured on what."""
-
-    lengths: tuple[int, ...] = (128, 256, 512, 1024)
-    """Every one is an edge of bins; the largest is L."""
-    windows: int = 256
-    """Windows to sample."""
 
 
 def measure_length(settings: LengthSettings) -> Path:
@@ -58,24 +40,34 @@ def measure_length(settings: LengthSettings) -> Path:
 
     Raises `UserError` for bad input, before anything is measured.
     """
-    _check_settings(settings)
-    verified = Verified(settings.out)
-    tokens = verified.open_split(settings.corpus, settings.split)
+    lengths = settings.lengths
+    if list(lengths) != sorted(set(lengths)) or lengths[0] < 2:
+        raise UserError(f"the lengths must be ascending and at least 2, not {list(lengths)}; mend --lengths")
+    check_models(settings.checkpoints, settings.labels)
+    text = open_text(settings, settings.checkpoints[0])
     segments = sample_segments(
-        tokens, settings.windows, length=settings.lengths[-1], seed=settings.seed, option="--lengths"
+        text.tokens, settings.windows, length=lengths[-1], seed=settings.seed, option="--lengths"
     )
-    # Nobody waits for the first checkpoint to learn that the last one is refused.
-    for checkpoint in settings.checkpoints[1:]:
-        load_model_of(checkpoint, settings.corpus, settings.lengths[-1])
-    windows, edges = segments.read(tokens), position_edges(settings.lengths)
-    described, sums = zip(
-        *(_measure_one(settings, number, segments, windows, edges) for number in range(len(settings.labels))),
-        strict=True,
+    windows, edges = segments.read(text.tokens), position_edges(lengths)
+    described, loss_nats = [], []
+    for one, losses in each_model(settings, text, lengths[-1]):
+        described.append(one)
+        loss_nats.append(_sum_losses(losses, segments, windows, edges, one["label"]))
+    documents, windows_of = np.unique(segments.document, return_counts=True)
+    sums = PositionSums(edges, documents, windows_of[:, None] * np.diff(edges), np.stack(loss_nats))
+    return write_result(
+        LENGTH,
+        settings,
+        text,
+        found={"models": _models(settings, described, sums)},
+        measured={
+            "windows_measured": len(segments),
+            "documents": len(documents),
+            "documents_too_short": segments.documents_too_short,
+            "interval": BY_DOCUMENT_AND_SEED,
+        },
+        rows=sums.to_table(settings.labels),
     )
-    found = PositionSums(edges, np.unique(segments.document), _token_counts(segments, edges), np.stack(sums))
-    path = _write(settings, segments, described, found)
-    verified.save()
-    return path
 
 
 def position_edges(lengths: Sequence[int]) -> list[int]:
@@ -91,22 +83,10 @@ def position_edges(lengths: Sequence[int]) -> list[int]:
     return sorted(edges)
 
 
-def _check_settings(settings: LengthSettings) -> None:
-    lengths = settings.lengths
-    if list(lengths) != sorted(set(lengths)) or lengths[0] < 2:
-        raise UserError(f"the lengths must be ascending and at least 2, not {list(lengths)}; mend --lengths")
-    check_models(settings.checkpoints, settings.labels)
-
-
-def _measure_one(
-    settings: LengthSettings, number: int, segments: Segments, windows: np.ndarray, edges: list[int]
-) -> tuple[Json, np.ndarray]:
-    """What one checkpoint is, and the sums of its losses per document and bin, (D, B), from ``windows`` (n, L)."""
-    label = settings.labels[number]
-    loaded, scaling = load_model_of(settings.checkpoints[number], settings.corpus, settings.lengths[-1])
-    losses = TokenLosses(
-        loaded, device=settings.device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
-    )
+def _sum_losses(
+    losses: TokenLosses, segments: Segments, windows: np.ndarray, edges: list[int], label: str
+) -> np.ndarray:
+    """Sums of the losses per document and bin, (D, B), from ``windows`` (n, L)."""
     documents, document = np.unique(segments.document, return_inverse=True)
     sums = np.zeros((len(documents), len(edges) - 1))
     scored = segments.length - 1
@@ -116,18 +96,11 @@ def _measure_one(
             by_bin = np.add.reduceat(by_position, np.array(edges[:-1]) - 1, axis=1)
             np.add.at(sums, document[rows], by_bin)
             advance(len(rows))
-    return {"label": label, **describe(loaded, scaling), "device": str(losses.device)}, sums
+    return sums
 
 
-def _token_counts(segments: Segments, edges: list[int]) -> np.ndarray:
-    """Number of measured tokens of each document and bin, (D, B)."""
-    _, windows = np.unique(segments.document, return_counts=True)
-    return windows[:, None] * np.diff(edges)
-
-
-def _write(
-    settings: LengthSettings, segments: Segments, described: Sequence[Json], sums: PositionSums
-) -> Path:
+def _models(settings: LengthSettings, described: Sequence[Json], sums: PositionSums) -> list[Json]:
+    """The numbers of every model, and those of each of its checkpoints."""
     models, alone = (
         summarize_length(sums, labels, settings.lengths, resamples=settings.resamples, seed=settings.seed)
         for labels in (settings.labels, [str(number) for number in range(len(described))])
@@ -136,21 +109,4 @@ def _write(
         one["at_lengths"] = own["at_lengths"]
     for each in models:
         each["checkpoints"] = [one for one in described if one["label"] == each["label"]]
-    found = {
-        "settings": {
-            **settings.told(),
-            "lengths": list(settings.lengths),
-            "corpus_manifest_sha256": sha256_file(Path(settings.corpus) / MANIFEST_NAME),
-            "windows_measured": len(segments),
-            "documents": len(sums.document),
-            "documents_too_short": segments.documents_too_short,
-            "interval": BY_DOCUMENT_AND_SEED,
-        },
-        "models": models,
-        "provenance": {"commit": current_commit(), "versions": library_versions()},
-    }
-    folder = Path(settings.out)
-    with atomic_path(folder / SUMS_NAME) as temporary:
-        pq.write_table(sums.to_table(settings.labels), temporary, compression="zstd")
-    LENGTH.save(folder / LENGTH.name, found)
-    return folder / LENGTH.name
+    return models

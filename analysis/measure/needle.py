@@ -1,27 +1,43 @@
-"""Needles measured for models side by side: what `needle.json` and `needle.parquet` say (METHOD 2.6).
+"""Needles in held-out text: does a model find, at any depth, what it has read once?
 
-    needle.json     settings; per model and cell (k, L, depth) loss and exact match, with intervals, and the recall of
-                    the needle by influence selectors
+A *needle of k tokens* [ours] is a random key of q tokens and behind it a random value of k. It stands at some depth of
+a stretch of text of one document; the context ends with the key again, and the model is to go on with the value:
+
+    text[:p]  key  value  text[p:]  key  ->  value         (L tokens before the first one that is predicted)
+
+The tokens of a needle are drawn without replacement from those that occur in the split and not in the stretch, so that
+neither the text nor knowledge of the world helps, and the earlier key is the only match. Depth is p over the tokens of
+text: 0 puts the needle first, 1 right before the second key. The control, *absent*, has text in the needle's place.
+
+All checkpoints read the same needles in the same stretches, and a needle is the same at every length and depth.
+Teacher-forced: each value token is given the true ones before it. All of them likeliest is what a model that writes
+greedily and reads itself needs to be right, so exact match is the same for it.
+
+*Recall*: do influence selectors find the needle that a prediction needs? The target is the first value token; the short
+context is the second key, and everything before it is far. The needle's own tokens are the earlier key and its first
+value token, q + 1 far columns. The placebo [ours] is the far context of another sample, with its own needle, whose
+value is not the target: a selector that finds those tokens as often goes by how they look, not by what they do.
+
+    needle.json     settings; per model and cell (k, L, depth) loss and exact match, with intervals, and the recall
     needle.parquet  a row per (checkpoint, sample, cell)
 
-Shapes: n samples, L tokens of context, k value tokens, C checkpoints, D documents. Losses are in nats per token.
+Shapes: n samples, L tokens of context, q of the key, k of the value, C checkpoints; for the recall N tokens of context,
+F = N - q far tokens, K values of how many are selected. Losses are in nats per token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from analysis.measure.comparison import ComparisonSettings, check_models, describe, load_model_of
+from analysis.measure.measurement import Json, check_models, each_model, open_text, write_result
 from analysis.measure.planted import KS, chance_recall, found_at
 from analysis.measure.selectors import Question, check_selector, find_selector
-from analysis.model.load import LoadedModel
+from analysis.measure.settings import NeedleSettings, RecallOptions
 from analysis.model.scorer import Scorer
 from analysis.model.token_losses import TokenLosses
 from analysis.records.results import NEEDLE
@@ -35,35 +51,13 @@ from analysis.stats.bootstrap import (
     mean_over_seeds,
     ratio_of_sums,
 )
+from analysis.stats.sums import Columns, SumsBootstrap
 from analysis.text.contexts import Contexts
 from analysis.text.segments import Segments, sample_segments
-from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles, Verified
+from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, sha256_file
 from olmo_sparsity.util.progress import progress
-from olmo_sparsity.util.provenance import current_commit, library_versions
 from olmo_sparsity.util.streams import Stream
-
-ROWS_NAME = "needle.parquet"
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class NeedleSettings(ComparisonSettings):
-    """What is measured on what."""
-
-    lengths: tuple[int, ...] = (64, 128, 256, 512)
-    """L."""
-    ks: tuple[int, ...] = (1, 2, 4, 8)
-    """k."""
-    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
-    samples: int = 100
-    """n."""
-    key_tokens: int = 2
-    """q."""
-    recall: RecallOptions | None = None
-    """None: selectors are not asked for the needle."""
 
 
 def measure_needle(settings: NeedleSettings) -> Path:
@@ -71,176 +65,51 @@ def measure_needle(settings: NeedleSettings) -> Path:
 
     Raises `UserError` for bad input, before anything is measured.
     """
-    _check_settings(settings)
-    verified = Verified(settings.out)
-    tokens = verified.open_split(settings.corpus, settings.split)
+    check_models(settings.checkpoints, settings.labels)
+    if not all(0 <= depth <= 1 for depth in settings.depths):
+        raise UserError(f"--depths are from 0 (first) to 1 (last), not {list(settings.depths)}")
+    if settings.recall is not None:
+        check_recall(settings.recall, settings)
+    text = open_text(settings, settings.checkpoints[0])
     needles = draw_needles(
-        tokens,
+        text.tokens,
         settings.samples,
         lengths=settings.lengths,
         ks=settings.ks,
         key_tokens=settings.key_tokens,
         seed=settings.seed,
     )
-    # Nobody waits for the first checkpoint to learn that the last one is refused.
-    for checkpoint in settings.checkpoints[1:]:
-        load_model_of(checkpoint, settings.corpus, settings.lengths[-1] + max(settings.ks))
     cells = cells_of(settings.ks, settings.lengths, settings.depths)
-    described, losses, exact, recalls = zip(
-        *(_measure_one(settings, number, needles, cells) for number in range(len(settings.labels))),
-        strict=True,
-    )
-    found = _Measured(settings, needles, cells, np.stack(losses), np.stack(exact))
-    models = found.summarize()
+    described, values = [], []
+    for one, losses in each_model(settings, text, settings.lengths[-1] + max(settings.ks)):
+        with progress(f"needles, {one['label']}", len(cells), "cells") as advance:
+            found = []
+            for cell in cells:
+                found.append(measure_cell(losses, needles, cell))
+                advance(1)
+        recall = None
+        if settings.recall is not None:
+            recall = recall_of_needles(losses, needles, settings.recall, one["label"], settings.seed)
+        described.append({**one, "recall": recall})
+        values.append(found)
+    loss_nats, exact = np.moveaxis(np.array(values), 2, 0)
+    models = _summarize(settings, needles, cells, loss_nats, exact)
     for each in models:
-        own = [number for number, label in enumerate(settings.labels) if label == each["label"]]
-        each["checkpoints"] = [{**described[number], "recall": recalls[number]} for number in own]
-    path = _write(found, models)
-    verified.save()
-    return path
-
-
-def _check_settings(settings: NeedleSettings) -> None:
-    check_models(settings.checkpoints, settings.labels)
-    if not all(0 <= depth <= 1 for depth in settings.depths):
-        raise UserError(f"--depths are from 0 (first) to 1 (last), not {list(settings.depths)}")
-    if settings.recall is not None:
-        check_recall(settings.recall, settings.key_tokens)
-
-
-def _measure_one(
-    settings: NeedleSettings, number: int, needles: Needles, cells: Sequence[Cell]
-) -> tuple[Json, np.ndarray, np.ndarray, Json | None]:
-    """What a checkpoint is, its loss and exact match of every cell and sample, (cells, n), and selectors' recall."""
-    label = settings.labels[number]
-    length = settings.lengths[-1] + max(settings.ks)
-    loaded, scaling = load_model_of(settings.checkpoints[number], settings.corpus, length)
-    scorer = TokenLosses(
-        loaded, device=settings.device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
-    )
-    losses, exact = [], []
-    with progress(f"needles, {label}", len(cells), "cells") as advance:
-        for _, of_value, right in measure_needles(scorer, needles, cells):
-            losses.append(of_value)
-            exact.append(right)
-            advance(1)
-    recall = None
-    if settings.recall is not None:
-        recall = recall_of_needles(
-            loaded, needles, settings.recall, device=str(scorer.device), label=label, seed=settings.seed
-        )
-    return (
-        {**describe(loaded, scaling), "device": str(scorer.device)},
-        np.stack(losses),
-        np.stack(exact),
-        recall,
-    )
-
-
-@dataclass(frozen=True)
-class _Measured:
-    settings: NeedleSettings
-    needles: Needles
-    cells: Sequence[Cell]
-    loss_nats: np.ndarray
-    """(C, cells, n)."""
-    exact: np.ndarray
-    """(C, cells, n) bool."""
-
-    def summarize(self) -> list[Json]:
-        """Of each model the means of every cell that has a needle, beside those without it, over samples and seeds."""
-        settings, count = self.settings, len(self.cells)
-        labels = list(dict.fromkeys(settings.labels))
-        samples = np.ones((len(self.needles), 1))
-        flat = [
-            each.transpose(2, 0, 1).reshape(len(self.needles), -1) for each in (self.loss_nats, self.exact)
-        ]
-        columns = np.concatenate([samples, *flat], axis=1)
-        bootstrap = ClusterBootstrap(
-            columns, self.needles.segments.document, resamples=settings.resamples, seed=settings.seed
-        )
-
-        def mean(number: int, cell: int, of_exact: bool) -> Statistic:
-            seeds = [c for c, label in enumerate(settings.labels) if label == labels[number]]
-            drawn = draw_seeds(len(seeds), settings.resamples, settings.seed, number)
-            first = 1 + of_exact * len(settings.labels) * count
-            return mean_over_seeds([ratio_of_sums(first + c * count + cell, 0) for c in seeds], drawn)
-
-        place = {cell: number for number, cell in enumerate(self.cells)}
-        return [
-            {"label": label, "cells": [
-                self._of_cell(cell, bootstrap, *(
-                    mean(number, place[which], of_exact)
-                    for of_exact in (False, True)
-                    for which in (cell, Cell(cell.value_tokens, cell.length, None))
-                ))
-                for cell in self.cells if cell.depth is not None
-            ]}
-            for number, label in enumerate(labels)
-        ]  # fmt: skip
-
-    def _of_cell(
-        self,
-        cell: Cell,
-        bootstrap: ClusterBootstrap,
-        loss: Statistic,
-        absent_loss: Statistic,
-        exact: Statistic,
-        absent_exact: Statistic,
-    ) -> Json:
-        q, k = self.settings.key_tokens, cell.value_tokens
-        return {
-            "value_tokens": k,
-            "length": cell.length,
-            "depth": cell.depth,
-            "distance": cell.length - self.needles.start(cell) - q,
-            "loss_nats": bootstrap.interval(loss).as_dict(),
-            "absent_loss_nats": bootstrap.interval(absent_loss).as_dict(),
-            "gain_nats": bootstrap.interval(difference(absent_loss, loss)).as_dict(),
-            "exact": bootstrap.interval(exact).as_dict(),
-            "absent_exact": bootstrap.interval(absent_exact).as_dict(),
-        }
-
-    def to_table(self) -> pa.Table:
-        """The rows of `needle.parquet`; ``checkpoint`` counts from 0, ``depth`` is null where the needle is absent."""
-        checkpoint, cell, sample = (index.ravel() for index in np.indices(self.loss_nats.shape))
-        of_cells = {
-            name: [getattr(each, name) for each in self.cells] for name in ("value_tokens", "length", "depth")
-        }
-        return pa.table(
-            {
-                "label": pa.array(np.array(self.settings.labels, dtype=object)[checkpoint], pa.string()),
-                "checkpoint": checkpoint,
-                "document": self.needles.segments.document[sample],
-                "sample": sample,
-                "value_tokens": np.array(of_cells["value_tokens"])[cell],
-                "length": np.array(of_cells["length"])[cell],
-                "depth": pa.array(np.array(of_cells["depth"], dtype=object)[cell], pa.float64()),
-                "loss_nats": self.loss_nats.ravel(),
-                "exact": self.exact.ravel(),
-            }
-        )
-
-
-def _write(measured: _Measured, models: list[Json]) -> Path:
-    settings = measured.settings
-    found = {
-        "settings": {
-            **settings.told(),
-            "corpus_manifest_sha256": sha256_file(Path(settings.corpus) / MANIFEST_NAME),
-            "samples_measured": len(measured.needles),
-            "documents": len(np.unique(measured.needles.segments.document)),
-            "tokens_to_draw_from": measured.needles.vocabulary,
+        own = [one for one in described if one["label"] == each["label"]]
+        each["checkpoints"] = [{name: one[name] for name in one if name != "label"} for one in own]
+    return write_result(
+        NEEDLE,
+        settings,
+        text,
+        found={"models": models},
+        measured={
+            "samples_measured": len(needles),
+            "documents": len(np.unique(needles.segments.document)),
+            "tokens_to_draw_from": needles.vocabulary,
             "interval": BY_DOCUMENT_AND_SEED,
         },
-        "models": models,
-        "provenance": {"commit": current_commit(), "versions": library_versions()},
-    }
-    folder = Path(settings.out)
-    with atomic_path(folder / ROWS_NAME) as temporary:
-        pq.write_table(measured.to_table(), temporary, compression="zstd")
-    NEEDLE.save(folder / NEEDLE.name, found)
-    return folder / NEEDLE.name
+        rows=_rows(settings.labels, needles, cells, loss_nats, exact.astype(bool)),
+    )
 
 
 @dataclass(frozen=True)
@@ -333,34 +202,92 @@ def cells_of(ks: Sequence[int], lengths: Sequence[int], depths: Sequence[float])
     return [Cell(k, length, depth) for k in ks for length in lengths for depth in (*depths, None)]
 
 
-def measure_needles(
-    losses: TokenLosses, needles: Needles, cells: Sequence[Cell]
-) -> Iterator[tuple[Cell, np.ndarray, np.ndarray]]:
-    """Of each cell the mean loss of the k value tokens [nats per token], and whether all are likeliest, both (n,)."""
-    for cell in cells:
-        rows = needles.contexts(cell)
-        k = cell.value_tokens
-        loss, exact = np.empty(len(rows)), np.empty(len(rows), dtype=bool)
-        for some in losses.batches(len(rows), rows.shape[1] - 1, k):
-            of_tokens, likeliest = losses.last_losses_and_likeliest(rows[some], k)
-            loss[some] = of_tokens.mean(axis=1)
-            exact[some] = (likeliest == rows[some, -k:]).all(axis=1)
-        yield cell, loss, exact
+def measure_cell(losses: TokenLosses, needles: Needles, cell: Cell) -> tuple[np.ndarray, np.ndarray]:
+    """The mean loss of the k value tokens [nats per token], and whether all are likeliest, both (n,)."""
+    rows, k = needles.contexts(cell), cell.value_tokens
+    loss, exact = np.empty(len(rows)), np.empty(len(rows), dtype=bool)
+    for some in losses.batches(len(rows), rows.shape[1] - 1, k):
+        of_tokens, likeliest = losses.last_losses_and_likeliest(rows[some], k)
+        loss[some] = of_tokens.mean(axis=1)
+        exact[some] = (likeliest == rows[some, -k:]).all(axis=1)
+    return loss, exact
 
 
-@dataclass(frozen=True)
-class RecallOptions:
-    """Which selectors are asked, of how many needles."""
+def _summarize(
+    settings: NeedleSettings,
+    needles: Needles,
+    cells: Sequence[Cell],
+    loss_nats: np.ndarray,
+    exact: np.ndarray,
+) -> list[Json]:
+    """Of each model the means of every cell that has a needle, beside those without it, over samples and seeds.
 
-    selectors: tuple[str, ...]
-    length: int
-    """N."""
-    depth: float
-    samples: int
+    ``loss_nats`` and ``exact`` are (C, cells, n).
+    """
+    columns: Columns = {"one": np.ones(len(needles))}
+    for name, values in (("loss", loss_nats), ("exact", exact)):
+        columns |= {(name, *at): values[at] for at in np.ndindex(values.shape[:2])}
+    sums = SumsBootstrap(columns, needles.segments.document, settings.resamples, settings.seed)
+    place = {cell: number for number, cell in enumerate(cells)}
+
+    def mean(number: int, label: str, name: str, cell: Cell) -> Statistic:
+        seeds = [c for c, each in enumerate(settings.labels) if each == label]
+        drawn = draw_seeds(len(seeds), settings.resamples, settings.seed, number)
+        return mean_over_seeds([sums.statistic((name, c, place[cell]), "one") for c in seeds], drawn)
+
+    models = []
+    for number, label in enumerate(dict.fromkeys(settings.labels)):
+        found = []
+        for cell in cells:
+            if cell.depth is None:
+                continue
+            absent = Cell(cell.value_tokens, cell.length, None)
+            loss, absent_loss = (mean(number, label, "loss", each) for each in (cell, absent))
+            found.append(
+                {
+                    "value_tokens": cell.value_tokens,
+                    "length": cell.length,
+                    "depth": cell.depth,
+                    "distance": cell.length - needles.start(cell) - settings.key_tokens,
+                    "loss_nats": sums.interval(loss),
+                    "absent_loss_nats": sums.interval(absent_loss),
+                    "gain_nats": sums.interval(difference(absent_loss, loss)),
+                    "exact": sums.interval(mean(number, label, "exact", cell)),
+                    "absent_exact": sums.interval(mean(number, label, "exact", absent)),
+                }
+            )
+        models.append({"label": label, "cells": found})
+    return models
 
 
-def check_recall(options: RecallOptions, key_tokens: int) -> None:
-    """Raise `UserError` for a selector that there is not, or a placebo that nobody could give."""
+def _rows(
+    labels: Sequence[str], needles: Needles, cells: Sequence[Cell], loss_nats: np.ndarray, exact: np.ndarray
+) -> pa.Table:
+    """The rows of `needle.parquet`; ``checkpoint`` counts from 0, ``depth`` is null where the needle is absent."""
+    checkpoint, cell, sample = (index.ravel() for index in np.indices(loss_nats.shape))
+    depths = np.array([each.depth for each in cells], dtype=object)
+    return pa.table(
+        {
+            "label": pa.array(np.array(labels, dtype=object)[checkpoint], pa.string()),
+            "checkpoint": checkpoint,
+            "document": needles.segments.document[sample],
+            "sample": sample,
+            "value_tokens": np.array([each.value_tokens for each in cells])[cell],
+            "length": np.array([each.length for each in cells])[cell],
+            "depth": pa.array(depths[cell], pa.float64()),
+            "loss_nats": loss_nats.ravel(),
+            "exact": exact.ravel(),
+        }
+    )
+
+
+def check_recall(options: RecallOptions, settings: NeedleSettings) -> None:
+    """Raise `UserError` for a selector that there is not, a context that is too long or short, or no placebo."""
+    key_tokens = settings.key_tokens
+    if options.length > settings.lengths[-1]:
+        raise UserError(
+            f"--recall-length {options.length} is beyond the largest of --lengths; lower it, or raise those"
+        )
     if options.samples < 2:
         raise UserError("--recall-samples must be 2 or more: the placebo is another sample")
     if options.length < 2 * key_tokens + 2:
@@ -383,12 +310,12 @@ def needle_contexts(needles: Needles, options: RecallOptions) -> tuple[Contexts,
 
 
 def recall_of_needles(
-    loaded: LoadedModel, needles: Needles, options: RecallOptions, *, device: str, label: str, seed: int
+    losses: TokenLosses, needles: Needles, options: RecallOptions, label: str, seed: int
 ) -> Json:
     """Recall of the needle's q + 1 tokens by selector and k, true and placebo, with intervals over documents."""
     contexts, placebos, columns = needle_contexts(needles, options)
-    loaded.check_context(options.length)
-    scorer = Scorer(loaded.model.to(device), device=device)
+    losses.loaded.check_context(options.length)
+    scorer = Scorer(losses.model, device=losses.device)
     planted = np.tile(columns, (len(contexts), 1))
     ks = [k for k in KS if k <= contexts.n_far]
     document = needles.segments.document[: len(contexts)]

@@ -1,11 +1,31 @@
-"""A model whose answer depends on known tokens, and how many of them a selector finds (METHOD 3.1, 3.2).
+"""Do selectors find the tokens that an answer depends on, where they are known?
 
-Shapes: n targets, R rows, L tokens, N long and M short context length, F far tokens, p planted ones, k selected ones,
-K values of k.
+Two sorts of models tell: one built by hand (`PlantedModel`), and a model trained on a task with planted tokens
+(docs/method.md, 3.1 and 3.2). Of a trained one the context is the prompt of a test sample, the target its label. The
+short context is the last M tokens, and only samples with all of their planted tokens before it are measured [ours]:
+then the whole planted set is among the candidates, and the short context says nothing about the label.
+
+    token recall(k)   share of the p planted columns among the first k selected; chance is k / F
+    place recall(k)   [ours] share of the planted places with a token among the first k selected
+
+A place of sparse parity is a pair (selector, bit). What is planted is the bit, but the answer depends on both of its
+tokens, so place recall counts either. In the task `planted` a place is a token, and there is no place recall.
+
+The placebo [ours] is the far context of another test sample, as long, with as many planted tokens, and *another label*;
+the target stays the true one. (With the same label it would be no placebo but a second true context.) Placebo recall is
+the recall of the placebo's own planted columns: a selector that goes by what a token does for the target has no reason
+to put them first; one that goes by how a token looks finds them as often as in the true context.
+
+Recall of a model that is always right need not reach 1: where it reads an absent bit as 0, nothing changes when a
+planted 0 is dropped or added. So recall is told by planted symbol, too: of the planted tokens 0 and of those 1.
+
+Shapes: n samples or targets, R rows, L tokens, N long and M short context length, F = N - M far tokens, p planted
+tokens of each sample, k_max selected tokens, K values of k.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,23 +39,28 @@ from torch import Tensor
 
 from analysis.measure.selectors import Question, check_selector, find_selector
 from analysis.model.adapters import KeyValues
-from analysis.model.load import LoadedModel
-from analysis.model.scorer import Scorer, long_columns
-from analysis.records.results import RECALL
+from analysis.model.device import pick_device
+from analysis.model.load import LoadedModel, check_long_context, load_for_analysis
+from analysis.model.scorer import Scorer
+from analysis.records.results import FORMAT, OF_HAND_BUILT, RECALL, RECALL_NAME
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, ratio_of_sums
 from analysis.stats.exact_match import wilson
 from analysis.stats.recovery import Json
 from analysis.text.contexts import Contexts
-from olmo_sparsity.checkpoint import CONFIG, load_state
+from olmo_sparsity.checkpoint import CONFIG, load_state, resolve_checkpoint
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.task_batches import task_of
 from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import write_json
+from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import current_commit
 from olmo_sparsity.util.streams import Stream
 
 KS = (1, 2, 4, 8, 16)
 """How many selected tokens recall is told for."""
+HAND_PLANTED = (1, 2, 4, 8)
+"""Numbers of planted tokens of models built by hand."""
 RULES = ("sum", "all")
 """How planted tokens bear on the answer: each by itself, or only all of them together."""
 
@@ -122,11 +147,6 @@ def found_at(
     """
     found = selected[:, :, None] // tokens_per_place == planted[:, None, :] // tokens_per_place
     return np.stack([found[:, :k].any(axis=1) for k in ks], axis=1)
-
-
-def recall_at(selected: np.ndarray, planted: np.ndarray, ks: Sequence[int]) -> np.ndarray:
-    """Share of the planted tokens (n, p) among the first k selected (n, k_max), (n, K); chance is k / F."""
-    return found_at(selected, planted, ks).mean(axis=2)
 
 
 def chance_recall(k: int, n_far: int, tokens_per_place: int = 1) -> float:
@@ -332,9 +352,7 @@ def _measure_cell(
 def likeliest_token(scorer: Scorer, contexts: Contexts, vocabulary: int) -> np.ndarray:
     """The token below ``vocabulary`` that the model finds likeliest after each long context, (n,)."""
     losses = [
-        scorer.losses(
-            replace(contexts, targets=np.full_like(contexts.targets, token)), long_columns(contexts)
-        )
+        scorer.losses(replace(contexts, targets=np.full_like(contexts.targets, token)), contexts.long_columns)
         for token in range(vocabulary)
     ]
     return np.concatenate(losses, axis=1).argmin(axis=1)
@@ -431,4 +449,67 @@ def recall_record(
         },
         "cells": cells,
     }
-    return RECALL.stamped(found)
+    return found
+
+
+def measure_trained(
+    checkpoint: str | Path,
+    out: Path,
+    *,
+    length: int | None,
+    ks: tuple[int, ...] | None,
+    n_short: int,
+    samples: int,
+    selectors: tuple[str, ...],
+    seed: int,
+    device: str | None,
+) -> Path:
+    """Measure a model that was trained on a task with ``ks`` planted tokens and write `recall.json`; returns its path.
+
+    Arguments and errors are those of `checked_settings` and `planted_task`.
+    """
+    folder = resolve_checkpoint(checkpoint)
+    config, task = planted_task(folder)
+    settings = checked_settings(
+        task, length=length, planted=ks, n_short=n_short, samples=samples, selectors=selectors, seed=seed
+    )
+    place = pick_device(device)
+    loaded = load_for_analysis(folder)
+    scorer = Scorer(loaded.model.to(place), device=place)
+    check_long_context(loaded.model, settings.length, name=f"{folder} ({loaded.family})", option="--length")
+    contexts = 2 * settings.samples * len(selectors) * len(settings.planted)
+    with progress("recall", contexts, "contexts") as advance:
+        cells = measure_recall(scorer, task, settings, advance=advance)
+    RECALL.save(out / RECALL_NAME, recall_record(loaded, config, task, settings, cells))
+    return out / RECALL_NAME
+
+
+def measure_hand_built(
+    out: Path, *, n_long: int, n_short: int, models: int, selectors: tuple[str, ...], seed: int
+) -> Path:
+    """Mean recall over models built by hand, each with its own planted tokens; writes `recall.json`, returns its path.
+
+    Raises `UserError` where the far context is too short.
+    """
+    n_far = n_long - n_short
+    if not 0 < n_short < n_long - max(KS):
+        raise UserError(f"--n-long must exceed --n-short by more than {max(KS)}, the largest k")
+    rows = []
+    for rule, planted in itertools.product(RULES, HAND_PLANTED):
+        generator = np.random.default_rng([seed, planted])
+        recalls: dict[str, list[np.ndarray]] = {name: [] for name in selectors}
+        for number in range(models):
+            columns = np.sort(generator.choice(n_far, planted, replace=False))
+            scorer = Scorer(PlantedModel(columns.tolist(), n_long, rule=rule, seed=number))
+            contexts = planted_contexts(1, n_long, n_short)
+            for name in selectors:
+                chosen = find_selector(name)(Question(scorer, contexts, seed + number, max(KS)))
+                recalls[name].append(found_at(chosen.columns, columns[None], KS).mean(axis=2)[0])
+        rows += [
+            {"rule": rule, "planted": planted, "selector": name, "recall": np.mean(each, axis=0).tolist()}
+            for name, each in recalls.items()
+        ]
+    found = {"format": FORMAT, "measured": OF_HAND_BUILT, "n_long": n_long, "n_short": n_short}
+    found |= {"models": models, "ks": KS, "commit": current_commit(), "rows": rows}
+    write_json(out / RECALL_NAME, found)
+    return out / RECALL_NAME

@@ -1,4 +1,4 @@
-"""Selectors: which far tokens influence a prediction most (METHOD 2.2). Each is registered beside its definition.
+"""Selectors: which far tokens influence a prediction most (docs/method.md, 2.2), each registered at its definition.
 
 Shapes: n targets, N long and M short context length, F = N - M far tokens, C candidates among them, k selected tokens.
 """
@@ -8,13 +8,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from analysis.model.scorer import Scorer, long_columns, short_columns
 from analysis.text.contexts import Contexts
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
+
+if TYPE_CHECKING:  # the names of selectors are known without torch
+    from analysis.model.scorer import Scorer
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def check_selector(name: str, *, k_max: int, n_far: int) -> None:
 
 
 def screened(exact: Selector, proposer: Selector, count: int, name: str) -> Selector:
-    """The choice of ``exact`` among the ``count`` tokens that ``proposer`` puts first (m of METHOD's screened forms).
+    """The choice of ``exact`` among the ``count`` tokens that ``proposer`` puts first (m of the screened forms).
 
     Costs what the proposer costs and count / F of what the exact selector costs.
     """
@@ -132,17 +135,16 @@ def leave_one_out(question: Question) -> np.ndarray:
     columns = np.arange(contexts.n_long - 1)
     keep = columns + (columns >= question.candidates[:, :, None])  # row i is 0 … N-1 without i
     without = question.scorer.losses(contexts, keep)
-    return without - question.scorer.losses(contexts, long_columns(contexts))
+    return without - question.scorer.losses(contexts, contexts.long_columns)
 
 
 @register_influence("leave-one-in")
 def leave_one_in(question: Question) -> np.ndarray:
     """L_short - loss(t | C_short and i), (n, C) nats."""
-    short = short_columns(question.contexts)
     with_it = question.scorer.losses(
         question.contexts, _beside_short(question, question.candidates[:, :, None])
     )
-    return question.scorer.losses(question.contexts, short) - with_it
+    return question.scorer.losses(question.contexts, question.contexts.short_columns) - with_it
 
 
 @register("greedy")
@@ -155,7 +157,7 @@ def greedy(question: Question) -> Selection:
     count = len(contexts)
     open_ = question.candidates
     chosen = np.empty((count, 0), dtype=np.int64)
-    loss = question.scorer.losses(contexts, short_columns(contexts))
+    loss = question.scorer.losses(contexts, contexts.short_columns)
     gains = []
     for _ in range(question.k):
         beside = np.broadcast_to(chosen[:, None], (*open_.shape, chosen.shape[1]))
@@ -202,5 +204,5 @@ def nearest(question: Question) -> np.ndarray:
 
 def _beside_short(question: Question, far: np.ndarray) -> np.ndarray:
     """Subsets of the far tokens ``far`` (n, C, j), ascending, and the short context: (n, C, j + M)."""
-    short = short_columns(question.contexts)
+    short = question.contexts.short_columns
     return np.concatenate([far, np.broadcast_to(short, (*far.shape[:2], short.shape[1]))], axis=2)

@@ -1,70 +1,109 @@
-"""What a measurement measures on what."""
+"""What each measurement measures on what. A field with a help text is an argument of its command."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from analysis.records.shards import MeasurementShard
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES
+from olmo_sparsity.util.arguments import (
+    argument,
+    finite_number,
+    out_folder,
+    positive_number,
+    seed_number,
+    several,
+)
+
+CHECKPOINT = (
+    "checkpoint, run (then its last one), transformers directory, or id of a model on the Hugging Face hub"
+)
+_UNTOLD = ("checkpoint", "checkpoints", "labels", "out", "device", "tokens_per_batch")
+
+
+def depth(text: str) -> float:
+    """The type of a place in a context."""
+    value = finite_number(text)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementSettings:
-    """What a measurement is told whose intervals are made with it; its models and lengths are added by each."""
+    """What every measurement is told."""
 
-    corpus: str
-    """Prepared corpus."""
-    out: str | Path
-    """Folder of the results."""
-    split: str = "heldout"
-    seed: int = 0
-    """Of everything that is drawn, and of the bootstrap."""
-    bf16: bool = False
-    device: str | None = None
-    """cpu, cuda, or None for a GPU where there is one."""
-    tokens_per_batch: int | None = None
-    """Tokens of one forward pass; None chooses. Results do not depend on it but for rounding."""
+    corpus: str | None = field(
+        default=None,
+        metadata=argument(
+            "folder made by scripts/prepare_data.py with the same tokenizer (default: the one that the run was "
+            "trained on)"
+        ),
+    )
+    """Prepared corpus; None: the run's own."""
+    out: str | Path = field(metadata=argument("folder for what is written", type=out_folder, metavar="DIR"))
+    split: str = field(default="heldout", metadata=argument("split of the corpus"))
+    seed: int = field(default=0, metadata=argument("seed of everything that is drawn", type=seed_number))
+    bf16: bool = field(default=False, metadata=argument("measure in bf16: faster, coarser"))
+    """About twice as fast where the machine has it, but influences below 0.01 nats are noise."""
+    device: str | None = field(
+        default=None, metadata=argument("cpu, cuda, cuda:1, … (default: a GPU where there is one)")
+    )
+    tokens_per_batch: int | None = field(
+        default=None, metadata=argument("tokens of one forward pass; lower it when memory runs out")
+    )
+    """None chooses. Results do not depend on it but for rounding."""
     resamples: int = DEFAULT_RESAMPLES
+    """Of the bootstrap that makes intervals, where the result has any."""
+
+    def told(self) -> dict[str, Any]:
+        """What a result says of its settings: all but what stands elsewhere in it, or has no effect."""
+        return {name: value for name, value in asdict(self).items() if name not in _UNTOLD}
 
 
-@dataclass(frozen=True)
-class InfluenceSettings:
-    """What one influence measurement measures on what."""
+@dataclass(frozen=True, kw_only=True)
+class InfluenceSettings(MeasurementSettings):
+    """`analysis.measure.influence`: what k influential far tokens recover of the long context's gain."""
 
     checkpoint: str
-    """Checkpoint folder, run (then its last), transformers directory, or hub id, maybe with ``@scheme:factor``, see
-    `load_scaled`. Under cross-fitting it selects, and may be a records folder: then what was selected there is
-    evaluated anew."""
-    corpus: str
-    """Prepared corpus."""
-    out: str | Path
-    """Folder of the records."""
-    evaluate_with: str | None = None
-    """Checkpoint that evaluates what ``checkpoint`` selected (cross-fitting, METHOD 2.3); None for the same one."""
-    split: str = "heldout"
-    n_long: int = 128
-    """N."""
-    n_short: int = 16
-    """M."""
-    tau_nats: float = 1.0
+    """`CHECKPOINT`, maybe with ``@scheme:factor``, see `load_scaled`. Under cross-fitting it selects, and may be a
+    records folder: then what was selected there is evaluated anew."""
+    evaluate_with: str | None = field(
+        default=None, metadata=argument("cross-fitting: the checkpoint that measures", metavar="B")
+    )
+    """Checkpoint that evaluates what ``checkpoint`` selected; None for the same one."""
+    n_long: int = field(default=128, metadata=argument("N, tokens of the long context"))
+    n_short: int = field(default=16, metadata=argument("M, tokens of the short context"))
+    tau_nats: float = field(
+        default=1.0, metadata=argument("threshold on L_short - L_long, in nats", name="tau")
+    )
     """Selectors run on targets with L_short - L_long > tau."""
-    ks: tuple[int, ...] = (1, 2, 4, 8)
-    selectors: tuple[str, ...] = ("leave-one-out", "leave-one-in", "random", "nearest")
-    targets: int = 1000
-    """Targets to sample."""
-    limit: int | None = None
-    """Targets over tau to measure in this call; the rest is left to the next. None for all."""
-    seed: int = 0
-    bf16: bool = False
-    """Score in bf16: about twice as fast where the machine has it, but influences below 0.01 nats are noise."""
-    device: str | None = None
-    """cpu, cuda, cuda:1, …, or None for a GPU where there is one."""
-    tokens_per_batch: int | None = None
-    """Tokens of one forward pass; None chooses what fits. Results do not depend on it but for rounding."""
-    memory_limit_gb: float | None = None
-    """What a batch may take when ``tokens_per_batch`` is chosen; None: half the memory, or 80 % of the free GPU's."""
-    overwrite: bool = False
+    ks: tuple[int, ...] = field(
+        default=(1, 2, 4, 8), metadata=argument("numbers of tokens, comma-separated", name="k")
+    )
+    selectors: tuple[str, ...] = field(
+        default=("leave-one-out", "leave-one-in", "random", "nearest"), metadata=argument("comma-separated")
+    )
+    targets: int = field(default=1000, metadata=argument("targets to sample"))
+    limit: int | None = field(
+        default=None,
+        metadata=argument(
+            "measure n targets over tau now; the same command goes on with the rest", metavar="n"
+        ),
+    )
+    memory_limit_gb: float | None = field(
+        default=None,
+        metadata=argument(
+            "what a batch may take (default: half the memory, or 80 %% of what is free on the GPU)",
+            name="memory_limit",
+            type=positive_number,
+            metavar="GB",
+        ),
+    )
+    """Used where ``tokens_per_batch`` is None."""
+    overwrite: bool = field(default=False, metadata=argument("remove records that are in --out"))
     shard: MeasurementShard | None = None
     """The part of the targets to measure, into a folder of its own beneath ``out``; None for all of them."""
 
@@ -72,3 +111,122 @@ class InfluenceSettings:
     def folder(self) -> Path:
         """Where this measurement's records go."""
         return self.shard.folder(self.out) if self.shard else Path(self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonSettings(MeasurementSettings):
+    """Models that are measured side by side on the same text."""
+
+    checkpoints: tuple[str, ...] = field(
+        metadata=argument(
+            f"{CHECKPOINT}; maybe with @SCHEME:FACTOR, which scales its RoPE; others are compared with the first",
+            positional=True,
+            nargs="+",
+            metavar="CKPT",
+        )
+    )
+    labels: tuple[str, ...] = field(
+        default=(),
+        metadata=argument(
+            "a name for each checkpoint, comma-separated; seeds of one model share one (default: from their paths)"
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthSettings(ComparisonSettings):
+    """`analysis.measure.length`: loss by position."""
+
+    lengths: tuple[int, ...] = field(
+        default=(128, 256, 512, 1024), metadata=argument("tokens, comma-separated")
+    )
+    """Every one is an edge of bins; the largest is L."""
+    windows: int = field(default=256, metadata=argument("windows to sample, at most"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongPPLSettings(MeasurementSettings):
+    """`analysis.measure.longppl`: perplexity on key tokens."""
+
+    checkpoint: str = field(metadata=argument(CHECKPOINT, positional=True, metavar="CKPT"))
+    n_long: int = field(metadata=argument("N, tokens of a segment"))
+    n_short: int = field(metadata=argument("M, tokens of the short context"))
+    sliding_window: int | None = field(
+        default=None,
+        metadata=argument(
+            "tokens that share a window in the published form (default: M / 4, as in the authors' code)",
+            metavar="S",
+        ),
+    )
+    segments: int = field(default=256, metadata=argument("segments to sample, at most"))
+    documents: int | None = field(
+        default=None,
+        metadata=argument(
+            "documents that they are drawn from, at most (default: all that are long enough)", metavar="D"
+        ),
+    )
+    alpha_nats: float = field(
+        default=2.0,
+        metadata=argument("L_short - L_long of a key token is above it", name="alpha", metavar="NATS"),
+    )
+    beta_nats: float = field(
+        default=2.0, metadata=argument("L_long of a key token is below it", name="beta", metavar="NATS")
+    )
+
+    @property
+    def window(self) -> int:
+        """S; where it is not given, a quarter of M: the authors' code has M = 4096 and S = 1024."""
+        return max(1, self.n_short // 4) if self.sliding_window is None else self.sliding_window
+
+
+@dataclass(frozen=True)
+class RecallOptions:
+    """Which selectors are asked for the needle, of how many needles."""
+
+    selectors: tuple[str, ...]
+    length: int
+    """N."""
+    depth: float
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedleSettings(ComparisonSettings):
+    """`analysis.measure.needle`: needles in held-out text, and their recall by influence selectors."""
+
+    lengths: tuple[int, ...] = field(
+        default=(64, 128, 256, 512), metadata=argument("tokens of context, comma-separated")
+    )
+    """L."""
+    ks: tuple[int, ...] = field(default=(1, 2, 4, 8), metadata=argument("tokens of a value"))
+    """k."""
+    depths: tuple[float, ...] = field(
+        default=(0.0, 0.25, 0.5, 0.75, 1.0), metadata=argument("from 0 to 1", type=several(depth))
+    )
+    samples: int = field(default=100, metadata=argument("needles of each cell, at most"))
+    """n."""
+    key_tokens: int = field(default=2, metadata=argument("tokens of a key"))
+    """q."""
+    selectors: tuple[str, ...] = field(
+        default=(),
+        metadata=argument("to ask for the needle, comma-separated, as in influence (default: none)"),
+    )
+    recall_length: int | None = field(
+        default=None, metadata=argument("tokens of context for --selectors (default: the smallest length)")
+    )
+    recall_samples: int = field(default=40, metadata=argument("needles for --selectors, at the middle depth"))
+
+    @property
+    def recall(self) -> RecallOptions | None:
+        """What selectors are asked; None: nothing."""
+        if not self.selectors:
+            return None
+        length = self.recall_length or self.lengths[0]
+        return RecallOptions(self.selectors, length, self.depths[len(self.depths) // 2], self.recall_samples)
+
+    def told(self) -> dict[str, Any]:
+        """See `MeasurementSettings`; the options of the recall stand together."""
+        told = super().told()
+        for name in ("selectors", "recall_length", "recall_samples"):
+            del told[name]
+        return {**told, "recall": self.recall and asdict(self.recall)}

@@ -21,13 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
-from olmo_sparsity.checkpoint import TOKENIZER, load_model, resolve_checkpoint, weights_sha256
+from olmo_sparsity.checkpoint import CONFIG, TOKENIZER, load_model, resolve_checkpoint, weights_sha256
+from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.tokenizers import load_tokenizer
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest
 from olmo_sparsity.export import EXPORT_KIND, EXPORT_NAME, quiet_transformers
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.predictive import PositionPredictor
+from olmo_sparsity.model.rope_scaling import RopeScaling
 from olmo_sparsity.util.errors import UserError, first_line, printable
 from olmo_sparsity.util.files import read_json, sha256_file
 
@@ -51,6 +53,13 @@ class LoadedModel:
     weights_sha256: str
     training_seed: int | None
     """None where it is unknown."""
+    rope_scaling: RopeScaling | None = None
+    """How its RoPE was scaled; None: as it was trained."""
+
+    @property
+    def name(self) -> str:
+        """What records and messages call it: ``CKPT`` or ``CKPT@scheme:factor``."""
+        return f"{self.checkpoint}@{self.rope_scaling}" if self.rope_scaling else str(self.checkpoint)
 
     @property
     def max_positions(self) -> int | None:
@@ -92,6 +101,24 @@ class LoadedModel:
     def check_context(self, n_long: int) -> None:
         """Raise `UserError` where the model cannot be measured on N tokens, see `check_long_context`."""
         check_long_context(self.model, n_long, name=f"{self.checkpoint} ({self.family})", option="--n-long")
+
+    def check_reach(self, length: int) -> None:
+        """Raise `UserError` where the model has no position embedding for ids up to L - 1.
+
+        A rotary model is measured past the length that its configuration names: that is what is asked. Only a table of
+        learned positions has an end, as one token at the last id shows.
+        """
+        if self.max_positions is None or length <= self.max_positions:
+            return
+        last = torch.tensor([[length - 1]])
+        try:
+            with torch.inference_mode():
+                self.model(torch.zeros_like(last), position_ids=last)
+        except (IndexError, RuntimeError) as error:
+            raise UserError(
+                f"{length:,} tokens are beyond the {self.max_positions:,} learned positions of {self.checkpoint} "
+                f"({self.family}); lower --lengths to at most {self.max_positions:,}"
+            ) from error
 
 
 def adapter_of(model: Any, name: str) -> OlmoForAnalysis | PositionedCausalLM:
@@ -193,6 +220,18 @@ def _from_hub(name: str) -> Path:
     if not (folder / TRANSFORMERS_CONFIG).is_file():
         raise UserError(f"{name} on the hub has no {TRANSFORMERS_CONFIG}; it is no model of transformers")
     return folder
+
+
+def own_corpus(folder: Path) -> str:
+    """Path of the prepared corpus that a checkpoint was trained on. Raises `UserError` where it names none."""
+    path = None
+    if (folder / CONFIG).is_file():
+        path = load_config(folder / CONFIG, warn=False).corpus.path
+    if path is None:
+        raise UserError(
+            f"{folder} does not say on which prepared corpus it was trained; name one with --corpus"
+        )
+    return path
 
 
 def load_for_analysis(path: str | Path) -> LoadedModel:

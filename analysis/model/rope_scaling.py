@@ -5,6 +5,7 @@ Shapes: D dimensions of a head that are rotated.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -29,7 +30,7 @@ def split_checkpoint(text: str) -> tuple[Path, tuple[str, float] | None]:
     return find_model(path), asked
 
 
-def load_scaled(text: str) -> tuple[LoadedModel, RopeScaling | None]:
+def load_scaled(text: str) -> LoadedModel:
     """Load ``CKPT`` or ``CKPT@scheme:factor``; the original length is what its position ids reached in training.
 
     Raises `UserError` as `load_for_analysis` does, and where the model has no RoPE that could be scaled.
@@ -37,13 +38,13 @@ def load_scaled(text: str) -> tuple[LoadedModel, RopeScaling | None]:
     folder, asked = split_checkpoint(text)
     loaded = load_for_analysis(folder)
     if asked is None:
-        return loaded, None
+        return loaded
     scaling = RopeScaling(*asked, original_length=_original_length(loaded, text))
     if isinstance(loaded.model, OlmoForAnalysis):
         loaded.model.model.rope_scaling = scaling
     else:
         _scale_transformers(loaded.model, scaling, text)
-    return loaded, scaling
+    return replace(loaded, rope_scaling=scaling)
 
 
 def _original_length(loaded: LoadedModel, text: str) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec
 
@@ -22,17 +21,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.model.adapters import AnalysedModel, KeyValues, TokenModel
+from analysis.model.device import OnDevice
 from analysis.text.contexts import Contexts
 from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
 
-TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65_536}
-"""Tokens of one forward pass: enough to keep the cores busy, few enough to stay in cache."""
 _WORTH_SHARING = 8  # a prefix shorter than an eighth of the subset costs more in copies than it saves
 _CACHE_TOKENS = 4  # tokens of keys and values that a batch may copy, for each token that it computes
 _BACKWARD_TOKENS = (
-    4  # memory of a forward pass with all its activations, or all its attention, over that of one without
+    4  # memory of a pass that keeps its activations, or its attention, over that of one that does not
 )
 
 P = ParamSpec("P")
@@ -77,15 +75,15 @@ class _Subsets:
         return self.contexts.tokens[self.target[rows][:, None], self.columns[rows, start:]]
 
 
-class Scorer:
-    """Computes loss(t | S) of METHOD 2.1: the model reads the kept tokens only, each at its original position id.
+class Scorer(OnDevice):
+    """Computes loss(t | S), see docs/method.md, 2.1: the model reads only the kept tokens, each at its own position id.
 
     Args:
         model: what is measured; prefixes are shared where it is an `AnalysedModel`.
         device: cpu or cuda.
         bf16: run the forward passes under bf16 autocast.
-        tokens_per_batch: tokens of one forward pass; by default `TOKENS_PER_BATCH`. On a GPU it is halved for good
-            whenever memory runs out.
+        tokens_per_batch: tokens of one forward pass; by default `device.TOKENS_PER_BATCH`. On a GPU it is halved for
+            good whenever memory runs out.
         share_prefixes: turn off to read every subset from its first token on (the same losses, slower).
     """
 
@@ -93,15 +91,13 @@ class Scorer:
         self,
         model: TokenModel,
         *,
-        device: str = "cpu",
+        device: str | torch.device = "cpu",
         bf16: bool = False,
         tokens_per_batch: int | None = None,
         share_prefixes: bool = True,
     ):
+        super().__init__(torch.device(device), bf16, tokens_per_batch)
         self.model = model
-        self.device = torch.device(device)
-        self.bf16 = bf16
-        self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[self.device.type]
         self.share_prefixes = share_prefixes
 
     @_smaller_when_memory_runs_out
@@ -154,10 +150,10 @@ class Scorer:
             rows = rows[size:]
 
     def _losses_from_the_start(self, subsets: _Subsets, rows: np.ndarray) -> np.ndarray:
-        with self._precision():
+        with self.precision():
             logits = self.model(
-                self._tensor(subsets.tokens(rows)),
-                position_ids=self._tensor(subsets.columns[rows]),
+                self.tensor(subsets.tokens(rows)),
+                position_ids=self.tensor(subsets.columns[rows]),
                 last_logits_only=True,
             ).logits[:, -1]
         return self._losses_of(logits, subsets.contexts.targets[subsets.target[rows]])
@@ -167,10 +163,10 @@ class Scorer:
         assert isinstance(self.model, AnalysedModel)
         parts = []
         for rows in _chunks(np.arange(len(contexts)), self.tokens_per_batch // length):
-            with self._precision():
+            with self.precision():
                 parts.append(
                     self.model.key_values(
-                        self._tensor(contexts.tokens[rows, :length]), self._first_ids(len(rows), length)
+                        self.tensor(contexts.tokens[rows, :length]), self._first_ids(len(rows), length)
                     )
                 )
         return [
@@ -182,11 +178,11 @@ class Scorer:
         """Losses of subsets that read on behind the shortest of their prefixes."""
         assert isinstance(self.model, AnalysedModel)
         common = int(subsets.shared[rows].min())
-        target = self._tensor(subsets.target[rows])
+        target = self.tensor(subsets.target[rows])
         past = [(k[:, :, :common][target], v[:, :, :common][target]) for k, v in prefixes]
-        with self._precision():
+        with self.precision():
             logits = self.model.logits_after(
-                past, self._tensor(subsets.tokens(rows, common)), self._tensor(subsets.columns[rows])
+                past, self.tensor(subsets.tokens(rows, common)), self.tensor(subsets.columns[rows])
             )
         return self._losses_of(logits, subsets.contexts.targets[subsets.target[rows]])
 
@@ -195,20 +191,20 @@ class Scorer:
         """-∂ loss / ∂ (presence of each far token), (n, F) nats, at full presence in the long context.
 
         The presence p of a token multiplies its attention weight, before normalisation, for every other query in every
-        layer and head: p = 1 is the model as it is, p = 0 the token dropped (METHOD 2.1), exactly [ours].
+        layer and head: p = 1 is the model as it is, p = 0 the token dropped (docs/method.md, 2.1), exactly [ours].
         """
         model, length = self._analysed("gradient"), contexts.n_long
         parts = []
         others = 1.0 - torch.eye(length, device=self.device)  # a dropped token's own stream is never read
         for rows in self._whole_contexts(contexts):
             log_presence = torch.zeros(len(rows), length, device=self.device, requires_grad=True)
-            with self._precision():
+            with self.precision():
                 logits = model.biased_logits(
-                    self._tensor(contexts.tokens[rows]),
+                    self.tensor(contexts.tokens[rows]),
                     self._first_ids(len(rows), length),
                     log_presence[:, None, :] * others,
                 )
-            loss = F.cross_entropy(logits.float(), self._tensor(contexts.targets[rows]), reduction="sum")
+            loss = F.cross_entropy(logits.float(), self.tensor(contexts.targets[rows]), reduction="sum")
             (slope,) = torch.autograd.grad(loss, log_presence)  # at p = 1 that of log p is that of p
             parts.append(-slope[:, : contexts.n_far].double().cpu().numpy())
         return np.concatenate(parts)
@@ -220,9 +216,9 @@ class Scorer:
         model = self._analysed("attention")
         parts = []
         for rows in self._whole_contexts(contexts):
-            with self._precision():
+            with self.precision():
                 attention = model.last_attention(
-                    self._tensor(contexts.tokens[rows]), self._first_ids(len(rows), contexts.n_long)
+                    self.tensor(contexts.tokens[rows]), self._first_ids(len(rows), contexts.n_long)
                 )
             parts.append(attention[:, : contexts.n_far].double().cpu().numpy())
         return np.concatenate(parts)
@@ -238,19 +234,13 @@ class Scorer:
             raise UserError(f"this model does not offer what the selector {selector} needs; leave it out")
         return self.model
 
-    def _precision(self) -> AbstractContextManager:
-        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
-
     def _losses_of(self, logits: Tensor, targets: np.ndarray) -> np.ndarray:
         """-log p(target) in nats, (R,)."""
-        return F.cross_entropy(logits.float(), self._tensor(targets), reduction="none").double().cpu().numpy()
+        return F.cross_entropy(logits.float(), self.tensor(targets), reduction="none").double().cpu().numpy()
 
     def _first_ids(self, rows: int, length: int) -> Tensor:
         """Position ids 0 … length - 1 of every row, (rows, length)."""
         return torch.arange(length, device=self.device).expand(rows, -1)
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self.device)
 
 
 def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -259,18 +249,8 @@ def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
         yield rows[start : start + size]
 
 
-def long_columns(contexts: Contexts) -> np.ndarray:
-    """C_long as one subset, (1, N)."""
-    return np.arange(contexts.n_long)[None]
-
-
-def short_columns(contexts: Contexts) -> np.ndarray:
-    """C_short as one subset, (1, M)."""
-    return np.arange(contexts.n_far, contexts.n_long)[None]
-
-
 def long_and_short_losses(scorer: Scorer, contexts: Contexts) -> tuple[np.ndarray, np.ndarray]:
-    """(L_long, L_short) of METHOD 2.1, each (n,) in nats."""
-    long = scorer.losses(contexts, long_columns(contexts))[:, 0]
-    short = scorer.losses(contexts, short_columns(contexts))[:, 0]
+    """(L_long, L_short) (docs/method.md, 2.1), each (n,) in nats."""
+    long = scorer.losses(contexts, contexts.long_columns)[:, 0]
+    short = scorer.losses(contexts, contexts.short_columns)[:, 0]
     return long, short

@@ -7,25 +7,23 @@ tokens at its end, V vocabulary (logits).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from analysis.model.device import OnDevice, pick_device
 from analysis.model.load import LoadedModel
 from olmo_sparsity.util.errors import UserError
 
-TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 262_144}
-"""Tokens of one forward pass: enough to keep the cores busy, few enough to stay in cache."""
 LOGITS_PER_BATCH = {"cpu": 1 << 27, "cuda": 1 << 30}
 """Numbers that the logits of one forward pass may have, at 4 bytes each; a single row may have more."""
 LOGITS_PER_SLICE = 1 << 24
 """Logits whose losses are computed at once: log-softmax needs copies in fp32, and all of them would not fit."""
 
 
-class TokenLosses:
+class TokenLosses(OnDevice):
     """-log p of tokens given those before them in their row, under one model."""
 
     def __init__(
@@ -37,11 +35,9 @@ class TokenLosses:
         tokens_per_batch: int | None = None,
     ):
         """Moves the model to ``device`` (None: a GPU where there is one)."""
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.checkpoint = loaded.checkpoint
+        super().__init__(pick_device(device), bf16, tokens_per_batch)
+        self.loaded = loaded
         self.model = loaded.model.to(self.device)
-        self.bf16 = bf16
-        self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[self.device.type]
         self.vocabulary = self._logits(np.zeros((1, 1)), np.zeros(1), 1).shape[-1]
 
     def batches(self, count: int, length: int, scored: int) -> Iterator[np.ndarray]:
@@ -67,11 +63,11 @@ class TokenLosses:
         return self._losses(logits, tokens), logits.argmax(dim=-1).cpu().numpy()
 
     def _losses(self, logits: Tensor, tokens: np.ndarray) -> np.ndarray:
-        losses = _cross_entropy(logits, self._tensor(tokens[:, -logits.shape[1] :])).cpu().numpy()
+        losses = _cross_entropy(logits, self.tensor(tokens[:, -logits.shape[1] :])).cpu().numpy()
         if not np.isfinite(losses).all():
             raise UserError(
-                f"{self.checkpoint} gives losses that are not finite; measure in fp32 (without --bf16), or another "
-                "checkpoint"
+                f"{self.loaded.checkpoint} gives losses that are not finite; measure in fp32 (without --bf16), or "
+                "another checkpoint"
             )
         return losses
 
@@ -79,15 +75,11 @@ class TokenLosses:
     def _logits(self, tokens: np.ndarray, first_ids: np.ndarray, scored: int) -> Tensor:
         """Logits at the last T positions of rows (R, L), (R, T, V)."""
         ids = np.asarray(first_ids)[:, None] + np.arange(tokens.shape[1])
-        autocast = torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
-        with autocast:
+        with self.precision():
             output = self.model(
-                self._tensor(tokens), position_ids=self._tensor(ids), last_logits_only=scored == 1
+                self.tensor(tokens), position_ids=self.tensor(ids), last_logits_only=scored == 1
             )
         return output.logits[:, -scored:]
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self.device)
 
 
 @torch.inference_mode()

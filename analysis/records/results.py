@@ -136,3 +136,20 @@ INFLUENCE_BENCHMARK = ResultFile(
     "scripts/benchmark.py influence",
     before={"benchmark": "influence"},
 )
+
+INFLUENTIAL_TOKENS = ResultFile(
+    "influential_tokens.json",
+    "olmo-sparsity influential tokens",
+    1,
+    "influential tokens",
+    "InfluentialTokens.save",
+    shape={
+        "pieces": [str],
+        "targets": {...: list},
+        "choices": {...: {...: {...: list}}},
+        "placebo_pieces": list,
+        "placebo": str,
+        **dict.fromkeys(("n_long", "n_short", "k"), int),
+        "tau_nats": float,
+    },
+)

@@ -1,4 +1,8 @@
-"""What `analysis.notebook` measured on one text: numbers, tables, and a display for Jupyter. Needs no torch.
+"""What `analysis.notebook` measured on one text: numbers, tables, a figure, and a display for Jupyter. Needs no torch.
+
+The display is self-contained HTML without scripts, every text escaped. It sets no background and no text colour of its
+own: both are those of the notebook, light or dark, and what is emphasised is a translucent shade over them. What a
+shade says is also said by a line, a box or a number.
 
 Shapes: T tokens of the text, n targets, m of them over tau, N long and M short context length, F = N - M far tokens, k
 selected tokens. Losses are in nats.
@@ -6,26 +10,34 @@ selected tokens. Losses are in nats.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from html import escape
-from itertools import groupby
+from itertools import accumulate, groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from analysis.records.results import INFLUENTIAL_TOKENS
 from analysis.records.schema import Targets
 from analysis.report.examples import influence_unit
 from analysis.report.foreign_text import foreign_html, text_html
 from analysis.report.words import number, plural
 from analysis.stats.recovery import default_selector, nats
+from olmo_sparsity.util.files import file_in
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
 Json = dict[str, Any]
 
 NO_INTERVAL = "one text is one document, and documents are what is resampled: there are no intervals"
+UNITS = {"word": r"\S+", "sentence": r"\S.*?(?:[.!?…][\"'”’)\]]*(?=\s|$)|(?=\n\s*\n)|$)"}
+"""What `InfluentialTokens.aggregate` adds up over, as patterns: runs of visible characters; what ends with . ! ? or …,
+or before an empty line."""
 TARGET_COLUMNS = ("position", "token", "kind", "loss_short_nats", "loss_long_nats", "gain_nats")
 
 
@@ -63,8 +75,14 @@ class InfluentialTokens:
 
     @property
     def over(self) -> np.ndarray:
-        """Indices into ``targets``, ascending, of those over tau, (m,)."""
-        return self.targets.over(self.tau_nats)
+        """Indices into ``targets``, ascending, of those over tau whose tokens were chosen, (m,): all, or the first."""
+        finished = min(len(found["true"].selected) for found in self.choices.values())
+        return self.targets.over(self.tau_nats)[:finished]
+
+    @property
+    def complete(self) -> bool:
+        """Whether tokens were chosen for all targets over tau; an interrupt leaves some out."""
+        return len(self.over) == len(self.targets.over(self.tau_nats))
 
     @property
     def gain_nats(self) -> np.ndarray:
@@ -75,14 +93,17 @@ class InfluentialTokens:
     def summary(self) -> Json:
         """Number and share of targets over tau; by selector and k: recovery, placebo recovery, net recovery.
 
-        The definitions are METHOD's (2.2, 2.3). None stands for what does not exist. There are no intervals: those of
-        `analysis.stats.summary` come from resampling documents, and one text is one document.
+        The definitions are those of docs/method.md, 2.2 and 2.3; recoveries are over the targets whose tokens were
+        chosen. None stands for what does not exist. There are no intervals: those of `analysis.stats.summary` come from
+        resampling documents, and one text is one document.
         """
+        over_tau = len(self.targets.over(self.tau_nats))
         return {
             "tokens": len(self.pieces),
             "targets": len(self.targets),
-            "targets_over_tau": len(self.over),
-            "share_over_tau": len(self.over) / len(self.targets),
+            "targets_over_tau": over_tau,
+            "share_over_tau": over_tau / len(self.targets),
+            "complete": self.complete,
             "selectors": {
                 name: {k: self._recoveries(name, k) for k in range(1, self.k + 1)} for name in self.choices
             },
@@ -110,7 +131,7 @@ class InfluentialTokens:
         """A row per target, over tau or not, with `TARGET_COLUMNS` and ``over_tau``."""
         import pandas
 
-        over = set(self.over.tolist())
+        over = set(self.targets.over(self.tau_nats).tolist())
         rows = [{**self._target(row), "over_tau": row in over} for row in range(len(self.targets))]
         return pandas.DataFrame(rows, columns=[*TARGET_COLUMNS, "over_tau"])
 
@@ -128,6 +149,120 @@ class InfluentialTokens:
         chosen = ["selected_position", "selected_token", "distance_tokens", "influence", "loss_k_nats"]
         columns = [*TARGET_COLUMNS, "selector", "k", *chosen, *placebo]
         return pandas.DataFrame(list(self._rows()), columns=columns)
+
+    def top_k(self, k: int = 3, selector: str | None = None) -> pandas.DataFrame:
+        """A row per target over tau, the one that gains most first: `TARGET_COLUMNS`, the text of its first k chosen
+        tokens, ``chosen``, and L_k of them, ``loss_k_nats``; by default of the selector that others are compared with.
+        """
+        import pandas
+
+        assert 1 <= k <= self.k
+        found = self.choices[selector or default_selector(self.choices)]["true"]
+        rows = [
+            {
+                **self._target(row),
+                "chosen": [self._choice({"true": found}, index, rank)["selected_token"] for rank in range(k)],
+                "loss_k_nats": float(found.loss_nats[index, k - 1]),
+            }
+            for index, row in enumerate(self.over.tolist())
+        ]
+        frame = pandas.DataFrame(rows, columns=[*TARGET_COLUMNS, "chosen", "loss_k_nats"])
+        return frame.sort_values("gain_nats", ascending=False, ignore_index=True)
+
+    def aggregate(self, unit: str, selector: str | None = None) -> pandas.DataFrame:
+        """A row per ``word`` or ``sentence`` of the text, see `UNITS`; a token belongs to the one that it begins in.
+
+        Columns: ``text``; ``first_position`` and ``last_position`` of its tokens; ``targets`` measured in it and their
+        ``gain_nats`` together; ``times_chosen``, how often its tokens are among the k chosen ones of a target, and
+        their ``influence`` together, of one selector as in `top_k`.
+        """
+        import pandas
+
+        text = "".join(self.pieces)
+        spans = [match.span() for match in re.finditer(UNITS[unit], text, re.DOTALL)] or [(0, len(text))]
+        starts = np.array(list(accumulate(map(len, self.pieces), initial=0))[:-1])
+        spaces = np.array([len(piece) - len(piece.lstrip()) if piece.strip() else 0 for piece in self.pieces])
+        place = np.searchsorted([start for start, _ in spans], starts + spaces, side="right") - 1
+        unit_of = np.maximum(place, 0)
+        found = self.choices[selector or default_selector(self.choices)]["true"]
+        chosen = self.targets.position[self.over][:, None] - self.n_long + found.selected
+        own = unit_of[self.targets.position]
+
+        def total(at: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+            return np.bincount(at.ravel(), None if weights is None else weights.ravel(), minlength=len(spans))
+
+        positions = [np.flatnonzero(unit_of == number) for number in range(len(spans))]
+        frame = pandas.DataFrame(
+            {
+                "text": [text[start:end] for start, end in spans],
+                "first_position": [each.min(initial=len(self.pieces)) for each in positions],
+                "last_position": [each.max(initial=-1) for each in positions],
+                "targets": total(own),
+                "gain_nats": total(own, self.gain_nats),
+                "times_chosen": total(unit_of[chosen]),
+                "influence": total(unit_of[chosen], found.influence),
+            }
+        )
+        return frame[frame["last_position"] >= 0].reset_index(drop=True)
+
+    def plot(self) -> Figure:
+        """Recovery against k, a curve per selector; its placebo dashed."""
+        from matplotlib.figure import Figure
+
+        from analysis.plots.figure2 import selector_styles
+
+        styles = selector_styles(list(self.choices))
+        figure = Figure(figsize=(4.5, 3), layout="constrained")
+        axes = figure.subplots()
+        ks = range(1, self.k + 1)
+        for name, by_k in self.summary["selectors"].items():
+            colour, marker, _ = styles[name]
+            for key, line, label in (("recovery", "-", name), ("placebo_recovery", "--", f"{name}, placebo")):
+                values = [by_k[k][key] for k in ks]
+                if None not in values:
+                    axes.plot(ks, values, color=colour, marker=marker, linestyle=line, label=label)
+        axes.set_xlabel("k [chosen far tokens]")
+        axes.set_ylabel("recovery of the gain")
+        if axes.lines:
+            axes.legend(frameon=False)
+        return figure
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """The display as a page of its own; written to ``path`` where one is given."""
+        html = f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"></head><body>{_page(self)}</body></html>'
+        if path is not None:
+            Path(path).write_text(html, encoding="utf8")
+        return html
+
+    def save(self, path: str | Path) -> Path:
+        """Write the result as JSON and return its path; into a folder, as ``influential_tokens.json``."""
+        path = file_in(path, INFLUENTIAL_TOKENS.name)
+        columns = {name: column.tolist() for name, column in vars(self.targets).items()}
+        choices = {
+            name: {
+                far: {each: array.tolist() for each, array in vars(found).items()}
+                for far, found in by_far.items()
+            }
+            for name, by_far in self.choices.items()
+        }
+        INFLUENTIAL_TOKENS.save(path, {**vars(self), "targets": columns, "choices": choices})
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> InfluentialTokens:
+        """What `save` wrote, given its file or folder. Raises `UserError` where it is none, or damaged."""
+        found = INFLUENTIAL_TOKENS.load(path)
+
+        def choices_of(columns: Json) -> Choices:
+            return Choices(**{name: np.array(each).reshape(-1, found["k"]) for name, each in columns.items()})
+
+        choices = {
+            name: {far: choices_of(columns) for far, columns in by_far.items()}
+            for name, by_far in found["choices"].items()
+        }
+        targets = Targets(**{name: np.array(column) for name, column in found["targets"].items()})
+        values = {each.name: found[each.name] for each in fields(cls)}
+        return cls(**{**values, "targets": targets, "choices": choices})
 
     def _rows(self) -> Iterator[Json]:
         for index, row in enumerate(self.over.tolist()):
@@ -169,11 +304,14 @@ class InfluentialTokens:
 
     def __repr__(self) -> str:
         """One line: how many targets are over tau, and what k tokens bring back."""
+        over_tau = len(self.targets.over(self.tau_nats))
         head = (
-            f"InfluentialTokens: {len(self.over):,} of {len(self.targets):,} targets gain more than "
+            f"InfluentialTokens: {over_tau:,} of {len(self.targets):,} targets gain more than "
             f"{nats(self.tau_nats)} (N = {self.n_long}, M = {self.n_short})"
         )
-        if len(self.over) == 0:
+        if not self.complete:
+            head += f"; interrupted after {len(self.over):,} of them"
+        if over_tau == 0:
             return f"{head}; the most is {self.gain_nats.max():.2f}, lower tau_nats"
         return "; ".join([head, *(self._in_words(name) for name in self.choices)])
 
@@ -186,10 +324,8 @@ class InfluentialTokens:
         return f"{selector}, k = {self.k}: {', '.join(said)}"
 
     def _repr_html_(self) -> str:
-        """The display in Jupyter, see `analysis.report.notebook.page`."""
-        from analysis.report.notebook import page  # which shows this class
-
-        return page(self)
+        """The display in Jupyter."""
+        return _page(self)
 
 
 SHADES_NATS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -236,7 +372,7 @@ _CSS = """
 """
 
 
-def page(result: InfluentialTokens) -> str:
+def _page(result: InfluentialTokens) -> str:
     """The text shaded by gain, recovery by selector and k, and what was chosen for the targets that gain most."""
     # the last two classes keep MathJax from reading dollar signs as formulas
     return (
@@ -246,14 +382,16 @@ def page(result: InfluentialTokens) -> str:
 
 
 def _heading(result: InfluentialTokens) -> str:
-    over, count = len(result.over), len(result.targets)
-    most = (
+    over, count = len(result.targets.over(result.tau_nats)), len(result.targets)
+    rest = (
         "" if over else f" The most is {number(float(result.gain_nats.max()))}: lower <code>tau_nats</code>."
     )
+    if not result.complete:
+        rest = f" Interrupted: tokens were chosen for the first {len(result.over):,} of them."
     return (
         f"<p><b>{over:,} of {count:,} {plural(count, 'token')}</b> ({number(over / count, scale=100, digits=1)} %) "
         f"{'is' if over == 1 else 'are'} predicted better by more than {nats(result.tau_nats)} from the "
-        f"{result.n_long:,} tokens before (N) than from the last {result.n_short:,} of them (M).{most}</p>"
+        f"{result.n_long:,} tokens before (N) than from the last {result.n_short:,} of them (M).{rest}</p>"
     )
 
 
@@ -293,7 +431,7 @@ def _recovery_table(result: InfluentialTokens) -> str:
 def _text(result: InfluentialTokens) -> str:
     """The text, every target shaded by its gain and underlined where it is over tau."""
     row_of_position = {int(position): row for row, position in enumerate(result.targets.position)}
-    over = set(result.over.tolist())
+    over = set(result.targets.over(result.tau_nats).tolist())
     shown = []
     first = int(result.targets.position[0])
     plain = "unmeasured" if first else ""

@@ -219,7 +219,8 @@ def _table_of_lengths(models: Sequence[Json]) -> Table:
 def _table_of_bins(models: Sequence[Json]) -> Table:
     table = _table(
         "held-out loss by position [nats per token]",
-        "[95 % interval]; second line: difference to the first model, paired",
+        "[95 % interval]"
+        + ("; second line: difference to the first model, paired" if len(models) > 1 else ""),
     )
     table.add_column("position", no_wrap=True)
     table.add_column("tokens", justify="right")

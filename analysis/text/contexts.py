@@ -6,6 +6,7 @@ Shapes: n targets, N long and M short context length, F = N - M far tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -14,9 +15,16 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 
 
+class Documents(Protocol):
+    """Texts as token ids, by number."""
+
+    def document(self, number: int) -> np.ndarray:
+        """Token ids of one text, (T,)."""
+
+
 @dataclass(frozen=True)
 class Contexts:
-    """Long contexts of n targets. The token at column j has position id j, whatever else is dropped (METHOD 2.1)."""
+    """Long contexts of n targets (docs/method.md, 2.1). The token at column j has position id j, always."""
 
     tokens: np.ndarray
     """(n, N) int64; the first F columns are the far context, the last M the short one."""
@@ -36,6 +44,16 @@ class Contexts:
     def n_far(self) -> int:
         """F, the number of far tokens: the candidates."""
         return self.n_long - self.n_short
+
+    @property
+    def long_columns(self) -> np.ndarray:
+        """C_long as one subset, (1, N)."""
+        return np.arange(self.n_long)[None]
+
+    @property
+    def short_columns(self) -> np.ndarray:
+        """C_short as one subset, (1, M)."""
+        return np.arange(self.n_far, self.n_long)[None]
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -126,7 +144,7 @@ def _draw_placebos(
 
 
 def long_contexts(
-    tokens: TokenFiles,
+    documents: Documents,
     document: np.ndarray,
     position: np.ndarray,
     target_id: np.ndarray,
@@ -134,10 +152,10 @@ def long_contexts(
     n_long: int,
     n_short: int,
 ) -> Contexts:
-    """The long contexts of targets at ``position`` of ``document``, read from the token files."""
+    """The long contexts of targets at ``position`` of ``document``."""
     windows = np.stack(
         [
-            tokens.document(d)[t - n_long : t + 1].astype(np.int64)
+            documents.document(int(d))[t - n_long : t + 1].astype(np.int64)
             for d, t in zip(document, position, strict=True)
         ]
     )
@@ -145,11 +163,11 @@ def long_contexts(
 
 
 def placebo_contexts(
-    tokens: TokenFiles, contexts: Contexts, document: np.ndarray, start: np.ndarray
+    documents: Documents, contexts: Contexts, document: np.ndarray, start: np.ndarray
 ) -> Contexts:
-    """The same targets behind the F tokens that stand at ``start`` of ``document`` (METHOD 2.3 [ours])."""
+    """The same targets behind the F tokens that stand at ``start`` of ``document`` (docs/method.md, 2.3 [ours])."""
     far = [
-        tokens.document(d)[s : s + contexts.n_far].astype(np.int64)
+        documents.document(int(d))[s : s + contexts.n_far].astype(np.int64)
         for d, s in zip(document, start, strict=True)
     ]
     return contexts.with_far(np.stack(far))

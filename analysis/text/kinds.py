@@ -1,4 +1,4 @@
-"""Kinds of dependency: what a target token is, to a reader who sees its far context (METHOD 2.6, all of it [ours]).
+"""Kinds of dependency: what a target token is, to a reader who sees its far context (docs/method.md, 2.6; [ours]).
 
 Everything is decided on text, so that the kind of a word does not depend on how a tokenizer cuts it. Text is read as
 *units*:

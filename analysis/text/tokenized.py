@@ -1,4 +1,4 @@
-"""A text as tokens, and where the placebos of its targets come from (METHOD 2.3): what `analysis.notebook` reads.
+"""A text as tokens, and where the placebos of its targets come from: what `analysis.notebook` reads.
 
 Shapes: T tokens of a text, n targets, N long and M short context length, F = N - M far tokens.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.text.contexts import Contexts
+from analysis.text.contexts import SampledTargets
 from analysis.text.decode import TextDecoder
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
@@ -32,10 +32,16 @@ class Passage:
         """Positions, ascending, of the tokens that are not special."""
         return np.flatnonzero(~self.special)
 
-    def contexts(self, positions: np.ndarray, n_long: int, n_short: int) -> Contexts:
-        """The long contexts of targets; target ids count the places that have N tokens before them."""
-        windows = np.stack([self.ids[t - n_long : t + 1] for t in positions.tolist()])
-        return Contexts(windows[:, :-1], windows[:, -1], positions - n_long, n_short)
+
+@dataclass(frozen=True)
+class Passages:
+    """Texts by number, as `analysis.text.contexts.Documents`."""
+
+    passages: list[Passage]
+
+    def document(self, number: int) -> np.ndarray:
+        """Token ids of one text, (T,)."""
+        return self.passages[number].ids
 
 
 def read_passage(tokenizer: Any, text: Any, what: str, *, add_special_tokens: bool) -> Passage:
@@ -109,9 +115,10 @@ class Placebos:
                 )
         return starts
 
-    def far(self, starts: np.ndarray) -> np.ndarray:
-        """Token ids of placebo far contexts, (n, F)."""
-        return np.stack([self.source.ids[start : start + self.n_far] for start in starts.tolist()])
+    def sample(self, positions: np.ndarray) -> SampledTargets:
+        """Targets at these positions of text 0, whose placebos come from it or from text 1."""
+        zeros = np.zeros_like(positions)
+        return SampledTargets(zeros, positions, zeros + (self.other is not None), self.starts(positions))
 
     def pieces(self, start: int) -> list[str]:
         """Text of one of them."""

@@ -40,6 +40,8 @@ class Stream(IntEnum):
     """Made-up targets of the benchmark of influence."""
     BENCHMARK_ORDER = 6
     """The order in which that benchmark measures."""
+    PASSAGE_TARGETS = 7
+    """As `TARGETS`, of a passage given as text."""
     TRAINING_SEEDS = 0x6C73
     """Resamples of training runs."""
     HELDOUT_WINDOWS = 0x686C64

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from analysis.model.memory import MemoryGrowth
+from analysis.model.device import MemoryGrowth
 from analysis.model.scorer import Scorer
 from benchmarks.influence import load_model, random_contexts, vocabulary_size
 from benchmarks.influence_speed import K, select

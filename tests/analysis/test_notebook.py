@@ -1,9 +1,13 @@
 """Influential tokens of a text: against the scripts' measurement, by hand, for every kind of tokenizer, and misuse."""
 
+import subprocess
+import sys
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -12,10 +16,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from analysis.measure.influence import InfluenceSettings, measure_influence
+from analysis import influential_tokens
+from analysis.measure.influence import InfluenceEngine, measure_influence
+from analysis.measure.settings import InfluenceSettings
 from analysis.model.load import load_for_analysis
-from analysis.notebook import influential_tokens
 from analysis.records.store import load_records
+from analysis.report.notebook import InfluentialTokens
 from analysis.stats.summary import summarize
 from analysis.text.tokenized import Passage, Placebos
 from olmo_sparsity.checkpoint import TOKENIZER
@@ -365,3 +371,105 @@ def test_losses_that_are_not_finite_are_refused():
         measure(everywhere)
     with pytest.raises(UserError, match="a loss of the model is not finite"):
         measure(here)
+
+
+def test_a_sample_of_the_targets_is_measured_unless_all_are_asked_for():
+    some, all_of_them = measure(max_targets=7), measure(max_targets=None)
+    assert len(some.targets) == 7 and len(all_of_them.targets) == len(DOCUMENT) - N == len(measure().targets)
+    assert np.array_equal(some.targets.position, measure(max_targets=7).targets.position)
+    assert not np.array_equal(some.targets.position, measure(max_targets=7, seed=1).targets.position)
+    rows = np.isin(all_of_them.targets.position, some.targets.position)
+    np.testing.assert_allclose(some.gain_nats, all_of_them.gain_nats[rows], atol=1e-5)
+    assert len(measure(max_targets=2, targets=range(25, 30)).targets) == 5  # what is named is measured
+    with pytest.raises(UserError, match="max_targets = 0 leaves nothing to measure"):
+        measure(max_targets=0)
+
+
+def test_how_long_it_takes_is_told_and_an_interrupt_keeps_what_is_finished(monkeypatch, capsys):
+    whole = measure(placebo_text=spelled(OTHER))
+    assert len(whole.over) > 8
+    said = capsys.readouterr().err
+    assert (
+        f"selecting tokens for {len(whole.over)} targets takes about" in said and "selecting tokens:" in said
+    )
+    original, calls = InfluenceEngine.select, []
+
+    def interrupt(*args):
+        calls.append(1)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    monkeypatch.setattr(InfluenceEngine, "select", interrupt)
+    part = measure(placebo_text=spelled(OTHER))
+    assert f"interrupted: 8 of {len(whole.over)} targets are finished" in capsys.readouterr().err
+    assert whole.complete and not part.complete
+    assert part.over.tolist() == whole.over[:8].tolist()
+    assert part.summary["targets_over_tau"] == len(whole.over) and not part.summary["complete"]
+    assert len(part.to_pandas()) == 8 * K
+    for far in ("true", "placebo"):
+        first, second = (each.choices["leave-one-out"][far].loss_nats for each in (part, whole))
+        assert np.array_equal(first, second[:8])
+    assert "interrupted after 8 of them" in repr(part) and "Interrupted" in part._repr_html_()
+
+
+def test_a_result_is_saved_and_loaded(tmp_path):
+    result = measure(selectors=("random", "leave-one-out"), placebo_text=spelled(OTHER))
+    again = InfluentialTokens.load(result.save(tmp_path))
+    assert again.to_pandas().equals(result.to_pandas()) and again.summary == result.summary
+    assert again._repr_html_() == result._repr_html_()
+    assert result.to_html(tmp_path / "page.html") == (tmp_path / "page.html").read_text()
+    nothing = measure(tau_nats=100.0)
+    assert len(InfluentialTokens.load(nothing.save(tmp_path / "none.json")).to_pandas()) == 0
+    path = tmp_path / "influential_tokens.json"
+    path.write_text(path.read_text().replace("w1", "w2"))
+    with pytest.raises(UserError, match="edited or damaged"):
+        InfluentialTokens.load(tmp_path)
+
+
+def test_the_first_k_and_sums_over_words_and_sentences():
+    """Against sums over the rows of the table, one word at a time; three words make a sentence."""
+    written = " ".join(f"w{i}{'.' if n % 3 == 2 else ''}" for n, i in enumerate(DOCUMENT))
+    inner = Tokenizer(
+        models.WordLevel({**{f"w{i}": i for i in range(1, 49)}, "<unk>": 0, ".": 49}, unk_token="<unk>")
+    )
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.decoder = decoders.Fuse()
+    result = measure(random_model(), PreTrainedTokenizerFast(tokenizer_object=inner), written, tau_nats=0.3)
+    pieces = [f" {piece}" if piece.startswith("w") and n else piece for n, piece in enumerate(result.pieces)]
+    result = replace(result, pieces=pieces)  # as a tokenizer with spaces has them
+    table = result.to_pandas()
+    first = result.top_k(2)
+    assert len(first) == len(result.over) > 5 and first["gain_nats"].is_monotonic_decreasing
+    for row in first.itertuples():
+        own = table[(table["position"] == row.position) & (table["k"] <= 2)]
+        assert row.chosen == own["selected_token"].tolist()
+        assert row.loss_k_nats == own["loss_k_nats"].iloc[-1]
+    for unit, length in (("word", 1), ("sentence", 3)):
+        units = result.aggregate(unit)
+        assert units["text"].str.strip().tolist() == [
+            " ".join(written.split()[start : start + length]) for start in range(0, len(DOCUMENT), length)
+        ]
+        assert units["targets"].sum() == len(result.targets) and units["times_chosen"].sum() == len(table)
+        for row in units.itertuples():
+            chosen = table[table["selected_position"].between(row.first_position, row.last_position)]
+            assert row.times_chosen == len(chosen)
+            assert row.influence == pytest.approx(chosen["influence"].sum())
+            inside = result.targets_frame()["position"].between(row.first_position, row.last_position)
+            assert row.gain_nats == pytest.approx(result.targets_frame()["gain_nats"][inside].sum())
+
+
+def test_the_figure_draws_the_recoveries():
+    result = measure(placebo_text=spelled(OTHER))
+    curves = {line.get_label(): list(line.get_ydata()) for line in result.plot().axes[0].lines}
+    found = result.summary["selectors"]["leave-one-out"]
+    assert curves == {
+        "leave-one-out": [found[k]["recovery"] for k in range(1, K + 1)],
+        "leave-one-out, placebo": [found[k]["placebo_recovery"] for k in range(1, K + 1)],
+    }
+
+
+def test_records_are_loaded_without_torch():
+    code = "import sys; from analysis import load_records; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import analysis.measure.influence as measurement_module
-from analysis.measure.influence import InfluenceSettings, measure_influence
+from analysis.measure.influence import measure_influence
+from analysis.measure.settings import InfluenceSettings
 from analysis.records.store import load_records
 from olmo_sparsity.checkpoint import load_model
 from olmo_sparsity.data.tokens import TokenFiles

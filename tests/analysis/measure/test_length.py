@@ -15,8 +15,8 @@ import torch
 
 import analysis.measure.length as length_module
 import analysis.model.token_losses as token_losses_module
-from analysis.measure.comparison import check_reach
-from analysis.measure.length import LengthSettings, measure_length, position_edges
+from analysis.measure.length import measure_length, position_edges
+from analysis.measure.settings import LengthSettings
 from analysis.model.load import load_for_analysis
 from analysis.records.results import LENGTH
 from analysis.stats.bootstrap import cluster_bootstrap, ratio_of_sums
@@ -276,18 +276,18 @@ def test_what_identifies_the_checkpoints_is_kept(made, tmp_path):
 
 def test_rotary_models_are_measured_past_their_configuration_and_tables_are_not(made, tmp_path):
     llama = load_for_analysis(directory(tmp_path / "llama", "llama"))
-    check_reach(llama, 200)
+    llama.check_reach(200)
     gpt2 = load_for_analysis(directory(tmp_path / "gpt2", "gpt2"))
-    check_reach(gpt2, 64)
+    gpt2.check_reach(64)
     with pytest.raises(UserError, match=r"65 tokens are beyond the 64 learned positions of .*gpt2 \(gpt2\)"):
-        check_reach(gpt2, 65)
+        gpt2.check_reach(65)
     contiguous = {"scheme": "contiguous", "target_length": None}
     (tmp_path / "own").mkdir()
     checkpoint(tmp_path / "own", corpus=made / "corpus", positions=contiguous, rope=False)
     with pytest.raises(
         UserError, match=r"33 tokens are beyond the 32 learned.*lower --lengths to at most 32"
     ):
-        check_reach(load_for_analysis(tmp_path / "own" / "run"), 33)
+        load_for_analysis(tmp_path / "own" / "run").check_reach(33)
     found = measure_length(
         settings(tmp_path, tmp_path / "out", ["own"], corpus=str(made / "corpus"), lengths=(32,))
     )
@@ -358,7 +358,7 @@ def test_a_refused_second_checkpoint_is_told_before_the_first_is_measured(made, 
     other = tiny.write_corpus(tmp_path / "other", {"heldout": DOCUMENTS}, vocab_size=49)
     (tmp_path / "odd").mkdir()
     checkpoint(tmp_path / "odd", corpus=other)
-    monkeypatch.setattr(length_module, "TokenLosses", None)  # nothing is measured
+    monkeypatch.setattr(length_module, "_sum_losses", None)  # nothing is measured
     paths = (str(made / "pose" / "run"), str(tmp_path / "odd" / "run"))
     with pytest.raises(UserError, match="another tokenizer than"):
         measure_length(settings(made, tmp_path / "out", checkpoints=paths))

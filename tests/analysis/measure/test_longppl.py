@@ -12,17 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.measure.longppl import (
-    LongPPLSettings,
-    TargetLosses,
-    key_tokens,
-    measure_longppl,
-    render_longppl,
-    score_targets,
-    summarize_longppl,
-)
+from analysis.measure.longppl import measure_longppl, score_targets
+from analysis.measure.settings import LongPPLSettings
 from analysis.model.load import load_for_analysis
 from analysis.model.token_losses import TokenLosses
+from analysis.stats.longppl import TargetLosses, key_tokens, render_longppl, summarize_longppl
 from analysis.text.segments import sample_segments
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
@@ -306,13 +300,16 @@ def test_the_script_measures_and_prints_both_forms(made, tmp_path):
     )
 
 
-def test_the_table_shows_what_does_not_exist_as_a_dash(made, tmp_path):
+def test_without_key_tokens_the_table_says_so_in_words(made, tmp_path):
     found = json.loads(measure_longppl(settings(made, tmp_path, alpha_nats=1e9)).read_text())
-    table = render_longppl(found).renderables[2]
-    cells = {row: list(column.cells) for row, column in enumerate(table.columns)}
+    rendered = render_longppl(found).renderables
+    cells = {row: list(column.cells) for row, column in enumerate(rendered[2].columns)}
     place = [str(title) for title in cells[0]].index("LongPPL")
-    assert cells[1][place] == cells[2][place] == "– [–, –]"
+    assert cells[1][place] == cells[2][place] == "undefined"
     assert cells[1][0] == "0 [0, 0]"
+    said = rendered[-1].plain
+    assert "no key tokens in either form, so LongPPL is undefined" in said and "lower --alpha" in said
+    assert "–" not in said
 
 
 def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):

@@ -13,15 +13,14 @@ import torch
 from torch import nn
 
 from analysis.measure.needle import (
-    NeedleSettings,
-    RecallOptions,
     cells_of,
     draw_needles,
+    measure_cell,
     measure_needle,
-    measure_needles,
     needle_contexts,
     recall_of_needles,
 )
+from analysis.measure.settings import NeedleSettings, RecallOptions
 from analysis.model.load import load_for_analysis
 from analysis.model.token_losses import TokenLosses
 from analysis.plots.needle import needle_figure, recall_figure
@@ -75,7 +74,8 @@ class CopyHead(nn.Module):
 
 
 def losses_of(model):
-    return TokenLosses(SimpleNamespace(model=model, checkpoint=Path("by-hand")), device="cpu")
+    by_hand = SimpleNamespace(model=model, checkpoint=Path("by-hand"), check_context=lambda length: None)
+    return TokenLosses(by_hand, device="cpu")
 
 
 def test_a_needle_stands_where_it_was_asked_and_nowhere_else(needles):
@@ -107,7 +107,8 @@ def test_needles_are_a_function_of_their_seed(made, needles):
 
 
 def test_a_copy_head_finds_every_needle_and_none_that_is_absent(needles):
-    for cell, loss, exact in measure_needles(losses_of(CopyHead()), needles, cells_of(KS, LENGTHS, DEPTHS)):
+    for cell in cells_of(KS, LENGTHS, DEPTHS):
+        loss, exact = measure_cell(losses_of(CopyHead()), needles, cell)
         if cell.depth is None:
             assert not exact.any() and (loss > 1).all()
         else:
@@ -116,8 +117,8 @@ def test_a_copy_head_finds_every_needle_and_none_that_is_absent(needles):
 
 def test_loss_and_exact_match_are_those_of_one_forward_pass_a_token(made, needles):
     loaded = load_for_analysis(made / "one" / "run")
-    cells = cells_of((3,), LENGTHS, (0.5,))
-    for cell, loss, exact in measure_needles(TokenLosses(loaded, device="cpu"), needles, cells):
+    for cell in cells_of((3,), LENGTHS, (0.5,)):
+        loss, exact = measure_cell(TokenLosses(loaded, device="cpu"), needles, cell)
         for number, row in enumerate(needles.contexts(cell).tolist()):
             expected, right = [], []
             for place in range(cell.length, cell.length + 3):
@@ -142,8 +143,7 @@ def test_leave_one_out_finds_the_needle_of_a_copy_head_and_not_the_placebos(need
             needles.value[number - 1, 0],
         ]
         assert placebos.tokens[number, -Q:].tolist() == contexts.tokens[number, -Q:].tolist()
-    by_hand = SimpleNamespace(model=CopyHead(), check_context=lambda length: None)
-    found = recall_of_needles(by_hand, needles, options, device="cpu", label="x", seed=0)
+    found = recall_of_needles(losses_of(CopyHead()), needles, options, label="x", seed=0)
     recall = found["selectors"]["leave-one-out"]
     assert recall["4"]["recall"]["value"] == 1 and recall["1"]["recall"]["value"] == pytest.approx(1 / 3)
     assert recall["4"]["placebo_recall"]["value"] < 0.6
@@ -205,9 +205,10 @@ def test_cells_are_means_over_samples_and_seeds(made, tmp_path):
         ({"labels": ("one",)}, "2 checkpoints need as many labels"),
         ({"lengths": (12, 100), "ks": (1, 40)}, "does not hold a needle of 40"),
         ({"lengths": (90, 100), "ks": (1, 40)}, "tokens of the split do not occur in a stretch of 100"),
-        ({"recall": RecallOptions(("nearby",), 24, 0.5, 4)}, "nearby"),
-        ({"recall": RecallOptions(("random",), 24, 0.5, 1)}, "--recall-samples must be 2 or more"),
-        ({"recall": RecallOptions(("random",), 5, 0.5, 4)}, "--recall-length 5 does not hold a needle of 1"),
+        ({"selectors": ("nearby",)}, "nearby"),
+        ({"selectors": ("random",), "recall_samples": 1}, "--recall-samples must be 2 or more"),
+        ({"selectors": ("random",), "recall_length": 5}, "--recall-length 5 does not hold a needle of 1"),
+        ({"selectors": ("random",), "recall_length": 25}, "--recall-length 25 is beyond the largest of --lengths"),
     ],
 )  # fmt: skip
 def test_bad_settings_are_one_line_before_anything_is_written(made, tmp_path, changes, message):

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.measure.planted import PlantedModel, chance_recall, found_at, planted_contexts, recall_at
+from analysis.measure.planted import PlantedModel, chance_recall, found_at, planted_contexts
 from analysis.measure.selectors import Question, find_selector
 from analysis.model.scorer import Scorer, long_and_short_losses
 
@@ -35,7 +35,7 @@ def test_the_planted_set_comes_first(name, rule, count):
     planted = COLUMNS[:count]
     selected = select(name, planted, rule, 16)
     ks = (1, 2, 4, 8, 16)
-    recall = recall_at(selected, np.array([planted]), ks)[0]
+    recall = found_at(selected, np.array([planted]), ks).mean(axis=2)[0]
     assert recall.tolist() == [min(k, count) / count for k in ks]  # the most that k tokens can hold
 
 
@@ -58,7 +58,7 @@ def test_the_model_is_what_it_says():
 
 def test_recall_by_hand():
     selected, planted = np.array([[5, 1, 2], [0, 9, 8]]), np.array([[1, 2], [7, 9]])
-    assert recall_at(selected, planted, (1, 2, 3)).tolist() == [[0, 0.5, 1], [0, 0.5, 0.5]]
+    assert found_at(selected, planted, (1, 2, 3)).mean(axis=2).tolist() == [[0, 0.5, 1], [0, 0.5, 0.5]]
 
 
 def test_a_place_is_found_by_any_of_its_tokens():

@@ -15,7 +15,8 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from analysis.measure.influence import InfluenceSettings, measure_influence
+from analysis.measure.influence import measure_influence
+from analysis.measure.settings import InfluenceSettings
 from analysis.model.load import OWN_FAMILY, PositionedCausalLM, load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.records.store import load_records
@@ -541,7 +542,10 @@ def test_the_script_measures_a_directory_and_says_nothing_else(trained, tmp_path
         [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"records: {tmp_path / 'out'}\n"
+    records, found, following = done.stdout.splitlines()
+    assert records == f"records: {tmp_path / 'out'}"
+    assert "of 20 targets" in found and "leave-one-out: net recovery at k = 2 is" in found
+    assert following == f"next: olmo-sparsity figure2 {tmp_path / 'out'}"
 
 
 def test_a_model_of_the_hub_is_found_in_the_cache(trained, tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from analysis.measure.selectors import Question, find_selector
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
+from analysis.model.device import MemoryGrowth, tokens_that_fit
 from analysis.model.load import load_for_analysis
-from analysis.model.memory import MemoryGrowth, tokens_that_fit
 from analysis.model.scorer import Scorer
 from analysis.text.contexts import Contexts
 from olmo_sparsity.export import export_checkpoint
@@ -158,14 +158,14 @@ def test_a_batch_that_does_not_fit_is_halved_for_good(monkeypatch):
 @pytest.mark.parametrize(("limit", "tokens"), [(1e9, 1000), (1600, 400), (1599, 200), (399, 50), (200, 50)])
 def test_the_batch_that_fits_is_found_by_trying(monkeypatch, limit, tokens):
     """A made-up model whose forward pass takes 4 bytes a token."""
-    import analysis.model.memory as memory
+    import analysis.model.device as memory
 
     monkeypatch.setattr(memory, "_peak_bytes", lambda model, device, rows, n_long: 4.0 * rows * n_long)
     assert tokens_that_fit(None, torch.device("cpu"), 50, limit, most=1000) == tokens
 
 
 def test_a_context_beyond_the_memory_limit_is_refused(monkeypatch):
-    import analysis.model.memory as memory
+    import analysis.model.device as memory
 
     monkeypatch.setattr(memory, "_peak_bytes", lambda model, device, rows, n_long: 4e9 * rows)
     with pytest.raises(

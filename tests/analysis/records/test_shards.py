@@ -11,7 +11,8 @@ import pytest
 
 import analysis.measure.influence as measurement_module
 import analysis.records.shards as merge_module
-from analysis.measure.influence import InfluenceSettings, measure_influence
+from analysis.measure.influence import measure_influence
+from analysis.measure.settings import InfluenceSettings
 from analysis.records.schema import Manifest
 from analysis.records.shards import MeasurementShard, merge_records
 from analysis.records.store import load_records
@@ -150,11 +151,11 @@ def test_one_process_at_a_time_writes_the_merged_records(out):
     merge_records(out)
 
 
-def test_shards_of_format_2_are_merged_into_records_of_format_3(whole, out):
+def test_shards_of_an_older_format_are_merged_into_records_of_the_present_one(whole, out):
     for number in (1, 3):
-        make_old(MeasurementShard(number, COUNT).folder(out))
+        make_old(MeasurementShard(number, COUNT).folder(out), 2)
     merged = load_records(merge_records(out))
-    assert merged.manifest.version == 3
+    assert merged.manifest.version == 4
     assert_same_records(whole, merged)
     merge_records(out)  # is left as it is
 

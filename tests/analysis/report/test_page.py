@@ -340,7 +340,7 @@ def test_command_of_the_records_is_understood_by_its_script(records: Records) ->
     given = vars(module._parser().parse_args(command[2:]))
     expected = {
         "checkpoint": "runs/a", "corpus": "data/docs", "out": Path("with space/records"), "split": "heldout",
-        "n_long": 24, "n_short": 8, "tau": 1.0, "k": (1, 2, 4, 8), "selectors": ",".join(SELECTORS),
+        "n_long": 24, "n_short": 8, "tau_nats": 1.0, "ks": (1, 2, 4, 8), "selectors": tuple(SELECTORS),
         "targets": 40, "seed": 0, "bf16": False, "evaluate_with": None,
     }  # fmt: skip
     assert {name: given[name] for name in expected} == expected
@@ -374,7 +374,7 @@ def test_an_installed_package_has_the_parts_of_the_page() -> None:
 
 def test_real_summary_comparison_and_longppl_fit(tmp_path: Path) -> None:
     """Summary, comparison and LongPPL as the code that makes them leaves them."""
-    from analysis.measure.longppl import TargetLosses, summarize_longppl
+    from analysis.stats.longppl import TargetLosses, summarize_longppl
 
     records = made_up_records(tmp_path / "records", 300)
     comparison = compare(records, made_up_records(tmp_path / "other", 300), 1000)

@@ -29,7 +29,7 @@ def made(request, tmp_path_factory):
 
 @torch.inference_mode()
 def logits(path):
-    return load_scaled(str(path))[0].model(TOKENS, position_ids=IDS).logits
+    return load_scaled(str(path)).model(TOKENS, position_ids=IDS).logits
 
 
 @torch.inference_mode()
@@ -67,7 +67,7 @@ def test_a_factor_of_1_changes_nothing(made, name):
 
 def test_interpolation_divides_the_ids(made):
     source, _ = made
-    loaded, _ = load_scaled(str(source))
+    loaded = load_scaled(str(source))
     with torch.inference_mode():
         expected = loaded.model(TOKENS, position_ids=IDS / 4).logits
     torch.testing.assert_close(logits(f"{source}@linear:4"), expected, rtol=0, atol=1e-4)
@@ -90,10 +90,11 @@ def test_frequencies_at_both_ends():
 def test_what_was_scaled_is_told(made):
     source, exported = made
     for path in (source, exported):
-        loaded, scaling = load_scaled(f"{path}@yarn:2.5")
+        loaded = load_scaled(f"{path}@yarn:2.5")
+        scaling = loaded.rope_scaling
         assert scaling == RopeScaling("yarn", 2.5, REACH) and str(scaling) == "yarn:2.5"
         assert loaded.checkpoint == path
-        assert load_scaled(str(path))[1] is None
+        assert load_scaled(str(path)).rope_scaling is None
 
 
 def test_a_folder_whose_name_looks_like_a_scheme_is_a_folder(made, tmp_path):

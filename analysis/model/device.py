@@ -1,4 +1,4 @@
-"""How many tokens one forward pass may have within a memory limit, found by trying.
+"""Where a model is run: the device, its precision, and how many tokens fit one forward pass.
 
 Shapes: R rows, N tokens of long context.
 """
@@ -6,17 +6,49 @@ Shapes: R rows, N tokens of long context.
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from analysis.model.adapters import TokenModel
-from analysis.model.scorer import TOKENS_PER_BATCH
 from olmo_sparsity.util.errors import UserError
 
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65_536}
+"""Tokens of one forward pass: enough to keep the cores busy, few enough to stay in cache."""
 GB = 1e9
 _SHARE_OF_HOST, _SHARE_OF_DEVICE = 0.5, 0.8
 _STATUS, _CLEAR_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def pick_device(asked: str | None) -> torch.device:
+    """The device of that name; None means a GPU where there is one. Raises `UserError` where it cannot be used."""
+    try:
+        device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise UserError(f"there is no device {asked!r}; give cpu, cuda, or cuda:1 and so on") from error
+    if device.type not in TOKENS_PER_BATCH or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise UserError(f"the device {asked!r} cannot be used here; give another --device, such as cpu")
+    return device
+
+
+class OnDevice:
+    """What every forward pass needs: the device, the precision, and the size of a batch."""
+
+    def __init__(self, device: torch.device, bf16: bool, tokens_per_batch: int | None):
+        self.device = device
+        self.bf16 = bf16
+        self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[device.type]
+
+    def precision(self) -> AbstractContextManager:
+        """bf16 autocast where it is asked for."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """Whole numbers on the device, int64."""
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self.device)
 
 
 def default_limit_bytes(device: torch.device) -> float:

@@ -1,0 +1,149 @@
+"""What all measurements share: text and models are opened once and described, and the result is written.
+
+Checkpoints with the same label are training seeds of one model. Shapes: L tokens of the longest context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from analysis.measure.settings import ComparisonSettings, MeasurementSettings
+from analysis.model.load import OWN_FAMILY, LoadedModel, own_corpus
+from analysis.model.rope_scaling import load_scaled, split_checkpoint
+from analysis.model.token_losses import TokenLosses
+from olmo_sparsity.checkpoint import CONFIG
+from olmo_sparsity.config.load import load_config
+from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles, Verified
+from olmo_sparsity.export import position_reach
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path, sha256_file
+from olmo_sparsity.util.provenance import current_commit, library_versions
+from olmo_sparsity.util.result_files import ResultFile
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MeasuredText:
+    """The split of a prepared corpus that is measured on."""
+
+    corpus: str
+    """Path of the prepared corpus."""
+    manifest_sha256: str
+    """Checksum of its manifest."""
+    tokens: TokenFiles
+    """The split, verified."""
+    verified: Verified
+    """Remembers, when it is saved, that it was."""
+
+
+def open_text(settings: MeasurementSettings, checkpoint: str) -> MeasuredText:
+    """Open and verify the split; where no corpus is given, that of the run of ``checkpoint``. Raises `UserError`."""
+    corpus = settings.corpus or own_corpus(split_checkpoint(checkpoint)[0])
+    verified = Verified(settings.out)
+    tokens = verified.open_split(corpus, settings.split)
+    return MeasuredText(corpus, sha256_file(Path(corpus) / MANIFEST_NAME), tokens, verified)
+
+
+def check_models(checkpoints: Sequence[str], labels: Sequence[str]) -> None:
+    """Raise `UserError` where labels are missing, a checkpoint is none, or one of two seeds is the other."""
+    if len(labels) != len(checkpoints):
+        raise UserError(
+            f"{len(checkpoints)} checkpoints need as many labels, not {', '.join(labels)}; mend --labels"
+        )
+    seen = set()
+    for label, checkpoint in zip(labels, checkpoints, strict=True):
+        meant = label, *split_checkpoint(checkpoint)
+        if meant in seen:
+            raise UserError(f"{checkpoint} is given twice as {label}; give each seed once")
+        seen.add(meant)
+
+
+def load_losses(
+    settings: MeasurementSettings,
+    text: MeasuredText,
+    checkpoint: str,
+    check: Callable[[LoadedModel], None],
+) -> tuple[Json, TokenLosses]:
+    """What identifies a checkpoint, and its losses. Raises `UserError` where ``check`` or the text refuses it."""
+    loaded = load_scaled(checkpoint)
+    loaded.check_corpus(text.corpus)
+    check(loaded)
+    losses = TokenLosses(
+        loaded, device=settings.device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
+    )
+    return {**_describe(loaded), "device": str(losses.device)}, losses
+
+
+def each_model(
+    settings: ComparisonSettings, text: MeasuredText, length: int
+) -> Iterator[tuple[Json, TokenLosses]]:
+    """The checkpoints one after the other, as `load_losses` gives them; each must read L tokens.
+
+    All are loaded once before the first is measured: nobody waits for the first to learn that the last is refused.
+    """
+    for checkpoint in settings.checkpoints[1:]:
+        loaded = load_scaled(checkpoint)
+        loaded.check_corpus(text.corpus)
+        loaded.check_reach(length)
+    for label, checkpoint in zip(settings.labels, settings.checkpoints, strict=True):
+        described, losses = load_losses(settings, text, checkpoint, lambda each: each.check_reach(length))
+        yield {"label": label, **described}, losses
+
+
+def _describe(loaded: LoadedModel) -> Json:
+    """What identifies a checkpoint, and what lengths it was trained on, where it is one of this project."""
+    described: Json = {
+        "checkpoint": str(loaded.checkpoint),
+        "checkpoint_sha256": loaded.weights_sha256,
+        "family": loaded.family,
+        "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
+        "rope_scaling": None if loaded.rope_scaling is None else asdict(loaded.rope_scaling),
+        "training_seed": loaded.training_seed,
+        "training_length": None,
+        "position_scheme": None,
+        "position_target": None,
+    }
+    if loaded.family == OWN_FAMILY:
+        config = load_config(loaded.checkpoint / CONFIG, warn=False)
+        window, reach = config.model.max_sequence_length, position_reach(config)
+        described["training_length"] = window
+        described["position_scheme"] = config.positions.scheme
+        described["position_target"] = reach if reach > window else None
+    return described
+
+
+def write_result(
+    result: ResultFile,
+    settings: MeasurementSettings,
+    text: MeasuredText,
+    *,
+    found: Json,
+    measured: Json,
+    rows: pa.Table | None = None,
+) -> Path:
+    """Write a result and return its path; ``rows`` go into a Parquet file beside it.
+
+    Args:
+        result: the file.
+        settings: told in the result.
+        text: told in the result.
+        found: the numbers.
+        measured: what else belongs to the settings, such as how much text there was.
+        rows: what the numbers were made from.
+    """
+    path = Path(settings.out) / result.name
+    if rows is not None:
+        with atomic_path(path.with_suffix(".parquet")) as temporary:
+            pq.write_table(rows, temporary, compression="zstd")
+    told = {**settings.told(), "corpus": text.corpus, "corpus_manifest_sha256": text.manifest_sha256}
+    provenance = {"commit": current_commit(), "versions": library_versions()}
+    result.save(path, {"settings": {**told, **measured}, **found, "provenance": provenance})
+    text.verified.save()
+    return path

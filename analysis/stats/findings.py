@@ -1,0 +1,41 @@
+"""What records say in one line, for whoever has just measured them."""
+
+from __future__ import annotations
+
+from analysis.records.store import Records
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES
+from analysis.stats.sums import (
+    ALL,
+    MeasuredTargets,
+    SumsBootstrap,
+    default_selector,
+    nats,
+    refuse_without_gain,
+)
+from olmo_sparsity.util.errors import UserError
+
+K = 4
+"""What net recovery is told for, or the closest k that was measured."""
+
+
+def describe_findings(records: Records) -> str:
+    """Targets over tau, and the net recovery of the default selector with its interval, as the summary has them."""
+    targets, manifest = records.targets, records.manifest
+    count = len(targets.over(manifest.tau_nats))
+    found = (
+        f"{count:,} of {len(targets):,} targets ({count / len(targets):.1%}) gain more than {nats(manifest.tau_nats)} "
+        "from the long context"
+    )
+    try:
+        refuse_without_gain(records)
+    except UserError:
+        return found
+    k = min(manifest.ks, key=lambda each: (abs(each - K), each))
+    selector = default_selector(manifest.selectors)
+    columns = MeasuredTargets(records).of_group(ALL, [k])
+    sums = SumsBootstrap(columns, targets.document, DEFAULT_RESAMPLES, seed=0)
+    net = sums.recoveries(selector, k)["net_recovery"]
+    interval = " (no interval: too few documents)"
+    if net["low"] is not None and net["high"] is not None:
+        interval = f" [{100 * net['low']:.0f}, {100 * net['high']:.0f}]"
+    return f"{found}; {selector}: net recovery at k = {k} is {100 * net['value']:.0f} %{interval}"

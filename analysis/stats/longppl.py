@@ -1,0 +1,178 @@
+"""From the losses of targets to LongPPL in both forms, with intervals, and a table of it for a terminal.
+
+`analysis.measure.longppl` says what the forms are. Shapes: n segments, T targets of each. Losses are in nats per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, difference
+from analysis.stats.sums import SumsBootstrap
+from analysis.stats.tables import interval_cell
+
+FORMS = ("exact", "published")
+_MOMENTS = ("x", "y", "xx", "yy", "xy")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TargetLosses:
+    """Losses in nats of the same targets given the long context and both short ones; every array is (n, T) float64."""
+
+    long: np.ndarray
+    short: dict[str, np.ndarray]
+    """By form."""
+    tokens_read: dict[str, int]
+    """Tokens that the model read for the long contexts ("long") and for the short ones of each form: the cost."""
+
+
+def key_tokens(long: np.ndarray, short: np.ndarray, alpha_nats: float, beta_nats: float) -> np.ndarray:
+    """Whether each token is a key token, of the shape of its losses in nats (Fang et al. 2024)."""
+    return (short - long > alpha_nats) & (long < beta_nats)
+
+
+def summarize_longppl(
+    losses: TargetLosses,
+    document: np.ndarray,
+    *,
+    alpha_nats: float = 2.0,
+    beta_nats: float = 2.0,
+    resamples: int = DEFAULT_RESAMPLES,
+    seed: int = 0,
+) -> Json:
+    """Both forms and their agreement, with 95 % cluster-bootstrap intervals; ``document`` (n,) is each segment's.
+
+    Differences are exact minus published, on the same tokens, hence paired. LongPPL is None without key tokens.
+    """
+    columns = _columns(losses, alpha_nats, beta_nats)
+    sums = SumsBootstrap(columns, document, resamples, seed)
+    share = {form: sums.statistic(f"key {form}", "one") for form in FORMS}
+    longppl = {form: _exp(sums.statistic(f"long of key {form}", f"key {form}")) for form in FORMS}
+    both = {form: sums.statistic("both", f"key {form}") for form in FORMS}
+    correlation = _correlation(*(sums.index[name] for name in ("one", *_MOMENTS)))
+    forms = {
+        form: {
+            "key_tokens": sums.interval(_total(sums.index[f"key {form}"])),
+            "share": sums.interval(share[form]),
+            "longppl": sums.interval(longppl[form]),
+            "ppl_short": sums.interval(_exp(sums.statistic(f"short {form}", "one"))),
+            "mean_lsd_nats": sums.ratio(f"lsd {form}", "one"),
+            "tokens_read": losses.tokens_read[form],
+        }
+        for form in FORMS
+    }
+    return {
+        "targets": losses.long.size,
+        "documents": len(np.unique(document)),
+        "ppl": sums.interval(_exp(sums.statistic("long", "one"))),
+        "tokens_read_long": losses.tokens_read["long"],
+        "forms": forms,
+        "agreement": {
+            "jaccard": sums.ratio("both", "either"),
+            "share_of_exact_found_by_published": sums.interval(both["exact"]),
+            "share_of_published_confirmed_by_exact": sums.interval(both["published"]),
+            "lsd_correlation": sums.interval(correlation),
+            "share_difference": sums.interval(difference(share["exact"], share["published"])),
+            "longppl_difference": sums.interval(difference(longppl["exact"], longppl["published"])),
+        },
+    }
+
+
+def _columns(losses: TargetLosses, alpha_nats: float, beta_nats: float) -> dict[Any, np.ndarray]:
+    """Sums over the targets of each segment, which share its document; each (n,)."""
+    long = losses.long
+    key = {form: key_tokens(long, losses.short[form], alpha_nats, beta_nats) for form in FORMS}
+    lsd = {form: losses.short[form] - long for form in FORMS}
+    columns: dict[str, np.ndarray] = {"one": np.ones_like(long), "long": long}
+    for form in FORMS:
+        columns[f"short {form}"] = losses.short[form]
+        columns[f"key {form}"] = key[form]
+        columns[f"long of key {form}"] = long * key[form]
+        columns[f"lsd {form}"] = lsd[form]
+    columns["both"] = key["exact"] & key["published"]
+    columns["either"] = key["exact"] | key["published"]
+    x, y = (lsd[form] - lsd[form].mean() for form in FORMS)  # centred, so that little is lost to rounding
+    columns |= dict(zip(_MOMENTS, (x, y, x * x, y * y, x * y), strict=True))
+    return {name: each.sum(axis=1, dtype=np.float64) for name, each in columns.items()}
+
+
+def _total(column: int) -> Statistic:
+    return lambda sums: sums[..., column]
+
+
+def _exp(statistic: Statistic) -> Statistic:
+    """From a mean loss to a perplexity."""
+    return lambda sums: np.exp(statistic(sums))
+
+
+def _correlation(one: int, x: int, y: int, xx: int, yy: int, xy: int) -> Statistic:
+    """Pearson correlation from columns of ones, values, squares and products; NaN where one of both is constant."""
+
+    def statistic(sums: np.ndarray) -> np.ndarray:
+        mean_x, mean_y, square_x, square_y, product = (
+            sums[..., column] / sums[..., one] for column in (x, y, xx, yy, xy)
+        )
+        variance = (square_x - mean_x**2) * (square_y - mean_y**2)
+        varies = variance > 0
+        root = np.sqrt(np.where(varies, variance, 1.0))
+        return np.where(varies, (product - mean_x * mean_y) / root, np.nan)
+
+    return statistic
+
+
+def render_longppl(found: Json) -> Group:
+    """Both forms side by side, and how they agree, for a terminal."""
+    settings, agreement, forms = found["settings"], found["agreement"], found["forms"]
+    head = Text.assemble(
+        (f"{found['targets']:,} targets", "bold"),
+        f" of {found['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}, "
+        f"S {settings['sliding_window']}; PPL of all of them {interval_cell(found['ppl'])}\n"
+        f"key tokens: LSD > {settings['alpha_nats']:g} nats and L_long < {settings['beta_nats']:g} nats",
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("")
+    for form in FORMS:
+        table.add_column(form, justify="right")
+    rows: list[tuple[str, str, Json]] = [
+        ("key tokens", "key_tokens", {"digits": 0}),
+        ("share of the targets [%]", "share", {"scale": 100}),
+        ("LongPPL", "longppl", {"digits": 3}),
+        ("PPL with the short context", "ppl_short", {}),
+        ("mean LSD [nats]", "mean_lsd_nats", {"digits": 3}),
+    ]
+    for title, name, looks in rows:
+        cells = [
+            "undefined" if forms[form][name]["value"] is None else interval_cell(forms[form][name], **looks)
+            for form in FORMS
+        ]
+        table.add_row(Text(title), *cells)
+    table.add_row("tokens read", *(f"{forms[form]['tokens_read']:,}" for form in FORMS), end_section=True)
+    return Group(head, Text(), table, Text(), _words(forms, agreement, settings))
+
+
+def _words(forms: Json, agreement: Json, settings: Json) -> Text:
+    """How the forms agree; where there are no key tokens, that LongPPL is undefined and what to change."""
+    if without := [form for form in FORMS if forms[form]["longppl"]["value"] is None]:
+        which = "either form" if len(without) == len(FORMS) else f"the {without[0]} form"
+        return Text(
+            f"there are no key tokens in {which}, so LongPPL is undefined: no target gains more than "
+            f"{settings['alpha_nats']:g} nats from the long context and has L_long below {settings['beta_nats']:g} "
+            "nats; lower --alpha, raise --beta or --segments, or measure a model trained for longer"
+        )
+    shares = ("jaccard", "share_of_exact_found_by_published", "share_of_published_confirmed_by_exact")
+    jaccard, of_exact, of_published = (interval_cell(agreement[name], scale=100, digits=0) for name in shares)
+    return Text.assemble(
+        f"key tokens of both forms: {jaccard} % of those of either (Jaccard), {of_exact} % of exact, "
+        f"{of_published} % of published\n"
+        f"correlation of LSD {interval_cell(agreement['lsd_correlation'], digits=3)}; LongPPL exact - published "
+        f"{interval_cell(agreement['longppl_difference'], digits=3)}\n",
+        (f"[95 % interval]: {settings['resamples']:,} resamples of documents", "dim"),
+    )
