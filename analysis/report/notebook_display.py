@@ -12,10 +12,9 @@ from itertools import groupby
 
 import numpy as np
 
-from analysis.report.examples import influence_unit
 from analysis.report.foreign_text import foreign_html, text_html
 from analysis.report.notebook_result import Choices, InfluentialTokens
-from analysis.report.words import number, plural
+from analysis.report.words import influence_unit, number, plural
 from analysis.stats.recovery import default_selector, nats
 
 SHADES_NATS = (0.25, 0.5, 1.0, 2.0, 4.0)
