@@ -1,4 +1,4 @@
-"""The bound of Theorem 4.3 on the error at a length beyond the trained ones, for planted tasks (METHOD 3.6). No torch.
+"""The bound of Theorem 4.3 on the error at lengths beyond the trained ones (docs/method.md, 3.6).
 
     Theorem 4.3 [paper]    error(L') = O(eta_L eta_L' L L'^2 delta)
     improved [paper]       error(L') = O((L' / L)^2 delta)

@@ -1,6 +1,6 @@
 """From records to the numbers of Figure 2: L_k, recovery, placebo recovery and net recovery, with intervals.
 
-    recovery(k)         = Σ (L_short - L_k) / Σ (L_short - L_long)     (paper Eq. 20 as METHOD 2.2 reads it)
+    recovery(k)         = Σ (L_short - L_k) / Σ (L_short - L_long)     (paper Eq. 20, docs/method.md 2.2)
     placebo recovery(k) = the same sums, L_k measured in the placebo far context, same denominator   [ours]
     net recovery(k)     = recovery(k) - placebo recovery(k)                                          [ours]
 

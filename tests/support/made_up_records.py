@@ -11,7 +11,7 @@ from analysis.records.schema import FAR_CONTEXTS, SelectionRow, Targets
 from analysis.records.store import Records, RecordWriter, load_records
 from analysis.text.kinds import KINDS
 
-# recovery at k = 1, 2, 4, 8 in the true and the placebo far context: METHOD 2.3, first table
+# recovery at k = 1, 2, 4, 8 in the true and the placebo far context: docs/method.md, 2.3
 MEASURED = {
     "leave-one-out": ((0.43, 0.72, 0.95, 1.11), (0.09, 0.20, 0.31, 0.44)),
     "leave-one-in": ((0.56, 0.72, 0.93, 1.07), (0.28, 0.39, 0.51, 0.60)),
