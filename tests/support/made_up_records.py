@@ -95,3 +95,16 @@ def made_up_records(
         count, tau_nats=tau_nats, selectors=list(selectors), **(other if crossfit else {})
     )
     return write_records(folder, manifest, made_up_targets(count, documents, rng, crossfit), rng)
+
+
+def resampled_rows(records: Records, resamples: int) -> list[tuple[list[int], int]]:
+    """Of each resample, documents drawn one by one: the rows of ``over`` of their targets, and how many targets."""
+    row_of = {int(index): row for row, index in enumerate(records.over)}
+    documents = np.unique(records.targets.document)
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(resamples):
+        drawn = rng.integers(len(documents), size=len(documents))
+        targets = [i for each in drawn for i in np.flatnonzero(records.targets.document == documents[each])]
+        found.append(([row_of[int(i)] for i in targets if int(i) in row_of], len(targets)))
+    return found

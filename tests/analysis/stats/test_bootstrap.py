@@ -9,7 +9,6 @@ from scipy.stats import permutation_test
 from analysis.stats import bootstrap as statistics
 from analysis.stats.bootstrap import (
     ClusterBootstrap,
-    Interval,
     cluster_bootstrap,
     cluster_sums,
     difference,
@@ -57,14 +56,6 @@ def test_equals_a_plain_loop() -> None:
     assert found.low == pytest.approx(slow[4]) and found.high == pytest.approx(
         slow[195]
     )  # 2.5 % of 199 = 4.975
-
-
-def test_means_equal_a_plain_loop() -> None:
-    columns, clusters = clustered(np.random.default_rng(2))
-    columns[:, 2] = 1.0
-    slow = [np.mean([row[0] for row in rows]) for rows in slow_resamples(columns, clusters, 50, seed=0)]
-    bootstrap = ClusterBootstrap(columns, clusters, resamples=50, seed=0)
-    np.testing.assert_allclose(ratio_of_sums(0, 2)(bootstrap.resampled), slow, rtol=1e-12)
 
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +147,6 @@ def test_refuses_what_would_spread_unseen() -> None:
         ClusterBootstrap(np.ones((3, 1)), np.arange(2))
     with pytest.raises(ValueError, match="n > 0"):
         ClusterBootstrap(np.ones((0, 1)), np.arange(0))
-
-
-def test_interval_as_json() -> None:
-    assert Interval(1.0, 0.5, 2.0).as_dict() == {"value": 1.0, "low": 0.5, "high": 2.0}
 
 
 def test_permutation_test_by_hand() -> None:
