@@ -24,6 +24,7 @@ def main() -> None:
     """Read what was measured, then write the page."""
     arguments = _parser().parse_args()
     from analysis.plots.dependencies import all_figures
+    from analysis.plots.style import COLUMN, PAGE
     from analysis.records.results import LENGTH
     from analysis.records.store import load_records
     from analysis.report.page import load_comparison, load_longppl, report_html
@@ -35,12 +36,12 @@ def main() -> None:
     comparison = load_comparison(arguments.compare) if arguments.compare else None
     records = load_records(arguments.records)
     summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
-    figures = all_figures(summary, length)
+    wide, narrow = (all_figures(summary, length, width=width) for width in (PAGE, COLUMN))
     out = arguments.out or arguments.records / "report.html"
     html = report_html(
         records,
         summary,
-        figures,
+        {name: (figure, narrow[name]) for name, figure in wide.items()},
         command=shlex.join(["python", "scripts/report.py", *sys.argv[1:]]),
         examples=arguments.examples,
         longppl=longppl,

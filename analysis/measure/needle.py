@@ -51,7 +51,7 @@ from analysis.stats.bootstrap import (
     mean_over_seeds,
     ratio_of_sums,
 )
-from analysis.stats.sums import Columns, SumsBootstrap
+from analysis.stats.recovery import Columns, SumsBootstrap
 from analysis.text.contexts import Contexts
 from analysis.text.segments import Segments, sample_segments
 from olmo_sparsity.data.tokens import TokenFiles

@@ -1,4 +1,4 @@
-"""Exact match against length, from the curves of `analysis.stats.exact_match` alone (METHOD 3.2 to 3.5).
+"""Exact match against length, from the curves of `analysis.stats.exact_match` alone (docs/method.md, 3.2 to 3.5).
 
 (a) planted tasks: accuracy, a panel per K_train, a curve per tested k; (b) tasks with coupled ids: exact match, a panel
 per task, a curve per position scheme, and (c) beside it what the first error of the wrong samples is. Curves differ by

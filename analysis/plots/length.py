@@ -172,6 +172,7 @@ def _position_axis(axes: Axes, length_json: Json, most: int = 10) -> None:
 def _training_lines(axes: Axes, models: Sequence[Json]) -> list[Line2D]:
     """Dotted at the window trained on, dash-dotted at the reach of the position ids in training, for the legend."""
     handles = []
+    line: Any
     checkpoints = [one for model in models for one in model["checkpoints"]]
     for key, line, name in (
         ("training_length", ":", "trained window"),

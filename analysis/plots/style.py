@@ -158,7 +158,7 @@ def model_styles(encodings: dict[str, str | None]) -> dict[str, Style]:
         lighter = 0.5 * place / max(len(alike) - 1, 2)
         mixed = (1 - lighter) * np.array(matplotlib.colors.to_rgb(colour)) + lighter
         line = _LINES[(place + (encoding == "random_start")) % len(_LINES)]  # else it would cover plain RoPE
-        styles[label] = (matplotlib.colors.to_hex(mixed), marker, line)
+        styles[label] = (matplotlib.colors.to_hex(tuple(mixed)), marker, line)
     return styles
 
 
@@ -338,8 +338,7 @@ def write_figure(figure: Figure, path: str | Path) -> Path:
 def figure_bytes(figure: Figure, kind: str, **style: Any) -> bytes:
     """A figure as a file of one of `FORMATS`, without a date; ``style`` adds to `STYLE`."""
     drawn = BytesIO()  # first into memory: matplotlib answers a full disk with errors of its own
-    with matplotlib.rc_context(
-        {**STYLE, "svg.hashsalt": "olmo-sparsity", **style}
-    ):  # else an SVG's ids are random
+    rc: dict[Any, Any] = {**STYLE, "svg.hashsalt": "olmo-sparsity", **style}  # else an SVG's ids are random
+    with matplotlib.rc_context(rc):
         figure.savefig(drawn, format=kind, dpi=_DPI, metadata=FORMATS[kind])
     return drawn.getvalue()

@@ -22,9 +22,8 @@ import numpy as np
 
 from analysis.records.results import INFLUENTIAL_TOKENS
 from analysis.records.schema import Targets
-from analysis.report.examples import influence_unit
 from analysis.report.foreign_text import foreign_html, text_html
-from analysis.report.words import number, plural
+from analysis.report.words import influence_unit, number, plural
 from analysis.stats.recovery import default_selector, nats
 from olmo_sparsity.util.files import file_in
 

@@ -1,67 +1,73 @@
-"""One self-contained HTML page of a measurement: figures, numbers, settings, and a browser of examples.
+"""One self-contained HTML page of a measurement: summary, examples, tables, figures, settings.
 
 The page needs no network and forbids it (Content-Security-Policy): style and script are inline and known by their
-hash, figures are data in the page. Text of documents reaches it as JSON that cannot end its own element, and is shown
-as text nodes only. The same records, arguments and seed give the same bytes. No model, no torch.
+hash, figures are data in the page. The template escapes all text. Text of documents reaches the page as JSON that
+cannot end its own element, and is shown as text nodes only. The same records, arguments and seed give the same bytes.
+Shapes: m targets over tau with finished selections, N long and M short context length.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
-from html import escape
-from importlib.resources import files
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from string import Template
 from typing import Any
 
-import matplotlib
+import jinja2
+import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from analysis.plots.style import STYLE
+from analysis.plots.style import figure_bytes
 from analysis.records.results import COMPARISON, LONGPPL
-from analysis.records.schema import Manifest
+from analysis.records.schema import FAR_CONTEXTS, Examples
 from analysis.records.store import Records
-from analysis.report.examples import choose_examples, page_data
-from analysis.report.foreign_text import DIRECTION_CONTROL, foreign_html, text_html, text_plain
-from analysis.report.tables import all_tables
-from analysis.report.words import bounds, number, reading
+from analysis.report.foreign_text import (
+    DIRECTION_CONTROL,
+    DIRECTION_CONTROLS,
+    foreign_html,
+    text_html,
+    text_plain,
+)
+from analysis.report.tables import all_sections
+from analysis.report.words import bounds, influence_unit, number, reading
 from analysis.stats.recovery import default_selector, nats
+from analysis.text.kinds import KINDS
 
 Json = dict[str, Any]
 
-_TITLE = "What a few far tokens give back"
+load_longppl = LONGPPL.load
+load_comparison = COMPARISON.load
+
+_TITLE = "How much of the far context do a few tokens carry?"
+_LOSS_DIGITS = _INFLUENCE_DIGITS = 3
 _ESCAPED = re.compile(rf"[&<>]|{DIRECTION_CONTROL.pattern}")
 _CAPTIONS = {
     "figure2": (
         "Figure 2",
-        "Loss with k far tokens, net recovery, recovery by size of the gain and, where measured, loss by position. "
-        "The table of selectors has the numbers.",
+        "Loss with k far tokens, net recovery, recovery by size of the gain and, where measured, loss by position.",
     ),
-    "kinds": (
-        "Kinds of dependency",
-        "Share, gain and recovery of each kind. The table of kinds has the numbers.",
+    "figure2-selectors": (
+        "Further selectors",
+        "Loss and net recovery of the selectors that Figure 2 leaves out.",
     ),
+    "kinds": ("Kinds of dependency", "Share, gain and recovery of each kind."),
     "distances": (
         "Distances",
-        "How far before the target the chosen tokens stand, in its own text and in the placebo.",
+        "Distance of the chosen tokens before the target, as their share over that of tokens drawn uniformly.",
     ),
-    "tokens_needed": (
-        "Tokens needed",
-        "For how many targets at most k tokens bring most of the gain back. The table of this name has the numbers.",
-    ),
+    "tokens_needed": ("Tokens needed", "For how many targets k tokens recover most of the gain."),
 }
 
 
 def report_html(
     records: Records,
     summary: Json,
-    figures: Mapping[str, Figure],
+    figures: Mapping[str, Sequence[Figure]],
     *,
     command: str,
     examples: int = 1000,
@@ -73,37 +79,47 @@ def report_html(
     Args:
         records: of `load_records`.
         summary: of `summarize`, of the same records.
-        figures: by name, in the order of the page.
+        figures: by name, in the order of the page: each for a wide screen and for a narrow one.
         command: command line that made the page, which is shown in it.
         examples: at most so many targets in the browser of examples.
         longppl: of `load_longppl`, or None.
         comparison: of `load_comparison`, or None.
     """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("analysis.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        text=lambda text: Markup(text_html(str(text))),
+        foreign=lambda text: Markup(foreign_html(str(text))),
+    )
     rows = choose_examples(records, examples)
-    data = page_data(records, rows, summary["gain_bins"]["k"])
-    settings = summary["settings"]
-    style, script = (_part(name) for name in ("style.css", "page.js"))
-    words = "".join(f"<p>{text_html(paragraph)}</p>" for paragraph in reading(summary) if paragraph)
-    return Template(_part("template.html")).substitute(
+    style, script = (environment.loader.get_source(environment, name)[0] for name in ("style.css", "page.js"))  # type: ignore[union-attr]
+    manifest, settings = records.manifest, summary["settings"]
+    name = "/".join(Path(manifest.checkpoint).parts[-2:])  # the run and the step, mostly
+    return environment.get_template("page.html").render(
         policy=_policy(style, script),
-        title=escape(text_plain(f"{_TITLE}: {_checkpoint_name(records.manifest)}")),
-        heading=f"{_TITLE}: {foreign_html(_checkpoint_name(records.manifest))}",
-        measured=_measured(records.manifest),
+        style=Markup(style),
+        script=Markup(script),
+        title=_TITLE,
+        name=name,
+        plain_name=text_plain(name),
+        manifest=manifest,
+        tau=nats(manifest.tau_nats),
         tiles=_tiles(summary),
-        words=f'<div class="prose">{words}</div>',
-        figures="\n".join(_figure(name, figure) for name, figure in figures.items()),
-        interval_note=escape(
-            f"Below each value its 95 % interval: {settings['resamples']:,} bootstrap resamples of documents, seed "
-            f"{settings['bootstrap_seed']}."
-        ),
-        tables=all_tables(summary, longppl, comparison),
-        examples_note=escape(_examples_note(records, len(rows))),
-        definitions=_part("definitions.html"),
-        settings=_settings(settings),
-        reproduce=_reproduce(records, command),
-        data=embed_json(data),
-        style=style,
-        script=script,
+        paragraphs=[paragraph for paragraph in reading(summary) if paragraph],
+        figures=[_figure(*each) for each in figures.items()],
+        settings={each.replace("_", " "): _shown(value) for each, value in settings.items()},
+        resamples=settings["resamples"],
+        bootstrap_seed=settings["bootstrap_seed"],
+        sections=all_sections(summary, longppl, comparison),
+        measured=len(records.over),
+        examples=len(rows),
+        commands=[influence_command(records), command],
+        data=Markup(embed_json(page_data(records, rows, summary["gain_bins"]["k"]))),
     )
 
 
@@ -117,24 +133,8 @@ def embed_json(value: Any) -> str:
 
 def figure_image(figure: Figure) -> str:
     """A figure as a data address of an SVG, whose text is drawn as paths; the same figure gives the same bytes."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "olmo-sparsity", "svg.fonttype": "path"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def load_longppl(path: str | Path) -> Json:
-    """A `longppl.json`, given itself or its folder. Raises `UserError` where it is none."""
-    return LONGPPL.load(path)
-
-
-def load_comparison(path: str | Path) -> Json:
-    """The JSON of scripts/compare.py. Raises `UserError` where it is none."""
-    return COMPARISON.load(path)
-
-
-def _part(name: str) -> str:
-    return (files("analysis.report") / "templates" / name).read_text(encoding="utf8")
+    drawn = figure_bytes(figure, "svg", **{"svg.fonttype": "path"})
+    return f"data:image/svg+xml;base64,{base64.b64encode(drawn).decode()}"
 
 
 def _policy(style: str, script: str) -> str:
@@ -148,97 +148,38 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _checkpoint_name(manifest: Manifest) -> str:
-    """The last two parts of the path: the run and the step, mostly."""
-    return "/".join(Path(manifest.checkpoint).parts[-2:])
-
-
-def _measured(manifest: Manifest) -> str:
-    checkpoint, evaluated_by, corpus, split = (
-        foreign_html(str(name))
-        for name in (manifest.checkpoint, manifest.evaluation_checkpoint, manifest.corpus, manifest.split)
-    )
-    how = f"evaluated by {evaluated_by}, " if manifest.crossfit else ""
-    return (
-        f"Checkpoint {checkpoint}, {how}on {corpus} ({split}); long context N = "
-        f"{manifest.n_long}, short context M = {manifest.n_short} tokens, tau = {nats(manifest.tau_nats)}."
-    )
-
-
-def _tiles(summary: Json) -> str:
+def _tiles(summary: Json) -> list[tuple[str, str, str]]:
+    """Value, interval and meaning of the main numbers; the first leads."""
     name, k = default_selector(summary["selectors"]), summary["gain_bins"]["k"]
     found = summary["selectors"][name][str(k)]
-    tokens = f"{k} tokens of {name}"
+    gain = nats(summary["settings"]["tau_nats"])
     tiles = [
-        ("lead", found["net_recovery"], 0, f"net recovery with {tokens}"),
-        ("", found["recovery"], 0, "recovery, own text"),
-        ("", found["placebo_recovery"], 0, "recovery, placebo: another document's text"),
-        (
-            "",
-            summary["share_over_tau"],
-            1,
-            f"of the targets gain more than {nats(summary['settings']['tau_nats'])}",
-        ),
+        (found["net_recovery"], 0, f"net recovery with {k} tokens of {name}"),
+        (found["recovery"], 0, "recovery, own text"),
+        (found["placebo_recovery"], 0, "recovery, placebo: another document's text"),
+        (summary["share_over_tau"], 1, f"of the targets gain more than {gain}"),
     ]
-    return (
-        '<dl class="tiles">'
-        + "".join(
-            f'<div class="{kind}"><dt>{text_html(title)}</dt><dd>{number(value["value"], scale=100, digits=digits)} %'
-            f"<small>{bounds(value, scale=100, digits=digits)}</small></dd></div>"
-            for kind, value, digits, title in tiles
-        )
-        + "</dl>"
-    )
+    return [
+        (number(value["value"], scale=100, digits=digits), bounds(value, scale=100, digits=digits), meaning)
+        for value, digits, meaning in tiles
+    ]
 
 
-def _figure(name: str, figure: Figure) -> str:
+def _figure(name: str, figures: Sequence[Figure]) -> Json:
     title, text = _CAPTIONS.get(name, (name, ""))
-    return (
-        f'<figure><div class="canvas" tabindex="0" role="group" aria-label="{escape(title)}">'
-        f'<img src="{figure_image(figure)}" alt="{escape(f"{title}. {text}")}"></div>'
-        f"<figcaption><b>{escape(title)}.</b> {escape(text)}</figcaption></figure>"
-    )
+    wide, narrow = (figure_image(figure) for figure in figures)
+    return {"title": title, "text": text, "wide": wide, "narrow": narrow}
 
 
-def _examples_note(records: Records, shown: int) -> str:
-    if not shown:
-        return "These records hold no text of targets, so there are no examples to show."
-    of = len(records.over)
-    how = (
-        f"All {of:,} measured targets over tau."
-        if shown == of
-        else f"{shown:,} of {of:,} measured targets over tau; every kind and size of gain has its share."
-    )
-    return f"{how} The same selector at work in the target's own text and, beside it, in the placebo."
-
-
-def _settings(settings: Json) -> str:
-    """Every setting of the summary, as a list; checksums in full."""
-
-    def show(value: Any) -> str:
-        if isinstance(value, dict):
-            return ", ".join(f"{key} {each}" for key, each in value.items()) or "none"
-        if isinstance(value, list):
-            return ", ".join(map(str, value))
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        return "none" if value is None else str(value) or "unknown"
-
-    pairs = "".join(
-        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{foreign_html(show(value))}</dd>"
-        for name, value in settings.items()
-    )
-    return f'<dl class="pairs">{pairs}</dl>'
-
-
-def _reproduce(records: Records, command: str) -> str:
-    manifest = records.manifest
-    at = f"Code at commit {foreign_html(manifest.commit)}" if manifest.commit else "Code of an unknown commit"
-    return (
-        f"<p>{at}. Records by the first command, which goes on where it was interrupted; this page by the "
-        "second. The settings above have the checksums of weights, tokenizer and corpus.</p>"
-        f"<pre>{text_html(influence_command(records))}</pre><pre>{text_html(command)}</pre>"
-    )
+def _shown(value: Any) -> str:
+    """A setting in words; checksums in full."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {each}" for key, each in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value) or "unknown"
 
 
 def influence_command(records: Records) -> str:
@@ -264,3 +205,93 @@ def influence_command(records: Records) -> str:
     options = [part for name, value, write in given for part in (name, write(value))]
     precision = ["--bf16"] if manifest.dtype == "bf16" else []
     return shlex.join(["python", "scripts/influence.py", *checkpoint, *options, *precision])
+
+
+# --- examples ---
+
+
+def choose_examples(records: Records, count: int) -> np.ndarray:
+    """Rows (indices into ``records.over``, ascending) of at most ``count`` targets that have text.
+
+    Where there are more, every so-many-th of them, ordered by kind and then by gain, so that each kind and each size
+    of gain keeps its proportion [ours]. No chance is involved.
+    """
+    if records.examples is None or count <= 0:
+        return np.zeros(0, dtype=np.int64)
+    targets = records.targets
+    rows = np.flatnonzero(np.isin(targets.target_id[records.over], records.examples.target_id))
+    if len(rows) <= count:
+        return rows
+    over = records.over[rows]
+    kinds = np.array([KINDS.index(kind) for kind in targets.kind[over]])
+    ordered = rows[np.lexsort((targets.selecting_gain_nats[over], kinds))]
+    middle_of_each_share = ((np.arange(count) + 0.5) * len(rows) / count).astype(np.int64)
+    return np.sort(ordered[middle_of_each_share])
+
+
+def page_data(records: Records, rows: np.ndarray, k: int) -> Json:
+    """All that page.js reads, as plain JSON.
+
+    Args:
+        records: with examples, unless ``rows`` is empty.
+        rows: of `choose_examples`.
+        k: the k that is shown first.
+
+    A selection is ``[positions, influences, losses]``; an influence that does not exist is None. ``gain`` is that of
+    the model that evaluates, ``selecting_gain`` the one that put the target over tau.
+    """
+    manifest = records.manifest
+    kinds = [kind for kind in KINDS if kind in set(records.targets.kind[records.over[rows]].tolist())]
+    return {
+        "ks": manifest.ks,
+        "k": k,
+        "n_long": manifest.n_long,
+        "n_short": manifest.n_short,
+        "crossfit": manifest.crossfit,
+        "selectors": manifest.selectors,
+        "units": [influence_unit(name) for name in manifest.selectors],
+        "kinds": kinds,
+        "controls": DIRECTION_CONTROLS,
+        "examples": _examples(records, records.examples, rows, kinds) if records.examples else [],
+    }
+
+
+def _examples(records: Records, texts: Examples, rows: np.ndarray, kinds: list[str]) -> list[Json]:
+    targets = records.targets
+    row_of_text = {int(target): row for row, target in enumerate(texts.target_id)}
+    found = []
+    for row in rows.tolist():
+        i = records.over[row]
+        text = row_of_text[int(targets.target_id[i])]
+        found.append(
+            {
+                "id": int(targets.target_id[i]),
+                "document": int(targets.document[i]),
+                "position": int(targets.position[i]),
+                "kind": kinds.index(str(targets.kind[i])),
+                "short": round(float(targets.loss_short_nats[i]), _LOSS_DIGITS),
+                "long": round(float(targets.loss_long_nats[i]), _LOSS_DIGITS),
+                "gain": round(float(targets.gain_nats[i]), _LOSS_DIGITS),
+                "selecting_gain": round(float(targets.selecting_gain_nats[i]), _LOSS_DIGITS),
+                "context": texts.context_pieces[text],
+                "target": texts.target_piece[text],
+                "after": texts.after[text],
+                "placebo": texts.placebo_pieces[text],
+                "placebo_document": int(targets.placebo_document[i]),
+                "placebo_start": int(targets.placebo_start[i]),
+                "selections": [
+                    [_selection(records, selector, context, row) for context in FAR_CONTEXTS]
+                    for selector in records.manifest.selectors
+                ],
+            }
+        )
+    return found
+
+
+def _selection(records: Records, selector: str, context: str, row: int) -> list[list]:
+    influence = [
+        float(f"{x:.{_INFLUENCE_DIGITS}g}") if np.isfinite(x) else None
+        for x in records.influence[selector][context][row].tolist()
+    ]
+    losses = [round(x, _LOSS_DIGITS) for x in records.loss_nats[selector][context][row].tolist()]
+    return [records.selected[selector][context][row].tolist(), influence, losses]

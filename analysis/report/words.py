@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.stats.recovery import default_selector, nats
+from analysis.stats.recovery import CONTROLS, default_selector, nats
 from analysis.stats.summary import FEW_DOCUMENTS
 
 Json = dict[str, Any]
@@ -46,7 +46,7 @@ def far_tokens(count: int, selector: str) -> str:
         return f"{count} far {plural(count, 'token')} drawn at random"
     if selector == "nearest":
         return f"the {count} far {plural(count, 'token')} nearest to the short context"
-    return f"the {count} far {plural(count, 'token')} that {selector} puts first"
+    return f"the {count} far {plural(count, 'token')} that {selector} ranks first"
 
 
 def reading(summary: Json) -> list[str]:
@@ -79,26 +79,24 @@ def _what_came_back(summary: Json) -> list[str]:
     found = summary["selectors"][name][str(k)]
     n_far = summary["settings"]["n_long"] - summary["settings"]["n_short"]
     chosen = far_tokens(k, name)
-    back = "brings" if k == 1 else "bring"
+    recover = "recovers" if k == 1 else "recover"
     return [
-        f"{chosen[0].upper()}{chosen[1:]}, of {n_far}, {back} back {percent(found['recovery'])} of that gain. The same "
-        f"search in the text of another document brings back {percent(found['placebo_recovery'])}: so much is there to "
-        f"be found in any text. What is left, the net recovery, is {percent(found['net_recovery'])} (permutation test "
-        f"of own text against placebo: p = {p_value(found['permutation_p'])}).",
+        f"{chosen[0].upper()}{chosen[1:]}, of {n_far}, {recover} {percent(found['recovery'])} of that gain. The same "
+        f"search in the text of another document, the placebo, recovers {percent(found['placebo_recovery'])}. The "
+        f"difference, the net recovery, is {percent(found['net_recovery'])} (permutation test of own text against "
+        f"placebo: p = {p_value(found['permutation_p'])}).",
         _verdict(found["net_recovery"]),
     ]
 
 
 def _verdict(net: Json) -> str:
     if net["low"] is None or net["high"] is None:
-        return "There is no interval for it, so nothing can be concluded."
+        return "It has no interval, so nothing can be concluded."
     if net["low"] > 0:
-        return "Its interval lies above zero: these few tokens carry more than the placebo's do."
+        return "Its interval lies above zero: these tokens carry more than those of the placebo."
     if net["high"] < 0:
         return "Its interval lies below zero: own text gave less than the text of another document."
-    return (
-        "Its interval includes zero: nothing here shows that a few tokens carry more than the placebo's do."
-    )
+    return "Its interval includes zero: these tokens are not shown to carry more than those of the placebo."
 
 
 def _controls(summary: Json) -> list[str]:
@@ -108,17 +106,18 @@ def _controls(summary: Json) -> list[str]:
         for name in ("random", "nearest")
         if name in summary["selectors"]
     ]
-    return [f"For comparison, net as well: {'; '.join(said)}."] if said else []
+    return [f"Net recovery of the controls: {'; '.join(said)}."] if said else []
 
 
 def _how_many(summary: Json) -> list[str]:
     needed = summary["tokens_needed"]
     name = default_selector(needed["selectors"])
     found, k_max = needed["selectors"][name], needed["ks"][-1]
+    share = f"{number(needed['share'], scale=100, digits=0)}{NO_BREAK}%"
     return [
-        f"At most {k_max} {plural(k_max, 'token')} of {name} give {number(needed['share'], scale=100, digits=0)} % of "
-        f"the gain back for {percent(found['true'][-1])} of these targets (placebo: {percent(found['placebo'][-1])}); "
-        f"the others, {percent(found['censored'])}, need more."
+        f"At most {k_max} {plural(k_max, 'token')} of {name} recover {share} of the gain of "
+        f"{percent(found['true'][-1])} of these targets (placebo: {percent(found['placebo'][-1])}). "
+        f"The others, {percent(found['censored'])}, need more."
     ]
 
 
@@ -139,8 +138,8 @@ def _reservations(summary: Json) -> list[str]:
     said = []
     if settings["crossfit"]:
         said.append(
-            "Cross-fitted: targets and far tokens were chosen with one checkpoint, every loss is another one's, "
-            "trained from another seed. The luck of the first does not carry over."
+            "Cross-fitted: one checkpoint chose targets and far tokens. All losses are those of another one, trained "
+            "from another seed, so that chance in the choice does not favour them."
         )
     if not settings["complete"]:
         said.append(
@@ -149,7 +148,7 @@ def _reservations(summary: Json) -> list[str]:
         )
     if settings["documents_over_tau"] < FEW_DOCUMENTS:
         said.append(
-            f"Only {settings['documents_over_tau']} documents bear on these numbers: the intervals are rough."
+            f"Only {settings['documents_over_tau']} documents have targets over tau: the intervals are rough."
         )
     return said
 
@@ -157,3 +156,11 @@ def _reservations(summary: Json) -> list[str]:
 def plural(count: int, noun: str) -> str:
     """The noun, with an s unless there is one of it."""
     return noun if count == 1 else f"{noun}s"
+
+
+def influence_unit(selector: str) -> str:
+    """Unit of a selector's influence; empty for the controls, whose order says nothing about the model."""
+    name = selector.partition("@")[0]  # EXACT@PROPOSER:m measures as EXACT does
+    if name in CONTROLS:
+        return ""
+    return "of the attention" if name == "attention" else "nats"

@@ -1,4 +1,4 @@
-"""Cluster bootstrap and permutation test that know that targets of one document are not independent (METHOD 2.4).
+"""Cluster bootstrap and permutation test: targets of one document are not independent (docs/method.md, 2.4).
 
 Every figure is a function of column sums over targets: a mean is Σ loss / Σ 1, recovery is
 Σ (L_short - L_k) / Σ (L_short - L_long). So one resample needs only the sums per document, and all
@@ -50,7 +50,7 @@ class ClusterBootstrap:
     Args:
         columns: (n, C), a row per target; use zeros in the rows that a column does not concern.
         clusters: (n,), the document of each row.
-        resamples: R; METHOD 2.4 asks for at least 1,000 for everything that is shown.
+        resamples: R, at least 1,000 for everything that is shown (docs/method.md, 2.4).
         seed: of the resampling; the same seed and documents give the same resamples for any columns.
     """
 

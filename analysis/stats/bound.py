@@ -1,4 +1,4 @@
-"""The bound of Theorem 4.3 on the error at a length beyond the trained ones, for planted tasks (METHOD 3.6). No torch.
+"""The bound of Theorem 4.3 on the error at lengths beyond the trained ones (docs/method.md, 3.6).
 
     Theorem 4.3 [paper]    error(L') = O(eta_L eta_L' L L'^2 delta)
     improved [paper]       error(L') = O((L' / L)^2 delta)
@@ -60,11 +60,9 @@ class TrainedError:
         return self.error.high if self.is_limit else self.error.value
 
 
-def theorem_bound(
-    lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float, *, etas: float = 1.0
-) -> np.ndarray:
-    """min(1, eta_L eta_L' L L'^2 delta) at ``lengths`` L' (n,), (n,); ``etas`` is the product of the two etas."""
-    return np.minimum(1.0, etas * trained_length * np.asarray(lengths, dtype=float) ** 2 * delta)
+def theorem_bound(lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float) -> np.ndarray:
+    """min(1, L L'^2 delta) at ``lengths`` L' (n,), (n,)."""
+    return np.minimum(1.0, trained_length * np.asarray(lengths, dtype=float) ** 2 * delta)
 
 
 def improved_bound(lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float) -> np.ndarray:

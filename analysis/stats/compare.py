@@ -1,4 +1,4 @@
-"""Two checkpoints measured on the same targets: paired differences with intervals (METHOD 2.4).
+"""Two checkpoints measured on the same targets: paired differences with intervals (docs/method.md, 2.4).
 
 Both were asked for the same sampled targets, so one bootstrap by document resamples them together, and what documents
 have in common cancels in a difference. Every difference is first minus second.

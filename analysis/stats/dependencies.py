@@ -1,7 +1,7 @@
 """Which dependencies the far context carries: by kind of target, by distance, and by how many tokens they need.
 
-All [ours] (METHOD 2.6). Each part has a function that makes its columns and one that reads its numbers from the
-bootstrap over all columns, so that every interval of a summary shares its resamples.
+All [ours] (docs/method.md, 2.6). Each part has a function that makes its columns and one that reads its numbers from
+the bootstrap over all columns, so that every interval of a summary shares its resamples.
 Shapes: n sampled targets, m of them over tau with finished selections, K values of k.
 """
 

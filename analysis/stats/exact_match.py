@@ -10,7 +10,7 @@ Shapes: S seeds of a point, R resamples.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from scipy.stats import binomtest
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, LEVEL, Interval
 from analysis.stats.recovery import Json
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import EXACT_MATCH
+from olmo_sparsity.util.result_files import EXACT_MATCH, misfit
 
 RECORD_NAME = EXACT_MATCH.name
 SCHEME_LABELS = {
@@ -40,7 +40,19 @@ WILSON, BOOTSTRAP, POOLED = "Wilson", "bootstrap over seeds and samples", "Wilso
 
 _AGAIN = "measure it again with scripts/exact_match.py"
 _SOURCE = ("run", "checkpoint", "step", "weights_sha256", "commit", "machine", "evaluation_seed")
-_COUNTS = ("samples", "exact", *(f"wrong_{sort}" for sort in ERROR_SORTS))
+_ROW = {
+    **dict.fromkeys(("length", "samples", "exact", *(f"wrong_{sort}" for sort in ERROR_SORTS)), int),
+    "k": (int, None),
+}
+_SHAPE = {
+    "task": {"name": str, "parameters": {"train_length": [int]}},
+    **dict.fromkeys(("scheme", "family"), str),
+    **dict.fromkeys(("parameters", "seed"), int),
+    "rotate": (str, None),
+    "skip_probability": (float, None),
+    "rows": [_ROW],
+}
+"""What figures need of a record, see `misfit`."""
 
 
 @dataclass(frozen=True)
@@ -188,69 +200,40 @@ def _files(path: Path) -> list[Path]:
 
 def _load(path: Path) -> Record:
     found = EXACT_MATCH.load(path)
-    field = _field_reader(path)
-    task = field(found, "task", dict)
+    if odd := misfit(found, _SHAPE):
+        raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
+    parameters = found["task"]["parameters"]
     settings = Settings(
-        task=field(task, "name", str),
-        parameters_json=json.dumps(field(task, "parameters", dict), sort_keys=True),
-        scheme=field(found, "scheme", str),
-        rotate=field(found, "rotate", str, None),
-        skip_probability=field(found, "skip_probability", float, None),
-        family=field(found, "family", str),
-        weights=field(found, "parameters", int),
+        task=found["task"]["name"],
+        parameters_json=json.dumps(parameters, sort_keys=True),
+        weights=found["parameters"],
+        **{name: found[name] for name in ("scheme", "rotate", "skip_probability", "family")},
     )
-    _check_settings(path, settings)
-    rows = tuple(_row(path, row, settings) for row in field(found, "rows", list))
+    if len(parameters["train_length"]) != 2 or misfit(settings.k_train, (int, None)):
+        raise UserError(f"{path} is malformed: train_length or k_train of the task is none; {_AGAIN}")
+    rows = tuple(Row(**{name: row[name] for name in _ROW}) for row in found["rows"])
+    for row in rows:
+        _check_row(path, row, settings)
     places = [(row.length, row.k) for row in rows]
-    twice = [place for number, place in enumerate(places) if place in places[:number]]
-    if not rows or twice:
-        what = f"has length {twice[0][0]}, k {twice[0][1]} twice" if twice else "has no rows"
-        raise UserError(f"{path} {what}; {_AGAIN}")
-    source = {name: found.get(name) for name in _SOURCE}
-    return Record(path, settings, field(found, "seed", int), rows, source)
+    if twice := [place for number, place in enumerate(places) if place in places[:number]]:
+        raise UserError(f"{path} has length {twice[0][0]}, k {twice[0][1]} twice; {_AGAIN}")
+    return Record(path, settings, found["seed"], rows, {name: found.get(name) for name in _SOURCE})
 
 
-def _field_reader(path: Path) -> Callable[..., Any]:
-    def field(values: Json, name: str, *kinds: type | None) -> Any:
-        """A value of one of these types (None: or null); an int is never a bool."""
-        if name not in values:
-            raise UserError(f"{path} is incomplete: {name} is missing; {_AGAIN}")
-        value = values[name]
-        if type(value) not in [type(None) if kind is None else kind for kind in kinds]:
-            raise UserError(f"{path} is malformed: {name} is {value!r}; {_AGAIN}")
-        return value
-
-    return field
-
-
-def _check_settings(path: Path, settings: Settings) -> None:
-    """Raise `UserError` where the parameters lack what the figures need."""
-    given = settings.parameters.get("train_length")
-    if not (isinstance(given, list) and len(given) == 2 and all(type(one) is int for one in given)):
-        raise UserError(f"{path} is malformed: train_length of the task is {given!r}; {_AGAIN}")
-    if settings.k_train is not None and type(settings.k_train) is not int:
-        raise UserError(f"{path} is malformed: k_train of the task is {settings.k_train!r}; {_AGAIN}")
-
-
-def _row(path: Path, values: Any, settings: Settings) -> Row:
-    if not isinstance(values, dict):
-        raise UserError(f"{path} is malformed: a row is {values!r}; {_AGAIN}")
-    field = _field_reader(path)
-    counts = {name: field(values, name, int) for name in ("length", *_COUNTS)}
-    row = Row(k=field(values, "k", int, None), **counts)
+def _check_row(path: Path, row: Row, settings: Settings) -> None:
+    """Raise `UserError` for counts that do not fit each other, or a k where the task has none."""
     where = f"{path}, length {row.length}" + ("" if row.k is None else f", k {row.k}")
     if (row.k is None) != (settings.k_train is None):
         needs = "no k" if settings.k_train is None else "a k"
         raise UserError(f"{where}: k is {row.k}, but {settings.task} has {needs}; {_AGAIN}")
-    if row.length < 1 or row.samples < 1 or min(counts.values()) < 0:
+    wrong = (row.wrong_token, row.wrong_id, row.wrong_stop)
+    if row.length < 1 or row.samples < 1 or min(row.exact, *wrong) < 0:
         raise UserError(f"{where}: a count is negative, or nothing was sampled; {_AGAIN}")
-    if sum(counts[name] for name in _COUNTS[1:]) != row.samples:
-        wrong = row.samples - row.exact
+    if row.exact + sum(wrong) != row.samples:
         raise UserError(
-            f"{where}: {row.exact} of {row.samples} exact leaves {wrong} wrong, but "
+            f"{where}: {row.exact} of {row.samples} exact leaves {row.samples - row.exact} wrong, but "
             f"{row.wrong_token} (token) + {row.wrong_id} (id) + {row.wrong_stop} (stop) are counted; {_AGAIN}"
         )
-    return row
 
 
 # --- pooling ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analysis.records.store import Records
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES
-from analysis.stats.sums import (
+from analysis.stats.recovery import (
     ALL,
     MeasuredTargets,
     SumsBootstrap,

@@ -1,4 +1,4 @@
-"""How sparse a model's far dependencies are against its size, and against how it generalizes to length (METHOD 2.6).
+"""Sparsity of far dependencies against model size, and against length generalization (docs/method.md, 2.6).
 
 Joins two measurements of the same checkpoints: influence records (`analysis.stats.summary`) and loss by position
 (`length.json`). Neither a model nor torch is needed.

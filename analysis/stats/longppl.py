@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, difference
-from analysis.stats.sums import SumsBootstrap
+from analysis.stats.recovery import SumsBootstrap
 from analysis.stats.tables import interval_cell
 
 FORMS = ("exact", "published")

@@ -2,11 +2,11 @@
 
 A *group* names a set of targets over tau: all of them, a bin of the gain, a kind of dependency. Every recovery is
 
-    Σ (L_short - L_k) / Σ (L_short - L_long)     over a group (paper Eq. 20 as METHOD 2.2 reads it)
+    Σ (L_short - L_k) / Σ (L_short - L_long)     over a group (paper Eq. 20, docs/method.md 2.2)
 
 so it needs two columns, and columns are summed by document once, for everything (`analysis.stats.bootstrap`).
-Under cross-fitting (METHOD 2.3) the selecting model alone decides which targets are over tau; all losses, hence
-all sums, are the evaluating model's.
+Under cross-fitting (docs/method.md, 2.3) the selecting model alone decides which targets are over tau. All losses,
+hence all sums, are the evaluating model's.
 Shapes: n sampled targets, m of them over tau with finished selections, K values of k.
 """
 
@@ -31,7 +31,7 @@ from olmo_sparsity.util.errors import UserError
 CONTROLS = ("random", "nearest")
 """Selectors that do not look at the model."""
 DEFAULT_SELECTOR = "leave-one-out"
-"""Our Eq. 20 (METHOD 2.2 [ours]): the one that others are compared with."""
+"""Our Eq. 20 (docs/method.md, 2.2 [ours]): the one that others are compared with."""
 BEST = "best"
 """Name of the lowest L_k over all selectors, see `losses_with_best`."""
 ALL = "over tau"
@@ -120,7 +120,7 @@ class SumsBootstrap:
         return self.interval(self.statistic(numerator, denominator))
 
     def recovery_statistics(self, selector: str, k: int, group: Hashable = ALL) -> dict[str, Statistic]:
-        """Recovery, its placebo (same denominator) and their difference, the net recovery (METHOD 2.3 [ours])."""
+        """Recovery, its placebo (same denominator) and their difference, net recovery (docs/method.md, 2.3)."""
         true, placebo = (
             self.statistic(("saved", selector, context, k, group), ("gain", group))
             for context in FAR_CONTEXTS

@@ -1,6 +1,6 @@
 """From records to the numbers of Figure 2: L_k, recovery, placebo recovery and net recovery, with intervals.
 
-    recovery(k)         = Σ (L_short - L_k) / Σ (L_short - L_long)     (paper Eq. 20 as METHOD 2.2 reads it)
+    recovery(k)         = Σ (L_short - L_k) / Σ (L_short - L_long)     (paper Eq. 20, docs/method.md 2.2)
     placebo recovery(k) = the same sums, L_k measured in the placebo far context, same denominator   [ours]
     net recovery(k)     = recovery(k) - placebo recovery(k)                                          [ours]
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
@@ -39,7 +38,6 @@ from analysis.stats.recovery import (
     refuse_without_gain,
 )
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import write_json
 
 GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)
 """Inner edges of the bins of L_short - L_long; those not above tau are left out. [ours]"""
@@ -103,11 +101,6 @@ def gain_bins(tau_nats: float) -> list[tuple[float, float]]:
     """Bins of L_short - L_long in nats, from tau upwards: above the lower edge, up to and with the upper."""
     edges = [tau_nats, *(edge for edge in GAIN_EDGES_NATS if edge > tau_nats), float("inf")]
     return list(pairwise(edges))
-
-
-def write_summary(summary: Json, path: str | Path) -> None:
-    """Write the summary as JSON, atomically."""
-    write_json(path, summary)
 
 
 def _columns(records: Records, measured: MeasuredTargets, in_bins: list[np.ndarray], k: int) -> Columns:

@@ -10,7 +10,7 @@ from analysis.records.schema import FAR_CONTEXTS, Manifest, SelectionRow, Target
 from analysis.records.store import Records, RecordWriter, load_records
 from analysis.text.kinds import KINDS
 
-# recovery at k = 1, 2, 4, 8 in the true and the placebo far context: METHOD 2.3, first table
+# recovery at k = 1, 2, 4, 8 in the true and the placebo far context: docs/method.md, 2.3
 MEASURED = {
     "leave-one-out": ((0.43, 0.72, 0.95, 1.11), (0.09, 0.20, 0.31, 0.44)),
     "leave-one-in": ((0.56, 0.72, 0.93, 1.07), (0.28, 0.39, 0.51, 0.60)),
@@ -94,3 +94,16 @@ def made_up_records(
         count, tau_nats=tau_nats, selectors=list(selectors), **(other if crossfit else {})
     )
     return write_records(folder, manifest, made_up_targets(count, documents, rng, crossfit), rng)
+
+
+def resampled_rows(records: Records, resamples: int) -> list[tuple[list[int], int]]:
+    """Of each resample, documents drawn one by one: the rows of ``over`` of their targets, and how many targets."""
+    row_of = {int(index): row for row, index in enumerate(records.over)}
+    documents = np.unique(records.targets.document)
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(resamples):
+        drawn = rng.integers(len(documents), size=len(documents))
+        targets = [i for each in drawn for i in np.flatnonzero(records.targets.document == documents[each])]
+        found.append(([row_of[int(i)] for i in targets if int(i) in row_of], len(targets)))
+    return found

@@ -96,7 +96,7 @@ def make_page(records: Records, summary: dict | None = None, **options: Any) -> 
     figure = Figure(figsize=(2, 1))
     figure.subplots().plot([1, 2])
     options = {"command": "python scripts/report.py runs/a/influence", **options}
-    return report_html(records, summary or made_up(), {"figure2": figure}, **options)
+    return report_html(records, summary or made_up(), {"figure2": (figure, figure)}, **options)
 
 
 CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -148,7 +148,6 @@ class Page(HTMLParser):
     def data(self) -> Any:
         return json.loads(self.raw[1][1])
 
-    def rows(self, heading: str) -> list[list[str]]:
-        """Rows of the table whose first heading is ``heading``, without it."""
-        (found,) = (table for table in self.tables if table[0][0] == heading and len(table) > 1)
-        return found[1:]
+    def rows(self, heading: str, number: int = 0) -> list[list[str]]:
+        """Rows of the table, of those of which the first heading is ``heading`` the ``number``-th, without it."""
+        return [table for table in self.tables if table[0][0] == heading and len(table) > 1][number][1:]

@@ -10,7 +10,7 @@ from analysis.records.results import LENGTH
 Json = dict[str, Any]
 
 KS = (1, 2, 4, 8)
-# recovery at k = 1, 2, 4, 8 in the true and the placebo far context: METHOD 2.3, first table, and further ones made up
+# recovery at k = 1, 2, 4, 8 in the true and the placebo far context: docs/method.md, 2.3, and further ones made up
 CURVES = {
     "leave-one-out": ((0.43, 0.72, 0.95, 1.11), (0.09, 0.20, 0.31, 0.44)),
     "leave-one-in": ((0.56, 0.72, 0.93, 1.07), (0.28, 0.39, 0.51, 0.60)),

@@ -1,6 +1,5 @@
 """Kinds, distances and tokens needed: what is drawn is what the summary says."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.plots.dependencies import distances_figure, kinds_figure, tokens_needed_figure
-from analysis.plots.style import panel_title, save_figure, selector_styles
+from analysis.plots.style import panel_title, selector_styles
 from tests.support.made_up_summary import (
     EVERY_SELECTOR,
     FEW_SELECTORS,
     KS,
     made_up_summary,
-    without_certainty,
 )
 
 FIGURES = (kinds_figure, distances_figure, tokens_needed_figure)
@@ -192,11 +190,3 @@ def test_axes_are_shared_and_named_at_the_rim(draw: Any, summary: dict) -> None:
         ] == [False] * (len(members) - 1) + [True]
     assert all(axes.get_ylabel() for axes in columns[0])
     assert not any(axes.get_ylabel() for axes in columns[1])
-
-
-@pytest.mark.parametrize("draw", FIGURES)
-def test_a_single_selector_of_one_document_can_be_drawn(draw: Any, tmp_path: Path) -> None:
-    summary = without_certainty(made_up_summary(("attention",)))
-    first = save_figure(draw(summary), tmp_path / "one", "figure")
-    second = save_figure(draw(summary), tmp_path / "two", "figure")
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

@@ -1,6 +1,8 @@
 """Figure 2: what is drawn is what the summary says, and it is drawn without the model."""
 
+import importlib
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -319,3 +321,27 @@ def test_script_refuses_in_one_line(
     result = run_script(folder if arguments else tmp_path / "none", *arguments, "--out", tmp_path / "out")
     assert result.returncode == code and not (tmp_path / "out").exists()
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and said in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compare",
+        "figure1",
+        "figure2",
+        "figure6",
+        "influence",
+        "ladder",
+        "plot_length",
+        "plot_metrics",
+        "report",
+    ],
+)
+def test_the_examples_of_help_are_commands_that_the_parser_takes(command: str) -> None:
+    """A line that goes on ends with one backslash; a docstring that lost it would join or split the command."""
+    parser = importlib.import_module(f"analysis.cli.{command}")._parser()
+    text = parser.format_help().replace("\\\n", " ")
+    examples = [line for line in text.splitlines() if line.startswith(f"  python scripts/{command}.py ")]
+    assert examples
+    for line in examples:
+        parser.parse_args(shlex.split(line)[2:])

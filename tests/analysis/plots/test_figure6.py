@@ -111,11 +111,6 @@ def test_titles_say_what_was_measured_and_what_differs(summaries: list[dict]) ->
     assert labelled[0] == f"x\nN = 256, M = 16; {over}\n$\\tau$ = 1 nat"
 
 
-def test_titles_of_one_alone_name_no_differences() -> None:
-    (panel,) = grid_panels(["runs/a"], [of_model("20m", 128)])
-    assert panel.title.count("\n") == 1
-
-
 def test_titles_name_other_text_options_and_cross_fitting() -> None:
     other = {"evaluation_checkpoint": "runs/seed2/step7", "evaluation_checkpoint_sha256": "e" * 64}
     pair = [
@@ -171,17 +166,6 @@ def test_what_cannot_be_arranged_is_refused(summaries: list[dict]) -> None:
         grid_panels(SOURCES, summaries, rows="colour")
     with pytest.raises(UserError, match="2 labels for 3 records folders"):
         grid_panels(SOURCES, summaries, labels=["x", "y"])
-
-
-def test_legend_is_below_and_names_what_is_drawn(summaries: list[dict]) -> None:
-    panels = grid_panels(SOURCES, summaries)
-    for net, last in ((True, []), (False, ["placebo: dashed, hollow"])):
-        figure = figure6(panels, ["leave-one-out", "random"], net=net)
-        (legend,) = figure.legends
-        assert [text.get_text() for text in legend.get_texts()] == ["leave-one-out", "random", *last]
-        figure.draw_without_rendering()
-        boxes: list[Any] = [axes.get_tightbbox() for axes in figure.axes]
-        assert legend.get_window_extent().y1 <= min(box.y0 for box in boxes)
 
 
 def test_table_is_what_is_drawn(summaries: list[dict]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.plots.style import write_figure
 from analysis.plots.training import RunMetrics, run_names, short_number, smooth, training_figure
 from olmo_sparsity.util.errors import UserError
 
@@ -123,16 +122,6 @@ def test_names_are_as_short_as_they_may_be():
 
 def test_numbers_on_the_axis():
     assert [short_number(x) for x in (0, 500, 1500, 2e6, 5.2e9)] == ["0", "500", "1.5k", "2M", "5.2B"]
-
-
-def test_the_same_rows_give_the_same_bytes(tmp_path):
-    for kind in ("png", "pdf", "svg"):
-        paths = [
-            write_figure(training_figure([RunMetrics("a", rows())]), tmp_path / f"{n}.{kind}")
-            for n in range(2)
-        ]
-        assert paths[0].read_bytes() == paths[1].read_bytes()
-        assert paths[0].stat().st_size > 5000
 
 
 class TestScript:

@@ -21,13 +21,14 @@ from matplotlib.figure import Figure
 from analysis.records.results import COMPARISON, LONGPPL
 from analysis.records.schema import FAR_CONTEXTS, Examples
 from analysis.records.store import Records, RecordWriter
-from analysis.report.examples import choose_examples, page_data
 from analysis.report.page import (
+    choose_examples,
     embed_json,
     figure_image,
     influence_command,
     load_comparison,
     load_longppl,
+    page_data,
 )
 from analysis.report.words import bounds, number, reading
 from analysis.stats.compare import compare
@@ -177,7 +178,7 @@ def test_no_text_can_reorder_the_page(records: Records) -> None:
     assert not set(CONTROLS) & set(html)
     page = Page(html)
     assert {each["context"][0] for each in page.data()["examples"]} == {text}  # escaped there, and whole
-    assert f"<title>What a few far tokens give back: a{SIGNS}/b</title>" in html
+    assert f"<title>How much of the far context do a few tokens carry? a{SIGNS}/b</title>" in html
     # h1; checkpoint, evaluating one, corpus, split; settings; commit; A, B and a selector with its k
     assert page.text.count(named) >= 13
     whole = "".join(page.isolated)
@@ -234,9 +235,7 @@ def test_words_say_the_numbers() -> None:
     assert "Of 2,400 tokens sampled from 604 held-out documents, 258 (10.8 % [9.6, 11.9])" in text
     assert "the 128 tokens before them instead of the last 16" in text and "more than 1 nat " in text
     assert "from 5.20 [4.80, 5.60] to 3.10 [2.68, 3.52] nats" in text
-    assert (
-        "The 4 far tokens that leave-one-out puts first, of 112, bring back" in text and "p = 0.001" in text
-    )
+    assert "The 4 far tokens that leave-one-out ranks first, of 112, recover" in text and "p = 0.001" in text
     assert "above zero" in text and "4 far tokens drawn at random, 7 % " in text
     assert "“content word”: 37 % " in text  # 96 of 258
     needed = summary["tokens_needed"]["selectors"]["leave-one-out"]
@@ -304,7 +303,10 @@ def test_tables_are_the_summary(page: Page) -> None:
             written(each["gap_short_minus_long"]),
             *(written(found[f"{kind}recovery"], 100, 0) for kind in ("", "placebo_", "net_")),
         ]
-    rows = iter(page.rows("selector"))
+    shown = page.rows("selector", 0)
+    rows = iter(page.rows("selector", 1))
+    assert [row[0].split()[0] for row in shown] == list(summary["selectors"])
+    assert shown[0][4] == written(summary["selectors"]["leave-one-out"]["4"]["net_recovery"], 100, 0)
     for name, found in summary["tokens_needed"]["selectors"].items():
         true, placebo = ([written(each, 100, 0) for each in found[context]] for context in FAR_CONTEXTS)
         assert next(rows) == [name, *true, written(found["censored"], 100, 0)]
@@ -367,7 +369,7 @@ def test_an_installed_package_has_the_parts_of_the_page() -> None:
     parts = [
         path.relative_to(ROOT / "analysis") for path in (ROOT / "analysis" / "report" / "templates").iterdir()
     ]
-    assert {part.name for part in parts} == {"template.html", "definitions.html", "style.css", "page.js"}
+    assert {part.name for part in parts} == {"page.html", "definitions.html", "style.css", "page.js"}
     for part in parts:
         assert any(fnmatch(part.as_posix(), pattern) for pattern in patterns)
 
@@ -401,13 +403,12 @@ def test_real_summary_comparison_and_longppl_fit(tmp_path: Path) -> None:
     table = next(table for table in page.tables if table[0] == ["", "exact", "published"])
     assert table[3][0] == "LongPPL" and table[3][1].startswith(f"{measured:.2f} [")
     assert table[-1] == ["tokens read", "4,321", "2"]
-    table = next(table for table in page.tables if table[0] == ["", "A", "B", "A − B"])
-    net = comparison["selectors"]["greedy"]["2"]["net_recovery"]
-    heading = table.index(["net recovery of greedy [%]"])
-    assert table[heading + 2] == [
-        "k = 2",
-        *(written(net[s], 100, 0) for s in ("first", "second", "difference")),
-    ]
+    shown, folded = (table for table in page.tables if table[0] == ["", "A", "B", "A − B"])
+    sides = ("first", "second", "difference")
+    net = {k: comparison["selectors"]["greedy"][k]["net_recovery"] for k in ("2", "4")}
+    assert ["net recovery of greedy [%]", *(written(net["4"][s], 100, 0) for s in sides)] in shown
+    heading = folded.index(["net recovery of greedy [%]"])
+    assert folded[heading + 2] == ["k = 2", *(written(net["2"][s], 100, 0) for s in sides)]
     assert len(page.rows("k")) == 5 * (1 + 4)  # four selectors and best
 
 
@@ -448,7 +449,7 @@ def test_script_writes_the_page(folder: Path, tmp_path: Path, run_here: Any) -> 
     first = out.read_bytes()
     page = Page(first.decode())
     assert len(page.data()["examples"]) == 7 and page.data()["k"] == 2
-    assert len([tag for tag, _ in page.elements if tag == "img"]) == 4
+    assert len([tag for tag, _ in page.elements if tag == "img"]) == 5
     assert shlex.join(["python", "scripts/report.py", *map(str, arguments)]) in page.text
     assert run_here("scripts/report.py", *arguments).returncode == 0 and out.read_bytes() == first
 

@@ -12,7 +12,7 @@ from analysis.records.schema import FAR_CONTEXTS, Targets
 from analysis.records.store import Records
 from analysis.stats.dependencies import distance_edges
 from analysis.stats.summary import summarize
-from tests.support.made_up_records import made_up_manifest, made_up_records
+from tests.support.made_up_records import made_up_manifest, made_up_records, resampled_rows
 
 EMPTY = {"value": None, "low": None, "high": None}
 NO_RECOVERY = {"recovery": EMPTY, "placebo_recovery": EMPTY, "net_recovery": EMPTY}
@@ -155,19 +155,12 @@ def test_every_selector_is_there_and_best_has_no_distance(records: Records, summ
 def test_intervals_equal_a_bootstrap_of_whole_documents(records: Records, summary: dict) -> None:
     """One number of each part, computed from copies of the targets of the drawn documents."""
     targets, over = records.targets, records.over
-    row_of = {int(index): row for row, index in enumerate(over)}
-    documents = np.unique(targets.document)
     gain = targets.gain_nats
     saved = targets.loss_short_nats[over, None] - records.loss_nats["leave-one-out"]["true"]
-    rng = np.random.default_rng(0)
     edges = summary["distances"]["edges"]
     found: dict[str, list[float]] = {"recovery": [], "share": [], "distance": [], "reached": []}
-    for _ in range(200):
-        drawn = rng.integers(len(documents), size=len(documents))
-        members = np.concatenate([np.flatnonzero(targets.document == documents[each]) for each in drawn])
-        inside = [i for i in members if int(i) in row_of]
-        rows = [row_of[int(i)] for i in inside]
-        names = [row for row, i in zip(rows, inside, strict=True) if targets.kind[i] == "name"]
+    for rows, _ in resampled_rows(records, 200):
+        names = [row for row in rows if targets.kind[over[row]] == "name"]
         found["recovery"].append(saved[names, 2].sum() / gain[over[names]].sum())
         found["share"].append(len(names) / len(rows))
         back = 128 - records.selected["random"]["placebo"][rows, :4]

@@ -58,7 +58,7 @@ class TestReading:
             ([1], "holds no dict"),
             ({"seed": None}, "seed is None"),
             ({"seed": True}, "seed is True"),
-            ({"rows": []}, "no rows"),
+            ({"rows": []}, "rows is empty"),
             ({"rows": [row(20, 3, 4), row(20, 4, 4)]}, "length 20, k 4 twice"),
             (
                 {"rows": [{**row(20, 3, 4), "wrong_id": 1}]},
@@ -67,8 +67,8 @@ class TestReading:
             ({"rows": [{**row(20, 3, 4), "exact": 4, "wrong_stop": -1}]}, "negative"),
             ({"rows": [row(20, 0, 4)]}, "nothing was sampled"),
             ({"rows": [row(20, 3)]}, "k is None, but sparse_parity has a k"),
-            ({"rows": [3]}, "a row is 3"),
-            ({"task": {"name": "sparse_parity", "parameters": {}}}, "train_length of the task is None"),
+            ({"rows": [3]}, "an entry of rows is 3"),
+            ({"task": {"name": "sparse_parity", "parameters": {}}}, "parameters has no train_length"),
         ],
     )
     def test_what_is_no_record_is_refused_in_one_line(self, tmp_path, value, said):
@@ -86,7 +86,7 @@ class TestReading:
     def test_a_missing_field_a_k_too_many_and_missing_files(self, tmp_path):
         value = record([row(20, 3, 4)])
         del value["scheme"]
-        with pytest.raises(UserError, match="scheme is missing"):
+        with pytest.raises(UserError, match="it has no scheme"):
             load_records([write(tmp_path / "a", value)])
         with pytest.raises(UserError, match="k is 4, but scratchpad_parity has no k"):
             load_records([write(tmp_path / "b", record([row(20, 3, 4)], PARITY))])
@@ -241,7 +241,6 @@ class TestBound:
     def test_against_hand_arithmetic(self):
         assert improved_bound([50, 100, 200, 500], 50, 0.02).tolist() == [0.02, 0.08, 0.32, 1.0]
         assert theorem_bound([50, 100], 50, 1e-6) == pytest.approx([0.125, 0.5])
-        assert theorem_bound([50, 500], 50, 1e-6, etas=4.0).tolist() == [0.5, 1.0]
         assert theorem_bound([50], 50, 0.01).tolist() == [1.0]
 
     def group(self, folder, *rows):
