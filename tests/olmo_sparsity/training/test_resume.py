@@ -34,8 +34,8 @@ def half(tmp_path, *overrides):
 # --- torn checkpoints ---
 
 
-@pytest.mark.parametrize("torn", ["empty", "cut off", "flipped"])
-def test_a_torn_checkpoint_never_costs_a_whole_one(tmp_path, torn):
+@pytest.mark.parametrize("torn", ["empty", "cut off", "flipped", "missing", "no checksums"])
+def test_a_torn_checkpoint_is_skipped_and_never_costs_a_whole_one(tmp_path, caplog, torn):
     config = replace(half(tmp_path), save_num_checkpoints_to_keep=1, save_interval=2)
     whole = checkpoints(tmp_path / "run")[-1]
     damaged = tmp_path / "run" / "step00000009"
@@ -43,10 +43,15 @@ def test_a_torn_checkpoint_never_costs_a_whole_one(tmp_path, torn):
         damaged.mkdir()
     else:
         shutil.copytree(whole, damaged)
-        content = bytearray((damaged / "model.safetensors").read_bytes())
+        weights = damaged / "model.safetensors"
+        content = bytearray(weights.read_bytes())
         content[-1] ^= 1
-        (damaged / "model.safetensors").write_bytes(content[:-100] if torn == "cut off" else content)
+        if torn in ("cut off", "flipped"):
+            weights.write_bytes(content[:-100] if torn == "cut off" else content)
+        else:
+            (weights if torn == "missing" else damaged / CHECKSUMS).unlink()
     folder = train(config, resume=True)
+    assert f"skipping the torn checkpoint {damaged}" in caplog.text
     assert steps_of(tmp_path / "run") == ["step00000008", "step00000009"]
     assert load_state(folder).finished
     assert resolve_checkpoint(tmp_path / "run") == folder

@@ -329,25 +329,6 @@ def test_olmo_token_files_without_a_manifest_are_read(tmp_path):
         train(replace(bare, model=replace(bare.model, vocab_size=10)))
 
 
-@pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "no checksums"])
-def test_a_torn_checkpoint_is_skipped_with_a_warning(tmp_path, caplog, damage):
-    whole = tiny.train_config(tmp_path, f"--save_folder={tmp_path / 'whole'}")
-    train(whole)
-    config = replace(whole, save_folder=str(tmp_path / "run"))
-    train(replace(config, stop_at=7, save_interval=3))  # steps 3, 6 and 7
-    last = checkpoints(tmp_path / "run")[-1]
-    weights = last / WEIGHTS
-    if damage == "truncated":
-        weights.write_bytes(weights.read_bytes()[:-100])
-    elif damage == "changed":
-        weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
-    else:
-        (weights if damage == "missing" else last / "checksums.json").unlink()
-    train(config, resume=True)
-    assert f"skipping the torn checkpoint {last}" in caplog.text
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-
-
 def test_a_checkpoint_of_another_shape_names_the_tensor(tmp_path):
     folder = train(tiny.train_config(tmp_path))
     with pytest.raises(
