@@ -1,5 +1,6 @@
 """The wheel, installed away from the checkout: commands, configs and SLURM templates all work from an empty folder."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -90,6 +91,8 @@ def test_an_installed_wheel_leads_from_text_to_a_figure(olmo_sparsity, tmp_path)
     data = ("--packages", "scipy", "--vocab-size", 320, "--out", "data")
     olmo_sparsity("prepare_data", "docs", *data)
     olmo_sparsity("train", "configs/demo.yaml", *TINY)
+    (started,) = json.loads((tmp_path / "run" / "provenance.json").read_text())
+    assert started["command"].startswith("olmo-sparsity train configs/demo.yaml --model.d_model=32")
     measure = ("--n-long", 16, "--n-short", 4, "--targets", 200, "--tau", 0.01, "--k", "1,2")
     olmo_sparsity("influence", "run", "--corpus", "data", "--out", "records", *measure)
     olmo_sparsity("figure2", "records", "--resamples", 1000)

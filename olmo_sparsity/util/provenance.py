@@ -21,10 +21,15 @@ def provenance() -> dict[str, Any]:
     return {
         "commit": current_commit(),
         "versions": library_versions(),
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "command": " ".join(sys.argv if _is_command(sys.argv[0]) else [Path(sys.executable).name, *sys.argv]),
         "cpu_cores": os.cpu_count(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _is_command(program: str) -> bool:
+    """Whether ``olmo-sparsity NAME`` was typed, not ``python scripts/NAME.py``."""
+    return program.startswith("olmo-sparsity ")
 
 
 def append_provenance(folder: str | Path) -> None:
