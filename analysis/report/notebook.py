@@ -208,7 +208,7 @@ class InfluentialTokens:
         """Recovery against k, a curve per selector; its placebo dashed."""
         from matplotlib.figure import Figure
 
-        from analysis.plots.figure2 import selector_styles
+        from analysis.plots.style import selector_styles
 
         styles = selector_styles(list(self.choices))
         figure = Figure(figsize=(4.5, 3), layout="constrained")
