@@ -21,10 +21,6 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 COMMANDS = ROOT / "analysis" / "cli"
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
 ENGINES = {"accelerate", "deepspeed"}
-MADE_LIGHT_BESIDE_THEIR_STAGES = {
-    *("figure1", "figure2", "figure6", "ladder", "plot_length", "plot_metrics", "report"),
-    *("influence", "length", "longppl", "needle"),
-}
 HEAVY = {"torch", "transformers", "matplotlib", *ENGINES}
 
 
@@ -68,12 +64,10 @@ def circle(graph):
     return None
 
 
-@pytest.mark.xfail(reason="the files that were only moved are put together next", strict=False)
 def test_no_files_import_each_other_in_a_circle():
     assert not circle({module_of(path): (names & FILES.keys()) for path, names in IMPORTS.items()})
 
 
-@pytest.mark.xfail(reason="the files that were only moved are put together next", strict=False)
 def test_a_folder_is_a_stage_and_imports_only_stages_before_it():
     stages = defaultdict(set)
     for path, names in IMPORTS.items():
@@ -101,7 +95,6 @@ def loaded_by(modules, names):
     return done.stdout.split()
 
 
-@pytest.mark.xfail(reason="the files that were only moved are put together next", strict=False)
 @pytest.mark.parametrize(
     ("stages", "absent"),
     [
@@ -159,8 +152,6 @@ def test_every_script_teaches_before_it_imports_anything_heavy(path):
     description = re.split("^(?:positional arguments|options):$", text, flags=re.MULTILINE)[0]
     assert "example" in description
     assert not re.search(r"\S {5,}--", description), "a backslash joins a line of the docstring with the next"
-    if loaded and path.stem in MADE_LIGHT_BESIDE_THEIR_STAGES:
-        pytest.xfail(f"loads {', '.join(loaded)}")
     assert loaded == []
 
 
