@@ -30,8 +30,8 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 class Interval:
     """A value and its 95 % percentile interval.
 
-    A bound is NaN where the data do not support one: fewer than two documents, or so few of them bear on the
-    value that it is undefined in 2.5 % of the resamples or more.
+    A bound is NaN where the data do not support one: fewer than two documents, or so few of them have a part in
+    the value that it is undefined in 2.5 % of the resamples or more.
     """
 
     value: float

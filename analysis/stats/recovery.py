@@ -83,8 +83,8 @@ class MeasuredTargets:
 
         The null hypothesis, of `sign_flip_p_values`: the k tokens chosen from the true far context are worth as
         much as those chosen from the placebo, so that the two could be swapped in any document. The targets were
-        chosen for a gain from the *true* far context, so some of what speaks against it is the luck of that choice;
-        cross-fitting takes that luck away.
+        chosen for a gain from the *true* far context, which lowers p;
+        cross-fitting avoids this.
         """
         contexts = [
             np.concatenate([losses[context] for losses in self.loss_nats.values()], axis=1)

@@ -130,7 +130,7 @@ def _members_of_bins(records: Records, bins: list[tuple[float, float]]) -> list[
     """Which targets over tau belong to each bin, (m,) each.
 
     The selecting model's gain decides, as it does for tau. A bin of the evaluating model's gain would hold targets
-    for being lucky with that model, which is what cross-fitting is to avoid.
+    by chance of that model, which cross-fitting is to avoid.
     """
     gain = records.targets.selecting_gain_nats[records.over]
     return [(gain > low) & (gain <= high) for low, high in bins]

@@ -55,7 +55,7 @@ def name_lines(selector: str, rows: int) -> list[str]:
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """Print a table; where nobody watches, as in a log, as wide as its cells are, so that none is cut or broken."""
+    """Print a table; outside a terminal, as in a log, as wide as its cells, so that none is broken."""
     if console.is_terminal:
         console.print(table)
         return
@@ -98,7 +98,8 @@ def _head(summary: Json) -> Text:
         head.append(f"\nunfinished: {settings['targets_measured']:,} measured so far", "yellow")
     if settings["documents_over_tau"] < FEW_DOCUMENTS:
         head.append(
-            f"\nonly {settings['documents_over_tau']} documents bear on this: rough intervals", "yellow"
+            f"\nonly {settings['documents_over_tau']} documents with targets over tau: rough intervals",
+            "yellow",
         )
     return head
 

@@ -93,10 +93,11 @@ def made_up(
 
 
 def make_page(records: Records, summary: dict | None = None, **options: Any) -> str:
-    figure = Figure(figsize=(2, 1))
-    figure.subplots().plot([1, 2])
+    wide, narrow = (Figure(figsize=(width, 1)) for width in (2, 1))
+    for figure in (wide, narrow):
+        figure.subplots().plot([1, 2])
     options = {"command": "python scripts/report.py runs/a/influence", **options}
-    return report_html(records, summary or made_up(), {"figure2": (figure, figure)}, **options)
+    return report_html(records, summary or made_up(), {"figure2": (wide, narrow)}, **options)
 
 
 CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"

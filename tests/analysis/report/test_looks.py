@@ -111,3 +111,25 @@ def test_paper_has_no_browser(browser: Browser, path: Path) -> None:
         True,
     ]
     assert browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_heads_of_tables_stay_in_sight_and_other_k_are_folded_away(browser: Browser, path: Path) -> None:
+    browser.open(path.as_uri())
+    head, bar, left = browser.run("""const [table] = [...document.querySelectorAll('#numbers .table')]
+        .filter((each) => each.textContent.includes('k ≤ 1'));
+      const last = [...table.querySelectorAll('tr')].at(-3);
+      window.scrollTo({ top: scrollY + last.getBoundingClientRect().top - 150, behavior: 'instant' });
+      const box = (each) => each.getBoundingClientRect();
+      return [box(table.querySelector('thead th')).top, box(document.querySelector('.contents')).bottom,
+        box(table.querySelector('tbody')).top]""")
+    assert left < 0 and bar - 1 <= head < bar + 6
+    assert browser.run(
+        "return [...document.querySelectorAll('#numbers details')].map((each) => each.open)"
+    ) == [False]
+
+
+def test_a_telephone_shows_the_narrow_figures(browser: Browser, path: Path) -> None:
+    script = "return document.images[0].currentSrc === document.querySelector('picture source').srcset"
+    for width, narrow in ((390, True), (1280, False)):
+        browser.open(path.as_uri(), width=width)
+        assert browser.run(script) is narrow
