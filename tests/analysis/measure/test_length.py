@@ -438,27 +438,6 @@ def test_the_legend_of_many_models_does_not_hide_curves(made, tmp_path):
     assert [text.get_text() for text in many.legends[0].get_texts()] == [str(number) for number in range(8)]
 
 
-def test_the_figure_needs_no_torch():
-    code = "import sys, analysis.plots.length; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
-def test_files_that_are_something_else_are_refused(tmp_path):
-    with pytest.raises(UserError, match="length.json is missing; make it with scripts/length.py"):
-        LENGTH.load(tmp_path)
-    path = tmp_path / "length.json"
-    for text, message in (
-        ("{", "is damaged"),
-        ("[]", "holds no dict"),
-        ("[" * 100_000, "is damaged"),
-        ('{"kind": "x"}', "holds no"),
-    ):
-        path.write_text(text)
-        with pytest.raises(UserError, match=message):
-            LENGTH.load(path)
-
-
 def test_the_table_has_every_number(made, tmp_path):
     found = LENGTH.load(measure_length(settings(made, tmp_path)))
     by_length, by_position = render_length(found)
