@@ -108,7 +108,7 @@ class PositionedCausalLM(nn.Module):
         """
         if attention_mask is None:
             # Without a mask transformers takes an id jump for the beginning of another packed document, and cuts
-            # attention there without a word (METHOD section 4).
+            # attention there without a word.
             cached = 0 if past_key_values is None else past_key_values.get_seq_length()
             attention_mask = input_ids.new_ones(len(input_ids), cached + input_ids.shape[1])
         return self.model(

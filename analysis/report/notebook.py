@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from html import escape
+from importlib.resources import files
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -334,48 +335,13 @@ MOST_TOKENS = 4000
 MOST_EXAMPLES = 6
 """Targets whose chosen tokens are shown."""
 
-_CSS = """
-.olmo-influence { line-height: 1.55; max-width: 75rem; unicode-bidi: isolate; }
-.olmo-influence p, .olmo-influence details { margin: 0.5em 0; }
-.olmo-influence .soft { opacity: 0.78; font-size: 0.92em; }
-.olmo-influence .text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: plaintext; text-align: start;
-  max-height: 22em; overflow-y: auto; border: 1px solid rgba(128,128,128,0.55); border-radius: 6px;
-  padding: 0.6em 0.8em; margin: 0.3em 0; }
-.olmo-influence .far .text { max-height: 16em; }
-.olmo-influence .placebo .text { border-style: dashed; }
-.olmo-influence .s1 { background: rgba(230,159,0,0.13); } .olmo-influence .s2 { background: rgba(230,159,0,0.23); }
-.olmo-influence .s3 { background: rgba(230,159,0,0.34); } .olmo-influence .s4 { background: rgba(230,159,0,0.45); }
-.olmo-influence .s5 { background: rgba(230,159,0,0.58); }
-.olmo-influence .over { border-bottom: 2px solid currentColor; }
-.olmo-influence .sign { font-size: 0.72em; border: 1px dotted currentColor; padding: 0 0.15em; white-space: nowrap; }
-.olmo-influence .unmeasured { opacity: 0.7; }
-.olmo-influence .chosen { outline: 1.5px solid currentColor; border-radius: 2px; font-weight: 600; margin: 0 2px;
-  padding: 0 1px; }
-.olmo-influence .chosen sup { font-size: 0.75em; line-height: 0; vertical-align: 0.4em; padding-left: 0.15em; }
-.olmo-influence .short { border-bottom: 1px dotted currentColor; background: rgba(86,180,233,0.16); }
-.olmo-influence .target { outline: 2px solid currentColor; outline-offset: 1px; font-weight: 700; margin: 0 2px;
-  background: rgba(86,180,233,0.4); }
-.olmo-influence .pair { display: flex; flex-wrap: wrap; gap: 0.4em 1em; }
-.olmo-influence .far { flex: 1 1 22em; min-width: 0; }
-.olmo-influence summary { cursor: pointer; padding: 0.15em 0; }
-.olmo-influence .wide { overflow-x: auto; }
-.olmo-influence table.numbers { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0.5em 0; }
-.olmo-influence table.numbers caption { text-align: left; caption-side: top; padding: 0.2em 0;
-  color: inherit; white-space: nowrap; }
-.olmo-influence table.numbers :is(th, td) { text-align: right; padding: 0.1em 0.8em;
-  background: none; border: none; white-space: pre; font-weight: 400; }
-.olmo-influence table.numbers .strong > * { font-weight: 700; }
-.olmo-influence table.numbers thead tr:last-child > * { border-bottom: 1px solid currentColor; }
-.olmo-influence table.numbers .words { text-align: left; }
-.olmo-influence table.numbers .part { border-left: 1px solid rgba(128,128,128,0.55); }
-"""
-
 
 def _page(result: InfluentialTokens) -> str:
     """The text shaded by gain, recovery by selector and k, and what was chosen for the targets that gain most."""
+    css = (files("analysis.report") / "templates" / "notebook.css").read_text(encoding="utf8")
     # the last two classes keep MathJax from reading dollar signs as formulas
     return (
-        f'<div class="olmo-influence tex2jax_ignore mathjax_ignore"><style>{_CSS}</style>'
+        f'<div class="olmo-influence tex2jax_ignore mathjax_ignore"><style>{css}</style>'
         f"{_heading(result)}{_recovery_table(result)}{_text(result)}{_examples(result)}</div>"
     )
 

@@ -259,15 +259,6 @@ def test_the_script_measures_draws_and_prints(made, tmp_path):
     assert len(recall_figure(found).axes) == 2
 
 
-def test_files_that_are_something_else_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"needle.json is missing; make it with scripts/needle.py"):
-        NEEDLE.load(tmp_path)
-    for text, message in (("{", "is damaged"), ("[]", "holds no dict"), ('{"kind": "x"}', "holds no")):
-        (tmp_path / "needle.json").write_text(text)
-        with pytest.raises(UserError, match=message):
-            NEEDLE.load(tmp_path)
-
-
 def test_the_colours_go_upwards_where_no_model_gains_anything():
     cell = {"value_tokens": 1, "length": 16, "depth": 0.5, "gain_nats": {"value": -0.2}}
     models = [{"label": "x", "checkpoints": [{"training_length": None}], "cells": [cell]}]
