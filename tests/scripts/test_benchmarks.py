@@ -245,7 +245,8 @@ def settings_of_influence(**changes):
 
 def test_contexts_are_stretches_of_held_out_documents_or_random_tokens(trained):
     loaded, corpus = load_for_analysis(trained / "run"), str(trained / "corpus")
-    texts = [document.tolist() for document in TokenFiles.of_split(corpus, "heldout").documents()]
+    held_out = TokenFiles.of_split(corpus, "heldout")
+    texts = [held_out.document(number).tolist() for number in range(len(held_out.document_bounds))]
     for source in (corpus, None):
         contexts = contexts_of(loaded, settings_of_influence(checkpoint="run", corpus=source), 5)
         assert contexts.tokens.shape == (5, N) and contexts.n_far == FAR

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -341,7 +342,8 @@ def test_the_examples_of_help_are_commands_that_the_parser_takes(command: str) -
     """A line that goes on ends with one backslash; a docstring that lost it would join or split the command."""
     parser = importlib.import_module(f"analysis.cli.{command}")._parser()
     text = parser.format_help().replace("\\\n", " ")
-    examples = [line for line in text.splitlines() if line.startswith(f"  python scripts/{command}.py ")]
+    called = rf"  (python scripts/{command}\.py|olmo-sparsity {command}) "
+    examples = [re.sub(called, "", line) for line in text.splitlines() if re.match(called, line)]
     assert examples
-    for line in examples:
-        parser.parse_args(shlex.split(line)[2:])
+    for arguments in examples:
+        parser.parse_args(shlex.split(arguments))

@@ -124,7 +124,7 @@ def script(run_here, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (("influence", "a"), "the following arguments are required: --corpus, --out"),
+        (("influence", "a"), "the following arguments are required: --out"),
         (("submit", "trian"), "argument KIND: invalid choice: 'trian'"),
         (("submit", "train", "a.yaml", "--node", "3"), "unrecognized arguments: --node 3"),
         (("benchmark",), "the following arguments are required: BENCHMARK"),
