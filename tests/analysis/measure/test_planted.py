@@ -1,4 +1,4 @@
-"""Exact selectors find every token that a hand-built model depends on (docs/method.md 2.6), and recall is counted right."""
+"""Exact selectors find every token that a hand-built model depends on (docs/method.md 2.6), and recall is right."""
 
 import itertools
 
