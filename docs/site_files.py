@@ -17,6 +17,7 @@ PATTERNS = (
     "CITATION.cff",
     "LICENSE",
     "docs/*.md",
+    "docs/*.ipynb",
     "docs/*.svg",
     "docs/*.css",
     "results/**/*.md",

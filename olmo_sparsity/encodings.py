@@ -1,4 +1,4 @@
-"""Position encodings: how a model makes position ids bear on attention. One object each, whatever the scheme of ids.
+"""Position encodings: how position ids enter attention. One object each, independent of the scheme of ids.
 
 What OLMo's configuration says with several switches is read here once; `model/olmo.py` builds what the object says.
 """

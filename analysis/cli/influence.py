@@ -16,9 +16,9 @@ SLURM); the records are those of one run without --shard.
 
 A screened selector EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts first, at m/(N - M) of its
 cost. With --select-with A --evaluate-with B, A chooses targets and tokens and B, trained from another seed, measures
-what they are worth: A's luck does not carry over (cross-fitting). A may be finished records; then nothing is selected
-again. CKPT@SCHEME:FACTOR in place of a checkpoint, such as runs/rope@yarn:4, scales its RoPE as in the command length
-(not in cross-fitting).
+their gain and recovery (cross-fitting), so that what A selected by chance does not count. A may be finished records;
+then nothing is selected again. CKPT@SCHEME:FACTOR in place of a checkpoint, such as runs/rope@yarn:4, scales its RoPE
+as in the command length (not in cross-fitting).
 """
 
 from __future__ import annotations

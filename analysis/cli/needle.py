@@ -8,12 +8,12 @@ examples:
       --selectors leave-one-out,gradient,attention,random --recall-length 256
 
 A needle of k tokens is a random key of --key-tokens tokens and behind it a random value of k tokens, put at some depth
-(0: first, 1: last) of a stretch of text from one document. The context ends with the key again, and the model is to go
-on with the value. None of these tokens occurs elsewhere in the stretch. Beside it stands the same context without the
-needle, which is chance: what the model then loses, and how often it is right, on a value that it cannot know.
+(0: first, 1: last) of a stretch of text from one document. The context ends with the key again, and the model is to
+continue with the value. None of these tokens occurs elsewhere in the stretch. The control is the same context without
+the needle: its loss and exact match are those of chance, on a value that the model cannot know.
 
-With --selectors the influence selectors are asked for the far tokens that the first value token depends on, and it is
-counted how many of the needle's tokens they find; their placebo is a context with another needle.
+With --selectors the influence selectors rank the far tokens by their influence on the first value token, and it is
+counted how many of the needle's tokens come first; their placebo is a context with another needle.
 
 Checkpoints are those of the command length: CKPT@SCHEME:FACTOR scales RoPE, and those with one label are seeds of one
 model. Writes needle.json, needle.parquet (every needle), needle.png and needle_gain.png (a heat map per model and k),

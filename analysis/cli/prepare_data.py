@@ -16,7 +16,7 @@ sources:
   c4    allenai/c4 (English), streamed from the Hugging Face hub, or a copy of its folder named with --dataset
 
 A run that was stopped goes on where it was when the same command is given again; a finished corpus is left as
-it is. Held-out documents lose every paragraph that also stands in a training document.
+it is. Held-out documents lose every paragraph that also occurs in a training document.
 
 --shard i/n prepares a share of the input (files, or shards of C4) into the same --out, at the same time as the
 other shares, on any machine that sees the folder; --merge then writes the held-out split and the manifest, or names

@@ -5,15 +5,15 @@ examples:
   olmo-sparsity recall --checkpoint runs/planted --out runs/planted/recall
   olmo-sparsity recall --checkpoint runs/parity --length 50 --ks 1,2,4 --samples 200 --out runs/parity/recall
 
-Without --checkpoint a model built by hand tells: its answer depends on p far tokens that are known, each by itself
-("sum"), or only all of them together ("all", as a model that copies needs the earlier match and what followed it).
-Every other token gives a little noise. Prints the share of the planted tokens among the first k selected, for every
-selector, and writes recall.json.
+Without --checkpoint selectors are tested on a model built by hand: its answer depends on p far tokens that are known,
+each by itself ("sum"), or only all of them together ("all", as a model that copies needs the earlier match and what
+followed it). Every other token gives a little noise. Prints the share of the planted tokens among the first k
+selected, for every selector, and writes recall.json.
 
 With --checkpoint, a run or checkpoint trained on sparse_parity or planted: the context is the prompt of a test sample,
 the target its label. Measured are samples whose planted tokens all stand before the short context, the last --n-short
 tokens. The placebo is the far context of a sample with another label: a selector that finds the placebo's own planted
-tokens as well as true ones goes by how they look, not by what they do for the answer. In sparse parity the bits are
+tokens as often as true ones reacts to how tokens look, not to their effect on the answer. In sparse parity the bits are
 planted; recall of pairs counts a bit's selector too. Writes recall.json and the figure recall.png and recall.pdf.
 """
 

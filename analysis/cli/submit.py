@@ -22,7 +22,7 @@ train        saves, requeues and resumes by itself at the time limit and after a
 prepare_c4   --array shards in parallel, then a merge, in a second job that waits for them.
 influence    --array shards of the targets for each checkpoint, then a merge. Several checkpoints get a folder each.
 
-With --after a job starts when the named ones have ended well, and leaves the queue where one has failed for good. The
+With --after a job starts when the named ones have ended well, and leaves the queue if one of them fails. The
 corpus and the runs that they make need not be there yet; a run's last checkpoint is then looked up by the job.
 """
 

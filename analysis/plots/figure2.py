@@ -1,7 +1,7 @@
 """Figure 2 (docs/method.md, 2.5), from a summary (`analysis.stats.summary`).
 
 (a) mean loss against k, (b) net recovery against k, (c) recovery at one k in bins of L_short - L_long, (d) where it
-was measured, loss against position. Selectors beyond those shown stand in a figure of their own, `further_figure`.
+was measured, loss against position. The other selectors have a figure of their own, `further_figure`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The grids of "Figure 6": net recovery, recovery and placebo at further k, N, M and model sizes (docs/method.md, 2.5).
 
-A small panel for each records folder, drawn from its summary. Any folders may stand beside each other: every panel's
-title says what was measured there, and what differs.
+A small panel for each records folder, drawn from its summary. Any folders may be combined: every panel's title says
+what was measured there, and what differs.
 """
 
 from __future__ import annotations

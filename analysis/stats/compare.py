@@ -1,6 +1,6 @@
 """Two checkpoints measured on the same targets: paired differences with intervals (docs/method.md, 2.4).
 
-Both were asked for the same sampled targets, so one bootstrap by document resamples them together, and what documents
+Both were measured on the same sampled targets, so one bootstrap by document resamples them together, and what documents
 have in common cancels in a difference. Every difference is first minus second.
 Shapes: n sampled targets; m of them over tau under a checkpoint, another m under the other.
 """

@@ -1,4 +1,4 @@
-"""What records say in one line, for whoever has just measured them."""
+"""The main findings of records in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from analysis.stats.recovery import (
 from olmo_sparsity.util.errors import UserError
 
 K = 4
-"""What net recovery is told for, or the closest k that was measured."""
+"""The k of the net recovery that is reported, or the closest that was measured."""
 
 
 def describe_findings(records: Records) -> str:

@@ -81,10 +81,9 @@ class MeasuredTargets:
     def permutation_p(self, resamples: int, seed: int) -> dict[str, dict[int, float]]:
         """p-value of true against placebo by selector and k: signs of whole documents are flipped.
 
-        The null hypothesis, of `sign_flip_p_values`: the k tokens chosen from the true far context are worth as
+        The null hypothesis, of `sign_flip_p_values`: the k tokens chosen from the true far context recover as
         much as those chosen from the placebo, so that the two could be swapped in any document. The targets were
-        chosen for a gain from the *true* far context, which lowers p;
-        cross-fitting avoids this.
+        chosen for a gain from the *true* far context, which lowers p; cross-fitting avoids this.
         """
         contexts = [
             np.concatenate([losses[context] for losses in self.loss_nats.values()], axis=1)

@@ -83,7 +83,7 @@ def open_stream(config: Config) -> StreamText:
 
 
 def _units(stream: StreamConfig) -> tuple[list[Any], list[Any]]:
-    """The units, and what tells whether they are the same another time."""
+    """The units, and what identifies them when a run is resumed."""
     if stream.source == "text":
         check_files(stream.files, [])
         return file_units(stream.files), [
@@ -250,7 +250,7 @@ class WindowStream(IterableDataset[dict[str, Any]]):
 
 
 class StreamedData(TrainingBatches):
-    """Batches of a stream; nobody has counted the tokens of an epoch."""
+    """Batches of a stream; the number of tokens in an epoch is not known."""
 
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
         super().__init__(config, rank=rank, world_size=world_size)

@@ -87,7 +87,7 @@ def paragraph_hashes(text: str, min_characters: int = 0) -> Iterator[int]:
 
 @dataclass
 class Decontamination:
-    """Takes paragraphs that also stand in training documents out of held-out ones, and counts them."""
+    """Removes paragraphs that also occur in training documents from held-out ones, and counts them."""
 
     contaminated: Set[int]
     """Hashes of the paragraphs to remove."""

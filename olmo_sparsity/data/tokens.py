@@ -66,7 +66,7 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class CorpusManifest:
-    """What a prepared corpus holds and how it was made; stands beside the token files as `manifest.json`."""
+    """What a prepared corpus holds and how it was made: `manifest.json` beside the token files."""
 
     corpus: str
     """Kind of source: docs, text or c4."""

@@ -103,7 +103,7 @@ class TrainingBatches(ABC):
 
     @abstractmethod
     def batches(self, first_step: int) -> Iterator[Batch]:
-        """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, for ever."""
+        """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, without end."""
 
     def _loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Any]:
         """PyTorch's loader with the workers that the config asks for."""

@@ -1,1 +1,1 @@
-"""What a checkpoint is worth: held-out loss and exact match."""
+"""Evaluation of a checkpoint: held-out loss and exact match."""

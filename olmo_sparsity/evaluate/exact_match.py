@@ -102,7 +102,7 @@ def measure(
     The model is on ``device``, in evaluation mode. Ids of the response are given unless the model predicts them, so an
     oracle is one, and elsewhere they go on as contiguous ones do. Decoding takes as many steps as the longest true
     response of a batch has: a response that does not end where the true one does is wrong at that step already, so
-    that no id beyond the true response bears on the result.
+    that no id beyond the true response affects the result.
 
     Raises `UserError`, before anything runs, for what `grid` refuses, no samples, or an id table too small for the
     largest length, with the longest length that fits.

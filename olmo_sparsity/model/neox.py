@@ -76,7 +76,7 @@ class PositionedNeoX(nn.Module):
             position_ids = torch.arange(past, past + length, device=input_ids.device)[None]
         if attention_mask is None:
             # Without a mask transformers takes an id that jumps or repeats for the beginning of another packed
-            # document, and cuts attention there without a word (docs/method.md 4).
+            # document, and cuts attention there without a warning (docs/method.md 4).
             attention_mask = input_ids.new_ones(batch, past + length)
         output = self.model.gpt_neox(
             inputs_embeds=self.embed(input_ids) if input_embeddings is None else input_embeddings,

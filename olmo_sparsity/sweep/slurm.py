@@ -184,7 +184,7 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
 def dependency(jobs: Sequence[str]) -> list[str]:
     """Options of sbatch for a job that starts when ``jobs`` have ended well.
 
-    Where one of them fails for good it could never start: it then leaves the queue instead of waiting for ever.
+    If one of them fails it could never start: it then leaves the queue instead of waiting.
     """
     return [f"--dependency=afterok:{':'.join(jobs)}", "--kill-on-invalid-dep=yes"] if jobs else []
 

@@ -260,7 +260,7 @@ class Engine:
         return bool(self.sum_over_processes(torch.tensor(float(flag))) > 0)
 
     def on_main(self, action: Callable[[], object]) -> None:
-        """Run ``action`` in the main process; where it fails there, every process fails, and none waits for ever."""
+        """Run ``action`` in the main process; where it fails there, every process fails, and none hangs."""
         failure: Exception | None = None
         if self.is_main:
             try:

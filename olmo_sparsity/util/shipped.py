@@ -1,6 +1,6 @@
 """Files that come with the code: configurations and SLURM templates.
 
-In a checkout they stand in its `configs/` and `slurm/`; a wheel has a copy of both within this package (`setup.py`).
+In a checkout they are in its `configs/` and `slurm/`; a wheel has a copy of both within this package (`setup.py`).
 """
 
 from __future__ import annotations

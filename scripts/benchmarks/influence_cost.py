@@ -78,7 +78,7 @@ def measure_point(settings: ModelSettings, point: Point, repeats: int) -> Json:
     """Median seconds per target, and the memory that the first run took beyond what was in use, in this process.
 
     On a CPU that is growth of the resident set, on a GPU of the memory that torch allocated; None where the system
-    does not tell.
+    does not report it.
     """
     loaded, device = load_model(settings), chosen_device(settings.device)
     scorer = Scorer(loaded.model, device=device)

@@ -76,7 +76,7 @@ class Ended:
 
     @property
     def done(self) -> bool:
-        """Whether it says that it did what it was asked for."""
+        """Whether it reports success."""
         return all(code == 0 for code in self.codes)
 
 
@@ -172,7 +172,7 @@ class Workshop:
 
 
 def result_of(command: Command, scene: Path) -> Result:
-    """The result that stands in a scene; what cannot be read is a result too, and never the right one."""
+    """The result that stands in a scene; what cannot be read counts as a result, never as the right one."""
     try:
         return in_fork(command.result, scene / command.out)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Exact selectors find every token that a hand-built model depends on (METHOD 3.1), and recall is counted right."""
+"""Exact selectors find every token that a hand-built model depends on (docs/method.md 2.6), and recall is right."""
 
 import itertools
 
@@ -41,7 +41,7 @@ def test_the_planted_set_comes_first(name, rule, count):
 
 @pytest.mark.parametrize("name", ["leave-one-in", "greedy"])
 def test_adding_single_tokens_cannot_see_a_conjunction(name):
-    """METHOD 2.3: what needs all of its tokens at once is invisible to selectors that add one at a time."""
+    """What needs all of its tokens at once is invisible to selectors that add one at a time (docs/method.md 4)."""
     assert set(select(name, COLUMNS[:4], "all", 4)[0]) != set(COLUMNS[:4])
 
 

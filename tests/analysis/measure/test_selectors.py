@@ -159,7 +159,7 @@ def test_exactly_the_two_planted_tokens_are_found(name, conjunction, columns):
 
 
 def test_no_single_token_shows_a_conjunction_to_leave_one_in():
-    """METHOD 2.3: a model that needs two far tokens at once is invisible to leave-one-in."""
+    """A model that needs two far tokens at once is invisible to leave-one-in (docs/method.md 4)."""
     contexts = make_contexts(1)
     scorer = Scorer(Planted((2, 7), int(contexts.targets[0]), conjunction=True))
     np.testing.assert_allclose(leave_one_in(ask(scorer, contexts)), 0, atol=1e-6)
