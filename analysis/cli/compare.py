@@ -1,9 +1,9 @@
 """Compare two checkpoints that were measured on the same targets: paired differences with intervals.
 
 example:
-  python scripts/influence.py runs/a --corpus data/books --out runs/a/influence
-  python scripts/influence.py runs/b --corpus data/books --out runs/b/influence
-  python scripts/compare.py runs/a/influence runs/b/influence --out compare.json
+  olmo-sparsity influence runs/a --corpus data/books --out runs/a/influence
+  olmo-sparsity influence runs/b --corpus data/books --out runs/b/influence
+  olmo-sparsity compare runs/a/influence runs/b/influence --out compare.json
 
 reads both records folders (no model is needed) and prints, for A and B and A - B: the share of targets over tau, the
 mean gain from the long context, and the net recovery of every selector and k that both have. Documents are resampled

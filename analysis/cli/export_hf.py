@@ -1,8 +1,8 @@
 """Write a checkpoint as a directory that transformers loads without remote code, tokenizer included.
 
 example:
-  python scripts/export_hf.py runs/demo --out runs/demo/hf
-  python scripts/export_hf.py runs/demo --out runs/demo/hf --push-to-hub USER/MODEL
+  olmo-sparsity export_hf runs/demo --out runs/demo/hf
+  olmo-sparsity export_hf runs/demo --out runs/demo/hf --push-to-hub USER/MODEL
 
 then, anywhere:
   from transformers import AutoModelForCausalLM, AutoTokenizer

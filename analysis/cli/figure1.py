@@ -1,9 +1,9 @@
 """The figures of the synthetic tasks from records of exact match: accuracy against length, and the bound.
 
 examples:
-  python scripts/figure1.py runs/parity-*/exact_match.json --out runs/figure1
-  python scripts/figure1.py runs/sparse --out runs/sparse --bound
-  python scripts/figure1.py runs/scratchpad runs/assignment --out runs/schemes
+  olmo-sparsity figure1 runs/parity-*/exact_match.json --out runs/figure1
+  olmo-sparsity figure1 runs/sparse --out runs/sparse --bound
+  olmo-sparsity figure1 runs/scratchpad runs/assignment --out runs/schemes
 
 reads every exact_match.json of scripts/exact_match.py that it is given, or that lies in a folder it is given (no model
 is needed), pools the training seeds of one setting, prints the numbers and writes, each as PNG and PDF,

@@ -1,9 +1,9 @@
 """The figures from records: loss and recovery against k, kinds of dependency, distances, and tokens needed.
 
 examples:
-  python scripts/figure2.py runs/demo/influence
-  python scripts/figure2.py runs/demo/influence --length runs/length --out results/demo
-  python scripts/figure2.py runs/demo/influence --width 3.25 --format pdf --no-title --out paper
+  olmo-sparsity figure2 runs/demo/influence
+  olmo-sparsity figure2 runs/demo/influence --length runs/length --out results/demo
+  olmo-sparsity figure2 runs/demo/influence --width 3.25 --format pdf --no-title --out paper
 
 reads the records that scripts/influence.py wrote (no model is needed), prints the numbers and writes beside them
 

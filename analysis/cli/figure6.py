@@ -1,9 +1,9 @@
 """Figure 6 from records: recovery at further k, N, M and model sizes, a small panel for each records folder.
 
 examples:
-  python scripts/figure6.py runs/pose-20m/influence runs/pose-60m/influence --out runs/sizes
-  python scripts/figure6.py runs/books/influence-* --out runs/books/grid --rows n_long --columns n_short
-  python scripts/figure6.py runs/seed1/influence runs/seed2/influence --out runs/seeds --labels "seed 1" "seed 2"
+  olmo-sparsity figure6 runs/pose-20m/influence runs/pose-60m/influence --out runs/sizes
+  olmo-sparsity figure6 runs/books/influence-* --out runs/books/grid --rows n_long --columns n_short
+  olmo-sparsity figure6 runs/seed1/influence runs/seed2/influence --out runs/seeds --labels "seed 1" "seed 2"
 
 reads records that scripts/influence.py wrote (no model is needed) and writes figure6.png and .pdf (net recovery),
 figure6-recovery.png and .pdf (recovery and its placebo) and figure6.json, a table of what is drawn. Any records may be

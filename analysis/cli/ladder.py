@@ -1,8 +1,8 @@
 """Sparsity against size and against length generalization, from influence records and loss by position.
 
 examples:
-  python scripts/ladder.py runs/ladder/*/influence --length runs/ladder/length --out runs/ladder/figures
-  python scripts/ladder.py runs/*/influence runs/*/crossfit --length runs/length --k 8 --times 2 --out runs/joint
+  olmo-sparsity ladder runs/ladder/*/influence --length runs/ladder/length --out runs/ladder/figures
+  olmo-sparsity ladder runs/*/influence runs/*/crossfit --length runs/length --k 8 --times 2 --out runs/joint
 
 RECORDS are folders that scripts/influence.py wrote, cross-fitted ones too; --length is what scripts/length.py wrote of
 the checkpoints that they evaluate, with the training window as the smallest of its --lengths and --times the window

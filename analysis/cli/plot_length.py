@@ -1,8 +1,8 @@
 """Draw loss by position again, from what scripts/length.py wrote: all models, or some of them. No model is needed.
 
 examples:
-  python scripts/plot_length.py runs/length
-  python scripts/plot_length.py runs/length --models "RoPE,RoPE + PoSE,ALiBi" --out runs/length/encodings
+  olmo-sparsity plot_length runs/length
+  olmo-sparsity plot_length runs/length --models "RoPE,RoPE + PoSE,ALiBi" --out runs/length/encodings
 
 Writes length.png (loss by position) and lengths.png (loss at each length), both also as pdf.
 """

@@ -1,9 +1,9 @@
 """Loss curves of training runs, from their metrics.jsonl; also while they train.
 
 examples:
-  python scripts/plot_metrics.py runs/demo
-  python scripts/plot_metrics.py runs/pose runs/rope --out loss.png
-  python scripts/plot_metrics.py runs/* --x steps --log-x --out loss.pdf
+  olmo-sparsity plot_metrics runs/demo
+  olmo-sparsity plot_metrics runs/pose runs/rope --out loss.png
+  olmo-sparsity plot_metrics runs/* --x steps --log-x --out loss.pdf
 
 Training loss as logged (faint) and smoothed, held-out loss as markers, in nats per token; beside it, where the runs
 have evaluated, the held-out loss by position at the last evaluation. Reads metrics.jsonl only: no model and no GPU

@@ -1,8 +1,8 @@
 """One self-contained HTML page from records: figures, tables, settings, and examples to read.
 
 examples:
-  python scripts/report.py runs/demo/influence
-  python scripts/report.py runs/books/influence --length runs/books/length --longppl runs/books/longppl \\
+  olmo-sparsity report runs/demo/influence
+  olmo-sparsity report runs/books/influence --length runs/books/length --longppl runs/books/longppl \\
       --compare runs/books/compare.json --examples 300 --out books.html
 
 reads the records that scripts/influence.py wrote (no model is needed). The page opens in any browser, also from an
