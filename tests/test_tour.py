@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).parents[1]
 TOUR = ROOT / "docs" / "tour.ipynb"
 SHORTER = {"--max_duration=400": "--max_duration=40 --scheduler.t_warmup=10", "tau_nats=0.5": "tau_nats=0.01",
-           "--tau 0.5": "--tau 0.01", "--targets 300": "--targets 60", "max_targets=300": "max_targets=60"}  # fmt: skip
+           "--tau 0.5": "--tau 0.01", "--targets 300": "--targets 60", "max_targets=200": "max_targets=60"}  # fmt: skip
 
 
 def code_cells(notebook):
