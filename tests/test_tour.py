@@ -37,12 +37,12 @@ def test_it_runs(tmp_path, monkeypatch):
     for cell in code_cells(notebook):
         for longer, shorter in SHORTER.items():
             cell.source = cell.source.replace(longer, shorter)
-    for name in ("olmo_sparsity", "configs"):
-        (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs").mkdir()
+    for name in ("configs", "docs/method.md"):
+        (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     resources = {"metadata": {"path": str(tmp_path / "docs")}}
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
     shown = code_cells(notebook)[2].outputs[-1]["data"]
-    assert "targets over tau" in shown["text/plain"] and "<style" in shown["text/html"]
+    assert "targets gain more than 0.01 nats" in shown["text/plain"] and "<style" in shown["text/html"]
