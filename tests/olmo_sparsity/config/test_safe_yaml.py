@@ -65,13 +65,8 @@ class TestHostileText:
         ("value", "part"),
         [
             (NESTED, "nested more than 32 deep"),
-            ("[" * 900 + "]" * 900, "nested more than 32 deep"),
-            ("{a: " * 100 + "}" * 100, "nested more than 32 deep"),
             ("{a: 1, a: 2}", "found duplicate key a"),
-            ("&a [*a]", "it holds itself"),
             ("9" * 5000, "a number of 5,000 digits"),
-            ("${a:" * 300 + "}" * 300, "a value of 1,500 characters"),
-            ("!!int abc", "cannot be read"),
             ("a\0b", "control characters are not allowed"),
             ("\udcff", "cannot be read"),
         ],
@@ -167,13 +162,6 @@ class TestEnvironment:
         for message in messages:
             assert "is not for configs" in message and "or pass it as an override" in message
             assert self.SECRET not in message
-
-    def test_named_with_a_remedy(self) -> None:
-        message = refusal(BASE, "--save_folder=${oc.env:MY_TOKEN}/x")
-        assert message == (
-            "FILE: save_folder: '${oc.env:MY_TOKEN}/x' cannot be resolved: MY_TOKEN is not for configs, which are "
-            "saved and shown; write the value, or pass it as an override"
-        )
 
     def test_job_variables(self, monkeypatch: pytest.MonkeyPatch) -> None:
         value = "--run_name=${oc.env:SLURM_JOB_ID,none}-${oc.env:PBS_JOBID,null}"
