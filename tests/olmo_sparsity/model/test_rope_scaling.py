@@ -58,20 +58,6 @@ def test_logits_are_those_of_transformers_on_copied_weights(made, name, factor):
         assert (logits(path) - expected).abs().max() > 100 * tolerance, "unscaled it is another model"
 
 
-def test_frequencies_at_both_ends():
-    base, half = 10_000.0, 32
-    plain = 1.0 / base ** (torch.arange(half) / half)
-    ntk, _ = RopeScaling("ntk", 8.0, 512).apply(plain, base)
-    assert ntk[0] == 1 and float(plain[-1] / ntk[-1]) == pytest.approx(8, rel=1e-4)
-    yarn, multiplied_by = RopeScaling("yarn", 8.0, 512).apply(plain, base)
-    turns = 512 * plain / (2 * torch.pi)
-    # A dimension beyond 32 and 1 turns, for the ramp ends at whole ones.
-    kept, interpolated = turns > 40, turns < 0.7
-    assert kept.any() and torch.equal(yarn[kept], plain[kept])
-    assert interpolated.any() and torch.allclose(yarn[interpolated], plain[interpolated] / 8)
-    assert multiplied_by == pytest.approx(1.2079, abs=1e-4)
-
-
 def test_what_was_scaled_is_told(made):
     source, exported = made
     for path in (source, exported):

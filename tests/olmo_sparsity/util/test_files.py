@@ -7,7 +7,7 @@ import pytest
 
 from olmo_sparsity.util import files
 from olmo_sparsity.util.errors import run_script
-from olmo_sparsity.util.files import atomic_path, file_in, read_json, sha256_file, write_json
+from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
 from tests.support.refusals import refused
 
 
@@ -53,11 +53,6 @@ def test_a_folder_that_cannot_be_emptied_is_left_as_it_is(tmp_path, monkeypatch)
     with pytest.raises(PermissionError, match="step00000001"):
         files.remove(tmp_path / "step00000001")
     assert [path.name for path in tmp_path.iterdir()] == ["step00000001"]
-
-
-def test_a_result_goes_into_a_folder_that_is_named(tmp_path):
-    assert file_in(tmp_path, "report.html") == tmp_path / "report.html"
-    assert file_in(tmp_path / "page.html", "report.html") == tmp_path / "page.html"
 
 
 @pytest.mark.parametrize(
