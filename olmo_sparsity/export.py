@@ -21,7 +21,6 @@ import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,23 +52,12 @@ _OLMO_EPS = 1e-5  # written into transformers' Olmo, not read from its config
 _ADDING_PROCESSORS = {"TemplateProcessing", "BertProcessing", "RobertaProcessing"}
 
 
-@dataclass(frozen=True)
-class Export:
-    """What was written."""
-
-    folder: Path
-    architecture: str
-    """Class of transformers, such as LlamaForCausalLM."""
-    parameters: int
-    max_positions: int
-    """Position ids that the checkpoint was trained on are below it."""
-
-
 def export_checkpoint(
     checkpoint: str | Path, out: str | Path, *, tokenizer: str | None = None, overwrite: bool = False
-) -> Export:
+) -> dict[str, Any]:
     """Write the directory ``out``, whole or not at all, after comparing logits of both models.
 
+    Returns what its `EXPORT_NAME` says.
     ``tokenizer``: a tokenizer.json, or "olmo", for a checkpoint without its own. With ``overwrite`` an earlier export
     is replaced, and nothing else ever is. Raises `UserError` for bad input and for a shape that no class has.
     """
@@ -91,7 +79,7 @@ def export_checkpoint(
         note = _note(source, tokens, config, model)
         write_json(temporary / EXPORT_NAME, note)
         (temporary / CARD_NAME).write_text(model_card(config, note), encoding="utf8")
-    return Export(out, type(model).__name__, model.num_parameters(), position_reach(config))
+    return note
 
 
 def family_of(config: ModelConfig) -> str:
@@ -100,12 +88,10 @@ def family_of(config: ModelConfig) -> str:
     Raises one `UserError` that names everything about the shape that does not fit.
     """
     if config.norm_after or config.attention_layer_norm:
-        family, misfits = "olmo2", _misfits_of_olmo2(config)
-    elif config.layer_norm_type == LayerNormType.rms:
-        family, misfits = "llama", _clipped(config, "Llama")
+        family = "olmo2"
     else:
-        family, misfits = "olmo", _misfits_of_olmo(config)
-    misfits = [*_misfits_of_all(config), *misfits]
+        family = "llama" if config.layer_norm_type == LayerNormType.rms else "olmo"
+    misfits = [text for text, misfit in _misfits(config, family).items() if misfit]
     if misfits:
         raise UserError(
             f"transformers has no class for this shape (Llama, Olmo or Olmo2): {'; '.join(misfits)}; use the "
@@ -114,7 +100,9 @@ def family_of(config: ModelConfig) -> str:
     return family
 
 
-def _misfits_of_all(config: ModelConfig) -> list[str]:
+def _misfits(config: ModelConfig, family: str) -> dict[str, bool]:
+    """What a family lacks, and whether the shape has it."""
+    kind = config.layer_norm_type
     normed = config.layer_norm_with_affine or (
         config.attention_layer_norm and config.attention_layer_norm_with_affine
     )
@@ -132,33 +120,22 @@ def _misfits_of_all(config: ModelConfig) -> list[str]:
             config.block_type == BlockType.llama and config.norm_after
         ),
     }
-    return [text for text, misfit in found.items() if misfit]
-
-
-def _misfits_of_olmo(config: ModelConfig) -> list[str]:
-    kind = config.layer_norm_type
-    found = {
-        f"model.layer_norm_type: {kind} with layer_norm_with_affine: true": config.layer_norm_with_affine,
-        f"model.layer_norm_eps: {config.layer_norm_eps}, not {_OLMO_EPS} as in Olmo": (
-            config.layer_norm_eps != _OLMO_EPS
-        ),
-    }
-    return [text for text, misfit in found.items() if misfit]
-
-
-def _misfits_of_olmo2(config: ModelConfig) -> list[str]:
-    found = {
-        "model.attention_layer_norm: true without norm_after": not config.norm_after,
-        "model.norm_after: true without attention_layer_norm": not config.attention_layer_norm,
-        f"model.layer_norm_type: {config.layer_norm_type} with norm_after or attention_layer_norm": (
-            config.layer_norm_type != LayerNormType.rms
-        ),
-    }
-    return [text for text, misfit in found.items() if misfit] + _clipped(config, "Olmo2")
-
-
-def _clipped(config: ModelConfig, family: str) -> list[str]:
-    return [] if config.clip_qkv is None else [f"model.clip_qkv: {config.clip_qkv}, which {family} lacks"]
+    if family == "olmo":
+        return found | {
+            f"model.layer_norm_type: {kind} with layer_norm_with_affine: true": config.layer_norm_with_affine,
+            f"model.layer_norm_eps: {config.layer_norm_eps}, not {_OLMO_EPS} as in Olmo": (
+                config.layer_norm_eps != _OLMO_EPS
+            ),
+        }
+    if family == "olmo2":
+        found |= {
+            "model.attention_layer_norm: true without norm_after": not config.norm_after,
+            "model.norm_after: true without attention_layer_norm": not config.attention_layer_norm,
+            f"model.layer_norm_type: {kind} with norm_after or attention_layer_norm": kind
+            != LayerNormType.rms,
+        }
+    clipped = f"model.clip_qkv: {config.clip_qkv}, which {family.capitalize()} lacks"
+    return found | {clipped: config.clip_qkv is not None}
 
 
 def position_reach(config: Config) -> int:

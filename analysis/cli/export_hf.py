@@ -46,8 +46,7 @@ def main() -> None:
     done = export_checkpoint(
         arguments.checkpoint, arguments.out, tokenizer=arguments.tokenizer, overwrite=arguments.overwrite
     )
-    print(
-        f"{done.folder}: {done.architecture}, {done.parameters:,} parameters, {done.max_positions:,} positions"
-    )
+    size = f"{done['parameters']:,} parameters, {done['max_positions']:,} positions"
+    print(f"{arguments.out}: {done['architecture']}, {size}")
     if arguments.push_to_hub:
-        print(f"pushed to {push_to_hub(done.folder, arguments.push_to_hub)}")
+        print(f"pushed to {push_to_hub(arguments.out, arguments.push_to_hub)}")

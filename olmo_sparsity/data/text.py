@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import chain
 from typing import Protocol, TextIO
 
 PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
@@ -59,12 +58,7 @@ def _end_of_piece(text: str, start: int) -> int:
 
 def split_paragraphs(text: str) -> Iterator[str]:
     """Paragraphs of a text: what stands between blank lines, indentation kept."""
-    start = 0
-    for end, following in chain((found.span() for found in PARAGRAPH_BREAK.finditer(text)), [(len(text), 0)]):
-        paragraph = text[start:end]
-        if paragraph and not paragraph.isspace():
-            yield paragraph
-        start = following
+    return (paragraph for paragraph in PARAGRAPH_BREAK.split(text) if paragraph and not paragraph.isspace())
 
 
 def paragraph_hash(paragraph: str) -> int:
@@ -92,12 +86,9 @@ class Decontamination:
     contaminated: Set[int]
     """Hashes of the paragraphs to remove."""
     counts: dict[str, int] = field(
-        default_factory=lambda: {
-            "paragraphs": 0,
-            "removed_paragraphs": 0,
-            "changed_documents": 0,
-            "dropped_documents": 0,
-        }
+        default_factory=lambda: dict.fromkeys(
+            ("paragraphs", "removed_paragraphs", "changed_documents", "dropped_documents"), 0
+        )
     )
 
     def clean(self, text: str) -> str:

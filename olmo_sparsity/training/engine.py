@@ -114,6 +114,9 @@ class Engine:
         except (torch.distributed.DistError, TimeoutError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{reason}; check that rank 0 runs there and that its port is open") from error
+        self.is_main = self.accelerator.is_main_process  # it writes files and shows progress
+        self.rank, self.processes = self.accelerator.process_index, self.accelerator.num_processes
+        self.device = self.accelerator.device
         self.micro_batch_size = config.device_train_microbatch_size
         self.id_weight = config.positions.id_weight
         if config.activation_checkpointing is not None:
@@ -121,7 +124,7 @@ class Engine:
             assert isinstance(decoder, PositionedOLMo), "the config was checked"
             decoder.set_activation_checkpointing(config.activation_checkpointing)
         self._shapes = {name: tensor.shape for name, tensor in model.named_parameters()}
-        self.raw_model = model.to(self.accelerator.device).train()
+        self.raw_model = model.to(self.device).train()
         optimizer = build_optimizer(config, model)
         if isinstance(optimizer, torch.optim.AdamW):
             for group in optimizer.param_groups:
@@ -138,29 +141,9 @@ class Engine:
             handlers = [InitProcessGroupKwargs(backend=backend, timeout=rendezvous_timeout())]
         return Accelerator(mixed_precision=chosen_precision(config), cpu=on_cpu, kwargs_handlers=handlers)
 
-    @property
-    def is_main(self) -> bool:
-        """Whether this process writes files and shows progress."""
-        return self.accelerator.is_main_process
-
-    @property
-    def rank(self) -> int:
-        """Number of this process among all, from 0."""
-        return self.accelerator.process_index
-
-    @property
-    def processes(self) -> int:
-        """How many processes there are."""
-        return self.accelerator.num_processes
-
-    @property
-    def device(self) -> torch.device:
-        """Where this process computes."""
-        return self.accelerator.device
-
     def seed_dropout(self, seed: int, step: int) -> None:
         """Make dropout a function of (seed, step, process), so that resuming needs no random state."""
-        words = np.random.SeedSequence([seed, step, self.accelerator.process_index]).generate_state(1)
+        words = np.random.SeedSequence([seed, step, self.rank]).generate_state(1)
         torch.manual_seed(int(words[0]))
 
     def forward_backward(self, batch: Batch) -> dict[str, float]:
@@ -178,7 +161,7 @@ class Engine:
                 with self._forward_context():
                     sums = loss_sums(self.model, part.to(self.device), self.id_weight)
                 # Processes average their gradients; times their number makes it the sum over the global batch.
-                self._backward(sums["loss_nats"] * (self.accelerator.num_processes / count), last)
+                self._backward(sums["loss_nats"] * (self.processes / count), last)
             totals = {name: totals.get(name, 0) + value.detach() for name, value in sums.items()}
         means = self.sum_over_processes(torch.stack(list(totals.values()))) / count
         return dict(zip(totals, means.tolist(), strict=True))
@@ -269,10 +252,6 @@ class Engine:
                 failure = error
         if self.any_process(failure is not None):
             raise failure or UserError("the main process failed; its message says why")
-
-    def wait(self) -> None:
-        """Let every process reach this point."""
-        self.accelerator.wait_for_everyone()
 
 
 def loss_sums(model: Any, batch: Batch, id_weight: float = 1.0) -> dict[str, Tensor]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from olmo_sparsity.checkpoint import (
     CONFIG,
@@ -30,9 +28,6 @@ from olmo_sparsity.util.files import remove
 from olmo_sparsity.util.lock import folder_lock
 
 log = logging.getLogger(__name__)
-
-MAY_CHANGE = tuple(name for name, _, known in each_field(Config()) if known.free or known.replaced)
-"""Fields and sections that a resumed run may have otherwise. Every other field decides the losses."""
 
 
 def starting_checkpoint(config: Config, resume: bool) -> Path | None:
@@ -64,9 +59,12 @@ def is_finished(config: Config, checkpoint: Path) -> bool:
 def _refuse_another_run(config: Config, folder: Path) -> None:
     """A run goes on only with the settings that decide its losses."""
     saved = load_config(folder / CONFIG, warn=False)
-    before, now = _flat(asdict(saved)), _flat(asdict(config))
-    for name in dict.fromkeys([*before, *now]):
-        if before.get(name) != now.get(name) and not _may_change(name):
+    before, now = ({name: value for name, value, _ in each_field(values)} for values in (saved, config))
+    for name, _, known in [
+        *each_field(saved),
+        *each_field(config),
+    ]:  # a section that one lacks has its fields in one
+        if before.get(name) != now.get(name) and not (known.free or known.replaced):
             raise _another_run(folder, name, before.get(name), now.get(name))
     _refuse_other_precision(config, folder)
     if saved.max_duration != config.max_duration:
@@ -97,18 +95,6 @@ def _another_run(folder: Path, name: str, before: object, now: object) -> UserEr
     return UserError(
         f"cannot resume {folder}: {name} was {before} and is now {now}; set it back, or choose another --save_folder"
     )
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every value by its dotted name."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-def _may_change(name: str) -> bool:
-    return any(name == each or name.startswith(f"{each}.") for each in MAY_CHANGE)
 
 
 @contextmanager

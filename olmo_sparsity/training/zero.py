@@ -199,12 +199,10 @@ class ZeroEngine(Engine):
             return
         # Stage 3 pads a parameter to a multiple of the processes; DeepSpeed's "full" setter forgets the padding.
         size = safe_get_local_optimizer_state(parameter, key).numel()
-        padded = torch.zeros(size * self.accelerator.num_processes)
+        padded = torch.zeros(size * self.processes)
         padded[: full.numel()] = full.flatten()
-        rank = self.accelerator.process_index
-        safe_set_local_optimizer_state(
-            parameter, padded[rank * size : (rank + 1) * size].to(self.device), key
-        )
+        own = padded[self.rank * size : (self.rank + 1) * size]
+        safe_set_local_optimizer_state(parameter, own.to(self.device), key)
 
     def _parameters(self) -> list[tuple[str, nn.Parameter]]:
         return list(self.raw_model.named_parameters())

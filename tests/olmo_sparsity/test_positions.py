@@ -3,7 +3,7 @@ import pytest
 from scipy import stats
 
 from olmo_sparsity.positions import SCHEMES, SchemeOptions, position_ids
-from olmo_sparsity.util.errors import UserError
+from tests.support.refusals import refused
 
 LENGTH, TARGET = 16, 40
 
@@ -82,10 +82,10 @@ def test_ids_are_a_pure_function_of_seed_epoch_and_index(name):
 
 
 def test_unknown_scheme_lists_the_choices():
-    with pytest.raises(UserError, match="choose one of contiguous, random_start, pose"):
+    with refused("choose one of contiguous, random_start, pose"):
         draw("rope", 1)
 
 
 def test_target_below_window_is_refused():
-    with pytest.raises(UserError, match="below the window"):
+    with refused("below the window"):
         draw("pose", 1, target=LENGTH - 1)

@@ -16,6 +16,13 @@ from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.files import sha256_file
 
 EOS = 0
+ENCODINGS = {
+    "rope": {"rope": True},
+    "nope": {"rope": False, "nope": True},
+    "alibi": {"rope": False, "alibi": True},
+    "learned": {"rope": False},
+}
+"""Changes of the model that choose each position encoding."""
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import pytest
-from olmo.config import OptimizerType, TrainConfig
+from olmo.config import TrainConfig
 
 from olmo_sparsity.config.load import Config, load_config, parse_duration
 from olmo_sparsity.config.schema import OLMO_FIELDS
 from olmo_sparsity.positions import SCHEMES
-from olmo_sparsity.util.errors import UserError
 from tests.olmo_sparsity.config.conftest import BASE, refusal
+from tests.support.refusals import refused
 
 
 def floats_of(cls: type, prefix: str = "") -> list[str]:
@@ -44,27 +44,22 @@ ONE_OVERRIDE = {
     # unknown keys
     "positions.scheem=pose": "unknown key; did you mean positions.scheme?",
     "model.d_modle=3": "unknown key; did you mean model.d_model?",
-    "d_model=3": "unknown key; did you mean model.d_model?",
     "learning_rate=3": "unknown key; did you mean optimizer.learning_rate?",
     "data.path=a": "unknown key; did you mean data.paths?",
     "wandb.projct=a": "unknown key; did you mean wandb.project?",
-    "scheme=pose": "unknown key; did you mean positions.scheme?",
     "optimizer.warmup=3": "unknown key; did you mean scheduler.t_warmup?",
-    "memmap_dtype=uint32": "unknown key; did you mean data.memmap_dtype?",
     "log_interval=3": "unknown key; did you mean wandb.log_interval?",
     "modle={d_model: 3}": "unknown key; did you mean model?",
     "corpus.zzz=3": "unknown key; corpus has path, train_split, heldout_split, verify_checksums, stream",
     # types
     "optimizer.learning_rate=fast": "'fast' does not fit; give a value of type float",
     "seed=1.5": "1.5 does not fit; give a value of type int",
-    "seed=null": "null does not fit; give a value of type int",
     "model.rope=maybe": "'maybe' does not fit; give a value of type bool",
     "model.d_model": "true does not fit; give a value of type int",
     "optimizer.name=adam": "'adam' is unknown; choose lionw, adamw; did you mean adamw?",
     "scheduler.units=epochs": "'epochs' is unknown; choose steps, tokens",
     "optimizer.betas=[1]": "[1] does not fit; give a value of type Tuple[float, float]",
     "optimizer.betas=[[],[]]": "[[], []] does not fit; give a value of type Tuple[float, float]",
-    "data.paths=7": "7 does not fit; give a value of type Optional[List[str]]",
     "data.paths=[[a]]": "[['a']] does not fit; give a value of type Optional[List[str]]",
     "evaluation.paths=[a,{b: c}]": "['a', {'b': 'c'}] does not fit; give a value of type list[str] | None",
     "data.datasets=[a]": "['a'] does not fit; give a value of type Optional[Dict[str, List[str]]]",
@@ -74,24 +69,16 @@ ONE_OVERRIDE = {
     "save_folder=[a]": "['a'] does not fit; give a value of type str",
     "run_name=???": "is left open; give it a value",
     "precision=bf16": "'bf16' is unknown; choose amp_bf16, fp32; did you mean amp_bf16?; null is the machine's best",
-    "positions.content=skp": "'skp' is unknown; choose contiguous, skip; did you mean skip?",
     "positions.scheme=poes": "'poes' is no position scheme; choose contiguous, random_start, pose, coupled, predicted; "
     "did you mean pose?",
     # ranges
     "seed=-1": "-1 is below 0; give 0 or more",
     f"seed={2**70}": f"{2**70} has more than 64 bits; give a smaller number",
     "seed=${oc.decode:'1180591620717411303424'}": f"{2**70} has more than 64 bits; give a smaller number",
-    "data.seed=-3": "-3 is below 0; give 0 or more",
-    "evaluation.seed=-3": "-3 is below 0; give 0 or more",
     "model.rope_theta=0": "0 is not above 0; give a positive number",
     "model.attention_dropout=1.5": "1.5 is no probability; give 0 … 1",
-    "model.embedding_dropout=-0.1": "-0.1 is no probability; give 0 … 1",
-    "positions.skip_probability=2.0": "2.0 is no probability; give 0 … 1",
-    "positions.id_weight=-1": "-1.0 is below 0; give 0 or more",
     "optimizer.learning_rate=-1": "-1.0 is below 0; give 0 or more",
     "max_grad_norm=0": "0.0 is not above 0; give a positive number",
-    "time_limit=0": "0.0 is not above 0; give a positive number",
-    "checkpoints.keep_every=0": "0 is not above 0; give a positive number",
     "model.n_heads=0": "0 is not above 0; give a positive number",
     "optimizer.betas=[0.9,.nan]": "nan is no finite number; give one",
     "optimizer.betas=[0.9,1.0]": "[0.9, 1.0] are not in 0 … 1; [0.9, 0.95] is usual",
@@ -230,22 +217,11 @@ def test_duration(value: int | str, expected: tuple[float, str]) -> None:
 
 @pytest.mark.parametrize("value", ["", "T", "ep", "nan", "infT", "-1", 0, "1.5ep", "2t", "ten"])
 def test_no_duration(value: int | str) -> None:
-    with pytest.raises(UserError, match="is no duration; give"):
+    with refused("is no duration; give"):
         parse_duration(value)
 
 
 class TestBaseConfig:
-    def test_paper_values(self) -> None:
-        config = load_config(BASE)
-        optimizer, scheduler = config.optimizer, config.scheduler
-        assert (optimizer.name, optimizer.learning_rate, optimizer.weight_decay) == (
-            OptimizerType.adamw,
-            5e-5,
-            0.1,
-        )
-        assert (scheduler.name, scheduler.t_warmup, scheduler.units) == ("linear_with_warmup", 300, "steps")
-        assert config.model.rope and config.positions.scheme == "pose"
-
     def test_arithmetic_of_its_comment(self) -> None:
         config, comment = load_config(BASE), BASE.read_text(encoding="utf8")
         batch, length = config.global_train_batch_size, config.model.max_sequence_length

@@ -23,15 +23,12 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 HOSTILE = {
     "nested lists": (f"a: {NESTED}", "nested more than 32 deep"),
-    "nested and closed": (f"a: {'[' * 900}{']' * 900}", "nested more than 32 deep"),
     "nested sections": ("\n".join(" " * depth + "a:" for depth in range(900)), "nested more than 32 deep"),
     "nested interpolation": (f"run_name: '{'${a:' * 300}{'}' * 300}'", "a value of 1,500 characters"),
     "long interpolation": (f"run_name: '{'${' * 2000}'", "a value of 4,000 characters"),
     "aliases of aliases": (LAUGHS, "its aliases make far more of it"),
     "alias of itself": ("a: &a [*a]", "it holds itself"),
-    "alias of its section": ("model: &a {b: *a}", "it holds itself"),
     "long number": (f"seed: {'9' * 5000}", "a number of 5,000 digits"),
-    "long hexadecimal": (f"seed: 0x{'f' * 1000}", "a number of 1,002 digits"),
     "long base 60": (f"seed: 1{':10' * 1000}", "a number of 3,001 digits"),
     "huge text": (f"run_name: {'x' * 5_000_000}", "a value of 5,000,000 characters"),
     "large number": ("optimizer: {learning_rate: 1" + "0" * 99 + "}\nseed: 1" + "0" * 90, "seed: 1000"),
@@ -39,8 +36,6 @@ HOSTILE = {
     "NUL": ("seed: 1\0", "control characters are not allowed"),
     "written twice": ("model: {rope: true}\nmodel: {d_model: 8}", "found duplicate key model"),
     "no date": ("run_name: !!timestamp 2001-13-99", "cannot be read"),
-    "no number": ("seed: !!int abc", "cannot be read"),
-    "no truth": ("seed: !!bool abc", "cannot be read"),
     "an object": ("seed: !!python/object/apply:os.system [true]", "malformed YAML"),
     "a path": ("seed: !!python/object/apply:pathlib.Path [1]", "cannot be read"),
     "one number": ("1.5", "holds one value"),
@@ -65,13 +60,8 @@ class TestHostileText:
         ("value", "part"),
         [
             (NESTED, "nested more than 32 deep"),
-            ("[" * 900 + "]" * 900, "nested more than 32 deep"),
-            ("{a: " * 100 + "}" * 100, "nested more than 32 deep"),
             ("{a: 1, a: 2}", "found duplicate key a"),
-            ("&a [*a]", "it holds itself"),
             ("9" * 5000, "a number of 5,000 digits"),
-            ("${a:" * 300 + "}" * 300, "a value of 1,500 characters"),
-            ("!!int abc", "cannot be read"),
             ("a\0b", "control characters are not allowed"),
             ("\udcff", "cannot be read"),
         ],
@@ -167,13 +157,6 @@ class TestEnvironment:
         for message in messages:
             assert "is not for configs" in message and "or pass it as an override" in message
             assert self.SECRET not in message
-
-    def test_named_with_a_remedy(self) -> None:
-        message = refusal(BASE, "--save_folder=${oc.env:MY_TOKEN}/x")
-        assert message == (
-            "FILE: save_folder: '${oc.env:MY_TOKEN}/x' cannot be resolved: MY_TOKEN is not for configs, which are "
-            "saved and shown; write the value, or pass it as an override"
-        )
 
     def test_job_variables(self, monkeypatch: pytest.MonkeyPatch) -> None:
         value = "--run_name=${oc.env:SLURM_JOB_ID,none}-${oc.env:PBS_JOBID,null}"

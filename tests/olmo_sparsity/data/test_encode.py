@@ -23,8 +23,8 @@ from olmo_sparsity.data.tokenizers import (
     tokenizer_file,
     train_bpe,
 )
-from olmo_sparsity.util.errors import UserError
 from tests.support.corpora import PROSE, ROOT, some_texts
+from tests.support.refusals import refused
 
 PARTS = [
     *("a", "the", "Word", "x1", "42", "½", "²", "_", "'s", "don't", "...", "|||", "<|endoftext|>", "|||IP_ADDRESS|||"),
@@ -60,12 +60,12 @@ def test_olmos_tokenizer_and_the_search_for_eos(tmp_path):
     loaded = load_tokenizer(tokenizer_file(str(tmp_path / "words.json")))
     assert (id_range(loaded), find_eos(loaded), find_eos(loaded, "<unk>")) == (8, 7, 0)
     assert loaded.truncation is None
-    with pytest.raises(UserError, match=r"no token <stop>; .*--eos-token"):
+    with refused(r"no token <stop>; .*--eos-token"):
         find_eos(loaded, "<stop>")
     (tmp_path / "broken.json").write_text("{}")
-    with pytest.raises(UserError, match="is no tokenizer.json"):
+    with refused("is no tokenizer.json"):
         load_tokenizer(tmp_path / "broken.json")
-    with pytest.raises(UserError, match="use bpe, olmo, or the path"):
+    with refused("use bpe, olmo, or the path"):
         tokenizer_file("gpt9")
 
 

@@ -18,7 +18,6 @@ from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import EOS_TOKEN, train_bpe
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles, Verified
-from olmo_sparsity.util.errors import UserError
 from tests.support.corpora import (
     SCRIPT,
     arguments,
@@ -38,6 +37,7 @@ from tests.support.corpora import (
     text_settings,
     write_lines,
 )
+from tests.support.refusals import refused
 
 
 def decoded(folder: Path, split: str) -> list[str]:
@@ -198,7 +198,7 @@ def test_a_run_that_failed_goes_on_and_ends_with_the_same_bytes(tmp_path, monkey
     assert not list(out.glob(".*.tmp-*"))
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*.npy")}
     assert sorted(path.name for path in finished) == ["train-00000.npy", "train-00001.npy"]
-    with pytest.raises(UserError, match=r"other settings \(seed\)"):
+    with refused(r"other settings \(seed\)"):
         prepare(text_settings(settings.files, seed=5), out)
     monkeypatch.undo()
     prepared = prepare(settings, out, workers=1)
@@ -220,6 +220,7 @@ def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path):
     while _session_is_alive(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _session_is_alive(process.pid)
+    assert (out / ".lock").is_file()  # which the next run takes over
     first = (out / "train-00000.npy").stat().st_mtime_ns
     assert not (out / "manifest.json").exists()
     settings = text_settings(files, tokenizer_sample_mb=0.1)
@@ -247,7 +248,7 @@ def test_a_finished_corpus_is_left_alone_and_not_read_again(tmp_path, monkeypatc
     again = prepare(settings, out)
     assert (again.manifest, again.tokens_written) == (first.manifest, 0)
     monkeypatch.undo()
-    with pytest.raises(UserError, match=r"other settings \(vocab_size\).*--overwrite"):
+    with refused(r"other settings \(vocab_size\).*--overwrite"):
         prepare(text_settings(settings.files, vocab_size=280), out)
     assert before == {path: path.stat().st_mtime_ns for path in out.iterdir()}
     prepare(text_settings(settings.files[:2], vocab_size=280), out, overwrite=True)
@@ -262,7 +263,7 @@ def test_a_damaged_corpus_is_made_again_and_a_foreign_folder_refused(tmp_path):
     prepare(settings, out)
     assert contents(out) == whole
     (out / "manifest.json").unlink()
-    with pytest.raises(UserError, match="no record of how it was made"):
+    with refused("no record of how it was made"):
         prepare(settings, out)
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from olmo_sparsity.data.prepare import prepare, prepare_shard
 from olmo_sparsity.data.sources import PrepareSettings, hub_units
-from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.shard import Shard
 from tests.support.corpora import (
     ENVIRONMENT,
@@ -26,6 +25,7 @@ from tests.support.corpora import (
     sharded_settings,
     stop_before_third_file,
 )
+from tests.support.refusals import refused
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_share_is_read_from_text():
     assert Shard.parse("2/3") == Shard(2, 3)
     assert [Shard(2, 3).has(index) for index in range(6)] == [False, True, False, False, True, False]
     for text in ("0/3", "4/3", "3", "a/b", "1/0", "-1/2"):
-        with pytest.raises(UserError, match="i/n with i from 1 to n"):
+        with refused("i/n with i from 1 to n"):
             Shard.parse(text)
 
 
@@ -120,10 +120,10 @@ def test_bad_input_in_one_shard_leaves_the_others_alone(tmp_path, settings):
     prepare_shard(settings, out, Shard(1, 2), workers=1)
     before = contents(out, "*.npy")
     cut(settings.files[1])
-    with pytest.raises(UserError, match=r"other settings \(files\)"):
+    with refused(r"other settings \(files\)"):
         prepare_shard(settings, out, Shard(2, 2), workers=1)
     prepare_shard(settings, fresh, Shard(1, 2), workers=1)
-    with pytest.raises(UserError, match=r"1\.jsonl\.gz is truncated"):
+    with refused(r"1\.jsonl\.gz is truncated"):
         prepare_shard(settings, fresh, Shard(2, 2), workers=1)
     assert contents(fresh, "*.npy") == contents(out, "*.npy") == before
 
@@ -146,5 +146,5 @@ def test_what_shards_cannot_do_is_refused_with_the_remedy(tmp_path, settings, ca
         assert line.startswith("error: ") and message in line
         assert not out.exists()
     prepare_shard(settings, out, Shard(1, 4), workers=1)
-    with pytest.raises(UserError, match="begun with 4 shards"):
+    with refused("begun with 4 shards"):
         prepare_shard(settings, out, Shard(1, 2), workers=1)

@@ -24,6 +24,7 @@ from olmo_sparsity.positions import SchemeOptions, position_ids
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError
 from tests.support.corpora import c4_folder, needs_c4_sample, some_files, some_texts, write_lines
+from tests.support.refusals import refused
 from tests.support.tiny import write_yaml
 
 OLMO = "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json"
@@ -167,9 +168,8 @@ def test_text_that_vanishes_is_one_line(tmp_path, workers):
     batches = open_training_data(config).batches(0)
     for path in config.corpus.stream.files:
         Path(path).unlink()
-    with pytest.raises(UserError, match="cannot be read .*put it back") as error:
+    with refused("cannot be read .*put it back"):
         next(batches)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -235,7 +235,7 @@ def test_other_text_under_the_same_name_is_refused_on_resume(tmp_path):
     config = stream_config(tmp_path, "--max_duration=4")
     train(replace(config, stop_at=2))
     write_lines(tmp_path / "text" / "3.jsonl.gz", some_texts(40, seed=33))
-    with pytest.raises(UserError, match="the text it is trained on was"):
+    with refused("the text it is trained on was"):
         train(config, resume=True)
     train(replace(config, save_overwrite=True))  # a fresh start is free to
 
@@ -263,21 +263,20 @@ def test_configs_that_make_no_sense_are_refused(tmp_path, overrides, changes, me
 def test_bad_text_is_refused_in_one_line(tmp_path):
     config = stream_config(tmp_path)
     wrong = replace(config, model=replace(config.model, vocab_size=299))
-    with pytest.raises(UserError, match="has vocab_size 300, the model has 299"):
+    with refused("has vocab_size 300, the model has 299"):
         open_training_data(wrong)
-    with pytest.raises(UserError, match="multiple of 3"):
+    with refused("multiple of 3"):
         open_training_data(config, world_size=3)
     Path(config.corpus.stream.files[2]).write_bytes(b"no gzip")
     for workers in (0, 1):
         data = replace(config.data, num_workers=workers, prefetch_factor=2)
-        with pytest.raises(UserError, match=r"2\.jsonl\.gz is truncated or damaged") as error:
+        with refused(r"2\.jsonl\.gz is truncated or damaged"):
             take(replace(config, data=data), 0, 300)
-        assert "\n" not in str(error.value)
     Path(config.corpus.stream.files[2]).unlink()
-    with pytest.raises(UserError, match=r"2\.jsonl\.gz is missing"):
+    with refused(r"2\.jsonl\.gz is missing"):
         open_training_data(config)
     short = write_lines(tmp_path / "short.jsonl", ["word"])
-    with pytest.raises(UserError, match="has no window of 32 tokens"):
+    with refused("has no window of 32 tokens"):
         take(stream_config(tmp_path, files=[short]), 0, 1)
 
 

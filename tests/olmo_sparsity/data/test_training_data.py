@@ -15,9 +15,9 @@ from olmo_sparsity.data import tokens
 from olmo_sparsity.data.batches import open_training_data, verify_checksums
 from olmo_sparsity.data.tokens import VERIFIED_NAME, Verified
 from olmo_sparsity.data.windows import TrainingData
-from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
+from tests.support.refusals import refused
 from tests.support.replaced_tokens import change_one_byte
 
 
@@ -53,30 +53,19 @@ def test_a_changed_file_is_named_with_both_checksums(tmp_path):
     before = sha256_file(path)
     verify_checksums(config)
     change_one_byte(path)
-    with pytest.raises(UserError) as error:
+    with refused() as error:
         verify_checksums(config)
     message = str(error.value)
     assert f"checksum mismatch in {path}: its manifest says sha256 {before}" in message
     assert f"the file has {sha256_file(path)}; copy it again" in message and "\n" not in message
-    with pytest.raises(UserError, match="checksum mismatch"):  # it was not remembered as right
+    with refused("checksum mismatch"):  # it was not remembered as right
         verify_checksums(config)
     verify_checksums(replace(config, corpus=replace(config.corpus, verify_checksums=False)))
     verify_checksums(bare(config, [path]))
-    with pytest.raises(UserError, match="checksum mismatch"):  # read once for its ids, it has a checksum too
+    with refused("checksum mismatch"):  # read once for its ids, it has a checksum too
         verify_checksums(config)
-    with pytest.raises(UserError, match="checksum mismatch"):
+    with refused("checksum mismatch"):
         Verified(tmp_path / "run").open_split(tmp_path / "corpus", "train")
-
-
-def test_nothing_is_written_for_a_bad_corpus(tmp_path):
-    config = tiny.train_config(tmp_path)
-    change_one_byte(tmp_path / "corpus" / "train-00000.npy")
-    with pytest.raises(UserError):
-        verify_checksums(config)
-    (tmp_path / "corpus" / "train-00000.npy").unlink()
-    with pytest.raises(UserError, match=r"train-00000\.npy is missing; prepare"):
-        open_training_data(config)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
@@ -116,10 +105,9 @@ def test_files_that_are_something_else_are_refused(tmp_path):
         str(tmp_path / "saved.npy"): "was written by numpy.save",
     }
     for path, message in cases.items():
-        with pytest.raises(UserError, match=message) as error:
+        with refused(message):
             open_training_data(bare(config, [path]))
-        assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=r"written by numpy\.save"):
+    with refused(r"written by numpy\.save"):
         open_training_data(bare(config, [tmp_path / "saved.npy"], "uint32"))
 
 
@@ -137,11 +125,8 @@ def test_an_id_beyond_the_vocabulary_is_found_anywhere(tmp_path, monkeypatch):
     )
     evaluated = replace(config, evaluation=replace(config.evaluation, interval=5, paths=[str(late)]))
     for each in (bare(config, [fine, late]), in_groups, evaluated):
-        with pytest.raises(
-            UserError, match=r"late\.npy holds id 50, beyond .*model\.vocab_size is 50"
-        ) as error:
+        with refused(r"late\.npy holds id 50, beyond .*model\.vocab_size is 50"):
             verify_checksums(each)
-        assert "\n" not in str(error.value)
         assert not (tmp_path / "run").exists()
     verify_checksums(bare(config, [fine]))
     read = []
@@ -149,7 +134,7 @@ def test_an_id_beyond_the_vocabulary_is_found_anywhere(tmp_path, monkeypatch):
     verify_checksums(bare(config, [fine]))
     assert not read
     smaller = replace(config, model=replace(config.model, vocab_size=int(ids[:1000].max())))
-    with pytest.raises(UserError, match="beyond the vocabulary"):  # what is remembered is the largest id
+    with refused("beyond the vocabulary"):  # what is remembered is the largest id
         verify_checksums(bare(smaller, [fine]))
 
 
@@ -158,7 +143,7 @@ def test_ids_of_a_corpus_stay_below_its_own_vocabulary(tmp_path):
     path = tmp_path / "corpus" / "manifest.json"
     raw = json.loads(path.read_text())
     path.write_text(json.dumps({**raw, "vocab_size": 10}))
-    with pytest.raises(UserError, match="beyond the vocabulary of 10; its manifest was changed"):
+    with refused("beyond the vocabulary of 10; its manifest was changed"):
         verify_checksums(config)
 
 

@@ -9,12 +9,6 @@ from olmo.model import OLMo
 
 from tests.support import tiny
 
-ENCODINGS = {
-    "rope": {"rope": True},
-    "nope": {"rope": False, "nope": True},
-    "alibi": {"rope": False, "alibi": True},
-    "learned": {"rope": False},
-}
 SHAPES = {
     "plain": {},
     "groups": {"block_group_size": 2},
@@ -43,7 +37,7 @@ def contiguous(ids):
 @pytest.mark.parametrize("encoding", ["rope", "alibi", "learned"])
 @pytest.mark.parametrize("shape", sorted(SHAPES))
 def test_contiguous_ids_give_the_logits_of_olmo(encoding, shape):
-    ours = tiny.model(**ENCODINGS[encoding], **SHAPES[shape])
+    ours = tiny.model(**tiny.ENCODINGS[encoding], **SHAPES[shape])
     ids = tokens()
     expected = unmodified(ours)(ids).logits
     torch.testing.assert_close(ours(ids, position_ids=contiguous(ids)).logits, expected, atol=2e-5, rtol=1e-5)
@@ -82,38 +76,10 @@ def test_recomputed_layers_see_the_ids_of_their_own_forward_pass(strategy):
         torch.testing.assert_close(ours, expected)
 
 
-@pytest.mark.parametrize("encoding", ["rope", "alibi"])
-def test_only_differences_of_ids_matter(encoding):
-    model = tiny.model(**ENCODINGS[encoding])
-    ids = tokens()
-    torch.testing.assert_close(
-        model(ids, position_ids=contiguous(ids)).logits,
-        model(ids, position_ids=contiguous(ids) + 57).logits,
-        atol=1e-4,
-        rtol=1e-4,
-    )
-
-
-@pytest.mark.parametrize("encoding", ["rope", "alibi", "learned"])
-def test_ids_are_read(encoding):
-    model = tiny.model(**ENCODINGS[encoding])
-    ids = tokens(length=16)
-    near = model(ids, position_ids=contiguous(ids)).logits
-    far = model(ids, position_ids=contiguous(ids) * 2).logits
-    assert (near - far).abs().max() > 1e-2
-
-
-def test_nope_ignores_ids_and_has_no_position_embedding():
-    model = tiny.model(**ENCODINGS["nope"])
-    ids = tokens()
-    assert torch.equal(model(ids).logits, model(ids, position_ids=contiguous(ids) * 9).logits)
-    assert not any("wpe" in name for name in model.state_dict())
-
-
-@pytest.mark.parametrize("encoding", sorted(ENCODINGS))
+@pytest.mark.parametrize("encoding", sorted(tiny.ENCODINGS))
 def test_a_dropped_token_is_a_masked_token(encoding):
     """The subsequence at the original ids equals hiding the dropped tokens from every layer (docs/method.md 2.1)."""
-    model = tiny.model(**ENCODINGS[encoding])
+    model = tiny.model(**tiny.ENCODINGS[encoding])
     ids = tokens(batch=2, length=24)
     dropped = torch.tensor([0, 3, 4, 11, 17])
     keep = torch.tensor([i for i in range(24) if i not in dropped])

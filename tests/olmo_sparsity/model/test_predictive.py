@@ -14,8 +14,8 @@ from olmo_sparsity.model.predictive import (
     decode,
     joint_loss_sums,
 )
-from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
+from tests.support.refusals import refused
 
 TABLE = 40
 DECODERS = ["neox", "olmo", "olmo with groups", "alibi"]
@@ -323,14 +323,14 @@ def test_a_seed_decides_the_new_weights():
 
 
 def test_bad_input_is_one_line_before_anything_runs():
-    with pytest.raises(UserError, match="too small for ids up to 40; set it to at least 41"):
+    with refused("too small for ids up to 40; set it to at least 41"):
         PredictiveOptions(table_size=40).check_ids(40)
     PredictiveOptions(table_size=41).check_ids(40)
     PredictiveOptions(table_size=1, mode="plain").check_ids(40)
     (tokens,), (ids,) = prompts([4])
-    with pytest.raises(UserError, match="too small for ids up to 40"):
+    with refused("too small for ids up to 40"):
         decode(predictor(), tokens, ids.clamp_max(0) + TABLE, end_token=0, max_tokens=2)
-    with pytest.raises(UserError, match="too small for ids up to 99"):
+    with refused("too small for ids up to 99"):
         decode(
             predictor(),
             tokens,
@@ -339,5 +339,5 @@ def test_bad_input_is_one_line_before_anything_runs():
             max_tokens=2,
             response_ids=torch.tensor([[1, 99]]),
         )
-    with pytest.raises(UserError, match="oracle reads the ids of the response"):
+    with refused("oracle reads the ids of the response"):
         decode(predictor(mode="oracle"), tokens, ids, end_token=0, max_tokens=2)

@@ -11,6 +11,7 @@ from olmo_sparsity.sweep.grid import Axis, Sweep, make_cells, parse_axes, write_
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
 from tests.support import tiny
+from tests.support.refusals import refused
 
 TASK = """\
 model: {d_model: 16, n_heads: 2, n_layers: 1, mlp_ratio: 2, rope: true, include_bias: false, layer_norm_type: rms,
@@ -65,9 +66,8 @@ def test_commas_outside_of_brackets_separate_values(text, key, values):
     ],
 )
 def test_malformed_axes_are_refused_in_a_line(grid, message):
-    with pytest.raises(UserError, match=re.escape(message)) as error:
+    with refused(re.escape(message)):
         parse_axes(grid)
-    assert "\n" not in str(error.value)
 
 
 def test_cells_are_the_product_in_order_and_their_commands_load_as_they_are(tmp_path):
@@ -111,7 +111,7 @@ def test_several_configs_are_the_slowest_axis(tmp_path):
     listed = json.loads((sweep.out / "sweep.json").read_text())
     assert listed["configs"] == list(configs)
     assert listed["axes"] == {"config": ["rope", "pose"], "seed": [1, 2]}
-    with pytest.raises(UserError, match="two cells would share the folder config=rope,seed=1"):
+    with refused("two cells would share the folder config=rope,seed=1"):
         make_cells(replace(sweep, configs=(configs[0], configs[0])))
 
 
@@ -160,7 +160,7 @@ def test_all_bad_cells_are_named_at_once(tmp_path):
 
 
 def test_what_is_wrong_in_all_cells_is_said_once(tmp_path):
-    with pytest.raises(UserError) as error:
+    with refused() as error:
         make_cells(the_sweep(tmp_path, "seed=1,2"))
     assert str(error.value) == f"{tmp_path / 'config.yaml'}: there is no such config file"
 
@@ -175,9 +175,8 @@ def test_what_is_wrong_in_all_cells_is_said_once(tmp_path):
 )
 def test_cells_that_are_one_run_are_refused_in_a_line(tmp_path, grid, overrides, message):
     tiny.train_config(tmp_path)
-    with pytest.raises(UserError, match=re.escape(message)) as error:
+    with refused(re.escape(message)):
         make_cells(the_sweep(tmp_path, *grid, overrides=overrides))
-    assert "\n" not in str(error.value)
 
 
 def test_a_finished_cell_is_refused_with_other_settings_and_measured_with_other_arguments(tmp_path):
@@ -208,10 +207,9 @@ def test_a_damaged_marker_is_a_line_that_names_it(tmp_path, content):
     (cell,) = make_cells(the_sweep(tmp_path, "seed=1"))
     cell.mark("abc")
     cell.marker.write_text(content)
-    with pytest.raises(UserError, match=r"sweep.json is damaged .*; remove it and run the same") as error:
+    with refused(r"sweep.json is damaged .*; remove it and run the same"):
         make_cells(the_sweep(tmp_path, "seed=1"))
-    assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match="is damaged"):
+    with refused("is damaged"):
         cell.is_finished  # noqa: B018 (a property that reads the file)
 
 
@@ -223,5 +221,5 @@ def test_a_field_that_the_config_has_got_since_changes_nothing(tmp_path):
     del marker["settings"]["positions"]["id_weight"]
     write_json(cell.marker, marker)
     assert make_cells(the_sweep(tmp_path, "seed=1"))[0].is_finished
-    with pytest.raises(UserError, match="with positions.id_weight 1.0, which is 2.0 now"):
+    with refused("with positions.id_weight 1.0, which is 2.0 now"):
         make_cells(the_sweep(tmp_path, "seed=1", overrides=["--positions.id_weight=2"]))

@@ -10,7 +10,7 @@ from scipy import stats
 
 from olmo_sparsity.tasks import TASKS, make_task
 from olmo_sparsity.tasks.draws import Draws
-from olmo_sparsity.util.errors import UserError
+from tests.support.refusals import refused
 
 SMALL = {
     "addition": {"train_length": (4, 10), "test_length": (4, 20)},
@@ -263,9 +263,7 @@ def test_drawing_again_keeps_lengths_uniform():
 
 
 def test_a_space_too_small_for_two_splits_is_refused_at_once():
-    with pytest.raises(
-        UserError, match="length 1 has so few different prompts.*raise the lower end of test_length"
-    ):
+    with refused("length 1 has so few different prompts.*raise the lower end of test_length"):
         make_task("scratchpad_parity", {"test_length": (1, 30)})
 
 
@@ -315,13 +313,12 @@ def test_restricting_k():
     ],
 )  # fmt: skip
 def test_bad_parameters_are_refused_in_one_line(name, parameters, message):
-    with pytest.raises(UserError, match=message) as error:
+    with refused(message):
         make_task(name, parameters)
-    assert "\n" not in str(error.value)
 
 
 def test_an_unknown_split_is_refused():
-    with pytest.raises(UserError, match="choose one of train, test"):
+    with refused("choose one of train, test"):
         small("copy").sample("heldout", 0, [0])
 
 

@@ -103,15 +103,6 @@ def test_coupled_ids_of_three_digits(name, ids):
     assert batch.coupled_ids.tolist() == [ids]
 
 
-def test_rows_of_different_lengths_keep_their_own_ids():
-    task = make_task("addition", {"train_length": (1, 2)})
-    batch = task.sample("train", 0, range(30))
-    ids = {1: [0, 2, 1, 2, 1, 2, 3, 0, 0, 0, 0], 2: [0, 3, 2, 1, 3, 2, 1, 2, 3, 4, 0]}
-    assert set(batch.task_length) == {1, 2}
-    for row, length in enumerate(batch.task_length):
-        assert batch.coupled_ids[row].tolist() == ids[length]
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_every_step_has_the_ids_of_its_assignment(split):
     task = make_task("variable_assignment", SMALL["variable_assignment"])

@@ -34,15 +34,6 @@ def test_equal_to_the_operations_counted(changes):
     assert counter.get_total_flops() == flops_per_token(Config(model=model.config)) * ids.numel()
 
 
-def test_close_to_six_times_the_parameters_for_a_large_model():
-    config = tiny.model_config(
-        d_model=1024, n_heads=16, n_layers=24, vocab_size=50280, embedding_size=50304, max_sequence_length=128
-    )
-    # q k v out; SwiGLU with mlp_ratio 4: two of 2 d, one back
-    matrices = 24 * (4 + 3 * 2) * 1024**2 + 50304 * 1024
-    assert flops_per_token(Config(model=config)) == pytest.approx(6 * matrices, rel=0.03)
-
-
 TERAFLOPS = {
     "NVIDIA H200": 989.4, "NVIDIA H100 80GB HBM3": 989.4, "NVIDIA H100 PCIe": 756, "NVIDIA A100-SXM4-80GB": 312,
     "NVIDIA A100 80GB PCIe": 312, "NVIDIA L40S": 362, "NVIDIA L40": 181, "NVIDIA L4": 121,

@@ -1,7 +1,6 @@
 """What a run writes and shows: metrics.jsonl, progress, Weights & Biases, TensorBoard."""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from olmo_sparsity.training.signals import StoppedBySignal
 from olmo_sparsity.training.trackers import RUN_ID_NAME, TENSORBOARD_FOLDER
 from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
+from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
 HELDOUT = {
@@ -71,12 +71,6 @@ class TestMetricsFile:
         run(config, evaluate_at=(2,), enabled=False)
         assert not Path(config.save_folder).exists()
         assert capsys.readouterr() == ("", "")
-
-    def test_progress_has_loss_rate_memory_and_time_left(self, tmp_path, capsys):
-        run(tiny.train_config(tmp_path, "--speed_monitor.gpu_flops_available=1e12"))
-        line = capsys.readouterr().err.splitlines()[-1]
-        for part in ("768/768 tokens", "tokens/s", "s left", "loss 4.400", "MFU", " GB"):
-            assert part in line
 
 
 class TestSpeed:
@@ -195,35 +189,9 @@ class TestWeightsAndBiases:
         run(config)
         before = rows_of(config)
         wandb.error = wandb.Error("No API key\nconfigured")
-        with pytest.raises(
-            UserError, match="entity 'e', project 'p' .No API key configured.*wandb login"
-        ) as error:
+        with refused("entity 'e', project 'p' .No API key configured.*wandb login"):
             run(config)
-        assert "\n" not in str(error.value)
         assert rows_of(config) == before
-
-    def test_not_installed(self, tmp_path, monkeypatch):
-        config = wandb_config(tmp_path)
-        monkeypatch.setitem(sys.modules, "wandb", None)
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-        for enabled in (True, False):  # in every process: none is left waiting for another
-            with pytest.raises(
-                UserError, match="wandb is asked for and not installed; pip install wandb, or set"
-            ):
-                Monitor(config, tokens_per_step=1, first_step=0, last_step=1, enabled=enabled)
-
-    def test_off_and_loading_do_not_import_it(self, tmp_path):
-        path = tmp_path / "config.yaml"
-        wandb_config(tmp_path)
-        code = (
-            "import sys; from olmo_sparsity.config.load import load_config; import olmo_sparsity.training.monitor as m;"
-            f"on = load_config({str(path)!r}); off = load_config({str(path)!r}, ['--wandb=null']);"
-            "assert on.wandb.project == 'p' and off.wandb is None;"
-            "m.Monitor(off, tokens_per_step=1, first_step=0, last_step=1).__enter__().log(1, {'loss_nats': 1.0});"
-            "print('wandb' in sys.modules, 'torch.utils.tensorboard' in sys.modules)"
-        )
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-        assert result.stdout.split() == ["False", "False"], result.stderr
 
     def test_one_run_for_all_processes(self, tmp_path, wandb, caplog):
         run(wandb_config(tmp_path, rank_zero_only=False))
@@ -246,6 +214,16 @@ class TestWeightsAndBiases:
         assert found  # two of the same id, unless both started within one second
         content = b"".join(path.read_bytes() for path in found)
         assert all(name in content for name in (b"loss_nats", b"heldout_loss_nats", b"peak_memory_gb"))
+
+
+@pytest.mark.parametrize(("package", "off"), [("wandb", "null"), ("tensorboard", "false")])
+def test_not_installed(tmp_path, monkeypatch, package, off):
+    asked = {"wandb": {"project": "p"}} if package == "wandb" else {"tensorboard": True}
+    config = tiny.train_config(tmp_path, **asked)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for enabled in (True, False):  # in every process: none is left waiting for another
+        with refused(f"pip install {package}, or set {package}: {off}"):
+            Monitor(config, tokens_per_step=1, first_step=0, last_step=1, enabled=enabled)
 
 
 class TestTensorBoard:
@@ -271,16 +249,3 @@ class TestTensorBoard:
         time.sleep(1.1)  # event files are ordered by their second
         run(config, first=3, last=6)
         assert list(self.read(config)["loss_nats"]) == [1, 2, 3, 4, 5, 6]
-
-    def test_not_installed(self, tmp_path, monkeypatch):
-        config = tiny.train_config(tmp_path, "--tensorboard")
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(UserError, match="pip install tensorboard, or set tensorboard: false"):
-            Monitor(config, tokens_per_step=1, first_step=0, last_step=1)
-
-
-def test_rows_are_json_without_nan(tmp_path):
-    config = tiny.train_config(tmp_path)
-    run(config, evaluate_at=(6,))
-    for line in (Path(config.save_folder) / "metrics.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=lambda name: pytest.fail(name))

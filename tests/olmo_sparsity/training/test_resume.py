@@ -16,6 +16,7 @@ from olmo_sparsity.training.resume import starting_checkpoint
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.lock import folder_lock
 from tests.support import tiny
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,9 +61,9 @@ def test_a_torn_checkpoint_is_skipped_and_never_costs_a_whole_one(tmp_path, capl
 def test_an_unfinished_run_that_ends_in_a_torn_checkpoint_is_not_measured_at_an_earlier_one(tmp_path):
     half(tmp_path)
     (tmp_path / "run" / "step00000006").mkdir()
-    with pytest.raises(UserError, match=r"step00000006 is damaged .*such as .*step00000004"):
+    with refused(r"step00000006 is damaged .*such as .*step00000004"):
         load_model(tmp_path / "run")
-    with pytest.raises(UserError, match=r"step00000006 is damaged"):
+    with refused(r"step00000006 is damaged"):
         load_model(tmp_path / "run" / "step00000006")
     load_model(tmp_path / "run" / "step00000004")
 
@@ -75,7 +76,7 @@ def test_a_damaged_file_of_a_checkpoint_is_not_believed(tmp_path, name):
     content[content.find(b"model") if name == CHECKSUMS else len(content) // 2] ^= 4
     path.write_bytes(content)
     for given in (tmp_path / "run", path.parent):
-        with pytest.raises(UserError, match="damaged"):
+        with refused("damaged"):
             load_model(given)
 
 
@@ -89,7 +90,7 @@ def test_weights_alone_are_enough_to_measure(tmp_path):
 def test_damaged_checksums_are_no_traceback_and_no_proof(tmp_path, noted):
     config = half(tmp_path)
     (checkpoints(tmp_path / "run")[-1] / CHECKSUMS).write_text(noted)
-    with pytest.raises(UserError, match="no checkpoint of .* is whole .*step00000004: checksums.json"):
+    with refused("no checkpoint of .* is whole .*step00000004: checksums.json"):
         train(config, resume=True)
 
 
@@ -98,7 +99,7 @@ def test_a_run_without_a_whole_checkpoint_is_kept_and_named(tmp_path):
     for folder in checkpoints(tmp_path / "run"):
         (folder / "config.yaml").write_text("seed: [")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=r"is whole \(step00000004: config.yaml is damaged.*start over"):
+    with refused(r"is whole \(step00000004: config.yaml is damaged.*start over"):
         train(config, resume=True)
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     train(replace(config, save_overwrite=True))
@@ -107,7 +108,7 @@ def test_a_run_without_a_whole_checkpoint_is_kept_and_named(tmp_path):
 def test_nothing_is_removed_before_the_new_run_is_known_to_start(tmp_path):
     config = half(tmp_path)
     (tmp_path / "corpus" / "train-00000.npy").unlink()
-    with pytest.raises(UserError, match="is missing"):
+    with refused("is missing"):
         train(replace(config, save_overwrite=True))
     assert steps_of(tmp_path / "run") == ["step00000004"]
 
@@ -124,21 +125,19 @@ VALUES = {
 @pytest.mark.parametrize("name", VALUES)
 def test_what_decides_the_losses_may_not_change(tmp_path, name):
     half(tmp_path)
-    with pytest.raises(
-        UserError, match=f"cannot resume .*: {name} was .* and is now {VALUES[name]}; set it back"
-    ):
+    with refused(f"cannot resume .*: {name} was .* and is now {VALUES[name]}; set it back"):
         train(tiny.train_config(tmp_path, f"--{name}={VALUES[name]}"), resume=True)
 
 
 def test_the_precision_is_compared_as_it_was_chosen(tmp_path, monkeypatch):
     half(tmp_path)
-    with pytest.raises(UserError, match=r"trained in fp32 .* in amp_bf16; set --precision=fp32"):
+    with refused(r"trained in fp32 .* in amp_bf16; set --precision=fp32"):
         train(tiny.train_config(tmp_path, "--precision=amp_bf16"), resume=True)
     for has_bf16 in (True, False):
         monkeypatch.setattr(engines, "cpu_has_fast_bf16", lambda has_bf16=has_bf16: has_bf16)
         config = tiny.train_config(tmp_path, "--precision=null")
         if has_bf16:
-            with pytest.raises(UserError, match="trained in fp32"):
+            with refused("trained in fp32"):
                 train(config, resume=True)
         else:
             train(config, resume=True)
@@ -150,7 +149,7 @@ def test_another_text_of_equal_size_is_refused_and_a_moved_one_is_not(tmp_path):
     tiny.write_corpus(
         tmp_path / "corpus", {"train": tiny.random_documents(12, 90, seed=7), "heldout": [[1, 2, 3]]}
     )
-    with pytest.raises(UserError, match="the text it is trained on was"):
+    with refused("the text it is trained on was"):
         train(config, resume=True)
     folder = train(replace(config, corpus=replace(config.corpus, path=str(moved))), resume=True)
     assert load_state(folder).finished
@@ -166,7 +165,7 @@ def test_other_raw_token_files_are_refused(tmp_path):
     content = bytearray(raw.read_bytes())
     content[10:12] = content[12:14]
     raw.write_bytes(content)
-    with pytest.raises(UserError, match="the text it is trained on was"):
+    with refused("the text it is trained on was"):
         train(config, resume=True)
 
 
@@ -187,7 +186,7 @@ def test_a_second_process_on_a_run_gets_one_line(tmp_path, monkeypatch):
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with folder_lock(tmp_path / "run"):
         for resume in (True, False):
-            with pytest.raises(UserError, match=r"run is in use by process \d+"):
+            with refused(r"run is in use by process \d+"):
                 train(replace(config, save_overwrite=not resume), resume=resume)
         inside = {path: path.read_bytes() for path in before}
     assert inside == before
@@ -206,7 +205,7 @@ def test_a_checkpoint_that_appears_meanwhile_is_noticed(tmp_path, monkeypatch):
         worker.join()
 
     monkeypatch.setattr(engines.Engine, "__init__", slow)
-    with pytest.raises(UserError, match="was changed by another process"):
+    with refused("was changed by another process"):
         train(config, resume=True)
 
 
@@ -219,9 +218,8 @@ def test_damaged_files_of_a_run_are_named(tmp_path, name, content):
     config = half(tmp_path)
     path = tmp_path / "run" / name
     path.write_bytes(content)
-    with pytest.raises(UserError, match=name) as refused:
+    with refused(name):
         train(config, resume=True)
-    assert "\n" not in str(refused.value)
     assert path.read_bytes() == content
     path.unlink()
     train(config, resume=True)
@@ -230,7 +228,7 @@ def test_damaged_files_of_a_run_are_named(tmp_path, name, content):
 def test_the_time_that_processes_wait_is_checked(monkeypatch):
     for given in ("soon", "nan", "-1", "0", "inf"):
         monkeypatch.setenv("OLMO_SPARSITY_TIMEOUT", given)
-        with pytest.raises(UserError, match="OLMO_SPARSITY_TIMEOUT"):
+        with refused("OLMO_SPARSITY_TIMEOUT"):
             engines.rendezvous_timeout()
 
 

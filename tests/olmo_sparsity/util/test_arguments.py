@@ -137,14 +137,6 @@ def test_other_mistakes_are_one_line_too(script, command, message):
     assert said.startswith(f"error: {message}") and said.endswith("; see --help\n")
 
 
-@pytest.mark.parametrize("shard", ["0/3", "4/3", "1", "", f"1/{10**30}", "1/" + "9" * 5000])
-@pytest.mark.parametrize("command", [("influence", "a", "--corpus", "c"), ("prepare_data", "c4")])
-def test_shards_that_make_no_sense_are_one_line(script, command, shard, tmp_path):
-    code, said = script(*command, "--out", tmp_path / "o", f"--shard={shard}")
-    assert code in (1, 2) and said.count("\n") == 1 and "--shard" in said
-    assert not list(tmp_path.iterdir())
-
-
 def test_overrides_of_a_config_are_no_options_of_the_script(script, tmp_path):
     """What looks like a shortened option is one of the config, and is refused there."""
     (tmp_path / "a.yaml").write_text("seed: 1\n")
