@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
@@ -29,8 +28,8 @@ from analysis.records.store import Records
 from analysis.report.foreign_text import (
     DIRECTION_CONTROL,
     DIRECTION_CONTROLS,
-    foreign_html,
-    text_html,
+    page_environment,
+    source_of,
     text_plain,
 )
 from analysis.report.tables import all_sections
@@ -85,19 +84,9 @@ def report_html(
         longppl: of `load_longppl`, or None.
         comparison: of `load_comparison`, or None.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("analysis.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        text=lambda text: Markup(text_html(str(text))),
-        foreign=lambda text: Markup(foreign_html(str(text))),
-    )
+    environment = page_environment()
     rows = choose_examples(records, examples)
-    style, script = (environment.loader.get_source(environment, name)[0] for name in ("style.css", "page.js"))  # type: ignore[union-attr]
+    style, script = (source_of(environment, name) for name in ("style.css", "page.js"))
     manifest, settings = records.manifest, summary["settings"]
     name = "/".join(Path(manifest.checkpoint).parts[-2:])  # the run and the step, mostly
     return environment.get_template("page.html").render(
