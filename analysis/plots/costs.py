@@ -6,8 +6,6 @@ straight line is a power law.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,10 +22,7 @@ from analysis.plots.style import (
     selector_styles,
     to_number,
 )
-from analysis.records.results import INFLUENCE_BENCHMARK
 from analysis.stats.recovery import Json
-from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import misfit
 
 MEGABYTE = 1e6
 
@@ -38,28 +33,6 @@ _QUANTITIES = {
     "peak_bytes": ("peak memory [MB]", MEGABYTE),
 }
 """What is drawn: the name of its axis, and the unit in the JSON's units."""
-_POINT = {
-    "selector": str,
-    **dict.fromkeys(("n_long", "n_short", "k", "targets"), int),
-    "seconds_per_target": float,
-    "peak_bytes": (int, None),
-}
-_SHAPE = {
-    "model": str,
-    "parameters": int,
-    "machine": {"cores": int, "threads": int, "processor": str, "gpu": (str, None)},
-    "cost": {"sweeps": {varied: [_POINT] for varied in _SWEEPS}},
-}
-
-
-def load_cost(path: str | Path) -> Json:
-    """An `influence.json`, given itself or its folder. Raises `UserError` where it is none, or has no costs."""
-    found = INFLUENCE_BENCHMARK.load(path)
-    if "cost" not in found:
-        raise UserError(f"{path} holds no costs; make it with {INFLUENCE_BENCHMARK.script} --parts cost")
-    if odd := misfit(found, _SHAPE):
-        raise UserError(f"{path} is damaged ({odd}); make it with {INFLUENCE_BENCHMARK.script}")
-    return found
 
 
 def cost_figure(result: Json) -> Figure:

@@ -7,8 +7,6 @@ sparse parity, a second block of panels counts either token of a place (see `ana
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,17 +26,11 @@ from analysis.plots.style import (
     selector_styles,
     small_multiples,
 )
-from analysis.records.results import RECALL
 from analysis.stats.recovery import Json
 
 _COUNTINGS = {"token": "planted tokens", "place": "planted pairs, by either token"}
 _CHANCE: Json = {"color": "0.3", "linewidth": 1, "linestyle": ":", "zorder": 1.6}
 _MOST: Json = {"color": "0.75", "linewidth": 2.2, "zorder": 1.5}
-
-
-def load_recall(path: str | Path) -> Json:
-    """The `recall.json` of a checkpoint, given itself or its folder. Raises `UserError` where it is none."""
-    return RECALL.load(path)
 
 
 def recall_figure(result: Json) -> Figure:

@@ -22,7 +22,6 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from analysis.plots.style import figure_bytes
-from analysis.records.results import COMPARISON, LONGPPL
 from analysis.records.schema import FAR_CONTEXTS, Examples
 from analysis.records.store import Records
 from analysis.report.foreign_text import (
@@ -38,9 +37,6 @@ from analysis.stats.recovery import default_selector, nats
 from analysis.text.kinds import KINDS
 
 Json = dict[str, Any]
-
-load_longppl = LONGPPL.load
-load_comparison = COMPARISON.load
 
 _TITLE = "How much of the far context do a few tokens carry?"
 _LOSS_DIGITS = _INFLUENCE_DIGITS = 3
@@ -81,8 +77,8 @@ def report_html(
         figures: by name, in the order of the page: each for a wide screen and for a narrow one.
         command: command line that made the page, which is shown in it.
         examples: at most so many targets in the browser of examples.
-        longppl: of `load_longppl`, or None.
-        comparison: of `load_comparison`, or None.
+        longppl: what `LONGPPL` loads, or None.
+        comparison: what `COMPARISON` loads, or None.
     """
     environment = page_environment()
     rows = choose_examples(records, examples)

@@ -26,8 +26,6 @@ from analysis.report.page import (
     embed_json,
     figure_image,
     influence_command,
-    load_comparison,
-    load_longppl,
     page_data,
 )
 from analysis.report.words import bounds, number, reading
@@ -395,8 +393,8 @@ def test_real_summary_comparison_and_longppl_fit(tmp_path: Path) -> None:
         make_page(
             records,
             summary,
-            longppl=load_longppl(tmp_path),
-            comparison=load_comparison(tmp_path / "compare.json"),
+            longppl=LONGPPL.load(tmp_path),
+            comparison=COMPARISON.load(tmp_path / "compare.json"),
         )
     )
     measured = longppl["forms"]["exact"]["longppl"]["value"]
@@ -412,7 +410,7 @@ def test_real_summary_comparison_and_longppl_fit(tmp_path: Path) -> None:
     assert len(page.rows("k")) == 5 * (1 + 4)  # four selectors and best
 
 
-@pytest.mark.parametrize("load", [load_longppl, load_comparison])
+@pytest.mark.parametrize("load", [LONGPPL.load, COMPARISON.load])
 def test_other_json_is_refused(load: Any, tmp_path: Path) -> None:
     path = tmp_path / "some.json"
     for content, said in (
