@@ -12,7 +12,9 @@ from html import escape
 import jinja2
 from markupsafe import Markup
 
-from analysis.report.words import number
+from analysis.plots.style import selector_label
+from analysis.records.results import SIDES
+from analysis.report.words import bounds, number, p_value, percent, percent_cell, value_cell
 
 DIRECTION_CONTROLS = {
     "\u061c": "ALM", "\u200e": "LRM", "\u200f": "RLM", "\u202a": "LRE", "\u202b": "RLE", "\u202c": "PDF",
@@ -55,6 +57,13 @@ def page_environment() -> jinja2.Environment:
         foreign=lambda text: Markup(foreign_html(str(text))),
         commas="{:,}".format,
         number=number,
+        bounds=bounds,
+        percent=percent,
+        cell=value_cell,
+        percent_cell=percent_cell,
+        p_value=p_value,
+        label=selector_label,
+        sides=lambda found: [found[side] for side in (*SIDES, "difference")],
     )
     return environment
 

@@ -31,9 +31,9 @@ from analysis.report.foreign_text import (
     source_of,
     text_plain,
 )
-from analysis.report.tables import all_sections
-from analysis.report.words import bounds, influence_unit, number, reading
+from analysis.report.words import bounds, influence_unit, number
 from analysis.stats.recovery import default_selector, nats
+from analysis.stats.summary import FEW_DOCUMENTS
 from analysis.text.kinds import KINDS
 
 Json = dict[str, Any]
@@ -95,12 +95,15 @@ def report_html(
         manifest=manifest,
         tau=nats(manifest.tau_nats),
         tiles=_tiles(summary),
-        paragraphs=[paragraph for paragraph in reading(summary) if paragraph],
         figures=[_figure(*each) for each in figures.items()],
         settings={each.replace("_", " "): _shown(value) for each, value in settings.items()},
         resamples=settings["resamples"],
         bootstrap_seed=settings["bootstrap_seed"],
-        sections=all_sections(summary, longppl, comparison),
+        summary=summary,
+        default=default_selector(summary["selectors"]),
+        few_documents=FEW_DOCUMENTS,
+        longppl=longppl,
+        comparison=comparison,
         measured=len(records.over),
         examples=len(rows),
         commands=[influence_command(records), command],

@@ -158,15 +158,6 @@ def test_bins_are_the_summary(summary: dict, panels: list[Axes]) -> None:
     assert panels[2].get_title("left").endswith("k = 4\nleave-one-out, random, nearest")
 
 
-def test_axes_name_quantity_and_unit(panels: list[Axes]) -> None:
-    assert panels[0].get_ylabel() == "mean loss [nats per token]"
-    assert "[fraction of $L_{short} - L_{long}$]" in panels[1].get_ylabel()
-    assert panels[2].get_xlabel().endswith("[nats]")
-    for axes in panels[:2]:
-        assert "[far tokens" in axes.get_xlabel() and axes.get_xscale() == "log"
-        assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "4", "8"]
-
-
 def test_loss_by_position_is_the_fourth_panel(summary: dict) -> None:
     panels = plots.figure2(summary, made_up_length()).axes
     assert [axes.get_title("left")[:3] for axes in panels] == ["(a)", "(b)", "(c)", "(d)"]

@@ -85,20 +85,6 @@ def test_curves_are_the_summaries(summaries: list[dict], net: bool) -> None:
                     assert line.is_dashed() and line.get_markerfacecolor() == "white"
 
 
-def test_bars_are_the_intervals(summaries: list[dict]) -> None:
-    axes = figure6(grid_panels(SOURCES, summaries), ["greedy"], net=True).axes[0]
-    (bars,) = axes.containers[0].lines[2]  # type: ignore[attr-defined]
-    ends = [path.vertices[:, 1].tolist() for path in bars.get_paths()]
-    found = [values["net_recovery"] for values in summaries[0]["selectors"]["greedy"].values()]
-    np.testing.assert_allclose(ends, [[each["low"], each["high"]] for each in found])
-
-
-def test_k_axis_has_every_k_that_is_measured_somewhere(summaries: list[dict]) -> None:
-    further = made_up_summary(FEW_SELECTORS, ks=[1, 16])
-    for axes in figure6(grid_panels(["a", "b"], [summaries[1], further]), ["random"], net=True).axes:
-        assert axes.get_xticks().tolist() == [1, 2, 4, 8, 16]
-
-
 def test_titles_say_what_was_measured_and_what_differs(summaries: list[dict]) -> None:
     titles = [panel.title for panel in grid_panels(SOURCES, summaries)]
     over = "10.8 % of 2,400 over $\\tau$"
@@ -134,12 +120,6 @@ def test_titles_name_other_text_options_and_cross_fitting() -> None:
 def test_models_are_named_as_shortly_as_tells_them_apart(checkpoints: Any, names: tuple[str, str]) -> None:
     pair = [made_up_summary(checkpoint=path, checkpoint_sha256=checksum) for path, checksum in checkpoints]
     assert tuple(panel.title.split("\n")[0] for panel in grid_panels(["a", "b"], pair)) == names
-
-
-def test_titles_point_out_few_documents_and_unfinished_records() -> None:
-    rough = made_up_summary(documents_over_tau=7, complete=False, targets_measured=11)
-    (panel,) = grid_panels(["a"], [rough])
-    assert "only 7 documents" in panel.title and "unfinished: 11 measured" in panel.title
 
 
 def test_selectors_are_the_default_the_controls_and_best() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.plots.training import RunMetrics, run_names, short_number, smooth, training_figure
+from analysis.plots.training import RunMetrics, run_names, smooth, training_figure
 from olmo_sparsity.util.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -73,15 +73,6 @@ def test_without_evaluation_there_is_one_panel():
     assert len(training_figure(mixed).axes) == 2
 
 
-def test_legend_names_every_run_once():
-    figure = training_figure([RunMetrics(name, rows()) for name in ("one", "two", "three")])
-    legend = figure.legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == ["one", "two", "three"]
-    assert len({line.get_color() for line in legend.get_lines()}) == 3
-    explained = figure.axes[0].texts[0].get_text()
-    assert "mean over 2 % of the run" in explained and "markers: held-out" in explained
-
-
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize("evaluated", [(), (20,)])
 def test_long_names_stay_inside_the_figure(count, evaluated):
@@ -118,10 +109,6 @@ def test_names_are_as_short_as_they_may_be():
     assert run_names(["x/1/a", "x/2/a"]) == ["1/a", "2/a"]
     with pytest.raises(UserError, match="named twice"):
         run_names(["runs/a", "runs/a"])
-
-
-def test_numbers_on_the_axis():
-    assert [short_number(x) for x in (0, 500, 1500, 2e6, 5.2e9)] == ["0", "500", "1.5k", "2M", "5.2B"]
 
 
 class TestScript:
