@@ -11,7 +11,6 @@ selected tokens. Losses are in nats.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
@@ -130,9 +129,17 @@ class InfluentialTokens:
         """A row per target, over tau or not, with `TARGET_COLUMNS` and ``over_tau``."""
         import pandas
 
-        over = set(self.targets.over(self.tau_nats).tolist())
-        rows = [{**self._target(row), "over_tau": row in over} for row in range(len(self.targets))]
-        return pandas.DataFrame(rows, columns=[*TARGET_COLUMNS, "over_tau"])
+        found = self.targets
+        columns = {
+            "position": found.position,
+            "token": [self.pieces[at] for at in found.position],
+            "kind": found.kind,
+            "loss_short_nats": found.loss_short_nats,
+            "loss_long_nats": found.loss_long_nats,
+            "gain_nats": self.gain_nats,
+            "over_tau": self.gain_nats > self.tau_nats,
+        }
+        return pandas.DataFrame(columns)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row per target over tau, selector and k.
@@ -144,29 +151,43 @@ class InfluentialTokens:
         """
         import pandas
 
-        placebo = ["placebo_selected_token", "placebo_influence", "placebo_loss_k_nats"]
-        chosen = ["selected_position", "selected_token", "distance_tokens", "influence", "loss_k_nats"]
-        columns = [*TARGET_COLUMNS, "selector", "k", *chosen, *placebo]
-        return pandas.DataFrame(list(self._rows()), columns=columns)
+        targets = self.targets_frame().iloc[self.over].drop(columns="over_tau")
+        tables = []
+        for selector, by_far in self.choices.items():
+            true, position = by_far["true"], self._positions(selector)
+            columns: Json = {
+                "selector": selector,
+                "k": np.tile(np.arange(1, self.k + 1), len(targets)),
+                "selected_position": position.ravel(),
+                "selected_token": [self.pieces[at] for at in position.ravel()],
+                "distance_tokens": (self.n_long - true.selected).ravel(),
+                "influence": true.influence.ravel(),
+                "loss_k_nats": true.loss_nats.ravel(),
+                **dict.fromkeys(("placebo_selected_token", "placebo_influence", "placebo_loss_k_nats")),
+            }
+            if placebo := by_far.get("placebo"):
+                chosen = zip(self.placebo_pieces, placebo.selected, strict=False)  # an interrupt leaves some out
+                columns["placebo_selected_token"] = [pieces[at] for pieces, row in chosen for at in row]
+                columns["placebo_influence"] = placebo.influence.ravel()
+                columns["placebo_loss_k_nats"] = placebo.loss_nats.ravel()
+            tables.append(targets.loc[targets.index.repeat(self.k)].assign(**columns))
+        return pandas.concat(tables).sort_index(kind="stable").reset_index(drop=True)
 
     def top_k(self, k: int = 3, selector: str | None = None) -> pandas.DataFrame:
         """A row per target over tau, the one that gains most first: `TARGET_COLUMNS`, the text of its first k chosen
         tokens, ``chosen``, and L_k of them, ``loss_k_nats``; by default of the selector that others are compared with.
         """
-        import pandas
-
         assert 1 <= k <= self.k
-        found = self.choices[selector or default_selector(self.choices)]["true"]
-        rows = [
-            {
-                **self._target(row),
-                "chosen": [self._choice({"true": found}, index, rank)["selected_token"] for rank in range(k)],
-                "loss_k_nats": float(found.loss_nats[index, k - 1]),
-            }
-            for index, row in enumerate(self.over.tolist())
-        ]
-        frame = pandas.DataFrame(rows, columns=[*TARGET_COLUMNS, "chosen", "loss_k_nats"])
+        name = selector or default_selector(self.choices)
+        frame = self.targets_frame().iloc[self.over].drop(columns="over_tau")
+        frame["chosen"] = [[self.pieces[at] for at in row] for row in self._positions(name)[:, :k]]
+        frame["loss_k_nats"] = self.choices[name]["true"].loss_nats[:, k - 1]
         return frame.sort_values("gain_nats", ascending=False, ignore_index=True)
+
+    def _positions(self, selector: str) -> np.ndarray:
+        """Places in the text of the tokens that a selector chose for the targets over tau, (m, k)."""
+        first = self.targets.position[self.over] - self.n_long
+        return first[:, None] + self.choices[selector]["true"].selected
 
     def aggregate(self, unit: str, selector: str | None = None) -> pandas.DataFrame:
         """A row per ``word`` or ``sentence`` of the text, see `UNITS`; a token belongs to the one that it begins in.
@@ -183,8 +204,8 @@ class InfluentialTokens:
         spaces = np.array([len(piece) - len(piece.lstrip()) if piece.strip() else 0 for piece in self.pieces])
         place = np.searchsorted([start for start, _ in spans], starts + spaces, side="right") - 1
         unit_of = np.maximum(place, 0)
-        found = self.choices[selector or default_selector(self.choices)]["true"]
-        chosen = self.targets.position[self.over][:, None] - self.n_long + found.selected
+        name = selector or default_selector(self.choices)
+        found, chosen = self.choices[name]["true"], self._positions(name)
         own = unit_of[self.targets.position]
 
         def total(at: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -262,44 +283,6 @@ class InfluentialTokens:
         targets = Targets(**{name: np.array(column) for name, column in found["targets"].items()})
         values = {each.name: found[each.name] for each in fields(cls)}
         return cls(**{**values, "targets": targets, "choices": choices})
-
-    def _rows(self) -> Iterator[Json]:
-        for index, row in enumerate(self.over.tolist()):
-            target = self._target(row)
-            for selector, found in self.choices.items():
-                for rank in range(self.k):
-                    yield {**target, "selector": selector, "k": rank + 1, **self._choice(found, index, rank)}
-
-    def _target(self, row: int) -> Json:
-        position = int(self.targets.position[row])
-        return {
-            "position": position,
-            "token": self.pieces[position],
-            "kind": str(self.targets.kind[row]),
-            "loss_short_nats": float(self.targets.loss_short_nats[row]),
-            "loss_long_nats": float(self.targets.loss_long_nats[row]),
-            "gain_nats": float(self.gain_nats[row]),
-        }
-
-    def _choice(self, found: dict[str, Choices], number: int, rank: int) -> Json:
-        """The columns of one chosen token; ``number`` counts targets over tau."""
-        true = found["true"]
-        column = int(true.selected[number, rank])
-        position = int(self.targets.position[self.over[number]]) - self.n_long + column
-        row: Json = {
-            "selected_position": position,
-            "selected_token": self.pieces[position],
-            "distance_tokens": self.n_long - column,
-            "influence": float(true.influence[number, rank]),
-            "loss_k_nats": float(true.loss_nats[number, rank]),
-        }
-        if "placebo" in found:
-            placebo = found["placebo"]
-            piece = self.placebo_pieces[number][int(placebo.selected[number, rank])]
-            row["placebo_selected_token"] = piece
-            row["placebo_influence"] = float(placebo.influence[number, rank])
-            row["placebo_loss_k_nats"] = float(placebo.loss_nats[number, rank])
-        return row
 
     def __repr__(self) -> str:
         """One line: how many targets are over tau, and what k tokens bring back."""
