@@ -11,17 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.plots.style import (
-    PAGE,
-    STYLE,
-    add_heading,
-    add_legend,
-    log_axis,
-    new_figure,
-    selector_handles,
-    selector_styles,
-    to_number,
-)
+from analysis.plots import style
 from analysis.stats.recovery import Json
 
 MEGABYTE = 1e6
@@ -38,9 +28,11 @@ _QUANTITIES = {
 def cost_figure(result: Json) -> Figure:
     """Seconds per target and peak memory against N, k and the number of targets, a curve per selector."""
     sweeps = result["cost"]["sweeps"]
-    styles = selector_styles(list(dict.fromkeys(p["selector"] for points in sweeps.values() for p in points)))
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(PAGE, 4.4)
+    styles = style.selector_styles(
+        list(dict.fromkeys(p["selector"] for points in sweeps.values() for p in points))
+    )
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(style.PAGE, 4.4)
         panels = figure.subplots(len(_QUANTITIES), len(_SWEEPS), sharex="col", sharey="row", squeeze=False)
         for row, quantity in zip(panels, _QUANTITIES, strict=True):
             for axes, varied in zip(row, _SWEEPS, strict=True):
@@ -51,8 +43,8 @@ def cost_figure(result: Json) -> Figure:
             row[0].set_ylabel(name)
         for axes, varied in zip(panels[0], _SWEEPS, strict=True):
             axes.set_title(_held_fixed(sweeps[varied], varied), loc="left")
-        add_legend(figure, selector_handles(styles, placebo=False))
-        add_heading(figure, describe_cost(result))
+        style.add_legend(figure, style.selector_handles(styles, placebo=False))
+        style.add_heading(figure, describe_cost(result))
     return figure
 
 
@@ -74,11 +66,11 @@ def _draw_sweep(axes: Axes, points: list[Json], varied: str, quantity: str, styl
     for selector, (colour, marker, line) in styles.items():
         own = [point for point in points if point["selector"] == selector]
         # nothing on a logarithmic axis stands for "no growth": such a point is left out
-        values = [to_number(point[quantity] or None) / unit for point in own]
+        values = [style.to_number(point[quantity] or None) / unit for point in own]
         label = f"{selector} {quantity}"
         axes.plot([p[varied] for p in own], values, color=colour, marker=marker, linestyle=line, label=label)
     ticks = sorted({point[varied] for point in points})
-    log_axis(axes, ticks)
+    style.log_axis(axes, ticks)
     axes.set_yscale("log")
     for formatted in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
         formatted(FuncFormatter(_tick_label))

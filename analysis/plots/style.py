@@ -288,6 +288,24 @@ def draw_curves(
         axes.errorbar(x, values, bar_lengths(intervals), fmt="none", ecolor=colour, **bars)
 
 
+def draw_points(
+    axes: Axes,
+    places: Sequence[float],
+    intervals: Sequence[Json],
+    label: str,
+    style: Style,
+    *,
+    across: bool = False,
+) -> None:
+    """Recoveries as points with bars, those of a placebo hollow; ``across``: along the x axis."""
+    colour, marker, _ = style
+    values = [to_number(each["value"]) for each in intervals]
+    x, y = (values, places) if across else (places, values)
+    looks: Json = {"xerr" if across else "yerr": bar_lengths(intervals), "capsize": 1.5, "elinewidth": 0.8}
+    looks["markerfacecolor"] = "white" if label.endswith("placebo_recovery") else colour
+    axes.errorbar(x, y, fmt=marker, color=colour, label=label, **looks)
+
+
 def k_axis(axes: Axes, ks: Sequence[int]) -> None:
     """The x axis of curves against k: logarithmic, marked where something was measured."""
     log_axis(axes, ks)

@@ -166,7 +166,9 @@ class InfluentialTokens:
                 **dict.fromkeys(("placebo_selected_token", "placebo_influence", "placebo_loss_k_nats")),
             }
             if placebo := by_far.get("placebo"):
-                chosen = zip(self.placebo_pieces, placebo.selected, strict=False)  # an interrupt leaves some out
+                chosen = zip(
+                    self.placebo_pieces, placebo.selected, strict=False
+                )  # an interrupt leaves some out
                 columns["placebo_selected_token"] = [pieces[at] for pieces, row in chosen for at in row]
                 columns["placebo_influence"] = placebo.influence.ravel()
                 columns["placebo_loss_k_nats"] = placebo.loss_nats.ravel()
