@@ -7,7 +7,7 @@ was measured, loss against position. The other selectors have a figure of their 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -74,6 +74,11 @@ def main_selectors(summary: Json, wanted: Sequence[str] | None = None) -> list[s
     if wanted is None:
         default = default_selector(measured)
         return [default, *(each for each in ("attention", *CONTROLS) if each in measured and each != default)]
+    return check_selectors(wanted, measured)
+
+
+def check_selectors(wanted: Sequence[str], measured: Iterable[str]) -> list[str]:
+    """``wanted``. Raises `UserError` for a selector that was not measured."""
     if unknown := [name for name in wanted if name not in measured]:
         raise UserError(f"no records of selector {', '.join(unknown)}; choose from {', '.join(measured)}")
     return list(wanted)

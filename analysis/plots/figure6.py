@@ -16,6 +16,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from analysis.plots import style
+from analysis.plots.figure2 import check_selectors
 from analysis.stats.recovery import BEST, Json, nats
 from analysis.stats.summary import FEW_DOCUMENTS
 from olmo_sparsity.util.errors import UserError
@@ -74,9 +75,7 @@ def choose_selectors(panels: Sequence[GridPanel], wanted: Sequence[str] | None =
     measured = _measured(panels)
     if wanted is None:
         return [*style.shown_selectors(measured), *([BEST] if BEST in measured else [])]
-    if unknown := [name for name in wanted if name not in measured]:
-        raise UserError(f"no records of selector {', '.join(unknown)}; choose from {', '.join(measured)}")
-    return list(wanted)
+    return check_selectors(wanted, measured)
 
 
 def figure6(panels: Sequence[GridPanel], selectors: Sequence[str], *, net: bool) -> Figure:
