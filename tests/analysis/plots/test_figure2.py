@@ -125,14 +125,6 @@ def test_curves_and_bars_are_the_summary(summary: dict, panels: list[Axes]) -> N
     assert len(places) == len(SHOWN)  # beside each other: none hides another
 
 
-def test_placebo_is_dashed_and_hollow(panels: list[Axes]) -> None:
-    for selector, (colour, marker, _) in style.selector_styles(SHOWN).items():
-        line = curve(panels[0], f"{selector} placebo_loss")
-        assert (line.get_color(), line.get_marker()) == (colour, marker)
-        assert line.is_dashed() and line.get_markerfacecolor() == "white"
-        assert curve(panels[0], f"{selector} loss").get_markerfacecolor() == colour
-
-
 def bars_of(axes: Axes) -> dict[str, tuple[list, list, list]]:
     """Label to value, lower and upper end of the error bars of panel (c)."""
     found = {}
@@ -272,20 +264,8 @@ def run_script(*arguments: object) -> subprocess.CompletedProcess:
 def test_script_writes_figures_summary_and_table(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "length.json").write_text(json.dumps(made_up_length()))
     out = tmp_path / "out"
-    options = (
-        "--resamples",
-        1000,
-        "--k",
-        2,
-        "--length",
-        tmp_path,
-        "--format",
-        "svg,pdf",
-        "--width",
-        3.25,
-        "--no-title",
-    )
-    result = run_script(folder, "--out", out, *options)
+    options = ("--format", "svg,pdf", "--width", 3.25, "--no-title")
+    result = run_script(folder, "--out", out, "--resamples", 1000, "--k", 2, "--length", tmp_path, *options)
     assert result.returncode == 0 and result.stderr == ""
     assert "leave-one-out" in result.stdout and "net [%]" in result.stdout
     figures = ("distances", "figure2", "figure2-selectors", "kinds", "tokens_needed")
@@ -315,20 +295,10 @@ def test_script_refuses_in_one_line(
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and said in result.stderr
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "compare",
-        "figure1",
-        "figure2",
-        "figure6",
-        "influence",
-        "ladder",
-        "plot_length",
-        "plot_metrics",
-        "report",
-    ],
-)
+WITH_EXAMPLES = "compare figure1 figure2 figure6 influence ladder plot_length plot_metrics report"
+
+
+@pytest.mark.parametrize("command", WITH_EXAMPLES.split())
 def test_the_examples_of_help_are_commands_that_the_parser_takes(command: str) -> None:
     """A line that goes on ends with one backslash; a docstring that lost it would join or split the command."""
     parser = importlib.import_module(f"analysis.cli.{command}")._parser()

@@ -254,22 +254,10 @@ def test_nothing_finished_yet(tmp_path: Path) -> None:
         load_records(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"selected": [0, 1, 2, 2]}, "selected twice"),
-        ({"selected": [0, 1, 2]}, "selected is not 4 long"),
-        ({"selected": [0, 1, 2, 24]}, "not in the far context"),
-        ({"loss_nats": [1.0, 2.0]}, "loss_nats is not 3 long"),
-        ({"loss_nats": [1.0, 2.0, np.nan]}, "not finite"),
-        ({"selector": "oracle"}, "not measured"),
-        ({"far_context": "false"}, "not measured"),
-    ],
-)
-def test_writer_refuses_wrong_rows(tmp_path: Path, change: dict, said: str) -> None:
+def test_writer_refuses_wrong_rows(tmp_path: Path) -> None:
     writer = write(tmp_path, (), finish=False)
-    with pytest.raises(ValueError, match=said):
-        writer.append([replace(rows_of(10)[0], **change)])
+    with pytest.raises(ValueError, match="'oracle', which was not measured"):
+        writer.append([replace(rows_of(10)[0], selector="oracle")])
     assert not (tmp_path / "selections").exists()
 
 

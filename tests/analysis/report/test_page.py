@@ -28,7 +28,7 @@ from analysis.report.page import (
     influence_command,
     page_data,
 )
-from analysis.report.words import bounds, number
+from analysis.report.words import bounds
 from analysis.stats.compare import compare
 from analysis.stats.summary import summarize
 from tests.support.made_up_records import made_up_records
@@ -259,17 +259,6 @@ def test_verdict_follows_the_interval(low: float | None, high: float | None, sai
     assert said in text
     for other in {"above zero", "includes zero", "below zero", "nothing can be"} - {said}:
         assert other not in text
-
-
-@pytest.mark.parametrize(
-    ("value", "looks", "text"),
-    [
-        (-0.004, {}, "0.00"), (-0.3, {}, "−0.30"), (0.847, {"scale": 100, "digits": 0}, "85"),
-        (12345.6, {"digits": 0}, "12,346"), (None, {}, "–"),
-    ],
-)  # fmt: skip
-def test_numbers_are_written_plainly(value: float | None, looks: dict, text: str) -> None:
-    assert number(value, **looks) == text
 
 
 def written(interval: dict, scale: float = 1.0, digits: int = 2) -> str:

@@ -65,15 +65,6 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(ClusterBootstrap(columns, clusters, resamples=100, seed=1).resampled, whole)
 
 
-def test_order_of_rows_is_irrelevant_and_the_seed_is_not() -> None:
-    columns, clusters = clustered(np.random.default_rng(4), documents=40)
-    mixed = np.random.default_rng(0).permutation(len(clusters))
-    first = interval_of(columns, clusters, ratio_of_sums(0, 2), seed=3)
-    second = interval_of(columns[mixed], clusters[mixed], ratio_of_sums(0, 2), seed=3)
-    assert (first.low, first.high) == pytest.approx((second.low, second.high))
-    assert first.low != interval_of(columns, clusters, ratio_of_sums(0, 2), seed=4).low
-
-
 def simulate(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """60 documents of 5 targets whose values share half of their variance; the truth is 0."""
     clusters = np.repeat(np.arange(60), 5)

@@ -220,13 +220,6 @@ def test_bins_follow_tau(tau: float, lower: list[float]) -> None:
     assert [high for _, high in gain_bins(tau)] == [*lower[1:], math.inf]
 
 
-def test_same_seed_same_summary(records: Records, summary: dict) -> None:
-    assert summarize(records, 1000, 0) == summary
-    other = summarize(records, 1000, 1)
-    assert other["loss_short"]["value"] == summary["loss_short"]["value"]
-    assert other["loss_short"]["low"] != summary["loss_short"]["low"]
-
-
 def test_refuses_when_no_target_is_over_tau(tmp_path: Path) -> None:
     records = made_up_records(tmp_path, tau_nats=50.0)
     largest = records.targets.gain_nats.max()
