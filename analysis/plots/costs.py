@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from analysis.plots import style
-from analysis.stats.recovery import Json
+from olmo_sparsity.util.result_files import Json
 
 MEGABYTE = 1e6
 

@@ -19,9 +19,9 @@ from matplotlib.ticker import PercentFormatter
 
 from analysis.plots import style
 from analysis.plots.figure2 import describe, figure2, further_figure
-from analysis.stats.recovery import Json
 from analysis.stats.summary import FEW_DOCUMENTS
 from analysis.stats.tables import percent_text
+from olmo_sparsity.util.result_files import Json
 
 KINDS_TITLES = ("(a) Share", "(b) Gain, all targets", "(c) Recovery, k = {k}", "(d) Net recovery, k = {k}")
 _LEAST_PANEL = 2.0

@@ -36,7 +36,7 @@ from analysis.stats.exact_match import (
     facts,
     scheme_labels,
 )
-from analysis.stats.recovery import Json
+from olmo_sparsity.util.result_files import Json
 
 Members = list[tuple[Group, str]]
 """The groups of one task and the labels of their curves."""

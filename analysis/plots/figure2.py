@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 
 from analysis.plots import style
 from analysis.plots.length import plot_length
-from analysis.stats.recovery import CONTROLS, Json, default_selector, nats
+from analysis.stats.recovery import CONTROLS, default_selector, nats
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.result_files import Json
 
 _OF_GAIN = r"[fraction of $L_{short} - L_{long}$]"
 

@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 
 from analysis.plots import style
 from analysis.plots.figure2 import check_selectors
-from analysis.stats.recovery import BEST, Json, nats
+from analysis.stats.recovery import BEST, nats
 from analysis.stats.summary import FEW_DOCUMENTS
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.result_files import Json
 
 RECOVERIES = ("recovery", "placebo_recovery", "net_recovery")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -13,8 +12,7 @@ from matplotlib.ticker import NullLocator
 
 from analysis.plots import style
 from analysis.stats.recovery import nats
-
-Json = dict[str, Any]
+from olmo_sparsity.util.result_files import Json
 
 _COLOUR = "#332288"
 _OPEN: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0}

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.plots import style
-
-Json = dict[str, Any]
+from olmo_sparsity.util.result_files import Json
 
 MOST_CURVES = 4
 """With more models than these each family of encodings has a panel."""

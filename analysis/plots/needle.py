@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,8 +10,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
 from analysis.plots import style
-
-Json = dict[str, Any]
+from olmo_sparsity.util.result_files import Json
 
 MEASURES = {
     "exact": ("needle", "exact match [share of needles]"),

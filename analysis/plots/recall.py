@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.plots import style
-from analysis.stats.recovery import Json
+from olmo_sparsity.util.result_files import Json
 
 _COUNTINGS = {"token": "planted tokens", "place": "planted pairs, by either token"}
 _CHANCE: Json = {"color": "0.3", "linewidth": 1, "linestyle": ":", "zorder": 1.6}

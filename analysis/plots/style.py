@@ -23,9 +23,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from analysis.stats.recovery import BEST, CONTROLS, Json, default_selector
+from analysis.stats.recovery import BEST, CONTROLS, default_selector
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
+from olmo_sparsity.util.result_files import Json
 
 Style = tuple[Any, str, Any]
 """Colour, marker and line style."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -20,8 +19,7 @@ from matplotlib.ticker import FuncFormatter
 
 from analysis.plots import style
 from olmo_sparsity.util.errors import UserError
-
-Json = dict[str, Any]
+from olmo_sparsity.util.result_files import Json
 
 X_AXES = {"tokens": "training tokens", "steps": "optimizer steps"}
 _HELDOUT: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0, "markersize": 3.8}

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from markupsafe import Markup
@@ -25,12 +25,11 @@ from analysis.report.foreign_text import page_environment, source_of, text_html
 from analysis.report.words import influence_unit, number
 from analysis.stats.recovery import default_selector, nats
 from olmo_sparsity.util.files import file_in
+from olmo_sparsity.util.result_files import Json
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-Json = dict[str, Any]
 
 NO_INTERVAL = "one text is one document, and documents are what is resampled: there are no intervals"
 UNITS = {"word": r"\S+", "sentence": r"\S.*?(?:[.!?…][\"'”’)\]]*(?=\s|$)|(?=\n\s*\n)|$)"}

@@ -35,8 +35,7 @@ from analysis.report.words import influence_unit
 from analysis.stats.recovery import default_selector, nats
 from analysis.stats.summary import FEW_DOCUMENTS
 from analysis.text.kinds import KINDS
-
-Json = dict[str, Any]
+from olmo_sparsity.util.result_files import Json
 
 _TITLE = "How much of the far context do a few tokens carry?"
 _LOSS_DIGITS = _INFLUENCE_DIGITS = 3

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from markupsafe import Markup
 
 from analysis.stats.recovery import CONTROLS
-
-Json = dict[str, Any]
+from olmo_sparsity.util.result_files import Json
 
 NO_BREAK = "\u00a0"
 """A space at which no line ends."""

@@ -21,8 +21,8 @@ import numpy as np
 
 from analysis.stats.bootstrap import Interval
 from analysis.stats.exact_match import Group
-from analysis.stats.recovery import Json
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.result_files import Json
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from rich.text import Text
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, difference
 from analysis.stats.recovery import SumsBootstrap
 from analysis.stats.tables import interval_cell
+from olmo_sparsity.util.result_files import Json
 
 FORMS = ("exact", "published")
 _MOMENTS = ("x", "y", "xx", "yy", "xy")
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
-"""All tables for terminals: numbers with their 95 % intervals, from results as JSON."""
+"""What measurements print: tables of numbers with their 95 % intervals, from results as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -13,8 +14,9 @@ from rich.text import Text
 from analysis.records.results import SIDES
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
-from analysis.stats.recovery import Json, default_selector, nats
+from analysis.stats.recovery import default_selector, nats
 from analysis.stats.summary import FEW_DOCUMENTS
+from olmo_sparsity.util.result_files import Json
 
 _UNLIMITED = 10_000
 
@@ -62,6 +64,23 @@ def print_whole(console: Console, table: Table) -> None:
     unlimited = Console(width=_UNLIMITED)
     width = Measurement.get(unlimited, unlimited.options, table).maximum
     Console(width=max(width, console.width), highlight=False).print(table)
+
+
+def print_result(parts: Iterable[RenderableType], paths: Iterable[Path]) -> None:
+    """Print what was found, and which files were written. Titles and captions of tables are whole lines."""
+    console = Console(highlight=False, soft_wrap=True)
+    for part in parts:
+        if isinstance(part, Table):
+            title, caption, part.title, part.caption = part.title, part.caption, None, None
+            if title is not None:
+                console.print(title, style="italic")
+            print_whole(console, part)
+            if caption is not None:
+                console.print(caption, style="dim")
+        else:
+            console.print(part)
+        console.print()
+    console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
 
 
 def render_table(summary: Json) -> Group:
