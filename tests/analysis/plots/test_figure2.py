@@ -4,8 +4,6 @@ import importlib
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from tests.support.made_up_summary import (
     without_certainty,
 )
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "figure2.py"
+SCRIPT = "scripts/figure2.py"
 SHOWN = ("leave-one-out", "attention", "random", "nearest")
 
 
@@ -256,16 +254,13 @@ def test_saved_files_are_reproducible_and_leave_no_state(tmp_path: Path, summary
     assert dict(matplotlib.rcParams) == before
 
 
-def run_script(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_script_writes_figures_summary_and_table(folder: Path, tmp_path: Path) -> None:
+def test_script_writes_figures_summary_and_table(folder: Path, tmp_path: Path, run_here: Any) -> None:
     (tmp_path / "length.json").write_text(json.dumps(made_up_length()))
     out = tmp_path / "out"
     options = ("--format", "svg,pdf", "--width", 3.25, "--no-title")
-    result = run_script(folder, "--out", out, "--resamples", 1000, "--k", 2, "--length", tmp_path, *options)
+    result = run_here(
+        SCRIPT, folder, "--out", out, "--resamples", 1000, "--k", 2, "--length", tmp_path, *options
+    )
     assert result.returncode == 0 and result.stderr == ""
     assert "leave-one-out" in result.stdout and "net [%]" in result.stdout
     figures = ("distances", "figure2", "figure2-selectors", "kinds", "tokens_needed")
@@ -288,9 +283,11 @@ def test_script_writes_figures_summary_and_table(folder: Path, tmp_path: Path) -
     ],
 )
 def test_script_refuses_in_one_line(
-    folder: Path, tmp_path: Path, arguments: list, code: int, said: str
+    folder: Path, tmp_path: Path, arguments: list, code: int, said: str, run_here: Any
 ) -> None:
-    result = run_script(folder if arguments else tmp_path / "none", *arguments, "--out", tmp_path / "out")
+    result = run_here(
+        SCRIPT, folder if arguments else tmp_path / "none", *arguments, "--out", tmp_path / "out"
+    )
     assert result.returncode == code and not (tmp_path / "out").exists()
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and said in result.stderr
 

@@ -1,8 +1,6 @@
 """The grids of "Figure 6": what is drawn and tabulated is what the summaries say, and titles say what differs."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_records import made_up_records
 from tests.support.made_up_summary import EVERY_SELECTOR, FEW_SELECTORS, made_up_summary
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "figure6.py"
 SIZES = {"20m": "a" * 64, "60m": "b" * 64}
 
 
@@ -165,17 +162,12 @@ def test_table_is_what_is_drawn(summaries: list[dict]) -> None:
             assert values == {key: whole[key] for key in ("recovery", "placebo_recovery", "net_recovery")}
 
 
-def run_script(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_script_draws_real_records(tmp_path: Path) -> None:
+def test_script_draws_real_records(tmp_path: Path, run_here: Any) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     made_up_records(folders[0])
     made_up_records(folders[1], tau_nats=0.5, selectors=("leave-one-out", "nearest"))
     out = tmp_path / "out"
-    result = run_script(*folders, "--out", out, "--rows", "tau_nats", "--resamples", 1000)
+    result = run_here("scripts/figure6.py", *folders, "--out", out, "--rows", "tau_nats", "--resamples", 1000)
     assert result.returncode == 0, result.stderr
     names = ["figure6-recovery.pdf", "figure6-recovery.png", "figure6.json", "figure6.pdf", "figure6.png"]
     assert sorted(path.name for path in out.iterdir()) == names
@@ -184,6 +176,6 @@ def test_script_draws_real_records(tmp_path: Path) -> None:
     assert list(panels[0]["selectors"]) == ["leave-one-out", "random", "best"]
     whole = summarize(load_records(folders[1]), 1000)["selectors"]["nearest"]["4"]
     assert panels[1]["selectors"]["nearest"]["4"]["net_recovery"] == whole["net_recovery"]
-    refused = run_script(folders[0], "--out", out / "other", "--selectors", "shapley")
+    refused = run_here("scripts/figure6.py", folders[0], "--out", out / "other", "--selectors", "shapley")
     assert refused.returncode == 1 and refused.stderr.startswith("error: no records of selector shapley")
     assert refused.stderr.count("\n") == 1 and not (out / "other").exists()

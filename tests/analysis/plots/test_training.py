@@ -1,9 +1,6 @@
 """Loss curves from metrics.jsonl: what is drawn is what was logged."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +8,7 @@ import pytest
 from analysis.plots.training import RunMetrics, run_names, smooth, training_figure
 from olmo_sparsity.util.errors import UserError
 
-ROOT = Path(__file__).parents[3]
+SCRIPT = "scripts/plot_metrics.py"
 
 
 def rows(steps=40, evaluated=(20, 40), by_position=True, offset=0.0):
@@ -32,11 +29,6 @@ def rows(steps=40, evaluated=(20, 40), by_position=True, offset=0.0):
 def lines_of(axes, count):
     """x and y of each line of ``count`` points or more."""
     return [line.get_xydata() for line in axes.lines if len(line.get_xdata()) >= count]
-
-
-def run_script(*arguments):
-    command = [sys.executable, "scripts/plot_metrics.py", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize(("x", "scale"), [("tokens", 100), ("steps", 1)])
@@ -118,16 +110,18 @@ class TestScript:
         (folder / "metrics.jsonl").write_text(text + '{"step": 41, "lo')  # killed while writing
         return folder
 
-    def test_several_runs(self, tmp_path):
+    def test_several_runs(self, tmp_path, run_here):
         folders = [self.write(tmp_path / name, rows()) for name in "ab"]
-        result = run_script(*folders, "--out", tmp_path / "loss.png", "--x", "steps", "--log-x")
+        result = run_here(
+            "scripts/plot_metrics.py", *folders, "--out", tmp_path / "loss.png", "--x", "steps", "--log-x"
+        )
         assert result.returncode == 0, result.stderr
         assert result.stdout == f"wrote {tmp_path / 'loss.png'}\n"
         assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-        result = run_script(folders[0], "--out", folders[1])
+        result = run_here(SCRIPT, folders[0], "--out", folders[1])
         assert result.stdout == f"wrote {folders[1] / 'loss.png'}\n", result.stderr
         assert {path.name for path in folders[1].iterdir()} == {"metrics.jsonl", "loss.png"}
-        result = run_script(folders[0] / "metrics.jsonl")
+        result = run_here(SCRIPT, folders[0] / "metrics.jsonl")
         assert (folders[0] / "loss.png").is_file(), result.stderr
 
     @pytest.mark.parametrize(
@@ -140,11 +134,11 @@ class TestScript:
             (["a", "a"], "a run is named twice"),
         ],
     )
-    def test_mistakes_are_one_line(self, tmp_path, options, part):
+    def test_mistakes_are_one_line(self, tmp_path, options, part, run_here):
         self.write(tmp_path / "a", rows())
         self.write(tmp_path / "empty", [])
         options = [tmp_path / each if each in ("a", "none", "empty") else each for each in options]
-        result = run_script(*options)
+        result = run_here(SCRIPT, *options)
         assert result.returncode == 1
         assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
         assert part in result.stderr
