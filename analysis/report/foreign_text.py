@@ -12,7 +12,6 @@ from html import escape
 import jinja2
 from markupsafe import Markup
 
-from analysis.plots.style import selector_label
 from analysis.records.results import SIDES
 from analysis.report.words import bounds, number, p_value, percent, percent_cell, value_cell
 
@@ -62,7 +61,6 @@ def page_environment() -> jinja2.Environment:
         cell=value_cell,
         percent_cell=percent_cell,
         p_value=p_value,
-        label=selector_label,
         sides=lambda found: [found[side] for side in (*SIDES, "difference")],
     )
     return environment

@@ -21,7 +21,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from analysis.plots.style import figure_bytes
+from analysis.plots.style import figure_bytes, selector_label
 from analysis.records.schema import FAR_CONTEXTS, Examples
 from analysis.records.store import Records
 from analysis.report.foreign_text import (
@@ -80,6 +80,7 @@ def report_html(
         comparison: what `COMPARISON` loads, or None.
     """
     environment = page_environment()
+    environment.filters["label"] = selector_label
     rows = choose_examples(records, examples)
     style, script = (source_of(environment, name) for name in ("style.css", "page.js"))
     manifest = records.manifest
