@@ -40,11 +40,6 @@ def interval_cell(interval: dict[str, Any], *, scale: float = 1.0, digits: int =
     return "{} [{}, {}]".format(*(zero if text == f"-{zero}" else text for text in texts))
 
 
-def loss_text(interval: Json) -> str:
-    """``value [low, high]`` in nats."""
-    return interval_cell(interval)
-
-
 def percent_text(interval: Json, digits: int = 0) -> str:
     """``value [low, high]`` in per cent, without the sign."""
     return interval_cell(interval, scale=100.0, digits=digits)
@@ -109,7 +104,7 @@ def _head(summary: Json) -> Text:
         f" of {summary['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}\n",
         (f"{summary['targets_over_tau']:,} over tau", "bold"),
         f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %; over these\n",
-        f"L_short {loss_text(summary['loss_short'])}   L_long {loss_text(summary['loss_long'])} nats per token",
+        f"L_short {interval_cell(summary['loss_short'])}   L_long {interval_cell(summary['loss_long'])} nats per token",
     )
     if settings["crossfit"]:
         head.append("\ncross-fitted: one model chose targets and tokens, another's losses are shown")
@@ -130,7 +125,7 @@ def _selectors_table(summary: Json) -> Table:
         for number, (k, values) in enumerate(per_k.items()):
             shares = [percent_text(values[f"{kind}recovery"]) for kind in ("", "placebo_", "net_")]
             last = number == len(per_k) - 1
-            table.add_row(names[number], k, loss_text(values["loss"]), *shares, end_section=last)
+            table.add_row(names[number], k, interval_cell(values["loss"]), *shares, end_section=last)
     return table
 
 
@@ -150,7 +145,7 @@ def _kinds_table(summary: Json) -> tuple[str, Table]:
             each["kind"],
             f"{each['targets_over_tau']:,} of {each['targets']:,}",
             percent_text(each["share_over_tau"]),
-            loss_text(each["gap_short_minus_long"]),
+            interval_cell(each["gap_short_minus_long"]),
             percent_text(each["selectors"][selector]["net_recovery"]),
         )
     k = summary["kinds"]["k"]
@@ -184,7 +179,7 @@ def render_comparison(comparison: Json) -> Group:
     overall = plain_table("", "A", "B", "A - B")
     for name, key, text in (
         ("share over tau [%]", "share_over_tau", lambda interval: percent_text(interval, 1)),
-        ("mean gain [nats]", "gap_short_minus_long", loss_text),
+        ("mean gain [nats]", "gap_short_minus_long", interval_cell),
     ):
         overall.add_row(Text(name), *(text(comparison[key][side]) for side in (*SIDES, "difference")))
     note = Text(
