@@ -38,8 +38,7 @@ def main() -> None:
     settings = settings_from(LengthSettings, parser.parse_args())
     from analysis.measure.length import measure_length
     from analysis.plots.length import save_length_figures
-    from analysis.stats.tables import render_length
-    from analysis.stats.terminal import print_result
+    from analysis.stats.tables import print_result, render_length
 
     labels = settings.labels or labels_of(settings.checkpoints, None)
     path = measure_length(replace(settings, labels=labels))

@@ -26,7 +26,7 @@ def main() -> None:
     settings = settings_from(LongPPLSettings, parser.parse_args())
     from analysis.measure.longppl import measure_longppl
     from analysis.stats.longppl import render_longppl
-    from analysis.stats.terminal import print_result
+    from analysis.stats.tables import print_result
 
     path = measure_longppl(settings)
     print_result([render_longppl(LONGPPL.load(path))], [path])

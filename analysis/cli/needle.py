@@ -38,8 +38,7 @@ def main() -> None:
     from analysis.measure.needle import measure_needle
     from analysis.plots.needle import MEASURES, needle_figure, recall_figure
     from analysis.plots.style import save_figure
-    from analysis.stats.tables import render_needle
-    from analysis.stats.terminal import print_result
+    from analysis.stats.tables import print_result, render_needle
 
     labels = settings.labels or labels_of(settings.checkpoints, None)
     path = measure_needle(replace(settings, labels=labels))

@@ -47,7 +47,7 @@ def main() -> None:
     from analysis.plots.recall import recall_figure
     from analysis.plots.style import save_figure
     from analysis.records.results import RECALL
-    from analysis.stats.terminal import print_result
+    from analysis.stats.tables import print_result
     from olmo_sparsity.util.files import read_json
 
     if not trained:

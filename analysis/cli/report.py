@@ -25,15 +25,15 @@ def main() -> None:
     arguments = _parser().parse_args()
     from analysis.plots.dependencies import all_figures
     from analysis.plots.style import COLUMN, PAGE
-    from analysis.records.results import LENGTH
+    from analysis.records.results import COMPARISON, LENGTH, LONGPPL
     from analysis.records.store import load_records
-    from analysis.report.page import load_comparison, load_longppl, report_html
+    from analysis.report.page import report_html
     from analysis.stats.summary import summarize
     from olmo_sparsity.util.files import atomic_path
 
     length = LENGTH.load(arguments.length) if arguments.length else None
-    longppl = load_longppl(arguments.longppl) if arguments.longppl else None
-    comparison = load_comparison(arguments.compare) if arguments.compare else None
+    longppl = LONGPPL.load(arguments.longppl) if arguments.longppl else None
+    comparison = COMPARISON.load(arguments.compare) if arguments.compare else None
     records = load_records(arguments.records)
     summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
     wide, narrow = (all_figures(summary, length, width=width) for width in (PAGE, COLUMN))

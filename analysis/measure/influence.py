@@ -324,7 +324,7 @@ def _manifest(
     evaluating: LoadedModel,
     device: torch.device,
 ) -> Manifest:
-    options: dict[str, Any] = dict(settings.shard.options) if settings.shard else {}
+    options: dict[str, Any] = {"shard": str(settings.shard)} if settings.shard else {}
     if evaluating.rope_scaling:
         options[ROPE_SCALING] = asdict(evaluating.rope_scaling)
     crossed = bool(settings.evaluate_with)

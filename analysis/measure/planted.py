@@ -45,7 +45,6 @@ from analysis.model.scorer import Scorer
 from analysis.records.results import FORMAT, OF_HAND_BUILT, RECALL, RECALL_NAME
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, ratio_of_sums
 from analysis.stats.exact_match import wilson
-from analysis.stats.recovery import Json
 from analysis.text.contexts import Contexts
 from olmo_sparsity.checkpoint import CONFIG, load_state, resolve_checkpoint
 from olmo_sparsity.config.load import Config, load_config
@@ -55,6 +54,7 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import current_commit
+from olmo_sparsity.util.result_files import Json
 from olmo_sparsity.util.streams import Stream
 
 KS = (1, 2, 4, 8, 16)

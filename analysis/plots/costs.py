@@ -6,28 +6,13 @@ straight line is a power law.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from analysis.plots.style import (
-    PAGE,
-    STYLE,
-    add_heading,
-    add_legend,
-    log_axis,
-    new_figure,
-    selector_handles,
-    selector_styles,
-    to_number,
-)
-from analysis.records.results import INFLUENCE_BENCHMARK
-from analysis.stats.recovery import Json
-from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import misfit
+from analysis.plots import style
+from olmo_sparsity.util.result_files import Json
 
 MEGABYTE = 1e6
 
@@ -38,36 +23,16 @@ _QUANTITIES = {
     "peak_bytes": ("peak memory [MB]", MEGABYTE),
 }
 """What is drawn: the name of its axis, and the unit in the JSON's units."""
-_POINT = {
-    "selector": str,
-    **dict.fromkeys(("n_long", "n_short", "k", "targets"), int),
-    "seconds_per_target": float,
-    "peak_bytes": (int, None),
-}
-_SHAPE = {
-    "model": str,
-    "parameters": int,
-    "machine": {"cores": int, "threads": int, "processor": str, "gpu": (str, None)},
-    "cost": {"sweeps": {varied: [_POINT] for varied in _SWEEPS}},
-}
-
-
-def load_cost(path: str | Path) -> Json:
-    """An `influence.json`, given itself or its folder. Raises `UserError` where it is none, or has no costs."""
-    found = INFLUENCE_BENCHMARK.load(path)
-    if "cost" not in found:
-        raise UserError(f"{path} holds no costs; make it with {INFLUENCE_BENCHMARK.script} --parts cost")
-    if odd := misfit(found, _SHAPE):
-        raise UserError(f"{path} is damaged ({odd}); make it with {INFLUENCE_BENCHMARK.script}")
-    return found
 
 
 def cost_figure(result: Json) -> Figure:
     """Seconds per target and peak memory against N, k and the number of targets, a curve per selector."""
     sweeps = result["cost"]["sweeps"]
-    styles = selector_styles(list(dict.fromkeys(p["selector"] for points in sweeps.values() for p in points)))
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(PAGE, 4.4)
+    styles = style.selector_styles(
+        list(dict.fromkeys(p["selector"] for points in sweeps.values() for p in points))
+    )
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(style.PAGE, 4.4)
         panels = figure.subplots(len(_QUANTITIES), len(_SWEEPS), sharex="col", sharey="row", squeeze=False)
         for row, quantity in zip(panels, _QUANTITIES, strict=True):
             for axes, varied in zip(row, _SWEEPS, strict=True):
@@ -78,8 +43,8 @@ def cost_figure(result: Json) -> Figure:
             row[0].set_ylabel(name)
         for axes, varied in zip(panels[0], _SWEEPS, strict=True):
             axes.set_title(_held_fixed(sweeps[varied], varied), loc="left")
-        add_legend(figure, selector_handles(styles, placebo=False))
-        add_heading(figure, describe_cost(result))
+        style.add_legend(figure, style.selector_handles(styles, placebo=False))
+        style.add_heading(figure, describe_cost(result))
     return figure
 
 
@@ -101,11 +66,11 @@ def _draw_sweep(axes: Axes, points: list[Json], varied: str, quantity: str, styl
     for selector, (colour, marker, line) in styles.items():
         own = [point for point in points if point["selector"] == selector]
         # nothing on a logarithmic axis stands for "no growth": such a point is left out
-        values = [to_number(point[quantity] or None) / unit for point in own]
+        values = [style.to_number(point[quantity] or None) / unit for point in own]
         label = f"{selector} {quantity}"
         axes.plot([p[varied] for p in own], values, color=colour, marker=marker, linestyle=line, label=label)
     ticks = sorted({point[varied] for point in points})
-    log_axis(axes, ticks)
+    style.log_axis(axes, ticks)
     axes.set_yscale("log")
     for formatted in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
         formatted(FuncFormatter(_tick_label))

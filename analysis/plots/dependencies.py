@@ -17,39 +17,18 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
+from analysis.plots import style
 from analysis.plots.figure2 import describe, figure2, further_figure
-from analysis.plots.style import (
-    PAGE,
-    PLACEBO_LABEL,
-    SMALL,
-    STYLE,
-    Style,
-    add_heading,
-    add_legend,
-    bar_lengths,
-    columns_in,
-    in_rows,
-    k_axis,
-    log_axis,
-    new_figure,
-    outer_labels,
-    panel_title,
-    placebo_looks,
-    selector_styles,
-    shown_selectors,
-    small_multiples,
-    to_number,
-)
-from analysis.stats.recovery import Json
 from analysis.stats.summary import FEW_DOCUMENTS
 from analysis.stats.tables import percent_text
+from olmo_sparsity.util.result_files import Json
 
 KINDS_TITLES = ("(a) Share", "(b) Gain, all targets", "(c) Recovery, k = {k}", "(d) Net recovery, k = {k}")
 _LEAST_PANEL = 2.0
 """Inches: of a small panel."""
 _FEW_LOOKS: Json = {"facecolor": "0.95", "hatch": "////", "edgecolor": "0.82", "linewidth": 0, "zorder": 0.4}
-_WHITE: Style = ("white", "none", None)
-_GREY: Style = ("0.45", "none", None)
+_WHITE: style.Style = ("white", "none", None)
+_GREY: style.Style = ("0.45", "none", None)
 
 
 def all_figures(
@@ -57,7 +36,7 @@ def all_figures(
     length: Json | None = None,
     *,
     selectors: Sequence[str] | None = None,
-    width: float = PAGE,
+    width: float = style.PAGE,
     heading: bool = True,
 ) -> dict[str, Figure]:
     """Every figure of one measurement by the name it is saved under; arguments as of `figure2`."""
@@ -75,19 +54,19 @@ def all_figures(
 # --- kinds ---
 
 
-def kinds_figure(summary: Json, *, width: float = PAGE, heading: bool = True) -> Figure:
+def kinds_figure(summary: Json, *, width: float = style.PAGE, heading: bool = True) -> Figure:
     """A row of bars for each kind of dependency: how frequent it is, what it gains, and what k tokens recover.
 
     Recoveries are of the default selector and the controls. A kind with too few documents for honest intervals has a
     grey, hatched row.
     """
     kinds = summary["kinds"]["kinds"]
-    styles = selector_styles(list(summary["selectors"]))
-    shown = {name: styles[name] for name in shown_selectors(list(summary["selectors"]))}
+    styles = style.selector_styles(list(summary["selectors"]))
+    shown = {name: styles[name] for name in style.shown_selectors(list(summary["selectors"]))}
     few = [row for row, each in enumerate(kinds) if each["documents_over_tau"] < FEW_DOCUMENTS]
-    columns = min(columns_in(width, 3.2), 2)
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(width, 4 / columns * (0.42 * len(kinds) + 0.5) + 1.0)
+    columns = min(style.columns_in(width, 3.2), 2)
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(width, 4 / columns * (0.42 * len(kinds) + 0.5) + 1.0)
         panels = figure.subplots(4 // columns, columns, sharey=True, squeeze=False).flat
         _plot_shares(panels[0], kinds)
         _plot_gains(panels[1], kinds)
@@ -101,9 +80,9 @@ def kinds_figure(summary: Json, *, width: float = PAGE, heading: bool = True) ->
                 axes.axhspan(row - 0.5, row + 0.5, **_FEW_LOOKS)
         panels[0].set_yticks(range(len(kinds)), [_kind_label(each) for each in kinds])
         panels[0].set_ylim(len(kinds) - 0.5, -0.5)
-        add_legend(figure, _kinds_legend(shown, bool(few)))
+        style.add_legend(figure, _kinds_legend(shown, bool(few)))
         if heading:
-            add_heading(figure, describe(summary))
+            style.add_heading(figure, describe(summary))
     return figure
 
 
@@ -116,8 +95,8 @@ def _kind_label(each: Json) -> str:
 
 
 def _plot_shares(axes: Axes, kinds: list[Json]) -> None:
-    for shift, key, style in ((-0.19, "share", _WHITE), (0.19, "share_over_tau", _GREY)):
-        _bars(axes, [each[key] for each in kinds], key, style, shift=shift, height=0.34)
+    for shift, key, look in ((-0.19, "share", _WHITE), (0.19, "share_over_tau", _GREY)):
+        _bars(axes, [each[key] for each in kinds], key, look, shift=shift, height=0.34)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
     axes.set_xlabel("share of the targets")
 
@@ -129,53 +108,43 @@ def _plot_gains(axes: Axes, kinds: list[Json]) -> None:
     axes.set_xlabel(r"mean $L_{short} - L_{long}$ [nats per token]")
 
 
-def _plot_recoveries(axes: Axes, kinds: list[Json], shown: dict[str, Style]) -> None:
+def _plot_recoveries(axes: Axes, kinds: list[Json], shown: dict[str, style.Style]) -> None:
     rows = [(name, key) for name in shown for key in ("recovery", "placebo_recovery")]
     for number, (name, key) in enumerate(rows):
-        colour, marker, _ = shown[name]
+        places = [row + 0.14 * (number - (len(rows) - 1) / 2) for row in range(len(kinds))]
         intervals = [each["selectors"][name][key] for each in kinds]
-        axes.errorbar(
-            [to_number(each["value"]) for each in intervals],
-            [row + 0.14 * (number - (len(rows) - 1) / 2) for row in range(len(kinds))],
-            xerr=bar_lengths(intervals),
-            fmt=marker,
-            color=colour,
-            markerfacecolor="white" if key == "placebo_recovery" else colour,
-            capsize=1.5,
-            elinewidth=0.8,
-            label=f"{name} {key}",
-        )
+        style.draw_points(axes, places, intervals, f"{name} {key}", shown[name], across=True)
     axes.axvline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
     axes.axvline(1.0, color="0.3", linewidth=0.8, linestyle=":", zorder=1.5)
     axes.set_xlabel("recovery\n" + r"[fraction of $L_{short} - L_{long}$]")
 
 
-def _plot_net(axes: Axes, kinds: list[Json], shown: dict[str, Style]) -> None:
+def _plot_net(axes: Axes, kinds: list[Json], shown: dict[str, style.Style]) -> None:
     height = 0.8 / len(shown)
-    for number, (name, style) in enumerate(shown.items()):
+    for number, (name, look) in enumerate(shown.items()):
         intervals = [each["selectors"][name]["net_recovery"] for each in kinds]
         shift = height * (number - (len(shown) - 1) / 2)
-        _bars(axes, intervals, f"{name} net_recovery", style, shift=shift, height=0.85 * height)
+        _bars(axes, intervals, f"{name} net_recovery", look, shift=shift, height=0.85 * height)
     axes.axvline(0.0, color="0.3", linewidth=0.8)
     axes.set_xlabel("recovery − placebo\n" + r"[fraction of $L_{short} - L_{long}$]")
 
 
 def _bars(
-    axes: Axes, intervals: list[Json], label: str, style: Style, *, shift: float = 0.0, height: float
+    axes: Axes, intervals: list[Json], label: str, look: style.Style, *, shift: float = 0.0, height: float
 ) -> None:
     """A horizontal bar per kind; its interval carries the selector's marker, which outlives a grey print."""
-    colour, marker, _ = style
-    values = [to_number(each["value"]) for each in intervals]
+    colour, marker, _ = look
+    values = [style.to_number(each["value"]) for each in intervals]
     places = [row + shift for row in range(len(intervals))]
     axes.barh(places, values, height, color=colour, edgecolor="0.2", linewidth=0.6, label=label)
     looks: Json = {"color": "black", "linestyle": "none", "marker": marker, "markerfacecolor": colour}
-    lengths = bar_lengths(intervals)
+    lengths = style.bar_lengths(intervals)
     axes.errorbar(
         values, places, xerr=lengths, elinewidth=0.8, capsize=1.5, label=f"{label} interval", **looks
     )
 
 
-def _kinds_legend(shown: dict[str, Style], any_few: bool) -> list[Any]:
+def _kinds_legend(shown: dict[str, style.Style], any_few: bool) -> list[Any]:
     handles: list[Any] = [
         Patch(facecolor="white", edgecolor="0.2", label="of all targets"),
         Patch(facecolor="0.45", edgecolor="0.2", label=r"of those over $\tau$"),
@@ -192,13 +161,13 @@ def _kinds_legend(shown: dict[str, Style], any_few: bool) -> list[Any]:
 # --- distances ---
 
 
-def distances_figure(summary: Json, *, width: float = PAGE, heading: bool = True) -> Figure:
+def distances_figure(summary: Json, *, width: float = style.PAGE, heading: bool = True) -> Figure:
     """A panel for each selector: share of its first k tokens by distance from the target, over the uniform share.
 
     The line at 1 is what tokens drawn uniformly from the far context would have.
     """
     distances = summary["distances"]
-    styles = selector_styles(list(summary["selectors"]))
+    styles = style.selector_styles(list(summary["selectors"]))
     widths = np.diff(distances["edges"])
     uniform = widths / widths.sum()
     over_uniform = {
@@ -206,21 +175,21 @@ def distances_figure(summary: Json, *, width: float = PAGE, heading: bool = True
         for name, shares in distances["selectors"].items()
     }
     top = 1.1 * _tallest(over_uniform)
-    places = in_rows(len(over_uniform), columns_in(width, 1.6))
-    with matplotlib.rc_context(STYLE):
-        figure, panels = small_multiples(places, width, 2)
+    places = style.in_rows(len(over_uniform), style.columns_in(width, 1.6))
+    with matplotlib.rc_context(style.STYLE):
+        figure, panels = style.small_multiples(places, width, 2)
         for axes, (name, ratios) in zip(panels, over_uniform.items(), strict=True):
             _plot_distances(axes, ratios, distances["edges"], styles[name], top)
-            axes.set_title(panel_title(name), loc="left")
-        outer_labels(panels, "distance [tokens]", f"share of the first {distances['k']}\nover uniform")
+            axes.set_title(style.panel_title(name), loc="left")
+        style.outer_labels(panels, "distance [tokens]", f"share of the first {distances['k']}\nover uniform")
         handles = [
             Line2D([], [], color="0.2", marker="o", label="true far context"),
-            Line2D([], [], color="0.2", label=PLACEBO_LABEL, **placebo_looks("o")),
+            Line2D([], [], color="0.2", label=style.PLACEBO_LABEL, **style.placebo_looks("o")),
             Line2D([], [], color="0.3", linewidth=0.8, label="1: uniform over the far context"),
         ]
-        add_legend(figure, handles)
+        style.add_legend(figure, handles)
         if heading:
-            add_heading(figure, describe(summary))
+            style.add_heading(figure, describe(summary))
     return figure
 
 
@@ -238,66 +207,66 @@ def _tallest(selectors: Json) -> float:
     return max(end for each in bins for end in (each["value"], each["high"]) if end is not None)
 
 
-def _plot_distances(axes: Axes, ratios: Json, edges: list[int], style: Style, top: float) -> None:
-    colour, marker, _ = style
+def _plot_distances(axes: Axes, ratios: Json, edges: list[int], look: style.Style, top: float) -> None:
+    colour, marker, _ = look
     low, high = np.array(edges[:-1]), np.array(edges[1:])
     axes.axhline(1.0, color="0.3", linewidth=0.8, zorder=1.5)
     for context, place, looks in (
-        ("placebo", 0.62, placebo_looks(marker)),
+        ("placebo", 0.62, style.placebo_looks(marker)),
         ("true", 0.38, {"linestyle": "-", "marker": marker}),
     ):
         centres = low * (high / low) ** place
-        values = [to_number(each["value"]) for each in ratios[context]]
-        bars = bar_lengths(ratios[context])
+        values = [style.to_number(each["value"]) for each in ratios[context]]
+        bars = style.bar_lengths(ratios[context])
         axes.errorbar(centres, values, bars, color=colour, elinewidth=0.8, label=context, **looks)
         above = [f"{edge}: {value:.0f}" for edge, value in zip(edges, values, strict=False) if value > top]
         if above and context == "true":  # these points are above the panel
             text = f"from {', '.join(above)}"
-            axes.text(0.98, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=SMALL)
+            axes.text(0.98, 0.97, text, transform=axes.transAxes, ha="right", va="top", fontsize=style.SMALL)
     axes.set_ylim(0, top)
-    log_axis(axes, edges[:: max(1, (len(edges) - 1) // 4)])
+    style.log_axis(axes, edges[:: max(1, (len(edges) - 1) // 4)])
     axes.grid(visible=False, axis="x")
 
 
 # --- tokens needed ---
 
 
-def tokens_needed_figure(summary: Json, *, width: float = PAGE, heading: bool = True) -> Figure:
+def tokens_needed_figure(summary: Json, *, width: float = style.PAGE, heading: bool = True) -> Figure:
     """A panel for each selector: share of the targets for which so many tokens give 90 % of the gain.
 
     Targets for which no measured k was enough are censored; their share stands above the curves.
     """
     needed = summary["tokens_needed"]
-    styles = selector_styles(list(summary["selectors"]))
-    places = in_rows(len(needed["selectors"]), columns_in(width, _LEAST_PANEL))
-    with matplotlib.rc_context(STYLE):
-        figure, panels = small_multiples(places, width, 2)
+    styles = style.selector_styles(list(summary["selectors"]))
+    places = style.in_rows(len(needed["selectors"]), style.columns_in(width, _LEAST_PANEL))
+    with matplotlib.rc_context(style.STYLE):
+        figure, panels = style.small_multiples(places, width, 2)
         for axes, (name, shares) in zip(panels, needed["selectors"].items(), strict=True):
             _plot_tokens_needed(axes, shares, needed["ks"], styles[name])
-            axes.set_title(panel_title(name), loc="left")
-        outer_labels(panels, "k [far tokens]", f"targets with {100 * needed['share']:g} %\nof the gain")
+            axes.set_title(style.panel_title(name), loc="left")
+        style.outer_labels(panels, "k [far tokens]", f"targets with {100 * needed['share']:g} %\nof the gain")
         handles = [
             Line2D([], [], color="0.2", marker="o", label="true far context"),
-            Line2D([], [], color="0.2", label=PLACEBO_LABEL, **placebo_looks("o")),
+            Line2D([], [], color="0.2", label=style.PLACEBO_LABEL, **style.placebo_looks("o")),
         ]
-        add_legend(figure, handles)
+        style.add_legend(figure, handles)
         if heading:
-            add_heading(figure, describe(summary))
+            style.add_heading(figure, describe(summary))
     return figure
 
 
-def _plot_tokens_needed(axes: Axes, shares: Json, ks: Sequence[int], style: Style) -> None:
-    colour, marker, _ = style
-    looks = {"placebo": placebo_looks(marker), "true": {"linestyle": "-", "marker": marker}}
-    for context, look in looks.items():
-        values = [to_number(each["value"]) for each in shares[context]]
-        axes.step(ks, values, where="post", color=colour, label=context, **look)
+def _plot_tokens_needed(axes: Axes, shares: Json, ks: Sequence[int], look: style.Style) -> None:
+    colour, marker, _ = look
+    looks = {"placebo": style.placebo_looks(marker), "true": {"linestyle": "-", "marker": marker}}
+    for context, drawn in looks.items():
+        values = [style.to_number(each["value"]) for each in shares[context]]
+        axes.step(ks, values, where="post", color=colour, label=context, **drawn)
         bars: Json = {"fmt": "none", "ecolor": colour, "elinewidth": 0.8, "capsize": 1.5}
-        axes.errorbar(ks, values, bar_lengths(shares[context]), label=f"{context} interval", **bars)
-    k_axis(axes, ks)
+        axes.errorbar(ks, values, style.bar_lengths(shares[context]), label=f"{context} interval", **bars)
+    style.k_axis(axes, ks)
     axes.set_xlabel("")
     axes.set_ylim(-0.03, 1.25)
     axes.set_yticks(np.arange(0, 1.01, 0.25))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
     text = f"more than {ks[-1]:,}: {percent_text(shares['censored'])} %"
-    axes.text(0.02, 0.98, text, transform=axes.transAxes, va="top", fontsize=SMALL, color="0.2")
+    axes.text(0.02, 0.98, text, transform=axes.transAxes, va="top", fontsize=style.SMALL, color="0.2")

@@ -21,22 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from analysis.plots.style import (
-    PAGE,
-    SMALL,
-    STYLE,
-    Style,
-    add_heading,
-    add_legend,
-    columns_in,
-    in_rows,
-    line_handles,
-    log_axis,
-    model_styles,
-    new_figure,
-    outer_labels,
-    small_multiples,
-)
+from analysis.plots import style
 from analysis.stats.bound import BOUNDS, TrainedError, error_of, improved_bound
 from analysis.stats.exact_match import (
     BOOTSTRAP,
@@ -51,7 +36,7 @@ from analysis.stats.exact_match import (
     facts,
     scheme_labels,
 )
-from analysis.stats.recovery import Json
+from olmo_sparsity.util.result_files import Json
 
 Members = list[tuple[Group, str]]
 """The groups of one task and the labels of their curves."""
@@ -85,8 +70,8 @@ def accuracy_by_length_figure(groups: Sequence[Group]) -> Figure:
     """
     styles = k_styles(groups)
     titles = k_titles(groups)
-    with matplotlib.rc_context(STYLE):
-        figure, panels = small_multiples(_places(groups), title_lines=title_lines(titles))
+    with matplotlib.rc_context(style.STYLE):
+        figure, panels = style.small_multiples(_places(groups), title_lines=title_lines(titles))
         for axes, group, title in zip(panels, groups, titles, strict=True):
             axes.axvspan(*group.settings.train_length, **SPAN)
             if group.settings.chance is not None:
@@ -94,13 +79,13 @@ def accuracy_by_length_figure(groups: Sequence[Group]) -> Figure:
                     100 * group.settings.chance, color="0.3", linewidth=0.8, linestyle=":", zorder=1.5
                 )
             for curve in group.curves:
-                style = k_style(styles, group, curve)
-                _draw(axes, curve, style, f"k = {curve.k}", band_alpha=0.08)
+                look = k_style(styles, group, curve)
+                _draw(axes, curve, look, f"k = {curve.k}", band_alpha=0.08)
             axes.set_title(title, loc="left")
         length_axis(panels[0], all_lengths(groups), most=5)
-        outer_labels(panels, axis_name(groups[0].settings), "accuracy [% of samples]")
-        add_legend(figure, [*k_handles(styles, groups), *frame_handles(groups)])
-        add_heading(figure, describe(groups))
+        style.outer_labels(panels, axis_name(groups[0].settings), "accuracy [% of samples]")
+        style.add_legend(figure, [*k_handles(styles, groups), *frame_handles(groups)])
+        style.add_heading(figure, describe(groups))
     return figure
 
 
@@ -111,14 +96,16 @@ def scheme_comparison_figure(groups: Sequence[Group]) -> Figure:
         groups: of tasks with coupled ids; those that differ in more than the position scheme are curves of their own.
     """
     labels = scheme_labels([group.settings for group in groups])
-    styles = model_styles({label: group.settings.scheme for label, group in zip(labels, groups, strict=True)})
+    styles = style.model_styles(
+        {label: group.settings.scheme for label, group in zip(labels, groups, strict=True)}
+    )
     tasks: dict[tuple[str, str], Members] = {}
     for group, label in zip(groups, labels, strict=True):
         tasks.setdefault((group.settings.task, group.settings.parameters_json), []).append((group, label))
     columns = 2
     heights = [max(2.5, 1.25 * math.ceil(len(members) / columns)) for members in tasks.values()]
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(PAGE, sum(heights) + 1.3)
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(style.PAGE, sum(heights) + 1.3)
         grid = figure.add_gridspec(len(tasks), 2, width_ratios=(1, 1), height_ratios=heights)
         for row, (members, title) in enumerate(
             zip(tasks.values(), _task_titles(tasks.values()), strict=True)
@@ -133,8 +120,8 @@ def scheme_comparison_figure(groups: Sequence[Group]) -> Figure:
             )
             for name, colour, hatch in _SORTS.values()
         ]
-        add_legend(figure, [*line_handles(styles), *sorts, *frame_handles(groups, chance=False)])
-        add_heading(figure, describe(groups))
+        style.add_legend(figure, [*style.line_handles(styles), *sorts, *frame_handles(groups, chance=False)])
+        style.add_heading(figure, describe(groups))
     return figure
 
 
@@ -159,9 +146,9 @@ def describe(groups: Sequence[Group]) -> str:
 # --- curves ---
 
 
-def _draw(axes: Axes, curve: Curve, style: Style, label: str, *, band_alpha: float) -> None:
+def _draw(axes: Axes, curve: Curve, look: style.Style, label: str, *, band_alpha: float) -> None:
     """The exact share of a curve with its interval [%]."""
-    colour, marker, line = style
+    colour, marker, line = look
     value, low, high = (
         [100 * getattr(point.exact, bound) for point in curve.points] for bound in ("value", "low", "high")
     )
@@ -169,7 +156,7 @@ def _draw(axes: Axes, curve: Curve, style: Style, label: str, *, band_alpha: flo
     axes.fill_between(curve.lengths, low, high, color=colour, alpha=band_alpha, linewidth=0)
 
 
-def _plot_schemes(axes: Axes, members: Members, styles: dict[str, Style]) -> None:
+def _plot_schemes(axes: Axes, members: Members, styles: dict[str, style.Style]) -> None:
     """(b): exact match [%] of the schemes of one task."""
     settings = members[0][0].settings
     longest = settings.train_length[1]
@@ -180,7 +167,9 @@ def _plot_schemes(axes: Axes, members: Members, styles: dict[str, Style]) -> Non
             text = f"1× = {longest}" if times == 1 else f"{times}×"
             axes.axvline(times * longest, color="0.45", linestyle=":", linewidth=1, zorder=1.5)
             place: Json = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
-            axes.annotate(text, (times * longest, 1), (-2, -1), ha="right", va="top", fontsize=SMALL, **place)
+            axes.annotate(
+                text, (times * longest, 1), (-2, -1), ha="right", va="top", fontsize=style.SMALL, **place
+            )
     for group, label in members:
         for curve in group.curves:
             _draw(axes, curve, styles[label], label, band_alpha=0.12)
@@ -217,9 +206,9 @@ def _plot_errors(figure: Figure, place: SubplotSpec, members: Members, columns: 
         axes.set_yticks((0, 50, 100))
         every = math.ceil(len(lengths) / 5)
         axes.set_xticks(range(0, len(lengths), every), [f"{length}" for length in lengths[::every]])
-        axes.tick_params(labelsize=SMALL)
-        axes.set_title("\n".join(wrap(label, 24)), loc="left", fontsize=SMALL)
-    outer_labels(panels, axis_name(members[0][0].settings).partition(" [")[0], "wrong [%]")
+        axes.tick_params(labelsize=style.SMALL)
+        axes.set_title("\n".join(wrap(label, 24)), loc="left", fontsize=style.SMALL)
+    style.outer_labels(panels, axis_name(members[0][0].settings).partition(" [")[0], "wrong [%]")
 
 
 # --- axes, styles, words ---
@@ -232,12 +221,12 @@ def length_axis(axes: Axes, lengths: Sequence[int], *, most: int) -> None:
     for length in reversed(lengths):
         if math.log(ticks[-1] / length) >= least > 0:
             ticks.append(length)
-    log_axis(axes, ticks[::-1])
+    style.log_axis(axes, ticks[::-1])
     axes.set_xlim(lengths[0] / 1.08, lengths[-1] * 1.08)
 
 
 def _places(groups: Sequence[Group]) -> list[tuple[int, int]]:
-    return in_rows(len(groups), columns_in(PAGE, 2.0))
+    return style.in_rows(len(groups), style.columns_in(style.PAGE, 2.0))
 
 
 def all_lengths(groups: Sequence[Group]) -> list[int]:
@@ -260,7 +249,7 @@ def k_styles(groups: Sequence[Group]) -> dict[int | None, tuple[Any, str]]:
     }
 
 
-def k_style(styles: dict[int | None, tuple[Any, str]], group: Group, curve: Curve) -> Style:
+def k_style(styles: dict[int | None, tuple[Any, str]], group: Group, curve: Curve) -> style.Style:
     """Dashed where k is larger than any that was trained on."""
     return (*styles[curve.k], _UNTRAINED if _is_untrained(group, curve) else "-")
 
@@ -344,29 +333,29 @@ def bound_figure(starts: Sequence[TrainedError]) -> Figure:
     styles = k_styles(groups)
     titles = [f"{title}\n{_delta(start)}" for title, start in zip(k_titles(groups), starts, strict=True)]
     floor = _floor(groups)
-    with matplotlib.rc_context(STYLE):
-        figure, panels = small_multiples(_places(groups), title_lines=2 + title_lines(titles))
+    with matplotlib.rc_context(style.STYLE):
+        figure, panels = style.small_multiples(_places(groups), title_lines=2 + title_lines(titles))
         for axes, start, title in zip(panels, starts, titles, strict=True):
             axes.axvspan(*start.group.settings.train_length, **SPAN)
             for curve in start.group.curves:
-                style = k_style(styles, start.group, curve)
-                _draw_error(axes, curve, style, heavy=curve.k == start.k, floor=floor)
+                look = k_style(styles, start.group, curve)
+                _draw_error(axes, curve, look, heavy=curve.k == start.k, floor=floor)
             _draw_bounds(axes, start, all_lengths(groups)[-1])
             axes.set_title(title, loc="left")
         panels[0].set_yscale("log")
         panels[0].set_ylim(floor, 1.6)
         panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         length_axis(panels[0], all_lengths(groups), most=5)
-        outer_labels(panels, axis_name(groups[0].settings), "error [share of samples]")
+        style.outer_labels(panels, axis_name(groups[0].settings), "error [share of samples]")
         handles = [*k_handles(styles, groups), *_limit_handles(groups), *_bound_handles(starts)]
-        add_legend(figure, [*handles, *frame_handles(groups, chance=False)])
-        add_heading(figure, describe(groups))
+        style.add_legend(figure, [*handles, *frame_handles(groups, chance=False)])
+        style.add_heading(figure, describe(groups))
     return figure
 
 
-def _draw_error(axes: Axes, curve: Curve, style: Style, *, heavy: bool, floor: float) -> None:
+def _draw_error(axes: Axes, curve: Curve, look: style.Style, *, heavy: bool, floor: float) -> None:
     """1 - the exact share; the interval of a heavy curve; upper limits where nothing was wrong."""
-    colour, marker, line = style
+    colour, marker, line = look
     errors = [error_of(point.exact) for point in curve.points]
     values = [error.value or math.nan for error in errors]
     looks: Json = {"linewidth": 1.8 if heavy else 0.9, "markersize": 3.8 if heavy else 3, "zorder": 3}

@@ -7,30 +7,17 @@ was measured, loss against position. The other selectors have a figure of their 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.plots import style
 from analysis.plots.length import plot_length
-from analysis.plots.style import (
-    PAGE,
-    STYLE,
-    add_heading,
-    add_legend,
-    bar_lengths,
-    columns_in,
-    draw_curves,
-    k_axis,
-    new_figure,
-    selector_handles,
-    selector_styles,
-    shown_selectors,
-    to_number,
-)
-from analysis.stats.recovery import CONTROLS, Json, default_selector, nats
+from analysis.stats.recovery import CONTROLS, default_selector, nats
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.result_files import Json
 
 _OF_GAIN = r"[fraction of $L_{short} - L_{long}$]"
 
@@ -40,7 +27,7 @@ def figure2(
     length: Json | None = None,
     *,
     selectors: Sequence[str] | None = None,
-    width: float = PAGE,
+    width: float = style.PAGE,
     heading: bool = True,
 ) -> Figure:
     """Panels (a) to (c), and with ``length`` (`length.json`) panel (d).
@@ -64,7 +51,7 @@ def figure2(
 
 
 def further_figure(
-    summary: Json, *, selectors: Sequence[str] | None = None, width: float = PAGE, heading: bool = True
+    summary: Json, *, selectors: Sequence[str] | None = None, width: float = style.PAGE, heading: bool = True
 ) -> Figure | None:
     """Panels (a) and (b) of the selectors that `figure2` leaves out, beside the default one; None without any."""
     default = default_selector(summary["selectors"])
@@ -88,6 +75,11 @@ def main_selectors(summary: Json, wanted: Sequence[str] | None = None) -> list[s
     if wanted is None:
         default = default_selector(measured)
         return [default, *(each for each in ("attention", *CONTROLS) if each in measured and each != default)]
+    return check_selectors(wanted, measured)
+
+
+def check_selectors(wanted: Sequence[str], measured: Iterable[str]) -> list[str]:
+    """``wanted``. Raises `UserError` for a selector that was not measured."""
     if unknown := [name for name in wanted if name not in measured]:
         raise UserError(f"no records of selector {', '.join(unknown)}; choose from {', '.join(measured)}")
     return list(wanted)
@@ -96,35 +88,35 @@ def main_selectors(summary: Json, wanted: Sequence[str] | None = None) -> list[s
 def _panels(
     summary: Json, panels: Sequence[Callable[[Axes], None]], shown: Sequence[str], width: float, heading: bool
 ) -> Figure:
-    styles = selector_styles(list(summary["selectors"]))
-    columns = min(columns_in(width, 3.2), len(panels))
+    styles = style.selector_styles(list(summary["selectors"]))
+    columns = min(style.columns_in(width, 3.2), len(panels))
     rows = math.ceil(len(panels) / columns)
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(width, 2.6 * rows + (0.9 if heading else 0.6))
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(width, 2.6 * rows + (0.9 if heading else 0.6))
         grid = figure.add_gridspec(rows, columns)
         for number, draw in enumerate(panels):
             row, column = divmod(number, columns)
             last = number == len(panels) - 1
             draw(figure.add_subplot(grid[row, column:] if last else grid[row, column]))
-        in_bins = shown_selectors(list(styles)) if len(panels) > 2 else []
-        add_legend(
-            figure, selector_handles({name: styles[name] for name in dict.fromkeys([*shown, *in_bins])})
+        in_bins = style.shown_selectors(list(styles)) if len(panels) > 2 else []
+        style.add_legend(
+            figure, style.selector_handles({name: styles[name] for name in dict.fromkeys([*shown, *in_bins])})
         )
         if heading:
-            add_heading(figure, describe(summary))
+            style.add_heading(figure, describe(summary))
         figure.draw_without_rendering()  # panel (d) has a legend of its own: the layout takes two passes
     return figure
 
 
 def plot_loss(axes: Axes, summary: Json, shown: Sequence[str]) -> None:
     """Panel (a): L_k against k, the placebo dashed, between L_short and L_long [nats per token]."""
-    styles = selector_styles(list(summary["selectors"]))
+    styles = style.selector_styles(list(summary["selectors"]))
     found = {name: summary["selectors"][name] for name in shown}
-    draw_curves(axes, found, "placebo_loss", styles, placebo=True)
-    draw_curves(axes, found, "loss", styles)
+    style.draw_curves(axes, found, "placebo_loss", styles, placebo=True)
+    style.draw_curves(axes, found, "loss", styles)
     for key, text in (("loss_short", r"$L_{short}$"), ("loss_long", r"$L_{long}$")):
         _reference_line(axes, summary[key], key, text)
-    k_axis(axes, summary["settings"]["ks"])
+    style.k_axis(axes, summary["settings"]["ks"])
     axes.margins(y=0.08)
     axes.set_ylabel("mean loss [nats per token]")
     axes.set_title("(a) Loss with k influential far tokens", loc="left")
@@ -132,10 +124,10 @@ def plot_loss(axes: Axes, summary: Json, shown: Sequence[str]) -> None:
 
 def plot_net_recovery(axes: Axes, summary: Json, shown: Sequence[str]) -> None:
     """Panel (b): recovery minus placebo recovery against k [fraction of L_short - L_long]."""
-    styles = selector_styles(list(summary["selectors"]))
-    draw_curves(axes, {name: summary["selectors"][name] for name in shown}, "net_recovery", styles)
+    styles = style.selector_styles(list(summary["selectors"]))
+    style.draw_curves(axes, {name: summary["selectors"][name] for name in shown}, "net_recovery", styles)
     axes.axhline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
-    k_axis(axes, summary["settings"]["ks"])
+    style.k_axis(axes, summary["settings"]["ks"])
     axes.set_ylabel(f"net recovery\n{_OF_GAIN}")
     axes.set_title("(b) Net recovery (recovery − placebo)", loc="left")
 
@@ -146,24 +138,14 @@ def plot_gain_bins(axes: Axes, summary: Json) -> None:
     Shows the default selector and the controls. A point without a bar comes from too few documents for an interval.
     """
     bins = summary["gain_bins"]["bins"]
-    styles = selector_styles(list(summary["selectors"]))
-    names = shown_selectors(list(summary["selectors"]))
+    styles = style.selector_styles(list(summary["selectors"]))
+    names = style.shown_selectors(list(summary["selectors"]))
     kinds = [(name, kind) for name in names for kind in ("recovery", "placebo_recovery")]
     for number, (name, kind) in enumerate(kinds):
-        colour, marker, _ = styles[name]
-        values = [each["selectors"][name][kind] for each in bins]
         shift = 0.13 * (number - (len(kinds) - 1) / 2)
-        axes.errorbar(
-            [place + shift for place in range(len(bins))],
-            [to_number(value["value"]) for value in values],
-            bar_lengths(values),
-            fmt=marker,
-            color=colour,
-            markerfacecolor="white" if kind == "placebo_recovery" else colour,
-            capsize=1.5,
-            elinewidth=0.8,
-            label=f"{name} {kind}",
-        )
+        places = [place + shift for place in range(len(bins))]
+        intervals = [each["selectors"][name][kind] for each in bins]
+        style.draw_points(axes, places, intervals, f"{name} {kind}", styles[name])
     axes.axhline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
     axes.axhline(1.0, color="0.3", linewidth=0.8, linestyle=":", zorder=1.5)
     axes.set_xticks(range(len(bins)), [f"{_bin_label(each)}\nn={each['targets']:,}" for each in bins])
@@ -194,7 +176,9 @@ def _reference_line(axes: Axes, interval: Json, key: str, text: str) -> None:
     value = interval["value"]
     axes.axhline(value, color="black", linewidth=1.0, linestyle=":", label=key, zorder=2.0)
     right: Json = {"transform": axes.get_yaxis_transform(), "clip_on": False}
-    axes.errorbar([1.03], [value], bar_lengths([interval]), color="black", elinewidth=1, capsize=2, **right)
+    axes.errorbar(
+        [1.03], [value], style.bar_lengths([interval]), color="black", elinewidth=1, capsize=2, **right
+    )
     axes.text(1.06, value, text, va="center", **right)
 
 

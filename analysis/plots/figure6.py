@@ -15,25 +15,12 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from analysis.plots.style import (
-    PAGE,
-    SMALL,
-    STYLE,
-    add_heading,
-    add_legend,
-    columns_in,
-    draw_curves,
-    in_rows,
-    k_axis,
-    outer_labels,
-    selector_handles,
-    selector_styles,
-    shown_selectors,
-    small_multiples,
-)
-from analysis.stats.recovery import BEST, Json, nats
+from analysis.plots import style
+from analysis.plots.figure2 import check_selectors
+from analysis.stats.recovery import BEST, nats
 from analysis.stats.summary import FEW_DOCUMENTS
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.result_files import Json
 
 RECOVERIES = ("recovery", "placebo_recovery", "net_recovery")
 
@@ -88,37 +75,37 @@ def choose_selectors(panels: Sequence[GridPanel], wanted: Sequence[str] | None =
     """
     measured = _measured(panels)
     if wanted is None:
-        return [*shown_selectors(measured), *([BEST] if BEST in measured else [])]
-    if unknown := [name for name in wanted if name not in measured]:
-        raise UserError(f"no records of selector {', '.join(unknown)}; choose from {', '.join(measured)}")
-    return list(wanted)
+        return [*style.shown_selectors(measured), *([BEST] if BEST in measured else [])]
+    return check_selectors(wanted, measured)
 
 
 def figure6(panels: Sequence[GridPanel], selectors: Sequence[str], *, net: bool) -> Figure:
     """Net recovery against k, or else recovery and its placebo (dashed), of ``selectors`` where they were measured."""
     ks = sorted({k for panel in panels for k in panel.summary["settings"]["ks"]})
-    styles = selector_styles(_measured(panels))
-    with matplotlib.rc_context({**STYLE, "axes.titlesize": SMALL}):
+    styles = style.selector_styles(_measured(panels))
+    with matplotlib.rc_context({**style.STYLE, "axes.titlesize": style.SMALL}):
         title_lines = max(panel.title.count("\n") + 1 for panel in panels)
         places = [(panel.row, panel.column) for panel in panels]
-        figure, all_axes = small_multiples(places, title_lines=title_lines)
+        figure, all_axes = style.small_multiples(places, title_lines=title_lines)
         for axes, panel in zip(all_axes, panels, strict=True):
             found = _found(panel, selectors)
             if net:
-                draw_curves(axes, found, "net_recovery", styles)
+                style.draw_curves(axes, found, "net_recovery", styles)
             else:
-                draw_curves(axes, found, "placebo_recovery", styles, placebo=True)
-                draw_curves(axes, found, "recovery", styles)
+                style.draw_curves(axes, found, "placebo_recovery", styles, placebo=True)
+                style.draw_curves(axes, found, "recovery", styles)
                 axes.axhline(1.0, color="0.3", linewidth=0.8, linestyle=":", zorder=1.5)
             axes.axhline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
-            k_axis(axes, ks)
+            style.k_axis(axes, ks)
             axes.set_title(panel.title, loc="left")
         of_what = "\n[fraction of $L_{short} - L_{long}$]"
-        outer_labels(all_axes, "k [far tokens]", f"{'net recovery' if net else 'recovery'}{of_what}")
-        add_legend(figure, selector_handles({name: styles[name] for name in selectors}, placebo=not net))
+        style.outer_labels(all_axes, "k [far tokens]", f"{'net recovery' if net else 'recovery'}{of_what}")
+        style.add_legend(
+            figure, style.selector_handles({name: styles[name] for name in selectors}, placebo=not net)
+        )
         what = "Net recovery (recovery − placebo)" if net else "Recovery and placebo recovery"
         bounds = "bars: 95 % bootstrap by document"
-        add_heading(figure, f"{what} from k influential far tokens; {bounds}")
+        style.add_heading(figure, f"{what} from k influential far tokens; {bounds}")
     return figure
 
 
@@ -230,7 +217,7 @@ def _places(
 ) -> list[tuple[int, int]]:
     """(row, column) of every panel; where only one of them is given, its panels follow each other in the other."""
     if rows is None and columns is None:
-        return in_rows(len(sources), columns_in(PAGE, 2.0))
+        return style.in_rows(len(sources), style.columns_in(style.PAGE, 2.0))
     of_rows, of_columns = (_ranks(sources, summaries, name) if name else [] for name in (rows, columns))
     places = list(zip(of_rows or _repeats(of_columns), of_columns or _repeats(of_rows), strict=True))
     for number, place in enumerate(places):

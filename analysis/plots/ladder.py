@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -11,20 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from analysis.plots.style import (
-    PAGE,
-    STYLE,
-    Style,
-    add_heading,
-    add_legend,
-    encoding_of,
-    line_handles,
-    model_styles,
-    new_figure,
-)
+from analysis.plots import style
 from analysis.stats.recovery import nats
-
-Json = dict[str, Any]
+from olmo_sparsity.util.result_files import Json
 
 _COLOUR = "#332288"
 _OPEN: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0}
@@ -39,8 +27,8 @@ def ladder_figure(ladder_json: Json) -> Figure:
     settings, points = ladder_json["settings"], ladder_json["points"]
     far = f"far context helps\n[% of targets: by more than {nats(settings['tau_nats'])}]"
     suffice = f"{settings['k']} tokens give 90 % of the gain\n[% of those targets]"
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(PAGE, 5.0)
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(style.PAGE, 5.0)
         for axes, (name, scale, title, label) in zip(
             figure.subplots(2, 2).flat,
             (
@@ -54,21 +42,23 @@ def ladder_figure(ladder_json: Json) -> Figure:
             _against_size(axes, points, name, scale)
             axes.set_title(title, loc="left")
             axes.set_ylabel(label)
-        add_heading(figure, _told(ladder_json))
+        style.add_heading(figure, _told(ladder_json))
     return figure
 
 
 def joint_figure(ladder_json: Json) -> Figure:
     """Rise against net recovery: does what is sparse generalize to length? A point for each checkpoint, as above."""
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(4.6, 3.8)
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(4.6, 3.8)
         axes = figure.subplots()
         styles = _jointly(axes, ladder_json["points"])
         axes.set_title("Length generalization against sparsity", loc="left")
         axes.set_xlabel(_net_label(ladder_json))
         axes.set_ylabel(_rise_label(ladder_json))
-        add_legend(figure, line_handles({label: (*style[:2], "none") for label, style in styles.items()}))
-        add_heading(figure, _told(ladder_json))
+        style.add_legend(
+            figure, style.line_handles({label: (*look[:2], "none") for label, look in styles.items()})
+        )
+        style.add_heading(figure, _told(ladder_json))
     return figure
 
 
@@ -115,10 +105,10 @@ def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -
     axes.set_xlabel("parameters [millions]")
 
 
-def _jointly(axes: Axes, points: Sequence[Json]) -> dict[str, Style]:
+def _jointly(axes: Axes, points: Sequence[Json]) -> dict[str, style.Style]:
     """Draws the points, and returns the looks of their models."""
-    styles = model_styles(
-        {each["label"]: encoding_of(each["label"], each["position_scheme"]) for each in points}
+    styles = style.model_styles(
+        {each["label"]: style.encoding_of(each["label"], each["position_scheme"]) for each in points}
     )
     for point in points:
         colour, marker, _ = styles[point["label"]]

@@ -15,27 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.plots.style import (
-    PAGE,
-    STYLE,
-    Style,
-    add_heading,
-    add_legend,
-    bar_lengths,
-    columns_in,
-    encoding_of,
-    in_rows,
-    line_handles,
-    log_axis,
-    model_styles,
-    new_figure,
-    outer_labels,
-    save_figure,
-    small_multiples,
-    to_number,
-)
-
-Json = dict[str, Any]
+from analysis.plots import style
+from olmo_sparsity.util.result_files import Json
 
 MOST_CURVES = 4
 """With more models than these each family of encodings has a panel."""
@@ -57,7 +38,7 @@ def plot_length(axes: Axes, length_json: Json) -> None:
     axes.set_ylabel("held-out loss [nats per token]")
     axes.set_title("(d) Loss by position", loc="left")
     place: Json = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.26), "borderaxespad": 0.0}
-    axes.legend(handles=[*line_handles(styles), *lines], frameon=False, handlelength=2.6, **place)
+    axes.legend(handles=[*style.line_handles(styles), *lines], frameon=False, handlelength=2.6, **place)
 
 
 def length_figure(length_json: Json) -> Figure:
@@ -65,8 +46,10 @@ def length_figure(length_json: Json) -> Figure:
     models, styles = length_json["models"], _styles(length_json)
     first = models[0]
     families = _families(models) if len(models) > MOST_CURVES else {"Loss by position": models}
-    with matplotlib.rc_context(STYLE):
-        figure, panels = small_multiples(in_rows(len(families), columns_in(PAGE, 2.2)))
+    with matplotlib.rc_context(style.STYLE):
+        figure, panels = style.small_multiples(
+            style.in_rows(len(families), style.columns_in(style.PAGE, 2.2))
+        )
         if len(families) == 1:
             figure.set_size_inches(4.6, 3.6)
         lines = []
@@ -76,11 +59,11 @@ def length_figure(length_json: Json) -> Figure:
             lines += _training_lines(axes, [first, *members])
             _position_axis(axes, length_json, most=5 if len(families) > 1 else 12)
             axes.set_title(family, loc="left")
-        outer_labels(panels, "position [tokens before it]", "held-out loss\n[nats per token]")
+        style.outer_labels(panels, "position [tokens before it]", "held-out loss\n[nats per token]")
         by_name = {line.get_label(): line for line in lines}
-        add_legend(figure, [*line_handles(styles), *by_name.values()])
+        style.add_legend(figure, [*style.line_handles(styles), *by_name.values()])
         more = f"; in every panel: {first['label']}" if len(families) > 1 else ""
-        add_heading(figure, describe_length(length_json) + more)
+        style.add_heading(figure, describe_length(length_json) + more)
     return figure
 
 
@@ -90,31 +73,33 @@ def lengths_figure(length_json: Json) -> Figure:
     The dotted line is the first model's loss at the smallest length, the same in all panels.
     """
     models, lengths = length_json["models"], length_json["settings"]["lengths"]
-    reference = to_number(models[0]["at_lengths"][0]["loss_nats"]["value"])
+    reference = style.to_number(models[0]["at_lengths"][0]["loss_nats"]["value"])
     styles = _styles(length_json)
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(PAGE, 0.17 * len(models) + 1.1)
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(style.PAGE, 0.17 * len(models) + 1.1)
         panels = figure.subplots(1, len(lengths), sharex=True, sharey=True, squeeze=False)[0]
         for place, (axes, length) in enumerate(zip(panels, lengths, strict=True)):
             for number, each in enumerate(models):
                 loss = each["at_lengths"][place]["loss_nats"]
                 colour, marker, _ = styles[each["label"]]
                 looks: Json = {"color": colour, "marker": marker, "capsize": 1.5, "elinewidth": 0.8}
-                axes.errorbar([to_number(loss["value"])], [number], xerr=bar_lengths([loss]), **looks)
+                axes.errorbar(
+                    [style.to_number(loss["value"])], [number], xerr=style.bar_lengths([loss]), **looks
+                )
             axes.axvline(reference, color="0.35", linestyle=":", linewidth=1, zorder=1.5)
             axes.set_title(f"at {length:,} tokens", loc="left")
         panels[0].set_yticks(range(len(models)), [each["label"] for each in models])
         panels[0].set_ylim(len(models) - 0.5, -0.5)  # the first model on top
-        figure.supxlabel("held-out loss [nats per token]", fontsize=STYLE["axes.labelsize"])
+        figure.supxlabel("held-out loss [nats per token]", fontsize=style.STYLE["axes.labelsize"])
         dotted = f"dotted: {models[0]['label']} at {lengths[0]:,} tokens"
-        add_heading(figure, f"{describe_length(length_json)}; {dotted}")
+        style.add_heading(figure, f"{describe_length(length_json)}; {dotted}")
     return figure
 
 
 def save_length_figures(length_json: Json, folder: str | Path) -> list[Path]:
     """Write length.png (`length_figure`) and lengths.png (`lengths_figure`), both also as pdf; returns the paths."""
-    by_position = save_figure(length_figure(length_json), folder, "length")
-    return by_position + save_figure(lengths_figure(length_json), folder, "lengths")
+    by_position = style.save_figure(length_figure(length_json), folder, "length")
+    return by_position + style.save_figure(lengths_figure(length_json), folder, "lengths")
 
 
 def describe_length(length_json: Json) -> str:
@@ -126,12 +111,12 @@ def describe_length(length_json: Json) -> str:
     )
 
 
-def _styles(length_json: Json) -> dict[str, Style]:
-    return model_styles({model["label"]: _encoding(model) for model in length_json["models"]})
+def _styles(length_json: Json) -> dict[str, style.Style]:
+    return style.model_styles({model["label"]: _encoding(model) for model in length_json["models"]})
 
 
 def _encoding(model: Json) -> str | None:
-    return encoding_of(model["label"], model["checkpoints"][0]["position_scheme"])
+    return style.encoding_of(model["label"], model["checkpoints"][0]["position_scheme"])
 
 
 def _families(models: Sequence[Json]) -> dict[str, list[Json]]:
@@ -142,11 +127,12 @@ def _families(models: Sequence[Json]) -> dict[str, list[Json]]:
     return {family: members for family, members in found.items() if members != [models[0]]}
 
 
-def _draw(axes: Axes, model: Json, style: Style) -> None:
-    colour, marker, line = style
+def _draw(axes: Axes, model: Json, look: style.Style) -> None:
+    colour, marker, line = look
     centres = [_centre(one) for one in model["bins"]]
     value, low, high = (
-        [to_number(one["loss_nats"][bound]) for one in model["bins"]] for bound in ("value", "low", "high")
+        [style.to_number(one["loss_nats"][bound]) for one in model["bins"]]
+        for bound in ("value", "low", "high")
     )
     axes.plot(centres, value, color=colour, marker=marker, linestyle=line, label=model["label"], zorder=3)
     axes.fill_between(centres, low, high, color=colour, alpha=0.13, linewidth=0)
@@ -164,7 +150,7 @@ def _position_axis(axes: Axes, length_json: Json, most: int = 10) -> None:
     ticks = sorted({*lengths})
     while ticks[0] / 2 >= first:
         ticks.insert(0, ticks[0] / 2)
-    log_axis(axes, ticks[:: -math.ceil(len(ticks) / most)][::-1])
+    style.log_axis(axes, ticks[:: -math.ceil(len(ticks) / most)][::-1])
     axes.set_xlim(first / 1.2, lengths[-1] * 1.1)
     axes.margins(y=0.08)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,24 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
-from analysis.plots.style import (
-    PAGE,
-    SMALL,
-    STYLE,
-    add_heading,
-    add_legend,
-    columns_in,
-    draw_curves,
-    in_rows,
-    k_axis,
-    new_figure,
-    outer_labels,
-    selector_handles,
-    selector_styles,
-    small_multiples,
-)
-
-Json = dict[str, Any]
+from analysis.plots import style
+from olmo_sparsity.util.result_files import Json
 
 MEASURES = {
     "exact": ("needle", "exact match [share of needles]"),
@@ -53,9 +35,9 @@ def needle_figure(needle_json: Json, measure: str) -> Figure:
     # Where no model gains anything the colours still need a scale.
     gains = [_LEAST_TOP_NATS, *(float(np.nanmax(grid)) for grid in grids.values())]
     top = 1.0 if measure == "exact" else max(gains)
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(
-            max(PAGE, 0.9 + 1.2 * len(models)), 1.5 + (0.3 + 0.2 * len(settings["depths"])) * len(ks)
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(
+            max(style.PAGE, 0.9 + 1.2 * len(models)), 1.5 + (0.3 + 0.2 * len(settings["depths"])) * len(ks)
         )
         panels = figure.subplots(len(ks), len(models), squeeze=False, sharex=True, sharey=True)
         for place, grid in grids.items():
@@ -67,7 +49,7 @@ def needle_figure(needle_json: Json, measure: str) -> Figure:
         for axes, k in zip(panels[:, 0], ks, strict=True):
             axes.set_ylabel(f"k = {k}\ndepth of the needle")
         figure.colorbar(image, ax=panels, label=meaning, location="bottom", shrink=0.5, aspect=40, pad=0.02)
-        add_heading(figure, describe_needle(needle_json))
+        style.add_heading(figure, describe_needle(needle_json))
     return figure
 
 
@@ -76,22 +58,24 @@ def recall_figure(needle_json: Json) -> Figure:
     checkpoints = [(model["label"], one) for model in needle_json["models"] for one in model["checkpoints"]]
     measured = [(label, one["recall"]) for label, one in checkpoints if one["recall"] is not None]
     options = needle_json["settings"]["recall"]
-    styles = selector_styles(list(options["selectors"]))
-    with matplotlib.rc_context(STYLE):
-        figure, panels = small_multiples(in_rows(len(measured), columns_in(PAGE, 2.0)))
+    styles = style.selector_styles(list(options["selectors"]))
+    with matplotlib.rc_context(style.STYLE):
+        figure, panels = style.small_multiples(
+            style.in_rows(len(measured), style.columns_in(style.PAGE, 2.0))
+        )
         for axes, (label, recall) in zip(panels, measured, strict=True):
-            draw_curves(axes, recall["selectors"], "placebo_recall", styles, placebo=True)
-            draw_curves(axes, recall["selectors"], "recall", styles)
+            style.draw_curves(axes, recall["selectors"], "placebo_recall", styles, placebo=True)
+            style.draw_curves(axes, recall["selectors"], "recall", styles)
             axes.plot(recall["ks"], list(recall["chance"].values()), **_CHANCE)
-            k_axis(axes, recall["ks"])
+            style.k_axis(axes, recall["ks"])
             axes.set_title(label, loc="left")
         first = measured[0][1]
         panels[0].set_ylim(-0.03, 1.03)
-        outer_labels(
+        style.outer_labels(
             panels, "k [selected far tokens]", f"recall of the\nneedle's {first['needle_columns']} tokens"
         )
-        add_legend(figure, [*selector_handles(styles), Line2D([], [], label="chance", **_CHANCE)])
-        add_heading(
+        style.add_legend(figure, [*style.selector_handles(styles), Line2D([], [], label="chance", **_CHANCE)])
+        style.add_heading(
             figure,
             f"{first['samples']} contexts of {options['length']} tokens, depth {options['depth']:g}; "
             "bars: 95 % bootstrap by document",
@@ -124,7 +108,7 @@ def _heat_map(axes: Axes, grid: np.ndarray, settings: Json, top: float) -> AxesI
     image = axes.imshow(grid, vmin=0, vmax=top, cmap="viridis", aspect="auto")
     for (row, column), value in np.ndenumerate(grid):
         colour = "white" if value < 0.6 * top else "0.1"  # white where the shade is dark
-        axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=SMALL, color=colour)
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=style.SMALL, color=colour)
     axes.set_xticks(range(len(settings["lengths"])), [f"{length:,}" for length in settings["lengths"]])
     axes.set_yticks(range(len(settings["depths"])), [f"{depth:g}" for depth in settings["depths"]])
     axes.grid(visible=False)

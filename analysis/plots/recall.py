@@ -7,63 +7,42 @@ sparse parity, a second block of panels counts either token of a place (see `ana
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.plots.style import (
-    PAGE,
-    STYLE,
-    add_heading,
-    add_legend,
-    columns_in,
-    draw_curves,
-    in_rows,
-    k_axis,
-    outer_labels,
-    selector_handles,
-    selector_styles,
-    small_multiples,
-)
-from analysis.records.results import RECALL
-from analysis.stats.recovery import Json
+from analysis.plots import style
+from olmo_sparsity.util.result_files import Json
 
 _COUNTINGS = {"token": "planted tokens", "place": "planted pairs, by either token"}
 _CHANCE: Json = {"color": "0.3", "linewidth": 1, "linestyle": ":", "zorder": 1.6}
 _MOST: Json = {"color": "0.75", "linewidth": 2.2, "zorder": 1.5}
 
 
-def load_recall(path: str | Path) -> Json:
-    """The `recall.json` of a checkpoint, given itself or its folder. Raises `UserError` where it is none."""
-    return RECALL.load(path)
-
-
 def recall_figure(result: Json) -> Figure:
     """Recall against k: a panel for each number of planted tokens, and for each way of counting."""
-    cells, styles = result["cells"], selector_styles(list(result["cells"][0]["selectors"]))
-    block = in_rows(len(cells), columns_in(PAGE, 2.0))
+    cells, styles = result["cells"], style.selector_styles(list(result["cells"][0]["selectors"]))
+    block = style.in_rows(len(cells), style.columns_in(style.PAGE, 2.0))
     rows = 1 + block[-1][0]
     places = [
         (row + rows * number, column) for number in range(len(result["chance"])) for row, column in block
     ]
-    with matplotlib.rc_context(STYLE):
-        figure, panels = small_multiples(places)
+    with matplotlib.rc_context(style.STYLE):
+        figure, panels = style.small_multiples(places)
         for number, what in enumerate(result["chance"]):
             own = panels[number * len(cells) : (number + 1) * len(cells)]
             for axes, cell in zip(own, cells, strict=True):
                 _draw_cell(axes, cell, what, result["chance"][what], styles)
-                k_axis(axes, result["ks"])
-            outer_labels(own, "k [selected far tokens]", f"recall [share of\n{_COUNTINGS[what]}]")
+                style.k_axis(axes, result["ks"])
+            style.outer_labels(own, "k [selected far tokens]", f"recall [share of\n{_COUNTINGS[what]}]")
         panels[0].set_ylim(-0.04, 1.04)
         lines = [
             Line2D([], [], label="chance", **_CHANCE),
             Line2D([], [], label="the most that k tokens can find", **_MOST),
         ]
-        add_legend(figure, [*selector_handles(styles), *lines])
-        add_heading(figure, describe_recall(result))
+        style.add_legend(figure, [*style.selector_handles(styles), *lines])
+        style.add_heading(figure, describe_recall(result))
     return figure
 
 
@@ -82,6 +61,6 @@ def _draw_cell(axes: Axes, cell: Json, what: str, chance: Json, styles: Json) ->
     ks = [int(k) for k in chance]
     axes.plot(ks, list(chance.values()), label="chance", **_CHANCE)
     axes.plot(ks, [min(k, cell["planted"]) / cell["planted"] for k in ks], label="most", **_MOST)
-    draw_curves(axes, cell["selectors"], f"{what}_placebo_recall", styles, placebo=True)
-    draw_curves(axes, cell["selectors"], f"{what}_recall", styles)
+    style.draw_curves(axes, cell["selectors"], f"{what}_placebo_recall", styles, placebo=True)
+    style.draw_curves(axes, cell["selectors"], f"{what}_recall", styles)
     axes.set_title(f"p = {cell['planted']} (accuracy {100 * cell['accuracy']['value']:.0f} %)", loc="left")

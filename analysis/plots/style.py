@@ -23,9 +23,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from analysis.stats.recovery import BEST, CONTROLS, Json, default_selector
+from analysis.stats.recovery import BEST, CONTROLS, default_selector
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
+from olmo_sparsity.util.result_files import Json
 
 Style = tuple[Any, str, Any]
 """Colour, marker and line style."""
@@ -286,6 +287,24 @@ def draw_curves(
         axes.plot(x, values, color=colour, label=f"{name} {key}", zorder=2.5 if placebo else 3.0, **looks)
         bars: Json = {"elinewidth": 0.8, "alpha": 0.45 if placebo else 0.85, "zorder": 2.2}
         axes.errorbar(x, values, bar_lengths(intervals), fmt="none", ecolor=colour, **bars)
+
+
+def draw_points(
+    axes: Axes,
+    places: Sequence[float],
+    intervals: Sequence[Json],
+    label: str,
+    style: Style,
+    *,
+    across: bool = False,
+) -> None:
+    """Recoveries as points with bars, those of a placebo hollow; ``across``: along the x axis."""
+    colour, marker, _ = style
+    values = [to_number(each["value"]) for each in intervals]
+    x, y = (values, places) if across else (places, values)
+    looks: Json = {"xerr" if across else "yerr": bar_lengths(intervals), "capsize": 1.5, "elinewidth": 0.8}
+    looks["markerfacecolor"] = "white" if label.endswith("placebo_recovery") else colour
+    axes.errorbar(x, y, fmt=marker, color=colour, label=label, **looks)
 
 
 def k_axis(axes: Axes, ks: Sequence[int]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,20 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from analysis.plots.style import (
-    PAGE,
-    SMALL,
-    STYLE,
-    Style,
-    add_legend,
-    encoding_of,
-    line_handles,
-    model_styles,
-    new_figure,
-)
+from analysis.plots import style
 from olmo_sparsity.util.errors import UserError
-
-Json = dict[str, Any]
+from olmo_sparsity.util.result_files import Json
 
 X_AXES = {"tokens": "training tokens", "steps": "optimizer steps"}
 _HELDOUT: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0, "markersize": 3.8}
@@ -101,7 +89,7 @@ def plot_curves(
     if any(len(run.series("heldout_loss_nats", x)[0]) for run in runs):
         lines.append("markers: held-out")
     looks: Json = {"transform": axes.transAxes, "ha": "right", "va": "top", "linespacing": 1.4}
-    axes.text(0.99, 0.98, "\n".join(lines), fontsize=SMALL, color="0.35", **looks)
+    axes.text(0.99, 0.98, "\n".join(lines), fontsize=style.SMALL, color="0.35", **looks)
     axes.set_title("(a) Loss while training", loc="left")
 
 
@@ -123,7 +111,7 @@ def plot_by_position(axes: Axes, runs: Sequence[RunMetrics]) -> None:
         axes.axvline(length, color="0.35", linestyle=":", linewidth=1, zorder=1.5)
         place: Json = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
         text = f"trained on windows\nof {length:,} tokens"
-        axes.annotate(text, (length, 0.98), (4, 0), va="top", fontsize=SMALL, color="0.35", **place)
+        axes.annotate(text, (length, 0.98), (4, 0), va="top", fontsize=style.SMALL, color="0.35", **place)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlabel("position in the document [tokens]")
@@ -141,13 +129,13 @@ def training_figure(
                 f"{run.name} has no training loss in its metrics.jsonl yet; wait for the first row"
             )
     by_position = any(run.last_by_position for run in runs)
-    with matplotlib.rc_context(STYLE):
-        figure = new_figure(PAGE if by_position else 4.6, 3.6)
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(style.PAGE if by_position else 4.6, 3.6)
         panels = figure.subplots(1, 1 + by_position, squeeze=False)[0]
         plot_curves(panels[0], runs, x, fraction, log_x=log_x)
         if by_position:
             plot_by_position(panels[1], runs)
-        add_legend(figure, _legend_handles(runs))
+        style.add_legend(figure, _legend_handles(runs))
     return figure
 
 
@@ -159,12 +147,12 @@ def short_number(value: float) -> str:
     return f"{value:g}"
 
 
-def _styles(runs: Sequence[RunMetrics]) -> dict[str, Style]:
-    return model_styles({run.name: encoding_of(run.name) for run in runs})
+def _styles(runs: Sequence[RunMetrics]) -> dict[str, style.Style]:
+    return style.model_styles({run.name: style.encoding_of(run.name) for run in runs})
 
 
 def _legend_handles(runs: Sequence[RunMetrics]) -> list[Line2D]:
-    handles = line_handles(_styles(runs))
+    handles = style.line_handles(_styles(runs))
     for handle, run in zip(handles, runs, strict=True):
         handle.set(**_HELDOUT)
         if not len(run.series("heldout_loss_nats", "steps")[0]):

@@ -203,11 +203,6 @@ class MeasurementShard(Shard):
         """Where this shard's records go: a folder beneath that of the whole measurement."""
         return Path(out) / f"shard-{self.number}-of-{self.count}"
 
-    @property
-    def options(self) -> dict[str, str]:
-        """What the manifest of a shard holds besides that of the whole measurement."""
-        return {"shard": str(self)}
-
     def check(self, targets: int, per_block: int) -> None:
         """Raise `UserError` where there are fewer blocks than shards: some would have nothing to do."""
         if self.count > (blocks := -(-targets // per_block)):

@@ -76,12 +76,6 @@ class RecordFiles:
         self.can_be_gone_on_with = manifest.version == FORMAT_VERSION
         self.listed = self._read_checksums() if self.has_checksums else {name: {} for name in self._present()}
 
-    @classmethod
-    def begin(cls, folder: Path, manifest: Manifest) -> RecordFiles:
-        """Those of a folder that has none yet."""
-        write_json(folder / CHECKSUMS_NAME, {})
-        return cls(folder, manifest)
-
     @property
     def parts(self) -> list[str]:
         """Names of the parts, in the order in which they were written."""
@@ -266,7 +260,8 @@ class RecordWriter:
                 f"{self.folder} has records but no {MANIFEST_NAME}; give another --out or remove it"
             )
         manifest = replace(manifest, complete=False, version=FORMAT_VERSION)
-        files = RecordFiles.begin(self.folder, manifest)
+        write_json(self.folder / CHECKSUMS_NAME, {})
+        files = RecordFiles(self.folder, manifest)
         manifest.save(self.folder)
         return manifest, files
 

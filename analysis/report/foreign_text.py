@@ -1,4 +1,4 @@
-"""Text that others wrote, in pages: it cannot become markup, nor reorder what stands around it.
+"""The templates of the pages. Text that others wrote cannot become markup there, nor reorder what stands around it.
 
 Arabic and Hebrew read on as they are. Only the invisible characters that change the direction of writing are shown by
 their names, and so do nothing: with them, a text can look like another one.
@@ -8,6 +8,12 @@ from __future__ import annotations
 
 import re
 from html import escape
+
+import jinja2
+from markupsafe import Markup
+
+from analysis.records.results import SIDES
+from analysis.report.words import bounds, number, p_value, percent, percent_cell, value_cell
 
 DIRECTION_CONTROLS = {
     "\u061c": "ALM", "\u200e": "LRM", "\u200f": "RLM", "\u202a": "LRE", "\u202b": "RLE", "\u202c": "PDF",
@@ -34,3 +40,33 @@ def foreign_html(text: str) -> str:
 
 def _sign(control: str) -> str:
     return f"‹{DIRECTION_CONTROLS[control]}›"
+
+
+def page_environment() -> jinja2.Environment:
+    """The templates, with filters ``text`` and ``foreign`` for `text_html` and `foreign_html`; the rest is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("analysis.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        text=lambda text: Markup(text_html(str(text))),
+        foreign=lambda text: Markup(foreign_html(str(text))),
+        commas="{:,}".format,
+        number=number,
+        bounds=bounds,
+        percent=percent,
+        cell=value_cell,
+        percent_cell=percent_cell,
+        p_value=p_value,
+        sides=lambda found: [found[side] for side in (*SIDES, "difference")],
+    )
+    return environment
+
+
+def source_of(environment: jinja2.Environment, name: str) -> str:
+    """A file beside the templates as it is, such as a style sheet."""
+    assert environment.loader
+    return environment.loader.get_source(environment, name)[0]

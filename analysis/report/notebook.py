@@ -11,28 +11,25 @@ selected tokens. Losses are in nats.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from html import escape
-from importlib.resources import files
-from itertools import accumulate, groupby
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from markupsafe import Markup
 
 from analysis.records.results import INFLUENTIAL_TOKENS
 from analysis.records.schema import Targets
-from analysis.report.foreign_text import foreign_html, text_html
-from analysis.report.words import influence_unit, number, plural
+from analysis.report.foreign_text import page_environment, source_of, text_html
+from analysis.report.words import influence_unit, number
 from analysis.stats.recovery import default_selector, nats
 from olmo_sparsity.util.files import file_in
+from olmo_sparsity.util.result_files import Json
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-Json = dict[str, Any]
 
 NO_INTERVAL = "one text is one document, and documents are what is resampled: there are no intervals"
 UNITS = {"word": r"\S+", "sentence": r"\S.*?(?:[.!?…][\"'”’)\]]*(?=\s|$)|(?=\n\s*\n)|$)"}
@@ -131,9 +128,17 @@ class InfluentialTokens:
         """A row per target, over tau or not, with `TARGET_COLUMNS` and ``over_tau``."""
         import pandas
 
-        over = set(self.targets.over(self.tau_nats).tolist())
-        rows = [{**self._target(row), "over_tau": row in over} for row in range(len(self.targets))]
-        return pandas.DataFrame(rows, columns=[*TARGET_COLUMNS, "over_tau"])
+        found = self.targets
+        columns = {
+            "position": found.position,
+            "token": [self.pieces[at] for at in found.position],
+            "kind": found.kind,
+            "loss_short_nats": found.loss_short_nats,
+            "loss_long_nats": found.loss_long_nats,
+            "gain_nats": self.gain_nats,
+            "over_tau": self.gain_nats > self.tau_nats,
+        }
+        return pandas.DataFrame(columns)
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row per target over tau, selector and k.
@@ -145,29 +150,45 @@ class InfluentialTokens:
         """
         import pandas
 
-        placebo = ["placebo_selected_token", "placebo_influence", "placebo_loss_k_nats"]
-        chosen = ["selected_position", "selected_token", "distance_tokens", "influence", "loss_k_nats"]
-        columns = [*TARGET_COLUMNS, "selector", "k", *chosen, *placebo]
-        return pandas.DataFrame(list(self._rows()), columns=columns)
+        targets = self.targets_frame().iloc[self.over].drop(columns="over_tau")
+        tables = []
+        for selector, by_far in self.choices.items():
+            true, position = by_far["true"], self._positions(selector)
+            columns: Json = {
+                "selector": selector,
+                "k": np.tile(np.arange(1, self.k + 1), len(targets)),
+                "selected_position": position.ravel(),
+                "selected_token": [self.pieces[at] for at in position.ravel()],
+                "distance_tokens": (self.n_long - true.selected).ravel(),
+                "influence": true.influence.ravel(),
+                "loss_k_nats": true.loss_nats.ravel(),
+                **dict.fromkeys(("placebo_selected_token", "placebo_influence", "placebo_loss_k_nats")),
+            }
+            if placebo := by_far.get("placebo"):
+                chosen = zip(
+                    self.placebo_pieces, placebo.selected, strict=False
+                )  # an interrupt leaves some out
+                columns["placebo_selected_token"] = [pieces[at] for pieces, row in chosen for at in row]
+                columns["placebo_influence"] = placebo.influence.ravel()
+                columns["placebo_loss_k_nats"] = placebo.loss_nats.ravel()
+            tables.append(targets.loc[targets.index.repeat(self.k)].assign(**columns))
+        return pandas.concat(tables).sort_index(kind="stable").reset_index(drop=True)
 
     def top_k(self, k: int = 3, selector: str | None = None) -> pandas.DataFrame:
         """A row per target over tau, the one that gains most first: `TARGET_COLUMNS`, the text of its first k chosen
         tokens, ``chosen``, and L_k of them, ``loss_k_nats``; by default of the selector that others are compared with.
         """
-        import pandas
-
         assert 1 <= k <= self.k
-        found = self.choices[selector or default_selector(self.choices)]["true"]
-        rows = [
-            {
-                **self._target(row),
-                "chosen": [self._choice({"true": found}, index, rank)["selected_token"] for rank in range(k)],
-                "loss_k_nats": float(found.loss_nats[index, k - 1]),
-            }
-            for index, row in enumerate(self.over.tolist())
-        ]
-        frame = pandas.DataFrame(rows, columns=[*TARGET_COLUMNS, "chosen", "loss_k_nats"])
+        name = selector or default_selector(self.choices)
+        frame = self.targets_frame().iloc[self.over].drop(columns="over_tau")
+        frame["chosen"] = [[self.pieces[at] for at in row] for row in self._positions(name)[:, :k]]
+        frame["loss_k_nats"] = self.choices[name]["true"].loss_nats[:, k - 1]
         return frame.sort_values("gain_nats", ascending=False, ignore_index=True)
+
+    def _positions(self, selector: str) -> np.ndarray:
+        """Places in the text of the tokens that a selector chose for the targets over tau, (m, k)."""
+        first = self.targets.position[self.over] - self.n_long
+        return first[:, None] + self.choices[selector]["true"].selected
 
     def aggregate(self, unit: str, selector: str | None = None) -> pandas.DataFrame:
         """A row per ``word`` or ``sentence`` of the text, see `UNITS`; a token belongs to the one that it begins in.
@@ -184,8 +205,8 @@ class InfluentialTokens:
         spaces = np.array([len(piece) - len(piece.lstrip()) if piece.strip() else 0 for piece in self.pieces])
         place = np.searchsorted([start for start, _ in spans], starts + spaces, side="right") - 1
         unit_of = np.maximum(place, 0)
-        found = self.choices[selector or default_selector(self.choices)]["true"]
-        chosen = self.targets.position[self.over][:, None] - self.n_long + found.selected
+        name = selector or default_selector(self.choices)
+        found, chosen = self.choices[name]["true"], self._positions(name)
         own = unit_of[self.targets.position]
 
         def total(at: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -264,44 +285,6 @@ class InfluentialTokens:
         values = {each.name: found[each.name] for each in fields(cls)}
         return cls(**{**values, "targets": targets, "choices": choices})
 
-    def _rows(self) -> Iterator[Json]:
-        for index, row in enumerate(self.over.tolist()):
-            target = self._target(row)
-            for selector, found in self.choices.items():
-                for rank in range(self.k):
-                    yield {**target, "selector": selector, "k": rank + 1, **self._choice(found, index, rank)}
-
-    def _target(self, row: int) -> Json:
-        position = int(self.targets.position[row])
-        return {
-            "position": position,
-            "token": self.pieces[position],
-            "kind": str(self.targets.kind[row]),
-            "loss_short_nats": float(self.targets.loss_short_nats[row]),
-            "loss_long_nats": float(self.targets.loss_long_nats[row]),
-            "gain_nats": float(self.gain_nats[row]),
-        }
-
-    def _choice(self, found: dict[str, Choices], number: int, rank: int) -> Json:
-        """The columns of one chosen token; ``number`` counts targets over tau."""
-        true = found["true"]
-        column = int(true.selected[number, rank])
-        position = int(self.targets.position[self.over[number]]) - self.n_long + column
-        row: Json = {
-            "selected_position": position,
-            "selected_token": self.pieces[position],
-            "distance_tokens": self.n_long - column,
-            "influence": float(true.influence[number, rank]),
-            "loss_k_nats": float(true.loss_nats[number, rank]),
-        }
-        if "placebo" in found:
-            placebo = found["placebo"]
-            piece = self.placebo_pieces[number][int(placebo.selected[number, rank])]
-            row["placebo_selected_token"] = piece
-            row["placebo_influence"] = float(placebo.influence[number, rank])
-            row["placebo_loss_k_nats"] = float(placebo.loss_nats[number, rank])
-        return row
-
     def __repr__(self) -> str:
         """One line: how many targets are over tau, and what k tokens bring back."""
         over_tau = len(self.targets.over(self.tau_nats))
@@ -338,239 +321,122 @@ MOST_EXAMPLES = 6
 
 def _page(result: InfluentialTokens) -> str:
     """The text shaded by gain, recovery by selector and k, and what was chosen for the targets that gain most."""
-    css = (files("analysis.report") / "templates" / "notebook.css").read_text(encoding="utf8")
-    # the last two classes keep MathJax from reading dollar signs as formulas
-    return (
-        f'<div class="olmo-influence tex2jax_ignore mathjax_ignore"><style>{css}</style>'
-        f"{_heading(result)}{_recovery_table(result)}{_text(result)}{_examples(result)}</div>"
+    environment = page_environment()
+    selector, over = default_selector(result.choices), result.over
+    order = np.argsort(-result.gain_nats[over], kind="stable")[:MOST_EXAMPLES].tolist()
+    return environment.get_template("notebook.html").render(
+        css=Markup(source_of(environment, "notebook.css")),
+        result=result,
+        over=len(result.targets.over(result.tau_nats)),
+        tau=nats(result.tau_nats),
+        ks=[*(2**power for power in range(result.k.bit_length()) if 2**power < result.k), result.k],
+        shades=SHADES_NATS,
+        most=MOST_TOKENS,
+        text=_text(result),
+        selector=selector,
+        unit=influence_unit(selector),
+        examples=[_example(result, selector, index) for index in order],
+        more=len(result.choices) > 1 or len(over) > len(order),
     )
 
 
-def _heading(result: InfluentialTokens) -> str:
-    over, count = len(result.targets.over(result.tau_nats)), len(result.targets)
-    rest = (
-        "" if over else f" The most is {number(float(result.gain_nats.max()))}: lower <code>tau_nats</code>."
-    )
-    if not result.complete:
-        rest = f" Interrupted: tokens were chosen for the first {len(result.over):,} of them."
-    return (
-        f"<p><b>{over:,} of {count:,} {plural(count, 'token')}</b> ({number(over / count, scale=100, digits=1)} %) "
-        f"{'is' if over == 1 else 'are'} predicted better by more than {nats(result.tau_nats)} from the "
-        f"{result.n_long:,} tokens before (N) than from the last {result.n_short:,} of them (M).{rest}</p>"
-    )
-
-
-def _shown_ks(k: int) -> list[int]:
-    """1, 2, 4, … and k itself."""
-    return [*(2**power for power in range(k.bit_length()) if 2**power < k), k]
-
-
-def _recovery_table(result: InfluentialTokens) -> str:
-    if len(result.over) == 0:
-        return ""
-    ks = _shown_ks(result.k)
-    rows = []
-    for name, found in result.summary["selectors"].items():
-        for key, words in (
-            ("recovery", "recovery"),
-            ("placebo_recovery", "placebo"),
-            ("net_recovery", "net"),
-        ):
-            values = [found[k][key] for k in ks]
-            cells = "".join(f"<td>{number(value, scale=100, digits=0)}</td>" for value in values)
-            strong = ' class="strong"' if key == "net_recovery" else ""
-            head = foreign_html(name) if key == "recovery" else ""
-            rows.append(
-                f'<tr{strong}><td class="words">{head}</td><th scope="row" class="words">{words}</th>{cells}</tr>'
-            )
-    heads = "".join(f'<th scope="col">k = {k}</th>' for k in ks)
-    return (
-        '<div class="wide"><table class="numbers"><caption>What the short context and k far tokens bring back of '
-        "L<sub>short</sub> − L<sub>long</sub>, in %, over these tokens</caption>"
-        f'<thead><tr><th scope="col" class="words">selector</th><td></td>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-        f'<p class="soft">Placebo: {text_html(result.placebo)}. One text is one document: no intervals.</p>'
-    )
-
-
-def _text(result: InfluentialTokens) -> str:
+def _text(result: InfluentialTokens) -> Markup:
     """The text, every target shaded by its gain and underlined where it is over tau."""
     row_of_position = {int(position): row for row, position in enumerate(result.targets.position)}
     over = set(result.targets.over(result.tau_nats).tolist())
-    shown = []
-    first = int(result.targets.position[0])
-    plain = "unmeasured" if first else ""
+    unmeasured = "unmeasured" if result.targets.position[0] else ""
+    written = Markup()
     for position, piece in enumerate(result.pieces[:MOST_TOKENS]):
         row = row_of_position.get(position)
         if row is None:
-            shown.append((plain, "", piece))
+            written += _span(unmeasured, piece) if unmeasured else Markup(text_html(piece))
             continue
-        gain = float(result.gain_nats[row])
-        classes = " ".join(filter(None, [_shade(gain), "over" if row in over else ""]))
-        shown.append((classes, _about_target(result, row) if classes else "", piece))
-    steps = "".join(
-        f' <span class="s{i}">&nbsp;{step:g}&nbsp;</span>' for i, step in enumerate(SHADES_NATS, 1)
-    )
-    left = len(result.pieces) - MOST_TOKENS
-    rest = (
-        f" The first {MOST_TOKENS:,} tokens are shown; <code>targets_frame()</code> has all."
-        if left > 0
-        else ""
-    )
-    return (
-        f'<p class="soft">L<sub>short</sub> − L<sub>long</sub> from{steps} nats. <span class="over">Underlined</span>: '
-        f'over {result.tau_nats:g}. <span class="unmeasured">Pale</span>: not measured.{rest}</p>'
-        f'<div class="text" tabindex="0" role="region" aria-label="The text, shaded by gain">{_spans(shown)}</div>'
-    )
+        steps = int(np.searchsorted(SHADES_NATS, result.gain_nats[row], side="right"))
+        classes = " ".join([f"s{steps}"] * (steps > 0) + ["over"] * (row in over))
+        written += (
+            _span(classes, _visible(piece), _about(result, row)) if classes else Markup(text_html(piece))
+        )
+    return written
 
 
-def _spans(shown: list[tuple[str, str, str]]) -> str:
-    """Pieces of text with (classes, title); neighbours that look the same and have no title are one element."""
-    written = []
-    for (classes, title), group in groupby(shown, key=lambda each: each[:2]):
-        pieces = [piece for _, _, piece in group]
-        if not classes:
-            written.append(text_html("".join(pieces)))
-        elif not title:
-            written.append(f'<span class="{classes}">{text_html("".join(pieces))}</span>')
-        else:
-            marked = (f'<span class="{classes}" title="{title}">{_visible(piece)}</span>' for piece in pieces)
-            written.extend(marked)
-    return "".join(written)
+def _span(classes: str, piece: str, title: str = "", mark: str = "") -> Markup:
+    """A piece of text that is emphasised, with a mark at its end."""
+    tip = Markup(' title="{}"').format(title) if title else ""
+    return Markup('<span class="{}"{}>{}{}</span>').format(classes, tip, Markup(text_html(piece)), mark)
 
 
 def _visible(piece: str) -> str:
-    """A token that is pointed at, escaped; line breaks, a single space and a part of a character are shown by signs."""
+    """A token that is pointed at; line breaks, a single space and a part of a character are shown by signs."""
     if not piece or piece.isspace():
         piece = piece.replace("\n", "↵\n").replace(" ", "␣").replace("\t", "⇥") or "∅"
-    return text_html(piece)
+    return piece
 
 
-def _boxed(piece: str, classes: str, mark: str, title: str) -> str:
-    """A token in a box with a mark at its end; the space before a word and line breaks are not part of the box."""
+def _boxed(piece: str, classes: str, title: str, mark: str = "") -> Markup:
+    """A token in a box; the space before a word and line breaks are not part of the box."""
     if piece.strip():
         word = piece.lstrip(" ")
-        before, shown, behind = piece[: len(piece) - len(word)], _visible(word), ""
-    else:
-        before, shown, behind = "", _visible(piece).replace("\n", ""), "\n" * piece.count("\n")
-    return f'{before}<span class="{classes}" title="{title}">{shown}{mark}</span>{behind}'
+        return Markup(piece[: len(piece) - len(word)]) + _span(classes, word, title, mark)
+    return _span(classes, _visible(piece).replace("\n", ""), title, mark) + Markup("\n" * piece.count("\n"))
 
 
 def _inline(piece: str) -> str:
     """As `_visible`, on one line."""
-    shown = piece.replace("\n", "↵").replace("\t", "⇥").replace("\r", "↵").strip(" ") or (
-        "␣" if piece else "∅"
-    )
-    return f"<bdi>{text_html(shown)}</bdi>"
+    shown = piece.replace("\n", "↵").replace("\t", "⇥").replace("\r", "↵").strip(" ")
+    return shown or ("␣" if piece else "∅")
 
 
-def _shade(gain_nats: float) -> str:
-    steps = int(np.searchsorted(SHADES_NATS, gain_nats, side="right"))
-    return f"s{steps}" if steps else ""
-
-
-def _about_target(result: InfluentialTokens, row: int) -> str:
+def _about(result: InfluentialTokens, row: int) -> str:
     targets = result.targets
     return (
-        f"token {targets.position[row]:,}, {escape(str(targets.kind[row]))}: "
+        f"token {targets.position[row]:,}, {targets.kind[row]}: "
         f"L_short {number(float(targets.loss_short_nats[row]))}, L_long {number(float(targets.loss_long_nats[row]))}, "
         f"gain {number(float(result.gain_nats[row]))} nats"
     )
 
 
-def _examples(result: InfluentialTokens) -> str:
-    if len(result.over) == 0:
-        return ""
-    selector = default_selector(result.choices)
-    order = np.argsort(-result.gain_nats[result.over], kind="stable")[:MOST_EXAMPLES].tolist()
-    others = len(result.choices) > 1 or len(result.over) > len(order)
-    more = " All targets and selectors: <code>to_pandas()</code>." if others else ""
-    shown = "".join(_example(result, selector, n, opened=n == order[0]) for n in order)
-    return (
-        f"<p><b>What {foreign_html(selector)} chose</b>, for the {len(order)} of these tokens that gain most. Boxes: "
-        f'chosen far tokens with their rank, shaded by influence. <span class="short">Dotted</span>: short context. '
-        f'<span class="target">&nbsp;Framed&nbsp;</span>: the token to predict.{more}</p>{shown}'
-    )
-
-
-def _example(result: InfluentialTokens, selector: str, index: int, *, opened: bool) -> str:
-    """One target over tau, the ``index``-th: far contexts side by side, and a table of what was chosen."""
+def _example(result: InfluentialTokens, selector: str, index: int) -> Json:
+    """What the template shows of one target over tau, the ``index``-th; a side for each far context."""
     row = int(result.over[index])
     position = int(result.targets.position[row])
-    far_end = position - result.n_short
-    end = _spans([("short", "", "".join(result.pieces[far_end:position]))])
-    end += _boxed(result.pieces[position], "target", "", "the token to predict")
-    far = result.pieces[position - result.n_long : far_end]
-    found = result.choices[selector]
-    columns = _far_text("Its own far context", "true", far, found["true"], index, end)
-    if "placebo" in found:
-        columns += _far_text(
-            "Placebo far context", "placebo", result.placebo_pieces[index], found["placebo"], index, end
+    window = result.pieces[position - result.n_long : position]
+    n_far = result.n_long - result.n_short
+    end = _span("short", "".join(window[n_far:]))
+    end += _boxed(result.pieces[position], "target", "the token to predict")
+    pieces_of = {"true": window[:n_far]}
+    if "placebo" in result.choices[selector]:
+        pieces_of["placebo"] = result.placebo_pieces[index]
+    sides = []
+    for far_context, pieces in pieces_of.items():
+        choices = result.choices[selector][far_context]
+        chosen = choices.selected[index].tolist()
+        tokens = zip(chosen, choices.influence[index], choices.loss_nats[index], strict=True)
+        sides.append(
+            {
+                "kind": far_context,
+                "text": _far_text(pieces, chosen, np.nan_to_num(choices.influence[index])) + end,
+                "rows": [(_inline(pieces[at]), result.n_long - at, inf, loss) for at, inf, loss in tokens],
+            }
         )
-    return (
-        f"<details{' open' if opened else ''}><summary><b>{_inline(result.pieces[position])}</b> — "
-        f"{_about_target(result, row)}</summary>"
-        f'<div class="pair">{columns}</div>{_choice_table(result, selector, index)}</details>'
-    )
+    return {
+        "token": _inline(result.pieces[position]),
+        "about": _about(result, row),
+        "short": result.targets.loss_short_nats[row],
+        "long": result.targets.loss_long_nats[row],
+        "sides": sides,
+    }
 
 
-def _far_text(head: str, kind: str, far: list[str], choices: Choices, index: int, end: str) -> str:
-    """A far context with its chosen tokens, and the short context and target, ``end``, behind it."""
-    influence = np.nan_to_num(choices.influence[index])
+def _far_text(far: list[str], chosen: list[int], influence: np.ndarray) -> Markup:
+    """A far context with its chosen tokens, shaded by their influence."""
     largest = max(float(influence.max()), 1e-12)
-    rank_of = {int(column): rank for rank, column in enumerate(choices.selected[index])}
-    written = []
+    written = Markup()
     for column, piece in enumerate(far):
-        if column not in rank_of:
-            written.append(text_html(piece))
+        if column not in chosen:
+            written += Markup(text_html(piece))
             continue
-        rank = rank_of[column]
+        rank = chosen.index(column)
         shade = int(np.clip(np.ceil(5 * influence[rank] / largest), 1, 5))
-        about = f"influence {influence[rank]:.3g}"
-        written.append(_boxed(piece, f"chosen s{shade}", f"<sup>{rank + 1}</sup>", about))
-    return (
-        f'<div class="far {kind}"><span class="soft">{head}</span>'
-        f'<div class="text" tabindex="0" role="region" aria-label="{head}">{"".join(written)}{end}</div></div>'
-    )
-
-
-def _choice_table(result: InfluentialTokens, selector: str, index: int) -> str:
-    row = int(result.over[index])
-    position = int(result.targets.position[row])
-    far = result.pieces[position - result.n_long : position - result.n_short]
-    found = result.choices[selector]
-    parts = [(found["true"], far)]
-    if "placebo" in found:
-        parts.append((found["placebo"], result.placebo_pieces[index]))
-    unit = influence_unit(selector)
-    influence = f"influence [{unit}]" if unit else "influence"
-    heads = "".join(
-        f'<th scope="col" class="words part">{name}</th><th scope="col">back</th><th scope="col">{influence}</th>'
-        '<th scope="col">L<sub>k</sub></th>'
-        for name in ("chosen", "chosen in the placebo")[: len(parts)]
-    )
-    short, long = float(result.targets.loss_short_nats[row]), float(result.targets.loss_long_nats[row])
-    first = "".join(f'<td class="part" colspan="3"></td><td>{number(short)}</td>' for _ in parts)
-    body = [f'<tr><th scope="row">0</th>{first}</tr>']
-    for rank in range(result.k):
-        cells = "".join(_choice_cells(result, choices, pieces, index, rank) for choices, pieces in parts)
-        body.append(f'<tr><th scope="row">{rank + 1}</th>{cells}</tr>')
-    last = f'<td class="part" colspan="3"></td><td>{number(long)}</td>'
-    last += '<td class="part" colspan="4"></td>' * (len(parts) - 1)  # not measured
-    body.append(f'<tr><th scope="row">all {result.n_long - result.n_short:,}</th>{last}</tr>')
-    return (
-        '<div class="wide"><table class="numbers"><caption class="soft">L<sub>k</sub> [nats]: loss given the short '
-        "context and the first k chosen tokens; k = 0 is L<sub>short</sub>, all are L<sub>long</sub></caption>"
-        f'<thead><tr><th scope="col">k</th>{heads}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-    )
-
-
-def _choice_cells(
-    result: InfluentialTokens, choices: Choices, pieces: list[str], index: int, rank: int
-) -> str:
-    column = int(choices.selected[index, rank])
-    return (
-        f'<td class="words part">{_inline(pieces[column])}</td><td>{result.n_long - column}</td>'
-        f"<td>{number(float(choices.influence[index, rank]), digits=3)}</td>"
-        f"<td>{number(float(choices.loss_nats[index, rank]))}</td>"
-    )
+        mark = Markup("<sup>{}</sup>").format(rank + 1)
+        written += _boxed(piece, f"chosen s{shade}", f"influence {influence[rank]:.3g}", mark)
+    return written

@@ -13,35 +13,29 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from analysis.plots.style import figure_bytes
-from analysis.records.results import COMPARISON, LONGPPL
+from analysis.plots.style import figure_bytes, selector_label
 from analysis.records.schema import FAR_CONTEXTS, Examples
 from analysis.records.store import Records
 from analysis.report.foreign_text import (
     DIRECTION_CONTROL,
     DIRECTION_CONTROLS,
-    foreign_html,
-    text_html,
+    page_environment,
+    source_of,
     text_plain,
 )
-from analysis.report.tables import all_sections
-from analysis.report.words import bounds, influence_unit, number, reading
+from analysis.report.words import influence_unit
 from analysis.stats.recovery import default_selector, nats
+from analysis.stats.summary import FEW_DOCUMENTS
 from analysis.text.kinds import KINDS
-
-Json = dict[str, Any]
-
-load_longppl = LONGPPL.load
-load_comparison = COMPARISON.load
+from olmo_sparsity.util.result_files import Json
 
 _TITLE = "How much of the far context do a few tokens carry?"
 _LOSS_DIGITS = _INFLUENCE_DIGITS = 3
@@ -82,23 +76,14 @@ def report_html(
         figures: by name, in the order of the page: each for a wide screen and for a narrow one.
         command: command line that made the page, which is shown in it.
         examples: at most so many targets in the browser of examples.
-        longppl: of `load_longppl`, or None.
-        comparison: of `load_comparison`, or None.
+        longppl: what `LONGPPL` loads, or None.
+        comparison: what `COMPARISON` loads, or None.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("analysis.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        text=lambda text: Markup(text_html(str(text))),
-        foreign=lambda text: Markup(foreign_html(str(text))),
-    )
+    environment = page_environment()
+    environment.filters["label"] = selector_label
     rows = choose_examples(records, examples)
-    style, script = (environment.loader.get_source(environment, name)[0] for name in ("style.css", "page.js"))  # type: ignore[union-attr]
-    manifest, settings = records.manifest, summary["settings"]
+    style, script = (source_of(environment, name) for name in ("style.css", "page.js"))
+    manifest = records.manifest
     name = "/".join(Path(manifest.checkpoint).parts[-2:])  # the run and the step, mostly
     return environment.get_template("page.html").render(
         policy=_policy(style, script),
@@ -109,13 +94,13 @@ def report_html(
         plain_name=text_plain(name),
         manifest=manifest,
         tau=nats(manifest.tau_nats),
-        tiles=_tiles(summary),
-        paragraphs=[paragraph for paragraph in reading(summary) if paragraph],
-        figures=[_figure(*each) for each in figures.items()],
-        settings={each.replace("_", " "): _shown(value) for each, value in settings.items()},
-        resamples=settings["resamples"],
-        bootstrap_seed=settings["bootstrap_seed"],
-        sections=all_sections(summary, longppl, comparison),
+        figures=[(*_CAPTIONS[name], *map(figure_image, pair)) for name, pair in figures.items()],
+        settings={each.replace("_", " "): _shown(value) for each, value in summary["settings"].items()},
+        summary=summary,
+        default=default_selector(summary["selectors"]),
+        few_documents=FEW_DOCUMENTS,
+        longppl=longppl,
+        comparison=comparison,
         measured=len(records.over),
         examples=len(rows),
         commands=[influence_command(records), command],
@@ -148,29 +133,6 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _tiles(summary: Json) -> list[tuple[str, str, str]]:
-    """Value, interval and meaning of the main numbers; the first leads."""
-    name, k = default_selector(summary["selectors"]), summary["gain_bins"]["k"]
-    found = summary["selectors"][name][str(k)]
-    gain = nats(summary["settings"]["tau_nats"])
-    tiles = [
-        (found["net_recovery"], 0, f"net recovery with {k} tokens of {name}"),
-        (found["recovery"], 0, "recovery, own text"),
-        (found["placebo_recovery"], 0, "recovery, placebo: another document's text"),
-        (summary["share_over_tau"], 1, f"of the targets gain more than {gain}"),
-    ]
-    return [
-        (number(value["value"], scale=100, digits=digits), bounds(value, scale=100, digits=digits), meaning)
-        for value, digits, meaning in tiles
-    ]
-
-
-def _figure(name: str, figures: Sequence[Figure]) -> Json:
-    title, text = _CAPTIONS.get(name, (name, ""))
-    wide, narrow = (figure_image(figure) for figure in figures)
-    return {"title": title, "text": text, "wide": wide, "narrow": narrow}
-
-
 def _shown(value: Any) -> str:
     """A setting in words; checksums in full."""
     if isinstance(value, dict):
@@ -190,19 +152,19 @@ def influence_command(records: Records) -> str:
         if manifest.crossfit
         else [manifest.checkpoint]
     )
-    given: list[tuple[str, Any, Callable[[Any], str]]] = [
-        ("--corpus", manifest.corpus, str),
-        ("--out", records.folder, str),
-        ("--split", manifest.split, str),
-        ("--n-long", manifest.n_long, str),
-        ("--n-short", manifest.n_short, str),
-        ("--tau", manifest.tau_nats, "{:g}".format),
-        ("--k", manifest.ks, lambda ks: ",".join(map(str, ks))),
-        ("--selectors", manifest.selectors, ",".join),
-        ("--targets", manifest.targets_asked, str),
-        ("--seed", manifest.seed, str),
-    ]
-    options = [part for name, value, write in given for part in (name, write(value))]
+    given = {
+        "--corpus": manifest.corpus,
+        "--out": records.folder,
+        "--split": manifest.split,
+        "--n-long": manifest.n_long,
+        "--n-short": manifest.n_short,
+        "--tau": f"{manifest.tau_nats:g}",
+        "--k": ",".join(map(str, manifest.ks)),
+        "--selectors": ",".join(manifest.selectors),
+        "--targets": manifest.targets_asked,
+        "--seed": manifest.seed,
+    }
+    options = [str(part) for option in given.items() for part in option]
     precision = ["--bf16"] if manifest.dtype == "bf16" else []
     return shlex.join(["python", "scripts/influence.py", *checkpoint, *options, *precision])
 

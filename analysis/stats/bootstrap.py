@@ -130,18 +130,6 @@ def mean_over_seeds(of_seeds: Sequence[Statistic], drawn: np.ndarray) -> Statist
     return statistic
 
 
-def cluster_bootstrap(
-    columns: np.ndarray,
-    clusters: np.ndarray,
-    statistic: Statistic,
-    *,
-    resamples: int = DEFAULT_RESAMPLES,
-    seed: int = 0,
-) -> Interval:
-    """Interval of one statistic; see `ClusterBootstrap` for the arguments and for several at once."""
-    return ClusterBootstrap(columns, clusters, resamples=resamples, seed=seed).interval(statistic)
-
-
 def sign_flip_p_values(
     differences: np.ndarray, clusters: np.ndarray, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> np.ndarray:

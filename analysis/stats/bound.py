@@ -3,20 +3,11 @@
     Theorem 4.3 [paper]    error(L') = O(eta_L eta_L' L L'^2 delta)
     improved [paper]       error(L') = O((L' / L)^2 delta)
 
-delta is the error at trained lengths and L' > L the length that is asked for. What these are in a figure [ours]:
-
-- L is the longest trained length, delta the measured error (1 - accuracy) at the longest measured length that was
-  trained on, for the same k. Where none of the n samples there was wrong, delta is the upper limit of Wilson's 95 %
-  interval, and the figure says so: the curve is then the most that the bound may be.
-- The constant that O() hides is not known: it is 1. So are eta_L and eta_L', which belong to the distribution of
-  planted positions at a length and are counted into the constant for even positions, unless a caller gives them. A
-  curve shows how the bound grows, and its height only up to a constant. Above 1 a bound says nothing: it is cut to 1.
-- L and L' are tokens of the prompt; to count sparse parity's pairs instead would only change the constant.
-- With one L in a panel both bounds grow like L'^2 and differ by the factor L^3 alone; with the constant 1, Theorem 4.3
-  is below 1 only for delta < 1 / (L L'^2), which needs more test samples than are usual to be seen.
-- Nothing checks that the theorem holds for a run. It is about an idealised class of attention and a task with a
-  locality L_local; the improved form wants a minimax objective and L_local = L / 4, which no run has that was not made
-  so. Test samples with more planted tokens than were trained on have no bound.
+delta is the error at trained lengths, L the longest of them, and L' > L the length that is asked for. What these are in
+a figure [ours] says docs/method.md, 3.6: the constants that O() hides (with them eta_L and eta_L', which belong to the
+distribution of planted positions) are 1, so that a curve shows how the bound grows, its height up to a constant only.
+Above 1 a bound says nothing: it is cut to 1. L and L' are tokens of the prompt. With one L in a panel both bounds grow
+like L'^2 and differ by the factor L^3. Test samples with more planted tokens than were trained on have no bound.
 
 Shapes: n lengths.
 """
@@ -30,8 +21,8 @@ import numpy as np
 
 from analysis.stats.bootstrap import Interval
 from analysis.stats.exact_match import Group
-from analysis.stats.recovery import Json
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.result_files import Json
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, difference
 from analysis.stats.recovery import (
     BEST,
     Columns,
-    Json,
     MeasuredTargets,
     SumsBootstrap,
     over_tau_column,
     refuse_without_gain,
 )
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.result_files import Json
 
 _SAME_SETTINGS = ("split", "n_long", "n_short", "seed", "tau_nats")
 _OWN, _COMMON = "own", "common"  # groups: over tau under this checkpoint; under both

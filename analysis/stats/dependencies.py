@@ -12,8 +12,9 @@ import numpy as np
 from analysis.records.schema import FAR_CONTEXTS, Targets
 from analysis.records.store import Records
 from analysis.stats.bootstrap import Statistic
-from analysis.stats.recovery import Columns, Json, MeasuredTargets, SumsBootstrap, over_tau_column
+from analysis.stats.recovery import Columns, MeasuredTargets, SumsBootstrap, over_tau_column
 from analysis.text.kinds import KINDS
+from olmo_sparsity.util.result_files import Json
 
 DISTANCE_BINS = 8
 """At most so many bins of the distance, equally wide on a logarithmic scale. [ours]"""

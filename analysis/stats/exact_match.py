@@ -20,9 +20,8 @@ import numpy as np
 from scipy.stats import binomtest
 
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, LEVEL, Interval
-from analysis.stats.recovery import Json
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import EXACT_MATCH, misfit
+from olmo_sparsity.util.result_files import EXACT_MATCH, Json, misfit
 
 RECORD_NAME = EXACT_MATCH.name
 SCHEME_LABELS = {

@@ -15,12 +15,10 @@ Losses are in nats per token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from analysis.records.schema import ROPE_SCALING
 from olmo_sparsity.util.errors import UserError
-
-Json = dict[str, Any]
+from olmo_sparsity.util.result_files import Json
 
 
 def ladder_points(

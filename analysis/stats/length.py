@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +22,7 @@ from analysis.stats.bootstrap import (
     mean_over_seeds,
     ratio_of_sums,
 )
-
-Json = dict[str, Any]
+from olmo_sparsity.util.result_files import Json
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, difference
 from analysis.stats.recovery import SumsBootstrap
-from analysis.stats.tables import interval_cell
+from analysis.stats.tables import interval_cell, plain_table
+from olmo_sparsity.util.result_files import Json
 
 FORMS = ("exact", "published")
 _MOMENTS = ("x", "y", "xx", "yy", "xy")
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -137,10 +135,7 @@ def render_longppl(found: Json) -> Group:
         f"S {settings['sliding_window']}; PPL of all of them {interval_cell(found['ppl'])}\n"
         f"key tokens: LSD > {settings['alpha_nats']:g} nats and L_long < {settings['beta_nats']:g} nats",
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("")
-    for form in FORMS:
-        table.add_column(form, justify="right")
+    table = plain_table("", *FORMS)
     rows: list[tuple[str, str, Json]] = [
         ("key tokens", "key_tokens", {"digits": 0}),
         ("share of the targets [%]", "share", {"scale": 100}),

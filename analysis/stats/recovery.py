@@ -13,7 +13,6 @@ Shapes: n sampled targets, m of them over tau with finished selections, K values
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from analysis.stats.bootstrap import (
     sign_flip_p_values,
 )
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.result_files import Json
 
 CONTROLS = ("random", "nearest")
 """Selectors that do not look at the model."""
@@ -37,7 +37,6 @@ BEST = "best"
 ALL = "over tau"
 """The group of all targets over tau."""
 
-Json = dict[str, Any]
 Columns = dict[Hashable, np.ndarray]
 """Name to a value per sampled target, (n,); zero where a target does not belong to the sum."""
 

@@ -30,7 +30,6 @@ from analysis.stats.dependencies import (
 from analysis.stats.recovery import (
     ALL,
     Columns,
-    Json,
     MeasuredTargets,
     SumsBootstrap,
     default_selector,
@@ -38,6 +37,7 @@ from analysis.stats.recovery import (
     refuse_without_gain,
 )
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.result_files import Json
 
 GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)
 """Inner edges of the bins of L_short - L_long; those not above tau are left out. [ours]"""

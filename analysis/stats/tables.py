@@ -1,11 +1,12 @@
-"""All tables for terminals: numbers with their 95 % intervals, from results as JSON."""
+"""What measurements print: tables of numbers with their 95 % intervals, from results as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -13,8 +14,9 @@ from rich.text import Text
 from analysis.records.results import SIDES
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
-from analysis.stats.recovery import Json, default_selector, nats
+from analysis.stats.recovery import default_selector, nats
 from analysis.stats.summary import FEW_DOCUMENTS
+from olmo_sparsity.util.result_files import Json
 
 _UNLIMITED = 10_000
 
@@ -38,11 +40,6 @@ def interval_cell(interval: dict[str, Any], *, scale: float = 1.0, digits: int =
     return "{} [{}, {}]".format(*(zero if text == f"-{zero}" else text for text in texts))
 
 
-def loss_text(interval: Json) -> str:
-    """``value [low, high]`` in nats."""
-    return interval_cell(interval)
-
-
 def percent_text(interval: Json, digits: int = 0) -> str:
     """``value [low, high]`` in per cent, without the sign."""
     return interval_cell(interval, scale=100.0, digits=digits)
@@ -62,6 +59,23 @@ def print_whole(console: Console, table: Table) -> None:
     unlimited = Console(width=_UNLIMITED)
     width = Measurement.get(unlimited, unlimited.options, table).maximum
     Console(width=max(width, console.width), highlight=False).print(table)
+
+
+def print_result(parts: Iterable[RenderableType], paths: Iterable[Path]) -> None:
+    """Print what was found, and which files were written. Titles and captions of tables are whole lines."""
+    console = Console(highlight=False, soft_wrap=True)
+    for part in parts:
+        if isinstance(part, Table):
+            title, caption, part.title, part.caption = part.title, part.caption, None, None
+            if title is not None:
+                console.print(title, style="italic")
+            print_whole(console, part)
+            if caption is not None:
+                console.print(caption, style="dim")
+        else:
+            console.print(part)
+        console.print()
+    console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
 
 
 def render_table(summary: Json) -> Group:
@@ -90,7 +104,7 @@ def _head(summary: Json) -> Text:
         f" of {summary['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}\n",
         (f"{summary['targets_over_tau']:,} over tau", "bold"),
         f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %; over these\n",
-        f"L_short {loss_text(summary['loss_short'])}   L_long {loss_text(summary['loss_long'])} nats per token",
+        f"L_short {interval_cell(summary['loss_short'])}   L_long {interval_cell(summary['loss_long'])} nats per token",
     )
     if settings["crossfit"]:
         head.append("\ncross-fitted: one model chose targets and tokens, another's losses are shown")
@@ -111,7 +125,7 @@ def _selectors_table(summary: Json) -> Table:
         for number, (k, values) in enumerate(per_k.items()):
             shares = [percent_text(values[f"{kind}recovery"]) for kind in ("", "placebo_", "net_")]
             last = number == len(per_k) - 1
-            table.add_row(names[number], k, loss_text(values["loss"]), *shares, end_section=last)
+            table.add_row(names[number], k, interval_cell(values["loss"]), *shares, end_section=last)
     return table
 
 
@@ -131,7 +145,7 @@ def _kinds_table(summary: Json) -> tuple[str, Table]:
             each["kind"],
             f"{each['targets_over_tau']:,} of {each['targets']:,}",
             percent_text(each["share_over_tau"]),
-            loss_text(each["gap_short_minus_long"]),
+            interval_cell(each["gap_short_minus_long"]),
             percent_text(each["selectors"][selector]["net_recovery"]),
         )
     k = summary["kinds"]["k"]
@@ -165,7 +179,7 @@ def render_comparison(comparison: Json) -> Group:
     overall = plain_table("", "A", "B", "A - B")
     for name, key, text in (
         ("share over tau [%]", "share_over_tau", lambda interval: percent_text(interval, 1)),
-        ("mean gain [nats]", "gap_short_minus_long", loss_text),
+        ("mean gain [nats]", "gap_short_minus_long", interval_cell),
     ):
         overall.add_row(Text(name), *(text(comparison[key][side]) for side in (*SIDES, "difference")))
     note = Text(

@@ -8,6 +8,7 @@ import numpy as np
 
 from analysis.records.schema import FAR_CONTEXTS, Manifest, SelectionRow, Targets
 from analysis.records.store import Records, RecordWriter, load_records
+from analysis.stats.bootstrap import ClusterBootstrap, Interval, Statistic
 from analysis.text.kinds import KINDS
 
 # recovery at k = 1, 2, 4, 8 in the true and the placebo far context: docs/method.md, 2.3
@@ -107,3 +108,21 @@ def resampled_rows(records: Records, resamples: int) -> list[tuple[list[int], in
         targets = [i for each in drawn for i in np.flatnonzero(records.targets.document == documents[each])]
         found.append(([row_of[int(i)] for i in targets if int(i) in row_of], len(targets)))
     return found
+
+
+def assert_same_records(a: Records, b: Records) -> None:
+    """The same targets, selections and examples, to the last bit; manifests may differ."""
+    for name, column in vars(a.targets).items():
+        assert np.array_equal(column, getattr(b.targets, name)), name
+    assert np.array_equal(a.over, b.over)
+    for name in ("loss_nats", "selected", "influence"):
+        for selector, by_context in getattr(a, name).items():
+            for context, array in by_context.items():
+                assert np.array_equal(array, getattr(b, name)[selector][context]), (name, selector, context)
+    assert a.examples is not None and b.examples is not None
+    assert a.examples.to_table().equals(b.examples.to_table())
+
+
+def interval_of(columns: np.ndarray, clusters: np.ndarray, statistic: Statistic, **options: int) -> Interval:
+    """The interval of one statistic."""
+    return ClusterBootstrap(columns, clusters, **options).interval(statistic)

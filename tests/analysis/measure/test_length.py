@@ -19,7 +19,7 @@ from analysis.measure.length import measure_length, position_edges
 from analysis.measure.settings import LengthSettings
 from analysis.model.load import load_for_analysis
 from analysis.records.results import LENGTH
-from analysis.stats.bootstrap import cluster_bootstrap, ratio_of_sums
+from analysis.stats.bootstrap import ratio_of_sums
 from analysis.stats.length import PositionSums, summarize_length
 from analysis.stats.tables import render_length
 from analysis.text.segments import sample_segments
@@ -29,6 +29,7 @@ from olmo_sparsity.util.errors import UserError
 from tests.analysis.model.test_load import directory
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
+from tests.support.made_up_records import interval_of
 
 ROOT = Path(__file__).parents[3]
 LENGTHS, WINDOWS = (8, 16, 40), 9
@@ -110,7 +111,7 @@ def test_differences_are_paired_by_document(made, plain, tmp_path):
     for one in found["models"][1]["bins"]:
         difference = (losses[1] - losses[0])[:, one["from"] - 1 : one["to"] - 1]
         columns = np.stack([difference.sum(1), np.full(len(difference), difference.shape[1])], axis=1)
-        expected = cluster_bootstrap(columns, document, ratio_of_sums(0, 1), resamples=300, seed=0)
+        expected = interval_of(columns, document, ratio_of_sums(0, 1), resamples=300, seed=0)
         measured = one["difference_to_first_nats"]
         assert (measured["low"], measured["high"]) == pytest.approx((expected.low, expected.high), abs=1e-4)
     for one in found["models"][0]["bins"]:
@@ -131,7 +132,7 @@ def test_the_loss_at_a_length_is_that_of_the_half_octave_below_it(made, plain, t
         assert last["rise_nats"]["value"] == pytest.approx(rise, abs=1e-4)
         sizes = [np.full(len(losses[0]), part.shape[1]) for part in parts]
         columns = np.stack([parts[0].sum(1), sizes[0], parts[1].sum(1), sizes[1]], axis=1)
-        expected = cluster_bootstrap(
+        expected = interval_of(
             columns,
             document,
             lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1],

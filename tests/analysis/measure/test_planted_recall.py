@@ -12,7 +12,8 @@ import torch
 from analysis.measure.planted import checked_settings, draw_samples, measure_recall, planted_task
 from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
-from analysis.plots.recall import load_recall, recall_figure
+from analysis.plots.recall import recall_figure
+from analysis.records.results import RECALL
 from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import make_task
@@ -235,7 +236,7 @@ def test_the_script_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, scri
         "leave-one-out,gradient,attention",
     ]
     said = script("--checkpoint", run, *options, "--device", "cpu", "--out", out)
-    result = load_recall(out)
+    result = RECALL.load(out)
     config, task = planted_task(run / "step00000007")
     settings = settings_for(task, length=10, planted=(1, 2), samples=4)
     for cell, planted in zip(result["cells"], (1, 2), strict=True):
@@ -348,4 +349,4 @@ def test_files_that_hold_no_recall_of_a_checkpoint_are_refused(tmp_path):
         if text is not None:
             path.write_text(text)
         with pytest.raises(UserError, match=said):
-            load_recall(tmp_path)
+            RECALL.load(tmp_path)

@@ -3,11 +3,9 @@
 import json
 
 import numpy as np
-import pytest
-from matplotlib.figure import Figure
 
-from analysis.plots.costs import cost_figure, load_cost
-from olmo_sparsity.util.errors import UserError
+from analysis.plots.costs import cost_figure
+from analysis.records.results import INFLUENCE_BENCHMARK
 
 
 def made_up_result():
@@ -34,8 +32,7 @@ def made_up_result():
 
 def test_the_figure_draws_the_json(tmp_path):
     (tmp_path / "influence.json").write_text(json.dumps(made_up_result()))
-    figure = cost_figure(load_cost(tmp_path))
-    assert isinstance(figure, Figure) and len(figure.axes) == 6
+    figure = cost_figure(INFLUENCE_BENCHMARK.load(tmp_path))
 
     def curve(panel, selector):
         (line,) = [each for each in figure.axes[panel].lines if each.get_label().startswith(selector)]
@@ -57,14 +54,3 @@ def test_the_figure_draws_the_json(tmp_path):
     ]
     assert [figure.axes[panel].get_ylabel() for panel in (0, 3)] == ["seconds per target", "peak memory [MB]"]
     assert figure.axes[1].get_title(loc="left") == "N = 256, M = 32, targets = 1"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "missing"), ("{", "damaged"), ('{"benchmark": "influence", "speed": {}}', "holds no costs")],
-)
-def test_what_is_no_result_is_refused(tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "influence.json").write_text(content)
-    with pytest.raises(UserError, match=message):
-        load_cost(tmp_path)

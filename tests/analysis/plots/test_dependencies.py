@@ -101,15 +101,6 @@ def test_kinds_of_few_documents_are_hatched(summary: dict) -> None:
     assert any("fewer than 30 documents" in text for text in legend_of(figure))
 
 
-def test_without_such_kinds_nothing_is_hatched() -> None:
-    summary = made_up_summary(FEW_SELECTORS)
-    for each in summary["kinds"]["kinds"]:
-        each["documents_over_tau"] = 31
-    figure = kinds_figure(summary)
-    assert not [each for axes in figure.axes for each in axes.patches if each.get_hatch()]
-    assert not any("fewer" in text for text in legend_of(figure))
-
-
 def test_a_kind_without_targets_over_tau_has_no_recovery() -> None:
     """Its recoveries are None in the summary; its row stays, and nothing but the marks of recovery is missing."""
     summary = made_up_summary(FEW_SELECTORS)
@@ -174,19 +165,3 @@ def test_the_censored_share_is_written_above_the_curves(summary: dict) -> None:
     assert [text.get_text() for text in panels["leave-one-out"].texts] == ["more than 8: 31 [27, 35] %"]
     for axes in panels.values():
         assert axes.get_ylim()[1] > 1.1  # nothing is above 100 %, so the text is clear of every curve
-
-
-@pytest.mark.parametrize("draw", (distances_figure, tokens_needed_figure))
-def test_axes_are_shared_and_named_at_the_rim(draw: Any, summary: dict) -> None:
-    panels = draw(summary).axes
-    assert len({axes.get_ylim() for axes in panels}) == len({axes.get_xlim() for axes in panels}) == 1
-    columns: dict[int, list[Axes]] = {}
-    for axes in panels:
-        columns.setdefault(axes.get_subplotspec().colspan.start, []).append(axes)
-    for members in columns.values():
-        assert [bool(axes.get_xlabel()) for axes in members] == [False] * (len(members) - 1) + [True]
-        assert [
-            any(tick.label1.get_visible() for tick in axes.xaxis.get_major_ticks()) for axes in members
-        ] == [False] * (len(members) - 1) + [True]
-    assert all(axes.get_ylabel() for axes in columns[0])
-    assert not any(axes.get_ylabel() for axes in columns[1])

@@ -1,6 +1,5 @@
 """Figure 1: what is drawn and written is what the records say."""
 
-import importlib
 import json
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from matplotlib.collections import PolyCollection
 from analysis.plots.figure1 import accuracy_by_length_figure, bound_figure, describe, scheme_comparison_figure
 from analysis.stats.bound import trained_error
 from analysis.stats.exact_match import load_records, pool
-from olmo_sparsity.util.errors import UserError
 from tests.analysis.stats.test_exact_match import wilson_by_hand
 from tests.support.made_up_exact_match import record, row, write, write_schemes, write_sparse
 
@@ -76,21 +74,10 @@ class TestAccuracyByLength:
             assert axes.patches[0].get_extents().width > 0
             (x0, x1) = sorted({x for x, _ in axes.patches[0].get_corners()})
             assert (x0, x1) == (20, 50)
-
-    def test_axes_legend_and_heading(self, sparse):
-        figure = accuracy_by_length_figure(sparse)
-        first = figure.axes[0]
-        assert first.get_xscale() == "log"
-        assert first.get_xlabel() == "prompt length 2l [tokens]"
-        assert first.get_ylabel() == "accuracy [% of samples]" and figure.axes[1].get_ylabel() == ""
-        assert legend_names(figure) == [
-            *(f"k = {k}" for k in (4, 6, 8, 10, 12, 14, 16)), "$k > K_{train}$", "trained lengths", "chance",
-        ]  # fmt: skip
-        assert len({line.get_color() for line in figure.legends[0].get_lines()[:7]}) == 7
+        assert legend_names(figure)[-3:] == ["$k > K_{train}$", "trained lengths", "chance"]
         assert describe(sparse).startswith(
             "RoPE + PoSE; 3 training seeds; 3,000 steps; 600 samples a point; "
         )
-        assert "bootstrap over seeds" in describe(sparse)
         assert is_inside(figure)
 
     def test_chance_of_planted_labels_and_what_else_differs(self, tmp_path):
@@ -190,22 +177,11 @@ class TestBoundFigure:
         assert "improved, 95 % interval of δ" in legend_names(figure) and is_inside(figure)
 
 
-@pytest.fixture(scope="module")
-def main():
-    module = importlib.import_module("analysis.cli.figure1")
-    return module.main
-
-
-def run(main, monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["figure1.py", *map(str, arguments)])
-    main()
-
-
 class TestScript:
-    def test_json_and_table_hold_the_numbers(self, tmp_path, main, monkeypatch, capsys):
+    def test_json_and_table_hold_the_numbers(self, tmp_path, run_here):
         rows = [row(20, 196, 4, (4, 0, 0)), row(100, 150, 4, (50, 0, 0))]
         file = write(tmp_path / "in", record(rows))
-        run(main, monkeypatch, tmp_path / "in", "--out", tmp_path / "out", "--bound")
+        printed = run_here(SCRIPT, tmp_path / "in", "--out", tmp_path / "out", "--bound").stdout
         names = ["figure1-sparse_parity", "figure1-sparse_parity-bound"]
         expected = {"figure1.json", *(f"{name}.{kind}" for name in names for kind in ("png", "pdf"))}
         assert {path.name for path in (tmp_path / "out").iterdir()} == expected
@@ -229,7 +205,6 @@ class TestScript:
         )
         assert found["settings"] == {"resamples": 2000, "bootstrap_seed": 0}
         assert {"commit", "versions"} == set(found["provenance"])
-        printed = capsys.readouterr().out
         assert (
             "k = 4, K_train = 4" in printed and "98.0 [95.0, 99.2]" in printed and "figure1.json" in printed
         )
@@ -250,15 +225,13 @@ class TestScript:
             "figure1-schemes.pdf", "figure1-schemes.png", "figure1.json",
         ]  # fmt: skip
 
-    def test_bad_input_is_refused_before_anything_is_written(self, tmp_path, main, monkeypatch):
+    def test_bad_input_is_refused_before_anything_is_written(self, tmp_path, run_here):
         write(tmp_path / "in", record([row(100, 3, 4)]))
-        for arguments, said in (
-            (["--bound"], "no length from 20 to 50"),
-            ([tmp_path / "nowhere"], "nowhere is missing"),
-        ):
-            with pytest.raises(UserError, match=said):
-                run(main, monkeypatch, tmp_path / "in", *arguments, "--out", tmp_path / "out")
         write(tmp_path / "coupled", record([row(5, 9)], "scratchpad_parity"))
-        with pytest.raises(UserError, match="--bound is for tasks with planted tokens"):
-            run(main, monkeypatch, tmp_path / "coupled", "--bound", "--out", tmp_path / "out")
+        for arguments, said in (
+            ([tmp_path / "in", "--bound"], "no length from 20 to 50"),
+            ([tmp_path / "in", tmp_path / "nowhere"], "nowhere is missing"),
+            ([tmp_path / "coupled", "--bound"], "--bound is for tasks with planted tokens"),
+        ):
+            assert said in run_here(SCRIPT, *arguments, "--out", tmp_path / "out").stderr
         assert not (tmp_path / "out").exists()

@@ -4,8 +4,6 @@ import importlib
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from tests.support.made_up_summary import (
     without_certainty,
 )
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "figure2.py"
+SCRIPT = "scripts/figure2.py"
 SHOWN = ("leave-one-out", "attention", "random", "nearest")
 
 
@@ -125,14 +123,6 @@ def test_curves_and_bars_are_the_summary(summary: dict, panels: list[Axes]) -> N
     assert len(places) == len(SHOWN)  # beside each other: none hides another
 
 
-def test_placebo_is_dashed_and_hollow(panels: list[Axes]) -> None:
-    for selector, (colour, marker, _) in style.selector_styles(SHOWN).items():
-        line = curve(panels[0], f"{selector} placebo_loss")
-        assert (line.get_color(), line.get_marker()) == (colour, marker)
-        assert line.is_dashed() and line.get_markerfacecolor() == "white"
-        assert curve(panels[0], f"{selector} loss").get_markerfacecolor() == colour
-
-
 def bars_of(axes: Axes) -> dict[str, tuple[list, list, list]]:
     """Label to value, lower and upper end of the error bars of panel (c)."""
     found = {}
@@ -156,15 +146,6 @@ def test_bins_are_the_summary(summary: dict, panels: list[Axes]) -> None:
     counts = [each["targets"] for each in summary["gain_bins"]["bins"]]
     assert ticks == [f"{name}\nn={n}" for name, n in zip(("1–2", "2–3", "3–5", "> 5"), counts, strict=True)]
     assert panels[2].get_title("left").endswith("k = 4\nleave-one-out, random, nearest")
-
-
-def test_axes_name_quantity_and_unit(panels: list[Axes]) -> None:
-    assert panels[0].get_ylabel() == "mean loss [nats per token]"
-    assert "[fraction of $L_{short} - L_{long}$]" in panels[1].get_ylabel()
-    assert panels[2].get_xlabel().endswith("[nats]")
-    for axes in panels[:2]:
-        assert "[far tokens" in axes.get_xlabel() and axes.get_xscale() == "log"
-        assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "4", "8"]
 
 
 def test_loss_by_position_is_the_fourth_panel(summary: dict) -> None:
@@ -273,28 +254,13 @@ def test_saved_files_are_reproducible_and_leave_no_state(tmp_path: Path, summary
     assert dict(matplotlib.rcParams) == before
 
 
-def run_script(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_script_writes_figures_summary_and_table(folder: Path, tmp_path: Path) -> None:
+def test_script_writes_figures_summary_and_table(folder: Path, tmp_path: Path, run_here: Any) -> None:
     (tmp_path / "length.json").write_text(json.dumps(made_up_length()))
     out = tmp_path / "out"
-    options = (
-        "--resamples",
-        1000,
-        "--k",
-        2,
-        "--length",
-        tmp_path,
-        "--format",
-        "svg,pdf",
-        "--width",
-        3.25,
-        "--no-title",
+    options = ("--format", "svg,pdf", "--width", 3.25, "--no-title")
+    result = run_here(
+        SCRIPT, folder, "--out", out, "--resamples", 1000, "--k", 2, "--length", tmp_path, *options
     )
-    result = run_script(folder, "--out", out, *options)
     assert result.returncode == 0 and result.stderr == ""
     assert "leave-one-out" in result.stdout and "net [%]" in result.stdout
     figures = ("distances", "figure2", "figure2-selectors", "kinds", "tokens_needed")
@@ -317,27 +283,19 @@ def test_script_writes_figures_summary_and_table(folder: Path, tmp_path: Path) -
     ],
 )
 def test_script_refuses_in_one_line(
-    folder: Path, tmp_path: Path, arguments: list, code: int, said: str
+    folder: Path, tmp_path: Path, arguments: list, code: int, said: str, run_here: Any
 ) -> None:
-    result = run_script(folder if arguments else tmp_path / "none", *arguments, "--out", tmp_path / "out")
+    result = run_here(
+        SCRIPT, folder if arguments else tmp_path / "none", *arguments, "--out", tmp_path / "out"
+    )
     assert result.returncode == code and not (tmp_path / "out").exists()
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and said in result.stderr
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "compare",
-        "figure1",
-        "figure2",
-        "figure6",
-        "influence",
-        "ladder",
-        "plot_length",
-        "plot_metrics",
-        "report",
-    ],
-)
+WITH_EXAMPLES = "compare figure1 figure2 figure6 influence ladder plot_length plot_metrics report"
+
+
+@pytest.mark.parametrize("command", WITH_EXAMPLES.split())
 def test_the_examples_of_help_are_commands_that_the_parser_takes(command: str) -> None:
     """A line that goes on ends with one backslash; a docstring that lost it would join or split the command."""
     parser = importlib.import_module(f"analysis.cli.{command}")._parser()

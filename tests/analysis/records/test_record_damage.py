@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.schema import FAR_CONTEXTS, Manifest
-from analysis.records.store import Records, RecordWriter, load_records
+from analysis.records.schema import Manifest
+from analysis.records.store import RecordWriter, load_records
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.records.test_store import MANIFEST, finish, make_examples, rows_of, write
+from tests.support.made_up_records import assert_same_records
 
 ROOT = Path(__file__).parents[3]
 FILES = (
@@ -47,20 +47,6 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "records"))
 
 
-def assert_same(a: Records, b: Records) -> None:
-    assert a.manifest == b.manifest and np.array_equal(a.over, b.over)
-    for name, column in vars(a.targets).items():
-        assert np.array_equal(column, getattr(b.targets, name)), name
-    for name in ("loss_nats", "selected", "influence"):
-        for selector in MANIFEST.selectors:
-            for context in FAR_CONTEXTS:
-                first, second = (getattr(each, name)[selector][context] for each in (a, b))
-                assert np.array_equal(first, second)
-    assert (a.examples is None) == (b.examples is None)
-    if a.examples is not None and b.examples is not None:
-        assert a.examples.to_table().equals(b.examples.to_table())
-
-
 def refusal(attempt: Callable[[], Any]) -> str | None:
     """The one line with which something is refused; None where it is not."""
     try:
@@ -82,7 +68,7 @@ def test_no_flipped_bit_is_read(whole: Path, folder: Path, name: str) -> None:
         assert refusal(lambda: load_records(folder)), f"bit {bit} of {name}"
         assert refusal(lambda: RecordWriter(folder, MANIFEST))
     path.write_bytes(data)
-    assert_same(load_records(folder), expected)
+    assert_same_records(load_records(folder), expected)
 
 
 @pytest.mark.parametrize("name", [PART, "selections/part-00003.parquet", "examples.parquet"])
@@ -98,7 +84,7 @@ def test_what_is_said_mends_it(whole: Path, folder: Path, name: str, was_finishe
     (folder / name).unlink()
     measure_the_rest(folder)
     assert load_records(folder).manifest.complete
-    assert_same(load_records(folder), load_records(whole))
+    assert_same_records(load_records(folder), load_records(whole))
 
 
 def unfinish(folder: Path) -> None:
@@ -116,7 +102,7 @@ def test_mending_goes_on_after_a_kill(whole: Path, folder: Path) -> None:
     (folder / "examples.parquet").unlink()
     RecordWriter(folder, MANIFEST)  # is killed here
     measure_the_rest(folder)
-    assert_same(load_records(folder), load_records(whole))
+    assert_same_records(load_records(folder), load_records(whole))
 
 
 def test_targets_that_are_damaged_or_gone_are_measured_anew(folder: Path) -> None:
@@ -160,7 +146,7 @@ def test_a_part_without_an_entry_is_left_out_and_measured_again(whole: Path, tmp
     assert RecordWriter(folder, MANIFEST).finished_targets() == {10, 12}
     assert not (folder / "selections" / "part-00002.parquet").exists()
     finish(RecordWriter(folder, MANIFEST))
-    assert_same(load_records(folder), load_records(whole))
+    assert_same_records(load_records(folder), load_records(whole))
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -183,7 +169,7 @@ def test_killed_anywhere_the_same_command_goes_on(
         kill_at(patch, name, time, after=after)
         finish(RecordWriter(folder, MANIFEST))
     finish(RecordWriter(folder, MANIFEST))
-    assert_same(load_records(folder), load_records(whole))
+    assert_same_records(load_records(folder), load_records(whole))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +256,7 @@ def test_records_of_older_formats_are_read_and_not_gone_on_with(
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     records = load_records(folder)
     assert records.manifest.version == version and records.examples is not None
-    assert_same(replace(records, manifest=replace(records.manifest, version=4)), load_records(whole))
+    assert_same_records(replace(records, manifest=replace(records.manifest, version=4)), load_records(whole))
     assert RecordWriter(folder, MANIFEST).manifest.complete  # nothing to do
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     (folder / PART).unlink()
@@ -363,12 +349,6 @@ def test_a_file_that_is_no_parquet_is_refused(folder: Path) -> None:
     (folder / PART).unlink()
     (folder / PART).mkdir()
     assert "cannot be read" in (refusal(lambda: load_records(folder)) or "")
-
-
-@pytest.mark.parametrize("name", ["a b", "‮evil", "", "a\nb", "é"])
-def test_selectors_have_plain_names(name: str) -> None:
-    with pytest.raises(UserError, match="cannot be the name of a selector"):
-        replace(MANIFEST, selectors=[name])
 
 
 # --- a full disk ---

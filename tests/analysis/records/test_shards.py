@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import analysis.measure.influence as measurement_module
@@ -20,6 +19,7 @@ from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.records.test_record_damage import make_old, put, rewrite
 from tests.support import tiny
+from tests.support.made_up_records import assert_same_records
 
 ROOT = Path(__file__).parents[3]
 COUNT = 3
@@ -69,17 +69,6 @@ def out(measured, tmp_path):
     return Path(shutil.copytree(measured, tmp_path / "records"))
 
 
-def assert_same_records(a, b):
-    for name, column in vars(a.targets).items():
-        assert np.array_equal(column, getattr(b.targets, name)), name
-    assert np.array_equal(a.over, b.over)
-    for name in ("loss_nats", "selected", "influence"):
-        for selector, by_context in getattr(a, name).items():
-            for context, array in by_context.items():
-                assert np.array_equal(array, getattr(b, name)[selector][context]), (name, selector, context)
-    assert a.examples.to_table().equals(b.examples.to_table())
-
-
 def test_merged_shards_equal_the_unsharded_run_bit_for_bit(whole, out):
     assert len(whole.over) > 20
     parts = [load_records(MeasurementShard(number, COUNT).folder(out)) for number in (1, 2, 3)]
@@ -95,13 +84,6 @@ def test_an_unsharded_run_takes_the_merged_records_for_its_own(trained, out):
     before = (out / "manifest.json").read_bytes()
     measure_influence(settings(trained, out))
     assert (out / "manifest.json").read_bytes() == before
-
-
-def test_merging_again_changes_nothing(out):
-    merge_records(out)
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    merge_records(out)
-    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("renamed_before", [0, 1, 2, 3, 4])
@@ -257,11 +239,6 @@ def test_more_shards_than_blocks_are_refused(trained, tmp_path):
 def test_a_shard_that_is_none_is_refused(text):
     with pytest.raises(UserError, match="i/n with i from 1 to n"):
         MeasurementShard.parse(text)
-
-
-def test_one_shard_of_one_is_everything():
-    assert all(MeasurementShard.parse("1/1").has(block) for block in range(10))
-    assert MeasurementShard.parse("2/3") == MeasurementShard(2, 3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

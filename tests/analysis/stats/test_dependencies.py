@@ -142,16 +142,6 @@ def summary(records: Records) -> dict:
     return summarize(records, 200)
 
 
-def test_every_selector_is_there_and_best_has_no_distance(records: Records, summary: dict) -> None:
-    measured = records.manifest.selectors
-    assert list(summary["distances"]["selectors"]) == measured
-    assert list(summary["tokens_needed"]["selectors"]) == [*measured, "best"]
-    for each in summary["kinds"]["kinds"]:
-        assert list(each["selectors"]) == [*measured, "best"]
-    assert sum(each["targets"] for each in summary["kinds"]["kinds"]) == 400
-    assert sum(each["share_over_tau"]["value"] for each in summary["kinds"]["kinds"]) == pytest.approx(1)
-
-
 def test_intervals_equal_a_bootstrap_of_whole_documents(records: Records, summary: dict) -> None:
     """One number of each part, computed from copies of the targets of the drawn documents."""
     targets, over = records.targets, records.over

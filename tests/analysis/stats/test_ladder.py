@@ -1,9 +1,6 @@
 """The ladder: points that join records and loss by position, what cannot be joined, and the script."""
 
-import importlib
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_records import made_up_manifest, made_up_targets, write_records
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "ladder.py"
+SCRIPT = "scripts/ladder.py"
 SHAS = {name: name * 64 for name in "abcd"}
 
 
@@ -122,22 +119,10 @@ def test_what_cannot_be_joined_is_one_line(summaries, changes, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture
-def script(monkeypatch, capsys):
-    module = importlib.import_module("analysis.cli.ladder")
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-        module.main()
-        return capsys.readouterr().out
-
-    return run
-
-
-def test_the_script_joins_draws_and_prints(folders, summaries, tmp_path, script):
+def test_the_script_joins_draws_and_prints(folders, summaries, tmp_path, run_here):
     (tmp_path / "length.json").write_text(json.dumps(MEASURED))
     command = [*folders.values(), "--length", tmp_path, "--out", tmp_path / "out", "--resamples", 1000]
-    printed = script(*command)
+    printed = run_here(SCRIPT, *command).stdout
     assert "small, cross-fit" in printed and "4,000" in printed
     found = json.loads((tmp_path / "out" / "ladder.json").read_text())
     expected = [
@@ -183,9 +168,19 @@ def test_plain_and_scaled_rope_of_one_checkpoint_both_show_their_rise(summaries)
     assert sorted(float(container[0].get_ydata()[0]) for container in rises) == [0.1, 0.2, 0.4]
 
 
-def test_models_of_one_size_have_the_joint_figure_only(folders, tmp_path, script):
+def test_models_of_one_size_have_the_joint_figure_only(folders, tmp_path, run_here):
     (tmp_path / "length.json").write_text(json.dumps(MEASURED))
-    script(folders["a"], folders["ab"], "--length", tmp_path, "--out", tmp_path / "out", "--resamples", 1000)
+    run_here(
+        SCRIPT,
+        folders["a"],
+        folders["ab"],
+        "--length",
+        tmp_path,
+        "--out",
+        tmp_path / "out",
+        "--resamples",
+        1000,
+    )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "joint.pdf",
         "joint.png",
@@ -193,20 +188,12 @@ def test_models_of_one_size_have_the_joint_figure_only(folders, tmp_path, script
     ]
 
 
-def test_records_of_different_contexts_are_refused(folders, tmp_path, script):
+def test_records_of_different_contexts_are_refused(folders, tmp_path, run_here):
     rng = np.random.default_rng(0)
     manifest = made_up_manifest(200, checkpoint_sha256=SHAS["c"], n_long=64)
     write_records(tmp_path / "other", manifest, made_up_targets(200, 30, rng), rng)
     (tmp_path / "length.json").write_text(json.dumps(MEASURED))
-    with pytest.raises(UserError, match="the records have different N, M and tau"):
-        script(
-            folders["a"],
-            tmp_path / "other",
-            "--length",
-            tmp_path,
-            "--out",
-            tmp_path / "out",
-            "--resamples",
-            1000,
-        )
+    both = (folders["a"], tmp_path / "other")
+    refused = run_here(SCRIPT, *both, "--length", tmp_path, "--out", tmp_path / "out", "--resamples", 1000)
+    assert "the records have different N, M and tau" in refused.stderr
     assert not (tmp_path / "out").exists()

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.plots.costs import load_cost
-from analysis.plots.recall import load_recall
 from analysis.records.results import COMPARISON, INFLUENCE_BENCHMARK, LADDER, LENGTH, LONGPPL, NEEDLE, RECALL
-from analysis.report.page import load_comparison, load_longppl
 from analysis.stats.exact_match import load_records
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import EXACT_MATCH, INTERVAL, json_checksum, misfit
@@ -20,10 +17,10 @@ COMMITTED = {
     "results/length/together/length.json": (LENGTH, LENGTH.load),
     "results/length/needle/needle.json": (NEEDLE, NEEDLE.load),
     "results/length/sizes/ladder.json": (LADDER, LADDER.load),
-    "results/influence-books/longppl/longppl.json": (LONGPPL, load_longppl),
-    "results/influence-books/compare.json": (COMPARISON, load_comparison),
-    "results/benchmarks/influence/cost.json": (INFLUENCE_BENCHMARK, load_cost),
-    "results/synthetic/recall/recall.json": (RECALL, load_recall),
+    "results/influence-books/longppl/longppl.json": (LONGPPL, LONGPPL.load),
+    "results/influence-books/compare.json": (COMPARISON, COMPARISON.load),
+    "results/benchmarks/influence/cost.json": (INFLUENCE_BENCHMARK, INFLUENCE_BENCHMARK.load),
+    "results/synthetic/recall/recall.json": (RECALL, RECALL.load),
     "results/synthetic/records/planted/seed=1/exact_match.json": (EXACT_MATCH, lambda path: load_records([path])),
 }  # fmt: skip
 NAMES = [pytest.param(name, id=each[0].name) for name, each in COMMITTED.items()]
@@ -102,7 +99,7 @@ def test_an_older_file_of_another_shape_is_one_line(name: str, tmp_path: Path) -
 
 
 def needed(shape: dict) -> list[str]:
-    return [name for name in shape if name is not ...] or ["cost", "machine"]
+    return [name for name in shape if name is not ...]
 
 
 @pytest.mark.parametrize(
