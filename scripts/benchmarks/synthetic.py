@@ -24,7 +24,7 @@ from benchmarks.timing import (
     time_in_turn,
 )
 from benchmarks.train import use_cpu_without_gpu
-from benchmarks.trainer import LEARNING_RATE, WARM_UP_STEPS, Rows, TimedTrainer
+from benchmarks.trainer import LEARNING_RATE, WARM_UP_STEPS, TimedTrainer
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.task_batches import TaskData
@@ -244,14 +244,13 @@ def plain_config(config: Config) -> Config:
     return replace(config, positions=replace(config.positions, scheme=scheme, rotate="ids"))
 
 
-def samples(batches: list[Batch]) -> Rows:
+def samples(batches: list[Batch]) -> list[dict[str, Tensor]]:
     """The samples of batches as the Trainer wants them, one after the other."""
-    rows = [
+    return [
         dict(zip(inputs, values, strict=True))
         for inputs in map(trainer_inputs, batches)
         for values in zip(*inputs.values(), strict=True)
     ]
-    return Rows(len(rows), rows.__getitem__)
 
 
 def trainer_inputs(batch: Batch) -> dict[str, Tensor]:

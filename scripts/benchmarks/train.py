@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.settings import TrainSettings
 from benchmarks.timing import Json, about_this_run, chosen_device, summarise, synchroniser, time_in_turn
-from benchmarks.trainer import LEARNING_RATE, Rows, TimedTrainer
+from benchmarks.trainer import LEARNING_RATE, TimedTrainer
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.export import to_transformers
@@ -74,12 +74,12 @@ class TrainBenchmark:
         """What is timed, by name."""
         ids, position_ids = self.batch.input_ids, self.batch.position_ids
         positioned = _olmo_model(self.config).to(self.device)
-        compared: dict[str, Runner] = {
+        return {
             OLMO: self._plain_steps(_unmodified_olmo(self.config).to(self.device), ids, {}),
             "position_ids": self._plain_steps(positioned, ids, {"position_ids": position_ids}),
             "loop": self._loop_steps(),
+            "transformers Trainer": self._trainer_steps(),
         }
-        return {**compared, "transformers Trainer": self._trainer_steps()}
 
     def about(self) -> dict[str, Any]:
         """What was measured on."""
@@ -143,12 +143,8 @@ class TrainBenchmark:
             {"params": vectors, "weight_decay": 0.0},
         ]
         dataset = TrainingData(config).dataset
-
-        def row(index: int) -> dict[str, Tensor]:
-            ids = torch.from_numpy(dataset[index]["input_ids"])
-            return {"input_ids": ids, "labels": ids}
-
-        rows = Rows(len(dataset), row)
+        windows = [torch.from_numpy(dataset[index]["input_ids"]) for index in range(len(dataset))]
+        rows = [{"input_ids": ids, "labels": ids} for ids in windows]
         return TimedTrainer(model, groups, rows, self.engine, config, self.steps, self.folder)
 
 

@@ -21,19 +21,6 @@ LEARNING_RATE = 1e-5
 WARM_UP_STEPS = 1
 
 
-class Rows(torch.utils.data.Dataset):
-    """What the Trainer reads: rows by their number."""
-
-    def __init__(self, count: int, row: Callable[[int], dict[str, Tensor]]):
-        self.count, self.row = count, row
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.row(index)
-
-
 class TimedTrainer:
     """Each call makes a step that warms up and ``steps`` optimizer steps, and returns the seconds of the latter.
 
@@ -44,7 +31,7 @@ class TimedTrainer:
         self,
         model: nn.Module,
         groups: list[dict[str, Any]],
-        rows: Rows,
+        rows: list[dict[str, Tensor]],
         engine: Engine,
         config: Config,
         steps: int,
@@ -63,7 +50,7 @@ class TimedTrainer:
         self.trainer = _LossKeepingTrainer(
             model=model,
             args=_arguments(engine, config, WARM_UP_STEPS + steps, folder),
-            train_dataset=rows,
+            train_dataset=rows,  # type: ignore[arg-type]  # it takes whatever has a length and items
             callbacks=[self.clock],
             optimizers=(optimizer, None),
         )

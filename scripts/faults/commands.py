@@ -279,10 +279,14 @@ _MEASURE = (
 )
 _TRAINED = {"corpus": "prepare", "run": "train"}
 
-_ALL = [
+
+def _commands(*every: Command) -> dict[str, Command]:
+    return {command.name: command for command in every}
+
+
+# fmt: off
+UNDER_TEST = _commands(
     Command("prepare", "prepare_data.py", _BPE, "corpus", corpus),
-    Command("ready", "prepare_data.py", _BPE.replace("--out corpus", "--out ready"), "ready", corpus),
-    Command("first-share", "prepare_data.py", f"{_TOKENIZED} --shard 1/2", "corpus", corpus, {"ready": "ready"}),
     Command(
         "prepare-shard", "prepare_data.py", f"{_TOKENIZED} --shard 2/2", "corpus", second_share,
         {"ready": "ready", "corpus": "first-share"},
@@ -292,28 +296,22 @@ _ALL = [
         {"ready": "ready", "corpus": "prepare-shard"},
     ),
     Command("train", "train.py", "config.yaml", "run", training, {"corpus": "prepare"}, again="--resume"),
-    Command("half", "train.py", "config.yaml --stop_at=8", "run", training, {"corpus": "prepare"}),
     Command(
         "train-resume", "train.py", "config.yaml --resume", "run", training, {"corpus": "prepare", "run": "half"}
     ),
     Command(
         "train-2", "train.py", "config.yaml", "run", training, {"corpus": "prepare"}, again="--resume", processes=2
     ),
-    Command("half-2", "train.py", "config.yaml --stop_at=8", "run", training, {"corpus": "prepare"}, processes=2),
     Command(
         "train-2-resume", "train.py", "config.yaml --resume", "run", training,
         {"corpus": "prepare", "run": "half-2"}, processes=2,
     ),
     Command("influence", "influence.py", _MEASURE, "records", records, _TRAINED),
-    Command("first-shard", "influence.py", f"{_MEASURE} --shard 1/2", "records", shard("1-of-2"), _TRAINED),
     Command(
         "influence-shard", "influence.py", f"{_MEASURE} --shard 2/2", "records", shard("2-of-2"),
         {**_TRAINED, "records": "first-shard"},
     ),
-    Command("other-shard", "influence.py", f"{_MEASURE} --seed 1 --shard 2/2", "records", shard("2-of-2"), _TRAINED),
-    Command("other-corpus", "prepare_data.py", f"{_BPE} --seed 1", "corpus", corpus),
     Command("merge", "merge_records.py", "records", "records", records, {"records": "influence-shard"}),
-    Command("earlier-export", "export_hf.py", "run --out export", "export", export, {"run": "half"}, replaces_out=True),
     Command(
         "export", "export_hf.py", "run --out export --overwrite", "export", export,
         {"run": "train", "export": "earlier-export"}, replaces_out=True,
@@ -325,5 +323,17 @@ _ALL = [
         "report", "report.py", "records --out figures/report.html --resamples 1000", "figures", figures,
         {"records": "influence"},
     ),
-]  # fmt: skip
-COMMANDS = {command.name: command for command in _ALL}
+)
+"""Commands that faults are injected into."""
+COMMANDS = UNDER_TEST | _commands(
+    Command("ready", "prepare_data.py", _BPE.replace("--out corpus", "--out ready"), "ready", corpus),
+    Command("first-share", "prepare_data.py", f"{_TOKENIZED} --shard 1/2", "corpus", corpus, {"ready": "ready"}),
+    Command("half", "train.py", "config.yaml --stop_at=8", "run", training, {"corpus": "prepare"}),
+    Command("half-2", "train.py", "config.yaml --stop_at=8", "run", training, {"corpus": "prepare"}, processes=2),
+    Command("first-shard", "influence.py", f"{_MEASURE} --shard 1/2", "records", shard("1-of-2"), _TRAINED),
+    Command("other-shard", "influence.py", f"{_MEASURE} --seed 1 --shard 2/2", "records", shard("2-of-2"), _TRAINED),
+    Command("other-corpus", "prepare_data.py", f"{_BPE} --seed 1", "corpus", corpus),
+    Command("earlier-export", "export_hf.py", "run --out export", "export", export, {"run": "half"}, replaces_out=True),
+)
+"""All, with those whose results the ones under test are given."""
+# fmt: on

@@ -28,8 +28,7 @@ from tests.support import tiny, tiny_task
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))  # as scripts/benchmark.py finds its modules
 
-from benchmarks import influence_cost, influence_speed, length, synthetic, tables  # noqa: E402
-from benchmarks.influence import contexts_of, load_model  # noqa: E402
+from benchmarks import influence, length, synthetic, tables  # noqa: E402
 from benchmarks.plain_loop import PLAIN_SELECTORS, PlainLoop, plain_selection  # noqa: E402
 from benchmarks.settings import InfluenceSettings, LengthSettings, SyntheticSettings  # noqa: E402
 from benchmarks.timing import summarise, time_in_turn  # noqa: E402
@@ -129,7 +128,7 @@ def of_length(tmp_path):
 
 
 def test_both_ways_are_the_loss_of_each_token_given_those_before_it(of_length):
-    losses = length.TokenLosses(load_model(of_length), device="cpu")
+    losses = length.TokenLosses(influence.load_model(of_length), device="cpu")
     tokens = np.random.default_rng(0).integers(1, 50, (2, 9))
     expected = []
     for row in tokens.tolist():
@@ -190,10 +189,10 @@ def test_the_plain_loop_computes_the_losses_of_the_scorer_and_of_masking(model):
 @pytest.mark.parametrize("name", PLAIN_SELECTORS)
 def test_the_plain_loop_chooses_as_the_engine_does(model, name):
     contexts = make_contexts()
-    columns, influence = plain_selection(name, model, "cpu", contexts, 5)
-    chosen = influence_speed.select(name, Scorer(model), 5, contexts)
-    np.testing.assert_array_equal(columns, chosen.columns)
-    np.testing.assert_allclose(influence, chosen.influence, atol=2e-5)
+    plain = plain_selection(name, model, "cpu", 5, contexts)
+    chosen = influence.select(name, Scorer(model), 5, contexts)
+    np.testing.assert_array_equal(plain.columns, chosen.columns)
+    np.testing.assert_allclose(plain.influence, chosen.influence, atol=2e-5)
 
 
 def test_the_plain_loop_makes_one_pass_per_candidate_and_asks_for_all_logits(model):
@@ -203,20 +202,19 @@ def test_the_plain_loop_makes_one_pass_per_candidate_and_asks_for_all_logits(mod
         seen.append((*input_ids.shape, last_logits_only))
         return model(input_ids, position_ids, last_logits_only=last_logits_only)
 
-    plain_selection("leave-one-out", spy, "cpu", make_contexts(1), 5)
+    plain_selection("leave-one-out", spy, "cpu", 5, make_contexts(1))
     assert seen == [(1, N, False)] + FAR * [(1, N - 1, False)]
 
 
 def test_differences_between_selections_are_told():
     columns = np.array([[3, 1, 2], [3, 1, 2], [3, 1, 2], [3, 1, 2]])
-    influence = np.array([[3.0, 2.0, 1.0]] * 4)
-    plain = [Selection(columns, influence)]
-    same = influence_speed.compare_selections(plain, plain, 2)
+    plain = [Selection(columns, np.array([[3.0, 2.0, 1.0]] * 4))]
+    same = influence.compare_selections(plain, plain, 2)
     assert same == {"same_set": 1, "same_order": 1, "largest_influence_difference_nats": 0}
     # row 1: another order; row 2: another set; row 3: the same two, what lies behind them does not count
     other = np.array([[3, 1, 2], [1, 3, 2], [3, 2, 1], [3, 1, 0]])
     moved = np.array([[3.0, 2.0, 1.0], [3.0, 2.5, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 9.0]])
-    found = influence_speed.compare_selections(plain, [Selection(other, moved)], 2)
+    found = influence.compare_selections(plain, [Selection(other, moved)], 2)
     # row 1: token 1 has 3 instead of 2, token 3 has 2.5 instead of 3; row 2: token 2 has 2 instead of 1
     assert found == {"same_set": 0.75, "same_order": 0.5, "largest_influence_difference_nats": 1.0}
 
@@ -225,8 +223,8 @@ def test_tokens_are_counted(model):
     contexts = make_contexts(2)
 
     def tokens(name, **options):
-        with influence_speed.counted_tokens(model) as counts:
-            influence_speed.select(name, Scorer(model, **options), 3, contexts)
+        with influence.counted_tokens(model) as counts:
+            influence.select(name, Scorer(model, **options), 3, contexts)
         return sum(counts)
 
     assert tokens("leave-one-out", share_prefixes=False) == 2 * (FAR * (N - 1) + N)
@@ -248,7 +246,7 @@ def test_contexts_are_stretches_of_held_out_documents_or_random_tokens(trained):
     held_out = TokenFiles.of_split(corpus, "heldout")
     texts = [held_out.document(number).tolist() for number in range(len(held_out.document_bounds))]
     for source in (corpus, None):
-        contexts = contexts_of(loaded, settings_of_influence(checkpoint="run", corpus=source), 5)
+        contexts = influence.contexts_of(loaded, settings_of_influence(checkpoint="run", corpus=source), 5)
         assert contexts.tokens.shape == (5, N) and contexts.n_far == FAR
         for tokens, target in zip(contexts.tokens.tolist(), contexts.targets.tolist(), strict=True):
             found = [*tokens, target] in [text[i : i + N + 1] for text in texts for i in range(len(text) - N)]
@@ -257,7 +255,7 @@ def test_contexts_are_stretches_of_held_out_documents_or_random_tokens(trained):
 
 def test_a_sweep_varies_one_thing_at_a_time():
     settings = settings_of_influence(n_long=64, n_short=8, lengths=(32, 64), ks=(1, 16), counts=(1, 4))
-    sweeps = influence_cost.cost_sweeps(settings)
+    sweeps = influence.cost_sweeps(settings)
     for name, wanted in {"n_long": [32, 64], "k": [1, 16], "targets": [1, 4]}.items():
         own = [point for point in sweeps[name] if point.selector == "greedy"]
         assert [getattr(point, name) for point in own] == wanted
@@ -284,15 +282,15 @@ def test_all_parts_of_the_influence_benchmark(benchmark, trained, tmp_path):
     screened = result["screened"]
     assert (screened["targets"], screened["rounds"]) == (6, 2)
     # 42 far tokens: every form fits
-    wanted = {name for exact, forms in influence_speed.SCREENS.items() for name in (exact, *forms)}
+    wanted = {name for exact, forms in influence.SCREENS.items() for name in (exact, *forms)}
     assert set(screened["selectors"]) == wanted
-    for exact in influence_speed.SCREENS:
+    for exact in influence.SCREENS:
         row = screened["selectors"][exact]
         assert row["seconds_ratio"] == {"ratio": 1, "ratio_low": 1, "ratio_high": 1}
     by_m = [screened["selectors"][f"leave-one-out@attention:{m}"]["tokens_ratio"] for m in (8, 32)]
     assert 0 < by_m[0] < by_m[1] < 1
     for sweep in result["cost"]["sweeps"].values():
-        assert [point["selector"] for point in sweep] == list(influence_cost.SELECTORS)
+        assert [point["selector"] for point in sweep] == list(influence.COST_SELECTORS)
         assert all(point["seconds_per_target"] > 0 for point in sweep)
     assert (tmp_path / "cost.png").read_bytes()[:4] == b"\x89PNG" and (tmp_path / "cost.pdf").exists()
 
@@ -415,19 +413,6 @@ def test_another_loss_is_found_before_anything_is_timed(tmp_path, monkeypatch):
         next(compared.engine.raw_model.parameters()).mul_(1.5)
     with pytest.raises(UserError, match="the losses differ: .* in the loop, .* in the Trainer"):
         compared.measure(rounds=1)
-
-
-def test_every_task_with_a_config_beside_the_given_one_is_timed(tmp_path):
-    write_configs(tmp_path)
-    settings = SyntheticSettings(
-        config=str(tmp_path / "scratchpad_parity-x.yaml"), overrides=("--model.n_layers=1",)
-    )
-    found = synthetic.task_configs(synthetic.load_config(settings.config), settings)
-    assert {name: own.task.name for name, own in found.items()} == {
-        "scratchpad_parity": "scratchpad_parity",
-        "copy": "copy",
-    }
-    assert (found["copy"].model.d_model, found["copy"].model.n_layers) == (32, 1)
 
 
 @pytest.mark.parametrize(
