@@ -50,7 +50,7 @@ class TimedTrainer:
         self.trainer = _LossKeepingTrainer(
             model=model,
             args=_arguments(engine, config, WARM_UP_STEPS + steps, folder),
-            train_dataset=rows,  # type: ignore[arg-type]  # it takes whatever has a length and items
+            train_dataset=rows,
             callbacks=[self.clock],
             optimizers=(optimizer, None),
         )

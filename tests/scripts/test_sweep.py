@@ -35,16 +35,10 @@ def looks_often(monkeypatch):
 
 
 @pytest.fixture
-def sweep_here(monkeypatch, capsys, tmp_path):
+def sweep_here(monkeypatch, call_main, tmp_path):
     """Calls the command in ``tmp_path``; returns its exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
-
-    def run(line) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["sweep.py", *shlex.split(line)])
-        code = module.main()
-        return code, capsys.readouterr().out
-
-    return run
+    return lambda line: call_main("sweep", *shlex.split(line))
 
 
 def shell_cell(folder, name, *scripts):
