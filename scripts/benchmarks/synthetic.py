@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from benchmarks.timing import (
     time_in_turn,
 )
 from benchmarks.train import use_cpu_without_gpu
-from benchmarks.trainer import LEARNING_RATE, WARM_UP_STEPS, TimedTrainer
+from benchmarks.trainer import WARM_UP_STEPS, TimedTrainer, train_steps
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.task_batches import TaskData
@@ -155,15 +156,6 @@ def whole_blocks(config: Config, steps: int) -> int:
     return -(-steps // at_once) * at_once
 
 
-def train_steps(engine: Engine, config: Config, batches: Iterator[Batch], steps: int) -> list[float]:
-    """Optimizer steps as the loop makes them; the loss of each, in nats per response token."""
-    losses = []
-    for _ in range(steps):
-        losses.append(engine.forward_backward(next(batches))["loss_nats"])
-        engine.step(LEARNING_RATE, config.max_grad_norm)
-    return losses
-
-
 def clock_of(device: torch.device) -> Callable[[], float]:
     """The processor's time where one thread computes all: the same as the wall's, without what other programs take."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
@@ -192,6 +184,7 @@ class StepComparison:
         positioned = build_model(self.config)
         assert isinstance(positioned, PositionedNeoX), "the config was checked, and its ids are plain"
         groups = get_param_groups(self.config, positioned)
+        self._train = partial(train_steps, self.engine, self.config)
         rows, clock = samples(self.ready), clock_of(self.device)
         self.trainer = TimedTrainer(
             positioned.model, groups, rows, self.engine, self.config, self.steps, folder, clock
@@ -231,9 +224,6 @@ class StepComparison:
                     "compared, and one of the two is wrong: see tests/olmo_sparsity/training/test_task_training.py"
                 )
         return {LOOP: ours, TRAINER: theirs}
-
-    def _train(self, batches: Iterator[Batch], steps: int) -> list[float]:
-        return train_steps(self.engine, self.config, batches, steps)
 
 
 def plain_config(config: Config) -> Config:

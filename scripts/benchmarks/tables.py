@@ -20,9 +20,7 @@ def print_tables(result: Json) -> None:
 
 
 def _table(title: str, rows: Rows) -> Table:
-    columns = dict.fromkeys(
-        key for _, row in rows for key, value in row.items() if not isinstance(value, list)
-    )
+    columns = [key for key in dict.fromkeys(key for _, row in rows for key in row) if key != "seconds"]
     table = plain_table("", *columns)
     table.title = title
     for name, row in rows:
@@ -40,7 +38,7 @@ def _tables(result: Json) -> dict[str, Rows]:
         tables[title] = list(result["tasks"].items())
     for timed in (result, result.get("steps", {})):
         if "results" in timed:
-            title = "rate [{unit}], median of {rounds} rounds; ratio to {baseline}, lowest and highest"
+            title = "rate in {unit}, median of {rounds} rounds; ratio to {baseline}, lowest and highest"
             tables[title.format(**timed)] = list(timed["results"].items())
     if speed := result.get("speed"):
         tables["speed: targets per second; ratio to the plain loop, and what both choose"] = [

