@@ -49,7 +49,7 @@ def main() -> None:
     planted = [group for group in groups if group.settings.k_train is not None]
     if arguments.bound and not planted:
         raise UserError("--bound is for tasks with planted tokens, and no record is of one; leave it out")
-    starts = [trained_error(group) for group in planted] if arguments.bound else []
+    starts = [trained_error(group) for group in planted if arguments.bound]
     paths = [
         path
         for name, figure in _figures(groups, starts).items()

@@ -206,7 +206,7 @@ def run_in_turn(
             advance()
 
         runners = {name: partial(run, name) for name in choosers}
-        seconds = time_in_turn(runners, len(rounds), synchroniser(device), warm_up=1)
+        seconds = time_in_turn(runners, len(rounds), device, warm_up=1)
     return seconds, {name: found[1:] for name, found in chosen.items()}
 
 

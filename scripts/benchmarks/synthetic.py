@@ -15,15 +15,7 @@ from olmo.optim import get_param_groups
 from torch import Tensor
 
 from benchmarks.settings import SyntheticSettings
-from benchmarks.timing import (
-    Json,
-    about_this_run,
-    chosen_device,
-    paired_ratio,
-    summarise,
-    synchroniser,
-    time_in_turn,
-)
+from benchmarks.timing import Json, about_this_run, chosen_device, paired_ratio, summarise, time_in_turn
 from benchmarks.train import use_cpu_without_gpu
 from benchmarks.trainer import WARM_UP_STEPS, TimedTrainer, train_steps
 from olmo_sparsity.config.load import Config, load_config
@@ -121,7 +113,7 @@ def generator_share(config: Config, steps: int, rounds: int) -> Json:
     seconds = time_in_turn(
         {"generate": generate, "step": train},
         rounds,
-        synchroniser(engine.device.type),
+        engine.device.type,
         warm_up=1,
         clock=clock_of(engine.device),
     )
@@ -199,9 +191,7 @@ class StepComparison:
             LOOP: lambda: self._train(batches, self.steps),
             READY: lambda: self._train(iter(self.ready), self.steps),
         }
-        seconds = time_in_turn(
-            runners, rounds, synchroniser(self.device.type), warm_up=1, clock=clock_of(self.device)
-        )
+        seconds = time_in_turn(runners, rounds, self.device.type, warm_up=1, clock=clock_of(self.device))
         return {
             "task": self.config.task.name,
             "scheme": self.config.positions.scheme,

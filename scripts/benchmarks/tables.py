@@ -59,7 +59,7 @@ def _tables(result: Json) -> dict[str, Rows]:
 def _about(result: Json) -> str:
     """Benchmark, settings, machine and commit, in a line."""
     told = {**result, **result["machine"]}
-    left_out = ("benchmark", "started", "command", "unit")
+    left_out = ("benchmark", "started", "command", "unit", "checksum", "kind", "version")
     return f"{result['benchmark']}: " + ", ".join(
         f"{name} {_cell(value)}"
         for name, value in told.items()

@@ -18,7 +18,7 @@ from olmo.optim import get_param_groups
 from torch import Tensor, nn
 
 from benchmarks.settings import TrainSettings
-from benchmarks.timing import Json, about_this_run, chosen_device, summarise, synchroniser, time_in_turn
+from benchmarks.timing import Json, about_this_run, chosen_device, summarise, time_in_turn
 from benchmarks.trainer import LEARNING_RATE, TimedTrainer, train_steps
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.windows import TrainingData
@@ -38,8 +38,7 @@ def run(settings: TrainSettings) -> Json:
     made = about_this_run(chosen_device())
     with tempfile.TemporaryDirectory() as folder:
         benchmark = TrainBenchmark(settings, Path(folder))
-        synchronise = synchroniser(benchmark.device.type)
-        seconds = time_in_turn(benchmark.runners(), settings.rounds, synchronise)
+        seconds = time_in_turn(benchmark.runners(), settings.rounds, benchmark.device.type)
     rates = summarise(seconds, baseline=OLMO, amount=benchmark.tokens_per_call, unit="tokens/s")
     about = benchmark.about()
     flops_per_second = rates["results"]["loop"]["rate"] * about["flops_per_token"]
