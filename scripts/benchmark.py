@@ -11,23 +11,20 @@ examples:
 
 `train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), our model with position ids in the same loop,
 this project's whole loop, data loading and PoSE included ("loop"), and transformers' model of the same shape trained by
-its Trainer. Ratios are throughput over that of "olmo", the median over rounds; a ratio above 1 is faster. On a GPU
-whose peak is known the loop's model FLOPs utilisation is given too. --compile.mode=default compiles ours alone.
+its Trainer. Ratios are throughput over that of "olmo", the median over rounds; a ratio above 1 is faster.
+--compile.mode=default compiles ours alone.
 
 `data` times making token files of text, reading it included, as prepare_data does, and `datasets.map` with the same
 tokenizer (OLMo's) and as many processes as there are cores.
 
 `influence` compares the engine of the influence analysis with a plain loop (one forward pass per candidate, nothing
-shared) on the same targets: speed, and whether both choose the same tokens; it measures what screened selectors cost in
-relation to exact ones (what they recover is measured by the influence command itself), and seconds and memory against
-N, k and the number of targets. It writes influence.json and, of the costs, cost.png and cost.pdf.
+shared): speed, and whether both choose the same tokens; screened selectors with exact ones; and it measures seconds and
+memory against N, k and the number of targets. It writes influence.json and, of the costs, cost.png and cost.pdf.
 
-`synthetic` times making batches of every synthetic task that has a config beside --config, position ids included, in
-turn with training steps on batches that are there. Then it times this project's loop, making its batches meanwhile,
-and transformers' Trainer on the same GPT-NeoX, samples, ids and optimizer, after the losses of both were found to be
-the same; ids of a coupled scheme give way to PoSE there, since the Trainer knows no joint loss. With OMP_NUM_THREADS=1
-on a CPU it counts the processor's time, which other programs hardly change; for a small shape the ratio still differs
-by some per cent from run to run.
+`synthetic` times making batches of every synthetic task that has a config beside --config, in turn with training steps.
+Then it times this project's loop and transformers' Trainer on the same GPT-NeoX, samples, ids and optimizer, after the
+losses of both were found to be the same. With OMP_NUM_THREADS=1 on a CPU it counts the processor's time, which other
+programs hardly change.
 
 `length` times loss by position as the length command computes it and with one forward pass for each position, after
 the losses of both were found to be the same to 1e-4 nats.

@@ -1,5 +1,3 @@
-"""`olmo-sparsity compare`, from a checkout."""
-
 from analysis.cli import run
 
 if __name__ == "__main__":

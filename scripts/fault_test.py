@@ -34,13 +34,15 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from faults import FAULTS, UNDER_TEST
+from faults.commands import COMMANDS, UNDER_TEST, Workshop
+from faults.injections import FAULTS, REFUSED, RESUMED, RIGHT, Broken, Trial, meets
+from faults.processes import import_everything
 
 from olmo_sparsity.util.arguments import (
     Parser,
@@ -53,16 +55,15 @@ from olmo_sparsity.util.arguments import (
     texts,
 )
 from olmo_sparsity.util.errors import UserError, run_script
-
-if TYPE_CHECKING:
-    from faults.commands import Workshop
+from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.provenance import current_commit
 
 MARK = ".fault-test"
 FAILED = "FAILED"
 
 
-def names_of(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """The type of a list with commas, each one of ``choices``."""
+def some_of(choices: Iterable[str], metavar: str) -> Any:
+    """A setting that takes some of ``choices``, with commas."""
 
     def parse(text: str) -> tuple[str, ...]:
         names = texts(text)
@@ -70,13 +71,8 @@ def names_of(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
             raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(choices)}")
         return names
 
-    return parse
-
-
-def chosen_of(choices: Sequence[str], metavar: str) -> dict[str, Any]:
-    """An argument that takes some of ``choices``."""
     help = f"of: {', '.join(choices)} (default: all)"
-    return argument(help, type=names_of(choices), metavar=metavar)
+    return field(default=tuple(choices), metadata=argument(help, type=parse, metavar=metavar))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +81,8 @@ class Settings:
 
     injections: int = field(default=300, metadata=argument("how many", metavar="N"))
     seed: int = field(default=0, metadata=argument("decides every moment and place", type=seed_number))
-    only: tuple[str, ...] = field(default=FAULTS, metadata=chosen_of(FAULTS, "FAULT,…"))
-    commands: tuple[str, ...] = field(default=UNDER_TEST, metadata=chosen_of(UNDER_TEST, "NAME,…"))
+    only: tuple[str, ...] = some_of(FAULTS, "FAULT,…")
+    commands: tuple[str, ...] = some_of(UNDER_TEST, "NAME,…")
     repeat: int | None = field(default=None, metadata=argument("make this injection alone", metavar="NUMBER"))
     jobs: int = field(
         default=os.cpu_count() or 1, metadata=argument("injections at a time (default: cores)", metavar="N")
@@ -136,9 +132,6 @@ def main() -> int:
     settings = settings_from(Settings, parser.parse_args())
     start = time.monotonic()
     out = _work_folder(settings.out)
-    from faults.commands import COMMANDS, Workshop
-    from faults.processes import import_everything
-
     plan = make_plan(settings)
     import_everything()
     print(f"seed {settings.seed}, {len(plan)} injections into {out}", file=sys.stderr)
@@ -160,13 +153,11 @@ def main() -> int:
 
 def make_plan(settings: Settings) -> list[Injection]:
     """The injections: every pair of fault and command in turn, shuffled anew each time, as the seed says."""
-    from faults.injections import FAULTS as POSSIBLE
-
     pairs = [
-        (fault, command)
-        for fault, (_, commands) in POSSIBLE.items()
-        for command in commands
-        if fault in settings.only and command in settings.commands
+        (fault, name)
+        for fault in FAULTS
+        for name, command in UNDER_TEST.items()
+        if meets(fault, command) and fault in settings.only and name in settings.commands
     ]
     if not pairs:
         raise UserError("no command of --commands has a fault of --only; give others")
@@ -179,8 +170,6 @@ def make_plan(settings: Settings) -> list[Injection]:
 
 def _inject_all(plan: list[Injection], workshop: Workshop, seed: int, jobs: int) -> Iterator[Outcome]:
     """Outcomes as they come. The processes are forked before the bar starts its thread."""
-    from olmo_sparsity.util.progress import progress
-
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
         futures = [pool.submit(inject, injection, workshop, seed) for injection in plan]
         with progress("injecting faults", len(plan), "injections") as advance:
@@ -194,15 +183,11 @@ def _inject_all(plan: list[Injection], workshop: Workshop, seed: int, jobs: int)
 
 def inject(injection: Injection, workshop: Workshop, seed: int) -> Outcome:
     """Make one injection, in a scene of its own that is kept where it failed."""
-    from faults.commands import COMMANDS
-    from faults.injections import FAULTS as POSSIBLE
-    from faults.injections import Broken, Trial
-
     scene = workshop.folder.parent / f"{injection.number:04d}-{injection.fault}-{injection.command}"
     trial = Trial(workshop, COMMANDS[injection.command], scene, random.Random(f"{seed} {injection.number}"))
     why = said = ""
     try:
-        verdict = POSSIBLE[injection.fault][0](trial)
+        verdict = FAULTS[injection.fault](trial)
         shutil.rmtree(scene)
     except Broken as broken:
         verdict, why = FAILED, str(broken)
@@ -215,13 +200,11 @@ def inject(injection: Injection, workshop: Workshop, seed: int) -> Outcome:
 
 def _report(outcome: Outcome, settings: Settings) -> str:
     """A failed injection, for people: what it was, what was seen, and how to see it again."""
-    from faults.commands import COMMANDS
-
     injection = outcome.injection
     command = COMMANDS[injection.command]
     again = ["python", "scripts/fault_test.py", "--seed", settings.seed, "--repeat", injection.number]
     for name, every in (("only", FAULTS), ("commands", UNDER_TEST)):
-        if (chosen := getattr(settings, name)) != every:
+        if (chosen := getattr(settings, name)) != tuple(every):
             again += [f"--{name}", ",".join(chosen)]
     lines = outcome.said.splitlines()
     if len(lines) > 30:
@@ -236,10 +219,6 @@ def _report(outcome: Outcome, settings: Settings) -> str:
 
 def make_table(outcomes: list[Outcome], seed: int, seconds: float) -> str:
     """Verdicts of every fault in every command, in Markdown, with what made them."""
-    from faults.injections import REFUSED, RESUMED, RIGHT
-
-    from olmo_sparsity.util.provenance import current_commit
-
     verdicts = (RIGHT, REFUSED, RESUMED, FAILED)
     counts = Counter((each.injection.fault, each.injection.command, each.verdict) for each in outcomes)
     lines = [f"| fault | command | injections | {' | '.join(verdicts)} |", "|---|---|---|---|---|---|---|"]

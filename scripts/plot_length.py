@@ -1,5 +1,3 @@
-"""`olmo-sparsity plot_length`, from a checkout."""
-
 from analysis.cli import run
 
 if __name__ == "__main__":

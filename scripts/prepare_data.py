@@ -1,5 +1,3 @@
-"""`olmo-sparsity prepare_data`, from a checkout."""
-
 from analysis.cli import run
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import signal
 import subprocess
@@ -43,6 +44,22 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def call_main(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int | None, str]]:
+    """Call the ``main`` of a command with these arguments; what it returned and printed. Its `UserError` is raised."""
+
+    def call(name: str, *arguments: object) -> tuple[int | None, str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+            capsys.readouterr()
+            code = importlib.import_module(f"analysis.cli.{name}").main()
+        return code, capsys.readouterr().out
+
+    return call
 
 
 @pytest.fixture

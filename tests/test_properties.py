@@ -9,7 +9,7 @@ import gzip
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -81,37 +81,12 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
-yaml_scalars = (
-    scalars
-    | st.binary(max_size=5)
-    | st.sampled_from(
-        [
-            *(
-                "${seed}",
-                "${model.d_model}",
-                "${nowhere}",
-                "${run_name",
-                "${oc.env:HOME}",
-                "${oc.env:SLURM_JOB_ID,x}",
-            ),
-            *(
-                r"\${seed}",
-                "${oc.decode:'[1,${seed}]'}",
-                "${oc.create:{a: 1}}",
-                "${oc.select:seed}",
-                "${.name}",
-                "${}",
-            ),
-            *(
-                "${path.glob:/none/*}",
-                "${path.choose:/,a}",
-                "${path.last_checkpoint:/none}",
-                "${model}",
-                "${${run_name}}",
-            ),
-        ]
-    )
-)
+interpolations = [
+    "${seed}", "${model.d_model}", "${nowhere}", "${run_name", "${oc.env:HOME}", "${oc.env:SLURM_JOB_ID,x}",
+    r"\${seed}", "${oc.decode:'[1,${seed}]'}", "${oc.create:{a: 1}}", "${oc.select:seed}", "${.name}", "${}",
+    "${path.glob:/none/*}", "${path.choose:/,a}", "${path.last_checkpoint:/none}", "${model}", "${${run_name}}",
+]  # fmt: skip
+yaml_scalars = scalars | st.binary(max_size=5) | st.sampled_from(interpolations)
 yaml_values = st.recursive(
     yaml_scalars,
     lambda inner: (
@@ -155,10 +130,12 @@ def json_text(value: Any) -> bytes:
 # Configs.
 
 
-def loaded_again(config: Config, folder: Path) -> None:
-    """What is saved is read back equal."""
-    config.save(folder / "saved.yaml")
-    assert load_config(folder / "saved.yaml", warn=False) == config
+def check_config(path: Path, overrides: Sequence[str] = ()) -> None:
+    """A config is refused, or what is saved of it is read back equal."""
+    config = right_or_refused(lambda: load_config(path, overrides, warn=False), lines=True)
+    if config is not None:
+        config.save(path.with_name("saved.yaml"))
+        assert load_config(path.with_name("saved.yaml"), warn=False) == config
 
 
 @examples(120)
@@ -167,9 +144,7 @@ def test_configs_of_any_text(tmp_path: Path, count: int) -> None:
 
     def check(text: str | bytes) -> None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode("utf8"))
-        config = right_or_refused(lambda: load_config(path, warn=False), lines=True)
-        if config is not None:
-            loaded_again(config, tmp_path)
+        check_config(path)
 
     holds(count, check, fragments | st.text(max_size=40) | st.binary(max_size=40))
 
@@ -189,9 +164,7 @@ def test_configs_with_any_value(tmp_path: Path, count: int) -> None:
                     return
             inner[key] = value
         path.write_text(yaml.safe_dump(values), encoding="utf8")
-        config = right_or_refused(lambda: load_config(path, warn=False), lines=True)
-        if config is not None:
-            loaded_again(config, tmp_path)
+        check_config(path)
 
     holds(count, check, st.dictionaries(names, yaml_values, min_size=1, max_size=2))
 
@@ -202,10 +175,7 @@ def test_configs_with_any_override(tmp_path: Path, count: int) -> None:
     path.write_text("seed: 1", encoding="utf8")
 
     def check(overrides: list[tuple[str, str, str]]) -> None:
-        given = ["".join(override) for override in overrides]
-        config = right_or_refused(lambda: load_config(path, given, warn=False), lines=True)
-        if config is not None:
-            loaded_again(config, tmp_path)
+        check_config(path, ["".join(override) for override in overrides])
 
     name = names | fragments | st.text(max_size=10)
     value = fragments | yaml_values.map(json_or_text) | st.text(max_size=20)
@@ -223,7 +193,7 @@ def test_configs_of_checkpoints_with_damage(tmp_path: Path, count: int) -> None:
 
     def check(places: list[tuple[int, int]], cut: int | None) -> None:
         path.write_bytes(changed(whole, places, cut))
-        right_or_refused(lambda: load_config(path, warn=False), lines=True)
+        check_config(path)
 
     holds(count, check, places, cuts)
 
@@ -270,14 +240,6 @@ def test_documents_come_back(tmp_path: Path, count: int) -> None:
 # Manifests.
 
 
-def corpus_manifest(folder: Path) -> dict[str, Any]:
-    """A valid one, as JSON has it."""
-    tiny.write_corpus(
-        folder, {"train": tiny.random_documents(2, 20), "heldout": tiny.random_documents(1, 20)}
-    )
-    return json.loads((folder / MANIFEST_NAME).read_text(encoding="utf8"))
-
-
 def is_typed(manifest: CorpusManifest) -> bool:
     files = [file for split in manifest.splits.values() for file in split]
     counts = [
@@ -317,43 +279,36 @@ def with_change(manifest: dict[str, Any], change: tuple[str, int, str, Any]) -> 
     return copy
 
 
+def is_a_records_manifest(manifest: Manifest) -> bool:
+    return type(manifest.complete) is bool and type(manifest.commit) is str
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_right"),
+    [(CorpusManifest, MANIFEST_NAME, is_typed), (Manifest, RECORDS_MANIFEST, is_a_records_manifest)],
+    ids=["corpora", "records"],
+)
 @examples(300)
-def test_manifests_of_corpora(tmp_path: Path, count: int) -> None:
-    whole = corpus_manifest(tmp_path)
-    path = tmp_path / MANIFEST_NAME
-
-    def check(change: tuple, anything: Any, places: list, cut: int | None, kind: int) -> None:
-        value = anything if kind == 0 else with_change(whole, change) if kind == 1 else whole
-        path.write_bytes(changed(json_text(value), places, cut) if kind == 2 else json_text(value))
-        manifest = right_or_refused(lambda: CorpusManifest.load(tmp_path))
-        if manifest is not None:
-            assert is_typed(manifest)
-            manifest.save(tmp_path)
-            assert CorpusManifest.load(tmp_path) == manifest
-
-    holds(count, check, manifest_changes, json_values, places, cuts, st.integers(0, 2))
-    path.write_bytes(b"[" * 100_000)
-    assert right_or_refused(lambda: CorpusManifest.load(tmp_path)) is None
-
-
-@examples(300)
-def test_manifests_of_records(tmp_path: Path, count: int) -> None:
-    made_up_manifest(5).save(tmp_path)
-    path = tmp_path / RECORDS_MANIFEST
+def test_manifests(tmp_path: Path, count: int, kind: Any, name: str, is_right: Callable[..., bool]) -> None:
+    tiny.train_config(tmp_path)
+    shutil.copy(tmp_path / "corpus" / MANIFEST_NAME, tmp_path)
+    if kind is Manifest:
+        made_up_manifest(5).save(tmp_path)
+    path = tmp_path / name
     whole = json.loads(path.read_text(encoding="utf8"))
 
-    def check(change: tuple, anything: Any, places: list, cut: int | None, kind: int) -> None:
-        value = anything if kind == 0 else with_change(whole, change) if kind == 1 else whole
-        path.write_bytes(changed(json_text(value), places, cut) if kind == 2 else json_text(value))
-        manifest = right_or_refused(lambda: Manifest.load(tmp_path))
+    def check(change: tuple, anything: Any, places: list, cut: int | None, sort: int) -> None:
+        value = (anything, with_change(whole, change), whole)[sort]
+        path.write_bytes(changed(json_text(value), places, cut) if sort == 2 else json_text(value))
+        manifest = right_or_refused(lambda: kind.load(tmp_path))
         if manifest is not None:
-            assert type(manifest.complete) is bool and type(manifest.commit) is str
+            assert is_right(manifest)
             manifest.save(tmp_path)
-            assert Manifest.load(tmp_path) == manifest
+            assert kind.load(tmp_path) == manifest
 
     holds(count, check, manifest_changes, json_values, places, cuts, st.integers(0, 2))
     path.write_bytes(b"[" * 100_000)
-    assert right_or_refused(lambda: Manifest.load(tmp_path)) is None
+    assert right_or_refused(lambda: kind.load(tmp_path)) is None
 
 
 # Records.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -39,6 +40,13 @@ def main() -> None:
 def run(name: str) -> None:
     """Run the command of this name with the arguments of the process, and leave with its exit code."""
     run_script(lambda: importlib.import_module(f"analysis.cli.{name}").main())
+
+
+def show_log(*packages: str) -> None:
+    """Print warnings to standard error, and what these packages tell on their way."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    for package in packages:
+        logging.getLogger(package).setLevel(logging.INFO)
 
 
 def command_names() -> list[str]:

@@ -1,13 +1,31 @@
-"""Arguments that several scripts share."""
+"""Arguments that several commands share, and what is read by them."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from analysis.measure.settings import ComparisonSettings
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES
-from olmo_sparsity.util.arguments import out_folder, seed_number, whole_number
+from olmo_sparsity.util.arguments import (
+    Parser,
+    add_arguments,
+    out_folder,
+    seed_number,
+    settings_from,
+    whole_number,
+)
+from olmo_sparsity.util.progress import progress
+
+if TYPE_CHECKING:
+    from analysis.records.store import Records
+
+Json = dict[str, Any]
+_Settings = TypeVar("_Settings")
+_Comparison = TypeVar("_Comparison", bound=ComparisonSettings)
 
 LEAST_RESAMPLES = 1000
 """Of everything that is shown: docs/method.md, 2.4."""
@@ -35,43 +53,70 @@ def _resamples(text: str) -> int:
     return value
 
 
-def add_measurement_arguments(parser: argparse.ArgumentParser, *, seed_of: str) -> None:
-    """``--corpus``, ``--out``, ``--split``, ``--seed``, and what decides speed and memory."""
-    parser.add_argument("--corpus", required=True, help="folder made by prepare_data with the same tokenizer")
-    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder for the results")
-    parser.add_argument("--split", default="heldout", help="split of the corpus (default: %(default)s)")
+def add_summary_arguments(parser: argparse.ArgumentParser) -> None:
+    """``RECORDS``, ``--length`` and ``--k`` of commands that show one summary, and `add_bootstrap_arguments`."""
+    parser.add_argument("records", type=Path, metavar="RECORDS", help="folder that influence wrote")
     parser.add_argument(
-        "--seed", type=seed_number, default=0, help=f"seed of {seed_of} (default: %(default)s)"
+        "--length",
+        type=Path,
+        metavar="DIR_OR_JSON",
+        help="what length wrote: adds loss by position to Figure 2",
     )
-    parser.add_argument("--bf16", action="store_true", help="measure in bf16: faster, coarser")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     parser.add_argument(
-        "--tokens-per-batch",
+        "--k",
         type=whole_number,
-        help="tokens of one forward pass; lower it when memory runs out",
+        help="k of what is shown at one k only, one that was measured (default: 4, or the closest to it)",
     )
+    add_bootstrap_arguments(parser)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """``CKPT …`` and ``--labels``, models that are measured side by side; `labels_of` reads them."""
-    parser.add_argument(
-        "checkpoints",
-        nargs="+",
-        metavar="CKPT",
-        help="checkpoint, run (then its last one), or transformers directory, maybe with @SCHEME:FACTOR; the first is "
-        "what others are compared with",
-    )
-    parser.add_argument(
-        "--labels",
-        help="a name for each checkpoint, comma-separated; seeds of one model share one (default: from their paths)",
-    )
+def read_summary(arguments: argparse.Namespace) -> tuple[Records, Json, Json | None]:
+    """The records, their summary, and loss by position where it is given."""
+    from analysis.records.results import LENGTH
+    from analysis.records.store import load_records
+    from analysis.stats.summary import summarize
+
+    length = LENGTH.load(arguments.length) if arguments.length else None
+    records = load_records(arguments.records)
+    summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
+    return records, summary, length
 
 
-def labels_of(checkpoints: Sequence[str], labels: str | None) -> tuple[str, ...]:
-    """The names in ``labels``, as they stand between its commas, or as much of the paths as tells them apart."""
-    if labels:
-        return tuple(label.strip() for label in labels.split(","))
-    # with matplotlib, which most who parse arguments do not need
+def add_records_arguments(parser: argparse.ArgumentParser) -> None:
+    """``RECORDS …`` and ``--out`` of commands that read several folders of records, and `add_bootstrap_arguments`."""
+    help = "folder that influence wrote"
+    parser.add_argument("records", type=Path, nargs="+", metavar="RECORDS", help=help)
+    parser.add_argument("--out", type=out_folder, metavar="DIR", required=True, help="where to write")
+    add_bootstrap_arguments(parser)
+
+
+def summaries_of(arguments: argparse.Namespace) -> list[Json]:
+    """The summary of each of ``RECORDS``, with the bootstrap that is asked for."""
+    from analysis.records.store import load_records
+    from analysis.stats.summary import summarize
+
+    found, folders = [], arguments.records
+    with progress("summarising", len(folders), "folders", enabled=len(folders) > 1) as advance:
+        for folder in folders:
+            found.append(summarize(load_records(folder), arguments.resamples, arguments.seed))
+            advance()
+    return found
+
+
+def parse_settings(
+    description: str | None, settings: type[_Settings], arguments: Sequence[str] | None = None
+) -> _Settings:
+    """The settings that the command line asks for, or these ``arguments`` would; a command with no other options."""
+    parser = Parser(description=description)
+    add_arguments(parser, settings)
+    return settings_from(settings, parser.parse_args(arguments))
+
+
+def with_labels(settings: _Comparison) -> _Comparison:
+    """Settings in which every checkpoint has a label, if need be as much of its path as tells it apart."""
+    if settings.labels:
+        return settings
+    # with matplotlib, which --help does not need
     from analysis.plots.training import run_names
 
-    return tuple(run_names([Path(path).resolve() for path in checkpoints]))
+    return replace(settings, labels=tuple(run_names([Path(path).resolve() for path in settings.checkpoints])))

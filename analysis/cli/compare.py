@@ -7,39 +7,34 @@ example:
 
 reads both records folders (no model is needed) and prints, for A and B and A - B: the share of targets over tau, the
 mean gain from the long context, and the net recovery of every selector and k that both have. Documents are resampled
-for both at once, so a difference may be certain where neither figure is. The two must share corpus, split, N, M, tau,
---targets and --seed. The JSON holds recovery and placebo too, and the same over the targets that are over tau in both.
+for both at once. The two must share corpus, split, N, M, tau, --targets and --seed. The JSON holds recovery and placebo
+too, and the same over the targets that are over tau in both.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from analysis.cli.arguments import add_bootstrap_arguments
 from olmo_sparsity.util.arguments import Parser, out_file
 
 
 def main() -> None:
     """Read both records, then print and write how they differ."""
     arguments = _parser().parse_args()
-    from rich.console import Console
-
     from analysis.records.results import COMPARISON
     from analysis.records.store import load_records
     from analysis.stats.compare import compare
-    from analysis.stats.tables import render_comparison
+    from analysis.stats.tables import print_result, render_comparison
 
     first, second = load_records(arguments.first), load_records(arguments.second)
     comparison = compare(first, second, arguments.resamples, arguments.seed)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(render_comparison(comparison))
     if arguments.out:
         COMPARISON.save(arguments.out, comparison)
-        console.print(f"wrote {arguments.out}", markup=False)
+    print_result([render_comparison(comparison)], [arguments.out] if arguments.out else [])
 
 
 def _parser() -> Parser:
-    from analysis.cli.arguments import add_bootstrap_arguments
-
     parser = Parser(description=__doc__)
     parser.add_argument("first", type=Path, metavar="A", help="records folder of scripts/influence.py")
     parser.add_argument("second", type=Path, metavar="B", help="another one, of the same targets")

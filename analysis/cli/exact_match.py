@@ -7,9 +7,8 @@ examples:
   olmo-sparsity exact_match runs/sparse-parity --lengths 40,80 --ks 4,8,16
 
 The model reads its own output (free-running), chooses the likeliest token at every step, and has to give the whole
-response: every token, every position id where it predicts ids, and the end where it belongs. An error is of the sort
-that came first. Lengths are in the task's own unit: bits, digits, symbols, assignments, or tokens of the prompt.
-Samples are of the test split, the same for every checkpoint; no training sample has a prompt of theirs.
+response: every token, every position id where it predicts ids, and the end where it belongs. Lengths are in the task's
+own unit: bits, digits, symbols, assignments, or tokens of the prompt. Every checkpoint gets the same test samples.
 
 Writes exact_match.json and prints a table: exact match with Wilson's 95 % interval over samples, the sorts of errors,
 and, of the same samples, how many tokens (and ids) are right when the model reads the true ones before them. A file
@@ -22,17 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
-from olmo_sparsity.util.arguments import (
-    Parser,
-    add_arguments,
-    argument,
-    out_folder,
-    seed_number,
-    settings_from,
-)
+from analysis.cli.arguments import parse_settings
+from olmo_sparsity.util.arguments import argument, out_folder, seed_number
 from olmo_sparsity.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,19 +67,13 @@ class ExactMatchSettings:
     )
 
 
-def parse_settings(arguments: list[str] | None = None) -> ExactMatchSettings:
-    """What the command line asks for, or these ``arguments`` would."""
-    parser = Parser(description=__doc__)
-    add_arguments(parser, ExactMatchSettings)
-    return settings_from(ExactMatchSettings, parser.parse_args(arguments))
-
-
 def main() -> None:
     """Measure, write and print, unless it is measured already."""
-    settings = parse_settings()
+    settings = parse_settings(__doc__, ExactMatchSettings)
     import torch
 
     from analysis.stats.exact_match import RECORD_NAME
+    from analysis.stats.tables import print_result
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
     from olmo_sparsity.data.task_batches import TaskPositions, task_of
     from olmo_sparsity.evaluate.exact_match import (
@@ -131,37 +117,37 @@ def main() -> None:
             advance=advance,
         )
     write_json(path, exact_match_record(folder, config, predictor, rows, seed=settings.seed, device=device))
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(_table(rows))
-    console.print(f"wrote {path}", markup=False)
+    print_result([_table(rows)], [path])
 
 
 def _table(rows: list[LengthResult]) -> Table:
-    """A row for every length and k; shares in per cent."""
-    from analysis.stats.exact_match import wilson
-    from analysis.stats.tables import percent_text, plain_table
+    """A row for every length and k, without columns that do not apply; shares in per cent."""
+    from analysis.stats.tables import plain_table
 
-    planted, ids = rows[0].k is not None, rows[0].teacher_forced_ids is not None
-    names = ["samples", "exact [%]", "token", "id", "stop", "tokens [%]", "ids [%]"]
-    kept = [
-        name for name in ("k", *names) if (planted or name != "k") and (ids or name not in ("id", "ids [%]"))
-    ]
-    table = plain_table("length", *kept)
+    cells = [_cells(row) for row in rows]
+    names = [name for name, text in cells[0].items() if text is not None]
+    table = plain_table(*names)
     table.caption = (
         "token, id, stop: what the first error is; tokens, ids: right where the true ones before are read"
     )
-    table.caption_justify = "left"
-    for row in rows:
-        right_ids = 0 if row.teacher_forced_ids is None else row.teacher_forced_ids
-        cells = {
-            "k": str(row.k),
-            "samples": f"{row.samples:,}",
-            "exact [%]": percent_text(wilson(row.exact, row.samples).as_dict(), 1),
-            "token": f"{row.wrong_token:,}",
-            "id": f"{row.wrong_id:,}",
-            "stop": f"{row.wrong_stop:,}",
-            "tokens [%]": f"{100 * row.teacher_forced_tokens / row.response_tokens:.2f}",
-            "ids [%]": f"{100 * right_ids / row.response_tokens:.2f}",
-        }
-        table.add_row(f"{row.length:,}", *(cells[name] for name in kept))
+    for row in cells:
+        table.add_row(*(row[name] for name in names))
     return table
+
+
+def _cells(row: LengthResult) -> dict[str, str | None]:
+    from analysis.stats.exact_match import wilson
+    from analysis.stats.tables import percent_text
+
+    has_ids = row.teacher_forced_ids is not None
+    return {
+        "length": f"{row.length:,}",
+        "k": None if row.k is None else str(row.k),
+        "samples": f"{row.samples:,}",
+        "exact [%]": percent_text(wilson(row.exact, row.samples).as_dict(), 1),
+        "token": f"{row.wrong_token:,}",
+        "id": f"{row.wrong_id:,}" if has_ids else None,
+        "stop": f"{row.wrong_stop:,}",
+        "tokens [%]": f"{100 * row.teacher_forced_tokens / row.response_tokens:.2f}",
+        "ids [%]": f"{100 * (row.teacher_forced_ids or 0) / row.response_tokens:.2f}" if has_ids else None,
+    }

@@ -10,16 +10,14 @@ then, anywhere:
 
 or measure it as any other model: python scripts/influence.py runs/demo/hf --corpus runs/demo/data --out ...
 
-The class is the one that computes exactly the same: Llama (RMSNorm), Olmo (LayerNorm without weights) or Olmo2
-(RMSNorm after each layer, and on queries and keys), with RoPE and SwiGLU, without biases. Another shape is refused
-by name. Logits of both are compared before anything is written. At position ids that jump, give transformers an
-attention mask of ones: without one it takes a jump for the beginning of another document.
+The class is the one that computes exactly the same, Llama, Olmo or Olmo2; another shape is refused by name. Logits of
+both are compared before anything is written. At position ids that jump, give transformers an attention mask of ones:
+without one it takes a jump for the beginning of another document.
 """
 
 from __future__ import annotations
 
-import logging
-
+from analysis.cli import show_log
 from olmo_sparsity.util.arguments import Parser, out_folder
 
 
@@ -42,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     from olmo_sparsity.export import export_checkpoint, push_to_hub  # here, so that --help needs no torch
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    show_log()
     done = export_checkpoint(
         arguments.checkpoint, arguments.out, tokenizer=arguments.tokenizer, overwrite=arguments.overwrite
     )

@@ -15,7 +15,7 @@ is needed), pools the training seeds of one setting, prints the numbers and writ
   figure1.json              every number that is drawn, and where the records come from
 
 Intervals are 95 %: Wilson's for one seed, a bootstrap over seeds and samples for several. Records that differ in the
-training seed alone are pooled; two checkpoints of one seed are refused. The same records give the same files.
+training seed alone are pooled. The same records give the same files.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analysis.cli.arguments import add_bootstrap_arguments
 from olmo_sparsity.util.arguments import Parser, out_folder
 from olmo_sparsity.util.errors import UserError
 
@@ -36,12 +37,10 @@ if TYPE_CHECKING:
 def main() -> None:
     """Read and pool the records, then draw, write and print what they say."""
     arguments = _parser().parse_args()
-    from rich.console import Console
-
     from analysis.plots.style import save_figure
     from analysis.stats.bound import bounds_json, trained_error
     from analysis.stats.exact_match import curves_json, load_records, pool, sources_json
-    from analysis.stats.tables import render_curves
+    from analysis.stats.tables import print_result, render_curves
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit, library_versions
 
@@ -49,7 +48,7 @@ def main() -> None:
     planted = [group for group in groups if group.settings.k_train is not None]
     if arguments.bound and not planted:
         raise UserError("--bound is for tasks with planted tokens, and no record is of one; leave it out")
-    starts = [trained_error(group) for group in planted] if arguments.bound else []
+    starts = [trained_error(group) for group in planted if arguments.bound]
     paths = [
         path
         for name, figure in _figures(groups, starts).items()
@@ -64,9 +63,7 @@ def main() -> None:
         "provenance": {"commit": current_commit(), "versions": library_versions()},
     }
     write_json(paths[-1], written)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(render_curves(groups))
-    console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
+    print_result([render_curves(groups)], paths)
 
 
 def _figures(groups: list[Group], starts: list[TrainedError]) -> dict[str, Figure]:
@@ -87,8 +84,6 @@ def _figures(groups: list[Group], starts: list[TrainedError]) -> dict[str, Figur
 
 
 def _parser() -> Parser:
-    from analysis.cli.arguments import add_bootstrap_arguments
-
     parser = Parser(description=__doc__)
     parser.add_argument(
         "records",

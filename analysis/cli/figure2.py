@@ -22,27 +22,20 @@ the same files.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from olmo_sparsity.util.arguments import Parser, out_folder, positive_number, whole_number
+from analysis.cli.arguments import add_summary_arguments, read_summary
+from olmo_sparsity.util.arguments import Parser, out_folder, positive_number
 
 
 def main() -> None:
     """Read the records, then write and print what they say."""
     arguments = _parser().parse_args()
-    from rich.console import Console
-
     from analysis.plots.dependencies import all_figures
     from analysis.plots.style import save_figure
-    from analysis.records.results import LENGTH
-    from analysis.records.store import load_records
-    from analysis.stats.summary import summarize
-    from analysis.stats.tables import render_table
+    from analysis.stats.tables import print_result, render_table
     from olmo_sparsity.util.files import write_json
 
-    length = LENGTH.load(arguments.length) if arguments.length else None
-    records = load_records(arguments.records)
-    summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
+    _, summary, length = read_summary(arguments)
     figures = all_figures(
         summary, length, selectors=arguments.selectors, width=arguments.width, heading=arguments.title
     )
@@ -53,28 +46,14 @@ def main() -> None:
         for name, figure in figures.items()
         for path in save_figure(figure, folder, name, arguments.format)
     ]
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(render_table(summary))
-    console.print(f"wrote {', '.join(map(str, [*paths, folder / 'summary.json']))}", markup=False)
+    print_result([render_table(summary)], [*paths, folder / "summary.json"])
 
 
 def _parser() -> Parser:
-    from analysis.cli.arguments import add_bootstrap_arguments
-
     parser = Parser(description=__doc__)
-    parser.add_argument(
-        "records", type=Path, metavar="RECORDS", help="folder that scripts/influence.py wrote"
-    )
+    add_summary_arguments(parser)
     parser.add_argument(
         "--out", type=out_folder, metavar="DIR", help="where to write (default: the records folder)"
-    )
-    parser.add_argument(
-        "--length", type=Path, metavar="DIR_OR_JSON", help="length.json, or its folder: draws panel (d) too"
-    )
-    parser.add_argument(
-        "--k",
-        type=whole_number,
-        help="k of panel (c), kinds and distances, one that was measured (default: 4, or the closest to it)",
     )
     parser.add_argument(
         "--selectors",
@@ -99,7 +78,6 @@ def _parser() -> Parser:
     parser.add_argument(
         "--no-title", dest="title", action="store_false", help="without the line on what was measured"
     )
-    add_bootstrap_arguments(parser)
     return parser
 
 

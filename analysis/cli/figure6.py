@@ -13,9 +13,8 @@ differs. The same records and seed give the same files.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from olmo_sparsity.util.arguments import Parser, out_folder
+from analysis.cli.arguments import add_records_arguments, summaries_of
+from olmo_sparsity.util.arguments import Parser
 
 
 def main() -> None:
@@ -23,18 +22,9 @@ def main() -> None:
     arguments = _parser().parse_args()
     from analysis.plots.figure6 import choose_selectors, figure6, grid_panels, grid_table
     from analysis.plots.style import save_figure
-    from analysis.records.store import load_records
-    from analysis.stats.summary import summarize
     from olmo_sparsity.util.files import write_json
-    from olmo_sparsity.util.progress import progress
 
-    summaries = []
-    with progress(
-        "summarising", len(arguments.records), "folders", enabled=len(arguments.records) > 1
-    ) as advance:
-        for folder in arguments.records:
-            summaries.append(summarize(load_records(folder), arguments.resamples, arguments.seed))
-            advance()
+    summaries = summaries_of(arguments)
     panels = grid_panels(
         list(map(str, arguments.records)),
         summaries,
@@ -53,13 +43,8 @@ def main() -> None:
 
 
 def _parser() -> Parser:
-    from analysis.cli.arguments import add_bootstrap_arguments
-
     parser = Parser(description=__doc__)
-    parser.add_argument(
-        "records", type=Path, nargs="+", metavar="RECORDS", help="folder that scripts/influence.py wrote"
-    )
-    parser.add_argument("--out", type=out_folder, metavar="DIR", required=True, help="where to write")
+    add_records_arguments(parser)
     parser.add_argument(
         "--rows", metavar="SETTING", help="setting whose values are the rows, such as n_long or checkpoint"
     )
@@ -73,5 +58,4 @@ def _parser() -> Parser:
         metavar="NAME",
         help="selectors to draw (default: leave-one-out, the controls, and best)",
     )
-    add_bootstrap_arguments(parser)
     return parser

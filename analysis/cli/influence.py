@@ -23,9 +23,9 @@ as in the command length (not in cross-fitting).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
+from analysis.cli import show_log
 from analysis.measure.selectors import SELECTORS, check_selector
 from analysis.measure.settings import CHECKPOINT, InfluenceSettings
 from analysis.records.schema import check_measured
@@ -39,8 +39,7 @@ def main() -> None:
     settings = parse_settings()
     from analysis.measure.influence import measure_influence
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger("analysis").setLevel(logging.INFO)
+    show_log("analysis")
     print(f"records: {measure_influence(settings)}")
     for line in outcome(settings):
         print(line)

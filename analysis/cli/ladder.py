@@ -8,43 +8,31 @@ RECORDS are folders that scripts/influence.py wrote, cross-fitted ones too; --le
 the checkpoints that they evaluate, with the training window as the smallest of its --lengths and --times the window
 among them.
 
-Writes ladder.json (a point for each folder: share of targets over tau, net recovery at k, the share of those targets
-for which k tokens give 90 % of the gain, the rise of the loss from the training window to --times the window,
-parameters), joint.png (rise against net recovery) and, of models of different sizes, ladder.png (each against size),
-both also as pdf, and prints a table. In cross-fitting the share over tau is that of the model that chose. All intervals
-are 95 %, over documents. No model is needed.
+Writes ladder.json (a point for each folder), joint.png (rise of the loss from the training window to --times the
+window, against net recovery at k) and, of models of different sizes, ladder.png (each against size), both also as pdf,
+and prints a table. All intervals are 95 %, over documents. No model is needed.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
+from analysis.cli.arguments import add_records_arguments, summaries_of
+from olmo_sparsity.util.arguments import Parser, whole_number
 from olmo_sparsity.util.errors import UserError
 
 
 def main() -> None:
     """Join, draw and print."""
     arguments = _parser().parse_args()
-    from rich.console import Console
-
     from analysis.plots.ladder import joint_figure, ladder_figure
     from analysis.plots.style import save_figure
     from analysis.records.results import LADDER, LENGTH
-    from analysis.records.store import load_records
     from analysis.stats.ladder import ladder_points
-    from analysis.stats.summary import summarize
-    from analysis.stats.tables import print_whole, render_ladder
+    from analysis.stats.tables import print_result, render_ladder
     from olmo_sparsity.util.files import write_json
-    from olmo_sparsity.util.progress import progress
     from olmo_sparsity.util.provenance import current_commit
 
     length = LENGTH.load(arguments.length)
-    summaries = []
-    with progress("summarising", len(arguments.records), "folders") as advance:
-        for folder in arguments.records:
-            summaries.append(summarize(load_records(folder), arguments.resamples, arguments.seed))
-            advance()
+    summaries = summaries_of(arguments)
     points = ladder_points(
         summaries, length, selector=arguments.selector, k=arguments.k, times=arguments.times
     )
@@ -70,24 +58,16 @@ def main() -> None:
     figures = save_figure(joint_figure(result), arguments.out, "joint")
     if len({point["parameters"] for point in points}) > 1:
         figures += save_figure(ladder_figure(result), arguments.out, "ladder")
-    console = Console(highlight=False, soft_wrap=True)
-    print_whole(console, render_ladder(result))
-    console.print(f"wrote {', '.join(map(str, [path, *figures]))}", markup=False)
+    print_result([render_ladder(result)], [path, *figures])
 
 
 def _parser() -> Parser:
-    from analysis.cli.arguments import add_bootstrap_arguments
-
     parser = Parser(description=__doc__)
-    parser.add_argument(
-        "records", type=Path, nargs="+", metavar="RECORDS", help="folder of influence records"
-    )
+    add_records_arguments(parser)
     parser.add_argument("--length", required=True, metavar="DIR", help="folder that scripts/length.py wrote")
-    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
     parser.add_argument("--selector", default="leave-one-out", help="default: %(default)s")
     parser.add_argument("--k", type=whole_number, default=4, help="selected tokens (default: %(default)s)")
     parser.add_argument(
         "--times", type=whole_number, default=4, help="multiple of the training window (default: %(default)s)"
     )
-    add_bootstrap_arguments(parser)
     return parser

@@ -14,16 +14,14 @@ LongPPL and plain PPL, how the forms agree, and what each costs, with 95 % inter
 
 from __future__ import annotations
 
+from analysis.cli.arguments import parse_settings
 from analysis.measure.settings import LongPPLSettings
 from analysis.records.results import LONGPPL
-from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
 
 
 def main() -> None:
     """Measure, then print what was written."""
-    parser = Parser(description=__doc__)
-    add_arguments(parser, LongPPLSettings)
-    settings = settings_from(LongPPLSettings, parser.parse_args())
+    settings = parse_settings(__doc__, LongPPLSettings)
     from analysis.measure.longppl import measure_longppl
     from analysis.stats.longppl import render_longppl
     from analysis.stats.tables import print_result

@@ -11,8 +11,7 @@ removed afterwards.
 
 from __future__ import annotations
 
-import logging
-
+from analysis.cli import show_log
 from olmo_sparsity.util.arguments import Parser, out_folder
 
 
@@ -29,7 +28,6 @@ def main() -> None:
     arguments = parser.parse_args()
     from analysis.records.shards import merge_records
 
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger("analysis").setLevel(logging.INFO)
+    show_log("analysis")
     for out in arguments.out:
         print(f"records: {merge_records(out)}")

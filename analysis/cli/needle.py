@@ -22,26 +22,20 @@ needle_recall.png, all also as pdf, and prints a table.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from analysis.cli.arguments import labels_of
+from analysis.cli.arguments import parse_settings, with_labels
 from analysis.measure.settings import NeedleSettings
 from analysis.records.results import NEEDLE
-from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
 
 
 def main() -> None:
     """Measure, then draw and print what was written."""
-    parser = Parser(description=__doc__)
-    add_arguments(parser, NeedleSettings)
-    settings = settings_from(NeedleSettings, parser.parse_args())
+    settings = parse_settings(__doc__, NeedleSettings)
     from analysis.measure.needle import measure_needle
     from analysis.plots.needle import MEASURES, needle_figure, recall_figure
     from analysis.plots.style import save_figure
     from analysis.stats.tables import print_result, render_needle
 
-    labels = settings.labels or labels_of(settings.checkpoints, None)
-    path = measure_needle(replace(settings, labels=labels))
+    path = measure_needle(with_labels(settings))
     found = NEEDLE.load(path)
     paths = [path, path.with_suffix(".parquet")]
     for measure, (name, _) in MEASURES.items():

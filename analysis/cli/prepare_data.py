@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from olmo_sparsity.data.prepare import PreparedShard, prepare, prepare_shard
+from olmo_sparsity.data.prepare import prepare, prepare_shard
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFile
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
@@ -44,15 +44,12 @@ def main() -> int:
     out, start = how.out, time.monotonic()
     if how.shard is not None:
         shard = prepare_shard(settings, out, Shard.parse(how.shard), workers=how.workers)
-        lines, is_ready, written = (
-            shard_summary(shard, how.shard),
-            shard.corpus_is_ready,
-            shard.tokens_written,
-        )
+        written, is_ready = shard.tokens_written, shard.corpus_is_ready
+        lines = [] if is_ready else [f"shard {how.shard}: {_amount(shard.files)} units"]
     else:
         prepared = prepare(settings, out, workers=how.workers, overwrite=how.overwrite, merge=how.merge)
-        written = prepared.tokens_written
-        lines, is_ready = summary(prepared.manifest), not written
+        written, is_ready = prepared.tokens_written, not prepared.tokens_written
+        lines = summary(prepared.manifest)
     seconds = time.monotonic() - start
     if is_ready:
         lines.append(f"{out} was ready already, made with the same settings; nothing to do")
@@ -75,11 +72,6 @@ def parse_settings(arguments: Sequence[str] | None = None) -> tuple[PrepareSetti
     if how.shard and how.merge:
         raise UserError("--merge is for when all shards are done; give it without --shard")
     return settings, how
-
-
-def shard_summary(prepared: PreparedShard, name: str) -> list[str]:
-    """What a share holds, in a line."""
-    return [] if prepared.corpus_is_ready else [f"shard {name}: {_amount(prepared.files)} units"]
 
 
 def summary(manifest: CorpusManifest) -> list[str]:

@@ -11,10 +11,9 @@ followed it). Every other token gives a little noise. Prints the share of the pl
 selected, for every selector, and writes recall.json.
 
 With --checkpoint, a run or checkpoint trained on sparse_parity or planted: the context is the prompt of a test sample,
-the target its label. Measured are samples whose planted tokens all stand before the short context, the last --n-short
-tokens. The placebo is the far context of a sample with another label: a selector that finds the placebo's own planted
-tokens as often as true ones reacts to how tokens look, not to their effect on the answer. In sparse parity the bits are
-planted; recall of pairs counts a bit's selector too. Writes recall.json and the figure recall.png and recall.pdf.
+the target its label, the placebo the far context of a sample with another label. Measured are samples whose planted
+tokens all stand before the last --n-short tokens. Writes recall.json and the figure recall.png and recall.pdf.
+How to read them: docs/method.md, 2.6.
 """
 
 from __future__ import annotations
@@ -34,15 +33,31 @@ HAND_BUILT = {
     "n_short": 16,
     "models": 20,
     "selectors": (*SELECTORS[:-2], "leave-one-out@gradient:32", *SELECTORS[-2:]),
+    "seed": 0,
 }
-TRAINED = {"n_short": 2, "length": None, "ks": None, "samples": 100, "device": None, "selectors": SELECTORS}
+TRAINED = {
+    "n_short": 2,
+    "length": None,
+    "ks": None,
+    "samples": 100,
+    "selectors": SELECTORS,
+    "seed": 0,
+    "device": None,
+}
 
 
 def main() -> None:
     """Measure, write and print."""
-    arguments = _parser().parse_args()
-    trained = arguments.checkpoint is not None
-    options = _options(arguments, TRAINED if trained else HAND_BUILT)
+    given = vars(_parser().parse_args())
+    checkpoint, out = given.pop("checkpoint", None), given.pop("out")
+    defaults = HAND_BUILT if checkpoint is None else TRAINED
+    for name in given.keys() - defaults.keys():
+        option = f"--{name.replace('_', '-')}"
+        raise UserError(
+            f"{option} is for a trained model; name one with --checkpoint, or leave {option} out"
+            if checkpoint is None
+            else f"{option} is for models built by hand; leave it out, or leave out --checkpoint"
+        )
     from analysis.measure.planted import measure_hand_built, measure_trained
     from analysis.plots.recall import recall_figure
     from analysis.plots.style import save_figure
@@ -50,31 +65,15 @@ def main() -> None:
     from analysis.stats.tables import print_result
     from olmo_sparsity.util.files import read_json
 
-    if not trained:
-        path = measure_hand_built(arguments.out, **options)
+    options: dict[str, Any] = {**defaults, **given}
+    if checkpoint is None:
+        path = measure_hand_built(out, **options)
         print_result([_table(read_json(path, ""))], [path])
         return
-    path = measure_trained(arguments.checkpoint, arguments.out, **options)
+    path = measure_trained(checkpoint, out, **options)
     result = RECALL.load(path)
-    figures = save_figure(recall_figure(result), arguments.out, "recall")
+    figures = save_figure(recall_figure(result), out, "recall")
     print_result(_tables_of_checkpoint(result), [path, *figures])
-
-
-def _options(arguments: argparse.Namespace, defaults: dict[str, Any]) -> dict[str, Any]:
-    """What was given or left out. Raises `UserError` for options of the other way to run this."""
-    options: dict[str, Any] = {"seed": arguments.seed}
-    for name in {**HAND_BUILT, **TRAINED}:
-        given = getattr(arguments, name)
-        if name in defaults:
-            options[name] = defaults[name] if given is None else given
-        elif given is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(
-                f"{option} is for models built by hand; leave it out, or leave out --checkpoint"
-                if defaults is TRAINED
-                else f"{option} is for a trained model; name one with --checkpoint, or leave {option} out"
-            )
-    return options
 
 
 def _tables_of_checkpoint(result: dict[str, Any]) -> Iterator[str | Table]:
@@ -111,9 +110,10 @@ def _table_of_checkpoint(result: dict[str, Any], what: str) -> Table:
 
 
 def _table(result: dict[str, Any]) -> Table:
-    table = Table(box=None, header_style="bold", title="recall of the planted tokens")
-    for name in ("rule", "planted", "selector", *(f"k = {k}" for k in result["ks"])):
-        table.add_column(name, justify="right" if name.startswith("k") else "left")
+    from analysis.stats.tables import plain_table
+
+    table = plain_table("rule", "planted", "selector", *(f"k = {k}" for k in result["ks"]))
+    table.title = "recall of the planted tokens"
     for row in result["rows"]:
         recalls = [f"{each:.2f}" for each in row["recall"]]
         table.add_row(row["rule"], str(row["planted"]), row["selector"], *recalls)
@@ -121,7 +121,7 @@ def _table(result: dict[str, Any]) -> Table:
 
 
 def _parser() -> Parser:
-    parser = Parser(description=__doc__)
+    parser = Parser(description=__doc__, argument_default=argparse.SUPPRESS)
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where recall.json goes")
     parser.add_argument(
         "--n-short",
@@ -133,12 +133,7 @@ def _parser() -> Parser:
         type=texts,
         help=f"comma-separated (default: {','.join(SELECTORS)}; of models built by hand a screened one, too)",
     )
-    parser.add_argument(
-        "--seed",
-        type=seed_number,
-        default=0,
-        help="of planted tokens, noise and samples (default: %(default)s)",
-    )
+    parser.add_argument("--seed", type=seed_number, help="of planted tokens, noise and samples (default: 0)")
     by_hand = parser.add_argument_group("models built by hand")
     by_hand.add_argument("--n-long", type=whole_number, help=f"N (default: {HAND_BUILT['n_long']} tokens)")
     by_hand.add_argument(

@@ -250,14 +250,11 @@ def _parser() -> Parser:
         "--processes-per-node", type=whole_number, metavar="N", help="default: one for each GPU, or one"
     )
     prepare = _kind(kinds, "prepare_c4", "prepare C4 in an array of tasks")
-    prepare.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the corpus")
     influence = _kind(kinds, "influence", "measure checkpoints in an array of tasks")
     influence.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoints, or runs")
     influence.add_argument("--corpus", required=True, metavar="DIR", help="folder made by prepare_data")
-    influence.add_argument(
-        "--out", type=out_folder, required=True, metavar="DIR", help="folder of the records"
-    )
     for each in (prepare, influence):
+        each.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
         each.add_argument(
             "--array", default="1", metavar="N[%M]", help="shards, at most M at a time (default: %(default)s)"
         )

@@ -29,7 +29,6 @@ meets its time limit saves and goes on by itself.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import shlex
 import sys
@@ -37,7 +36,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from analysis.cli import command_line, exact_match
+from analysis.cli import command_line, exact_match, show_log
+from analysis.cli.arguments import parse_settings
 from olmo_sparsity.sweep.slurm import (
     OPTIONS,
     Array,
@@ -61,8 +61,7 @@ def main() -> int:
     own, overrides = split_arguments(sys.argv[1:])
     parser = _parser()
     options = parser.parse_args(own)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger("olmo_sparsity").setLevel(logging.INFO)
+    show_log("olmo_sparsity")
     if not options.slurm:
         _refuse_slurm_options(options, parser)
     evaluation = _evaluation(options.evaluate)
@@ -85,7 +84,9 @@ def main() -> int:
         raise UserError(f"--evaluate: {', '.join(options.configs)} has no task to evaluate; leave it out")
     job = _slurm_job(options, sweep, len(cells)) if options.slurm else None
     if options.dry_run:
-        print(job.script if job else _command_lines(cells), end="")
+        for cell in [] if job else cells:
+            print(" && ".join(map(words, cell.commands)) + ("  # finished" if cell.is_finished else ""))
+        print(job.script if job else "", end="")
         return 0
     commit = current_commit()
     if options.only is not None:  # the whole sweep is listed already, and its other cells may be running
@@ -167,13 +168,6 @@ def _numbers(outcome: Outcome) -> list[str]:
     return parts
 
 
-def _command_lines(cells: Sequence[Cell]) -> str:
-    return "".join(
-        f"{' && '.join(map(words, cell.commands))}{'  # finished' if cell.is_finished else ''}\n"
-        for cell in cells
-    )
-
-
 def _slurm_job(options: argparse.Namespace, sweep: Sweep, cells: int) -> Job:
     """An array of one task for each cell."""
     if options.gpus_per_node > 1:
@@ -202,7 +196,7 @@ def _evaluation(text: str) -> tuple[str, ...]:
         arguments = tuple(shlex.split(text))
     except ValueError as error:
         raise UserError(f"--evaluate {text}: {error}") from error
-    if exact_match.parse_settings(["CELL", *arguments]).out is not None:
+    if parse_settings(None, exact_match.ExactMatchSettings, ["CELL", *arguments]).out is not None:
         raise UserError("--evaluate: --out is the folder of each cell; leave it out")
     return arguments
 

@@ -17,10 +17,10 @@ On SIGUSR1 or SIGTERM, or at time_limit, the run saves and exits with code 85: t
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 
+from analysis.cli import show_log
 from olmo_sparsity.util.arguments import Parser, whole_number
 
 
@@ -41,8 +41,7 @@ def main() -> int:
         help="print N training samples of the config's task, with their position ids",
     )
     arguments, overrides = parser.parse_known_args()
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger("olmo_sparsity").setLevel(logging.INFO)
+    show_log("olmo_sparsity")
 
     from olmo_sparsity.config.load import load_config
 

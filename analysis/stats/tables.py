@@ -75,7 +75,8 @@ def print_result(parts: Iterable[RenderableType], paths: Iterable[Path]) -> None
         else:
             console.print(part)
         console.print()
-    console.print(f"wrote {', '.join(map(str, paths))}", markup=False)
+    if written := ", ".join(map(str, paths)):
+        console.print(f"wrote {written}", markup=False)
 
 
 def render_table(summary: Json) -> Group:

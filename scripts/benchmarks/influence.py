@@ -2,34 +2,75 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import multiprocessing
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
+from analysis.measure.selectors import Question, Selection, find_selector
 from analysis.model.adapters import OlmoForAnalysis
-from analysis.model.load import OWN_FAMILY, LoadedModel, load_for_analysis
+from analysis.model.device import MemoryGrowth
+from analysis.model.load import OWN_FAMILY, LoadedModel, load_for_analysis, vocabulary_size
+from analysis.model.scorer import Scorer
 from analysis.plots.costs import cost_figure
 from analysis.plots.style import save_figure
 from analysis.records.results import INFLUENCE_BENCHMARK
 from analysis.text.contexts import Contexts, long_contexts, sample_targets
+from benchmarks.plain_loop import PLAIN_SELECTORS, plain_selection
 from benchmarks.settings import InfluenceSettings, ModelSettings
-from benchmarks.timing import Json, about_this_run, chosen_device
+from benchmarks.timing import (
+    Json,
+    about_this_run,
+    chosen_device,
+    paired_ratio,
+    summarise,
+    synchroniser,
+    time_in_turn,
+)
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
+from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.streams import Stream
+
+PLAIN = "plain loop"
+K = 8
+"""Tokens that are selected."""
+TARGETS_PER_ROUND = 4
+SCREENS = {
+    "leave-one-out": [
+        f"leave-one-out@{proposer}:{m}"
+        for proposer in ("gradient", "attention", "leave-one-in")
+        for m in (8, 16, 32)
+    ],
+    "greedy": ["greedy@gradient:32", "greedy@leave-one-out:32"],
+}
+"""Exact selectors, and the screened forms that stand in for them."""
+COST_SELECTORS = ("leave-one-out", "greedy")
+SECONDS_ENOUGH = 2.0
+"""A point of the costs that takes longer is not repeated."""
+_BACKWARD_FORWARDS = 2  # a backward pass computes about twice what its forward pass does
+
+Choose = Callable[[Contexts], Selection]
 
 
 def run(settings: InfluenceSettings) -> Json:
     """Every part that is asked for, written to influence.json, and the figure of the costs."""
-    from benchmarks.influence_cost import measure_costs
-    from benchmarks.influence_speed import measure_screened, measure_speed
-
     device = chosen_device(settings.device)
     settings = replace(settings, device=device)
     made = about_this_run(device)
@@ -79,7 +120,7 @@ def contexts_of(loaded: LoadedModel, settings: InfluenceSettings, count: int) ->
     """Contexts of sampled held-out targets, or random tokens."""
     n_long, n_short = settings.n_long, settings.n_short
     if settings.corpus is None:
-        return random_contexts(vocabulary_size(loaded), count, n_long, n_short, settings.seed)
+        return random_contexts(vocabulary_size(loaded.model), count, n_long, n_short, settings.seed)
     loaded.check_corpus(settings.corpus)
     tokens = TokenFiles.of_split(settings.corpus, "heldout")
     sampled = sample_targets(tokens, count, n_long=n_long, n_short=n_short, seed=settings.seed)
@@ -94,8 +135,195 @@ def random_contexts(vocabulary: int, count: int, n_long: int, n_short: int, seed
     return Contexts(tokens[:, :-1], tokens[:, -1], np.arange(count), n_short)
 
 
-def vocabulary_size(loaded: LoadedModel) -> int:
-    """Token ids that the model knows."""
-    inner: Any = loaded.model.model
-    config = inner.config
-    return config.get_text_config().vocab_size if hasattr(config, "get_text_config") else config.vocab_size
+def measure_speed(model: Any, device: str, contexts: Contexts, repeats: int) -> Json:
+    """Targets per second of each selector, plain and by the engine, and whether both choose the same tokens.
+
+    The plain loop computes in fp32. All candidates are ranked where the selector ranks them anyway; the first
+    `K` count as selected.
+    """
+    scorers = {
+        "engine": Scorer(model, device=device),
+        "engine, bf16": Scorer(model, device=device, bf16=True),
+        "engine, prefixes not shared": Scorer(model, device=device, share_prefixes=False),
+    }
+    k = min(K, contexts.n_far)
+    selectors = {}
+    for name in PLAIN_SELECTORS:
+        ranked = k if name == "greedy" else contexts.n_far
+        choosers: dict[str, Choose] = {PLAIN: partial(plain_selection, name, model, device, ranked)}
+        choosers |= {label: partial(select, name, scorer, ranked) for label, scorer in scorers.items()}
+        seconds, chosen = run_in_turn(choosers, [contexts] * repeats, device, f"{name}, plain and engine")
+        timed = summarise(seconds, baseline=PLAIN, amount=len(contexts), unit="targets/s")
+        compared = {label: compare_selections(chosen[PLAIN], chosen[label], k) for label in scorers}
+        selectors[name] = {**timed, "seconds": seconds, "selections": compared}
+    return {"k": k, "targets": len(contexts), "selectors": selectors}
+
+
+def measure_screened(model: Any, device: str, contexts: Contexts) -> Json:
+    """What screened forms cost in relation to their exact selectors, a few targets a round."""
+    scorer, k = Scorer(model, device=device), min(K, contexts.n_far)
+    exact_of = {
+        name: exact
+        for exact, forms in SCREENS.items()
+        for name in (exact, *(form for form in forms if k <= int(form.partition(":")[2]) <= contexts.n_far))
+    }
+    tokens: Counter[str] = Counter()
+
+    def choose(name: str, contexts: Contexts) -> Selection:
+        with counted_tokens(model) as counts:
+            selection = select(name, scorer, k, contexts)
+        tokens[name] += sum(counts)
+        return selection
+
+    choosers: dict[str, Choose] = {name: partial(choose, name) for name in exact_of}
+    starts = range(0, len(contexts), TARGETS_PER_ROUND)
+    rounds = [contexts.take(slice(start, start + TARGETS_PER_ROUND)) for start in starts]
+    seconds, _ = run_in_turn(choosers, rounds, device, "screened and exact selectors")
+    rows = {
+        name: {
+            "exact": exact,
+            "seconds_per_context": sum(seconds[name]) / len(contexts),
+            "tokens_per_context": tokens[name] / (1 + len(contexts)),  # the warm-up reads one
+            "tokens_ratio": tokens[name] / tokens[exact],
+            "seconds_ratio": paired_ratio(seconds[name], seconds[exact]),
+        }
+        for name, exact in exact_of.items()
+    }
+    return {"k": k, "targets": len(contexts), "rounds": len(rounds), "selectors": rows}
+
+
+def run_in_turn(
+    choosers: dict[str, Choose], rounds: Sequence[Contexts], device: str, description: str
+) -> tuple[dict[str, list[float]], dict[str, list[Selection]]]:
+    """Seconds and selections of each chooser, round by round, after a warm-up on one target."""
+    todo = [rounds[0].take(slice(1)), *rounds]
+    chosen: dict[str, list[Selection]] = {name: [] for name in choosers}
+    with progress(description, len(todo) * len(choosers), "runs") as advance:
+
+        def run(name: str) -> None:
+            contexts = todo[len(chosen[name])]
+            chosen[name].append(choosers[name](contexts))
+            advance()
+
+        runners = {name: partial(run, name) for name in choosers}
+        seconds = time_in_turn(runners, len(rounds), device, warm_up=1)
+    return seconds, {name: found[1:] for name, found in chosen.items()}
+
+
+def compare_selections(plain: Sequence[Selection], engine: Sequence[Selection], k: int) -> Json:
+    """Shares of targets whose first k tokens are the same, as a set and in order, over all rounds.
+
+    The largest difference of influence [nats] is over every token that both rank, also where they rank it differently.
+    """
+    same_set, same_order, differences = [], [], [0.0]
+    for a, b in zip(plain, engine, strict=True):
+        for row in range(len(a.columns)):
+            x, y = a.columns[row], b.columns[row]
+            same_order.append(np.array_equal(x[:k], y[:k]))
+            same_set.append(set(x[:k].tolist()) == set(y[:k].tolist()))
+            _, at_x, at_y = np.intersect1d(x, y, assume_unique=True, return_indices=True)
+            apart = np.abs(a.influence[row][at_x] - b.influence[row][at_y])
+            differences.append(float(apart.max(initial=0.0)))
+    return {
+        "same_set": statistics.mean(map(float, same_set)),
+        "same_order": statistics.mean(map(float, same_order)),
+        "largest_influence_difference_nats": max(differences),
+    }
+
+
+def select(name: str, scorer: Scorer, k: int, contexts: Contexts) -> Selection:
+    """The k tokens that a selector of the engine puts first."""
+    return find_selector(name)(Question(scorer, contexts, seed=0, k=k))
+
+
+@contextmanager
+def counted_tokens(model: Any) -> Iterator[list[int]]:
+    """While it runs, every forward pass of an `AnalysedModel` appends the tokens that it computes.
+
+    A pass that is differentiated counts three times, for its backward pass [ours].
+    """
+    counts: list[int] = []
+
+    def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        input_ids = args[0] if args else kwargs["input_ids"]
+        counts.append(input_ids.numel() * (1 + _BACKWARD_FORWARDS * torch.is_grad_enabled()))
+
+    handle = model.model.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        yield counts
+    finally:
+        handle.remove()
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is selected from what."""
+
+    selector: str
+    n_long: int
+    n_short: int
+    k: int
+    targets: int
+
+
+def measure_costs(settings: InfluenceSettings) -> Json:
+    """Seconds and memory against N, k and the number of targets; a point of several sweeps is measured once.
+
+    Raises `UserError` where a process that measures dies.
+    """
+    sweeps = cost_sweeps(settings)
+    points = list(dict.fromkeys(point for sweep in sweeps.values() for point in sweep))
+    measured: dict[Point, Json] = {}
+    spawn = multiprocessing.get_context("spawn")
+    with progress("cost", len(points), "points") as advance:
+        for point in points:
+            # A process each: what an earlier point left in memory cannot hide what this one takes.
+            with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
+                try:
+                    measured[point] = pool.submit(measure_point, settings, point).result()
+                except BrokenProcessPool as error:
+                    raise UserError(
+                        f"the process that measured {point} died, of too little memory most likely; lower --lengths "
+                        "or --counts"
+                    ) from error
+            advance()
+    return {"sweeps": {name: [measured[point] for point in sweep] for name, sweep in sweeps.items()}}
+
+
+def cost_sweeps(settings: InfluenceSettings) -> dict[str, list[Point]]:
+    """Points by what varies: N, k or the number of targets; the others are N, `K` and one target."""
+    n_long, n_short = settings.n_long, settings.n_short
+    k = min(K, n_long - n_short, min(settings.lengths) - n_short)
+    return {
+        "n_long": [Point(name, each, n_short, k, 1) for name in COST_SELECTORS for each in settings.lengths],
+        "k": [Point(name, n_long, n_short, each, 1) for name in COST_SELECTORS for each in settings.ks],
+        "targets": [
+            Point(name, n_long, n_short, k, each) for name in COST_SELECTORS for each in settings.counts
+        ],
+    }
+
+
+def measure_point(settings: InfluenceSettings, point: Point) -> Json:
+    """Median seconds per target, and the memory that the first run took beyond what was in use, in this process.
+
+    On a CPU that is growth of the resident set, on a GPU of the memory that torch allocated; None where the system
+    does not report it.
+    """
+    loaded, device = load_model(settings), chosen_device(settings.device)
+    scorer = Scorer(loaded.model, device=device)
+    vocabulary = vocabulary_size(loaded.model)
+    contexts = random_contexts(vocabulary, point.targets, point.n_long, point.n_short, seed=0)
+    # The smallest question first: what is set up once in a process is no cost of this point.
+    select(point.selector, scorer, 1, random_contexts(vocabulary, 1, 3, 1, seed=0))
+    memory = MemoryGrowth(torch.device(device))
+    seconds: list[float] = []
+    peak_bytes = None
+    while not seconds or (len(seconds) < settings.repeats and sum(seconds) < SECONDS_ENOUGH):
+        started = time.perf_counter()
+        select(point.selector, scorer, point.k, contexts)
+        synchroniser(device)()
+        seconds.append(time.perf_counter() - started)
+        if len(seconds) == 1:
+            peak_bytes = memory.growth_bytes()
+    per_target = statistics.median(seconds) / point.targets
+    return {**asdict(point), "seconds_per_target": per_target, "peak_bytes": peak_bytes}

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from analysis.model.token_losses import TokenLosses
 from benchmarks.influence import load_model
 from benchmarks.settings import LengthSettings
-from benchmarks.timing import Json, about_this_run, chosen_device, summarise, synchroniser, time_in_turn
+from benchmarks.timing import Json, about_this_run, chosen_device, summarise, time_in_turn
 from olmo_sparsity.util.errors import UserError
 
 PLAIN, OURS = "one forward pass a position", "one forward pass a window"
@@ -40,7 +40,7 @@ def run(settings: LengthSettings) -> Json:
             f"the losses differ by {difference:.1e} nats, more than {LARGEST_DIFFERENCE:.0e}, so that their speed is "
             "not compared; look for what makes a token depend on those behind it"
         )
-    seconds = time_in_turn(ways, settings.rounds, synchroniser(device))
+    seconds = time_in_turn(ways, settings.rounds, device)
     return {
         "benchmark": "length",
         "model": settings.model,

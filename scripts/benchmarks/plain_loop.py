@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from analysis.measure.selectors import Selection
 from analysis.text.contexts import Contexts
 
 Ranked = list[tuple[int, float]]
@@ -71,10 +72,8 @@ PLAIN_SELECTORS = {
 }
 
 
-def plain_selection(
-    name: str, model: Any, device: str, contexts: Contexts, k: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Columns and influence [nats] of the k far tokens that the selector ``name`` puts first, each (n, k)."""
+def plain_selection(name: str, model: Any, device: str, k: int, contexts: Contexts) -> Selection:
+    """The k far tokens that the selector ``name`` puts first."""
     rows = [PLAIN_SELECTORS[name](PlainLoop(model, device, contexts, row), k) for row in range(len(contexts))]
     ranked = np.array(rows)
-    return ranked[..., 0].astype(np.int64), ranked[..., 1]
+    return Selection(ranked[..., 0].astype(np.int64), ranked[..., 1])

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,17 +15,9 @@ from olmo.optim import get_param_groups
 from torch import Tensor
 
 from benchmarks.settings import SyntheticSettings
-from benchmarks.timing import (
-    Json,
-    about_this_run,
-    chosen_device,
-    paired_ratio,
-    summarise,
-    synchroniser,
-    time_in_turn,
-)
+from benchmarks.timing import Json, about_this_run, chosen_device, paired_ratio, summarise, time_in_turn
 from benchmarks.train import use_cpu_without_gpu
-from benchmarks.trainer import LEARNING_RATE, WARM_UP_STEPS, Rows, TimedTrainer
+from benchmarks.trainer import WARM_UP_STEPS, TimedTrainer, train_steps
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.task_batches import TaskData
@@ -120,7 +113,7 @@ def generator_share(config: Config, steps: int, rounds: int) -> Json:
     seconds = time_in_turn(
         {"generate": generate, "step": train},
         rounds,
-        synchroniser(engine.device.type),
+        engine.device.type,
         warm_up=1,
         clock=clock_of(engine.device),
     )
@@ -155,15 +148,6 @@ def whole_blocks(config: Config, steps: int) -> int:
     return -(-steps // at_once) * at_once
 
 
-def train_steps(engine: Engine, config: Config, batches: Iterator[Batch], steps: int) -> list[float]:
-    """Optimizer steps as the loop makes them; the loss of each, in nats per response token."""
-    losses = []
-    for _ in range(steps):
-        losses.append(engine.forward_backward(next(batches))["loss_nats"])
-        engine.step(LEARNING_RATE, config.max_grad_norm)
-    return losses
-
-
 def clock_of(device: torch.device) -> Callable[[], float]:
     """The processor's time where one thread computes all: the same as the wall's, without what other programs take."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
@@ -192,6 +176,7 @@ class StepComparison:
         positioned = build_model(self.config)
         assert isinstance(positioned, PositionedNeoX), "the config was checked, and its ids are plain"
         groups = get_param_groups(self.config, positioned)
+        self._train = partial(train_steps, self.engine, self.config)
         rows, clock = samples(self.ready), clock_of(self.device)
         self.trainer = TimedTrainer(
             positioned.model, groups, rows, self.engine, self.config, self.steps, folder, clock
@@ -206,9 +191,7 @@ class StepComparison:
             LOOP: lambda: self._train(batches, self.steps),
             READY: lambda: self._train(iter(self.ready), self.steps),
         }
-        seconds = time_in_turn(
-            runners, rounds, synchroniser(self.device.type), warm_up=1, clock=clock_of(self.device)
-        )
+        seconds = time_in_turn(runners, rounds, self.device.type, warm_up=1, clock=clock_of(self.device))
         return {
             "task": self.config.task.name,
             "scheme": self.config.positions.scheme,
@@ -232,9 +215,6 @@ class StepComparison:
                 )
         return {LOOP: ours, TRAINER: theirs}
 
-    def _train(self, batches: Iterator[Batch], steps: int) -> list[float]:
-        return train_steps(self.engine, self.config, batches, steps)
-
 
 def plain_config(config: Config) -> Config:
     """The same run with ids that need neither an embedding nor a head."""
@@ -244,14 +224,13 @@ def plain_config(config: Config) -> Config:
     return replace(config, positions=replace(config.positions, scheme=scheme, rotate="ids"))
 
 
-def samples(batches: list[Batch]) -> Rows:
+def samples(batches: list[Batch]) -> list[dict[str, Tensor]]:
     """The samples of batches as the Trainer wants them, one after the other."""
-    rows = [
+    return [
         dict(zip(inputs, values, strict=True))
         for inputs in map(trainer_inputs, batches)
         for values in zip(*inputs.values(), strict=True)
     ]
-    return Rows(len(rows), rows.__getitem__)
 
 
 def trainer_inputs(batch: Batch) -> dict[str, Tensor]:

@@ -50,7 +50,7 @@ def synchroniser(device: str) -> Callable[[], None]:
 def time_in_turn(
     runners: Mapping[str, Callable[[], object]],
     rounds: int,
-    synchronise: Callable[[], None] = lambda: None,
+    device: str = "cpu",
     warm_up: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
@@ -60,6 +60,7 @@ def time_in_turn(
     """
     names = list(runners)
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    synchronise = synchroniser(device)
     for number in range(-warm_up, rounds):
         for shift in range(len(names)):
             name = names[(number + shift) % len(names)]

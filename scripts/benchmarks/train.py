@@ -18,8 +18,8 @@ from olmo.optim import get_param_groups
 from torch import Tensor, nn
 
 from benchmarks.settings import TrainSettings
-from benchmarks.timing import Json, about_this_run, chosen_device, summarise, synchroniser, time_in_turn
-from benchmarks.trainer import LEARNING_RATE, Rows, TimedTrainer
+from benchmarks.timing import Json, about_this_run, chosen_device, summarise, time_in_turn
+from benchmarks.trainer import LEARNING_RATE, TimedTrainer, train_steps
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.export import to_transformers
@@ -30,7 +30,7 @@ from olmo_sparsity.training.flops import flops_per_token, peak_flops
 from olmo_sparsity.util.errors import UserError
 
 OLMO = "olmo"
-Runner = Callable[[], float | None]
+Runner = Callable[[], object]
 
 
 def run(settings: TrainSettings) -> Json:
@@ -38,8 +38,7 @@ def run(settings: TrainSettings) -> Json:
     made = about_this_run(chosen_device())
     with tempfile.TemporaryDirectory() as folder:
         benchmark = TrainBenchmark(settings, Path(folder))
-        synchronise = synchroniser(benchmark.device.type)
-        seconds = time_in_turn(benchmark.runners(), settings.rounds, synchronise)
+        seconds = time_in_turn(benchmark.runners(), settings.rounds, benchmark.device.type)
     rates = summarise(seconds, baseline=OLMO, amount=benchmark.tokens_per_call, unit="tokens/s")
     about = benchmark.about()
     flops_per_second = rates["results"]["loop"]["rate"] * about["flops_per_token"]
@@ -74,12 +73,13 @@ class TrainBenchmark:
         """What is timed, by name."""
         ids, position_ids = self.batch.input_ids, self.batch.position_ids
         positioned = _olmo_model(self.config).to(self.device)
-        compared: dict[str, Runner] = {
+        batches = TrainingData(self.config).batches(0)
+        return {
             OLMO: self._plain_steps(_unmodified_olmo(self.config).to(self.device), ids, {}),
             "position_ids": self._plain_steps(positioned, ids, {"position_ids": position_ids}),
-            "loop": self._loop_steps(),
+            "loop": lambda: train_steps(self.engine, self.config, batches, self.steps),
+            "transformers Trainer": self._trainer_steps(),
         }
-        return {**compared, "transformers Trainer": self._trainer_steps()}
 
     def about(self) -> dict[str, Any]:
         """What was measured on."""
@@ -120,17 +120,6 @@ class TrainBenchmark:
 
         return run
 
-    def _loop_steps(self) -> Runner:
-        """This project's loop: read, draw positions, forward, backward, clip, step."""
-        batches = TrainingData(self.config).batches(0)
-
-        def run() -> None:
-            for _ in range(self.steps):
-                self.engine.forward_backward(next(batches))
-                self.engine.step(LEARNING_RATE, self.config.max_grad_norm)
-
-        return run
-
     def _trainer_steps(self) -> Runner:
         """transformers' Trainer on its own model of this shape."""
         config = self.config
@@ -143,12 +132,11 @@ class TrainBenchmark:
             {"params": vectors, "weight_decay": 0.0},
         ]
         dataset = TrainingData(config).dataset
-
-        def row(index: int) -> dict[str, Tensor]:
-            ids = torch.from_numpy(dataset[index]["input_ids"])
-            return {"input_ids": ids, "labels": ids}
-
-        rows = Rows(len(dataset), row)
+        read = min(
+            len(dataset), (self.steps + 2) * config.global_train_batch_size
+        )  # warm-up, and a batch ahead
+        windows = [torch.from_numpy(dataset[index]["input_ids"]) for index in range(read)]
+        rows = [{"input_ids": ids, "labels": ids} for ids in windows]
         return TimedTrainer(model, groups, rows, self.engine, config, self.steps, self.folder)
 
 

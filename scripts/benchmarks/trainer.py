@@ -1,9 +1,9 @@
-"""transformers' Trainer, which our loop is compared with: its settings, its clock, and the losses that it saw."""
+"""Steps of our loop, and transformers' Trainer that they are compared with: its settings, its clock, its losses."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from benchmarks.timing import synchroniser
 from olmo_sparsity.config.load import Config
+from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.export import quiet_transformers
 from olmo_sparsity.training.engine import Engine
 
@@ -21,17 +22,13 @@ LEARNING_RATE = 1e-5
 WARM_UP_STEPS = 1
 
 
-class Rows(torch.utils.data.Dataset):
-    """What the Trainer reads: rows by their number."""
-
-    def __init__(self, count: int, row: Callable[[int], dict[str, Tensor]]):
-        self.count, self.row = count, row
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return self.row(index)
+def train_steps(engine: Engine, config: Config, batches: Iterator[Batch], steps: int) -> list[float]:
+    """Optimizer steps as this project's loop makes them; the loss of each, in nats per token."""
+    losses = []
+    for _ in range(steps):
+        losses.append(engine.forward_backward(next(batches))["loss_nats"])
+        engine.step(LEARNING_RATE, config.max_grad_norm)
+    return losses
 
 
 class TimedTrainer:
@@ -44,7 +41,7 @@ class TimedTrainer:
         self,
         model: nn.Module,
         groups: list[dict[str, Any]],
-        rows: Rows,
+        rows: list[dict[str, Tensor]],
         engine: Engine,
         config: Config,
         steps: int,

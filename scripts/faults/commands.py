@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from faults.processes import Moment, Process, in_fork, ranks, wait_until
 from faults.whole import BYSTANDER, KEPT_CHECKPOINTS, Files, complaints_about, digest, files_of
@@ -66,10 +67,9 @@ class Command:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: an exit code (None: at the time-out) and what it printed, of each process."""
+    """How a command ended: exit code (None: at the time-out), standard error and changes of files of each process."""
 
     codes: tuple[int | None, ...]
-    outputs: tuple[str, ...]
     errors: tuple[str, ...]
     seconds: float
     changes: tuple[int, ...]
@@ -111,12 +111,10 @@ class Run:
         lasted = max(each.lasted for each in self.processes)
         for each in self.processes:
             each.kill()
-        printed = [[text.decode(errors="replace") for text in each.texts] for each in self.processes]
+        errors = tuple(each.errors.decode(errors="replace") for each in self.processes)
         changes = tuple(each.changes for each in self.processes)
         self.close()
-        return Ended(
-            codes, tuple(out for out, _ in printed), tuple(err for _, err in printed), lasted, changes
-        )
+        return Ended(codes, errors, lasted, changes)
 
     def close(self) -> None:
         """Leave nothing running."""
@@ -232,23 +230,17 @@ def training(folder: Path) -> Result:
 
 def records(folder: Path) -> Result:
     """Targets, losses, selections and examples, as every reader of records gets them."""
-    from dataclasses import fields
-
     from analysis.records.store import load_records
 
     found = load_records(folder)
-    targets = {each.name: getattr(found.targets, each.name).tolist() for each in fields(found.targets)}
-    kinds = {name: getattr(found, name) for name in ("loss_nats", "selected", "influence")}
-    arrays = {
-        f"{name} {selector} {context}": array.tolist()
-        for name, by_selector in kinds.items()
-        for selector, by_context in by_selector.items()
-        for context, array in by_context.items()
-    }
-    examples = found.examples.to_table().to_pylist() if found.examples else None
     finished = {"complete": found.manifest.complete, "fingerprint": found.manifest.fingerprint}
-    values = {**targets, **arrays, **finished, "over": found.over.tolist(), "examples": examples}
-    return {name: digest(json.dumps(value, default=str).encode()) for name, value in values.items()}
+    values = {**vars(found), "folder": None, "manifest": finished}
+    return {name: digest(json.dumps(value, default=_plain).encode()) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has in place of an array or a dataclass."""
+    return value.tolist() if hasattr(value, "tolist") else vars(value)
 
 
 def shard(name: str) -> Callable[[Path], Result]:
@@ -279,10 +271,14 @@ _MEASURE = (
 )
 _TRAINED = {"corpus": "prepare", "run": "train"}
 
-_ALL = [
+
+def _commands(*every: Command) -> dict[str, Command]:
+    return {command.name: command for command in every}
+
+
+# fmt: off
+UNDER_TEST = _commands(
     Command("prepare", "prepare_data.py", _BPE, "corpus", corpus),
-    Command("ready", "prepare_data.py", _BPE.replace("--out corpus", "--out ready"), "ready", corpus),
-    Command("first-share", "prepare_data.py", f"{_TOKENIZED} --shard 1/2", "corpus", corpus, {"ready": "ready"}),
     Command(
         "prepare-shard", "prepare_data.py", f"{_TOKENIZED} --shard 2/2", "corpus", second_share,
         {"ready": "ready", "corpus": "first-share"},
@@ -292,28 +288,22 @@ _ALL = [
         {"ready": "ready", "corpus": "prepare-shard"},
     ),
     Command("train", "train.py", "config.yaml", "run", training, {"corpus": "prepare"}, again="--resume"),
-    Command("half", "train.py", "config.yaml --stop_at=8", "run", training, {"corpus": "prepare"}),
     Command(
         "train-resume", "train.py", "config.yaml --resume", "run", training, {"corpus": "prepare", "run": "half"}
     ),
     Command(
         "train-2", "train.py", "config.yaml", "run", training, {"corpus": "prepare"}, again="--resume", processes=2
     ),
-    Command("half-2", "train.py", "config.yaml --stop_at=8", "run", training, {"corpus": "prepare"}, processes=2),
     Command(
         "train-2-resume", "train.py", "config.yaml --resume", "run", training,
         {"corpus": "prepare", "run": "half-2"}, processes=2,
     ),
     Command("influence", "influence.py", _MEASURE, "records", records, _TRAINED),
-    Command("first-shard", "influence.py", f"{_MEASURE} --shard 1/2", "records", shard("1-of-2"), _TRAINED),
     Command(
         "influence-shard", "influence.py", f"{_MEASURE} --shard 2/2", "records", shard("2-of-2"),
         {**_TRAINED, "records": "first-shard"},
     ),
-    Command("other-shard", "influence.py", f"{_MEASURE} --seed 1 --shard 2/2", "records", shard("2-of-2"), _TRAINED),
-    Command("other-corpus", "prepare_data.py", f"{_BPE} --seed 1", "corpus", corpus),
     Command("merge", "merge_records.py", "records", "records", records, {"records": "influence-shard"}),
-    Command("earlier-export", "export_hf.py", "run --out export", "export", export, {"run": "half"}, replaces_out=True),
     Command(
         "export", "export_hf.py", "run --out export --overwrite", "export", export,
         {"run": "train", "export": "earlier-export"}, replaces_out=True,
@@ -325,5 +315,17 @@ _ALL = [
         "report", "report.py", "records --out figures/report.html --resamples 1000", "figures", figures,
         {"records": "influence"},
     ),
-]  # fmt: skip
-COMMANDS = {command.name: command for command in _ALL}
+)
+"""Commands that faults are injected into."""
+COMMANDS = UNDER_TEST | _commands(
+    Command("ready", "prepare_data.py", _BPE.replace("--out corpus", "--out ready"), "ready", corpus),
+    Command("first-share", "prepare_data.py", f"{_TOKENIZED} --shard 1/2", "corpus", corpus, {"ready": "ready"}),
+    Command("half", "train.py", "config.yaml --stop_at=8", "run", training, {"corpus": "prepare"}),
+    Command("half-2", "train.py", "config.yaml --stop_at=8", "run", training, {"corpus": "prepare"}, processes=2),
+    Command("first-shard", "influence.py", f"{_MEASURE} --shard 1/2", "records", shard("1-of-2"), _TRAINED),
+    Command("other-shard", "influence.py", f"{_MEASURE} --seed 1 --shard 2/2", "records", shard("2-of-2"), _TRAINED),
+    Command("other-corpus", "prepare_data.py", f"{_BPE} --seed 1", "corpus", corpus),
+    Command("earlier-export", "export_hf.py", "run --out export", "export", export, {"run": "half"}, replaces_out=True),
+)
+"""All, with those whose results the ones under test are given."""
+# fmt: on

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults import UNDER_TEST
 from faults.commands import (
     COMMANDS,
     SECONDS_FOR_PEERS,
@@ -49,6 +48,7 @@ class Trial:
     def __post_init__(self) -> None:
         self.reference = self.workshop.reference(self.command)
         self.workshop.begin(self.command, self.scene)
+        self.before = files_of(self.scene)
 
     def start(self, rank: int = 0, moment: Moment | None = None, more: str = "") -> Run:
         """Start the command; process ``rank`` is to be paused at ``moment``."""
@@ -81,13 +81,13 @@ class Trial:
             pass
         self.hold_whole(before)
 
-    def conclude(self, ended: Ended, before: Files, *, except_rank: int | None = None) -> str:
+    def conclude(self, ended: Ended, *, except_rank: int | None = None) -> str:
         """Hold a command that met a fault to the property; where it gave no result it is run again."""
         self.ended = ended
         self.refuse(complaints_about(ended, may_refuse=True, killed=except_rank))
         if ended.done:
             self.hold_result([self.reference.result])
-        self.hold_whole(before)
+        self.hold_whole(self.before)
         return RIGHT if ended.done else self.again()
 
     def hold_result(self, right: list[Result]) -> None:
@@ -128,7 +128,6 @@ def kill(trial: Trial) -> str:
 
 def full_disk(trial: Trial) -> str:
     """From a random moment on no file can grow beyond a random number of bytes."""
-    before = files_of(trial.scene)
     room = int(10 ** trial.random.uniform(0, 5))
     trial.place = f"room for {room:,} bytes in a file, "
     with trial.paused() as run:
@@ -137,12 +136,11 @@ def full_disk(trial: Trial) -> str:
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (room, room))
         run.disturbed.go_on()
         ended = run.end()
-    return trial.conclude(ended, before)
+    return trial.conclude(ended)
 
 
 def read_only(trial: Trial) -> str:
     """From a random moment on a random folder cannot be written to."""
-    before = files_of(trial.scene)
     out = trial.scene / trial.command.out
     with trial.paused() as run:
         folders = [trial.scene, *(path for path in [out, *sorted(out.rglob("*"))] if path.is_dir())]
@@ -156,12 +154,11 @@ def read_only(trial: Trial) -> str:
         for path in (trial.scene, *trial.scene.rglob("*")):  # one of them may have another name by now
             if path.is_dir():
                 path.chmod(0o755)
-    return trial.conclude(ended, before)
+    return trial.conclude(ended)
 
 
 def second_process(trial: Trial) -> str:
     """The same command is started a second time while the first is at work, or paused in the middle of it."""
-    before = files_of(trial.scene)
     waits = trial.random.random() < 0.5
     trial.place = f"started while the first one {'is paused' if waits else 'goes on'}, "
     with trial.paused() as first:
@@ -176,13 +173,12 @@ def second_process(trial: Trial) -> str:
         trial.refuse(complaints_about(ended, may_refuse=True))
     if any(ended.done for ended in ends):
         trial.hold_result([trial.reference.result])
-    trial.hold_whole(before)
+    trial.hold_whole(trial.before)
     return RIGHT if all(ended.done for ended in ends) else trial.again()
 
 
 def stalled_peer(trial: Trial) -> str:
     """One of two processes stands still: for a moment, or for longer than the other waits."""
-    before = files_of(trial.scene)
     rank = trial.random.randrange(2)
     seconds = trial.random.choice([0.3, 3 * SECONDS_FOR_PEERS])
     trial.place = f"stalled for {seconds:.1f} s, "
@@ -191,17 +187,16 @@ def stalled_peer(trial: Trial) -> str:
         other.wait(seconds)
         run.disturbed.go_on()
         ended = run.end()
-    return trial.conclude(ended, before)
+    return trial.conclude(ended)
 
 
 def dead_peer(trial: Trial) -> str:
     """One of two processes is killed; the other must end by itself."""
-    before = files_of(trial.scene)
     rank = trial.random.randrange(2)
     with trial.paused(rank) as run:
         run.disturbed.kill()
         ended = run.end()
-    return trial.conclude(ended, before, except_rank=rank)
+    return trial.conclude(ended, except_rank=rank)
 
 
 def flip_bit(trial: Trial, path: Path) -> str:
@@ -364,21 +359,25 @@ CHANGES = {
 }
 
 
-_TWO = tuple(name for name in UNDER_TEST if COMMANDS[name].processes == 2)
-
-FAULTS: dict[str, tuple[Callable[[Trial], str], tuple[str, ...]]] = {
-    "kill": (kill, UNDER_TEST),
-    "full-disk": (full_disk, UNDER_TEST),
-    "bit-flip": (damaged(flip_bit), UNDER_TEST),
-    "truncation": (damaged(truncate), UNDER_TEST),
-    "deletion": (damaged(delete), UNDER_TEST),
-    "second-process": (second_process, UNDER_TEST),
-    "stalled-peer": (stalled_peer, _TWO),
-    "dead-peer": (dead_peer, _TWO),
-    "read-only": (read_only, UNDER_TEST),
-    "changed-input": (
-        changed_input,
-        tuple(name for name in UNDER_TEST if any(name in change.of for change in CHANGES.values())),
-    ),
+FAULTS: dict[str, Callable[[Trial], str]] = {
+    "kill": kill,
+    "full-disk": full_disk,
+    "bit-flip": damaged(flip_bit),
+    "truncation": damaged(truncate),
+    "deletion": damaged(delete),
+    "second-process": second_process,
+    "stalled-peer": stalled_peer,
+    "dead-peer": dead_peer,
+    "read-only": read_only,
+    "changed-input": changed_input,
 }
-"""Every fault: what injects it, and into which commands."""
+"""Every fault, and what injects it."""
+
+
+def meets(fault: str, command: Command) -> bool:
+    """Whether a fault can happen to a command."""
+    if fault in ("stalled-peer", "dead-peer"):
+        return command.processes == 2
+    if fault == "changed-input":
+        return any(command.name in change.of for change in CHANGES.values())
+    return True

@@ -88,19 +88,16 @@ class Process:
         self.code: int | None = None
         self.lasted = 0.0
         """Seconds from its start to its end."""
-        self.texts = [b"", b""]
+        self.errors = b""
         self.changes_made = mmap.mmap(-1, 8)  # shared with the fork
         self.started = time.monotonic()
-        pipes = [os.pipe() for _ in self.texts]
-        self.readers = [reader for reader, _ in pipes]
+        self.reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            writers = [writer for _, writer in pipes]
             pause_before = moment.change if moment else None
-            _become(script, arguments, folder, environment, writers, self.changes_made, pause_before)
-        for reader, writer in pipes:
-            os.close(writer)
-            os.set_blocking(reader, False)
+            _become(script, arguments, folder, environment, writer, self.changes_made, pause_before)
+        os.close(writer)
+        os.set_blocking(self.reader, False)
 
     @property
     def changes(self) -> int:
@@ -108,10 +105,9 @@ class Process:
         return int.from_bytes(self.changes_made[:8], "little")
 
     def look(self) -> bool:
-        """Read what it printed and see whether it was paused; True once it has ended."""
-        for number, reader in enumerate(self.readers):
-            while text := _read(reader):
-                self.texts[number] += text
+        """Read its standard error and see whether it was paused; True once it has ended."""
+        while text := _read(self.reader):
+            self.errors += text
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
             if pid and os.WIFSTOPPED(status):
@@ -155,11 +151,10 @@ class Process:
 
     def close(self) -> None:
         """Leave nothing running and nothing open."""
-        self.kill()
-        for reader in self.readers:
-            os.close(reader)
-        self.readers = []
-        self.changes_made.close()
+        if not self.changes_made.closed:
+            self.kill()
+            os.close(self.reader)
+            self.changes_made.close()
 
 
 def wait_until(reached: Callable[[], bool], seconds: float) -> bool:
@@ -194,14 +189,23 @@ def in_fork(function: Callable[..., Any], *arguments: Any) -> Any:
     return answer["value"]
 
 
+def free_port() -> int:
+    """A port of this machine that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def ranks(count: int) -> list[dict[str, str]]:
     """What a launcher would put into the environment of each of ``count`` processes."""
     if count == 1:
         return [{}]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+        "WORLD_SIZE": count,
+        "LOCAL_WORLD_SIZE": count,
+    }
     every = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(count)]
     return [{name: str(value) for name, value in each.items()} for each in every]
 
@@ -218,7 +222,7 @@ def _become(
     arguments: list[str],
     folder: Path,
     environment: dict[str, str],
-    writers: list[int],
+    errors: int,
     changes_made: mmap.mmap,
     pause_before: int | None,
 ) -> NoReturn:
@@ -228,7 +232,8 @@ def _become(
     atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _obey_file_modes()
-    for descriptor, source in enumerate([os.open(os.devnull, os.O_RDONLY), *writers]):
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor, source in enumerate([null, null, errors]):
         os.dup2(source, descriptor)
     os.chdir(folder)
     os.environ.update(environment)

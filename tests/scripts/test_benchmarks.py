@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from analysis.measure.selectors import Selection
 from analysis.model.adapters import OlmoForAnalysis
@@ -16,9 +15,7 @@ from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.text.contexts import Contexts
 from olmo_sparsity.data import task_batches
-from olmo_sparsity.data.task_batches import TaskPositions, task_of
 from olmo_sparsity.data.tokens import TokenFiles
-from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import TASKS
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError
@@ -28,11 +25,11 @@ from tests.support import tiny, tiny_task
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))  # as scripts/benchmark.py finds its modules
 
-from benchmarks import influence_cost, influence_speed, length, synthetic, tables  # noqa: E402
-from benchmarks.influence import contexts_of, load_model  # noqa: E402
+from benchmarks import influence, length, synthetic, tables  # noqa: E402
 from benchmarks.plain_loop import PLAIN_SELECTORS, PlainLoop, plain_selection  # noqa: E402
 from benchmarks.settings import InfluenceSettings, LengthSettings, SyntheticSettings  # noqa: E402
 from benchmarks.timing import summarise, time_in_turn  # noqa: E402
+from benchmarks.trainer import LEARNING_RATE  # noqa: E402
 
 N, M = 24, 6
 FAR = N - M
@@ -129,7 +126,7 @@ def of_length(tmp_path):
 
 
 def test_both_ways_are_the_loss_of_each_token_given_those_before_it(of_length):
-    losses = length.TokenLosses(load_model(of_length), device="cpu")
+    losses = length.TokenLosses(influence.load_model(of_length), device="cpu")
     tokens = np.random.default_rng(0).integers(1, 50, (2, 9))
     expected = []
     for row in tokens.tolist():
@@ -190,10 +187,10 @@ def test_the_plain_loop_computes_the_losses_of_the_scorer_and_of_masking(model):
 @pytest.mark.parametrize("name", PLAIN_SELECTORS)
 def test_the_plain_loop_chooses_as_the_engine_does(model, name):
     contexts = make_contexts()
-    columns, influence = plain_selection(name, model, "cpu", contexts, 5)
-    chosen = influence_speed.select(name, Scorer(model), 5, contexts)
-    np.testing.assert_array_equal(columns, chosen.columns)
-    np.testing.assert_allclose(influence, chosen.influence, atol=2e-5)
+    plain = plain_selection(name, model, "cpu", 5, contexts)
+    chosen = influence.select(name, Scorer(model), 5, contexts)
+    np.testing.assert_array_equal(plain.columns, chosen.columns)
+    np.testing.assert_allclose(plain.influence, chosen.influence, atol=2e-5)
 
 
 def test_the_plain_loop_makes_one_pass_per_candidate_and_asks_for_all_logits(model):
@@ -203,20 +200,19 @@ def test_the_plain_loop_makes_one_pass_per_candidate_and_asks_for_all_logits(mod
         seen.append((*input_ids.shape, last_logits_only))
         return model(input_ids, position_ids, last_logits_only=last_logits_only)
 
-    plain_selection("leave-one-out", spy, "cpu", make_contexts(1), 5)
+    plain_selection("leave-one-out", spy, "cpu", 5, make_contexts(1))
     assert seen == [(1, N, False)] + FAR * [(1, N - 1, False)]
 
 
 def test_differences_between_selections_are_told():
     columns = np.array([[3, 1, 2], [3, 1, 2], [3, 1, 2], [3, 1, 2]])
-    influence = np.array([[3.0, 2.0, 1.0]] * 4)
-    plain = [Selection(columns, influence)]
-    same = influence_speed.compare_selections(plain, plain, 2)
+    plain = [Selection(columns, np.array([[3.0, 2.0, 1.0]] * 4))]
+    same = influence.compare_selections(plain, plain, 2)
     assert same == {"same_set": 1, "same_order": 1, "largest_influence_difference_nats": 0}
     # row 1: another order; row 2: another set; row 3: the same two, what lies behind them does not count
     other = np.array([[3, 1, 2], [1, 3, 2], [3, 2, 1], [3, 1, 0]])
     moved = np.array([[3.0, 2.0, 1.0], [3.0, 2.5, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 9.0]])
-    found = influence_speed.compare_selections(plain, [Selection(other, moved)], 2)
+    found = influence.compare_selections(plain, [Selection(other, moved)], 2)
     # row 1: token 1 has 3 instead of 2, token 3 has 2.5 instead of 3; row 2: token 2 has 2 instead of 1
     assert found == {"same_set": 0.75, "same_order": 0.5, "largest_influence_difference_nats": 1.0}
 
@@ -225,8 +221,8 @@ def test_tokens_are_counted(model):
     contexts = make_contexts(2)
 
     def tokens(name, **options):
-        with influence_speed.counted_tokens(model) as counts:
-            influence_speed.select(name, Scorer(model, **options), 3, contexts)
+        with influence.counted_tokens(model) as counts:
+            influence.select(name, Scorer(model, **options), 3, contexts)
         return sum(counts)
 
     assert tokens("leave-one-out", share_prefixes=False) == 2 * (FAR * (N - 1) + N)
@@ -248,7 +244,7 @@ def test_contexts_are_stretches_of_held_out_documents_or_random_tokens(trained):
     held_out = TokenFiles.of_split(corpus, "heldout")
     texts = [held_out.document(number).tolist() for number in range(len(held_out.document_bounds))]
     for source in (corpus, None):
-        contexts = contexts_of(loaded, settings_of_influence(checkpoint="run", corpus=source), 5)
+        contexts = influence.contexts_of(loaded, settings_of_influence(checkpoint="run", corpus=source), 5)
         assert contexts.tokens.shape == (5, N) and contexts.n_far == FAR
         for tokens, target in zip(contexts.tokens.tolist(), contexts.targets.tolist(), strict=True):
             found = [*tokens, target] in [text[i : i + N + 1] for text in texts for i in range(len(text) - N)]
@@ -257,7 +253,7 @@ def test_contexts_are_stretches_of_held_out_documents_or_random_tokens(trained):
 
 def test_a_sweep_varies_one_thing_at_a_time():
     settings = settings_of_influence(n_long=64, n_short=8, lengths=(32, 64), ks=(1, 16), counts=(1, 4))
-    sweeps = influence_cost.cost_sweeps(settings)
+    sweeps = influence.cost_sweeps(settings)
     for name, wanted in {"n_long": [32, 64], "k": [1, 16], "targets": [1, 4]}.items():
         own = [point for point in sweeps[name] if point.selector == "greedy"]
         assert [getattr(point, name) for point in own] == wanted
@@ -284,15 +280,15 @@ def test_all_parts_of_the_influence_benchmark(benchmark, trained, tmp_path):
     screened = result["screened"]
     assert (screened["targets"], screened["rounds"]) == (6, 2)
     # 42 far tokens: every form fits
-    wanted = {name for exact, forms in influence_speed.SCREENS.items() for name in (exact, *forms)}
+    wanted = {name for exact, forms in influence.SCREENS.items() for name in (exact, *forms)}
     assert set(screened["selectors"]) == wanted
-    for exact in influence_speed.SCREENS:
+    for exact in influence.SCREENS:
         row = screened["selectors"][exact]
         assert row["seconds_ratio"] == {"ratio": 1, "ratio_low": 1, "ratio_high": 1}
     by_m = [screened["selectors"][f"leave-one-out@attention:{m}"]["tokens_ratio"] for m in (8, 32)]
     assert 0 < by_m[0] < by_m[1] < 1
     for sweep in result["cost"]["sweeps"].values():
-        assert [point["selector"] for point in sweep] == list(influence_cost.SELECTORS)
+        assert [point["selector"] for point in sweep] == list(influence.COST_SELECTORS)
         assert all(point["seconds_per_target"] > 0 for point in sweep)
     assert (tmp_path / "cost.png").read_bytes()[:4] == b"\x89PNG" and (tmp_path / "cost.pdf").exists()
 
@@ -327,24 +323,6 @@ def test_bad_settings_are_refused_by_name(changes, message):
 # synthetic.
 
 
-@torch.no_grad()
-def first_loss(config):
-    """The loss of the first batch per response token, one sample at a time, by transformers' model itself."""
-    model, task, indices = build_model(config).model, task_of(config), np.arange(8)
-    samples = task.sample("train", config.seed, indices)
-    ids = TaskPositions(config).ids(samples, split="train", seed=config.seed, indices=indices)
-    total, count = 0.0, 0
-    for row in range(8):
-        first, end = int(samples.response_start[row]), int(samples.lengths[row])
-        tokens = torch.tensor(samples.tokens[row, :end])
-        logits = model(
-            tokens[None], position_ids=torch.tensor(ids[row, :end])[None], attention_mask=torch.ones(1, end)
-        ).logits[0]
-        total += float(F.cross_entropy(logits[first - 1 : end - 1], tokens[first:], reduction="sum"))
-        count += end - first
-    return total / count
-
-
 def write_configs(folder):
     """A config of a task, and one of another task beside it."""
     tiny_task.write(folder).rename(folder / "scratchpad_parity-x.yaml")
@@ -359,26 +337,19 @@ def test_tasks_and_steps_are_timed(benchmark, tmp_path):
     write_configs(tmp_path)
     result = benchmark("synthetic", "--config", path, "--rounds", 2, "--steps", 1)
     assert set(result["tasks"]) == {"scratchpad_parity", "copy"} < set(TASKS)
-    for name, row in result["tasks"].items():
+    for row in result["tasks"].values():
         made, step = row["seconds"]["generate"], row["seconds"]["step"]
         shares = [one / other for one, other in zip(made, step, strict=True)]
-        assert len(shares) == 2 and row["share"] == pytest.approx(statistics.median(shares))
         assert (row["share_low"], row["share_high"]) == pytest.approx((min(shares), max(shares)))
         assert row["steps_per_timing"] == 2, "what is made at once is made in one timing"
         assert row["samples_per_second"] == pytest.approx(16 / statistics.median(made))
-        assert row["scheme"] == "predicted", name
+        assert row["scheme"] == "predicted"
     steps = result["steps"]
     assert steps["scheme"] == "pose", "the Trainer knows no joint loss"
     losses = steps["losses_nats"]
     assert losses["loop"] == pytest.approx(losses["transformers Trainer"], rel=1e-5)
     assert len(losses["loop"]) == 3 and losses["loop"][0] != losses["loop"][1]
-    config = synthetic.plain_config(tiny_task.config(tmp_path))
-    assert losses["loop"][0] == pytest.approx(first_loss(config), rel=1e-5)
-    theirs = steps["seconds"]["transformers Trainer"]
-    for name, seconds in steps["seconds"].items():
-        ratios = [one / other for one, other in zip(theirs, seconds, strict=True)]
-        assert steps["results"][name]["ratio"] == pytest.approx(statistics.median(ratios))
-        assert steps["results"][name]["rate"] == pytest.approx(2 / statistics.median(seconds))
+    assert steps["results"]["loop"]["rate"] == pytest.approx(2 / statistics.median(steps["seconds"]["loop"]))
 
 
 def comparison(folder, **changes):
@@ -403,7 +374,7 @@ def test_both_sides_have_the_same_optimizer_and_precision(tmp_path):
     ours = settings(compared.engine.optimizer, compared.engine.raw_model.model)
     assert ours == theirs and len(ours) > 20
     assert theirs["gpt_neox.embed_in.weight"][0] == 0 and theirs["lm_head.weight"][0] == 0.1
-    assert {group["lr"] for group in trainer.optimizer.param_groups} == {synthetic.LEARNING_RATE}
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {LEARNING_RATE}
     assert trainer.args.max_grad_norm == compared.config.max_grad_norm == 1.0
     assert trainer.args.gradient_accumulation_steps == 2 and not trainer.args.bf16
 
@@ -415,19 +386,6 @@ def test_another_loss_is_found_before_anything_is_timed(tmp_path, monkeypatch):
         next(compared.engine.raw_model.parameters()).mul_(1.5)
     with pytest.raises(UserError, match="the losses differ: .* in the loop, .* in the Trainer"):
         compared.measure(rounds=1)
-
-
-def test_every_task_with_a_config_beside_the_given_one_is_timed(tmp_path):
-    write_configs(tmp_path)
-    settings = SyntheticSettings(
-        config=str(tmp_path / "scratchpad_parity-x.yaml"), overrides=("--model.n_layers=1",)
-    )
-    found = synthetic.task_configs(synthetic.load_config(settings.config), settings)
-    assert {name: own.task.name for name, own in found.items()} == {
-        "scratchpad_parity": "scratchpad_parity",
-        "copy": "copy",
-    }
-    assert (found["copy"].model.d_model, found["copy"].model.n_layers) == (32, 1)
 
 
 @pytest.mark.parametrize(

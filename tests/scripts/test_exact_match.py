@@ -1,6 +1,5 @@
 """scripts/exact_match.py and its record: what is written, and when it is left alone."""
 
-import importlib
 import json
 from dataclasses import asdict, replace
 
@@ -17,17 +16,9 @@ from tests.support import tiny
 
 
 @pytest.fixture
-def script(monkeypatch, capsys):
-    """Runs scripts/exact_match.py here; what it printed."""
-    module = importlib.import_module("analysis.cli.exact_match")
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["exact_match.py", *map(str, arguments)])
-        capsys.readouterr()
-        module.main()
-        return capsys.readouterr().out
-
-    return run
+def script(call_main):
+    """Calls the command; what it printed."""
+    return lambda *arguments: call_main("exact_match", *arguments)[1]
 
 
 def save(config, step=3, **changes):

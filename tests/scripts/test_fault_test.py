@@ -75,7 +75,7 @@ def inject(fault, script, folder, count=12):
             workshop, commands.COMMANDS["prepare"], folder / str(number), random.Random(number)
         )
         try:
-            injections.FAULTS[fault][0](trial)
+            injections.FAULTS[fault](trial)
         except injections.Broken as broken:
             seen.append(f"{trial.place}: {broken}")
     return seen

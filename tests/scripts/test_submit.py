@@ -1,7 +1,6 @@
 """The submit command: what it prints and refuses, and jobs under a real SLURM of one node where one can be had."""
 
 import itertools
-import json
 import os
 import re
 import shlex
@@ -15,9 +14,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from analysis.cli import submit as command
 from analysis.records.store import load_records
 from olmo_sparsity.checkpoint import TrainState, save_checkpoint
+from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.util.errors import UserError
 from tests.olmo_sparsity.sweep.test_slurm import check_shell
 from tests.support import local_slurm, tiny
@@ -31,17 +30,14 @@ THEN = "\n# ---- then, with sbatch --dependency=afterok:<the job above>\n"
 
 
 @pytest.fixture
-def submit(monkeypatch, capsys, tmp_path):
+def submit(monkeypatch, call_main, tmp_path):
     """The command in this process and ``tmp_path``, as on a machine without sbatch; returns what it printed."""
 
     def run(line, path="") -> str:
         with monkeypatch.context() as patch:
             patch.chdir(tmp_path)
             patch.setenv("PATH", path)
-            arguments = shlex.split(line) if isinstance(line, str) else line
-            patch.setattr(sys, "argv", ["submit.py", *arguments])
-            command.main()
-        return capsys.readouterr().out
+            return call_main("submit", *(shlex.split(line) if isinstance(line, str) else line))[1]
 
     return run
 
@@ -274,14 +270,6 @@ def test_a_chain_of_jobs_waits_for_what_is_not_there_yet(dry_run, tmp_path):
             dry_run(line)
 
 
-def test_a_run_that_goes_on_is_measured_when_it_has_ended(dry_run, run_folder):
-    options = "--corpus corpus --out x"
-    now = dry_run(f"influence run {options} -- {SMALL}")
-    assert "checkpoints=(run/step00000008)\n" in now
-    later = dry_run(f"influence run run/step00000008 {options} --after 5 -- {SMALL}")
-    assert "checkpoints=(run run/step00000008)\n" in later
-
-
 def test_jobs_are_kept_where_they_were_submitted_and_the_merge_waits(submit, run_folder):
     folder = run_folder / "bin"
     folder.mkdir()
@@ -320,9 +308,8 @@ def submitted(*arguments, cwd) -> list[str]:
     return re.findall(r"as job (\d+)", call(ROOT / "scripts" / "submit.py", *arguments, cwd=cwd))
 
 
-def rows(run: Path) -> list[dict]:
-    path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+def logs_of(folder: Path) -> str:
+    return "".join(path.read_text() for path in folder.glob("slurm-*.out"))
 
 
 @pytest.mark.slow
@@ -337,10 +324,10 @@ def test_a_job_that_is_told_to_stop_saves_requeues_and_goes_on_to_the_end(slurm,
     (number,) = submitted("train", "config.yaml", *options, "--", *length, cwd=tmp_path)
     run = tmp_path / "run"
     log = run / f"slurm-{number}.out"
-    local_slurm.wait_for("first steps", lambda: len(rows(run)) > 20)
+    local_slurm.wait_for("first steps", lambda: len(read_metrics(run / "metrics.jsonl")) > 20)
     subprocess.run(["scancel", "--signal=USR1", number], check=True)
     local_slurm.start_now(number)
-    stopped_at = len(rows(run))
+    stopped_at = len(read_metrics(run / "metrics.jsonl"))
     assert 20 < stopped_at < steps
     job = local_slurm.wait_for_end(number, 180)
     text = log.read_text()
@@ -348,7 +335,7 @@ def test_a_job_that_is_told_to_stop_saves_requeues_and_goes_on_to_the_end(slurm,
     assert f"stopped after step {stopped_at} (SIGUSR1)" in text
     assert f"start 2: {processes} processes" in text
     assert "resuming from" in text
-    assert [row["step"] for row in rows(run)] == list(range(1, steps + 1))
+    assert [row["step"] for row in read_metrics(run / "metrics.jsonl")] == list(range(1, steps + 1))
 
     plain = ("scripts/train.py", tmp_path / "config.yaml", *length, f"--save_folder={tmp_path}/plain")
     call(*plain)
@@ -359,7 +346,10 @@ def test_a_job_that_is_told_to_stop_saves_requeues_and_goes_on_to_the_end(slurm,
         assert all(np.array_equal(a[name], b[name]) for name in b), (
             "not the weights of a run that never stopped"
         )
-    losses = [[row["loss_nats"] for row in rows(tmp_path / name)[:100]] for name in ("run", "plain")]
+    losses = [
+        [row["loss_nats"] for row in read_metrics(tmp_path / name / "metrics.jsonl")[:100]]
+        for name in ("run", "plain")
+    ]
     np.testing.assert_allclose(*losses, rtol=1e-3)
 
 
@@ -387,8 +377,7 @@ def test_an_array_of_shards_is_merged_to_the_records_of_one_run(slurm, tmp_path)
     numbers = submitted("influence", "run", *where, "--", *measure, cwd=tmp_path)
     assert len(numbers) == 2
     job = local_slurm.wait_for_end(numbers[1], 240)
-    logs = "".join(path.read_text() for path in (tmp_path / "records").glob("slurm-*.out"))
-    assert job["JobState"] == "COMPLETED", logs
+    assert job["JobState"] == "COMPLETED", logs_of(tmp_path / "records")
     whole = ("scripts/influence.py", tmp_path / "run/step00000100", "--corpus", tmp_path / "corpus")
     call(*whole, "--out", tmp_path / "whole", *measure)
     a, b = load_records(tmp_path / "whole"), load_records(tmp_path / "records")
@@ -407,8 +396,7 @@ def test_an_array_prepares_the_corpus_of_one_run(slurm, tmp_path):
     where = ("--out", "data", "--array", 2, "--cpus", 1, "--time", "30")
     numbers = submitted("prepare_c4", *where, "--", *dataset, cwd=tmp_path)
     job = local_slurm.wait_for_end(numbers[1], 240)
-    logs = "".join(path.read_text() for path in (tmp_path / "data").glob("slurm-*.out"))
-    assert job["JobState"] == "COMPLETED", logs
+    assert job["JobState"] == "COMPLETED", logs_of(tmp_path / "data")
     whole = ("scripts/prepare_data.py", "c4", "--out", tmp_path / "whole", "--workers", 1, *dataset)
     call(*whole)
     names = [path.name for path in (tmp_path / "whole").iterdir() if path.name != "provenance.json"]

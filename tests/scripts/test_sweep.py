@@ -16,15 +16,17 @@ from safetensors.torch import load_file
 from analysis.cli import sweep as module
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.sweep.grid import Cell
-from olmo_sparsity.sweep.runner import run_cells
+from olmo_sparsity.sweep.runner import Outcome, run_cells
 from olmo_sparsity.sweep.slurm import words
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
+from olmo_sparsity.util.lock import folder_lock
 from tests.olmo_sparsity.sweep.test_grid import TASK
 from tests.olmo_sparsity.sweep.test_slurm import check_shell
 from tests.support import local_slurm, tiny
+from tests.support.made_up_exact_match import record, row
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,16 +37,10 @@ def looks_often(monkeypatch):
 
 
 @pytest.fixture
-def sweep_here(monkeypatch, capsys, tmp_path):
+def sweep_here(monkeypatch, call_main, tmp_path):
     """Calls the command in ``tmp_path``; returns its exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
-
-    def run(line) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["sweep.py", *shlex.split(line)])
-        code = module.main()
-        return code, capsys.readouterr().out
-
-    return run
+    return lambda line: call_main("sweep", *shlex.split(line))
 
 
 def shell_cell(folder, name, *scripts):
@@ -192,8 +188,6 @@ def test_nothing_goes_on_when_the_sweep_itself_breaks(tmp_path):
 
 
 def test_a_finished_cell_tells_its_loss_and_exact_match(tmp_path):
-    from olmo_sparsity.sweep.runner import Outcome
-
     cell = shell_cell(tmp_path, "seed=1")
     rows = [
         {"step": 7, "loss_nats": 9.0},
@@ -202,21 +196,9 @@ def test_a_finished_cell_tells_its_loss_and_exact_match(tmp_path):
     ]
     cell.folder.mkdir()
     (cell.folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    counts = {"wrong_token": 0, "wrong_id": 0, "teacher_forced_exact": 0, "response_tokens": 1}
-    counts |= {"teacher_forced_tokens": 0, "teacher_forced_ids": None}
-    exact = [(20, 4, 10, 10), (20, 6, 10, 9), (40, 4, 10, 5), (400, 4, 10, 1)]
-    record = {
-        "format": 1, "run": "r", "checkpoint": "r/step8", "step": 8, "weights_sha256": "", "commit": "",
-        "machine": "", "scheme": "pose", "rotate": "ids", "skip_probability": None, "family": "olmo",
-        "parameters": 5, "seed": 1,
-        "task": {"name": "sparse_parity", "parameters": {"train_length": [5, 20], "k_train": 4}},
-        "evaluation_seed": 0,
-        "rows": [
-            {"length": length, "k": k, "samples": n, "exact": right, "wrong_stop": n - right, **counts}
-            for length, k, n, right in exact
-        ],
-    }  # fmt: skip
-    write_json(cell.folder / "exact_match.json", record)
+    exact = [(20, 4, 10), (20, 6, 9), (40, 4, 5), (400, 4, 1)]
+    rows = [row(length, right, k, (10 - right, 0, 0)) for length, k, right in exact]
+    write_json(cell.folder / "exact_match.json", record(rows))
     line = "seed=1: finished; loss 0.5100 nats at step 8; exact match 95.0 % at 20, 10.0 % at 400"
     assert module._line(Outcome(cell, "finished")) == line
 
@@ -250,21 +232,13 @@ def test_two_real_cells_are_trained_skipped_and_refused(sweep_here, tmp_path, mo
 
 
 @pytest.fixture
-def other_process(tmp_path):
-    """Holds the sweep's folder as long as the test runs."""
-    code = (
-        "from olmo_sparsity.util.lock import folder_lock\nwith folder_lock('out'): print(flush=True); input()"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes) as process:
-        assert process.stdout.readline() == "\n"
+def held(tmp_path):
+    """Somebody works in the sweep's folder as long as the test runs."""
+    with folder_lock(tmp_path / "out"):
         yield
-        process.communicate("\n")
 
 
-def test_a_second_sweep_on_a_folder_is_refused_and_its_list_stays(sweep_here, other_process, tmp_path):
+def test_a_second_sweep_on_a_folder_is_refused_and_its_list_stays(sweep_here, held, tmp_path):
     tiny.train_config(tmp_path)
     (tmp_path / "out" / "sweep.json").write_text("of the first")
     with pytest.raises(
@@ -358,7 +332,7 @@ def test_a_task_runs_its_cell_and_is_requeued_alone_where_it_saved(job_script, t
 
 
 def test_a_task_of_an_array_checks_and_runs_its_cell_beside_the_others(
-    sweep_here, other_process, tmp_path, monkeypatch
+    sweep_here, held, tmp_path, monkeypatch
 ):
     tiny.train_config(tmp_path)
     asked = []

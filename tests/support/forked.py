@@ -10,7 +10,6 @@ import json
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ import time
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from scripts.faults.processes import ranks
 
 ROOT = Path(__file__).parents[2]
 # The second and third are what DeepSpeed and Accelerate import late.
@@ -30,13 +31,6 @@ IMPORTS = [
 ]
 
 
-def free_port() -> int:
-    """A port of this machine that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Forked:
     """Processes of ``scripts/train.py`` that train together, with the methods that `subprocess.Popen` has for one."""
 
@@ -47,8 +41,7 @@ class Forked:
         self.printed = [tempfile.mkstemp(dir=folder, suffix=".txt")[1] for _ in ("output", "errors")]
         order = {"arguments": arguments, "printed": self.printed}
         self.exit_codes: dict[int, int | None] = {
-            _server().ask(environment={**rank, **(environment or {})}, **order): None
-            for rank in _ranks(count)
+            _server().ask(environment={**rank, **(environment or {})}, **order): None for rank in ranks(count)
         }
 
     @property
@@ -82,16 +75,6 @@ class Forked:
         if self.running:
             raise subprocess.TimeoutExpired("training", timeout, output, errors)
         return output, errors
-
-
-def _ranks(count: int) -> list[dict[str, str]]:
-    """What a launcher would put into the environment of each process."""
-    if count == 1:
-        return [{}]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    shared |= {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-    every = [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(count)]
-    return [{name: str(value) for name, value in each.items()} for each in every]
 
 
 class _Server:

@@ -17,23 +17,8 @@ from tests.support.made_up_summary import interval, made_up_summary
 
 SELECTORS = ("leave-one-out", "attention", "leave-one-in@gradient:32", "random")
 WORDS = (
-    " the",
-    " house",
-    " of",
-    " Mr",
-    ".",
-    " Éva",
-    ",",
-    "\n",
-    " said",
-    "ing",
-    " 42",
-    " “",
-    "”",
-    "",
-    " 家",
-    "  ",
-)
+    " the", " house", " of", " Mr", ".", " Éva", ",", "\n", " said", "ing", " 42", " “", "”", "", " 家", "  ",
+)  # fmt: skip
 
 
 def readable_records(count: int = 40, n_long: int = 24, n_short: int = 8, crossfit: bool = False) -> Records:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,9 +112,13 @@ def write_yaml(folder: Path, corpus: Path, **changes) -> Path:
         "precision": "fp32",
         "max_grad_norm": 1.0,
     }
+    return write_values(folder / "config.yaml", values, changes)
+
+
+def write_values(path: Path, values: dict[str, Any], changes: dict[str, Any]) -> Path:
+    """A YAML file of ``values`` with changes, which are sections or plain values."""
     for key, value in changes.items():
         values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
-    path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(values), encoding="utf8")
     return path
 

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-import yaml
-
 from olmo_sparsity.config.load import Config, load_config
+from tests.support.tiny import write_values
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,12 +44,7 @@ PARITY = {
 
 def write(folder: Path, **changes) -> Path:
     """A YAML file of `PARITY` with changes, which are sections or plain values."""
-    values = {"save_folder": str(folder / "run"), **PARITY}
-    for key, value in changes.items():
-        values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
-    path = folder / "task.yaml"
-    path.write_text(yaml.safe_dump(values), encoding="utf8")
-    return path
+    return write_values(folder / "task.yaml", {"save_folder": str(folder / "run"), **PARITY}, changes)
 
 
 def config(folder: Path, *overrides: str, **changes) -> Config:

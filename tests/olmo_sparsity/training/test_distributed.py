@@ -17,8 +17,9 @@ from olmo_sparsity.config.load import load_config
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE
 from olmo_sparsity.training.zero import deepspeed_config
+from scripts.faults.processes import free_port
 from tests.support import tiny
-from tests.support.forked import Forked, free_port
+from tests.support.forked import Forked
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
