@@ -26,8 +26,8 @@ from analysis.stats.summary import summarize
 from analysis.text.tokenized import Passage, Placebos
 from olmo_sparsity.checkpoint import TOKENIZER
 from olmo_sparsity.util.errors import UserError
-from tests.analysis.model.test_load import FAMILIES
 from tests.support import tiny
+from tests.support.families import FAMILIES
 
 N, M, K = 20, 5, 4
 F = N - M

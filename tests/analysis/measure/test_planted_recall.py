@@ -1,6 +1,5 @@
 """Recall of planted tokens by a trained model's selectors, against sets built one sample at a time, and the script."""
 
-import importlib
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,8 +15,8 @@ from analysis.plots.recall import load_recall, recall_figure
 from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import make_task
-from olmo_sparsity.util.errors import UserError
 from tests.support import tiny, tiny_task
+from tests.support.measured import refused
 
 ON, ZERO, ONE = 2, 3, 4
 PARITY = make_task("sparse_parity", {"train_length": [8, 14], "k_train": 3})
@@ -131,18 +130,6 @@ def test_recalls_are_those_of_sets_built_by_leaving_out_one_token_of_one_sample(
         assert_recalls(cell, "leave-one-out", settings.ks, "token_recall_of_1", bits[ONE])
 
 
-def test_a_model_that_needs_every_planted_token_is_found_out_and_its_placebo_is_not():
-    settings = settings_for(PLANTED, samples=20, selectors=("leave-one-out", "nearest"))
-    (cell,) = measure_recall(Scorer(Solver(sum_of_three, PLANTED)), PLANTED, settings)
-    found = cell["selectors"]["leave-one-out"]
-    for k in settings.ks:
-        expected = dict.fromkeys(("value", "low", "high"), min(k, 3) / 3)
-        assert found[str(k)]["token_recall"] == pytest.approx(expected)
-    # ten far tokens: those against the target come last, the eighth is the first of them
-    recalls = [found[str(k)]["token_placebo_recall"]["value"] for k in settings.ks]
-    assert recalls == pytest.approx([0, 0, 0, 1 / 3])
-
-
 def test_samples_have_all_planted_tokens_far_and_a_placebo_of_another_label():
     settings = settings_for(PARITY, samples=30)
     samples, sized = draw_samples(PARITY, settings, 3), PARITY.at_k(3).at_length(12)
@@ -209,32 +196,18 @@ def assert_cell(cell, run, task, settings):
         assert_recalls(cell, "leave-one-out", settings.ks, kind, expected)
 
 
-@pytest.fixture
-def script(monkeypatch, capsys):
-    module = importlib.import_module("analysis.cli.recall")
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["recall.py", *map(str, arguments)])
-        capsys.readouterr()
-        module.main()
-        return capsys.readouterr().out
-
-    return run
+def recall_script(run_here, *arguments):
+    done = run_here("scripts/recall.py", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_the_script_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, script):
+def test_the_script_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, run_here):
     run, out = checkpoint(tmp_path), tmp_path / "out"
-    options = [
-        "--length",
-        10,
-        "--ks",
-        "2,1",
-        "--samples",
-        4,
-        "--selectors",
-        "leave-one-out,gradient,attention",
-    ]
-    said = script("--checkpoint", run, *options, "--device", "cpu", "--out", out)
+    options = ["--length", 10, "--ks", "2,1", "--samples", 4, "--device", "cpu", "--out", out]
+    said = recall_script(
+        run_here, "--checkpoint", run, *options, "--selectors", "leave-one-out,gradient,attention"
+    )
     result = load_recall(out)
     config, task = planted_task(run / "step00000007")
     settings = settings_for(task, length=10, planted=(1, 2), samples=4)
@@ -255,9 +228,9 @@ def test_the_script_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, scri
                 assert drawn[f"{selector} {kind}"] == [each[kind]["value"] for each in by_k.values()]
 
 
-def test_the_script_measures_models_built_by_hand(tmp_path, script):
+def test_the_script_measures_models_built_by_hand(tmp_path, run_here):
     options = ["--n-long", 40, "--n-short", 8, "--models", 2, "--selectors", "leave-one-out,random"]
-    said = script("--out", tmp_path, *options)
+    said = recall_script(run_here, "--out", tmp_path, *options)
     result = json.loads((tmp_path / "recall.json").read_text())
     assert (result["format"], result["measured"]) == (2, "hand-built models")
     assert len(result["rows"]) == 2 * 4 * 2
@@ -295,57 +268,53 @@ def test_lengths_and_ks_default_to_those_of_training():
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(changes, said):
-    with pytest.raises(UserError, match=said):
+    with refused(said):
         settings_for(PARITY, **changes)
 
 
 def test_a_task_without_room_or_without_another_label_is_refused():
     stretched = replace(PLANTED, position_distribution="stretched")
-    with pytest.raises(UserError, match="only 0 have none among the last 2"):
+    with refused("only 0 have none among the last 2"):
         draw_samples(stretched, settings_for(stretched), 3)
     largest = replace(PLANTED, label_function="max", k_train=8)
-    with pytest.raises(UserError, match="same label"):
+    with refused("same label"):
         draw_samples(largest, settings_for(largest, samples=2), 8)
 
 
-def test_runs_that_cannot_be_measured_are_refused(tmp_path, script):
-    folders = [tmp_path / name for name in ("text", "bits", "index", "none")]
-    for folder in folders:
-        folder.mkdir()
-    for folder, config in (
-        (folders[0], tiny.train_config(folders[0])),
-        (
-            folders[1],
-            tiny_task.config(folders[1]),
-        ),  # coupled ids need a task that couples, which plants nothing
+def test_runs_that_cannot_be_measured_are_refused(tmp_path, run_here):
+    # coupled ids need a task that couples, which plants nothing
+    for name, make, said in (
+        ("text", tiny.train_config, "on text"),
+        ("bits", tiny_task.config, "the task scratchpad_parity"),
     ):
-        config.save(folder / "config.yaml")
-    for folder, said in zip(folders[:2], ("on text", "the task scratchpad_parity"), strict=True):
-        with pytest.raises(UserError, match=f"{said}, which has no planted tokens; give"):
-            planted_task(folder)
-    with pytest.raises(UserError, match=r"has no config\.yaml"):
-        planted_task(folders[3])
-    run = checkpoint(folders[2], positions={"rotate": "index"})
-    with pytest.raises(UserError, match="dropping a token is not defined"):
-        script("--checkpoint", run, "--out", tmp_path, "--samples", 2)
+        (tmp_path / name).mkdir()
+        make(tmp_path / name).save(tmp_path / name / "config.yaml")
+        with refused(f"{said}, which has no planted tokens; give"):
+            planted_task(tmp_path / name)
+    with refused(r"has no config\.yaml"):
+        planted_task(tmp_path)
+    run = checkpoint(tmp_path, positions={"rotate": "index"})
+    for arguments, said in (
+        (("--checkpoint", run, "--samples", 2), "dropping a token is not defined"),
+        (("--checkpoint", "a-run", "--models", 3), "--models is for models built by hand"),
+        (("--samples", 3), "--samples is for a trained model; name one with --checkpoint"),
+    ):
+        done = run_here("scripts/recall.py", *arguments, "--out", tmp_path)
+        assert done.returncode == 1
+        assert said in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_options_of_the_other_way_to_run_it_are_refused(tmp_path, script):
-    with pytest.raises(UserError, match="--models is for models built by hand"):
-        script("--checkpoint", "a-run", "--models", 3, "--out", tmp_path)
-    with pytest.raises(UserError, match="--samples is for a trained model; name one with --checkpoint"):
-        script("--samples", 3, "--out", tmp_path)
-
-
-def test_files_that_hold_no_recall_of_a_checkpoint_are_refused(tmp_path):
-    path = tmp_path / "recall.json"
-    for text, said in (
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
         (None, "is missing"),
         ("{", "is damaged"),
-        (json.dumps({"format": 2, "measured": "hand-built models"}), "no recall of a checkpoint"),
-        (json.dumps({"format": 2, "measured": "checkpoint"}), "it has no run"),
-    ):
-        if text is not None:
-            path.write_text(text)
-        with pytest.raises(UserError, match=said):
-            load_recall(tmp_path)
+        ('{"format": 2, "measured": "hand-built models"}', "no recall of a checkpoint"),
+        ('{"format": 2, "measured": "checkpoint"}', "it has no run"),
+    ],
+)
+def test_files_that_hold_no_recall_of_a_checkpoint_are_refused(tmp_path, text, said):
+    if text is not None:
+        (tmp_path / "recall.json").write_text(text)
+    with refused(said):
+        load_recall(tmp_path)
