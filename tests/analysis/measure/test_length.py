@@ -36,16 +36,9 @@ def made(tmp_path_factory):
 
 
 def settings(made, out, names=("pose", "nope"), **changes):
-    values = {
-        "checkpoints": tuple(str(made / name / "run") for name in names),
-        "labels": tuple(names),
-        "corpus": str(made / "corpus"),
-        "out": str(out),
-        "lengths": LENGTHS,
-        "windows": WINDOWS,
-        "device": "cpu",
-        "resamples": 300,
-    }
+    paths = tuple(str(made / name / "run") for name in names)
+    values = {"corpus": str(made / "corpus"), "out": str(out), "device": "cpu", "resamples": 300}
+    values |= {"checkpoints": paths, "labels": tuple(names), "lengths": LENGTHS, "windows": WINDOWS}
     return LengthSettings(**{**values, **changes})
 
 

@@ -36,19 +36,9 @@ def model_of(made, name):
 
 
 def settings(made, out, **changes):
-    values = {
-        "checkpoint": str(made / "rope" / "run"),
-        "corpus": str(made / "corpus"),
-        "out": str(out),
-        "n_long": N,
-        "n_short": M,
-        "sliding_window": S,
-        "segments": 6,
-        "alpha_nats": ALPHA,
-        "beta_nats": BETA,
-        "device": "cpu",
-        "resamples": 300,
-    }
+    values = {"corpus": str(made / "corpus"), "out": str(out), "device": "cpu", "resamples": 300}
+    values |= {"checkpoint": str(made / "rope" / "run"), "n_long": N, "n_short": M, "sliding_window": S}
+    values |= {"segments": 6, "alpha_nats": ALPHA, "beta_nats": BETA}
     return LongPPLSettings(**{**values, **changes})
 
 

@@ -138,18 +138,10 @@ def test_leave_one_out_finds_the_needle_of_a_copy_head_and_not_the_placebos(need
 
 
 def settings(made, out, **changes):
-    values = {
-        "checkpoints": tuple(str(made / name / "run") for name in ("one", "two")),
-        "labels": ("one", "two"),
-        "corpus": str(made / "corpus"),
-        "out": str(out),
-        "lengths": LENGTHS,
-        "ks": KS,
-        "depths": DEPTHS,
-        "samples": 8,
-        "device": "cpu",
-        "resamples": 300,
-    }
+    paths = tuple(str(made / name / "run") for name in ("one", "two"))
+    values = {"corpus": str(made / "corpus"), "out": str(out), "device": "cpu", "resamples": 300}
+    values |= {"checkpoints": paths, "labels": ("one", "two")}
+    values |= {"lengths": LENGTHS, "ks": KS, "depths": DEPTHS, "samples": 8}
     return NeedleSettings(**{**values, **changes})
 
 

@@ -76,23 +76,44 @@ def left_out(loss, tokens, n_far):
     return sorted(range(n_far), key=lambda column: (-round(without[column], 5), column))
 
 
-def solver_loss(solve, task, label):
-    def loss(seen):
-        logits = logits_of(solve, len(task.vocabulary), seen).astype(float)
-        return np.log(np.exp(logits).sum()) - logits[label]
-
-    return loss
-
-
 def shares(order, planted, ks, unit):
     """Share of the planted places among the first k of an order, as sets; a list over k."""
     places = {column // unit for column in planted}
     return [len(places & {column // unit for column in order[:k]}) / len(places) for k in ks]
 
 
-def assert_recalls(cell, name, ks, kind, expected):
-    found = [cell["selectors"][name][str(k)][kind]["value"] for k in ks]
-    assert found == pytest.approx(np.mean(expected, axis=0).tolist()), kind
+def assert_cell(cell, logits, task, settings):
+    """Accuracy and recalls of leave-one-out again: logits(seen) of one sample with one dropped token at a time."""
+    samples = draw_samples(task, settings, cell["planted"])
+    pairs = task.tokens_per_place == 2
+    countings = {"token": 1, "place": 2} if pairs else {"token": 1}
+    expected = {kind: [] for what in countings for kind in (f"{what}_recall", f"{what}_placebo_recall")}
+    bits = {symbol: [] for symbol in (ZERO, ONE)}
+    right = []
+    both = ("", samples.contexts, samples.planted), ("placebo_", samples.placebos, samples.placebo_planted)
+    for row, label in enumerate(samples.contexts.targets.tolist()):
+
+        def loss(seen, label=label):
+            values = logits(seen).astype(float)
+            return np.log(np.exp(values).sum()) - values[label]
+
+        right.append(int(logits(dict(enumerate(samples.contexts.tokens[row].tolist()))).argmax()) == label)
+        for kind, contexts, columns in both:
+            tokens, planted = contexts.tokens[row].tolist(), columns[row].tolist()
+            order = left_out(loss, tokens, contexts.n_far)
+            for what, unit in countings.items():
+                expected[f"{what}_{kind}recall"].append(shares(order, planted, settings.ks, unit))
+            for column in planted if pairs and not kind else ():
+                bits[tokens[column]].append([column in order[:k] for k in settings.ks])
+    assert cell["accuracy"]["value"] == np.mean(right)
+    expected["token_recall_right"] = [
+        recall for recall, is_right in zip(expected["token_recall"], right, strict=True) if is_right
+    ]
+    expected |= {"token_recall_of_0": bits[ZERO], "token_recall_of_1": bits[ONE]}
+    for kind, recalls in expected.items():
+        if recalls:
+            found = [cell["selectors"]["leave-one-out"][str(k)][kind]["value"] for k in settings.ks]
+            assert found == pytest.approx(np.mean(recalls, axis=0).tolist()), kind
 
 
 @pytest.mark.parametrize(
@@ -101,33 +122,9 @@ def assert_recalls(cell, name, ks, kind, expected):
 def test_recalls_are_those_of_sets_built_by_leaving_out_one_token_of_one_sample(task, solve):
     settings = settings_for(task)
     (cell,) = measure_recall(Scorer(Solver(solve, task)), task, settings)
-    samples = draw_samples(task, settings, 3)
     assert settings.ks == (1, 2, 4, 8)
-    countings = {"token": 1, "place": 2} if task is PARITY else {"token": 1}
-    expected = {kind: [] for what in countings for kind in (f"{what}_recall", f"{what}_placebo_recall")}
-    bits = {symbol: [] for symbol in (ZERO, ONE)}
-    right = []
-    for row, tokens in enumerate(samples.contexts.tokens.tolist()):
-        donor = samples.donors[row]
-        placebo = samples.contexts.tokens[donor].tolist()[:10] + tokens[10:]
-        label = samples.contexts.targets[row]
-        right.append(solve(dict(enumerate(tokens))) == label)
-        for kind, columns, read in (("", row, tokens), ("placebo_", donor, placebo)):
-            order = left_out(solver_loss(solve, task, label), read, 10)
-            planted = samples.planted[columns].tolist()
-            for what, unit in countings.items():
-                expected[f"{what}_{kind}recall"].append(shares(order, planted, settings.ks, unit))
-            for column in planted if task is PARITY and not kind else ():
-                bits[tokens[column]].append([column in order[:k] for k in settings.ks])
-    for kind, recalls in expected.items():
-        assert_recalls(cell, "leave-one-out", settings.ks, kind, recalls)
-    assert cell["accuracy"]["value"] == np.mean(right)
-    assert (np.mean(right) < 1) == (solve is careless_parity)
-    answered = [recall for recall, is_right in zip(expected["token_recall"], right, strict=True) if is_right]
-    assert_recalls(cell, "leave-one-out", settings.ks, "token_recall_right", answered)
-    if task is PARITY:
-        assert_recalls(cell, "leave-one-out", settings.ks, "token_recall_of_0", bits[ZERO])
-        assert_recalls(cell, "leave-one-out", settings.ks, "token_recall_of_1", bits[ONE])
+    assert (cell["accuracy"]["value"] < 1) == (solve is careless_parity)
+    assert_cell(cell, lambda seen: logits_of(solve, len(task.vocabulary), seen), task, settings)
 
 
 def test_samples_have_all_planted_tokens_far_and_a_placebo_of_another_label():
@@ -163,37 +160,16 @@ def checkpoint(folder, **changes):
     return folder / "run"
 
 
-@torch.inference_mode()
-def slow_recalls(run, samples, ks):
-    """Answers of a model, and recalls of leave-one-out, true and placebo, by a full pass for each dropped token."""
+def logits_of_run(run):
+    """A function of the tokens that are seen, {column: token}: logits of a full pass of the trained model."""
     model, _ = load_model(run)
 
+    @torch.no_grad()
     def logits(seen):
         ids = torch.tensor([list(seen)])
-        return model(torch.tensor([list(seen.values())]), position_ids=ids).logits[0, -1].double()
+        return model(torch.tensor([list(seen.values())]), position_ids=ids).logits[0, -1].double().numpy()
 
-    answers, recalls = [], {"token_recall": [], "token_placebo_recall": []}
-    for row, label in enumerate(samples.contexts.targets.tolist()):
-        answers.append(int(logits(dict(enumerate(samples.contexts.tokens[row].tolist()))).argmax()))
-        for kind, contexts, planted in (
-            ("token_recall", samples.contexts, samples.planted),
-            ("token_placebo_recall", samples.placebos, samples.placebo_planted),
-        ):
-            order = left_out(
-                lambda seen, label=label: -float(logits(seen).log_softmax(0)[label]),
-                contexts.tokens[row].tolist(),
-                contexts.n_far,
-            )
-            recalls[kind].append(shares(order, planted[row].tolist(), ks, 1))
-    return answers, recalls
-
-
-def assert_cell(cell, run, task, settings):
-    samples = draw_samples(task, settings, cell["planted"])
-    answers, recalls = slow_recalls(run, samples, settings.ks)
-    assert cell["accuracy"]["value"] == np.mean(np.array(answers) == samples.contexts.targets)
-    for kind, expected in recalls.items():
-        assert_recalls(cell, "leave-one-out", settings.ks, kind, expected)
+    return logits
 
 
 def recall_script(run_here, *arguments):
@@ -213,7 +189,7 @@ def test_the_script_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, run_
     settings = settings_for(task, length=10, planted=(1, 2), samples=4)
     for cell, planted in zip(result["cells"], (1, 2), strict=True):
         assert cell["planted"] == planted
-        assert_cell(cell, run, task, settings)
+        assert_cell(cell, logits_of_run(run), task, settings)
     assert (result["run"], result["step"], result["seed"]) == ("run", 7, config.seed)
     assert result["chance"]["token"] == {str(k): pytest.approx(k / 8) for k in (1, 2, 4, 8)}
     assert all((out / f"recall.{kind}").stat().st_size > 10_000 for kind in ("png", "pdf"))
@@ -246,7 +222,7 @@ def test_olmo_is_measured_too(tmp_path):
     _, task = planted_task(loaded.checkpoint)
     settings = settings_for(task, planted=(2,), samples=3)
     (cell,) = measure_recall(Scorer(loaded.model), task, settings)
-    assert_cell(cell, run, task, settings)
+    assert_cell(cell, logits_of_run(run), task, settings)
 
 
 def test_lengths_and_ks_default_to_those_of_training():
