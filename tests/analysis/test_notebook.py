@@ -26,7 +26,6 @@ from analysis.report.notebook import InfluentialTokens
 from analysis.stats.summary import summarize
 from analysis.text.tokenized import Passage, Placebos
 from olmo_sparsity.checkpoint import TOKENIZER
-from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
 from tests.support.families import random_model
 from tests.support.measured import plain_loss, refused
@@ -59,7 +58,7 @@ def measure(model=None, tokenizer=None, text=None, **changes):
     return influential_tokens(model or random_model(), tokenizer or words(), text, **{**SETTINGS, **changes})
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_neox", "gpt2", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_it_measures_what_the_scripts_measure(family, tmp_path):
     """The same text as the only document that offers targets; its placebo, of F tokens, can only be one place."""
     random_model(family).save_pretrained(tmp_path / "model")
@@ -67,17 +66,9 @@ def test_it_measures_what_the_scripts_measure(family, tmp_path):
     (tmp_path / "model" / TOKENIZER).write_bytes((corpus / TOKENIZER).read_bytes())
     ks = tuple(range(1, K + 1))
     paths = {"checkpoint": str(tmp_path / "model"), "corpus": str(corpus), "out": str(tmp_path / "records")}
-    asked = {
-        **SETTINGS,
-        "ks": ks,
-        "selectors": SELECTORS,
-        "seed": 5,
-        "targets": 1000,
-        "device": "cpu",
-        **paths,
-    }
+    asked = {**SETTINGS, "ks": ks, "selectors": SELECTORS, "seed": 5, "targets": 1000, "device": "cpu"}
     del asked["k"]
-    records = load_records(measure_influence(InfluenceSettings(**asked)))
+    records = load_records(measure_influence(InfluenceSettings(**asked, **paths)))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     result = measure(model, selectors=SELECTORS, placebo_text=spelled(OTHER[:F]), seed=5)
     there, here = records.targets, result.targets
@@ -139,12 +130,17 @@ def test_the_table_against_one_forward_pass_per_number():
             assert row.placebo_selected_token.strip() == f"w{placebo[in_placebo[k - 1]]}"
 
 
+def assert_long_losses(result, model, ids, positions):
+    """The long loss of the targets at these positions, one forward pass each."""
+    for t in positions:
+        expected = plain_loss(model, ids[t - N : t], range(N), ids[t])
+        row = result.targets.position.tolist().index(t)
+        assert result.targets.loss_long_nats[row] == pytest.approx(expected, abs=1e-4)
+
+
 def test_models_of_this_project_as_they_are_and_as_they_are_loaded(tmp_path):
     own = tiny.model()
-    result = measure(own)
-    for t in (N, 41):
-        expected = plain_loss(own, DOCUMENT[t - N : t], range(N), DOCUMENT[t])
-        assert result.targets.loss_long_nats[t - N] == pytest.approx(expected, abs=1e-4)
+    assert_long_losses(measure(own), own, DOCUMENT, (N, 41))
     random_model().save_pretrained(tmp_path)
     adapter, plain = measure(load_for_analysis(tmp_path).model), measure()
     np.testing.assert_allclose(adapter.targets.loss_short_nats, plain.targets.loss_short_nats, atol=1e-6)
@@ -153,15 +149,12 @@ def test_models_of_this_project_as_they_are_and_as_they_are_loaded(tmp_path):
 def test_a_slow_tokenizer_without_offsets():
     """Bytes: a character is several tokens, and </s>, which the tokenizer puts at the end, is no target."""
     text = "Zoë met Zoë, and Zoë met 日本 <b>&amp;</b>."
-    tokenizer = ByT5Tokenizer()
     model = random_model(vocab_size=384)
-    result = measure(model, tokenizer, text)
+    result = measure(model, ByT5Tokenizer(), text)
     ids = [*(byte + 3 for byte in text.encode()), 1]
     assert "".join(result.pieces) == text + "</s>"
     assert result.targets.position.tolist() == list(range(N, len(ids) - 1))
-    for row in (0, 7, len(result.targets) - 1):
-        expected = plain_loss(model, ids[row : row + N], range(N), ids[row + N])
-        assert result.targets.loss_long_nats[row] == pytest.approx(expected, abs=1e-4)
+    assert_long_losses(result, model, ids, (N, N + 7, len(ids) - 2))
 
 
 def test_special_tokens_are_context_but_never_targets():
@@ -170,11 +163,7 @@ def test_special_tokens_are_context_but_never_targets():
     result = measure(model, words(bos=True), text)
     ids = [49, *DOCUMENT[:30], 0, *DOCUMENT[31:]]
     assert result.targets.position.tolist() == [t for t in range(N, len(ids)) if t != 31]
-    for t in (N, 35):  # <s> in the first window, <|endoftext|> in the second
-        row = result.targets.position.tolist().index(t)
-        assert {49, 0} & set(ids[t - N : t])
-        expected = plain_loss(model, ids[t - N : t], range(N), ids[t])
-        assert result.targets.loss_long_nats[row] == pytest.approx(expected, abs=1e-4)
+    assert_long_losses(result, model, ids, (N, 35))  # <s> in the first window, <|endoftext|> in the second
     with refused("31 is a special token"):
         measure(model, words(bos=True), text, targets=[25, 31])
 
@@ -202,9 +191,8 @@ def test_placebos_of_the_text_itself_are_far_away():
         positions = np.arange(N, length)
         starts = placebos.starts(positions)
         for position, start in zip(positions, starts, strict=True):
-            used = set(
-                range(position - 2 * N, position + N + 1)
-            )  # context and target, N tokens on either side
+            # context and target, and N tokens on either side
+            used = set(range(position - 2 * N, position + N + 1))
             places = [s for s in range(length - F + 1) if not used & set(range(s, s + F))]
             assert start in places if places else start == -1
         assert (starts >= 0).all() == (length >= enough)
@@ -243,8 +231,8 @@ def test_nothing_over_tau_is_a_result_too():
     assert f"The most is {most}" in result._repr_html_()
 
 
-@pytest.mark.parametrize("refused", [False, True])
-def test_the_model_is_left_as_it_was(refused):
+@pytest.mark.parametrize("too_long", [False, True])
+def test_the_model_is_left_as_it_was(too_long):
     model = random_model(attention_dropout=0.5).train()
     model.model.layers[0].eval()
     model.lm_head.weight.requires_grad_(False)
@@ -255,8 +243,8 @@ def test_the_model_is_left_as_it_was(refused):
 
     before, weights = state(), [p.detach().clone() for p in model.parameters()]
     randomness = torch.get_rng_state()
-    if refused:
-        with pytest.raises(UserError):
+    if too_long:
+        with refused("N = 65 is beyond"):
             measure(model, n_long=65, text=spelled(DOCUMENT * 2))
     else:
         measure(model, selectors=("gradient", "attention", "leave-one-out"))

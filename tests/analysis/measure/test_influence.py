@@ -67,13 +67,6 @@ def test_scaled_and_plain_rope_are_never_mixed(trained, tmp_path):
         measure_influence(settings(trained, tmp_path / "d", tmp_path / "b", evaluate_with="run", targets=4))
 
 
-def test_batch_size_changes_nothing(trained, tmp_path):
-    a = load_records(measure_influence(settings(trained, tmp_path / "a", tokens_per_batch=64)))
-    b = load_records(measure_influence(settings(trained, tmp_path / "b", tokens_per_batch=100_000)))
-    for x, y in zip(arrays(a), arrays(b), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-4)
-
-
 def test_an_interrupted_measurement_goes_on_where_it_stopped(trained, tmp_path, monkeypatch):
     whole = load_records(measure_influence(settings(trained, tmp_path / "whole")))
     assert len(whole.over) > 2 * measurement_module.TARGETS_PER_ROUND
@@ -125,12 +118,6 @@ def test_bad_settings_are_refused_in_one_line(trained, tmp_path, changes, messag
     with refused(message):
         measure_influence(settings(trained, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
-
-
-def test_text_of_another_tokenizer_is_refused(trained, tmp_path):
-    corpus = tiny.write_corpus(tmp_path / "other", {"heldout": tiny.random_documents(3, 60)}, vocab_size=49)
-    with refused("another tokenizer than"):
-        measure_influence(settings(trained, tmp_path / "out", corpus=str(corpus)))
 
 
 def test_a_damaged_checkpoint_is_refused(trained, tmp_path):

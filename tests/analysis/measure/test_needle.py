@@ -225,14 +225,8 @@ def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):
 def test_the_colours_go_upwards_where_no_model_gains_anything():
     cell = {"value_tokens": 1, "length": 16, "depth": 0.5, "gain_nats": {"value": -0.2}}
     models = [{"label": "x", "checkpoints": [{"training_length": None}], "cells": [cell]}]
-    settings = {
-        "ks": [1],
-        "lengths": [16],
-        "depths": [0.5],
-        "samples_measured": 4,
-        "key_tokens": 2,
-        "documents": 2,
-    }
+    settings = {"ks": [1], "lengths": [16], "depths": [0.5], "key_tokens": 2}
+    settings |= {"samples_measured": 4, "documents": 2}
     drawn = needle_figure({"models": models, "settings": settings}, "gain_nats")
     assert [text.get_text() for text in drawn.axes[0].texts] == ["-0.20"]
     assert drawn.axes[0].images[0].get_clim() == (0, 0.1)
