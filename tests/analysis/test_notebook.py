@@ -284,11 +284,6 @@ def masked():
     return AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", vocab_size=50, **small))
 
 
-def alibi(family):
-    small = {"hidden_size": 32, "n_layer": 1, "n_head": 4, "num_hidden_layers": 1, "num_attention_heads": 4}
-    return random_model(family, vocab_size=50, **small, **({"alibi": True} if family == "falcon" else {}))
-
-
 REFUSED = {
     "short": ({"n_long": 60}, "the text has 60 tokens, too few for N = 60 .*; choose n_long = 59 or less"),
     "empty": ({"text": ""}, "the text has 0 tokens, .*; give a longer text"),
@@ -302,8 +297,6 @@ REFUSED = {
     "no targets": ({"targets": []}, "targets is empty"),
     "path": ({"model": "gpt2"}, "model is a str, not a loaded model"),
     "masked": ({"model": masked}, r"the model \(bert\) is no causal language model"),
-    "no ids": ({"model": lambda: alibi("bloom")}, r"the model \(bloom\) takes no position ids"),
-    "alibi": ({"model": lambda: alibi("falcon")}, r"the model \(falcon\) does not read its position ids"),
     "window": ({"model": lambda: random_model("mistral", sliding_window=16)}, "does not equal hiding.*lower n_long"),
     "reach": ({"n_long": 65, "text": spelled(DOCUMENT * 2)}, "N = 65 is beyond the 64 positions of the model"),
     "vocabulary": ({"model": lambda: random_model(vocab_size=30)}, "gives token id .*, and the model has 30 tokens"),
