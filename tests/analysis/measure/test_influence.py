@@ -168,7 +168,7 @@ def test_scripts_end_bad_input_with_one_line_and_a_code(arguments, message, run_
 
 def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(trained, tmp_path, run_here):
     corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(60, 80, seed=1)})
-    out, slow = tmp_path / "records", ("--targets", 600, "--tokens-per-batch", 1)  # ten seconds of selecting
+    out, slow = tmp_path / "records", ("--targets", 400, "--tokens-per-batch", 1)  # seconds of selecting
     command = influence_command(trained / "run", corpus, out, *slow)
     first = subprocess.Popen(
         [sys.executable, *map(str, command)],
@@ -194,7 +194,7 @@ def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(trained, 
     assert not list(out.glob(".lock*"))
     found = load_records(out)
     assert found.manifest.seed == 0
-    few = {"limit": measurement_module.TARGETS_PER_ROUND, "targets": 600, "ks": (1, 2), "tokens_per_batch": 1}
+    few = {"limit": measurement_module.TARGETS_PER_ROUND, "targets": 400, "ks": (1, 2), "tokens_per_batch": 1}
     alone = load_records(measure_influence(settings(trained, tmp_path / "few", corpus=str(corpus), **few)))
     for x, y in zip(arrays(found), arrays(alone), strict=True):
         assert np.array_equal(x[: len(y)], y)
