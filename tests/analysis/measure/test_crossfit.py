@@ -5,164 +5,113 @@ import pytest
 import torch
 
 from analysis.measure.influence import measure_influence
-from analysis.measure.settings import InfluenceSettings
 from analysis.records.shards import MeasurementShard
 from analysis.records.store import load_records
-from analysis.stats.summary import summarize
 from olmo_sparsity.checkpoint import load_model
 from olmo_sparsity.data.tokens import TokenFiles
-from olmo_sparsity.training.loop import train
-from olmo_sparsity.util.errors import UserError
-from tests.analysis.measure.test_influence import plain_loss
-from tests.support import tiny
+from tests.support.measured import M, N, arrays, assert_losses_are_plain, influence_settings
+from tests.support.refusals import refused
 
-N, M, KS = 20, 5, (1, 2, 4)
 SELECTORS = ("leave-one-out", "greedy", "gradient", "random")
 
 
-@pytest.fixture(scope="module")
-def seeds(tmp_path_factory):
-    """Two runs on one corpus that differ by their seed, and records of the first."""
-    folder = tmp_path_factory.mktemp("seeds")
-    for seed in (3, 4):
-        rate = "--optimizer.learning_rate=1e-2"
-        train(
-            tiny.train_config(
-                folder, "--max_duration=120", rate, f"--seed={seed}", f"--save_folder={folder / str(seed)}"
-            )
-        )
-    measure_influence(settings(folder, folder / "records", "3"))
-    return folder
-
-
-def settings(folder, out, checkpoint, evaluate_with=None, **changes):
-    values = {
-        "checkpoint": str(folder / checkpoint),
-        "evaluate_with": str(folder / evaluate_with) if evaluate_with else None,
-        "corpus": str(folder / "corpus"),
-        "out": str(out),
-        "n_long": N,
-        "n_short": M,
-        "tau_nats": 0.1,
-        "ks": KS,
-        "selectors": SELECTORS,
-        "targets": 80,
-        "device": "cpu",
-    }
-    return InfluenceSettings(**{**values, **changes})
+def settings(two_seeds, out, checkpoint="run", evaluate_with=None, **changes):
+    values = {"evaluate_with": evaluate_with, "tau_nats": 0.1, "selectors": SELECTORS, "targets": 80}
+    return influence_settings(two_seeds, out, checkpoint, **{**values, **changes})
 
 
 @pytest.fixture(scope="module")
-def crossed(seeds):
-    return load_records(measure_influence(settings(seeds, seeds / "crossed", "3", "4")))
+def own(two_seeds):
+    """Records of the first model, in `records`."""
+    return load_records(measure_influence(settings(two_seeds, two_seeds / "records")))
 
 
-def test_a_chooses_and_b_measures(seeds, crossed):
-    own = load_records(seeds / "records")
+@pytest.fixture(scope="module")
+def crossed(two_seeds, own):
+    return load_records(measure_influence(settings(two_seeds, two_seeds / "crossed", "run", "second")))
+
+
+def test_a_chooses_and_b_measures(two_seeds, own, crossed):
     assert len(crossed.over) >= 5
     assert np.array_equal(crossed.over, own.over)  # the targets are those over tau for the model that chooses
     assert np.array_equal(crossed.targets.selecting_gain_nats, own.targets.selecting_gain_nats)
-    model, _ = load_model(seeds / "4")
-    tokens = TokenFiles.of_split(seeds / "corpus", "heldout")
-    for row, at in enumerate(crossed.over[:4]):
-        t = crossed.targets
-        document, position = tokens.document(t.document[at]), int(t.position[at])
-        window, token, short = (
-            document[position - N : position],
-            int(document[position]),
-            list(range(N - M, N)),
-        )
-        assert t.loss_long_nats[at] == pytest.approx(plain_loss(model, window, range(N), token), abs=1e-4)
-        assert t.loss_short_nats[at] == pytest.approx(plain_loss(model, window, short, token), abs=1e-4)
-        start = int(t.placebo_start[at])
-        other = tokens.document(t.placebo_document[at])[start : start + N - M]
-        for context, text in (("true", window), ("placebo", np.concatenate([other, window[N - M :]]))):
-            for selector in SELECTORS:
-                assert np.array_equal(
-                    crossed.selected[selector][context][row], own.selected[selector][context][row]
-                )
-                for column, k in enumerate(KS):
-                    kept = sorted(own.selected[selector][context][row][:k].tolist()) + short
-                    expected = plain_loss(model, text, kept, token)
-                    assert crossed.loss_nats[selector][context][row, column] == pytest.approx(
-                        expected, abs=1e-4
-                    )
-
-
-def test_records_choose_as_their_checkpoint_does(seeds, crossed, tmp_path):
-    again = load_records(measure_influence(settings(seeds, tmp_path / "again", "records", "4")))
-    assert again.manifest.fingerprint == crossed.manifest.fingerprint
     for selector in SELECTORS:
-        for context in ("true", "placebo"):
-            assert np.array_equal(again.selected[selector][context], crossed.selected[selector][context])
-            assert np.array_equal(again.loss_nats[selector][context], crossed.loss_nats[selector][context])
-    part = settings(seeds, tmp_path / "part", "records", "4", ks=(1, 2), selectors=("greedy",))
+        for far in ("true", "placebo"):
+            assert np.array_equal(crossed.selected[selector][far], own.selected[selector][far])
+    assert_losses_are_plain(crossed, two_seeds / "corpus", load_model(two_seeds / "second")[0])
+
+
+def test_records_choose_as_their_checkpoint_does(two_seeds, crossed, tmp_path):
+    again = load_records(measure_influence(settings(two_seeds, tmp_path / "again", "records", "second")))
+    assert again.manifest.fingerprint == crossed.manifest.fingerprint
+    for x, y in zip(arrays(again), arrays(crossed), strict=True):
+        assert np.array_equal(x, y)
+    part = settings(two_seeds, tmp_path / "part", "records", "second", ks=(1, 2), selectors=("greedy",))
     fewer = load_records(measure_influence(part))
     assert np.array_equal(fewer.loss_nats["greedy"]["true"], crossed.loss_nats["greedy"]["true"][:, :2])
 
 
-def test_the_manifest_names_both(seeds, crossed):
+def test_the_manifest_names_both(own, crossed):
     manifest = crossed.manifest
     assert manifest.crossfit
-    assert not load_records(seeds / "records").manifest.crossfit
+    assert not own.manifest.crossfit
     assert (manifest.training_seed, manifest.evaluation_training_seed) == (3, 4)
     assert manifest.checkpoint_sha256 != manifest.evaluation_checkpoint_sha256
-    assert summarize(crossed, 1000)["settings"]["crossfit"]
 
 
-def test_what_cannot_be_crossed_is_refused(seeds, tmp_path):
-    refusals = {
-        "the weights are the same": settings(seeds, tmp_path / "out", "3", "3"),
-        "is a records folder; give a checkpoint, or another one with": settings(
-            seeds, tmp_path / "out", "records"
+@pytest.mark.parametrize(
+    ("checkpoint", "evaluate_with", "changes", "message"),
+    [
+        ("run", "run", {}, "the weights are the same"),
+        ("records", None, {}, "is a records folder; give a checkpoint, or another one with"),
+        ("records", "second", {"n_short": 6, "targets": 70}, r"have --n-short 5 \(here 6\), --targets 80 \(here 70\)"),
+        ("records", "second", {"selectors": ("attention",)}, "hold up to k = 4 of the selectors leave-one-out"),
+        ("crossed", "second", {}, "are cross-fitted themselves"),
+        ("unfinished", "second", {}, "are unfinished"),
+        ("run", None, {"limit": 0}, "--limit 0 leaves nothing"),
+        ("run", None, {"device": "gpu"}, "there is no device 'gpu'"),
+        ("run", None, {"device": "meta"}, "'meta' cannot be used here"),
+        pytest.param(
+            *("run", None, {"device": "cuda:1"}, "'cuda:1' cannot be used here"),
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
-        r"have --n-short 5 \(here 6\), --targets 80 \(here 70\)": settings(
-            seeds, tmp_path / "out", "records", "4", n_short=6, targets=70
-        ),
-        "hold up to k = 4 of the selectors leave-one-out": settings(
-            seeds, tmp_path / "out", "records", "4", selectors=("attention",)
-        ),
-        "are cross-fitted themselves": settings(seeds, tmp_path / "out", "crossed", "4"),
-    }
-    measure_influence(settings(seeds, seeds / "crossed", "3", "4"))
-    for message, asked in refusals.items():
-        with pytest.raises(UserError, match=message):
-            measure_influence(asked)
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_is_refused(
+    two_seeds, crossed, tmp_path, checkpoint, evaluate_with, changes, message
+):
+    if checkpoint == "unfinished":
+        measure_influence(settings(two_seeds, two_seeds / "unfinished", limit=1))
+    with refused(message):
+        measure_influence(settings(two_seeds, tmp_path / "out", checkpoint, evaluate_with, **changes))
     assert not (tmp_path / "out").exists()
-    measure_influence(settings(seeds, tmp_path / "unfinished", "3", limit=1))
-    with pytest.raises(UserError, match="are unfinished"):
-        measure_influence(settings(seeds, tmp_path / "out", tmp_path / "unfinished", "4"))
 
 
-def test_a_limit_leaves_the_rest_to_the_same_command(seeds, tmp_path):
-    whole = load_records(seeds / "records")
+def test_a_limit_leaves_the_rest_to_the_same_command(two_seeds, own, tmp_path):
     finished = []
     for _ in range(100):
-        finished.append(len(load_records(measure_influence(settings(seeds, tmp_path, "3", limit=5))).over))
-        if load_records(tmp_path).manifest.complete:
+        records = load_records(measure_influence(settings(two_seeds, tmp_path, limit=5)))
+        finished.append(len(records.over))
+        if records.manifest.complete:
             break
     assert finished[0] in range(5, 9)  # rounds of targets are finished
     assert finished == sorted(set(finished))
     assert len(finished) > 1
-    records = load_records(tmp_path)
-    assert records.examples.to_table().equals(whole.examples.to_table())
-    for selector in SELECTORS:
-        for context in ("true", "placebo"):
-            assert np.array_equal(records.loss_nats[selector][context], whole.loss_nats[selector][context])
-    with pytest.raises(UserError, match="--limit 0 leaves nothing"):
-        measure_influence(settings(seeds, tmp_path / "none", "3", limit=0))
+    assert records.examples.to_table().equals(own.examples.to_table())
+    for x, y in zip(arrays(records), arrays(own), strict=True):
+        assert np.array_equal(x, y)
 
 
-def test_shards_can_be_cross_fitted(seeds, crossed, tmp_path):
+def test_shards_can_be_cross_fitted(two_seeds, crossed, tmp_path):
     for number in (1, 2):
-        shard = settings(seeds, tmp_path, "records", "4", shard=MeasurementShard(number, 2))
+        shard = settings(two_seeds, tmp_path, "records", "second", shard=MeasurementShard(number, 2))
         part = load_records(measure_influence(shard))
         rows = np.isin(crossed.targets.target_id[crossed.over], part.targets.target_id[part.over])
         assert np.array_equal(part.loss_nats["greedy"]["true"], crossed.loss_nats["greedy"]["true"][rows])
 
 
-def test_examples_hold_the_text_of_the_contexts(seeds, crossed):
-    tokens, examples = TokenFiles.of_split(seeds / "corpus", "heldout"), crossed.examples
+def test_examples_hold_the_text_of_the_contexts(two_seeds, crossed):
+    tokens, examples = TokenFiles.of_split(two_seeds / "corpus", "heldout"), crossed.examples
     assert np.array_equal(examples.target_id, crossed.targets.target_id[crossed.over])
     for row, at in enumerate(crossed.over):
         t = crossed.targets
@@ -176,21 +125,9 @@ def test_examples_hold_the_text_of_the_contexts(seeds, crossed):
         assert examples.after[row].split() == [f"w{token}" for token in behind]
 
 
-def test_the_script_crosses_and_refuses_in_one_line(seeds, tmp_path, run_here):
-    rest = [
-        "--corpus",
-        seeds / "corpus",
-        "--out",
-        tmp_path / "out",
-        "--n-long",
-        N,
-        "--n-short",
-        M,
-        "--tau",
-        0.1,
-    ]
-    rest += ["--k", "1,2", "--targets", 80, "--selectors", "leave-one-out", "--device", "cpu"]
-
+def test_the_script_crosses_and_refuses_in_one_line(two_seeds, own, tmp_path, run_here):
+    rest = ["--corpus", two_seeds / "corpus", "--out", tmp_path / "out", "--n-long", N, "--n-short", M]
+    rest += ["--tau", 0.1, "--k", "1,2", "--targets", 80, "--selectors", "leave-one-out", "--device", "cpu"]
     for arguments, message in (
         ([], "give a checkpoint to measure, or --select-with A --evaluate-with B"),
         (["--select-with", "a"], "--select-with needs --evaluate-with"),
@@ -200,26 +137,16 @@ def test_the_script_crosses_and_refuses_in_one_line(seeds, tmp_path, run_here):
         assert done.returncode != 0
         assert message in done.stderr
         assert "Traceback" not in done.stderr
-    done = run_here(
-        "scripts/influence.py", "--select-with", seeds / "records", "--evaluate-with", seeds / "4", *rest
-    )
+    both = ["--select-with", two_seeds / "records", "--evaluate-with", two_seeds / "second"]
+    done = run_here("scripts/influence.py", *both, *rest)
     assert done.returncode == 0, done.stderr
     assert load_records(tmp_path / "out").manifest.crossfit
 
 
-def test_a_device_that_is_not_there_is_refused(seeds, tmp_path):
-    for device, message in (("gpu", "there is no device 'gpu'"), ("meta", "'meta' cannot be used here")):
-        with pytest.raises(UserError, match=message):
-            measure_influence(settings(seeds, tmp_path / "out", "3", device=device))
-    if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="'cuda:1' cannot be used here"):
-            measure_influence(settings(seeds, tmp_path / "out", "3", device="cuda:1"))
-
-
-def test_of_a_large_measurement_a_share_of_the_targets_keeps_its_text(seeds, tmp_path, monkeypatch):
-    whole = load_records(seeds / "records").examples
+def test_of_a_large_measurement_a_share_of_the_targets_keeps_its_text(two_seeds, own, tmp_path, monkeypatch):
+    whole = own.examples
     monkeypatch.setattr("analysis.measure.influence.EXAMPLES_FROM_TARGETS", 40)  # of 80
-    some = load_records(measure_influence(settings(seeds, tmp_path, "3", limit=1))).examples
+    some = load_records(measure_influence(settings(two_seeds, tmp_path, limit=1))).examples
     assert 0 < len(some) < len(whole)
     assert set(some.target_id.tolist()) < set(whole.target_id.tolist())
     row = whole.target_id.tolist().index(int(some.target_id[0]))

@@ -1,19 +1,13 @@
 """Loss by position against one forward pass per window and position; its windows, statistics, figure and refusals."""
 
-import json
 import shutil
-import subprocess
-import sys
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
-import analysis.measure.length as length_module
 import analysis.model.token_losses as token_losses_module
 from analysis.measure.length import measure_length, position_edges
 from analysis.measure.settings import LengthSettings
@@ -21,57 +15,49 @@ from analysis.model.load import load_for_analysis
 from analysis.records.results import LENGTH
 from analysis.stats.bootstrap import ratio_of_sums
 from analysis.stats.length import PositionSums, summarize_length
-from analysis.stats.tables import render_length
 from analysis.text.segments import sample_segments
-from olmo_sparsity.data import tokens
 from olmo_sparsity.data.tokens import TokenFiles
-from olmo_sparsity.util.errors import UserError
-from tests.analysis.model.test_load import directory
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
+from tests.support.families import directory
 from tests.support.made_up_records import interval_of
+from tests.support.measured import plain_loss, write_models
+from tests.support.refusals import refused
+from tests.support.replaced_tokens import assert_refused_and_right_ones_remembered
 
-ROOT = Path(__file__).parents[3]
 LENGTHS, WINDOWS = (8, 16, 40), 9
-DOCUMENTS = [
-    document for n in (39, 40, 170, 60, 5, 95, 81) for document in tiny.random_documents(1, n, seed=n)
-]
+DOCUMENT_LENGTHS = (39, 40, 170, 60, 5, 95, 81)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A corpus of documents of many lengths, and two models trained (in name) on windows of 32, ids up to 64."""
     folder = tmp_path_factory.mktemp("length")
-    corpus = tiny.write_corpus(folder / "corpus", {"train": DOCUMENTS[:1], "heldout": DOCUMENTS})
-    for name, changes in (("pose", {}), ("nope", {"rope": False, "nope": True})):
-        (folder / name).mkdir()
-        checkpoint(folder / name, corpus=corpus, **changes)
-    return folder
+    return write_models(folder, DOCUMENT_LENGTHS, pose={}, nope={"rope": False, "nope": True})
 
 
 def settings(made, out, names=("pose", "nope"), **changes):
-    values = {
-        "checkpoints": tuple(str(made / name / "run") for name in names),
-        "labels": tuple(names),
-        "corpus": str(made / "corpus"),
-        "out": str(out),
-        "lengths": LENGTHS,
-        "windows": WINDOWS,
-        "device": "cpu",
-        "resamples": 300,
-    }
+    paths = tuple(str(made / name / "run") for name in names)
+    values = {"corpus": str(made / "corpus"), "out": str(out), "device": "cpu", "resamples": 300}
+    values |= {"checkpoints": paths, "labels": tuple(names), "lengths": LENGTHS, "windows": WINDOWS}
     return LengthSettings(**{**values, **changes})
 
 
-@torch.no_grad()
 def plain_losses(model, window):
     """Loss of each token but the first, one forward pass over the p tokens before it at a time."""
-    losses = []
-    for p in range(1, len(window)):
-        ids = torch.tensor([window[:p].tolist()], dtype=torch.long)
-        logits = model(ids, position_ids=torch.arange(p)[None]).logits[0, -1]
-        losses.append(float(-logits.double().log_softmax(-1)[int(window[p])]))
-    return losses
+    return [plain_loss(model, window, range(p), window[p]) for p in range(1, len(window))]
+
+
+def loaded(settings):
+    """The result that measuring with these settings writes."""
+    return LENGTH.load(measure_length(settings))
+
+
+@pytest.fixture(scope="module")
+def measured(made):
+    """The folder of a result for both models."""
+    measure_length(settings(made, made / "measured"))
+    return made / "measured"
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +70,10 @@ def plain(made):
     return at.document, np.array([[plain_losses(model, each) for each in windows] for model in models])
 
 
-def test_equals_one_forward_pass_per_window_and_position(made, plain, tmp_path):
+def test_equals_one_forward_pass_per_window_and_position(plain, measured):
     document, losses = plain
-    found = LENGTH.load(measure_length(settings(made, tmp_path)))
-    rows = pq.read_table(tmp_path / "length.parquet").to_pylist()
+    found = LENGTH.load(measured)
+    rows = pq.read_table(measured / "length.parquet").to_pylist()
     assert len(rows) == 2 * len(set(document.tolist())) * len(position_edges(LENGTHS)[1:])
     for row in rows:
         of_model = losses[["pose", "nope"].index(row["label"])]
@@ -104,24 +90,29 @@ def test_equals_one_forward_pass_per_window_and_position(made, plain, tmp_path):
             assert one["difference_to_first_nats"]["value"] == pytest.approx(difference, abs=1e-4)
 
 
-def test_differences_are_paired_by_document(made, plain, tmp_path):
+def test_differences_are_paired_by_document(plain, measured):
     """The interval is that of a bootstrap over the differences themselves."""
     document, losses = plain
-    found = LENGTH.load(measure_length(settings(made, tmp_path)))
-    for one in found["models"][1]["bins"]:
+    first, second = LENGTH.load(measured)["models"]
+    for one in second["bins"]:
         difference = (losses[1] - losses[0])[:, one["from"] - 1 : one["to"] - 1]
         columns = np.stack([difference.sum(1), np.full(len(difference), difference.shape[1])], axis=1)
         expected = interval_of(columns, document, ratio_of_sums(0, 1), resamples=300, seed=0)
-        measured = one["difference_to_first_nats"]
-        assert (measured["low"], measured["high"]) == pytest.approx((expected.low, expected.high), abs=1e-4)
-    for one in found["models"][0]["bins"]:
+        found = one["difference_to_first_nats"]
+        assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high), abs=1e-4)
+    for one in first["bins"]:
         assert one["difference_to_first_nats"] == {"value": 0.0, "low": 0.0, "high": 0.0}
         assert one["loss_nats"]["low"] < one["loss_nats"]["high"]
 
 
-def test_the_loss_at_a_length_is_that_of_the_half_octave_below_it(made, plain, tmp_path):
+def rise_of(sums):
+    """The second mean minus the first; sums are (loss, tokens, loss, tokens)."""
+    return sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1]
+
+
+def test_the_loss_at_a_length_is_that_of_the_half_octave_below_it(plain, measured):
     document, losses = plain
-    found = LENGTH.load(measure_length(settings(made, tmp_path)))
+    found = LENGTH.load(measured)
     for number, each in enumerate(found["models"]):
         first, *_, last = each["at_lengths"]
         assert [one["length"] for one in each["at_lengths"]] == list(LENGTHS)
@@ -132,15 +123,9 @@ def test_the_loss_at_a_length_is_that_of_the_half_octave_below_it(made, plain, t
         assert last["rise_nats"]["value"] == pytest.approx(rise, abs=1e-4)
         sizes = [np.full(len(losses[0]), part.shape[1]) for part in parts]
         columns = np.stack([parts[0].sum(1), sizes[0], parts[1].sum(1), sizes[1]], axis=1)
-        expected = interval_of(
-            columns,
-            document,
-            lambda sums: sums[..., 2] / sums[..., 3] - sums[..., 0] / sums[..., 1],
-            resamples=300,
-            seed=0,
-        )
-        assert last["rise_nats"]["low"] == pytest.approx(expected.low, abs=1e-4)
-        assert last["rise_nats"]["high"] == pytest.approx(expected.high, abs=1e-4)
+        expected = interval_of(columns, document, rise_of, resamples=300, seed=0)
+        interval = (last["rise_nats"]["low"], last["rise_nats"]["high"])
+        assert interval == pytest.approx((expected.low, expected.high), abs=1e-4)
 
 
 def sums_of(*checkpoints, documents=4):
@@ -161,35 +146,28 @@ def test_seeds_of_one_model_are_averaged_and_drawn():
     assert two["at_lengths"][1]["rise_nats"] == {"value": 0.75, "low": 0.5, "high": 1.0}
 
 
-def test_seeds_that_do_not_differ_change_no_interval(made, plain, tmp_path):
-    names = {"checkpoints": (str(made / "pose" / "run"),), "labels": ("pose",)}
-    alone = LENGTH.load(measure_length(settings(made, tmp_path / "a", **names)))["models"][0]
-    table = pq.read_table(tmp_path / "a" / "length.parquet")
-    edges = position_edges(LENGTHS)
-    losses = table["loss_sum_nats"].to_numpy().reshape(1, -1, len(edges) - 1)
-    tokens = table["tokens"].to_numpy().reshape(-1, len(edges) - 1)
-    documents = np.arange(len(tokens))
-    sums = PositionSums(edges, documents, tokens, np.repeat(losses, 3, axis=0))
-    (thrice,) = summarize_length(sums, ["x"] * 3, LENGTHS, resamples=300, seed=0)
-    for one, other in zip(alone["bins"], thrice["bins"], strict=True):
-        assert one["loss_nats"] == pytest.approx(other["loss_nats"])
-
-
-def test_the_models_of_a_file_name_their_seeds(made, tmp_path):
-    (model,) = LENGTH.load(measure_length(settings(made, tmp_path, labels=("a", "a"))))["models"]
-    apart = LENGTH.load(measure_length(settings(made, tmp_path)))["models"]
-    assert [one["at_lengths"] for one in model["checkpoints"]] == [one["at_lengths"] for one in apart]
-    own = sum(parameter.numel() for parameter in load_for_analysis(made / "pose" / "run").model.parameters())
-    assert model["checkpoints"][0]["parameters"] == own
-    assert (model["label"], len(model["checkpoints"])) == ("a", 2)
-    assert len({each["checkpoint_sha256"] for each in model["checkpoints"]}) == 2
+def test_a_file_names_the_checkpoints_of_each_model(made, measured, tmp_path):
+    found = LENGTH.load(measured)
+    own = load_for_analysis(made / "pose" / "run")
+    pose, nope = (model["checkpoints"][0] for model in found["models"])
+    assert (pose["label"], pose["training_length"], pose["position_target"]) == ("pose", 32, 64)
+    assert pose["parameters"] == sum(parameter.numel() for parameter in own.model.parameters())
+    assert pose["checkpoint_sha256"] == own.weights_sha256 != nope["checkpoint_sha256"]
+    told = found["settings"]
+    assert (told["windows_measured"], told["documents"], told["documents_too_short"]) == (9, 5, 2)
+    assert set(found["provenance"]) == {"commit", "versions"}
+    (both,) = loaded(settings(made, tmp_path, labels=("a", "a")))["models"]
+    assert both["label"] == "a"
+    assert [one["at_lengths"] for one in both["checkpoints"]] == [
+        one["at_lengths"] for one in found["models"]
+    ]
     twice = (str(made / "pose" / "run"), str(made / "pose" / "run" / "step00000001"))
-    with pytest.raises(UserError, match="step00000001 is given twice as a; give each seed once"):
+    with refused("step00000001 is given twice as a; give each seed once"):
         measure_length(settings(made, tmp_path, checkpoints=twice, labels=("a", "a")))
 
 
 def test_batches_and_slices_change_nothing(made, tmp_path, monkeypatch):
-    a = LENGTH.load(measure_length(settings(made, tmp_path / "a", tokens_per_batch=1)))
+    a = loaded(settings(made, tmp_path / "a", tokens_per_batch=1))
     sizes = []
     original = token_losses_module.F.cross_entropy
 
@@ -199,7 +177,7 @@ def test_batches_and_slices_change_nothing(made, tmp_path, monkeypatch):
 
     monkeypatch.setattr(token_losses_module.F, "cross_entropy", watched)
     monkeypatch.setattr(token_losses_module, "LOGITS_PER_SLICE", 128 * 4 * 5)
-    b = LENGTH.load(measure_length(settings(made, tmp_path / "b", tokens_per_batch=4 * 39)))
+    b = loaded(settings(made, tmp_path / "b", tokens_per_batch=4 * 39))
     assert max(sizes) == 4 * 5  # 4 windows at a time, 5 positions of each
     for x, y in zip(a["models"], b["models"], strict=True):
         for one, other in zip(x["bins"], y["bins"], strict=True):
@@ -224,10 +202,9 @@ def test_segments_lie_in_one_document_apart_and_evenly(made):
         again = sample_segments(tokens, 7, length=40, seed=seed, option="--lengths")
         assert np.array_equal(at.document, again.document) and np.array_equal(at.start, again.start)
         assert (len(at), at.documents_too_short) == (7, 2)
-        read = at.read(tokens)
-        for document, start, row in zip(at.document, at.start, read, strict=True):
-            assert row.tolist() == DOCUMENTS[document][start : start + 40]
-        counts = np.bincount(at.document, minlength=len(DOCUMENTS))
+        for document, start, row in zip(at.document, at.start, at.read(tokens), strict=True):
+            assert row.tolist() == tokens.document(document)[start : start + 40].tolist()
+        counts = np.bincount(at.document, minlength=len(DOCUMENT_LENGTHS))
         assert counts[[0, 4]].tolist() == [0, 0]
         assert counts[[1, 3]].tolist() == [1, 1]  # no room for more
         assert sorted(counts[[2, 5, 6]].tolist()) == [1, 2, 2]  # two rounds, the second not for all
@@ -237,7 +214,7 @@ def test_segments_lie_in_one_document_apart_and_evenly(made):
         seen |= set(at.start[at.document == 3].tolist())
     assert min(seen) < 5 and max(seen) > 15 and max(seen) <= 20  # anywhere in the 60 tokens
     everything = sample_segments(tokens, 1000, length=40, seed=0, option="--lengths")
-    assert np.bincount(everything.document).tolist() == [len(document) // 40 for document in DOCUMENTS]
+    assert np.bincount(everything.document).tolist() == [n // 40 for n in DOCUMENT_LENGTHS]
     few = sample_segments(tokens, 1000, length=40, seed=0, option="--lengths", documents=2)
     assert len(set(few.document.tolist())) == 2
 
@@ -264,55 +241,28 @@ def test_edges_hold_every_length_and_are_narrow():
             assert high / low <= 2**0.5 * (1 + 1 / low)
 
 
-def test_what_identifies_the_checkpoints_is_kept(made, tmp_path):
-    found = LENGTH.load(measure_length(settings(made, tmp_path)))
-    pose, nope = (model["checkpoints"][0] for model in found["models"])
-    assert (pose["label"], pose["training_length"], pose["position_target"]) == ("pose", 32, 64)
-    assert pose["checkpoint_sha256"] != nope["checkpoint_sha256"]
-    assert pose["checkpoint_sha256"] == load_for_analysis(made / "pose" / "run").weights_sha256
-    told = found["settings"]
-    assert (told["windows_measured"], told["documents"], told["documents_too_short"]) == (9, 5, 2)
-    assert set(found["provenance"]) == {"commit", "versions"}
-
-
 def test_rotary_models_are_measured_past_their_configuration_and_tables_are_not(made, tmp_path):
-    llama = load_for_analysis(directory(tmp_path / "llama", "llama"))
-    llama.check_reach(200)
     gpt2 = load_for_analysis(directory(tmp_path / "gpt2", "gpt2"))
     gpt2.check_reach(64)
-    with pytest.raises(UserError, match=r"65 tokens are beyond the 64 learned positions of .*gpt2 \(gpt2\)"):
+    with refused(r"65 tokens are beyond the 64 learned positions of .*gpt2 \(gpt2\)"):
         gpt2.check_reach(65)
     contiguous = {"scheme": "contiguous", "target_length": None}
-    (tmp_path / "own").mkdir()
-    checkpoint(tmp_path / "own", corpus=made / "corpus", positions=contiguous, rope=False)
-    with pytest.raises(
-        UserError, match=r"33 tokens are beyond the 32 learned.*lower --lengths to at most 32"
-    ):
-        load_for_analysis(tmp_path / "own" / "run").check_reach(33)
-    found = measure_length(
-        settings(tmp_path, tmp_path / "out", ["own"], corpus=str(made / "corpus"), lengths=(32,))
-    )
-    assert LENGTH.load(found)["models"][0]["checkpoints"][0]["position_target"] is None
+    checkpoint(tmp_path, corpus=made / "corpus", positions=contiguous, rope=False)
+    with refused(r"33 tokens are beyond the 32 learned.*lower --lengths to at most 32"):
+        load_for_analysis(tmp_path / "run").check_reach(33)
+    table = {"checkpoints": (str(tmp_path / "run"),), "labels": ("table",), "lengths": (32,)}
+    found = loaded(settings(made, tmp_path / "out", **table))
+    assert found["models"][0]["checkpoints"][0]["position_target"] is None
 
 
-def test_a_directory_of_transformers_is_measured_in_the_same_way(made, plain, tmp_path):
+def test_a_directory_of_transformers_is_measured_in_the_same_way(made, tmp_path):
     """A Llama past its 64 positions: its losses one token at a time."""
     folder = directory(tmp_path, "llama")
     document = tiny.random_documents(1, 80, seed=8)
     corpus = tiny.write_corpus(tmp_path / "long", {"heldout": document})
-    found = LENGTH.load(
-        measure_length(
-            settings(
-                made,
-                tmp_path / "out",
-                ["x"],
-                checkpoints=(str(folder),),
-                corpus=str(corpus),
-                lengths=(20, 80),
-            )
-        )
-    )
-    expected = np.array(plain_losses(load_for_analysis(folder).model, np.array(document[0])))
+    changes = {"checkpoints": (str(folder),), "corpus": str(corpus), "lengths": (20, 80)}
+    found = loaded(settings(made, tmp_path / "out", ["x"], **changes))
+    expected = np.array(plain_losses(load_for_analysis(folder).model, document[0]))
     for one in found["models"][0]["bins"]:
         part = expected[one["from"] - 1 : one["to"] - 1]
         assert one["loss_nats"]["value"] == pytest.approx(part.mean(), abs=1e-4)
@@ -333,83 +283,61 @@ def test_a_directory_of_transformers_is_measured_in_the_same_way(made, plain, tm
     ],
 )
 def test_bad_settings_are_refused_in_one_line(made, tmp_path, changes, message):
-    with pytest.raises(UserError, match=message) as error:
+    with refused(message):
         measure_length(settings(made, tmp_path / "out", **changes))
-    assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
     shutil.copytree(made / "corpus", tmp_path / "corpus")
     asked = settings(made, tmp_path / "out", corpus=str(tmp_path / "corpus"))
-    path = tmp_path / "corpus" / "heldout-00000.npy"
-    ids = np.fromfile(path, dtype=np.uint16)
-    np.where(np.arange(len(ids)) == 7, (ids + 1) % 50, ids).astype(np.uint16).tofile(path)
-    with pytest.raises(UserError, match=r"checksum mismatch in .*heldout-00000\.npy"):
-        measure_length(asked)
-    assert not (tmp_path / "out").exists()
-    ids.tofile(path)
-    measure_length(asked)
-    assert (tmp_path / "out" / "verified.json").is_file()
-    monkeypatch.setattr(tokens, "_read", None)  # nothing is read again
-    measure_length(asked)
+    assert_refused_and_right_ones_remembered(measure_length, asked, monkeypatch)
 
 
 def test_a_refused_second_checkpoint_is_told_before_the_first_is_measured(made, tmp_path, monkeypatch):
-    other = tiny.write_corpus(tmp_path / "other", {"heldout": DOCUMENTS}, vocab_size=49)
-    (tmp_path / "odd").mkdir()
-    checkpoint(tmp_path / "odd", corpus=other)
-    monkeypatch.setattr(length_module, "_sum_losses", None)  # nothing is measured
-    paths = (str(made / "pose" / "run"), str(tmp_path / "odd" / "run"))
-    with pytest.raises(UserError, match="another tokenizer than"):
+    other = tiny.write_corpus(tmp_path / "other", {"heldout": tiny.random_documents(2, 60)}, vocab_size=49)
+    checkpoint(tmp_path, corpus=other)
+    monkeypatch.setattr(torch.nn.Module, "__call__", None)  # nothing is measured
+    paths = (str(made / "pose" / "run"), str(tmp_path / "run"))
+    with refused("another tokenizer than"):
         measure_length(settings(made, tmp_path / "out", checkpoints=paths))
 
 
-def test_losses_that_are_not_finite_are_refused(made, tmp_path):
+def test_losses_that_are_not_finite_are_refused(made):
     losses = token_losses_module.TokenLosses(load_for_analysis(made / "pose" / "run"), device="cpu")
     with torch.no_grad():
         next(losses.model.parameters()).fill_(float("nan"))
-    with pytest.raises(UserError, match="run.* gives losses that are not finite"):
+    with refused("run.* gives losses that are not finite"):
         losses.last_losses(np.ones((1, 5), dtype=np.int64), 4)
 
 
-def test_the_table_has_every_number(made, tmp_path):
-    found = LENGTH.load(measure_length(settings(made, tmp_path)))
-    by_length, by_position = render_length(found)
-    cells = [list(column.cells) for column in by_position.columns]
-    for number, one in enumerate(found["models"][1]["bins"]):
-        assert cells[0][number] == f"{one['from']}–{one['to'] - 1}"
-        assert f"{one['loss_nats']['value']:.2f} [" in cells[3][number]
-        assert f"\n{one['difference_to_first_nats']['value']:.2f} [" in cells[3][number]
-    cells = [list(column.cells) for column in by_length.columns]
-    assert list(cells[1]) == ["1", "1"]
-    for number, one in enumerate(found["models"][1]["at_lengths"]):
-        assert f"{one['loss_nats']['value']:.2f} [" in cells[2 + number][1]
-        assert number == 0 or f"\n{one['rise_nats']['value']:.2f} [" in cells[2 + number][1]
-
-
 def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):
+    """On the corpus that the run was trained on, as none is named."""
     paths = [made / "pose" / "run", made / "nope" / "run"]
-    command = ["scripts/length.py", *paths, "--corpus", made / "corpus", "--out", tmp_path]
-    command += ["--lengths", "40,8,16", "--windows", 5, "--device", "cpu"]
-    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True)
+    options = ["--lengths", "40,8,16", "--windows", 5, "--device", "cpu", "--out", tmp_path]
+    done = run_here("scripts/length.py", *paths, *options)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "length.json").read_text())
+    found = LENGTH.load(tmp_path)
     assert [each["label"] for each in found["models"]] == ["pose/run", "nope/run"]
-    assert found["settings"]["lengths"] == [8, 16, 40]
+    assert (found["settings"]["lengths"], found["settings"]["corpus"]) == ([8, 16, 40], str(made / "corpus"))
     assert "by position [nats per token]" in done.stdout and "length.pdf" in done.stdout
+    for each in found["models"][1]["bins"]:
+        assert f"{each['from']}–{each['to'] - 1}" in done.stdout
+        assert f"{each['loss_nats']['value']:.2f} [" in done.stdout
+        assert f"{each['difference_to_first_nats']['value']:.2f} [" in done.stdout
+    for each in found["models"][1]["at_lengths"]:
+        assert f"{each['loss_nats']['value']:.2f} [" in done.stdout
+        assert f"{each['rise_nats']['value']:.2f} [" in done.stdout or each["length"] == 8
     assert (tmp_path / "length.png").stat().st_size > 10_000
 
 
-def test_figures_are_drawn_again_of_some_models(made, tmp_path):
-    measure_length(settings(made, tmp_path))
-    command = [sys.executable, "scripts/plot_length.py", str(tmp_path)]
-    script = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
-    script([*command, "--models", "nope, pose", "--out", str(tmp_path / "some")], check=True)
+def test_figures_are_drawn_again_of_some_models(measured, tmp_path, run_here):
+    command = ["scripts/plot_length.py", measured]
     names = {"length.pdf", "length.png", "lengths.pdf", "lengths.png"}
+    assert run_here(*command, "--models", "nope, pose", "--out", tmp_path / "some").returncode == 0
     assert {path.name for path in (tmp_path / "some").iterdir()} == names
-    script(command, check=True)
-    assert names < {path.name for path in tmp_path.iterdir()}
-    refused = script([*command, "--models", "nope,rope", "--out", str(tmp_path / "none")])
-    assert refused.returncode == 1 and not (tmp_path / "none").exists()
-    assert refused.stderr == f"error: {tmp_path} has no model 'rope'; choose of pose, nope\n"
+    assert run_here(*command).returncode == 0
+    assert names < {path.name for path in measured.iterdir()}
+    done = run_here(*command, "--models", "nope,rope", "--out", tmp_path / "none")
+    assert done.returncode == 1 and not (tmp_path / "none").exists()
+    assert done.stderr == f"error: {measured} has no model 'rope'; choose of pose, nope\n"

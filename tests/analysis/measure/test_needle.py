@@ -1,8 +1,6 @@
 """Needles: where they stand, a copy head built by hand that finds them all, plain forward passes, and the script."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,25 +24,18 @@ from analysis.model.token_losses import TokenLosses
 from analysis.plots.needle import needle_figure, recall_figure
 from analysis.records.results import NEEDLE
 from olmo_sparsity.data.tokens import TokenFiles
-from olmo_sparsity.util.errors import UserError
-from tests.analysis.model.test_load import directory
-from tests.olmo_sparsity.test_export import checkpoint
-from tests.support import tiny
+from tests.support.families import directory
+from tests.support.measured import plain_loss, write_models
+from tests.support.refusals import refused
 from tests.support.replaced_tokens import assert_refused_and_right_ones_remembered
 
-ROOT = Path(__file__).parents[3]
 LENGTHS, KS, DEPTHS, Q = (12, 24), (1, 3), (0.0, 0.5, 1.0), 2
-DOCUMENTS = [document for n in (24, 30, 80, 100, 10) for document in tiny.random_documents(1, n, seed=n)]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("needle")
-    corpus = tiny.write_corpus(folder / "corpus", {"train": DOCUMENTS[:1], "heldout": DOCUMENTS})
-    for name in ("one", "two"):
-        (folder / name).mkdir()
-        checkpoint(folder / name, corpus=corpus, **({"d_model": 16} if name == "two" else {}))
-    return folder
+    return write_models(folder, (24, 30, 80, 100, 10), one={}, two={"d_model": 16})
 
 
 @pytest.fixture(scope="module")
@@ -120,15 +111,12 @@ def test_loss_and_exact_match_are_those_of_one_forward_pass_a_token(made, needle
     for cell in cells_of((3,), LENGTHS, (0.5,)):
         loss, exact = measure_cell(TokenLosses(loaded, device="cpu"), needles, cell)
         for number, row in enumerate(needles.contexts(cell).tolist()):
-            expected, right = [], []
-            for place in range(cell.length, cell.length + 3):
-                with torch.no_grad():
-                    ids = torch.arange(place)[None]
-                    logits = loaded.model(torch.tensor([row[:place]]), position_ids=ids).logits[0, -1]
-                expected.append(float(-logits.double().log_softmax(-1)[row[place]]))
-                right.append(int(logits.argmax()) == row[place])
-            assert loss[number] == pytest.approx(np.mean(expected), abs=1e-4)
-            assert exact[number] == all(right)
+            places = range(cell.length, cell.length + 3)
+            losses = [plain_loss(loaded.model, row, range(place), row[place]) for place in places]
+            with torch.no_grad():
+                guesses = loaded.model(torch.tensor([row])).logits[0, cell.length - 1 : -1].argmax(-1)
+            assert loss[number] == pytest.approx(np.mean(losses), abs=1e-4)
+            assert exact[number] == (guesses.tolist() == row[cell.length :])
 
 
 def test_leave_one_out_finds_the_needle_of_a_copy_head_and_not_the_placebos(needles):
@@ -151,18 +139,10 @@ def test_leave_one_out_finds_the_needle_of_a_copy_head_and_not_the_placebos(need
 
 
 def settings(made, out, **changes):
-    values = {
-        "checkpoints": tuple(str(made / name / "run") for name in ("one", "two")),
-        "labels": ("one", "two"),
-        "corpus": str(made / "corpus"),
-        "out": str(out),
-        "lengths": LENGTHS,
-        "ks": KS,
-        "depths": DEPTHS,
-        "samples": 8,
-        "device": "cpu",
-        "resamples": 300,
-    }
+    paths = tuple(str(made / name / "run") for name in ("one", "two"))
+    values = {"corpus": str(made / "corpus"), "out": str(out), "device": "cpu", "resamples": 300}
+    values |= {"checkpoints": paths, "labels": ("one", "two")}
+    values |= {"lengths": LENGTHS, "ks": KS, "depths": DEPTHS, "samples": 8}
     return NeedleSettings(**{**values, **changes})
 
 
@@ -173,23 +153,15 @@ def test_cells_are_means_over_samples_and_seeds(made, tmp_path):
     assert len(model["checkpoints"]) == 2
     assert len(model["cells"]) == len(KS) * len(LENGTHS) * len(DEPTHS)
     for one in model["cells"]:
-
-        def mean(name, depth, cell=one):
-            like = [
-                row[name]
-                for row in rows
-                if (row["value_tokens"], row["length"]) == (cell["value_tokens"], cell["length"])
-                and row["depth"] == depth
-            ]
-            assert len(like) == 2 * 8
-            return np.mean(like)
-
-        assert one["loss_nats"]["value"] == pytest.approx(mean("loss_nats", one["depth"]))
-        assert one["absent_loss_nats"]["value"] == pytest.approx(mean("loss_nats", None))
-        assert one["gain_nats"]["value"] == pytest.approx(
-            mean("loss_nats", None) - mean("loss_nats", one["depth"])
-        )
-        assert one["exact"]["value"] == pytest.approx(mean("exact", one["depth"]))
+        like = [row for row in rows if all(row[name] == one[name] for name in ("value_tokens", "length"))]
+        present = [row for row in like if row["depth"] == one["depth"]]
+        absent = [row for row in like if row["depth"] is None]
+        assert len(present) == len(absent) == 2 * 8
+        loss, absent_loss = (np.mean([row["loss_nats"] for row in each]) for each in (present, absent))
+        assert one["loss_nats"]["value"] == pytest.approx(loss)
+        assert one["absent_loss_nats"]["value"] == pytest.approx(absent_loss)
+        assert one["gain_nats"]["value"] == pytest.approx(absent_loss - loss)
+        assert one["exact"]["value"] == pytest.approx(np.mean([row["exact"] for row in present]))
         assert one["loss_nats"]["low"] <= one["loss_nats"]["value"] <= one["loss_nats"]["high"]
         room = one["length"] - 2 * Q - one["value_tokens"]
         assert one["distance"] == one["length"] - Q - round(one["depth"] * room)
@@ -212,36 +184,28 @@ def test_cells_are_means_over_samples_and_seeds(made, tmp_path):
     ],
 )  # fmt: skip
 def test_bad_settings_are_one_line_before_anything_is_written(made, tmp_path, changes, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with refused(message):
         measure_needle(settings(made, tmp_path / "out", **changes))
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_table_of_positions_that_ends_is_refused(made, tmp_path):
     gpt2 = directory(tmp_path / "gpt2", "gpt2")  # 64 positions
     changes = {"checkpoints": (str(gpt2),), "labels": ("gpt2",), "corpus": str(gpt2 / "corpus")}
-    with pytest.raises(UserError, match="no held-out document has 63|beyond the 64 learned positions"):
+    with refused("no held-out document has 63|beyond the 64 learned positions"):
         measure_needle(settings(made, tmp_path / "out", lengths=(12, 63), **changes))
 
 
-def test_the_script_measures_draws_and_prints(made, tmp_path):
-    paths = [str(made / "one" / "run"), str(made / "one" / "run") + "@yarn:2"]
-    command = ["scripts/needle.py", *paths, "--corpus", made / "corpus", "--out", tmp_path, "--ks", "1,3"]
-    command += ["--lengths", "24,16", "--depths", "0,1", "--samples", 6, "--labels", "plain,YaRN"]
-    command += [
-        "--selectors",
-        "random,gradient",
-        "--recall-samples",
-        4,
-        "--recall-length",
-        20,
-        "--device",
-        "cpu",
-    ]
-    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True)
+def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):
+    """On the corpus that the run was trained on, as none is named."""
+    run = made / "one" / "run"
+    command = ["scripts/needle.py", run, f"{run}@yarn:2", "--labels", "plain,YaRN", "--out", tmp_path]
+    command += ["--lengths", "24,16", "--depths", "0,1", "--samples", 6, "--ks", "1,3", "--device", "cpu"]
+    command += ["--selectors", "random,gradient", "--recall-samples", 4, "--recall-length", 20]
+    done = run_here(*command)
     assert done.returncode == 0, done.stderr
     found = NEEDLE.load(tmp_path)
+    assert found["settings"]["corpus"] == str(made / "corpus")
     assert [each["label"] for each in found["models"]] == ["plain", "YaRN"]
     assert found["models"][1]["checkpoints"][0]["rope_scaling"]["name"] == "yarn"
     for name in ("needle", "needle_gain", "needle_recall"):
@@ -262,14 +226,8 @@ def test_the_script_measures_draws_and_prints(made, tmp_path):
 def test_the_colours_go_upwards_where_no_model_gains_anything():
     cell = {"value_tokens": 1, "length": 16, "depth": 0.5, "gain_nats": {"value": -0.2}}
     models = [{"label": "x", "checkpoints": [{"training_length": None}], "cells": [cell]}]
-    settings = {
-        "ks": [1],
-        "lengths": [16],
-        "depths": [0.5],
-        "samples_measured": 4,
-        "key_tokens": 2,
-        "documents": 2,
-    }
+    settings = {"ks": [1], "lengths": [16], "depths": [0.5], "key_tokens": 2}
+    settings |= {"samples_measured": 4, "documents": 2}
     drawn = needle_figure({"models": models, "settings": settings}, "gain_nats")
     assert [text.get_text() for text in drawn.axes[0].texts] == ["-0.20"]
     assert drawn.axes[0].images[0].get_clim() == (0, 0.1)

@@ -1,6 +1,5 @@
 """Recall of planted tokens by a trained model's selectors, against sets built one sample at a time, and the script."""
 
-import importlib
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,8 +16,8 @@ from analysis.records.results import RECALL
 from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import make_task
-from olmo_sparsity.util.errors import UserError
 from tests.support import tiny, tiny_task
+from tests.support.refusals import refused
 
 ON, ZERO, ONE = 2, 3, 4
 PARITY = make_task("sparse_parity", {"train_length": [8, 14], "k_train": 3})
@@ -78,23 +77,44 @@ def left_out(loss, tokens, n_far):
     return sorted(range(n_far), key=lambda column: (-round(without[column], 5), column))
 
 
-def solver_loss(solve, task, label):
-    def loss(seen):
-        logits = logits_of(solve, len(task.vocabulary), seen).astype(float)
-        return np.log(np.exp(logits).sum()) - logits[label]
-
-    return loss
-
-
 def shares(order, planted, ks, unit):
     """Share of the planted places among the first k of an order, as sets; a list over k."""
     places = {column // unit for column in planted}
     return [len(places & {column // unit for column in order[:k]}) / len(places) for k in ks]
 
 
-def assert_recalls(cell, name, ks, kind, expected):
-    found = [cell["selectors"][name][str(k)][kind]["value"] for k in ks]
-    assert found == pytest.approx(np.mean(expected, axis=0).tolist()), kind
+def assert_cell(cell, logits, task, settings):
+    """Accuracy and recalls of leave-one-out again: logits(seen) of one sample with one dropped token at a time."""
+    samples = draw_samples(task, settings, cell["planted"])
+    pairs = task.tokens_per_place == 2
+    countings = {"token": 1, "place": 2} if pairs else {"token": 1}
+    expected = {kind: [] for what in countings for kind in (f"{what}_recall", f"{what}_placebo_recall")}
+    bits = {symbol: [] for symbol in (ZERO, ONE)}
+    right = []
+    both = ("", samples.contexts, samples.planted), ("placebo_", samples.placebos, samples.placebo_planted)
+    for row, label in enumerate(samples.contexts.targets.tolist()):
+
+        def loss(seen, label=label):
+            values = logits(seen).astype(float)
+            return np.log(np.exp(values).sum()) - values[label]
+
+        right.append(int(logits(dict(enumerate(samples.contexts.tokens[row].tolist()))).argmax()) == label)
+        for kind, contexts, columns in both:
+            tokens, planted = contexts.tokens[row].tolist(), columns[row].tolist()
+            order = left_out(loss, tokens, contexts.n_far)
+            for what, unit in countings.items():
+                expected[f"{what}_{kind}recall"].append(shares(order, planted, settings.ks, unit))
+            for column in planted if pairs and not kind else ():
+                bits[tokens[column]].append([column in order[:k] for k in settings.ks])
+    assert cell["accuracy"]["value"] == np.mean(right)
+    expected["token_recall_right"] = [
+        recall for recall, is_right in zip(expected["token_recall"], right, strict=True) if is_right
+    ]
+    expected |= {"token_recall_of_0": bits[ZERO], "token_recall_of_1": bits[ONE]}
+    for kind, recalls in expected.items():
+        if recalls:
+            found = [cell["selectors"]["leave-one-out"][str(k)][kind]["value"] for k in settings.ks]
+            assert found == pytest.approx(np.mean(recalls, axis=0).tolist()), kind
 
 
 @pytest.mark.parametrize(
@@ -103,45 +123,9 @@ def assert_recalls(cell, name, ks, kind, expected):
 def test_recalls_are_those_of_sets_built_by_leaving_out_one_token_of_one_sample(task, solve):
     settings = settings_for(task)
     (cell,) = measure_recall(Scorer(Solver(solve, task)), task, settings)
-    samples = draw_samples(task, settings, 3)
     assert settings.ks == (1, 2, 4, 8)
-    countings = {"token": 1, "place": 2} if task is PARITY else {"token": 1}
-    expected = {kind: [] for what in countings for kind in (f"{what}_recall", f"{what}_placebo_recall")}
-    bits = {symbol: [] for symbol in (ZERO, ONE)}
-    right = []
-    for row, tokens in enumerate(samples.contexts.tokens.tolist()):
-        donor = samples.donors[row]
-        placebo = samples.contexts.tokens[donor].tolist()[:10] + tokens[10:]
-        label = samples.contexts.targets[row]
-        right.append(solve(dict(enumerate(tokens))) == label)
-        for kind, columns, read in (("", row, tokens), ("placebo_", donor, placebo)):
-            order = left_out(solver_loss(solve, task, label), read, 10)
-            planted = samples.planted[columns].tolist()
-            for what, unit in countings.items():
-                expected[f"{what}_{kind}recall"].append(shares(order, planted, settings.ks, unit))
-            for column in planted if task is PARITY and not kind else ():
-                bits[tokens[column]].append([column in order[:k] for k in settings.ks])
-    for kind, recalls in expected.items():
-        assert_recalls(cell, "leave-one-out", settings.ks, kind, recalls)
-    assert cell["accuracy"]["value"] == np.mean(right)
-    assert (np.mean(right) < 1) == (solve is careless_parity)
-    answered = [recall for recall, is_right in zip(expected["token_recall"], right, strict=True) if is_right]
-    assert_recalls(cell, "leave-one-out", settings.ks, "token_recall_right", answered)
-    if task is PARITY:
-        assert_recalls(cell, "leave-one-out", settings.ks, "token_recall_of_0", bits[ZERO])
-        assert_recalls(cell, "leave-one-out", settings.ks, "token_recall_of_1", bits[ONE])
-
-
-def test_a_model_that_needs_every_planted_token_is_found_out_and_its_placebo_is_not():
-    settings = settings_for(PLANTED, samples=20, selectors=("leave-one-out", "nearest"))
-    (cell,) = measure_recall(Scorer(Solver(sum_of_three, PLANTED)), PLANTED, settings)
-    found = cell["selectors"]["leave-one-out"]
-    for k in settings.ks:
-        expected = dict.fromkeys(("value", "low", "high"), min(k, 3) / 3)
-        assert found[str(k)]["token_recall"] == pytest.approx(expected)
-    # ten far tokens: those against the target come last, the eighth is the first of them
-    recalls = [found[str(k)]["token_placebo_recall"]["value"] for k in settings.ks]
-    assert recalls == pytest.approx([0, 0, 0, 1 / 3])
+    assert (cell["accuracy"]["value"] < 1) == (solve is careless_parity)
+    assert_cell(cell, lambda seen: logits_of(solve, len(task.vocabulary), seen), task, settings)
 
 
 def test_samples_have_all_planted_tokens_far_and_a_placebo_of_another_label():
@@ -177,71 +161,36 @@ def checkpoint(folder, **changes):
     return folder / "run"
 
 
-@torch.inference_mode()
-def slow_recalls(run, samples, ks):
-    """Answers of a model, and recalls of leave-one-out, true and placebo, by a full pass for each dropped token."""
+def logits_of_run(run):
+    """A function of the tokens that are seen, {column: token}: logits of a full pass of the trained model."""
     model, _ = load_model(run)
 
+    @torch.no_grad()
     def logits(seen):
         ids = torch.tensor([list(seen)])
-        return model(torch.tensor([list(seen.values())]), position_ids=ids).logits[0, -1].double()
+        return model(torch.tensor([list(seen.values())]), position_ids=ids).logits[0, -1].double().numpy()
 
-    answers, recalls = [], {"token_recall": [], "token_placebo_recall": []}
-    for row, label in enumerate(samples.contexts.targets.tolist()):
-        answers.append(int(logits(dict(enumerate(samples.contexts.tokens[row].tolist()))).argmax()))
-        for kind, contexts, planted in (
-            ("token_recall", samples.contexts, samples.planted),
-            ("token_placebo_recall", samples.placebos, samples.placebo_planted),
-        ):
-            order = left_out(
-                lambda seen, label=label: -float(logits(seen).log_softmax(0)[label]),
-                contexts.tokens[row].tolist(),
-                contexts.n_far,
-            )
-            recalls[kind].append(shares(order, planted[row].tolist(), ks, 1))
-    return answers, recalls
+    return logits
 
 
-def assert_cell(cell, run, task, settings):
-    samples = draw_samples(task, settings, cell["planted"])
-    answers, recalls = slow_recalls(run, samples, settings.ks)
-    assert cell["accuracy"]["value"] == np.mean(np.array(answers) == samples.contexts.targets)
-    for kind, expected in recalls.items():
-        assert_recalls(cell, "leave-one-out", settings.ks, kind, expected)
+def recall_script(run_here, *arguments):
+    done = run_here("scripts/recall.py", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@pytest.fixture
-def script(monkeypatch, capsys):
-    module = importlib.import_module("analysis.cli.recall")
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["recall.py", *map(str, arguments)])
-        capsys.readouterr()
-        module.main()
-        return capsys.readouterr().out
-
-    return run
-
-
-def test_the_script_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, script):
+def test_the_script_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, run_here):
     run, out = checkpoint(tmp_path), tmp_path / "out"
-    options = [
-        "--length",
-        10,
-        "--ks",
-        "2,1",
-        "--samples",
-        4,
-        "--selectors",
-        "leave-one-out,gradient,attention",
-    ]
-    said = script("--checkpoint", run, *options, "--device", "cpu", "--out", out)
+    options = ["--length", 10, "--ks", "2,1", "--samples", 4, "--device", "cpu", "--out", out]
+    said = recall_script(
+        run_here, "--checkpoint", run, *options, "--selectors", "leave-one-out,gradient,attention"
+    )
     result = RECALL.load(out)
     config, task = planted_task(run / "step00000007")
     settings = settings_for(task, length=10, planted=(1, 2), samples=4)
     for cell, planted in zip(result["cells"], (1, 2), strict=True):
         assert cell["planted"] == planted
-        assert_cell(cell, run, task, settings)
+        assert_cell(cell, logits_of_run(run), task, settings)
     assert (result["run"], result["step"], result["seed"]) == ("run", 7, config.seed)
     assert result["chance"]["token"] == {str(k): pytest.approx(k / 8) for k in (1, 2, 4, 8)}
     assert all((out / f"recall.{kind}").stat().st_size > 10_000 for kind in ("png", "pdf"))
@@ -256,9 +205,9 @@ def test_the_script_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, scri
                 assert drawn[f"{selector} {kind}"] == [each[kind]["value"] for each in by_k.values()]
 
 
-def test_the_script_measures_models_built_by_hand(tmp_path, script):
+def test_the_script_measures_models_built_by_hand(tmp_path, run_here):
     options = ["--n-long", 40, "--n-short", 8, "--models", 2, "--selectors", "leave-one-out,random"]
-    said = script("--out", tmp_path, *options)
+    said = recall_script(run_here, "--out", tmp_path, *options)
     result = json.loads((tmp_path / "recall.json").read_text())
     assert (result["format"], result["measured"]) == (2, "hand-built models")
     assert len(result["rows"]) == 2 * 4 * 2
@@ -274,7 +223,7 @@ def test_olmo_is_measured_too(tmp_path):
     _, task = planted_task(loaded.checkpoint)
     settings = settings_for(task, planted=(2,), samples=3)
     (cell,) = measure_recall(Scorer(loaded.model), task, settings)
-    assert_cell(cell, run, task, settings)
+    assert_cell(cell, logits_of_run(run), task, settings)
 
 
 def test_lengths_and_ks_default_to_those_of_training():
@@ -296,57 +245,53 @@ def test_lengths_and_ks_default_to_those_of_training():
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(changes, said):
-    with pytest.raises(UserError, match=said):
+    with refused(said):
         settings_for(PARITY, **changes)
 
 
 def test_a_task_without_room_or_without_another_label_is_refused():
     stretched = replace(PLANTED, position_distribution="stretched")
-    with pytest.raises(UserError, match="only 0 have none among the last 2"):
+    with refused("only 0 have none among the last 2"):
         draw_samples(stretched, settings_for(stretched), 3)
     largest = replace(PLANTED, label_function="max", k_train=8)
-    with pytest.raises(UserError, match="same label"):
+    with refused("same label"):
         draw_samples(largest, settings_for(largest, samples=2), 8)
 
 
-def test_runs_that_cannot_be_measured_are_refused(tmp_path, script):
-    folders = [tmp_path / name for name in ("text", "bits", "index", "none")]
-    for folder in folders:
-        folder.mkdir()
-    for folder, config in (
-        (folders[0], tiny.train_config(folders[0])),
-        (
-            folders[1],
-            tiny_task.config(folders[1]),
-        ),  # coupled ids need a task that couples, which plants nothing
+def test_runs_that_cannot_be_measured_are_refused(tmp_path, run_here):
+    # coupled ids need a task that couples, which plants nothing
+    for name, make, said in (
+        ("text", tiny.train_config, "on text"),
+        ("bits", tiny_task.config, "the task scratchpad_parity"),
     ):
-        config.save(folder / "config.yaml")
-    for folder, said in zip(folders[:2], ("on text", "the task scratchpad_parity"), strict=True):
-        with pytest.raises(UserError, match=f"{said}, which has no planted tokens; give"):
-            planted_task(folder)
-    with pytest.raises(UserError, match=r"has no config\.yaml"):
-        planted_task(folders[3])
-    run = checkpoint(folders[2], positions={"rotate": "index"})
-    with pytest.raises(UserError, match="dropping a token is not defined"):
-        script("--checkpoint", run, "--out", tmp_path, "--samples", 2)
+        (tmp_path / name).mkdir()
+        make(tmp_path / name).save(tmp_path / name / "config.yaml")
+        with refused(f"{said}, which has no planted tokens; give"):
+            planted_task(tmp_path / name)
+    with refused(r"has no config\.yaml"):
+        planted_task(tmp_path)
+    run = checkpoint(tmp_path, positions={"rotate": "index"})
+    for arguments, said in (
+        (("--checkpoint", run, "--samples", 2), "dropping a token is not defined"),
+        (("--checkpoint", "a-run", "--models", 3), "--models is for models built by hand"),
+        (("--samples", 3), "--samples is for a trained model; name one with --checkpoint"),
+    ):
+        done = run_here("scripts/recall.py", *arguments, "--out", tmp_path)
+        assert done.returncode == 1
+        assert said in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_options_of_the_other_way_to_run_it_are_refused(tmp_path, script):
-    with pytest.raises(UserError, match="--models is for models built by hand"):
-        script("--checkpoint", "a-run", "--models", 3, "--out", tmp_path)
-    with pytest.raises(UserError, match="--samples is for a trained model; name one with --checkpoint"):
-        script("--samples", 3, "--out", tmp_path)
-
-
-def test_files_that_hold_no_recall_of_a_checkpoint_are_refused(tmp_path):
-    path = tmp_path / "recall.json"
-    for text, said in (
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
         (None, "is missing"),
         ("{", "is damaged"),
-        (json.dumps({"format": 2, "measured": "hand-built models"}), "no recall of a checkpoint"),
-        (json.dumps({"format": 2, "measured": "checkpoint"}), "it has no run"),
-    ):
-        if text is not None:
-            path.write_text(text)
-        with pytest.raises(UserError, match=said):
-            RECALL.load(tmp_path)
+        ('{"format": 2, "measured": "hand-built models"}', "no recall of a checkpoint"),
+        ('{"format": 2, "measured": "checkpoint"}', "it has no run"),
+    ],
+)
+def test_files_that_hold_no_recall_of_a_checkpoint_are_refused(tmp_path, text, said):
+    if text is not None:
+        (tmp_path / "recall.json").write_text(text)
+    with refused(said):
+        RECALL.load(tmp_path)

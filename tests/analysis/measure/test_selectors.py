@@ -1,7 +1,5 @@
 """Losses and selectors against straightforward computations, and a toy model whose far dependency is known."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,19 +10,16 @@ from analysis.measure.selectors import (
     Question,
     check_selector,
     find_selector,
-    gradient,
     leave_one_in,
     leave_one_out,
 )
 from analysis.model.adapters import OlmoForAnalysis
 from analysis.model.scorer import Scorer, long_and_short_losses
 from analysis.text.contexts import Contexts
-from olmo_sparsity.util.errors import UserError
-from tests.support import tiny
+from tests.support import measured, tiny
 
 N, M, VOCABULARY = 14, 4, 50
 FAR = N - M
-EXACT = ["leave-one-out", "leave-one-in"]
 
 
 def make_contexts(count=3, seed=0):
@@ -37,12 +32,8 @@ def make_contexts(count=3, seed=0):
     )
 
 
-@torch.no_grad()
 def plain_loss(model, contexts, row, kept):
-    """One subsequence at a time, all logits, log-softmax by hand."""
-    tokens = torch.tensor([[int(contexts.tokens[row, j]) for j in kept]])
-    logits = model(tokens, position_ids=torch.tensor([list(kept)])).logits[0, -1].double()
-    return float(torch.log(torch.exp(logits).sum()) - logits[int(contexts.targets[row])])
+    return measured.plain_loss(model, contexts.tokens[row], kept, contexts.targets[row])
 
 
 @torch.no_grad()
@@ -68,43 +59,29 @@ def choose(name, scorer, contexts, k, seed=0):
     return find_selector(name)(ask(scorer, contexts, k, seed))
 
 
-@pytest.mark.parametrize("tokens_per_batch", [1, 40, 10_000])
-def test_losses_equal_one_subsequence_at_a_time_and_masking(model, tokens_per_batch):
+def test_losses_equal_masking(model):
     contexts = make_contexts()
     keep = np.array([[0, 2, 5, 9, 10, 11, 12, 13], [1, 2, 3, 4, 10, 11, 12, 13]])
-    losses = Scorer(model, tokens_per_batch=tokens_per_batch).losses(contexts, keep)
+    losses = Scorer(model).losses(contexts, keep)
+    expected = [[masked_loss(model, contexts, row, kept) for kept in keep] for row in range(len(contexts))]
+    np.testing.assert_allclose(losses, expected, atol=2e-5)
+
+
+def test_long_short_and_single_token_losses_equal_a_plain_computation(model):
+    """Leave-one-out is the loss without a token minus the long loss, leave-one-in the short loss minus that with it."""
+    contexts, short = make_contexts(), list(range(FAR, N))
+    long_losses, short_losses = long_and_short_losses(Scorer(model), contexts)
+    out, into = (choose(ask(Scorer(model), contexts)) for choose in (leave_one_out, leave_one_in))
     for row in range(len(contexts)):
-        for column, kept in enumerate(keep):
-            assert losses[row, column] == pytest.approx(plain_loss(model, contexts, row, kept), abs=2e-5)
-            assert losses[row, column] == pytest.approx(masked_loss(model, contexts, row, kept), abs=2e-5)
-
-
-def test_long_and_short_losses_equal_a_plain_computation(model):
-    contexts = make_contexts(5)
-    long, short = long_and_short_losses(Scorer(model), contexts)
-    for row in range(5):
-        assert long[row] == pytest.approx(plain_loss(model, contexts, row, range(N)), abs=2e-5)
-        assert short[row] == pytest.approx(plain_loss(model, contexts, row, range(FAR, N)), abs=2e-5)
-
-
-def test_leave_one_out_is_the_loss_without_the_token_minus_the_long_loss(model):
-    contexts = make_contexts()
-    influence = leave_one_out(ask(Scorer(model), contexts))
-    for row in range(len(contexts)):
-        long = plain_loss(model, contexts, row, range(N))
+        long_loss, short_loss = (plain_loss(model, contexts, row, kept) for kept in (range(N), short))
+        assert long_losses[row] == pytest.approx(long_loss, abs=2e-5)
+        assert short_losses[row] == pytest.approx(short_loss, abs=2e-5)
         for i in range(FAR):
             without = plain_loss(model, contexts, row, [j for j in range(N) if j != i])
-            assert influence[row, i] == pytest.approx(without - long, abs=5e-5)
-
-
-def test_leave_one_in_is_the_short_loss_minus_the_loss_with_the_token(model):
-    contexts = make_contexts()
-    influence = leave_one_in(ask(Scorer(model), contexts))
-    for row in range(len(contexts)):
-        short = plain_loss(model, contexts, row, range(FAR, N))
-        for i in range(FAR):
-            with_it = plain_loss(model, contexts, row, [i, *range(FAR, N)])
-            assert influence[row, i] == pytest.approx(short - with_it, abs=5e-5)
+            assert out[row, i] == pytest.approx(without - long_loss, abs=5e-5)
+            assert into[row, i] == pytest.approx(
+                short_loss - plain_loss(model, contexts, row, [i, *short]), abs=5e-5
+            )
 
 
 def test_loss_of_k_tokens_keeps_the_short_context_and_the_first_k_selected(model):
@@ -115,54 +92,6 @@ def test_loss_of_k_tokens_keeps_the_short_context_and_the_first_k_selected(model
         for column, k in enumerate((1, 3)):
             kept = sorted(order[:k]) + list(range(FAR, N))
             assert losses[row, column] == pytest.approx(plain_loss(model, contexts, row, kept), abs=2e-5)
-
-
-def test_all_far_tokens_recover_the_long_loss(model):
-    contexts = make_contexts()
-    long, _ = long_and_short_losses(Scorer(model), contexts)
-    everything = np.tile(np.arange(FAR), (len(contexts), 1))
-    np.testing.assert_allclose(
-        selected_losses(Scorer(model), contexts, everything, (FAR,))[:, 0], long, atol=2e-5
-    )
-
-
-class Planted:
-    """Predicts the target only by the tokens at two known columns: each raises its logit, both together the more."""
-
-    def __init__(self, columns, target, conjunction):
-        self.columns, self.target, self.conjunction = columns, target, conjunction
-
-    def __call__(self, input_ids, position_ids, *, last_logits_only):
-        present = [(position_ids == column).any(dim=1).float() for column in self.columns]
-        evidence = 6 * present[0] * present[1] if self.conjunction else 3 * present[0] + 3 * present[1]
-        logits = torch.zeros(len(input_ids), 1, VOCABULARY)
-        logits[:, 0, self.target] = evidence
-        return SimpleNamespace(logits=logits)
-
-
-@pytest.mark.parametrize("columns", [(2, 7), (0, 9)])
-@pytest.mark.parametrize(
-    ("name", "conjunction"),
-    [("leave-one-out", False), ("leave-one-out", True), ("leave-one-in", False), ("greedy", False)],
-)
-def test_exactly_the_two_planted_tokens_are_found(name, conjunction, columns):
-    contexts = make_contexts(1)
-    scorer = Scorer(Planted(columns, int(contexts.targets[0]), conjunction))
-    selection = choose(name, scorer, contexts, k=FAR)
-    assert set(selection.columns[0, :2]) == set(columns)
-    assert (selection.influence[0, :2] > 1e-6).all()
-    np.testing.assert_allclose(selection.influence[0, 2:], 0, atol=1e-6)
-    long, short = long_and_short_losses(scorer, contexts)
-    losses = selected_losses(scorer, contexts, selection.columns, (1, 2))
-    assert losses[0, 1] == pytest.approx(long[0])  # two tokens recover everything
-    assert long[0] < losses[0, 0] <= short[0]  # one of them does not
-
-
-def test_no_single_token_shows_a_conjunction_to_leave_one_in():
-    """A model that needs two far tokens at once is invisible to leave-one-in (docs/method.md 4)."""
-    contexts = make_contexts(1)
-    scorer = Scorer(Planted((2, 7), int(contexts.targets[0]), conjunction=True))
-    np.testing.assert_allclose(leave_one_in(ask(scorer, contexts)), 0, atol=1e-6)
 
 
 def test_greedy_adds_the_token_that_lowers_the_loss_most(model):
@@ -181,28 +110,6 @@ def test_greedy_adds_the_token_that_lowers_the_loss_most(model):
             assert selection.columns[row, round_] == best
             assert selection.influence[row, round_] == pytest.approx(loss - losses[best], abs=5e-5)
             chosen, loss = [*chosen, best], losses[best]
-
-
-def test_gradient_is_the_slope_of_the_loss_as_a_token_fades(model):
-    """Against finite differences of an attention bias, and that bias at its end against dropping the token."""
-    contexts = make_contexts()
-    slopes = gradient(ask(Scorer(model), contexts))
-    tokens, ids = torch.from_numpy(contexts.tokens), torch.arange(N).expand(len(contexts), -1)
-
-    @torch.no_grad()
-    def loss_at(column, presence):
-        bias = torch.zeros(len(contexts), N, N)
-        bias[:, :, column] = np.log(presence)
-        bias[:, column, column] = 0
-        logits = model.biased_logits(tokens, ids, bias).double()
-        return -logits.log_softmax(-1)[range(len(contexts)), contexts.targets].numpy()
-
-    for column in range(FAR):
-        slope = (loss_at(column, 1.01) - loss_at(column, 0.99)) / 0.02
-        np.testing.assert_allclose(slopes[:, column], -slope, atol=2e-4)
-        for row in range(len(contexts)):
-            without = plain_loss(model, contexts, row, [j for j in range(N) if j != column])
-            assert loss_at(column, 1e-30)[row] == pytest.approx(without, abs=2e-5)
 
 
 def test_screened_decides_exactly_among_what_was_proposed(model):
@@ -257,22 +164,21 @@ def test_choices_do_not_depend_on_how_targets_are_batched(model, name):
     )
 
 
-def test_unknown_selectors_list_the_choices():
-    with pytest.raises(UserError, match=r"choose among leave-one-out.*did you mean leave-one-out"):
-        find_selector("leave_one_out")
-    with pytest.raises(UserError, match=r"unknown selector 'gradeint'.*did you mean gradient"):
-        find_selector("leave-one-out@gradeint:4")
-    with pytest.raises(UserError, match="write EXACT@PROPOSER:m"):
-        find_selector("leave-one-out@gradient")
-    for count in (3, 11):
-        with pytest.raises(
-            UserError, match=f"m = {count} must be at least k = 4 and at most the 10 far tokens"
-        ):
-            check_selector(f"leave-one-out@gradient:{count}", k_max=4, n_far=10)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("leave_one_out", "choose among leave-one-out.*did you mean leave-one-out"),
+        ("leave-one-out@gradeint:4", "unknown selector 'gradeint'.*did you mean gradient"),
+        ("leave-one-out@gradient", "write EXACT@PROPOSER:m"),
+        ("leave-one-out@gradient:3", "m = 3 must be at least k = 4 and at most the 10 far tokens"),
+        ("leave-one-out@gradient:11", "m = 11 must be at least k = 4 and at most the 10 far tokens"),
+    ],
+)
+def test_unknown_selectors_list_the_choices(name, message):
+    with measured.refused(message):
+        check_selector(name, k_max=4, n_far=10)
 
 
 def test_a_model_that_only_predicts_has_no_gradient():
-    contexts = make_contexts(1)
-    scorer = Scorer(Planted((2, 7), int(contexts.targets[0]), conjunction=False))
-    with pytest.raises(UserError, match="does not offer what the selector gradient needs"):
-        choose("gradient", scorer, contexts, k=1)
+    with measured.refused("does not offer what the selector gradient needs"):
+        choose("gradient", Scorer(lambda *arguments, **options: None), make_contexts(1), k=1)

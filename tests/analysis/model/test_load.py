@@ -3,8 +3,6 @@
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -13,67 +11,21 @@ import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from analysis.measure.influence import measure_influence
-from analysis.measure.settings import InfluenceSettings
-from analysis.model.load import OWN_FAMILY, PositionedCausalLM, load_for_analysis
-from analysis.model.scorer import Scorer
+from analysis.model.load import OWN_FAMILY, load_for_analysis
 from analysis.records.store import load_records
-from analysis.text.contexts import Contexts
-from olmo_sparsity.checkpoint import TOKENIZER, load_state, what_is_torn
-from olmo_sparsity.export import export_checkpoint
-from olmo_sparsity.training.loop import train
+from olmo_sparsity.checkpoint import TOKENIZER
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
+from tests.support.families import FAMILIES, REACH, VOCABULARY, directory
+from tests.support.measured import arrays, influence_settings
+from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
-VOCABULARY, REACH = 50, 64
-ROTARY = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": REACH,
-    "initializer_range": 0.3,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-}
-FAMILIES = {
-    "llama": ROTARY,
-    "olmo": {**ROTARY, "clip_qkv": 1.0},
-    "olmo2": ROTARY,
-    "qwen2": ROTARY,
-    "qwen3": ROTARY,
-    "mistral": {**ROTARY, "sliding_window": None},
-    "gpt_neox": {**ROTARY, "num_key_value_heads": 4},
-    "gpt2": {
-        "vocab_size": VOCABULARY,
-        "n_embd": 32,
-        "n_layer": 2,
-        "n_head": 4,
-        "n_positions": REACH,
-        "initializer_range": 0.3,
-    },
-}
-
-
-def directory(folder, family, shards=False, **changes):
-    """A directory of a random model of a family of transformers, with a tokenizer.json."""
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(family, **{**FAMILIES.get(family, {}), **changes})
-    )
-    model.save_pretrained(folder, **({"max_shard_size": "20KB"} if shards else {}))
-    corpus = tiny.write_corpus(folder / "corpus", {"heldout": tiny.random_documents(3, 60)})
-    shutil.copyfile(corpus / TOKENIZER, folder / TOKENIZER)
-    return folder
 
 
 def tokens(rows=3, length=20, seed=0):
@@ -119,25 +71,6 @@ def test_the_trap_is_real_and_avoided(tmp_path):
     assert float((seen[0] - seen[1]).abs().max()) > 1e-2 * float(seen[0].abs().max())
 
 
-def test_every_call_of_the_scorer_has_positions_and_a_mask_of_ones(tmp_path):
-    loaded = load_for_analysis(directory(tmp_path, "llama"))
-    inner, calls = loaded.model.model, []
-
-    class Spy(torch.nn.Module):
-        def forward(self, **options):
-            calls.append(options)
-            return inner(**options)
-
-    window = tokens(2, 20).numpy()
-    contexts = Contexts(window[:, :-1], window[:, -1], np.arange(2), 5)
-    Scorer(PositionedCausalLM(Spy())).losses(contexts, np.array([KEPT[:-1]]))
-    assert calls
-    for call in calls:
-        assert torch.equal(call["attention_mask"], torch.ones_like(call["input_ids"]))
-        assert call["position_ids"].shape == call["input_ids"].shape
-        assert (call["use_cache"], call["logits_to_keep"]) == (False, 1)
-
-
 def test_identity_of_one_file_and_of_several(tmp_path):
     one = load_for_analysis(directory(tmp_path / "one", "llama"))
     several = load_for_analysis(directory(tmp_path / "several", "llama", shards=True))
@@ -151,7 +84,7 @@ def test_identity_of_one_file_and_of_several(tmp_path):
     expected = one.model(ids, position_ids=torch.arange(20)[None]).logits
     torch.testing.assert_close(several.model(ids, position_ids=torch.arange(20)[None]).logits, expected)
     (tmp_path / "several" / names[1]).unlink()
-    with pytest.raises(UserError, match=rf"{names[1]} is missing"):
+    with refused(rf"{names[1]} is missing"):
         load_for_analysis(tmp_path / "several")
 
 
@@ -164,101 +97,38 @@ def test_checkpoints_of_this_project_load_as_ever(tmp_path):
     torch.testing.assert_close(loaded.model(ids).logits, original(ids).logits, rtol=0, atol=0)
     table = {"scheme": "contiguous", "target_length": None}
     source, _ = checkpoint(tmp_path / "learned", positions=table, rope=False)
-    with pytest.raises(UserError, match="N = 33 is beyond the 32 positions"):
+    with refused("N = 33 is beyond the 32 positions"):
         load_for_analysis(source).check_context(33)
 
 
-def test_checksums_name_files_of_the_checkpoint_only(tmp_path):
-    source, _ = checkpoint(tmp_path / "run")
-    assert what_is_torn(source) is None
-    noted = json.loads((source / "checksums.json").read_text())
-    shutil.copyfile(source / "state.json", tmp_path / "outside.json")
-    for text, what in (
-        (json.dumps({**noted, "../../outside.json": noted["state.json"]}), "names other files than those"),
-        (json.dumps({**noted, str(tmp_path / "outside.json"): noted["state.json"]}), "names other files"),
-        (json.dumps({**noted, "config.yaml": 7}), "missing or damaged"),
-        (json.dumps([*noted]), "missing or damaged"),
-        ("[" * 100_000, "missing or damaged"),
-    ):
-        (source / "checksums.json").write_text(text)
-        assert what in what_is_torn(source)
-    for text in ("[" * 100_000, "[]", "{}", '{"step": "1", "tokens": 2}', '{"step": 1, "tokens": 2, "x": 3}'):
-        (source / "state.json").write_text(text)
-        with pytest.raises(UserError, match="state.json is damaged .*; resume from an earlier checkpoint"):
-            load_state(source)
-
-
-def test_n_beyond_the_positions_is_refused(tmp_path):
-    loaded = load_for_analysis(directory(tmp_path, "gpt2"))
-    loaded.check_context(REACH)
-    with pytest.raises(
-        UserError, match="N = 65 is beyond the 64 positions of .*; lower --n-long to at most 64"
-    ):
-        loaded.check_context(REACH + 1)
-
-
-def test_a_sliding_window_is_refused_where_it_cuts(tmp_path):
-    loaded = load_for_analysis(directory(tmp_path, "mistral", sliding_window=16))
-    loaded.check_context(16)
-    with pytest.raises(
-        UserError, match="dropping tokens from a context of N = 40 does not equal hiding them"
-    ):
-        loaded.check_context(40)
+@pytest.mark.parametrize(
+    ("family", "changes", "longest", "longer", "message"),
+    [
+        ("gpt2", {}, 64, 65, "N = 65 is beyond the 64 positions of .*; lower --n-long to at most 64"),
+        ("mistral", {"sliding_window": 16}, 16, 40, "from a context of N = 40 does not equal hiding them"),
+    ],
+    ids=["positions", "sliding window"],
+)
+def test_contexts_that_are_too_long_are_refused(tmp_path, family, changes, longest, longer, message):
+    loaded = load_for_analysis(directory(tmp_path, family, **changes))
+    loaded.check_context(longest)
+    with refused(message):
+        loaded.check_context(longer)
 
 
 def test_models_without_position_ids_are_refused(tmp_path):
     small = {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 1, "n_head": 4}
-    with pytest.raises(UserError, match=r"\(bloom\) takes no position ids"):
+    with refused(r"\(bloom\) takes no position ids"):
         load_for_analysis(directory(tmp_path / "bloom", "bloom", **small))
     falcon = {**small, "num_hidden_layers": 1, "num_attention_heads": 4, "alibi": True}
     loaded = load_for_analysis(directory(tmp_path / "falcon", "falcon", **falcon))
-    with pytest.raises(UserError, match=r"\(falcon\) does not read its position ids"):
+    with refused(r"\(falcon\) does not read its position ids"):
         loaded.check_context(20)
-
-
-def test_absent_weights_are_not_drawn_at_random(tmp_path):
-    folder = directory(tmp_path, "llama")
-    weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match="lacks 1 of its model's weights, such as model.layers.1.mlp.up_proj"):
-        load_for_analysis(folder)
 
 
 def edit_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def test_remote_code_pickles_and_damage_are_refused_in_one_line(tmp_path):
-    good = directory(tmp_path / "good", "llama")
-    cases = {
-        "remote": "cannot be loaded by transformers",
-        "pickle": "model.safetensors is missing.*pickles are never read",
-        "torn": "cannot be loaded by transformers",
-        "config": "config.json is damaged",
-        "shape": "cannot be loaded by transformers|lacks",
-    }
-    for name, message in cases.items():
-        folder = tmp_path / name
-        shutil.copytree(good, folder)
-        if name == "remote":
-            edit_config(folder, model_type="mine", auto_map={"AutoModelForCausalLM": "mine.Mine"})
-            (folder / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-        elif name == "pickle":
-            torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-            (folder / "model.safetensors").unlink()
-        elif name == "torn":
-            weights = folder / "model.safetensors"
-            weights.write_bytes(weights.read_bytes()[:500])
-        elif name == "config":
-            (folder / "config.json").write_text("{")
-        else:
-            edit_config(folder, hidden_size=64)
-        with pytest.raises(UserError, match=message) as error:
-            load_for_analysis(folder)
-        assert "\n" not in str(error.value)
-    assert not (tmp_path / "ran").exists()
 
 
 class CreatesAFile:
@@ -291,64 +161,82 @@ def write_index(folder, name, **other):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def refused(folder):
-    with pytest.raises(UserError) as error:
+def assert_refused(folder, message):
+    with pytest.raises(UserError, match=message) as error:
         load_for_analysis(folder)
     assert str(error.value).replace(str(folder), "").isprintable()
-    return str(error.value)
 
 
-def test_an_index_that_names_a_pickle_is_refused(hostile, tmp_path):
-    weights = load_file(hostile / "model.safetensors")
-    write_index(hostile, "w.bin")
-    torch.save(weights, hostile / "w.bin")
-    assert "names 'w.bin', which is no safetensors file in its folder" in refused(hostile)
-    (hostile / "w.bin").write_bytes(pickle.dumps(CreatesAFile(tmp_path / "ran")))
-    assert "names 'w.bin'" in refused(hostile)
-    assert not (tmp_path / "ran").exists()
+def give_remote_code(folder):
+    edit_config(folder, model_type="mine", auto_map={"AutoModelForCausalLM": "mine.Mine"})
+    (folder / "mine.py").write_text(f"open({str(folder.parent / 'ran')!r}, 'w')")
+
+
+def give_pickle_instead(folder):
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(CreatesAFile(folder.parent / "ran")))
+    (folder / "model.safetensors").unlink()
+
+
+def give_index_of_a_pickle(folder):
+    write_index(folder, "w.bin")
+    (folder / "w.bin").write_bytes(pickle.dumps(CreatesAFile(folder.parent / "ran")))
+
+
+def tear(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+
+
+def drop_a_weight(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (give_remote_code, "cannot be loaded by transformers"),
+        (give_pickle_instead, "model.safetensors is missing.*pickles are never read"),
+        (give_index_of_a_pickle, "names 'w.bin', which is no safetensors file in its folder"),
+        (tear, "cannot be loaded by transformers"),
+        (drop_a_weight, "lacks 1 of its model's weights, such as model.layers.1.mlp.up_proj"),
+        (lambda folder: edit_config(folder, hidden_size=64), "cannot be loaded by transformers|lacks"),
+    ],
+)
+def test_code_pickles_and_other_weights_are_refused(hostile, damage, message):
+    damage(hostile)
+    assert_refused(hostile, message)
+    assert not (hostile.parent / "ran").exists()
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "../outside.safetensors",
-            "inside/../../outside.safetensors",
-            "inside/w.safetensors",
-            "..",
-            "",
-            ".",
-        ),
-        *("/etc/passwd", "a\nb.safetensors", "a\0.safetensors", "\x1b[31m.safetensors", ".safetensors"),
-        *(
-            "kept.safetensors\n",
-            "kept.safetensors/",
-            7,
-            None,
-            ["kept.safetensors"],
-            {"a": "kept.safetensors"},
-        ),
+        "../outside.safetensors", "inside/../../outside.safetensors", "inside/w.safetensors", "..", "", ".",
+        "/etc/passwd", "a\nb.safetensors", "a\0.safetensors", "\x1b[31m.safetensors", ".safetensors",
+        "kept.safetensors\n", "kept.safetensors/", 7, None, ["kept.safetensors"], {"a": "kept.safetensors"},
     ],
-)
+)  # fmt: skip
 def test_an_index_names_files_of_its_folder_only(hostile, name):
     shutil.copyfile(hostile / "model.safetensors", hostile.parent / "outside.safetensors")
     (hostile / "inside").mkdir()
     shutil.copyfile(hostile / "model.safetensors", hostile / "inside" / "w.safetensors")
     write_index(hostile, name)
-    assert "which is no safetensors file in its folder" in refused(hostile)
+    assert_refused(hostile, "which is no safetensors file in its folder")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", '{"weight_map": []}', '{"weight_map": {}}', "{}"])
 def test_a_damaged_index_is_refused(hostile, text):
     write_index(hostile, "kept.safetensors")
     (hostile / "model.safetensors.index.json").write_text(text)
-    assert "model.safetensors.index.json is damaged" in refused(hostile)
+    assert_refused(hostile, "model.safetensors.index.json is damaged")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", "\udcff"])
 def test_a_damaged_config_is_refused(hostile, text):
     (hostile / "config.json").write_text(text, errors="surrogateescape")
-    assert "config.json is damaged" in refused(hostile)
+    assert_refused(hostile, "config.json is damaged")
 
 
 @pytest.mark.parametrize(
@@ -372,8 +260,7 @@ def test_a_damaged_config_is_refused(hostile, text):
 def test_what_would_read_something_else_is_refused_by_name(hostile, changes):
     shutil.copyfile(hostile / "model.safetensors", hostile / "kept.safetensors")
     edit_config(hostile, **changes)
-    message = refused(hostile)
-    assert "config.json: " in message and "remove it, or give a model in full precision" in message
+    assert_refused(hostile, "config.json: .*remove it, or give a model in full precision")
 
 
 @pytest.mark.parametrize("changes", [{"attn_implementation": "eager"}, {"quantization_config": None}])
@@ -385,19 +272,14 @@ def test_settings_that_read_nothing_else_are_taken(hostile, changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        *(
-            {"model_type": ["llama"]},
-            {"model_type": None},
-            {"model_type": "no\x1bne"},
-            {"vocab_size": "many"},
-        ),
-        *({"get_text_config": "x"}, {"num_attention_heads": 0}, {"hidden_size": -1}, {"rope_parameters": 7}),
-        *({"auto_map": {"AutoConfig": "x--y.Z"}, "model_type": "z"},),
+        {"model_type": ["llama"]}, {"model_type": None}, {"model_type": "no\x1bne"}, {"vocab_size": "many"},
+        {"get_text_config": "x"}, {"num_attention_heads": 0}, {"hidden_size": -1}, {"rope_parameters": 7},
+        {"auto_map": {"AutoConfig": "x--y.Z"}, "model_type": "z"},
     ],
-)
+)  # fmt: skip
 def test_values_that_no_model_has_are_refused(hostile, changes):
     edit_config(hostile, **changes)
-    assert "cannot be loaded by transformers" in refused(hostile)
+    assert_refused(hostile, "cannot be loaded by transformers")
 
 
 def test_only_what_is_checked_is_seen_by_transformers(hostile, monkeypatch, tmp_path):
@@ -439,18 +321,18 @@ def test_links_lead_to_safetensors_or_nowhere(hostile, tmp_path):
     weights.symlink_to("../blob")
     assert load_for_analysis(hostile).weights_sha256 == identity
     blob.write_bytes(pickle.dumps(CreatesAFile(tmp_path / "ran")))
-    assert "cannot be loaded by transformers" in refused(hostile)
+    assert_refused(hostile, "cannot be loaded by transformers")
     for target in ("/dev/zero", "nowhere", "."):
         weights.unlink()
         weights.symlink_to(target)
-        assert "model.safetensors is missing" in refused(hostile)
+        assert_refused(hostile, "model.safetensors is missing")
     assert not (tmp_path / "ran").exists()
 
 
 def test_the_note_of_an_export_may_be_damaged(hostile):
     for text in ("[", "[" * 100_000, "[]", '{"kind": "olmo-sparsity export", "training_seed": "x"}'):
         (hostile / "olmo_sparsity.json").write_text(text)
-        assert "olmo_sparsity.json is damaged" in refused(hostile)
+        assert_refused(hostile, "olmo_sparsity.json is damaged")
 
 
 def test_the_corpus_must_have_the_tokenizer_of_the_model(tmp_path):
@@ -462,49 +344,29 @@ def test_the_corpus_must_have_the_tokenizer_of_the_model(tmp_path):
     (folder / TOKENIZER).write_text(json.dumps(written, indent=7, sort_keys=True))
     loaded.check_corpus(corpus)  # written down in another way, it does the same to text
     other = tiny.write_corpus(tmp_path / "other", {"heldout": tiny.random_documents(3, 60)}, vocab_size=49)
-    with pytest.raises(UserError, match="other was made with another tokenizer than"):
+    with refused("other was made with another tokenizer than"):
         loaded.check_corpus(other)
     (folder / TOKENIZER).unlink()
-    with pytest.raises(UserError, match="tokenizer.json is missing"):
+    with refused("tokenizer.json is missing"):
         loaded.check_corpus(corpus)
 
 
-def test_the_corpus_must_not_have_more_ids_than_the_model(tmp_path):
-    folder = directory(tmp_path / "model", "llama")
-    loaded, corpus = load_for_analysis(folder), folder / "corpus"
+def test_the_corpus_must_not_have_more_ids_than_the_model(llama):
+    loaded, corpus = load_for_analysis(llama), llama / "corpus"
     known = len(loaded.model.model.get_input_embeddings().weight)
     path = corpus / "manifest.json"
     raw = json.loads(path.read_text())
-    for vocab_size in (known, known + 1):
-        path.write_text(json.dumps({**raw, "vocab_size": vocab_size}))
-        if vocab_size == known:
-            loaded.check_corpus(corpus)
-            continue
-        with pytest.raises(
-            UserError, match=f"a vocabulary of {known + 1} tokens, .* one of {known};"
-        ) as error:
-            loaded.check_corpus(corpus)
-        assert "\n" not in str(error.value)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A run that learned a little to copy, and its export."""
-    folder = tmp_path_factory.mktemp("trained")
-    train(tiny.train_config(folder, "--max_duration=150", "--optimizer.learning_rate=1e-2"))
-    export_checkpoint(folder / "run", folder / "hf")
-    return folder
-
-
-def settings(trained, model, out, **changes):
-    values = {"n_long": 20, "n_short": 5, "tau_nats": 0.05, "ks": (1, 2, 4), "targets": 60, "device": "cpu"}
-    paths = {"checkpoint": str(trained / model), "corpus": str(trained / "corpus"), "out": str(out)}
-    return InfluenceSettings(**{**values, **paths, **changes})
+    path.write_text(json.dumps({**raw, "vocab_size": known}))
+    loaded.check_corpus(corpus)
+    path.write_text(json.dumps({**raw, "vocab_size": known + 1}))
+    with refused(f"a vocabulary of {known + 1} tokens, .* one of {known};"):
+        loaded.check_corpus(corpus)
 
 
 def test_an_exported_directory_gives_the_records_of_its_checkpoint(trained, tmp_path):
     own, exported = (
-        load_records(measure_influence(settings(trained, model, tmp_path / model))) for model in ("run", "hf")
+        load_records(measure_influence(influence_settings(trained, tmp_path / model, model)))
+        for model in ("run", "hf")
     )
     assert len(own.over) >= 5
     for field in ("document", "position", "token", "placebo_document", "placebo_start"):
@@ -512,10 +374,8 @@ def test_an_exported_directory_gives_the_records_of_its_checkpoint(trained, tmp_
     for field in ("loss_long_nats", "loss_short_nats"):
         np.testing.assert_allclose(getattr(own.targets, field), getattr(exported.targets, field), atol=1e-5)
     assert np.array_equal(own.over, exported.over)
-    for name in own.manifest.selectors:
-        for far in ("true", "placebo"):
-            assert np.array_equal(own.selected[name][far], exported.selected[name][far])
-            np.testing.assert_allclose(own.loss_nats[name][far], exported.loss_nats[name][far], atol=1e-5)
+    for x, y in zip(arrays(own), arrays(exported), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-5)
     assert exported.manifest.training_seed == own.manifest.training_seed == 3
     assert exported.manifest.tokenizer_sha256 == own.manifest.tokenizer_sha256
     assert exported.manifest.checkpoint_sha256 == sha256_file(trained / "hf" / "model.safetensors")
@@ -523,29 +383,9 @@ def test_an_exported_directory_gives_the_records_of_its_checkpoint(trained, tmp_
 
 
 def test_a_refused_model_leaves_no_records(trained, tmp_path):
-    with pytest.raises(UserError, match="N = 70 is beyond the 64 positions"):
-        measure_influence(settings(trained, "hf", tmp_path / "out", n_long=70))
+    with refused("N = 70 is beyond the 64 positions"):
+        measure_influence(influence_settings(trained, tmp_path / "out", "hf", n_long=70))
     assert not (tmp_path / "out").exists()
-
-
-def test_the_script_measures_a_directory_and_says_nothing_else(trained, tmp_path):
-    command = [
-        "scripts/influence.py",
-        trained / "hf",
-        "--corpus",
-        trained / "corpus",
-        "--out",
-        tmp_path / "out",
-    ]
-    command += ["--n-long", 20, "--n-short", 5, "--tau", 0.05, "--k", "1,2", "--targets", 20]
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    records, found, following = done.stdout.splitlines()
-    assert records == f"records: {tmp_path / 'out'}"
-    assert "of 20 targets" in found and "leave-one-out: net recovery at k = 2 is" in found
-    assert following == f"next: olmo-sparsity figure2 {tmp_path / 'out'}"
 
 
 def test_a_model_of_the_hub_is_found_in_the_cache(trained, tmp_path, monkeypatch):
@@ -560,23 +400,16 @@ def test_a_model_of_the_hub_is_found_in_the_cache(trained, tmp_path, monkeypatch
     loaded = load_for_analysis("someone/tiny-model")
     assert loaded.checkpoint == snapshot
     assert loaded.weights_sha256 == sha256_file(trained / "hf" / "model.safetensors")
-    with pytest.raises(
-        UserError, match="someone/absent is neither a folder here nor a model that could be fetched"
-    ):
+    with refused("someone/absent is neither a folder here nor a model that could be fetched"):
         load_for_analysis("someone/absent")
-    with pytest.raises(UserError, match="no/such/folder"):
+    with refused("no/such/folder"):
         load_for_analysis("no/such/folder")
 
 
 def test_of_the_hub_only_what_is_read_is_fetched(monkeypatch, tmp_path):
     files = {"config.json", "tokenizer.json", "model.safetensors", "model-00001-of-00002.safetensors"}
-    others = {
-        "pytorch_model.bin",
-        "original/model.safetensors",
-        "custom_generate/a.json",
-        "modeling.py",
-        ".x/a.json",
-    }
+    others = {"pytorch_model.bin", "original/model.safetensors", "custom_generate/a.json", "modeling.py"}
+    others |= {".x/a.json"}
 
     def download(name, allow_patterns, ignore_patterns):
         kept = filter_repo_objects(
@@ -586,14 +419,5 @@ def test_of_the_hub_only_what_is_read_is_fetched(monkeypatch, tmp_path):
         return shutil.copytree(ROOT / "configs", tmp_path / "copy")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(UserError, match=r"somebody/model on the hub has no config\.json"):
+    with refused(r"somebody/model on the hub has no config\.json"):
         load_for_analysis("somebody/model")
-
-
-def test_loading_analysis_loads_neither_transformers_nor_the_engines():
-    code = (
-        "import sys, analysis.model.load; "
-        "print(sorted({'transformers', 'accelerate', 'deepspeed'} & {*sys.modules}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

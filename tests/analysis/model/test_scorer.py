@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from analysis.measure.selectors import Question, find_selector
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
@@ -14,10 +13,11 @@ from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.text.contexts import Contexts
 from olmo_sparsity.export import export_checkpoint
-from olmo_sparsity.util.errors import UserError
-from tests.analysis.model.test_load import FAMILIES, VOCABULARY
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
+from tests.support.families import FAMILIES, VOCABULARY, random_model
+from tests.support.measured import plain_loss
+from tests.support.refusals import refused
 
 N, M = 24, 6
 FAR = N - M
@@ -33,9 +33,7 @@ OWN = {
 def build(name):
     if name in OWN:
         return OlmoForAnalysis(tiny.model(**OWN[name])).requires_grad_(False)
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **FAMILIES[name]))
-    return PositionedCausalLM(model.eval()).requires_grad_(False)
+    return PositionedCausalLM(random_model(name)).requires_grad_(False)
 
 
 def make_contexts(count=3, seed=0):
@@ -50,16 +48,10 @@ def without_each():
     return columns + (columns >= np.arange(FAR)[:, None])
 
 
-@torch.no_grad()
 def plain_losses(model, contexts, keep):
     """One subset of one target at a time, from its first token on."""
-    losses = np.empty((len(contexts), len(keep)))
-    for row in range(len(contexts)):
-        for number, columns in enumerate(keep):
-            tokens = torch.from_numpy(contexts.tokens[row, columns])[None]
-            logits = model(tokens, position_ids=torch.from_numpy(columns)[None]).logits[0, -1].double()
-            losses[row, number] = -logits.log_softmax(-1)[contexts.targets[row]]
-    return losses
+    rows = zip(contexts.tokens, contexts.targets, strict=True)
+    return np.array([[plain_loss(model, text, kept, target) for kept in keep] for text, target in rows])
 
 
 @pytest.mark.parametrize("name", [*OWN, *FAMILIES])
@@ -114,19 +106,26 @@ def test_recorded_attention_is_a_distribution(name):
     torch.testing.assert_close(before, again, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*OWN, *FAMILIES])
 def test_gradient_of_every_family_is_a_finite_difference(name):
+    """The slope of the loss as a token fades from attention, and the bias at its end against dropping the token."""
     model, contexts = build(name), make_contexts()
     slopes = Scorer(model).presence_gradient(contexts)
     tokens, ids = torch.from_numpy(contexts.tokens), torch.arange(N).expand(len(contexts), -1)
-    losses = []
-    for presence in (1.01, 0.99):
+
+    @torch.no_grad()
+    def losses(column, presence):
         bias = torch.zeros(len(contexts), N, N)
-        bias[:, :, 7] = np.log(presence)
-        bias[:, 7, 7] = 0
+        bias[:, :, column] = np.log(presence)
+        bias[:, column, column] = 0
         logits = model.biased_logits(tokens, ids, bias).double()
-        losses.append(-logits.log_softmax(-1)[range(len(contexts)), contexts.targets].numpy())
-    np.testing.assert_allclose(slopes[:, 7], -(losses[0] - losses[1]) / 0.02, atol=1e-3)
+        return -logits.log_softmax(-1)[range(len(contexts)), contexts.targets].numpy()
+
+    for column in range(FAR) if name in OWN else (7,):
+        slope = (losses(column, 1.01) - losses(column, 0.99)) / 0.02
+        np.testing.assert_allclose(slopes[:, column], -slope, atol=2e-4 if name in OWN else 1e-3)
+        without = plain_losses(model, contexts, [[j for j in range(N) if j != column]])[:, 0]
+        np.testing.assert_allclose(losses(column, 1e-30), without, atol=2e-5)
 
 
 def test_a_batch_that_does_not_fit_is_halved_for_good(monkeypatch):
@@ -143,35 +142,30 @@ def test_a_batch_that_does_not_fit_is_halved_for_good(monkeypatch):
     model.forward = forward
     scorer = Scorer(model, tokens_per_batch=400, share_prefixes=False)
     keep = without_each()
-    np.testing.assert_allclose(
-        scorer.losses(contexts, keep), plain_losses(build("rope"), contexts, keep), atol=2e-5
-    )
+    expected = plain_losses(build("rope"), contexts, keep)
+    np.testing.assert_allclose(scorer.losses(contexts, keep), expected, atol=2e-5)
     assert scorer.tokens_per_batch == 50
     tries = len(sizes)
     scorer.losses(contexts, keep)
     assert max(sizes[tries:]) <= 50
     model.forward = lambda *args, **kwargs: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
-    with pytest.raises(UserError, match="no memory for a single context"):
+    with refused("no memory for a single context"):
         scorer.losses(contexts, keep)
 
 
-@pytest.mark.parametrize(("limit", "tokens"), [(1e9, 1000), (1600, 400), (1599, 200), (399, 50), (200, 50)])
+@pytest.mark.parametrize(
+    ("limit", "tokens"), [(1e9, 1000), (1600, 400), (1599, 200), (399, 50), (200, 50), (199, 0)]
+)
 def test_the_batch_that_fits_is_found_by_trying(monkeypatch, limit, tokens):
-    """A made-up model whose forward pass takes 4 bytes a token."""
-    import analysis.model.device as memory
-
-    monkeypatch.setattr(memory, "_peak_bytes", lambda model, device, rows, n_long: 4.0 * rows * n_long)
-    assert tokens_that_fit(None, torch.device("cpu"), 50, limit, most=1000) == tokens
-
-
-def test_a_context_beyond_the_memory_limit_is_refused(monkeypatch):
-    import analysis.model.device as memory
-
-    monkeypatch.setattr(memory, "_peak_bytes", lambda model, device, rows, n_long: 4e9 * rows)
-    with pytest.raises(
-        UserError, match="one context of N = 50 tokens takes 4 GB, more than the limit of 1 GB"
-    ):
-        tokens_that_fit(None, torch.device("cpu"), 50, 1e9)
+    """A made-up model whose forward pass takes 4 bytes a token; a single context that does not fit is refused."""
+    monkeypatch.setattr(
+        "analysis.model.device._peak_bytes", lambda model, device, rows, n_long: 4.0 * rows * n_long
+    )
+    if tokens:
+        assert tokens_that_fit(None, torch.device("cpu"), 50, limit, most=1000) == tokens
+        return
+    with refused("one context of N = 50 tokens takes 2e-07 GB, more than the limit of"):
+        tokens_that_fit(None, torch.device("cpu"), 50, limit)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
@@ -186,7 +180,7 @@ def test_memory_is_the_growth_to_the_peak_from_where_it_is_asked():
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_memory_is_really_measured():
     wide = tiny.model(embedding_size=200_000, vocab_size=200_000)
-    with pytest.raises(UserError, match="raise --memory-limit or lower --n-long"):
+    with refused("raise --memory-limit or lower --n-long"):
         tokens_that_fit(lambda ids, position_ids, last_logits_only: wide(ids), torch.device("cpu"), 400, 1e7)
 
 

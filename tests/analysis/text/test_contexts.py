@@ -3,8 +3,8 @@ import pytest
 
 from analysis.text.contexts import long_contexts, placebo_contexts, sample_targets
 from olmo_sparsity.data.tokens import TokenFiles
-from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
+from tests.support.refusals import refused
 
 LENGTHS = [30, 12, 50, 21, 200, 5]
 N, M = 20, 6
@@ -36,9 +36,6 @@ def test_documents_share_the_targets_equally_as_far_as_they_offer(tokens):
     assert counts[3] == 1  # 21 tokens offer one
     assert counts[0] == 10  # 30 tokens offer ten
     assert {counts[2], counts[4]} <= {24, 25}  # the rest is shared
-
-
-def test_all_targets_are_returned_where_fewer_are_offered(tokens):
     assert len(sample(tokens, 10_000).document) == 10 + 30 + 1 + 180
 
 
@@ -65,27 +62,19 @@ def test_contexts_hold_the_tokens_before_the_target(tokens):
     contexts = long_contexts(tokens, sampled.document, sampled.position, np.arange(5), n_long=N, n_short=M)
     placebo = placebo_contexts(tokens, contexts, sampled.placebo_document, sampled.placebo_start)
     for i, (d, t) in enumerate(zip(sampled.document, sampled.position, strict=True)):
-        document = [1 + (7 * d + j) % 49 for j in range(LENGTHS[d])]
+        document, other = tokens.document(d).tolist(), tokens.document(sampled.placebo_document[i]).tolist()
+        start = sampled.placebo_start[i]
         assert contexts.tokens[i].tolist() == document[t - N : t]
-        assert contexts.targets[i] == document[t]
-        p, s = sampled.placebo_document[i], sampled.placebo_start[i]
-        other = [1 + (7 * p + j) % 49 for j in range(LENGTHS[p])]
-        assert placebo.tokens[i].tolist() == other[s : s + N - M] + document[t - M : t]
-        assert placebo.targets[i] == contexts.targets[i]
+        assert placebo.tokens[i].tolist() == other[start : start + N - M] + document[t - M : t]
+        assert contexts.targets[i] == placebo.targets[i] == document[t]
 
 
-def test_long_context_must_be_longer_than_short(tokens):
-    with pytest.raises(UserError, match="must be larger"):
+def test_contexts_that_no_document_offers_are_refused(tokens, tmp_path):
+    with refused("must be larger"):
         sample(tokens, n_long=6)
-
-
-def test_long_context_beyond_every_document_names_the_longest(tokens):
-    with pytest.raises(UserError, match="the longest has 200 tokens; lower --n-long to at most 199"):
+    with refused("the longest has 200 tokens; lower --n-long to at most 199"):
         sample(tokens, n_long=200)
     assert set(sample(tokens, n_long=199, n_short=188).document) == {4}
-
-
-def test_a_single_document_has_no_placebo(tmp_path):
-    tiny.write_corpus(tmp_path / "corpus", {"heldout": [list(range(1, 40))]})
-    with pytest.raises(UserError, match="placebo needs a second"):
-        sample(TokenFiles.of_split(tmp_path / "corpus", "heldout"))
+    single = tiny.write_corpus(tmp_path / "single", {"heldout": [list(range(1, 40))]})
+    with refused("placebo needs a second"):
+        sample(TokenFiles.of_split(single, "heldout"))

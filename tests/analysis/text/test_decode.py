@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from analysis.text.decode import TextDecoder
 from olmo_sparsity.data.tokenizers import train_bpe
-from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
+from tests.support import tokenizers as trained_tokenizers
+from tests.support.refusals import refused
 
 ENGLISH = "The fox met the other fox, and the foxes didn't talk to “those” others."
 FOREIGN = "Zoë saw 日本語 and हिन्दी 🦊🦊!\n\n  Ångström: ok"
@@ -18,23 +20,11 @@ def byte_level():
 
 
 def word_piece():
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=80, special_tokens=["[UNK]"], show_progress=False)
-    tokenizer.train_from_iterator([ENGLISH], trainer)
-    return tokenizer
+    return trained_tokenizers.word_piece([ENGLISH], 80, pre_tokenizers.BertPreTokenizer())
 
 
 def unigram():
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=60, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
-    )
-    tokenizer.train_from_iterator([ENGLISH], trainer)
-    return tokenizer
+    return trained_tokenizers.unigram([ENGLISH], 60)
 
 
 def suffixed():
@@ -112,9 +102,8 @@ def test_a_character_belongs_to_the_token_that_completes_it():
 def test_broken_characters_at_both_ends_of_a_window():
     tokenizer = byte_level()
     ids = tokenizer.encode("🦊 fox 🦊").ids
-    window = ids[
-        ids.index(tokenizer.encode("🦊").ids[0]) + 1 : -1
-    ]  # the first fox lacks a byte, and so does the last
+    # the first fox lacks a byte, and so does the last
+    window = ids[ids.index(tokenizer.encode("🦊").ids[0]) + 1 : -1]
     pieces = decoder_of(tokenizer).pieces(window)
     assert pieces[:3] == ["\ufffd", "\ufffd", "\ufffd"]
     assert "".join(pieces[3:]) == " fox \ufffd"
@@ -166,21 +155,16 @@ def test_ids_may_be_an_array():
     assert decoder.pieces([]) == []
 
 
-def test_from_file_shows_special_tokens(tmp_path):
+def test_from_file_shows_special_tokens_and_refuses_what_is_no_tokenizer(tmp_path):
     tiny.write_corpus(tmp_path, {"heldout": [[1, 2, 3]]})
     decoder = TextDecoder.from_file(tmp_path / "tokenizer.json")
     assert decoder.pieces([3, tiny.EOS, 7]) == ["w3", " <|endoftext|>", " w7"]
-
-
-def test_from_file_refuses_what_is_no_tokenizer(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="no tokenizer.json"):
+    with refused("no tokenizer.json"):
         TextDecoder.from_file(tmp_path / "tokenizer.json")
 
 
 def test_fast_tokenizers_of_transformers(tmp_path):
-    from transformers import PreTrainedTokenizerFast
-
     tokenizer = byte_level()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
@@ -191,8 +175,6 @@ def test_fast_tokenizers_of_transformers(tmp_path):
 
 
 def test_slow_tokenizers_of_transformers_which_have_no_offsets():
-    from transformers import ByT5Tokenizer
-
     slow = ByT5Tokenizer()
     assert not slow.is_fast
     ids = [*slow.encode("Zoë 日!", add_special_tokens=False), slow.eos_token_id]

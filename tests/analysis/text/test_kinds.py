@@ -1,11 +1,12 @@
 """Kinds of dependency against a corpus whose kinds were written down by hand, however its words are cut."""
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import pre_tokenizers
 
 from analysis.text.decode import TextDecoder
 from analysis.text.kinds import FUNCTION_WORDS, KINDS, classify
 from olmo_sparsity.data.tokenizers import train_bpe
+from tests.support import tokenizers
 
 # far context, short context, the target's word (a space before it is part of its token), what follows, its kind
 CASES = [
@@ -112,23 +113,25 @@ def test_every_kind_has_cases():
     assert {case[-1] for case in CASES} == set(KINDS)
 
 
-def test_the_word_may_begin_in_the_far_context():
-    assert classify("He sat by the old mill. Go to the old mi", "", "ll", ".") == "repeat"
-    assert classify("I went to Ro", "", "me", ".") == "content word"  # Rome is not in far, though Ro is
-    assert classify("It was 1", "", ",", "250 then") == "number"
-
-
-def test_a_piece_of_several_units_counts_as_its_first():
-    assert classify("It was so.", " the end", '."', " Then") == "punctuation"
-    assert classify("It was so.", " at", " the end.", " Then") == "function word"
-    assert classify("It was so.", " at", "\n\n  apples", " fell") == "content word"
-
-
-def test_what_follows_may_be_unknown():
-    far = "There was Alice, alone."
-    assert classify(far, " Then came", " Alice", "") == "name"
-    assert classify(far, " Then came", " Ali", "") == "content word"
-    assert classify(far, " Then came", " Ali", "ce") == "name"
+@pytest.mark.parametrize(
+    ("far", "short", "piece", "after", "kind"),
+    [
+        # the word may begin in the far context
+        ("He sat by the old mill. Go to the old mi", "", "ll", ".", "repeat"),
+        ("I went to Ro", "", "me", ".", "content word"),  # Rome is not in far, though Ro is
+        ("It was 1", "", ",", "250 then", "number"),
+        # a piece of several units counts as its first
+        ("It was so.", " the end", '."', " Then", "punctuation"),
+        ("It was so.", " at", " the end.", " Then", "function word"),
+        ("It was so.", " at", "\n\n  apples", " fell", "content word"),
+        # what follows may be unknown
+        ("There was Alice, alone.", " Then came", " Alice", "", "name"),
+        ("There was Alice, alone.", " Then came", " Ali", "", "content word"),
+        ("There was Alice, alone.", " Then came", " Ali", "ce", "name"),
+    ],
+)
+def test_kinds_of_pieces_by_hand(far, short, piece, after, kind):
+    assert classify(far, short, piece, after) == kind
 
 
 def test_function_words_are_lower_case_words():
@@ -168,31 +171,15 @@ def kind_of_every_character():
     return found
 
 
-def bpe(texts):
-    return train_bpe(texts, 300)
-
-
 def unigram(texts):
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=90, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    return tokenizers.unigram(texts, 90)
 
 
 def word_piece(texts):
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.WordPiece(cleanup=False)
-    trainer = trainers.WordPieceTrainer(vocab_size=130, special_tokens=["[UNK]"], show_progress=False)
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    return tokenizers.word_piece(texts, 130, pre_tokenizers.WhitespaceSplit(), cleanup=False)
 
 
-@pytest.mark.parametrize("train", [bpe, unigram, word_piece])
+@pytest.mark.parametrize("train", [lambda texts: train_bpe(texts, 300), unigram, word_piece])
 def test_tokenizers_agree_with_the_kinds_by_hand(train):
     tokenizer = train([FAR, NEAR])
     pieces = TextDecoder(tokenizer.decode).pieces(tokenizer.encode(f"{FAR} {NEAR}").ids)
