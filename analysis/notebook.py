@@ -31,11 +31,11 @@ from tqdm.auto import tqdm
 
 from analysis.measure.crossfit import ModelChooser
 from analysis.measure.influence import (
-    TARGETS_PER_BLOCK,
-    TARGETS_PER_ROUND,
     InfluenceEngine,
     build_scorer,
     join_targets,
+    selection_rounds,
+    targets_per_batch,
 )
 from analysis.measure.selectors import check_selector
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
@@ -66,6 +66,7 @@ def influential_tokens(
     placebo_text: str | None = None,
     targets: Iterable[int] | None = None,
     max_targets: int | None = MAX_TARGETS,
+    targets_per_block: int = 1,
     seed: int = 0,
     tokens_per_batch: int | None = None,
 ) -> InfluentialTokens:
@@ -89,6 +90,8 @@ def influential_tokens(
         placebo_text: another text for the placebo far contexts.
         targets: positions in the text, in tokens from 0, to measure; by default a random sample of all.
         max_targets: size of that sample; None measures all. Nothing else depends on it.
+        targets_per_block: B, targets that follow one another and share a far context (docs/method.md, 2.1). With 32 all
+            targets of a text take a fraction of the time; the short context then has M to M + 31 tokens.
         seed: of the sample, the placebo's places and the selector ``random``.
         tokens_per_batch: tokens of one forward pass; by default what fits. Results depend on it by rounding only.
 
@@ -98,11 +101,12 @@ def influential_tokens(
     names = _check_options(n_long, n_short, k, selectors)
     adapter = _adapter(model)
     passage, other = _read(adapter, tokenizer, text, placebo_text)
-    positions = _positions(passage, targets, max_targets, n_long, seed)
-    placebos = Placebos(passage, other, n_long, n_long - n_short, seed)
+    positions = _positions(passage, targets, max_targets, n_long, targets_per_block, seed)
+    placebos = Placebos(passage, other, n_long, n_long - n_short, targets_per_block, seed)
     with _left_as_it_was(adapter):
-        check_long_context(adapter, n_long, name=_name(model), option="n_long")
-        scorer = build_scorer(adapter, _device(adapter), n_long, tokens_per_batch=tokens_per_batch)
+        longest = n_long + targets_per_block - 1
+        check_long_context(adapter, longest, name=_name(model), option="n_long")
+        scorer = build_scorer(adapter, _device(adapter), longest, tokens_per_batch=tokens_per_batch)
         engine = InfluenceEngine(
             documents=Passages([passage, *([] if other is None else [other])]),
             decoder=TextDecoder.from_transformers(tokenizer),
@@ -112,6 +116,7 @@ def influential_tokens(
             n_short=n_short,
             ks=range(1, k + 1),
             selectors=names,
+            targets_per_block=targets_per_block,
         )
         measured, whole = _measure_gains(engine, placebos.sample(positions))
         over = measured.over(tau_nats)
@@ -129,6 +134,7 @@ def influential_tokens(
         placebo=placebos.describe(found=has_placebo or len(over) == 0),
         n_long=n_long,
         n_short=n_short,
+        targets_per_block=targets_per_block,
         tau_nats=tau_nats,
         k=k,
     )
@@ -140,8 +146,9 @@ def _measure_gains(engine: InfluenceEngine, sampled: SampledTargets) -> tuple[Ta
     whole = True
     with tqdm(total=count, desc="long and short losses", unit="target") as bar:
         try:
-            for start in range(0, count, TARGETS_PER_BLOCK):
-                rows = np.arange(start, min(start + TARGETS_PER_BLOCK, count))
+            size = targets_per_batch(engine.targets_per_block)
+            for start in range(0, count, size):
+                rows = np.arange(start, min(start + size, count))
                 parts.append(engine.measure_gains(sampled, rows, sampled.position[rows] - engine.n_long))
                 bar.update(len(rows))
         except KeyboardInterrupt:
@@ -158,11 +165,11 @@ def _select(
     found: list[SelectionRow] = []
     with tqdm(total=len(over), desc="selecting tokens", unit="target") as bar:
         try:
-            for start in range(0, len(over), TARGETS_PER_ROUND):
-                rows, began = over[start : start + TARGETS_PER_ROUND], time.monotonic()
+            for rows in selection_rounds(targets, over, engine.targets_per_block):
+                began = time.monotonic()
                 found += engine.select(targets, rows, far_contexts)
                 bar.update(len(rows))
-                if start == 0 and len(over) > len(rows):
+                if bar.n == len(rows) < len(over):
                     seconds = (time.monotonic() - began) * (len(over) / len(rows) - 1)
                     said = f"selecting tokens for {len(over):,} targets takes about {_duration(seconds)}"
                     bar.write(f"{said}; an interrupt keeps what is finished", file=sys.stderr)
@@ -254,7 +261,12 @@ def _device(model: nn.Module) -> Any:
 
 
 def _positions(
-    passage: Passage, asked: Iterable[int] | None, max_targets: int | None, n_long: int, seed: int
+    passage: Passage,
+    asked: Iterable[int] | None,
+    max_targets: int | None,
+    n_long: int,
+    targets_per_block: int,
+    seed: int,
 ) -> np.ndarray:
     """Positions of the targets, ascending, (n,)."""
     plain = passage.plain
@@ -275,7 +287,9 @@ def _positions(
         if max_targets is None or len(possible) <= max_targets:
             return possible
         generator = np.random.default_rng([Stream.PASSAGE_TARGETS, seed])
-        return np.sort(generator.choice(possible, max_targets, replace=False))
+        block = (possible - n_long) // targets_per_block
+        drawn = generator.choice(np.unique(block), -(-max_targets // targets_per_block), replace=False)
+        return possible[np.isin(block, drawn)]
     positions = np.unique(np.array(list(asked), dtype=np.int64))
     if len(positions) == 0:
         raise UserError("targets is empty; name positions in the text, or leave it out to measure a sample")

@@ -11,6 +11,10 @@ For sampled targets of the held-out split it computes L_long (N tokens of contex
 Where L_short - L_long exceeds tau, every selector ranks the N - M far tokens, and L_k is measured with the short
 context and the first k of them. The same is done on a placebo: the far context of another document. Records are
 written as they are finished; the same command goes on after an interruption. Draw them with figure2 and report.
+With --targets-per-block 32 targets are measured in blocks that share a far context: leave-one-out, leave-one-in and
+attention cost one forward pass for all targets of a block instead of one for each. The short context then has M to
+M + 31 tokens.
+
 With --shard i/n, n jobs measure a part each, which merge_records puts together (submit influence does both under
 SLURM); the records are those of one run without --shard.
 

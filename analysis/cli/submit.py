@@ -198,7 +198,7 @@ def _checkpoint(text: str, after: bool) -> str:
 def _check_measurement(options: argparse.Namespace, command: Sequence[str], array: Array) -> None:
     """Raise `UserError` for what influence would refuse before it loads a model."""
     from analysis.cli.influence import parse_settings
-    from analysis.measure.influence import TARGETS_PER_BLOCK
+    from analysis.measure.influence import targets_per_batch
     from analysis.records.shards import MeasurementShard
     from analysis.text.contexts import sample_targets
     from olmo_sparsity.data.tokens import TokenFiles
@@ -212,9 +212,12 @@ def _check_measurement(options: argparse.Namespace, command: Sequence[str], arra
         n_long=settings.n_long,
         n_short=settings.n_short,
         seed=settings.seed,
+        targets_per_block=settings.targets_per_block,
     )
     if array.tasks > 1:
-        MeasurementShard(1, array.tasks).check(len(sampled.document), TARGETS_PER_BLOCK)
+        MeasurementShard(1, array.tasks).check(
+            len(sampled.document), targets_per_batch(settings.targets_per_block)
+        )
 
 
 def _is_to_come(corpus: str, after: bool) -> bool:

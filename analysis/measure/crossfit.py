@@ -1,6 +1,6 @@
 """Who selects: a model, or records of what a model selected before (cross-fitting, docs/method.md, 2.3).
 
-Shapes: n targets, F far tokens, k selected ones.
+Shapes: m targets, F far tokens, k selected ones.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from olmo_sparsity.util.errors import UserError
 class Chooser(Protocol):
     """Chooses the targets and their influential tokens."""
 
-    def gains_nats(self, contexts: Contexts) -> np.ndarray:
-        """L_short - L_long of the model that selects, (n,)."""
+    def gains_nats(self, contexts: Contexts, asked: np.ndarray) -> np.ndarray:
+        """L_short - L_long of the model that selects, (m,); ``asked``: (m, 2) as in `Scorer.losses`."""
 
-    def select(self, selector: str, contexts: Contexts, far_context: str) -> Selection:
-        """S_k of every context."""
+    def select(self, selector: str, contexts: Contexts, asked: np.ndarray, far_context: str) -> Selection:
+        """S_k of every target that is asked for."""
 
 
 class ModelChooser:
@@ -35,14 +35,14 @@ class ModelChooser:
     def __init__(self, scorer: Scorer, *, seed: int, k_max: int):
         self.scorer, self.seed, self.k_max = scorer, seed, k_max
 
-    def gains_nats(self, contexts: Contexts) -> np.ndarray:
+    def gains_nats(self, contexts: Contexts, asked: np.ndarray) -> np.ndarray:
         """See `Chooser`."""
-        long, short = long_and_short_losses(self.scorer, contexts)
+        long, short = long_and_short_losses(self.scorer, contexts, asked)
         return short - long
 
-    def select(self, selector: str, contexts: Contexts, far_context: str) -> Selection:
+    def select(self, selector: str, contexts: Contexts, asked: np.ndarray, far_context: str) -> Selection:
         """See `Chooser`."""
-        return find_selector(selector)(Question(self.scorer, contexts, self.seed, self.k_max))
+        return find_selector(selector)(Question(self.scorer, contexts, self.seed, self.k_max, asked))
 
 
 class RecordedChooser:
@@ -77,6 +77,7 @@ class RecordedChooser:
             "--n-short": (manifest.n_short, settings.n_short),
             "--tau": (manifest.tau_nats, settings.tau_nats),
             "--targets": (manifest.targets_asked, settings.targets),
+            "--targets-per-block": (manifest.targets_per_block, settings.targets_per_block),
             "--seed": (manifest.seed, settings.seed),
         }
         if differing := [
@@ -90,14 +91,14 @@ class RecordedChooser:
                 f"{', '.join(manifest.selectors)}; ask for those with --selectors and --k"
             )
 
-    def gains_nats(self, contexts: Contexts) -> np.ndarray:
+    def gains_nats(self, contexts: Contexts, asked: np.ndarray) -> np.ndarray:
         """See `Chooser`."""
-        rows = [self._row_of_target[target] for target in contexts.target_id.tolist()]
+        rows = [self._row_of_target[target] for target in contexts.target_id[tuple(asked.T)].tolist()]
         return self.records.targets.selecting_gain_nats[rows]
 
-    def select(self, selector: str, contexts: Contexts, far_context: str) -> Selection:
+    def select(self, selector: str, contexts: Contexts, asked: np.ndarray, far_context: str) -> Selection:
         """See `Chooser`."""
-        rows = [self._row_of_selection[target] for target in contexts.target_id.tolist()]
+        rows = [self._row_of_selection[target] for target in contexts.target_id[tuple(asked.T)].tolist()]
         return Selection(
             self.records.selected[selector][far_context][rows].astype(np.int64),
             self.records.influence[selector][far_context][rows].astype(np.float64),

@@ -1,8 +1,8 @@
 """The k influential far tokens of targets: L_long and L_short, what selectors choose, and what the choice is worth.
 
 `InfluenceEngine` measures targets of any documents; `measure_influence` has it measure sampled targets of a prepared
-corpus, and `analysis.notebook` those of one text. Shapes: n targets, m of them over tau, N long and M short context
-length, F = N - M far tokens, K values of k, k_max the largest of them.
+corpus, and `analysis.notebook` those of one text. Shapes: n targets in blocks of B, m of them over tau, N long and M
+short context length, F = N - M far tokens, K values of k, k_max the largest of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from analysis.model.device import GB, default_limit_bytes, pick_device, tokens_t
 from analysis.model.load import LoadedModel
 from analysis.model.rope_scaling import load_scaled, split_checkpoint
 from analysis.model.scorer import Scorer, long_and_short_losses
-from analysis.records.schema import FAR_CONTEXTS, ROPE_SCALING, Examples, Manifest, SelectionRow, Targets
+from analysis.records.schema import (
+    FAR_CONTEXTS,
+    ROPE_SCALING,
+    TARGETS_PER_BLOCK,
+    Examples,
+    Manifest,
+    SelectionRow,
+    Targets,
+)
 from analysis.records.store import MANIFEST_NAME, Records, RecordWriter
 from analysis.text.contexts import (
     Contexts,
@@ -46,11 +54,11 @@ from olmo_sparsity.util.streams import Stream
 
 log = logging.getLogger(__name__)
 
-TARGETS_PER_BLOCK = 64
-"""Targets whose gaps are one batch. Shards take whole blocks, so that every forward pass of a shard is one of the
-unsharded measurement: a batch of another size could differ in the last bits of a loss."""
+TARGETS_PER_BATCH = 64
+"""Targets whose gaps are one batch, in whole blocks. Shards take whole batches, so that every forward pass of a shard
+is one of the unsharded measurement: a batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
-"""Targets that selectors choose for at once."""
+"""Targets that selectors choose for at once where B = 1; otherwise those of one block."""
 SECONDS_BETWEEN_PARTS = 20.0
 EXAMPLES_FROM_TARGETS = 20_000
 """With more targets than these, only such a share of those over tau keeps its text: it is for people to read."""
@@ -72,24 +80,26 @@ class InfluenceEngine:
     n_short: int
     ks: Sequence[int]
     selectors: Sequence[str]
+    targets_per_block: int = 1
+    """B. Targets whose numbers have the same quotient by B are one block, and the remainder is the place in it."""
     crossfit: bool = False
     """Whether the model that chooses is another one than the evaluator."""
 
     def measure_gains(self, sampled: SampledTargets, rows: np.ndarray, target_id: np.ndarray) -> Targets:
         """L_long and L_short of some of the sampled targets, and their kinds of dependency."""
-        contexts = self._contexts(sampled, rows, target_id)
-        long, short = long_and_short_losses(self.evaluator, contexts)
-        gain = self.chooser.gains_nats(contexts) if self.crossfit else short - long
+        contexts, asked = self._contexts(sampled, rows, target_id)
+        long, short = long_and_short_losses(self.evaluator, contexts, asked)
+        gain = self.chooser.gains_nats(contexts, asked) if self.crossfit else short - long
         _check_finite(long, short, gain)
         return Targets(
             target_id=target_id,
             document=sampled.document[rows],
             position=sampled.position[rows],
-            token=contexts.targets,
+            token=contexts.targets[tuple(asked.T)],
             loss_long_nats=long,
             loss_short_nats=short,
             selecting_gain_nats=gain,
-            kind=self._kinds(contexts, sampled, rows),
+            kind=self._kinds(sampled, rows, target_id),
             placebo_document=sampled.placebo_document[rows],
             placebo_start=sampled.placebo_start[rows],
         )
@@ -98,87 +108,97 @@ class InfluenceEngine:
         self, targets: Targets, rows: np.ndarray, far_contexts: Sequence[str] = FAR_CONTEXTS
     ) -> list[SelectionRow]:
         """What every selector chooses for some of the targets in each far context, and L_k of it."""
-        contexts = {"true": self._contexts(targets, rows, targets.target_id[rows])}
+        true, asked = self._contexts(targets, rows, targets.target_id[rows])
+        found = self._selections(true, asked, "true")
         if "placebo" in far_contexts:
-            contexts["placebo"] = self._placebo(contexts["true"], targets, rows)
-        return [row for far in far_contexts for row in self._selections(contexts[far], far)]
+            _, first = np.unique(asked[:, 0], return_index=True)
+            placebo = placebo_contexts(
+                self.documents,
+                true,
+                targets.placebo_document[rows[first]],
+                targets.placebo_start[rows[first]],
+            )
+            found += self._selections(placebo, asked, "placebo")
+        return found
 
     def examples(self, targets: Targets, rows: np.ndarray) -> Examples:
         """The text of some of the targets, their contexts and their placebo far contexts."""
-        if len(rows) == 0:
-            return Examples(np.empty(0, np.int64), [], [], [], [])
-        contexts = self._contexts(targets, rows, targets.target_id[rows])
-        placebo = self._placebo(contexts, targets, rows)
-        texts = [self._pieces(contexts, i, targets, row) for i, row in enumerate(rows)]
+        texts = [self._pieces(targets, row, targets.target_id[row]) for row in rows]
+        placebos = [
+            self.documents.document(int(targets.placebo_document[row]))[start : start + self.n_far]
+            for row in rows
+            for start in [int(targets.placebo_start[row])]
+        ]
         return Examples(
-            contexts.target_id,
+            targets.target_id[rows],
             [pieces[:-1] for pieces, _ in texts],
             [pieces[-1] for pieces, _ in texts],
-            [self.decoder.pieces(far.tolist()) for far in placebo.tokens[:, : contexts.n_far]],
+            [self.decoder.pieces(far.tolist()) for far in placebos],
             [after for _, after in texts],
         )
 
-    def _contexts(self, at: SampledTargets | Targets, rows: np.ndarray, target_id: np.ndarray) -> Contexts:
-        return long_contexts(
+    @property
+    def n_far(self) -> int:
+        """F."""
+        return self.n_long - self.n_short
+
+    def _contexts(
+        self, at: SampledTargets | Targets, rows: np.ndarray, target_id: np.ndarray
+    ) -> tuple[Contexts, np.ndarray]:
+        """The blocks that hold some targets, and where each target stands in them, (m, 2)."""
+        place = target_id % self.targets_per_block
+        first_id, first, block = np.unique(target_id - place, return_index=True, return_inverse=True)
+        contexts = long_contexts(
             self.documents,
-            at.document[rows],
-            at.position[rows],
-            target_id,
+            at.document[rows[first]],
+            at.position[rows[first]] - place[first],
+            first_id,
             n_long=self.n_long,
             n_short=self.n_short,
+            targets_per_block=self.targets_per_block,
         )
+        return contexts, np.stack([block, place], axis=1)
 
-    def _placebo(self, contexts: Contexts, targets: Targets, rows: np.ndarray) -> Contexts:
-        return placebo_contexts(
-            self.documents, contexts, targets.placebo_document[rows], targets.placebo_start[rows]
-        )
-
-    def _selections(self, contexts: Contexts, far_context: str) -> list[SelectionRow]:
+    def _selections(self, contexts: Contexts, asked: np.ndarray, far_context: str) -> list[SelectionRow]:
         k_max = max(self.ks)
+        target_id = contexts.target_id[tuple(asked.T)].tolist()
         found = []
         for name in self.selectors:
-            chosen = self.chooser.select(name, contexts, far_context)
+            chosen = self.chooser.select(name, contexts, asked, far_context)
             columns, influence = chosen.columns[:, :k_max], chosen.influence[:, :k_max]
-            losses = selected_losses(self.evaluator, contexts, columns, self.ks)
+            losses = selected_losses(self.evaluator, contexts, asked, columns, self.ks)
             _check_finite(losses)
             found += [
-                SelectionRow(int(target), name, far_context, columns[i], influence[i], losses[i])
-                for i, target in enumerate(contexts.target_id)
+                SelectionRow(target, name, far_context, columns[i], influence[i], losses[i])
+                for i, target in enumerate(target_id)
             ]
         return found
 
-    def _kinds(self, contexts: Contexts, sampled: SampledTargets, rows: np.ndarray) -> np.ndarray:
+    def _kinds(self, sampled: SampledTargets, rows: np.ndarray, target_id: np.ndarray) -> np.ndarray:
         """Kind of dependency of every target, (n,) strings."""
         kinds = []
-        for i, row in enumerate(rows):
-            pieces, after = self._pieces(contexts, i, sampled, row)
-            far, short = pieces[: contexts.n_far], pieces[contexts.n_far : contexts.n_long]
+        for row, number in zip(rows, target_id, strict=True):
+            pieces, after = self._pieces(sampled, row, number)
+            far, short = pieces[: self.n_far], pieces[self.n_far : -1]
             kinds.append(classify("".join(far), "".join(short), pieces[-1], after))
         return np.array(kinds)
 
-    def _pieces(
-        self, contexts: Contexts, number: int, at: SampledTargets | Targets, row: int
-    ) -> tuple[list[str], str]:
-        """Pieces of the N context tokens and the target, and the text behind it."""
-        position = int(at.position[row])
-        behind = self.documents.document(int(at.document[row]))[position + 1 : position + 1 + TOKENS_AFTER]
-        window = [*contexts.tokens[number].tolist(), int(contexts.targets[number])]
-        pieces = self.decoder.pieces([*window, *behind.tolist()])
-        return pieces[: len(window)], "".join(pieces[len(window) :])
+    def _pieces(self, at: SampledTargets | Targets, row: int, target_id: int) -> tuple[list[str], str]:
+        """Pieces of the context tokens and the target, and the text behind it."""
+        position, read = int(at.position[row]), self.n_long + int(target_id) % self.targets_per_block
+        document = self.documents.document(int(at.document[row]))
+        pieces = self.decoder.pieces(document[position - read : position + 1 + TOKENS_AFTER].tolist())
+        return pieces[: read + 1], "".join(pieces[read + 1 :])
 
 
 def selected_losses(
-    scorer: Scorer, contexts: Contexts, selected: np.ndarray, ks: Sequence[int]
+    scorer: Scorer, contexts: Contexts, asked: np.ndarray, selected: np.ndarray, ks: Sequence[int]
 ) -> np.ndarray:
-    """L_k = loss(t | C_short and the first k selected tokens), (n, K) nats (Eq. 20, docs/method.md, 2.2).
+    """L_k = loss(t | C_short and the first k selected tokens), (m, K) nats (Eq. 20, docs/method.md, 2.2).
 
-    ``selected``: (n, k_max) columns of far tokens, most influential first.
+    ``asked``: (m, 2) as in `Scorer.losses`. ``selected``: (m, k_max) columns of far tokens, most influential first.
     """
-    short = np.broadcast_to(contexts.short_columns, (len(contexts), contexts.n_short))
-    losses = [
-        scorer.losses(contexts, np.concatenate([np.sort(selected[:, :k], axis=1), short], axis=1)[:, None])
-        for k in ks
-    ]
+    losses = [scorer.losses(contexts, np.sort(selected[:, :k], axis=1)[:, None], asked) for k in ks]
     return np.concatenate(losses, axis=1)
 
 
@@ -206,6 +226,23 @@ def build_scorer(
     return Scorer(model, device=device, bf16=bf16, tokens_per_batch=tokens_per_batch)
 
 
+def targets_per_batch(targets_per_block: int) -> int:
+    """`TARGETS_PER_BATCH` in whole blocks."""
+    return targets_per_block * max(1, TARGETS_PER_BATCH // targets_per_block)
+
+
+def selection_rounds(targets: Targets, over: np.ndarray, targets_per_block: int) -> list[np.ndarray]:
+    """Rows of the targets over tau that selectors choose for at once: those of a block, or a few of one batch."""
+    together = targets_per_block if targets_per_block > 1 else TARGETS_PER_BATCH
+    group = targets.target_id[over] // together
+    size = targets_per_block if targets_per_block > 1 else TARGETS_PER_ROUND
+    return [
+        rows[start : start + size]
+        for rows in (over[group == number] for number in np.unique(group))
+        for start in range(0, len(rows), size)
+    ]
+
+
 def join_targets(parts: Sequence[Targets]) -> Targets:
     """The targets of several blocks, in their order."""
     names = [each.name for each in fields(Targets)]
@@ -229,10 +266,15 @@ def measure_influence(settings: InfluenceSettings) -> Path:
     checkpoints = _checkpoints(settings, recorded)
     text = open_text(settings, settings.checkpoint)
     sampled = sample_targets(
-        text.tokens, settings.targets, n_long=settings.n_long, n_short=settings.n_short, seed=settings.seed
+        text.tokens,
+        settings.targets,
+        n_long=settings.n_long,
+        n_short=settings.n_short,
+        seed=settings.seed,
+        targets_per_block=settings.targets_per_block,
     )
     if settings.shard:
-        settings.shard.check(len(sampled.document), TARGETS_PER_BLOCK)
+        settings.shard.check(len(sampled.document), targets_per_batch(settings.targets_per_block))
     models = [_load(path, settings, text) for path in checkpoints]
     engine, manifest = _assign_roles(settings, text, models, recorded, device)
     # all input is checked by now
@@ -265,7 +307,7 @@ def _checkpoints(settings: InfluenceSettings, recorded: Records | None) -> list[
 def _load(checkpoint: str, settings: InfluenceSettings, text: MeasuredText) -> LoadedModel:
     loaded = load_scaled(checkpoint)
     loaded.check_corpus(text.corpus)
-    loaded.check_context(settings.n_long)
+    loaded.check_context(settings.n_long + settings.targets_per_block - 1)
     return loaded
 
 
@@ -281,7 +323,7 @@ def _assign_roles(
         build_scorer(
             each.model,
             device,
-            settings.n_long,
+            settings.n_long + settings.targets_per_block - 1,
             bf16=settings.bf16,
             tokens_per_batch=settings.tokens_per_batch,
             memory_limit_gb=settings.memory_limit_gb,
@@ -312,6 +354,7 @@ def _assign_roles(
         settings.n_short,
         settings.ks,
         settings.selectors,
+        settings.targets_per_block,
         crossfit=bool(settings.evaluate_with),
     )
     return engine, _manifest(settings, text, selects, evaluating, device)
@@ -325,6 +368,8 @@ def _manifest(
     device: torch.device,
 ) -> Manifest:
     options: dict[str, Any] = {"shard": str(settings.shard)} if settings.shard else {}
+    if settings.targets_per_block > 1:
+        options[TARGETS_PER_BLOCK] = settings.targets_per_block
     if evaluating.rope_scaling:
         options[ROPE_SCALING] = asdict(evaluating.rope_scaling)
     crossed = bool(settings.evaluate_with)
@@ -378,7 +423,7 @@ class _Run:
             self.writer.finish()
 
     def _measure_gains(self, sampled: SampledTargets) -> Targets:
-        mine = list(self._blocks(len(sampled.document)))
+        mine = list(self._batches(len(sampled.document)))
         parts = []
         with progress("long and short losses", sum(map(len, mine)), "targets") as advance:
             for rows in mine:
@@ -388,11 +433,12 @@ class _Run:
         self.writer.write_targets(targets)
         return targets
 
-    def _blocks(self, count: int) -> Iterator[np.ndarray]:
-        """Target ids of each block that is measured here: every block, or this shard's."""
-        for number, start in enumerate(range(0, count, TARGETS_PER_BLOCK)):
+    def _batches(self, count: int) -> Iterator[np.ndarray]:
+        """Target ids of each batch that is measured here: every batch, or this shard's."""
+        size = targets_per_batch(self.settings.targets_per_block)
+        for number, start in enumerate(range(0, count, size)):
             if self.settings.shard is None or self.settings.shard.has(number):
-                yield np.arange(start, min(start + TARGETS_PER_BLOCK, count))
+                yield np.arange(start, min(start + size, count))
 
     def _shown(self, targets: Targets, over: np.ndarray) -> np.ndarray:
         """Rows of the targets over tau whose text is kept; of a large measurement a random part.
@@ -406,20 +452,14 @@ class _Run:
         ]
         return over[np.array(draws) < share]
 
-    def _rounds(self, targets: Targets, over: np.ndarray) -> Iterator[np.ndarray]:
-        """Rows of the unfinished targets over tau, a few of one block at a time."""
-        finished = self.writer.finished_targets()
-        block = targets.target_id[over] // TARGETS_PER_BLOCK
-        for number in np.unique(block):
-            rows = over[block == number]
-            for start in range(0, len(rows), TARGETS_PER_ROUND):
-                together = rows[start : start + TARGETS_PER_ROUND]
-                if not finished.issuperset(targets.target_id[together].tolist()):
-                    yield together
-
     def _select(self, targets: Targets, over: np.ndarray) -> bool:
         """Run every selector on the true and the placebo far context, a few targets at a time; True if all are."""
-        rounds = list(self._rounds(targets, over))
+        finished = self.writer.finished_targets()
+        rounds = [
+            rows
+            for rows in selection_rounds(targets, over, self.settings.targets_per_block)
+            if not finished.issuperset(targets.target_id[rows].tolist())
+        ]
         left = sum(map(len, rounds))
         if self.settings.limit is not None:
             sizes = np.cumsum([len(rows) for rows in rounds])

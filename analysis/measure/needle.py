@@ -303,7 +303,7 @@ def needle_contexts(needles: Needles, options: RecallOptions) -> tuple[Contexts,
     """True and placebo contexts of the first n samples, and the needle's far columns, (q + 1,)."""
     q, cell = needles.key.shape[1], Cell(1, options.length, options.depth)
     rows = needles.contexts(cell)[: options.samples]
-    contexts = Contexts(rows[:, :-1], rows[:, -1], np.arange(len(rows)), q)
+    contexts = Contexts(rows[:, :-1], rows[:, -1:], np.arange(len(rows))[:, None], q)
     donors = np.roll(np.arange(len(rows)), 1)
     columns = needles.start(cell) + np.arange(q + 1)
     return contexts, contexts.with_far(contexts.tokens[donors, : contexts.n_far]), columns

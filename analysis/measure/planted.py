@@ -94,7 +94,7 @@ class PlantedModel:
         noise[list(planted)] = 0
         self.noise = torch.from_numpy(noise).float()
 
-    def __call__(self, input_ids: Tensor, position_ids: Tensor, *, last_logits_only: bool) -> Any:
+    def __call__(self, input_ids: Tensor, position_ids: Tensor, *, logits_to_keep: int) -> Any:
         """An object whose ``logits`` are (R, 1, 2)."""
         return SimpleNamespace(logits=self._logits(self._present(position_ids))[:, None])
 
@@ -103,18 +103,22 @@ class PlantedModel:
         empty = torch.zeros(*position_ids.shape, 1)[:, None]
         return [(empty, empty)]
 
-    def logits_after(self, past: KeyValues, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def logits_after(
+        self, past: KeyValues, input_ids: Tensor, position_ids: Tensor, logits_to_keep: int
+    ) -> Tensor:
         """See `analysis.model.adapters.AnalysedModel`."""
-        return self._logits(self._present(position_ids))
+        return self._logits(self._present(position_ids))[:, None]
 
-    def biased_logits(self, input_ids: Tensor, position_ids: Tensor, bias: Tensor) -> Tensor:
+    def biased_logits(
+        self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
+    ) -> Tensor:
         """See `analysis.model.adapters.AnalysedModel`; a bias of log p is presence p."""
-        return self._logits(bias[:, -1].exp())
+        return self._logits(bias[:, -1].exp())[:, None]
 
-    def last_attention(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """A softmax of how far each token bears on the answer, (R, L)."""
+    def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
+        """A softmax of how far each token bears on the answer, (R, 1, L)."""
         weight = self.noise.abs().index_fill(0, self.planted, self.strength / len(self.planted))
-        return weight[position_ids].softmax(dim=-1)
+        return weight[position_ids].softmax(dim=-1)[:, None]
 
     def _present(self, position_ids: Tensor) -> Tensor:
         return torch.zeros(len(position_ids), len(self.noise)).scatter_(1, position_ids, 1.0)
@@ -131,8 +135,8 @@ def planted_contexts(count: int, n_long: int, n_short: int) -> Contexts:
     """Contexts for `PlantedModel`, whose target is token 1; the tokens themselves say nothing."""
     return Contexts(
         tokens=np.zeros((count, n_long), dtype=np.int64),
-        targets=np.ones(count, dtype=np.int64),
-        target_id=np.arange(count),
+        targets=np.ones((count, 1), dtype=np.int64),
+        target_id=np.arange(count)[:, None],
         n_short=n_short,
     )
 
@@ -296,7 +300,9 @@ def draw_samples(task: SparseTask, settings: RecallSettings, planted: int) -> Pl
     kept = kept[: settings.samples]
     batch = sized.sample("test", settings.seed, kept)
     assert batch.planted is not None and batch.label is not None
-    contexts = Contexts(batch.tokens[:, : settings.length], batch.label, kept, settings.n_short)
+    contexts = Contexts(
+        batch.tokens[:, : settings.length], batch.label[:, None], kept[:, None], settings.n_short
+    )
     return PlantedSamples(contexts, batch.planted, _donors(batch.label, settings.seed), int(kept[-1]) + 1)
 
 
@@ -332,7 +338,7 @@ def _measure_cell(
     samples: PlantedSamples,
     advance: Callable[[int], None],
 ) -> Json:
-    right = likeliest_token(scorer, samples.contexts, len(task.vocabulary)) == samples.contexts.targets
+    right = likeliest_token(scorer, samples.contexts, len(task.vocabulary)) == samples.contexts.targets[:, 0]
     selectors = {}
     for name in settings.selectors:
         true, placebo = (
@@ -352,7 +358,9 @@ def _measure_cell(
 def likeliest_token(scorer: Scorer, contexts: Contexts, vocabulary: int) -> np.ndarray:
     """The token below ``vocabulary`` that the model finds likeliest after each long context, (n,)."""
     losses = [
-        scorer.losses(replace(contexts, targets=np.full_like(contexts.targets, token)), contexts.long_columns)
+        scorer.losses(
+            replace(contexts, targets=np.full_like(contexts.targets, token)), np.arange(contexts.n_far)[None]
+        )
         for token in range(vocabulary)
     ]
     return np.concatenate(losses, axis=1).argmin(axis=1)

@@ -1,6 +1,7 @@
 """Selectors: which far tokens influence a prediction most (docs/method.md, 2.2), each registered at its definition.
 
-Shapes: n targets, N long and M short context length, F = N - M far tokens, C candidates among them, k selected tokens.
+Shapes: n blocks, m targets that are asked for, N long and M short context length, F = N - M far tokens, C candidates
+among them, k selected tokens.
 """
 
 from __future__ import annotations
@@ -22,37 +23,48 @@ if TYPE_CHECKING:  # the names of selectors are known without torch
 
 @dataclass(frozen=True)
 class Question:
-    """What a selector is asked: the k most influential of the candidates, of every context."""
+    """What a selector is asked: the k most influential of the candidates, of every target that is asked for."""
 
     scorer: Scorer
     contexts: Contexts
     seed: int
     """Seed of selectors that draw."""
     k: int
+    asked: np.ndarray | None = None
+    """(m, 2) block and place in it of each target; None means all, block by block."""
     columns: np.ndarray | None = None
-    """Candidates, (n, C) columns of the far context, ascending; None means all of it."""
+    """Candidates, (m, C) columns of the far context, ascending; None means all of it."""
+
+    @property
+    def targets(self) -> np.ndarray:
+        """(m, 2) block and place."""
+        return self.contexts.all_targets if self.asked is None else self.asked
 
     @property
     def candidates(self) -> np.ndarray:
-        """(n, C) columns, ascending."""
+        """(m, C) columns, ascending."""
         if self.columns is not None:
             return self.columns
-        return np.broadcast_to(np.arange(self.contexts.n_far), (len(self.contexts), self.contexts.n_far))
+        return np.broadcast_to(np.arange(self.contexts.n_far), (len(self.targets), self.contexts.n_far))
+
+    def losses(self, far: np.ndarray) -> np.ndarray:
+        """`Scorer.losses` of subsets (m, C, j) or (C, j) for the targets, (m, C)."""
+        return self.scorer.losses(self.contexts, far, self.targets)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """S_k of every context, most influential first."""
+    """S_k of every target, most influential first."""
 
     columns: np.ndarray
-    """(n, k) columns of the far context."""
+    """(m, k) columns of the far context."""
     influence: np.ndarray
-    """(n, k) influence of each in the selector's unit: nats, or a share of the attention."""
+    """(m, k) influence of each in the selector's unit: nats, or a share of the attention."""
 
 
 Selector = Callable[[Question], Selection]
 Influence = Callable[[Question], np.ndarray]
-"""From a question to the influence of every candidate, (n, C)."""
+"""From a question to the influence of every candidate, (m, C)."""
 SELECTORS: dict[str, Selector] = {}
 
 
@@ -77,7 +89,7 @@ def register_influence(name: str) -> Callable[[Influence], Influence]:
 
 
 def most_influential(question: Question, influence: np.ndarray) -> Selection:
-    """The k candidates of largest influence (n, C); equal influences keep the order of the text."""
+    """The k candidates of largest influence (m, C); equal influences keep the order of the text."""
     order = np.argsort(-influence, axis=1, kind="stable")[:, : question.k]
     return Selection(
         np.take_along_axis(question.candidates, order, axis=1), np.take_along_axis(influence, order, axis=1)
@@ -130,21 +142,19 @@ def screened(exact: Selector, proposer: Selector, count: int, name: str) -> Sele
 
 @register_influence("leave-one-out")
 def leave_one_out(question: Question) -> np.ndarray:
-    """loss(t | C_long without i) - L_long, (n, C) nats: our Eq. 20 [ours; its text is not public]."""
-    contexts = question.contexts
-    columns = np.arange(contexts.n_long - 1)
-    keep = columns + (columns >= question.candidates[:, :, None])  # row i is 0 … N-1 without i
-    without = question.scorer.losses(contexts, keep)
-    return without - question.scorer.losses(contexts, contexts.long_columns)
+    """loss(t | C_long without i) - L_long, (m, C) nats: our Eq. 20 [ours; its text is not public]."""
+    n_far = question.contexts.n_far
+    left_out = np.arange(n_far) if question.columns is None else question.columns
+    columns = np.arange(n_far - 1)
+    without = question.losses(columns + (columns >= left_out[..., None]))  # 0 … F-1 without each candidate
+    return without - question.losses(np.arange(n_far)[None])
 
 
 @register_influence("leave-one-in")
 def leave_one_in(question: Question) -> np.ndarray:
-    """L_short - loss(t | C_short and i), (n, C) nats."""
-    with_it = question.scorer.losses(
-        question.contexts, _beside_short(question, question.candidates[:, :, None])
-    )
-    return question.scorer.losses(question.contexts, question.contexts.short_columns) - with_it
+    """L_short - loss(t | C_short and i), (m, C) nats."""
+    each = np.arange(question.contexts.n_far) if question.columns is None else question.columns
+    return _short_losses(question) - question.losses(each[..., None])
 
 
 @register("greedy")
@@ -153,16 +163,19 @@ def greedy(question: Question) -> Selection:
 
     Influence: what the token took off the loss in its round, nats; it may be negative, since k tokens are chosen.
     """
-    contexts = question.contexts
-    count = len(contexts)
     open_ = question.candidates
+    count = len(open_)
     chosen = np.empty((count, 0), dtype=np.int64)
-    loss = question.scorer.losses(contexts, contexts.short_columns)
+    loss = _short_losses(question)
     gains = []
-    for _ in range(question.k):
-        beside = np.broadcast_to(chosen[:, None], (*open_.shape, chosen.shape[1]))
-        far = np.sort(np.concatenate([beside, open_[:, :, None]], axis=2), axis=2)
-        losses = question.scorer.losses(contexts, _beside_short(question, far))
+    for number in range(question.k):
+        if number == 0 and question.columns is None:
+            losses = question.losses(
+                np.arange(question.contexts.n_far)[:, None]
+            )  # shared by the targets of a block
+        else:
+            beside = np.broadcast_to(chosen[:, None], (*open_.shape, chosen.shape[1]))
+            losses = question.losses(np.sort(np.concatenate([beside, open_[:, :, None]], axis=2), axis=2))
         best = losses.argmin(axis=1)[:, None]
         chosen = np.concatenate([chosen, np.take_along_axis(open_, best, axis=1)], axis=1)
         gains.append(loss - np.take_along_axis(losses, best, axis=1))
@@ -174,35 +187,34 @@ def greedy(question: Question) -> Selection:
 
 @register_influence("gradient")
 def gradient(question: Question) -> np.ndarray:
-    """-∂ loss / ∂ (presence of i) in the long context, (n, C) nats: `Scorer.presence_gradient`, one backward pass."""
-    return np.take_along_axis(
-        question.scorer.presence_gradient(question.contexts), question.candidates, axis=1
-    )
+    """-∂ loss / ∂ (presence of i) in the long context, (m, C) nats: `Scorer.presence_gradient`, one backward pass."""
+    slopes = question.scorer.presence_gradient(question.contexts, question.targets)
+    return np.take_along_axis(slopes, question.candidates, axis=1)
 
 
 @register_influence("attention")
 def attention(question: Question) -> np.ndarray:
-    """Attention of the last position to i in the long context, mean over heads and layers, (n, C)."""
-    return np.take_along_axis(question.scorer.last_attention(question.contexts), question.candidates, axis=1)
+    """Attention of the last position to i in the long context, mean over heads and layers, (m, C)."""
+    weights = question.scorer.last_attention(question.contexts, question.targets)
+    return np.take_along_axis(weights, question.candidates, axis=1)
 
 
 @register_influence("random")
 def random(question: Question) -> np.ndarray:
-    """A random order, (n, C), a pure function of (seed, target): the control for choosing at all."""
+    """A random order, (m, C), a pure function of (seed, target): the control for choosing at all."""
     draws = [
         np.random.default_rng([Stream.RANDOM_SELECTOR, question.seed, target]).random(question.contexts.n_far)
-        for target in question.contexts.target_id
+        for target in question.contexts.target_id[tuple(question.targets.T)]
     ]
     return np.take_along_axis(np.stack(draws), question.candidates, axis=1)
 
 
 @register_influence("nearest")
 def nearest(question: Question) -> np.ndarray:
-    """The later the more, (n, C): the far tokens closest to the short context come first."""
+    """The later the more, (m, C): the far tokens closest to the short context come first."""
     return question.candidates.astype(float)
 
 
-def _beside_short(question: Question, far: np.ndarray) -> np.ndarray:
-    """Subsets of the far tokens ``far`` (n, C, j), ascending, and the short context: (n, C, j + M)."""
-    short = question.contexts.short_columns
-    return np.concatenate([far, np.broadcast_to(short, (*far.shape[:2], short.shape[1]))], axis=2)
+def _short_losses(question: Question) -> np.ndarray:
+    """L_short, (m, 1) nats."""
+    return question.losses(np.empty((1, 0), dtype=np.int64))

@@ -87,6 +87,12 @@ class InfluenceSettings(MeasurementSettings):
         default=("leave-one-out", "leave-one-in", "random", "nearest"), metadata=argument("comma-separated")
     )
     targets: int = field(default=1000, metadata=argument("targets to sample"))
+    targets_per_block: int = field(
+        default=1,
+        metadata=argument(
+            "B, targets that follow one another and share a far context: faster, see docs/method.md"
+        ),
+    )
     limit: int | None = field(
         default=None,
         metadata=argument(

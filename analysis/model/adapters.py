@@ -3,7 +3,8 @@
 Beyond logits at explicit position ids, the analysis asks a model for the keys and values of a prefix (so that many
 contexts share it), for logits under a bias on its attention (so that the presence of a token can be differentiated),
 and for the attention of the last position.
-Shapes: R rows, L tokens, P tokens of a cached prefix, V vocabulary (logits), H heads, D head dimension.
+Shapes: R rows, L tokens, P tokens of a cached prefix, Q positions at the end that are asked, V vocabulary (logits), H
+heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ KeyValues = list[tuple[Tensor, Tensor]]
 class TokenModel(Protocol):
     """The least a model must offer: logits for tokens at explicit position ids."""
 
-    def __call__(self, input_ids: Tensor, position_ids: Tensor, *, last_logits_only: bool) -> Any:
-        """An object whose ``logits`` are (R, 1, V) with ``last_logits_only``, else (R, L, V)."""
+    def __call__(self, input_ids: Tensor, position_ids: Tensor, *, logits_to_keep: int) -> Any:
+        """An object whose ``logits`` are those of the last Q = ``logits_to_keep`` positions, (R, Q, V)."""
 
 
 @runtime_checkable
@@ -35,17 +36,21 @@ class AnalysedModel(Protocol):
     def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
         """Keys and values of tokens (R, P) at their position ids (R, P)."""
 
-    def logits_after(self, past: KeyValues, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Logits of the last position, (R, V), for tokens (R, L) behind ``past``; ``position_ids`` (R, P + L)."""
+    def logits_after(
+        self, past: KeyValues, input_ids: Tensor, position_ids: Tensor, logits_to_keep: int
+    ) -> Tensor:
+        """Logits of the last Q positions, (R, Q, V), for tokens (R, L) behind ``past``; ``position_ids`` (R, P + L)."""
 
-    def biased_logits(self, input_ids: Tensor, position_ids: Tensor, bias: Tensor) -> Tensor:
-        """Logits of the last position, (R, V), with ``bias`` (R, L, L) added to every head's attention scores.
+    def biased_logits(
+        self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
+    ) -> Tensor:
+        """Logits of the last Q positions, (R, Q, V), with ``bias`` (R, L, L) added to every head's attention scores.
 
         The causal mask is not part of ``bias``; gradients flow back to it.
         """
 
-    def last_attention(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Attention of the last position to every token, mean over heads and layers, (R, L)."""
+    def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
+        """Attention of the last Q positions to every token, mean over heads and layers, (R, Q, L)."""
 
 
 class OlmoForAnalysis(nn.Module):
@@ -62,25 +67,31 @@ class OlmoForAnalysis(nn.Module):
     def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
         """See `AnalysedModel`; OLMo caches keys before it rotates them."""
         return self.model(
-            input_ids, position_ids=position_ids, use_cache=True, last_logits_only=True
+            input_ids, position_ids=position_ids, use_cache=True, logits_to_keep=1
         ).attn_key_values
 
-    def logits_after(self, past: KeyValues, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def logits_after(
+        self, past: KeyValues, input_ids: Tensor, position_ids: Tensor, logits_to_keep: int
+    ) -> Tensor:
         """See `AnalysedModel`."""
-        output = self.model(input_ids, position_ids=position_ids, past_key_values=past, last_logits_only=True)
-        return output.logits[:, -1]
+        return self.model(
+            input_ids, position_ids=position_ids, past_key_values=past, logits_to_keep=logits_to_keep
+        ).logits
 
-    def biased_logits(self, input_ids: Tensor, position_ids: Tensor, bias: Tensor) -> Tensor:
+    def biased_logits(
+        self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
+    ) -> Tensor:
         """See `AnalysedModel`."""
         own = self.model._attention_bias(position_ids, None)
         bias = bias[:, None] + (_causal(bias) if own is None else own)
-        output = self.model(input_ids, position_ids=position_ids, attention_bias=bias, last_logits_only=True)
-        return output.logits[:, -1]
+        return self.model(
+            input_ids, position_ids=position_ids, attention_bias=bias, logits_to_keep=logits_to_keep
+        ).logits
 
-    def last_attention(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
         """See `AnalysedModel`."""
-        with _recording_attention(self.model) as recorded:
-            self.model(input_ids, position_ids=position_ids, last_logits_only=True)
+        with _recording_attention(self.model, queries) as recorded:
+            self.model(input_ids, position_ids=position_ids, logits_to_keep=queries)
         return torch.stack(recorded).mean(dim=0)
 
 
@@ -96,12 +107,12 @@ class PositionedCausalLM(nn.Module):
         input_ids: Tensor,
         position_ids: Tensor,
         *,
-        last_logits_only: bool = False,
+        logits_to_keep: int = 0,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool = False,
     ) -> Any:
-        """An object whose ``logits`` are (R, L, V), or (R, 1, V) with ``last_logits_only``.
+        """An object whose ``logits`` are (R, L, V), or (R, Q, V) of the last Q = ``logits_to_keep`` positions.
 
         ``input_ids`` and ``position_ids`` are (R, L). ``attention_mask``: (R, P + L), 0 hides a token from every query;
         or (R, 1, L, L), added to the attention scores.
@@ -116,7 +127,7 @@ class PositionedCausalLM(nn.Module):
             position_ids=position_ids,
             attention_mask=attention_mask,
             use_cache=use_cache,
-            logits_to_keep=1 if last_logits_only else 0,
+            logits_to_keep=logits_to_keep,
             **({} if past_key_values is None else {"past_key_values": past_key_values}),
         )
 
@@ -125,28 +136,32 @@ class PositionedCausalLM(nn.Module):
         from transformers import DynamicCache
 
         cache = DynamicCache()
-        self(input_ids, position_ids, last_logits_only=True, past_key_values=cache, use_cache=True)
+        self(input_ids, position_ids, logits_to_keep=1, past_key_values=cache, use_cache=True)
         layers: Any = cache.layers
         return [(layer.keys, layer.values) for layer in layers]
 
-    def logits_after(self, past: KeyValues, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def logits_after(
+        self, past: KeyValues, input_ids: Tensor, position_ids: Tensor, logits_to_keep: int
+    ) -> Tensor:
         """See `AnalysedModel`."""
         from transformers import DynamicCache
 
         return self(
             input_ids,
             position_ids[:, -input_ids.shape[1] :],
-            last_logits_only=True,
+            logits_to_keep=logits_to_keep,
             past_key_values=DynamicCache(past),
             use_cache=True,
-        ).logits[:, -1]
+        ).logits
 
-    def biased_logits(self, input_ids: Tensor, position_ids: Tensor, bias: Tensor) -> Tensor:
+    def biased_logits(
+        self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
+    ) -> Tensor:
         """See `AnalysedModel`."""
         mask = (bias[:, None] + _causal(bias)).to(self.model.dtype)
-        return self(input_ids, position_ids, last_logits_only=True, attention_mask=mask).logits[:, -1]
+        return self(input_ids, position_ids, logits_to_keep=logits_to_keep, attention_mask=mask).logits
 
-    def last_attention(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
         """See `AnalysedModel`. Only the plain ("eager") attention of transformers tells its weights."""
         usual = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
@@ -161,7 +176,7 @@ class PositionedCausalLM(nn.Module):
             ).attentions
         finally:
             self.model.set_attn_implementation(usual)
-        return torch.stack([layer[:, :, -1].float().mean(dim=1) for layer in weights]).mean(dim=0)
+        return torch.stack([layer[:, :, -queries:].float().mean(dim=1) for layer in weights]).mean(dim=0)
 
 
 def _causal(bias: Tensor) -> Tensor:
@@ -172,8 +187,8 @@ def _causal(bias: Tensor) -> Tensor:
 
 
 @contextmanager
-def _recording_attention(model: PositionedOLMo) -> Iterator[list[Tensor]]:
-    """While it runs, every layer appends the last position's attention, mean over heads, (R, L)."""
+def _recording_attention(model: PositionedOLMo, queries: int) -> Iterator[list[Tensor]]:
+    """While it runs, every layer appends the attention of the last Q positions, mean over heads, (R, Q, L)."""
     recorded: list[Tensor] = []
 
     def wrap(attend: Any) -> Any:
@@ -181,10 +196,14 @@ def _recording_attention(model: PositionedOLMo) -> Iterator[list[Tensor]]:
             q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **rest: Any
         ) -> Any:
             keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-            scores = (q[:, :, -1:].float() @ keys.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
-            if attn_mask is not None:
-                scores = scores + attn_mask[:, :, -1:].float()
-            recorded.append(scores.softmax(dim=-1)[:, :, 0].mean(dim=1))
+            scores = (q[:, :, -queries:].float() @ keys.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
+            mask = (
+                _causal(scores[0, 0].new_zeros(keys.shape[2], keys.shape[2]))
+                if attn_mask is None
+                else attn_mask
+            )
+            scores = scores + mask[..., -queries:, :].float()
+            recorded.append(scores.softmax(dim=-1).mean(dim=1))
             return attend(q, k, v, attn_mask=attn_mask, **rest)
 
         return attend_and_record

@@ -93,7 +93,7 @@ def _peak_bytes(model: TokenModel, device: torch.device, rows: int, n_long: int)
     ids = torch.arange(n_long, device=device).expand(rows, -1)
     memory = MemoryGrowth(device)
     try:
-        model(tokens, position_ids=ids, last_logits_only=True)
+        model(tokens, position_ids=ids, logits_to_keep=1)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return float("inf")

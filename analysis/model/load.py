@@ -335,7 +335,7 @@ def _try_positions(model: PositionedCausalLM, n_long: int, name: str, option: st
         model(
             each.to(embeddings.device),
             position_ids=at.to(embeddings.device),
-            last_logits_only=True,
+            logits_to_keep=1,
             attention_mask=None if mask is None else mask.to(embeddings.device),
         ).logits[:, -1]
         for each, at, mask in (

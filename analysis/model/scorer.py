@@ -1,10 +1,12 @@
-"""Losses of a model on subsequences of contexts: batched, with shared prefixes and only the last position's logits.
+"""Losses of a model on subsequences of contexts: batched, with shared prefixes and only the logits that are asked for.
 
-A subset that keeps the first p tokens of the long context reads them exactly as the long context does: a token sees
-only those before it. So their keys and values are computed once per target, and every subset reads only what comes
-behind. Nothing is approximated; results differ from one forward pass per subset by rounding only.
-Shapes: n targets, C subsets per target, L tokens of a subset, p of them a shared prefix, S = n * C subsets in all,
-R rows of one forward pass, N tokens of long context, F far tokens, V vocabulary.
+A token sees only those before it. So a subset that keeps the first tokens of the long context reads them exactly as the
+long context does: their keys and values are computed once per block, and every subset reads only what comes behind. And
+a pass predicts every target of a block. Nothing is approximated; results differ from one forward pass per subset and
+target by rounding only.
+Shapes: n blocks of B targets, m targets that are asked for, C subsets of each, j far tokens that a subset keeps, S
+subsets in all, R rows of one forward pass, L tokens and Q asked positions of each, N tokens of long context, F far
+tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -59,20 +61,29 @@ def _smaller_when_memory_runs_out(
 
 
 @dataclass(frozen=True)
-class _Subsets:
-    """The subsets of one call in one list."""
+class _Passes:
+    """Rows of forward passes: each reads a subset of a block and is asked for the losses of some of its targets."""
 
     contexts: Contexts
-    columns: np.ndarray
-    """(S, L) columns of the context that are kept."""
-    target: np.ndarray
+    far: np.ndarray
+    """(S, j) far columns that are kept; next are the short context and the targets before the last asked one."""
+    block: np.ndarray
     """(S,) row of the contexts."""
+    first: np.ndarray
+    """(S,) first target that is asked for."""
+    last: np.ndarray
+    """(S,) last target that is asked for."""
     shared: np.ndarray
-    """(S,) tokens at its beginning that are read from the long context's keys and values."""
+    """(S,) far tokens at the beginning that are read from the long context's keys and values."""
 
-    def tokens(self, rows: np.ndarray, start: int = 0) -> np.ndarray:
-        """Token ids that some subsets keep, from the ``start``-th on, (R, L - start)."""
-        return self.contexts.tokens[self.target[rows][:, None], self.columns[rows, start:]]
+    def length(self, rows: np.ndarray) -> int:
+        """L, tokens that these rows read, padded by later tokens of the text, which earlier ones do not see."""
+        return self.far.shape[1] + self.contexts.n_short + int(self.last[rows].max())
+
+    def columns(self, rows: np.ndarray) -> np.ndarray:
+        """(R, L) columns of the context."""
+        behind = self.contexts.n_far + np.arange(self.length(rows) - self.far.shape[1])
+        return np.concatenate([self.far[rows], np.broadcast_to(behind, (len(rows), len(behind)))], axis=1)
 
 
 class Scorer(OnDevice):
@@ -102,64 +113,82 @@ class Scorer(OnDevice):
 
     @_smaller_when_memory_runs_out
     @torch.inference_mode()
-    def losses(self, contexts: Contexts, keep: np.ndarray) -> np.ndarray:
-        """loss(t | S) in nats, (n, C) float64.
+    def losses(self, contexts: Contexts, far: np.ndarray, asked: np.ndarray | None = None) -> np.ndarray:
+        """loss(t | S and the short context) in nats, (m, C) float64.
 
-        ``keep``: (n, C, L) or, for the same subsets of every target, (C, L); columns of the context that are kept,
-        ascending. Every subset of a call has the same number of tokens, so nothing is padded or masked.
+        Args:
+            contexts: n blocks.
+            far: the subsets S, columns of the far context, ascending: (m, C, j), or (C, j), the same for every target.
+                In the second case one pass gives a subset's losses for all targets of a block.
+            asked: (m, 2) block and place in it of each target; None: all targets, block by block.
         """
-        keep = np.broadcast_to(keep, (len(contexts), *keep.shape[-2:]))
-        count, number, length = keep.shape
-        columns = keep.reshape(count * number, length)
-        shared = self._shared_prefixes(columns, number)
-        subsets = _Subsets(contexts, columns, np.repeat(np.arange(count), number), shared)
-        flat = np.empty(len(columns))
-        for rows in _chunks(np.flatnonzero(shared == 0), self.tokens_per_batch // max(length, 1)):
-            flat[rows] = self._losses_from_the_start(subsets, rows)
-        if shared.any():
-            prefixes = self._prefixes(contexts, int(shared.max()))
-            for rows in self._rows_with_similar_prefixes(subsets):
-                flat[rows] = self._losses_behind(subsets, rows, prefixes)
-        return flat.reshape(count, number)
+        asked = contexts.all_targets if asked is None else asked
+        block, place = asked.T
+        if far.ndim == 2:
+            read, group = np.unique(block, return_inverse=True)
+        else:
+            read, group = block, np.arange(len(block))
+        first = np.full(len(read), contexts.targets_per_block)
+        last = np.zeros(len(read), dtype=np.int64)
+        np.minimum.at(first, group, place)
+        np.maximum.at(last, group, place)
+        number, kept = far.shape[-2:]
+        far = np.broadcast_to(far, (len(read), number, kept)).reshape(len(read) * number, kept)
+        rows = np.repeat(np.arange(len(read)), number)
+        shared = self._shared_prefixes(far, number)
+        passes = _Passes(contexts, far, read[rows], first[rows], last[rows], shared)
+        losses = self._read(passes).reshape(len(read), number, contexts.targets_per_block)
+        return losses[group, :, place]
 
-    def _shared_prefixes(self, columns: np.ndarray, per_target: int) -> np.ndarray:
+    def _read(self, passes: _Passes) -> np.ndarray:
+        """Losses of the targets that are asked for, (S, B); the rest is undefined."""
+        losses = np.empty((len(passes.far), passes.contexts.targets_per_block))
+        longest = int(passes.shared.max(initial=0))
+        prefixes = self._prefixes(passes.contexts, longest) if longest else []
+        for rows in self._batches(passes):
+            first, last = int(passes.first[rows].min()), int(passes.last[rows].max())
+            logits = self._logits(passes, rows, prefixes, last - first + 1)
+            targets = passes.contexts.targets[passes.block[rows], first : last + 1]
+            losses[rows, first : last + 1] = self._losses_of(logits, targets)
+        return losses
+
+    def _shared_prefixes(self, far: np.ndarray, per_context: int) -> np.ndarray:
         """How many tokens each subset shares with its long context, (S,); 0 where sharing is not worth while."""
-        length = columns.shape[1]
-        if (
-            not self.share_prefixes
-            or per_target < 2
-            or length < 2
-            or not isinstance(self.model, AnalysedModel)
-        ):
-            return np.zeros(len(columns), dtype=np.int64)
-        same = np.logical_and.accumulate(columns == np.arange(length), axis=1).sum(axis=1)
-        shared = same.clip(max=length - 1)  # the last token is always read: its logits are what is asked for
-        shared[shared * _WORTH_SHARING < length] = 0
+        kept = far.shape[1]
+        if not self.share_prefixes or per_context < 2 or not isinstance(self.model, AnalysedModel):
+            return np.zeros(len(far), dtype=np.int64)
+        shared = np.logical_and.accumulate(far == np.arange(kept), axis=1).sum(axis=1)
+        shared[shared * _WORTH_SHARING < kept] = 0
         return shared
 
-    def _rows_with_similar_prefixes(self, subsets: _Subsets) -> Iterator[np.ndarray]:
-        """Rows of the subsets with a shared prefix, in batches; the longest prefixes come first."""
-        length = subsets.columns.shape[1]
-        rows = np.flatnonzero(subsets.shared)
-        rows = rows[np.argsort(-subsets.shared[rows], kind="stable")]
-        at_most = _CACHE_TOKENS * self.tokens_per_batch // length
-        while len(rows):
-            behind = length - int(subsets.shared[rows[0]])
-            size = max(1, min(self.tokens_per_batch // behind, at_most))
-            yield rows[:size]
-            rows = rows[size:]
+    def _batches(self, passes: _Passes) -> Iterator[np.ndarray]:
+        """Rows that are read together: those with a shared prefix apart, the longest prefixes and rows first."""
+        for rows in (np.flatnonzero(passes.shared == 0), np.flatnonzero(passes.shared)):
+            rows = rows[np.lexsort((-passes.last[rows], -passes.shared[rows]))]
+            while len(rows):
+                length, prefix = passes.length(rows), int(passes.shared[rows[0]])
+                size = self.tokens_per_batch // max(1, length - prefix)
+                if prefix:
+                    size = min(size, _CACHE_TOKENS * self.tokens_per_batch // length)
+                yield rows[: max(1, size)]
+                rows = rows[max(1, size) :]
 
-    def _losses_from_the_start(self, subsets: _Subsets, rows: np.ndarray) -> np.ndarray:
+    def _logits(self, passes: _Passes, rows: np.ndarray, prefixes: KeyValues, asked: int) -> Tensor:
+        """(R, Q, V) logits before the last Q = ``asked`` tokens of rows, which read on behind their shortest prefix."""
+        columns, block = passes.columns(rows), passes.block[rows]
+        common = int(passes.shared[rows].min())
+        tokens = self.tensor(passes.contexts.tokens[block[:, None], columns[:, common:]])
+        ids = self.tensor(columns)
         with self.precision():
-            logits = self.model(
-                self.tensor(subsets.tokens(rows)),
-                position_ids=self.tensor(subsets.columns[rows]),
-                last_logits_only=True,
-            ).logits[:, -1]
-        return self._losses_of(logits, subsets.contexts.targets[subsets.target[rows]])
+            if not common:
+                return self.model(tokens, position_ids=ids, logits_to_keep=asked).logits
+            assert isinstance(self.model, AnalysedModel)
+            at = self.tensor(block)
+            past = [(k[:, :, :common][at], v[:, :, :common][at]) for k, v in prefixes]
+            return self.model.logits_after(past, tokens, ids, asked)
 
     def _prefixes(self, contexts: Contexts, length: int) -> KeyValues:
-        """Keys and values of the first ``length`` tokens of every target's long context."""
+        """Keys and values of the first ``length`` tokens of every block's long context."""
         assert isinstance(self.model, AnalysedModel)
         parts = []
         for rows in _chunks(np.arange(len(contexts)), self.tokens_per_batch // length):
@@ -174,60 +203,58 @@ class Scorer(OnDevice):
             for layer in zip(*parts, strict=True)
         ]
 
-    def _losses_behind(self, subsets: _Subsets, rows: np.ndarray, prefixes: KeyValues) -> np.ndarray:
-        """Losses of subsets that read on behind the shortest of their prefixes."""
-        assert isinstance(self.model, AnalysedModel)
-        common = int(subsets.shared[rows].min())
-        target = self.tensor(subsets.target[rows])
-        past = [(k[:, :, :common][target], v[:, :, :common][target]) for k, v in prefixes]
-        with self.precision():
-            logits = self.model.logits_after(
-                past, self.tensor(subsets.tokens(rows, common)), self.tensor(subsets.columns[rows])
-            )
-        return self._losses_of(logits, subsets.contexts.targets[subsets.target[rows]])
-
     @_smaller_when_memory_runs_out
-    def presence_gradient(self, contexts: Contexts) -> np.ndarray:
-        """-∂ loss / ∂ (presence of each far token), (n, F) nats, at full presence in the long context.
+    def presence_gradient(self, contexts: Contexts, asked: np.ndarray | None = None) -> np.ndarray:
+        """-∂ loss / ∂ (presence of each far token), (m, F) nats, at full presence in the long context.
 
         The presence p of a token multiplies its attention weight, before normalisation, for every other query in every
         layer and head: p = 1 is the model as it is, p = 0 the token dropped (docs/method.md, 2.1), exactly [ours].
+        ``asked``: as in `losses`.
         """
-        model, length = self._analysed("gradient"), contexts.n_long
-        parts = []
-        others = 1.0 - torch.eye(length, device=self.device)  # a dropped token's own stream is never read
-        for rows in self._whole_contexts(contexts):
+        model = self._analysed("gradient")
+        asked = contexts.all_targets if asked is None else asked
+        slopes = np.empty((len(asked), contexts.n_far))
+        for rows in self._whole_contexts(contexts, np.argsort(-asked[:, 1], kind="stable")):
+            block, place = asked[rows].T
+            length, first = contexts.n_long + int(place.max()), int(place.min())
+            others = 1.0 - torch.eye(length, device=self.device)  # a dropped token's own stream is never read
             log_presence = torch.zeros(len(rows), length, device=self.device, requires_grad=True)
             with self.precision():
                 logits = model.biased_logits(
-                    self.tensor(contexts.tokens[rows]),
+                    self.tensor(contexts.tokens[block, :length]),
                     self._first_ids(len(rows), length),
                     log_presence[:, None, :] * others,
+                    int(place.max()) - first + 1,
                 )
-            loss = F.cross_entropy(logits.float(), self.tensor(contexts.targets[rows]), reduction="sum")
+            own = logits[torch.arange(len(rows)), self.tensor(place - first)]
+            loss = F.cross_entropy(own.float(), self.tensor(contexts.targets[block, place]), reduction="sum")
             (slope,) = torch.autograd.grad(loss, log_presence)  # at p = 1 that of log p is that of p
-            parts.append(-slope[:, : contexts.n_far].double().cpu().numpy())
-        return np.concatenate(parts)
+            slopes[rows] = -slope[:, : contexts.n_far].double().cpu().numpy()
+        return slopes
 
     @_smaller_when_memory_runs_out
     @torch.inference_mode()
-    def last_attention(self, contexts: Contexts) -> np.ndarray:
-        """Attention of the long context's last position to each far token, mean over heads and layers, (n, F)."""
+    def last_attention(self, contexts: Contexts, asked: np.ndarray | None = None) -> np.ndarray:
+        """Attention of the position before each target to each far token, mean over heads and layers, (m, F).
+
+        ``asked``: as in `losses`.
+        """
         model = self._analysed("attention")
+        asked = contexts.all_targets if asked is None else asked
         parts = []
-        for rows in self._whole_contexts(contexts):
+        for rows in self._whole_contexts(contexts, np.arange(len(contexts))):
             with self.precision():
                 attention = model.last_attention(
-                    self.tensor(contexts.tokens[rows]), self._first_ids(len(rows), contexts.n_long)
+                    self.tensor(contexts.tokens[rows]),
+                    self._first_ids(len(rows), contexts.tokens.shape[1]),
+                    contexts.targets_per_block,
                 )
-            parts.append(attention[:, : contexts.n_far].double().cpu().numpy())
-        return np.concatenate(parts)
+            parts.append(attention[:, :, : contexts.n_far].double().cpu().numpy())
+        return np.concatenate(parts)[asked[:, 0], asked[:, 1]]
 
-    def _whole_contexts(self, contexts: Contexts) -> Iterator[np.ndarray]:
-        """Rows of the contexts, few enough for a pass that keeps what it computes on the way."""
-        return _chunks(
-            np.arange(len(contexts)), self.tokens_per_batch // (_BACKWARD_TOKENS * contexts.n_long)
-        )
+    def _whole_contexts(self, contexts: Contexts, rows: np.ndarray) -> Iterator[np.ndarray]:
+        """Rows in parts that are few enough for a pass that keeps what it computes on the way."""
+        return _chunks(rows, self.tokens_per_batch // (_BACKWARD_TOKENS * contexts.tokens.shape[1]))
 
     def _analysed(self, selector: str) -> AnalysedModel:
         if not isinstance(self.model, AnalysedModel):
@@ -235,8 +262,9 @@ class Scorer(OnDevice):
         return self.model
 
     def _losses_of(self, logits: Tensor, targets: np.ndarray) -> np.ndarray:
-        """-log p(target) in nats, (R,)."""
-        return F.cross_entropy(logits.float(), self.tensor(targets), reduction="none").double().cpu().numpy()
+        """-log p(target) in nats, (R, Q), of logits (R, Q, V)."""
+        losses = F.cross_entropy(logits.float().flatten(0, 1), self.tensor(targets.ravel()), reduction="none")
+        return losses.double().cpu().numpy().reshape(targets.shape)
 
     def _first_ids(self, rows: int, length: int) -> Tensor:
         """Position ids 0 … length - 1 of every row, (rows, length)."""
@@ -249,8 +277,10 @@ def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
         yield rows[start : start + size]
 
 
-def long_and_short_losses(scorer: Scorer, contexts: Contexts) -> tuple[np.ndarray, np.ndarray]:
-    """(L_long, L_short) (docs/method.md, 2.1), each (n,) in nats."""
-    long = scorer.losses(contexts, contexts.long_columns)[:, 0]
-    short = scorer.losses(contexts, contexts.short_columns)[:, 0]
+def long_and_short_losses(
+    scorer: Scorer, contexts: Contexts, asked: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(L_long, L_short) (docs/method.md, 2.1), each (m,) in nats; ``asked`` as in `Scorer.losses`."""
+    long = scorer.losses(contexts, np.arange(contexts.n_far)[None], asked)[:, 0]
+    short = scorer.losses(contexts, np.empty((1, 0), dtype=np.int64), asked)[:, 0]
     return long, short

@@ -42,8 +42,8 @@ class TokenLosses(OnDevice):
 
     def batches(self, count: int, length: int, scored: int) -> Iterator[np.ndarray]:
         """Numbers of the rows of each forward pass, out of ``count`` rows with L = ``length`` and T = ``scored``."""
-        logits = (1 if scored == 1 else length) * self.vocabulary
-        rows = max(1, min(self.tokens_per_batch // length, LOGITS_PER_BATCH[self.device.type] // logits))
+        logits = LOGITS_PER_BATCH[self.device.type] // (scored * self.vocabulary)
+        rows = max(1, min(self.tokens_per_batch // length, logits))
         for start in range(0, count, rows):
             yield np.arange(start, min(start + rows, count))
 
@@ -76,10 +76,8 @@ class TokenLosses(OnDevice):
         """Logits at the last T positions of rows (R, L), (R, T, V)."""
         ids = np.asarray(first_ids)[:, None] + np.arange(tokens.shape[1])
         with self.precision():
-            output = self.model(
-                self.tensor(tokens), position_ids=self.tensor(ids), last_logits_only=scored == 1
-            )
-        return output.logits[:, -scored:]
+            output = self.model(self.tensor(tokens), position_ids=self.tensor(ids), logits_to_keep=scored)
+        return output.logits
 
 
 @torch.inference_mode()

@@ -166,7 +166,7 @@ INFLUENTIAL_TOKENS = ResultFile(
         "choices": {...: {...: {...: list}}},
         "placebo_pieces": list,
         "placebo": str,
-        **dict.fromkeys(("n_long", "n_short", "k"), int),
+        **dict.fromkeys(("n_long", "n_short", "targets_per_block", "k"), int),
         "tau_nats": float,
     },
 )

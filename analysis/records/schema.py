@@ -34,6 +34,8 @@ the gain's negative, see `targets_schema`."""
 MANIFEST_NAME = "manifest.json"
 ROPE_SCALING = "rope_scaling"
 """Option of a manifest: how RoPE was scaled, the fields of `RopeScaling`; absent where it was not."""
+TARGETS_PER_BLOCK = "targets_per_block"
+"""Option of a manifest: B, where it is not 1."""
 FAR_CONTEXTS = ("true", "placebo")
 """The target's own far context, and that of another held-out document [ours]."""
 
@@ -140,6 +142,11 @@ class Manifest:
     def k_max(self) -> int:
         """The largest k: so many tokens of every selection are recorded."""
         return self.ks[-1]
+
+    @property
+    def targets_per_block(self) -> int:
+        """B: a target whose number has the remainder b by B has the short context of M + b tokens."""
+        return self.options.get(TARGETS_PER_BLOCK, 1)
 
     @property
     def crossfit(self) -> bool:
@@ -352,7 +359,7 @@ class Examples:
     target_id: np.ndarray
     """Ascending, int64."""
     context_pieces: list[list[str]]
-    """Text of each of the N context tokens."""
+    """Text of each of the N + b context tokens; b is the target's place in its block."""
     target_piece: list[str]
     """Text of the target token."""
     placebo_pieces: list[list[str]]
@@ -375,18 +382,19 @@ class Examples:
         texts = {each.name: table[each.name].to_pylist() for each in fields(cls) if each.name != "target_id"}
         return cls(target_id=table["target_id"].to_numpy(), **texts)
 
-    def check(self, target_ids: np.ndarray, *, n_long: int, n_far: int) -> None:
+    def check(self, target_ids: np.ndarray, manifest: Manifest) -> None:
         """Raise `ValueError` where they are not of ascending ones of these targets, or not as long as the contexts."""
         if (np.diff(self.target_id) <= 0).any():
             raise ValueError("target ids repeat or do not ascend")
         if not np.isin(self.target_id, target_ids).all():
             raise ValueError("it has text of what is no target")
-        for name, pieces, length in (
-            ("context_pieces", self.context_pieces, n_long),
-            ("placebo_pieces", self.placebo_pieces, n_far),
+        read = manifest.n_long + self.target_id % manifest.targets_per_block
+        for name, pieces, lengths in (
+            ("context_pieces", self.context_pieces, read),
+            ("placebo_pieces", self.placebo_pieces, np.full(len(self), manifest.n_far)),
         ):
-            if any(len(each) != length or None in each for each in pieces):
-                raise ValueError(f"{name} are not {length} texts for every target")
+            if any(len(each) != length or None in each for each, length in zip(pieces, lengths, strict=True)):
+                raise ValueError(f"{name} are not one text for every token")
 
 
 @dataclass(frozen=True)

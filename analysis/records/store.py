@@ -121,7 +121,7 @@ class RecordFiles:
             return None
         examples = self._rows_of(EXAMPLES_NAME, Examples, EXAMPLES_SCHEMA)
         try:
-            examples.check(targets.target_id, n_long=self.manifest.n_long, n_far=self.manifest.n_far)
+            examples.check(targets.target_id, self.manifest)
         except ValueError as error:
             raise self._damaged(EXAMPLES_NAME, first_line(error)) from error
         return examples

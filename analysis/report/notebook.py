@@ -67,6 +67,7 @@ class InfluentialTokens:
     """Where the placebo comes from, or why there is none."""
     n_long: int
     n_short: int
+    targets_per_block: int
     tau_nats: float
     k: int
 
@@ -159,7 +160,7 @@ class InfluentialTokens:
                 "k": np.tile(np.arange(1, self.k + 1), len(targets)),
                 "selected_position": position.ravel(),
                 "selected_token": [self.pieces[at] for at in position.ravel()],
-                "distance_tokens": (self.n_long - true.selected).ravel(),
+                "distance_tokens": (self.targets.position[self.over][:, None] - position).ravel(),
                 "influence": true.influence.ravel(),
                 "loss_k_nats": true.loss_nats.ravel(),
                 **dict.fromkeys(("placebo_selected_token", "placebo_influence", "placebo_loss_k_nats")),
@@ -187,8 +188,13 @@ class InfluentialTokens:
 
     def _positions(self, selector: str) -> np.ndarray:
         """Places in the text of the tokens that a selector chose for the targets over tau, (m, k)."""
-        first = self.targets.position[self.over] - self.n_long
-        return first[:, None] + self.choices[selector]["true"].selected
+        return self.far_starts[:, None] + self.choices[selector]["true"].selected
+
+    @property
+    def far_starts(self) -> np.ndarray:
+        """Places in the text where the far contexts of the targets over tau begin, (m,)."""
+        place_in_block = self.targets.target_id[self.over] % self.targets_per_block
+        return self.targets.position[self.over] - self.n_long - place_in_block
 
     def aggregate(self, unit: str, selector: str | None = None) -> pandas.DataFrame:
         """A row per ``word`` or ``sentence`` of the text, see `UNITS`; a token belongs to the one that it begins in.
@@ -399,7 +405,7 @@ def _example(result: InfluentialTokens, selector: str, index: int) -> Json:
     """What the template shows of one target over tau, the ``index``-th; a side for each far context."""
     row = int(result.over[index])
     position = int(result.targets.position[row])
-    window = result.pieces[position - result.n_long : position]
+    window = result.pieces[result.far_starts[index] : position]
     n_far = result.n_long - result.n_short
     end = _span("short", "".join(window[n_far:]))
     end += _boxed(result.pieces[position], "target", "the token to predict")
@@ -415,7 +421,7 @@ def _example(result: InfluentialTokens, selector: str, index: int) -> Json:
             {
                 "kind": far_context,
                 "text": _far_text(pieces, chosen, np.nan_to_num(choices.influence[index])) + end,
-                "rows": [(_inline(pieces[at]), result.n_long - at, inf, loss) for at, inf, loss in tokens],
+                "rows": [(_inline(pieces[at]), len(window) - at, inf, loss) for at, inf, loss in tokens],
             }
         )
     return {

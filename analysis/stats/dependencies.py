@@ -63,7 +63,10 @@ def kind_numbers(bootstrap: SumsBootstrap, records: Records, measured: MeasuredT
 
 
 def distance_edges(n_long: int, n_short: int) -> list[int]:
-    """Edges of the bins in tokens back from the target, ascending: M + 1 … N + 1; a bin excludes its upper edge."""
+    """Edges of the bins in tokens back from the target, ascending: M + 1 … N + 1; a bin excludes its upper edge.
+
+    In a block (docs/method.md, 2.1) from its first target, so that uniform choice has the same share for all.
+    """
     edges = np.geomspace(n_short + 1, n_long + 1, DISTANCE_BINS + 1)
     return np.unique(np.rint(edges).astype(int)).tolist()
 

@@ -1,6 +1,8 @@
-"""Targets with their long contexts: which are measured, and the placebo that stands in for the far part.
+"""Blocks of targets with their long contexts: which are measured, and the placebo that stands in for the far part.
 
-Shapes: n targets, N long and M short context length, F = N - M far tokens.
+A *block* [ours] is B targets that follow one another and share a far context (docs/method.md, 2.1); B = 1 is a target
+by itself. Shapes: n blocks, B targets of each, N long and M short context length of the first of them, F = N - M far
+tokens.
 """
 
 from __future__ import annotations
@@ -24,21 +26,27 @@ class Documents(Protocol):
 
 @dataclass(frozen=True)
 class Contexts:
-    """Long contexts of n targets (docs/method.md, 2.1). The token at column j has position id j, always."""
+    """Long contexts of n blocks (docs/method.md, 2.1). The token at column j has position id j, always."""
 
     tokens: np.ndarray
-    """(n, N) int64; the first F columns are the far context, the last M the short one."""
+    """(n, N + B - 1) int64; the first F columns are the far context, M short ones follow, and all targets but the last.
+    Target b is given the columns before N + b."""
     targets: np.ndarray
-    """(n,) int64, the token that follows each context."""
+    """(n, B) int64."""
     target_id: np.ndarray
-    """(n,) int64, stable number of each target."""
+    """(n, B) int64, stable number of each target."""
     n_short: int
     """M."""
 
     @property
+    def targets_per_block(self) -> int:
+        """B."""
+        return self.targets.shape[1]
+
+    @property
     def n_long(self) -> int:
         """N."""
-        return self.tokens.shape[1]
+        return self.tokens.shape[1] - self.targets_per_block + 1
 
     @property
     def n_far(self) -> int:
@@ -46,22 +54,27 @@ class Contexts:
         return self.n_long - self.n_short
 
     @property
-    def long_columns(self) -> np.ndarray:
-        """C_long as one subset, (1, N)."""
-        return np.arange(self.n_long)[None]
-
-    @property
-    def short_columns(self) -> np.ndarray:
-        """C_short as one subset, (1, M)."""
-        return np.arange(self.n_far, self.n_long)[None]
+    def all_targets(self) -> np.ndarray:
+        """Block and place in it of every target, (n * B, 2)."""
+        return np.argwhere(np.ones(self.targets.shape, dtype=bool))
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def take(self, rows: np.ndarray | slice) -> Contexts:
-        """The contexts of some of the targets."""
+        """Some of the blocks."""
         return replace(
             self, tokens=self.tokens[rows], targets=self.targets[rows], target_id=self.target_id[rows]
+        )
+
+    def alone(self, block: int, place: int) -> Contexts:
+        """One target as a block of its own, with the same far context and the longer short one."""
+        rows, places = slice(block, block + 1), slice(place, place + 1)
+        return Contexts(
+            self.tokens[rows, : self.n_long + place],
+            self.targets[rows, places],
+            self.target_id[rows, places],
+            self.n_short + place,
         )
 
     def with_far(self, far: np.ndarray) -> Contexts:
@@ -71,7 +84,8 @@ class Contexts:
 
 @dataclass(frozen=True)
 class SampledTargets:
-    """Where the sampled targets and their placebo far contexts stand in the split; every array is (n,) int64."""
+    """Where the sampled targets and their placebo far contexts stand in the split; every array is (n * B,) int64, the
+    targets of a block one behind the other."""
 
     document: np.ndarray
     position: np.ndarray
@@ -79,30 +93,49 @@ class SampledTargets:
     placebo_start: np.ndarray
 
 
-def sample_targets(tokens: TokenFiles, count: int, *, n_long: int, n_short: int, seed: int) -> SampledTargets:
-    """Draw ``count`` targets whose N context tokens all come from their own document, and a placebo for each.
+def sample_targets(
+    tokens: TokenFiles, count: int, *, n_long: int, n_short: int, seed: int, targets_per_block: int = 1
+) -> SampledTargets:
+    """Draw ``count`` targets in whole blocks, each with its N context tokens in its own document, and their placebos.
 
-    Stratified by document [ours]: every document that offers a target gives the same number, as far as it has so many;
-    positions are drawn without replacement. The placebo is a stretch of F tokens at a uniform place of another
-    uniformly drawn document. A pure function of (seed, split, N, M, count); fewer are returned where the split offers
-    fewer. Raises `UserError` where N must be smaller.
+    Stratified by document [ours]: every document that offers a block gives the same number, as far as it has so many;
+    blocks do not overlap and are drawn without replacement. The placebo of a block is a stretch of F tokens at a
+    uniform place of another uniformly drawn document. A pure function of (seed, split, N, M, B, count); fewer are
+    returned where the split offers fewer. Raises `UserError` where N or B must be smaller.
     """
     if not 0 < n_short < n_long:
         raise UserError(f"N = {n_long} must be larger than M = {n_short}; raise --n-long or lower --n-short")
     lengths = np.diff(tokens.document_bounds[:, 1:], axis=1)[:, 0]
     offered = np.maximum(lengths - n_long, 0)
-    if not offered.any():
-        raise UserError(
-            f"no held-out document offers a target with N = {n_long} tokens before it: the longest has "
-            f"{lengths.max()} tokens; lower --n-long to at most {lengths.max() - 1}"
+    if not (offered >= targets_per_block).any():
+        block = (
+            "a target" if targets_per_block == 1 else f"{targets_per_block} targets that follow one another"
         )
-    document, position = _stratified(offered, count, n_long, seed)
+        raise UserError(
+            f"no held-out document offers {block} with N = {n_long} tokens before: the longest has "
+            f"{lengths.max()} tokens; lower --n-long to at most {lengths.max() - targets_per_block}"
+        )
+    blocks = -(-count // targets_per_block)
+    document, number = _stratified(offered // targets_per_block, blocks, seed)
+    first = n_long + targets_per_block * number + _offsets(offered, targets_per_block, seed)[document]
     placebo_document, placebo_start = _draw_placebos(document, lengths, n_long - n_short, seed)
+    columns = document, first, placebo_document, placebo_start
+    document, first, placebo_document, placebo_start = (
+        np.repeat(each, targets_per_block) for each in columns
+    )
+    position = first + np.tile(np.arange(targets_per_block), len(first) // targets_per_block)
     return SampledTargets(document, position, placebo_document, placebo_start)
 
 
-def _stratified(offered: np.ndarray, count: int, n_long: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(document, position) of each target; the last, partial round over documents takes a random subset of them."""
+def _offsets(offered: np.ndarray, targets_per_block: int, seed: int) -> np.ndarray:
+    """Where the blocks of each document begin, uniform among the targets that whole blocks leave over."""
+    left_over = offered % targets_per_block
+    generator = np.random.default_rng([Stream.BLOCK_OFFSETS, seed])
+    return generator.integers(0, left_over, endpoint=True)
+
+
+def _stratified(offered: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(document, number in it) of each block; the last, partial round over documents takes a random subset of them."""
     quota = np.zeros_like(offered)
     generator = np.random.default_rng([Stream.TARGETS, seed])
     left = min(count, int(offered.sum()))
@@ -115,13 +148,13 @@ def _stratified(offered: np.ndarray, count: int, n_long: int, seed: int) -> tupl
         quota[open_documents] += grant
         left -= int(grant.sum())
     documents = np.flatnonzero(quota)
-    positions = [
+    numbers = [
         np.sort(
             np.random.default_rng([Stream.TARGETS, seed, d]).choice(offered[d], size=quota[d], replace=False)
         )
         for d in documents
     ]
-    return np.repeat(documents, quota[documents]), np.concatenate(positions) + n_long
+    return np.repeat(documents, quota[documents]), np.concatenate(numbers)
 
 
 def _draw_placebos(
@@ -146,20 +179,23 @@ def _draw_placebos(
 def long_contexts(
     documents: Documents,
     document: np.ndarray,
-    position: np.ndarray,
-    target_id: np.ndarray,
+    first: np.ndarray,
+    first_id: np.ndarray,
     *,
     n_long: int,
     n_short: int,
+    targets_per_block: int = 1,
 ) -> Contexts:
-    """The long contexts of targets at ``position`` of ``document``."""
-    windows = np.stack(
-        [
-            documents.document(int(d))[t - n_long : t + 1].astype(np.int64)
-            for d, t in zip(document, position, strict=True)
-        ]
-    )
-    return Contexts(windows[:, :-1], windows[:, -1], np.asarray(target_id), n_short)
+    """The long contexts of blocks whose first targets stand at ``first`` of ``document`` and are called ``first_id``.
+
+    Where a document ends within a block, 0 stands for what is missing; nothing before it is influenced by that.
+    """
+    windows = np.zeros((len(first), n_long + targets_per_block), dtype=np.int64)
+    for row, (d, t) in enumerate(zip(document, first, strict=True)):
+        window = documents.document(int(d))[t - n_long : t + targets_per_block]
+        windows[row, : len(window)] = window
+    target_id = np.asarray(first_id)[:, None] + np.arange(targets_per_block)
+    return Contexts(windows[:, :-1], windows[:, n_long:], target_id, n_short)
 
 
 def placebo_contexts(

@@ -76,6 +76,7 @@ class Placebos:
     other: Passage | None
     n_long: int
     n_far: int
+    targets_per_block: int
     seed: int
 
     def __post_init__(self) -> None:
@@ -101,19 +102,26 @@ class Placebos:
         return end - first
 
     def starts(self, positions: np.ndarray) -> np.ndarray:
-        """Where the placebo of each target begins in `source`, (n,); -1 where there is no room for one [ours]."""
+        """Where the placebo of each target begins in `source`, (n,); -1 where there is no room for one [ours].
+
+        Blocks of B targets follow one another from the first target that there can be, and share their placebo.
+        """
         first, end = self._bounds(self.source)
-        starts = np.full(len(positions), -1)
-        for row, position in enumerate(positions.tolist()):
+        begins, block = np.unique(
+            positions - (positions - self.n_long) % self.targets_per_block, return_inverse=True
+        )
+        starts = np.full(len(begins), -1)
+        for row, position in enumerate(begins.tolist()):
             places = np.arange(first, end - self.n_far + 1)
             if self.other is None:
                 before = places + self.n_far + 2 * self.n_long <= position
-                places = places[before | (places > position + self.n_long)]
+                behind = places >= position + self.targets_per_block + self.n_long
+                places = places[before | behind]
             if len(places):
                 starts[row] = np.random.default_rng([Stream.PASSAGE_PLACEBOS, self.seed, position]).choice(
                     places
                 )
-        return starts
+        return starts[block]
 
     def sample(self, positions: np.ndarray) -> SampledTargets:
         """Targets at these positions of text 0, whose placebos come from it or from text 1."""

@@ -59,16 +59,16 @@ class PositionedNeoX(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool = False,
-        last_logits_only: bool = False,
+        logits_to_keep: int = 0,
         output_hidden_states: bool = False,
     ) -> OLMoOutput:
-        """``logits`` (B, T, V), or (B, 1, V) with ``last_logits_only``; ``attn_key_values`` with ``use_cache``.
+        """``logits`` (B, T, V), or of the last ``logits_to_keep`` positions; ``attn_key_values`` with ``use_cache``.
 
         ``input_ids``: (B, T) integers. ``position_ids``: (B or 1, T) integers, or (B or 1, P + T) as `PositionedOLMo`
         takes them, of which the last T are read; None means P … P+T-1. ``input_embeddings``: (B, T, D), in place of
         the token embedding. ``attention_mask``: (B, P + T), 0 hides a token from every query. With
         ``output_hidden_states``, ``hidden_states`` holds one tensor (B, T, D): the final one, after the last norm, cut
-        to (B, 1, D) by ``last_logits_only``.
+        like the logits.
         """
         batch, length = input_ids.shape
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
@@ -85,7 +85,7 @@ class PositionedNeoX(nn.Module):
             past_key_values=past_key_values,
             use_cache=use_cache,
         )
-        hidden = output.last_hidden_state[:, -1:] if last_logits_only else output.last_hidden_state
+        hidden = output.last_hidden_state[:, -logits_to_keep:]  # -0: all
         return OLMoOutput(
             logits=self.model.lm_head(hidden),
             attn_key_values=output.past_key_values if use_cache else None,

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from olmo.config import ActivationCheckpointingStrategy
-from olmo.model import OLMo, OLMoOutput
-from torch import Tensor
+from olmo.model import OLMo, OLMoOutput, OLMoSequentialBlock, causal_attention_bias
+from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.rope import (
@@ -24,6 +24,65 @@ from olmo_sparsity.model.rope import (
     rotary_sin_cos,
 )
 from olmo_sparsity.model.rope_scaling import RopeScaling
+
+KeyValue = tuple[Tensor, Tensor]
+
+
+class LastBlock(OLMoSequentialBlock):
+    """OLMo's block, which can compute the last positions alone; of the others it needs keys and values only."""
+
+    asked: int = 0
+    """Q; 0: all positions."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        attention_bias: Tensor | None = None,
+        layer_past: KeyValue | None = None,
+        use_cache: bool = False,
+        **options: Any,
+    ) -> tuple[Tensor, KeyValue | None]:
+        """As OLMo's block: from (B, T, D) to (B, T, D), or (B, Q, D), and the keys and values with ``use_cache``."""
+        if not 0 < self.asked < x.shape[1]:
+            return super().forward(x, attention_bias, layer_past, use_cache, **options)
+        last = x[:, -self.asked :]
+        attended, present = self._attend(x, attention_bias, layer_past, use_cache)
+        after = self.config.norm_after
+        last = last + self.dropout(self.attn_norm(attended) if after else attended)
+        changed = self.ff_out(self.act(self.ff_proj(last if after else self.ff_norm(last))))
+        return last + self.dropout(self.ff_norm(changed) if after else changed), present
+
+    def _attend(
+        self, x: Tensor, attention_bias: Tensor | None, layer_past: KeyValue | None, use_cache: bool
+    ) -> tuple[Tensor, KeyValue | None]:
+        """Attention of the last Q positions: the keys and values before them are handed on as if they were cached."""
+        h = x if self.config.norm_after else self.attn_norm(x)
+        width, bias = self.fused_dims[0], self.att_proj.bias
+        parts = slice(width), slice(width, None)
+        q, kv = (
+            nn.functional.linear(inputs, self.att_proj.weight[part], None if bias is None else bias[part])
+            for inputs, part in zip((h[:, -self.asked :], h), parts, strict=True)
+        )
+        if (limit := self.config.clip_qkv) is not None:
+            q, kv = q.clamp(-limit, limit), kv.clamp(-limit, limit)
+        k, v = kv.split(self.fused_dims[1:], dim=-1)
+        earlier = k[:, : -self.asked], v[:, : -self.asked]
+        if self.k_norm is not None:
+            earlier = self.k_norm(earlier[0]).to(k.dtype), earlier[1]
+        shape = (len(x), -1, self.config.effective_n_kv_heads, width // self.config.n_heads)
+        past = [each.view(shape).transpose(1, 2) for each in earlier]
+        if layer_past is not None:
+            past = [torch.cat(pair, dim=-2) for pair in zip(layer_past, past, strict=True)]
+        if attention_bias is None:
+            attention_bias = causal_attention_bias(past[0].shape[-2] + self.asked, x.device)
+        return self.attention(
+            q,
+            k[:, -self.asked :],
+            v[:, -self.asked :],
+            attention_bias,
+            layer_past=(past[0], past[1]),
+            use_cache=use_cache,
+        )
 
 
 class PositionedOLMo(OLMo):
@@ -42,9 +101,13 @@ class PositionedOLMo(OLMo):
         self.current_positions = CurrentPositions()
         self.rope_scaling = None
         self.encoding = config.encoding
+        self._logits_to_keep = 0
         self._olmo_checkpoint = self._activation_checkpoint_fn
         self._activation_checkpoint_fn = self._checkpoint_with_positions
         parts: Any = self.transformer
+        parts["ln_f"].register_forward_pre_hook(self._only_last)
+        if type(self.blocks()[-1]) is OLMoSequentialBlock:
+            self.blocks()[-1].__class__ = LastBlock
         for group in parts["block_groups"] if config.block_group_size > 1 else ():
             group._activation_checkpoint_fn = self._checkpoint_with_positions
         if self.encoding.rotates:
@@ -62,6 +125,11 @@ class PositionedOLMo(OLMo):
         if self.config.block_group_size == 1:
             return list(parts["blocks"])
         return [block for group in parts["block_groups"] for block in group]
+
+    def _only_last(self, norm: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the final norm reads of (B, T, D): all positions, or the last ones."""
+        kept = self._logits_to_keep
+        return (arguments[0][:, -kept:], *arguments[1:]) if kept else arguments
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Token embeddings, (B, T, D), which `forward` takes back as ``input_embeddings``."""
@@ -97,14 +165,15 @@ class PositionedOLMo(OLMo):
         input_ids: Tensor,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
+        logits_to_keep: int = 0,
         **options: Any,
     ) -> OLMoOutput:
-        """Logits (B, T, V), or (B, 1, V) with ``last_logits_only``.
+        """Logits (B, T, V), or of the last ``logits_to_keep`` positions where it is not 0.
 
         ``position_ids``: (B, P + T) or (1, P + T) integers, the ids of cached tokens included (OLMo caches keys before
         rotation); None means 0 … P+T-1. ``document_ids``: (B, P + T) integers; a token then attends only to those
         before it that have its own document id, instead of to all before it. ``options`` are those of `OLMo.forward`
-        (attention_mask, attention_bias, past_key_values, use_cache, last_logits_only, output_hidden_states).
+        (attention_mask, attention_bias, past_key_values, use_cache, output_hidden_states).
         """
         past = options.get("past_key_values")
         if position_ids is None:
@@ -118,5 +187,10 @@ class PositionedOLMo(OLMo):
                 options["attention_bias"] = self._attention_bias(ids, document_ids)
         rotates = self.encoding.rotates
         sin_cos = rotary_sin_cos(self.config, ids, self.rope_scaling) if rotates else None
-        with self.current_positions.holding(ids, sin_cos):
-            return super().forward(input_ids, **options)  # type: ignore[arg-type]
+        last = self.blocks()[-1]
+        self._logits_to_keep = last.asked = logits_to_keep
+        try:
+            with self.current_positions.holding(ids, sin_cos):
+                return super().forward(input_ids, **options)  # type: ignore[arg-type]
+        finally:
+            self._logits_to_keep = last.asked = 0

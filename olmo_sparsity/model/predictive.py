@@ -65,7 +65,7 @@ class PredictorOutput(NamedTuple):
     """What a forward pass gives."""
 
     logits: Tensor
-    """(B, T, V), of the next token; (B, 1, V) with ``last_logits_only``."""
+    """(B, T, V), of the next token; of the last positions only with ``logits_to_keep``."""
     id_logits: Tensor | None
     """(B, T, I), of the next token's id, likewise; None where there is no id head."""
     attn_key_values: Any
@@ -104,7 +104,7 @@ class PositionPredictor(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool = False,
-        last_logits_only: bool = False,
+        logits_to_keep: int = 0,
     ) -> PredictorOutput:
         """Logits of the next token and of its id.
 
@@ -118,7 +118,7 @@ class PositionPredictor(nn.Module):
             input_embeddings=self._embed(input_ids, position_ids[:, -input_ids.shape[1] :]),
             past_key_values=past_key_values,
             use_cache=use_cache,
-            last_logits_only=last_logits_only,
+            logits_to_keep=logits_to_keep,
             output_hidden_states=self.id_head is not None,
             **self._mask_options(attention_mask, input_ids.shape[1]),
         )

@@ -42,6 +42,8 @@ class Stream(IntEnum):
     """The order in which that benchmark measures."""
     PASSAGE_TARGETS = 7
     """As `TARGETS`, of a passage given as text."""
+    BLOCK_OFFSETS = 8
+    """Where in a document its blocks of targets begin."""
     TRAINING_SEEDS = 0x6C73
     """Resamples of training runs."""
     HELDOUT_WINDOWS = 0x686C64

@@ -1,4 +1,4 @@
-"""The influence analysis: its engine against a plain loop, screened against exact selectors, and what it costs."""
+"""The influence analysis: its engine against a plain loop, blocks of targets, screened selectors, and what it costs."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from analysis.plots.costs import cost_figure
 from analysis.plots.style import save_figure
 from analysis.records.results import INFLUENCE_BENCHMARK
 from analysis.text.contexts import Contexts, long_contexts, sample_targets
+from benchmarks.influence_blocks import measure_agreement, measure_blocks
 from benchmarks.plain_loop import PLAIN_SELECTORS, plain_selection
 from benchmarks.settings import InfluenceSettings, ModelSettings
 from benchmarks.timing import (
@@ -76,7 +77,7 @@ def run(settings: InfluenceSettings) -> Json:
     made = about_this_run(device)
     loaded = load_model(settings)
     loaded.check_context(settings.longest)
-    shown = ("n_long", "n_short", "targets", "screened_targets", "repeats", "seed")
+    shown = ("n_long", "n_short", "targets", "targets_per_block", "screened_targets", "repeats", "seed")
     result = {
         "benchmark": "influence",
         "model": settings.model,
@@ -88,6 +89,11 @@ def run(settings: InfluenceSettings) -> Json:
     if "speed" in settings.parts:
         contexts = contexts_of(loaded, settings, settings.targets)
         result["speed"] = measure_speed(loaded.model, device, contexts, settings.repeats)
+    if "blocks" in settings.parts:
+        block = contexts_of(loaded, settings, 1, settings.targets_per_block)
+        result["blocks"] = measure_blocks(loaded.model, device, block, select, settings)
+    if "agreement" in settings.parts and settings.corpus is not None:
+        result["agreement"] = measure_agreement(loaded, settings)
     if "screened" in settings.parts:
         contexts = contexts_of(loaded, settings, settings.screened_targets)
         result["screened"] = measure_screened(loaded.model, device, contexts)
@@ -116,23 +122,30 @@ def load_model(settings: ModelSettings) -> LoadedModel:
     return replace(loaded, model=loaded.model.to(chosen_device(settings.device)))
 
 
-def contexts_of(loaded: LoadedModel, settings: InfluenceSettings, count: int) -> Contexts:
-    """Contexts of sampled held-out targets, or random tokens."""
+def contexts_of(
+    loaded: LoadedModel, settings: InfluenceSettings, count: int, targets_per_block: int = 1
+) -> Contexts:
+    """Contexts of ``count`` sampled held-out blocks, or random tokens."""
     n_long, n_short = settings.n_long, settings.n_short
     if settings.corpus is None:
-        return random_contexts(vocabulary_size(loaded.model), count, n_long, n_short, settings.seed)
+        vocabulary = vocabulary_size(loaded.model)
+        return random_contexts(vocabulary, count, n_long, n_short, settings.seed, targets_per_block)
     loaded.check_corpus(settings.corpus)
     tokens = TokenFiles.of_split(settings.corpus, "heldout")
-    sampled = sample_targets(tokens, count, n_long=n_long, n_short=n_short, seed=settings.seed)
-    rows = np.arange(len(sampled.document))
-    return long_contexts(tokens, sampled.document, sampled.position, rows, n_long=n_long, n_short=n_short)
+    sizes = {"n_long": n_long, "n_short": n_short, "targets_per_block": targets_per_block}
+    sampled = sample_targets(tokens, count * targets_per_block, seed=settings.seed, **sizes)
+    first = np.arange(0, len(sampled.document), targets_per_block)
+    return long_contexts(tokens, sampled.document[first], sampled.position[first], first, **sizes)
 
 
-def random_contexts(vocabulary: int, count: int, n_long: int, n_short: int, seed: int) -> Contexts:
+def random_contexts(
+    vocabulary: int, count: int, n_long: int, n_short: int, seed: int, targets_per_block: int = 1
+) -> Contexts:
     """Contexts of uniformly drawn tokens: what a pass costs does not depend on them."""
     generator = np.random.default_rng([Stream.BENCHMARK_TARGETS, seed])
-    tokens = generator.integers(vocabulary, size=(count, n_long + 1))
-    return Contexts(tokens[:, :-1], tokens[:, -1], np.arange(count), n_short)
+    tokens = generator.integers(vocabulary, size=(count, n_long + targets_per_block))
+    target_id = np.arange(count * targets_per_block).reshape(count, targets_per_block)
+    return Contexts(tokens[:, :-1], tokens[:, n_long:], target_id, n_short)
 
 
 def measure_speed(model: Any, device: str, contexts: Contexts, repeats: int) -> Json:

@@ -60,7 +60,7 @@ def plain_losses(losses: TokenLosses, tokens: np.ndarray) -> np.ndarray:
     found = []
     for position in range(1, tokens.shape[1]):
         logits = losses.model(
-            on_device[:, :position], position_ids=ids[:, :position], last_logits_only=True
+            on_device[:, :position], position_ids=ids[:, :position], logits_to_keep=1
         ).logits[:, -1]
         found.append(F.cross_entropy(logits.float(), on_device[:, position], reduction="none"))
     return torch.stack(found, dim=1).cpu().numpy()

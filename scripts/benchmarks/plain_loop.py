@@ -23,7 +23,7 @@ class PlainLoop:
 
     def __init__(self, model: Any, device: str, contexts: Contexts, row: int):
         self.model, self.device = model, device
-        self.tokens, self.target = contexts.tokens[row], int(contexts.targets[row])
+        self.tokens, self.target = contexts.tokens[row], int(contexts.targets[row, 0])
         self.long = list(range(contexts.n_long))
         self.far, self.short = self.long[: contexts.n_far], self.long[contexts.n_far :]
 
@@ -32,7 +32,7 @@ class PlainLoop:
         """loss(t | kept): the kept tokens alone, each at its original position id."""
         position_ids = torch.tensor([kept], device=self.device)
         input_ids = torch.tensor([self.tokens[kept].tolist()], device=self.device)
-        logits = self.model(input_ids, position_ids=position_ids, last_logits_only=False).logits[0, -1]
+        logits = self.model(input_ids, position_ids=position_ids, logits_to_keep=0).logits[0, -1]
         return F.cross_entropy(logits.float(), torch.tensor(self.target, device=self.device)).item()
 
     def leave_one_out(self, k: int) -> Ranked:

@@ -9,7 +9,7 @@ from olmo_sparsity.util.arguments import argument, out_folder, seed_number
 from olmo_sparsity.util.errors import UserError
 
 ROUNDS = "how often each is timed"
-PARTS = ("speed", "screened", "cost")
+PARTS = ("speed", "blocks", "agreement", "screened", "cost")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,14 @@ class InfluenceSettings(ModelSettings):
     n_long: int = field(default=256, metadata=argument("N"))
     n_short: int = field(default=32, metadata=argument("M"))
     targets: int = field(default=2, metadata=argument("targets of the comparison with the plain loop"))
+    targets_per_block: int = field(default=32, metadata=argument("B of the parts blocks and agreement"))
+    agreement_targets: int = field(
+        default=640,
+        metadata=argument("targets of the comparison of blocks with single targets (with --corpus)"),
+    )
+    tau_nats: float = field(
+        default=1.0, metadata=argument("threshold on the gain in that comparison, in nats", name="tau")
+    )
     screened_targets: int = field(
         default=8, metadata=argument("targets of the comparison of screened with exact selectors")
     )
@@ -134,7 +142,8 @@ class InfluenceSettings(ModelSettings):
     @property
     def longest(self) -> int:
         """The most positions that any part needs."""
-        return max(self.n_long, *(self.lengths if "cost" in self.parts else ()), self.n_long)
+        blocks = self.n_long + self.targets_per_block - 1 if {"blocks", "agreement"} & {*self.parts} else 0
+        return max(self.n_long, blocks, *(self.lengths if "cost" in self.parts else ()))
 
 
 BENCHMARKS: dict[str, type[Settings]] = {

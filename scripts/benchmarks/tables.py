@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from analysis.stats.tables import plain_table, print_result
+from analysis.stats.tables import percent_text, plain_table, print_result
 from benchmarks.timing import Json
 
 Rows = list[tuple[str, Json]]
@@ -45,6 +45,33 @@ def _tables(result: Json) -> dict[str, Rows]:
             for selector, timed in speed["selectors"].items()
             for label, row in timed["results"].items()
         ]
+    if blocks := result.get("blocks"):
+        size, alone = blocks["targets_per_block"], blocks["targets_alone"]
+        title = (
+            f"blocks of {size} targets, {alone} of them alone: targets per second; ratio to the plain loop"
+        )
+        tables[title] = [
+            (f"{selector}, {label}", row)
+            for selector, timed in blocks.items()
+            if isinstance(timed, dict)
+            for label, row in timed["results"].items()
+        ]
+        tables["blocks: exactness, and the share of the machine's matrix product"] = [
+            (selector, {name: value for name, value in timed.items() if isinstance(value, float)})
+            for selector, timed in blocks.items()
+            if isinstance(timed, dict)
+        ]
+    if agreement := result.get("agreement"):
+        tables[f"the same {agreement['targets']} targets: net recovery by k, with and without blocks"] = [
+            (name, {**_flat(row), **{k: percent_text(each) for k, each in row["net_recovery"].items()}})
+            for name, row in agreement.items()
+            if name.startswith("B = ")
+        ] + [
+            (
+                "difference",
+                {k: percent_text(each) for k, each in agreement["net_recovery_difference"].items()},
+            )
+        ]
     if screened := result.get("screened"):
         title = f"screened selectors, {screened['targets']} targets in {screened['rounds']} rounds"
         tables[title] = list(screened["selectors"].items())
@@ -64,6 +91,10 @@ def _about(result: Json) -> str:
         for name, value in told.items()
         if isinstance(value, str | int | float) and name not in left_out
     )
+
+
+def _flat(row: Json) -> Json:
+    return {name: value for name, value in row.items() if not isinstance(value, dict)}
 
 
 def _cell(value: Any) -> str:

@@ -95,10 +95,11 @@ def test_it_measures_what_the_scripts_measure(family, tmp_path):
                 assert here_k[key] == pytest.approx(there_k[key]["value"], abs=1e-4)
 
 
-def test_the_table_against_one_forward_pass_per_number():
+@pytest.mark.parametrize("per_block", [1, 7])
+def test_the_table_against_one_forward_pass_per_number(per_block):
     """Every row: positions, texts and losses again, from the token ids and the model alone."""
     model = random_model()
-    result = measure(model, placebo_text=spelled(OTHER))
+    result = measure(model, placebo_text=spelled(OTHER), targets_per_block=per_block)
     frame, targets = result.to_pandas(), result.targets_frame()
     assert len(frame) == len(result.over) * K > 0
     assert len(targets) == len(DOCUMENT) - N
@@ -106,13 +107,16 @@ def test_the_table_against_one_forward_pass_per_number():
     assert (
         targets.query("over_tau")["position"].tolist() == frame.query("k == 1")["position"].tolist() == over
     )
-    short, close = list(range(F, N)), {"abs": 1e-4}
+    close = {"abs": 1e-4}
     for position, rows in list(frame.groupby("position"))[:4]:
-        window, token = DOCUMENT[position - N : position], DOCUMENT[position]
+        read = N + (position - N) % per_block
+        window, token, short = DOCUMENT[position - read : position], DOCUMENT[position], list(range(F, read))
         start = int(result.targets.placebo_start[position - N])
         placebo = [*OTHER[start : start + F], *window[F:]]
-        long = plain_loss(model, window, range(N), token)
-        losses = [plain_loss(model, window, [j for j in range(N) if j != i], token) - long for i in range(F)]
+        long = plain_loss(model, window, range(read), token)
+        losses = [
+            plain_loss(model, window, [j for j in range(read) if j != i], token) - long for i in range(F)
+        ]
         chosen = sorted(range(F), key=lambda i: -losses[i])[:K]
         in_placebo = result.choices["leave-one-out"]["placebo"].selected[over.index(position)]
         for k, row in enumerate(rows.itertuples(), 1):
@@ -120,7 +124,7 @@ def test_the_table_against_one_forward_pass_per_number():
             assert row.loss_long_nats == pytest.approx(long, **close)
             assert row.loss_short_nats == pytest.approx(plain_loss(model, window, short, token), **close)
             assert row.gain_nats == pytest.approx(row.loss_short_nats - row.loss_long_nats)
-            assert (row.k, row.selected_position) == (k, position - N + chosen[k - 1])
+            assert (row.k, row.selected_position) == (k, position - read + chosen[k - 1])
             assert row.selected_token.strip() == f"w{DOCUMENT[row.selected_position]}"
             assert row.distance_tokens == position - row.selected_position
             assert row.influence == pytest.approx(losses[chosen[k - 1]], **close)
@@ -188,7 +192,7 @@ def test_placebos_of_the_text_itself_are_far_away():
     """Against every place that there is, one by one; the length that the note asks for is enough, and no less is."""
     enough = 3 * N + 2 * F
     for length in (enough - 30, enough - 1, enough, enough + 40):
-        placebos = Placebos(passage(length), None, N, F, seed=1)
+        placebos = Placebos(passage(length), None, N, F, 1, seed=1)
         positions = np.arange(N, length)
         starts = placebos.starts(positions)
         for position, start in zip(positions, starts, strict=True):
@@ -199,9 +203,9 @@ def test_placebos_of_the_text_itself_are_far_away():
         assert (starts >= 0).all() == (length >= enough)
         assert np.array_equal(placebos.starts(positions[::7]), starts[::7])
         assert f"at least {enough} tokens" in placebos.describe(found=False)
-    drawn = {int(Placebos(passage(106), None, N, F, seed=s).starts(np.array([90]))[0]) for s in range(400)}
+    drawn = {int(Placebos(passage(106), None, N, F, 1, seed=s).starts(np.array([90]))[0]) for s in range(400)}
     assert drawn == set(range(90 - 2 * N - F + 1))
-    around = Placebos(passage(200, special=[0, 199]), None, N, F, seed=0).starts(np.array([100, 150] * 9))
+    around = Placebos(passage(200, special=[0, 199]), None, N, F, 1, seed=0).starts(np.array([100, 150] * 9))
     assert (around > 0).all() and (around + F <= 199).all()
 
 

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.measure.influence import measure_influence
 from analysis.measure.selectors import Selection
+from analysis.measure.settings import InfluenceSettings as MeasureSettings
 from analysis.model.adapters import OlmoForAnalysis
 from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
+from analysis.records.store import load_records
+from analysis.stats.summary import summarize
 from analysis.text.contexts import Contexts
 from olmo_sparsity.data import task_batches
 from olmo_sparsity.data.tokens import TokenFiles
@@ -158,7 +162,7 @@ def test_loss_by_position_is_timed(benchmark, of_length):
 def make_contexts(count=3, seed=0):
     generator = np.random.default_rng(seed)
     tokens = generator.integers(1, 50, (count, N))
-    return Contexts(tokens, generator.integers(1, 50, count), np.arange(count), M)
+    return Contexts(tokens, generator.integers(1, 50, (count, 1)), np.arange(count)[:, None], M)
 
 
 @torch.no_grad()
@@ -168,16 +172,16 @@ def hidden_loss(model, contexts, row, kept):
     mask[0, kept] = 1
     tokens = torch.from_numpy(contexts.tokens[row])[None]
     logits = model(tokens, torch.arange(N)[None], attention_mask=mask).logits[0, -1].double()
-    return float(-logits.log_softmax(-1)[int(contexts.targets[row])])
+    return float(-logits.log_softmax(-1)[contexts.targets[row, 0]])
 
 
 def test_the_plain_loop_computes_the_losses_of_the_scorer_and_of_masking(model):
     contexts = make_contexts()
     generator = np.random.default_rng(1)
-    for count in (M, 11, N):
-        kept = np.sort(generator.choice(N - 1, count - 1, replace=False))
-        kept = np.append(kept, N - 1)  # masking reads the loss at the last token
-        losses = Scorer(model).losses(contexts, kept[None])[:, 0]
+    for count in (0, 5, FAR):
+        far = np.sort(generator.choice(FAR, count, replace=False))
+        kept = np.append(far, range(FAR, N))
+        losses = Scorer(model).losses(contexts, far[None])[:, 0]
         for row in range(len(contexts)):
             plain = PlainLoop(model, "cpu", contexts, row).loss_nats(kept.tolist())
             assert plain == pytest.approx(losses[row], abs=2e-5)
@@ -196,12 +200,12 @@ def test_the_plain_loop_chooses_as_the_engine_does(model, name):
 def test_the_plain_loop_makes_one_pass_per_candidate_and_asks_for_all_logits(model):
     seen = []
 
-    def spy(input_ids, position_ids, *, last_logits_only):
-        seen.append((*input_ids.shape, last_logits_only))
-        return model(input_ids, position_ids, last_logits_only=last_logits_only)
+    def spy(input_ids, position_ids, *, logits_to_keep):
+        seen.append((*input_ids.shape, logits_to_keep))
+        return model(input_ids, position_ids, logits_to_keep=logits_to_keep)
 
     plain_selection("leave-one-out", spy, "cpu", 5, make_contexts(1))
-    assert seen == [(1, N, False)] + FAR * [(1, N - 1, False)]
+    assert seen == [(1, N, 0)] + FAR * [(1, N - 1, 0)]
 
 
 def test_differences_between_selections_are_told():
@@ -247,7 +251,9 @@ def test_contexts_are_stretches_of_held_out_documents_or_random_tokens(trained):
         contexts = influence.contexts_of(loaded, settings_of_influence(checkpoint="run", corpus=source), 5)
         assert contexts.tokens.shape == (5, N) and contexts.n_far == FAR
         for tokens, target in zip(contexts.tokens.tolist(), contexts.targets.tolist(), strict=True):
-            found = [*tokens, target] in [text[i : i + N + 1] for text in texts for i in range(len(text) - N)]
+            found = [*tokens, *target] in [
+                text[i : i + N + 1] for text in texts for i in range(len(text) - N)
+            ]
             assert found == (source is not None)
 
 
@@ -291,6 +297,36 @@ def test_all_parts_of_the_influence_benchmark(benchmark, trained, tmp_path):
         assert [point["selector"] for point in sweep] == list(influence.COST_SELECTORS)
         assert all(point["seconds_per_target"] > 0 for point in sweep)
     assert (tmp_path / "cost.png").read_bytes()[:4] == b"\x89PNG" and (tmp_path / "cost.pdf").exists()
+
+
+def test_blocks_agree_with_the_plain_loop_and_are_compared_on_the_same_targets(benchmark, trained, tmp_path):
+    sizes = ["--n-long", 20, "--n-short", M, "--targets", 2, "--targets-per-block", 5, "--repeats", 2]
+    options = ["--parts", "blocks,agreement", "--agreement-targets", 60, "--tau", 0.05, *sizes]
+    source = [trained / "run", "--corpus", trained / "corpus", "--device", "cpu"]
+    result = benchmark("influence", *source, "--out", tmp_path, *options)
+    for name in ("leave-one-out", "leave-one-in"):
+        timed = result["blocks"][name]
+        assert timed["same_set"] == 1 and timed["largest_influence_difference_nats"] < 1e-4
+        assert timed["results"]["plain loop"]["ratio"] == 1
+        assert timed["share_of_matrix_product"] > 0
+    found = result["agreement"]
+    assert min(found[f"B = {size}"]["over_tau"] for size in (1, 5)) > 0
+    settings = MeasureSettings(
+        checkpoint=str(trained / "run"),
+        corpus=str(trained / "corpus"),
+        out=str(tmp_path / "records"),
+        n_long=20,
+        n_short=M,
+        tau_nats=0.05,
+        selectors=("leave-one-out",),
+        targets=60,
+        targets_per_block=5,
+        device="cpu",
+    )
+    summary = summarize(load_records(measure_influence(settings)), resamples=1000)
+    net = found["B = 5"]["net_recovery"]
+    for k, expected in summary["selectors"]["leave-one-out"].items():
+        assert net[k]["value"] == pytest.approx(expected["net_recovery"]["value"], abs=1e-4)
 
 
 def test_screened_selectors_are_timed_with_random_weights(benchmark, tmp_path):

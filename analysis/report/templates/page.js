@@ -95,7 +95,7 @@
     row.setAttribute('aria-posinset', place + 1);
     row.style.top = `${place * ROW_HEIGHT}px`;
     row.dataset.place = place;
-    const before = inOneLine(each.context.slice(-data.n_short).join('')).slice(-24);
+    const before = inOneLine(each.context.slice(data.n_long - data.n_short).join('')).slice(-24);
     const end = make('span', 'end', `…${before}`);
     end.append(make('b', '', visible(each.target)), ...nodes(inOneLine(each.after)));
     row.append(end, make('span', 'what', `${data.kinds[each.kind]} · document ${each.document}`),
@@ -193,11 +193,11 @@
     for (let position = 0; position < data.n_long - data.n_short; position += 1) {
       if (rankAt.has(position)) {
         const rank = rankAt.get(position);
-        parts.push(...nodes(run + leadingSpace(far[position])), makeChosen(far[position], rank, influence[rank], data.n_long - position, strongest));
+        parts.push(...nodes(run + leadingSpace(far[position])), makeChosen(far[position], rank, influence[rank], each.context.length - position, strongest));
         run = isBlank(far[position]) ? far[position] : ''; // a box around a line break would be cut in two
       } else run += far[position];
     }
-    parts.push(...nodes(run), make('span', 'short', each.context.slice(-data.n_short).join('')),
+    parts.push(...nodes(run), make('span', 'short', each.context.slice(data.n_long - data.n_short).join('')),
       leadingSpace(each.target), make('strong', 'target', isBlank(each.target) ? visible(each.target) : each.target.trimStart()),
       make('span', 'after', each.after));
     box.replaceChildren(...parts);

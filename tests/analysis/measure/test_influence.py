@@ -29,10 +29,11 @@ from tests.support.replaced_tokens import assert_refused_and_right_ones_remember
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("scaled", ["", "@yarn:2"])
-def test_records_equal_a_plain_computation(trained, tmp_path, scaled):
+@pytest.mark.parametrize(("scaled", "per_block"), [("", 1), ("@yarn:2", 1), ("", 6)])
+def test_records_equal_a_plain_computation(trained, tmp_path, scaled, per_block):
     checkpoint = f"{trained / 'run'}{scaled}"
-    records = load_records(measure_influence(settings(trained, tmp_path / "records", checkpoint)))
+    asked = settings(trained, tmp_path / "records", checkpoint, targets_per_block=per_block)
+    records = load_records(measure_influence(asked))
     assert len(records.targets) == 60
     assert len(records.over) >= 5
     model, config = load_model(trained / "run")
@@ -44,7 +45,9 @@ def test_records_equal_a_plain_computation(trained, tmp_path, scaled):
     tokens = TokenFiles.of_split(trained / "corpus", "heldout")
     for row, at in enumerate(records.over[:5]):
         text, token = placebo_window(records, tokens, at), records.targets.token[at]
-        losses = [plain_loss(model, text, [j for j in range(N) if j != i], token) for i in range(N - M)]
+        losses = [
+            plain_loss(model, text, [j for j in range(len(text)) if j != i], token) for i in range(N - M)
+        ]
         first = records.selected["leave-one-out"]["placebo"][row, 0]
         assert losses[first] == pytest.approx(max(losses), abs=1e-4)
 
@@ -161,7 +164,7 @@ def test_scripts_end_bad_input_with_one_line_and_a_code(arguments, message, run_
 
 def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(trained, tmp_path, run_here):
     corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(60, 80, seed=1)})
-    out, slow = tmp_path / "records", ("--targets", 400, "--tokens-per-batch", 1)  # seconds of selecting
+    out, slow = tmp_path / "records", ("--targets", 3000, "--tokens-per-batch", 1)  # minutes of selecting
     command = influence_command(trained / "run", corpus, out, *slow)
     first = subprocess.Popen(
         [sys.executable, *map(str, command)],
@@ -187,7 +190,12 @@ def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(trained, 
     assert not list(out.glob(".lock*"))
     found = load_records(out)
     assert found.manifest.seed == 0
-    few = {"limit": measurement_module.TARGETS_PER_ROUND, "targets": 400, "ks": (1, 2), "tokens_per_batch": 1}
+    few = {
+        "limit": measurement_module.TARGETS_PER_ROUND,
+        "targets": 3000,
+        "ks": (1, 2),
+        "tokens_per_batch": 1,
+    }
     alone = load_records(measure_influence(settings(trained, tmp_path / "few", corpus=str(corpus), **few)))
     for x, y in zip(arrays(found), arrays(alone), strict=True):
         assert np.array_equal(x[: len(y)], y)

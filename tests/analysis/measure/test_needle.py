@@ -51,7 +51,7 @@ class CopyHead(nn.Module):
         super().__init__()
         self.vocabulary, self.q, self.sharpness = vocabulary, q, sharpness
 
-    def forward(self, input_ids, position_ids, *, last_logits_only=False):
+    def forward(self, input_ids, position_ids, *, logits_to_keep=0):
         one_hot = nn.functional.one_hot(input_ids, self.vocabulary).float()
         before = [one_hot.roll(shift, dims=1) for shift in range(1, self.q + 1)]
         here = [one_hot.roll(shift, dims=1) for shift in range(self.q)]
@@ -61,7 +61,7 @@ class CopyHead(nn.Module):
         scores[:, :, : self.q] = -1e9  # rolled around
         scores[:, :, 0] = self.q - 0.5  # attended to where no place has all q tokens before it
         logits = self.sharpness * (scores * self.sharpness).softmax(-1) @ one_hot
-        return SimpleNamespace(logits=logits[:, -1:] if last_logits_only else logits)
+        return SimpleNamespace(logits=logits[:, -logits_to_keep:])
 
 
 def losses_of(model):

@@ -52,7 +52,7 @@ def test_the_model_is_what_it_says():
         long, short = long_and_short_losses(scorer, contexts)
         assert long[0] == pytest.approx(np.log1p(np.exp(-3)))
         assert short[0] == pytest.approx(np.log(2))
-        half = scorer.losses(contexts, np.array([[2, *range(6, N)]]))[0, 0]
+        half = scorer.losses(contexts, np.array([[2]]))[0, 0]
         assert half == pytest.approx(np.log1p(np.exp(-of_half)))
 
 

@@ -57,7 +57,7 @@ class Solver:
     def __init__(self, solve, task):
         self.solve, self.vocabulary = solve, len(task.vocabulary)
 
-    def __call__(self, input_ids, position_ids, *, last_logits_only):
+    def __call__(self, input_ids, position_ids, *, logits_to_keep):
         rows = [
             logits_of(self.solve, self.vocabulary, dict(zip(ids, tokens, strict=True)))
             for ids, tokens in zip(position_ids.tolist(), input_ids.tolist(), strict=True)
@@ -92,7 +92,7 @@ def assert_cell(cell, logits, task, settings):
     bits = {symbol: [] for symbol in (ZERO, ONE)}
     right = []
     both = ("", samples.contexts, samples.planted), ("placebo_", samples.placebos, samples.placebo_planted)
-    for row, label in enumerate(samples.contexts.targets.tolist()):
+    for row, label in enumerate(samples.contexts.targets[:, 0].tolist()):
 
         def loss(seen, label=label):
             values = logits(seen).astype(float)
@@ -133,11 +133,11 @@ def test_samples_have_all_planted_tokens_far_and_a_placebo_of_another_label():
     samples, sized = draw_samples(PARITY, settings, 3), PARITY.at_k(3).at_length(12)
     looked_at = sized.sample("test", 0, range(samples.drawn))
     kept = [i for i in range(samples.drawn) if set(looked_at.planted[i]) <= set(range(10))]
-    assert kept == samples.contexts.target_id.tolist() and 30 == len(kept) < samples.drawn
+    assert kept == samples.contexts.target_id[:, 0].tolist() and 30 == len(kept) < samples.drawn
     assert samples.contexts.tokens.tolist() == looked_at.tokens[kept, :12].tolist()
     assert samples.planted.tolist() == looked_at.planted[kept].tolist()
     for row in range(30):
-        label, donor = samples.contexts.targets[row], samples.donors[row]
+        label, donor = samples.contexts.targets[row, 0], samples.donors[row]
         assert parity(dict(enumerate(samples.contexts.tokens[row]))) == label == looked_at.label[kept[row]]
         assert samples.placebos.targets[row] == label
         assert samples.placebos.tokens[row, :10].tolist() == looked_at.tokens[kept[donor], :10].tolist()

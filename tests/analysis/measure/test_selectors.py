@@ -17,6 +17,7 @@ from analysis.model.adapters import OlmoForAnalysis
 from analysis.model.scorer import Scorer, long_and_short_losses
 from analysis.text.contexts import Contexts
 from tests.support import measured, tiny
+from tests.support.refusals import refused
 
 N, M, VOCABULARY = 14, 4, 50
 FAR = N - M
@@ -26,14 +27,14 @@ def make_contexts(count=3, seed=0):
     generator = np.random.default_rng(seed)
     return Contexts(
         tokens=generator.integers(1, VOCABULARY, (count, N)),
-        targets=generator.integers(1, VOCABULARY, count),
-        target_id=np.arange(count) * 10,
+        targets=generator.integers(1, VOCABULARY, (count, 1)),
+        target_id=np.arange(count)[:, None] * 10,
         n_short=M,
     )
 
 
 def plain_loss(model, contexts, row, kept):
-    return measured.plain_loss(model, contexts.tokens[row], kept, contexts.targets[row])
+    return measured.plain_loss(model, contexts.tokens[row], kept, contexts.targets[row, 0])
 
 
 @torch.no_grad()
@@ -43,7 +44,7 @@ def masked_loss(model, contexts, row, kept):
     mask[0, list(kept)] = 1
     tokens = torch.from_numpy(contexts.tokens[row])[None]
     logits = model(tokens, torch.arange(N)[None], attention_mask=mask).logits[0, -1].double()
-    return float(-logits.log_softmax(-1)[int(contexts.targets[row])])
+    return float(-logits.log_softmax(-1)[contexts.targets[row, 0]])
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def choose(name, scorer, contexts, k, seed=0):
 def test_losses_equal_masking(model):
     contexts = make_contexts()
     keep = np.array([[0, 2, 5, 9, 10, 11, 12, 13], [1, 2, 3, 4, 10, 11, 12, 13]])
-    losses = Scorer(model).losses(contexts, keep)
+    losses = Scorer(model).losses(contexts, keep[:, :-M])
     expected = [[masked_loss(model, contexts, row, kept) for kept in keep] for row in range(len(contexts))]
     np.testing.assert_allclose(losses, expected, atol=2e-5)
 
@@ -87,7 +88,7 @@ def test_long_short_and_single_token_losses_equal_a_plain_computation(model):
 def test_loss_of_k_tokens_keeps_the_short_context_and_the_first_k_selected(model):
     contexts = make_contexts(2)
     selected = np.array([[7, 0, 3], [1, 9, 2]])
-    losses = selected_losses(Scorer(model), contexts, selected, ks=(1, 3))
+    losses = selected_losses(Scorer(model), contexts, contexts.all_targets, selected, ks=(1, 3))
     for row, order in enumerate(selected):
         for column, k in enumerate((1, 3)):
             kept = sorted(order[:k]) + list(range(FAR, N))
@@ -175,10 +176,10 @@ def test_choices_do_not_depend_on_how_targets_are_batched(model, name):
     ],
 )
 def test_unknown_selectors_list_the_choices(name, message):
-    with measured.refused(message):
+    with refused(message):
         check_selector(name, k_max=4, n_far=10)
 
 
 def test_a_model_that_only_predicts_has_no_gradient():
-    with measured.refused("does not offer what the selector gradient needs"):
+    with refused("does not offer what the selector gradient needs"):
         choose("gradient", Scorer(lambda *arguments, **options: None), make_contexts(1), k=1)

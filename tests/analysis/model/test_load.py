@@ -44,7 +44,7 @@ def test_dropping_tokens_equals_hiding_them(family, tmp_path):
     mask[:, KEPT] = 1
     hidden = loaded.model(ids, position_ids=positions, attention_mask=mask).logits[:, KEPT]
     dropped = loaded.model(ids[:, KEPT], position_ids=positions[:, KEPT]).logits
-    last = loaded.model(ids[:, KEPT], position_ids=positions[:, KEPT], last_logits_only=True).logits
+    last = loaded.model(ids[:, KEPT], position_ids=positions[:, KEPT], logits_to_keep=1).logits
     scale = float(hidden.abs().max())
     torch.testing.assert_close(dropped, hidden, rtol=0, atol=1e-5 * scale)
     torch.testing.assert_close(last, hidden[:, -1:], rtol=0, atol=1e-5 * scale)

@@ -39,19 +39,20 @@ def build(name):
 def make_contexts(count=3, seed=0):
     generator = np.random.default_rng(seed)
     tokens = generator.integers(1, VOCABULARY, (count, N))
-    return Contexts(tokens, generator.integers(1, VOCABULARY, count), np.arange(count), M)
+    return Contexts(tokens, generator.integers(1, VOCABULARY, (count, 1)), np.arange(count)[:, None], M)
 
 
 def without_each():
-    """Every far token left out once, (F, N - 1)."""
-    columns = np.arange(N - 1)
+    """Every far token left out once, (F, F - 1)."""
+    columns = np.arange(FAR - 1)
     return columns + (columns >= np.arange(FAR)[:, None])
 
 
-def plain_losses(model, contexts, keep):
+def plain_losses(model, contexts, far):
     """One subset of one target at a time, from its first token on."""
-    rows = zip(contexts.tokens, contexts.targets, strict=True)
-    return np.array([[plain_loss(model, text, kept, target) for kept in keep] for text, target in rows])
+    rows = zip(contexts.tokens, contexts.targets[:, 0], strict=True)
+    subsets = [[*kept, *range(FAR, N)] for kept in far]
+    return np.array([[plain_loss(model, text, kept, target) for kept in subsets] for text, target in rows])
 
 
 @pytest.mark.parametrize("name", [*OWN, *FAMILIES])
@@ -60,23 +61,23 @@ def test_shared_prefixes_change_nothing(name):
     read = []
     inner = model.logits_after
 
-    def spy(past, input_ids, position_ids):
+    def spy(past, input_ids, *rest):
         read.append(input_ids.numel())
-        return inner(past, input_ids, position_ids)
+        return inner(past, input_ids, *rest)
 
     model.logits_after = spy
     for tokens_per_batch in (30, 200, 10_000):
         losses = Scorer(model, tokens_per_batch=tokens_per_batch).losses(contexts, keep)
         np.testing.assert_allclose(losses, plain_losses(model, contexts, keep), atol=2e-5)
-    assert 0 < sum(read) < 3 * 0.9 * len(contexts) * keep.size  # prefixes were not read again
+    assert 0 < sum(read) < 3 * 0.9 * len(contexts) * FAR * (N - 1)  # prefixes were not read again
 
 
 def test_subsets_with_and_without_a_prefix_keep_their_order():
     model, contexts = build("rope"), make_contexts()
     generator = np.random.default_rng(1)
-    keep = np.stack([np.sort(generator.choice(N, 12, replace=False)) for _ in range(20)])
+    keep = np.stack([np.sort(generator.choice(FAR, 12, replace=False)) for _ in range(20)])
     keep[::3, :9] = np.arange(9)
-    keep[::3, 9:] = np.sort(generator.choice(np.arange(9, N), (7, 3), replace=True), axis=1)
+    keep[::3, 9:] = np.sort([generator.choice(np.arange(9, FAR), 3, replace=False) for _ in range(7)], axis=1)
     keep[0] = np.arange(12)
     losses = Scorer(model, tokens_per_batch=50).losses(contexts, keep)
     np.testing.assert_allclose(losses, plain_losses(model, contexts, keep), atol=2e-5)
@@ -98,11 +99,11 @@ def test_recorded_attention_is_a_distribution(name):
     """It sums to one over the whole context, and recording it leaves the model as it was."""
     model, contexts = build(name), make_contexts()
     ids = torch.arange(N).expand(len(contexts), -1)
-    whole = model.last_attention(torch.from_numpy(contexts.tokens), ids)
-    torch.testing.assert_close(whole.sum(dim=1), torch.ones(len(contexts)))
+    whole = model.last_attention(torch.from_numpy(contexts.tokens), ids, 3)
+    torch.testing.assert_close(whole.sum(dim=2), torch.ones(len(contexts), 3))
     biased = torch.zeros(len(contexts), N, N)
-    before = model.biased_logits(torch.from_numpy(contexts.tokens), ids, biased)
-    again = model(torch.from_numpy(contexts.tokens), position_ids=ids, last_logits_only=True).logits[:, -1]
+    before = model.biased_logits(torch.from_numpy(contexts.tokens), ids, biased, 1)
+    again = model(torch.from_numpy(contexts.tokens), position_ids=ids, logits_to_keep=1).logits
     torch.testing.assert_close(before, again, atol=1e-5, rtol=0)
 
 
@@ -118,13 +119,13 @@ def test_gradient_of_every_family_is_a_finite_difference(name):
         bias = torch.zeros(len(contexts), N, N)
         bias[:, :, column] = np.log(presence)
         bias[:, column, column] = 0
-        logits = model.biased_logits(tokens, ids, bias).double()
-        return -logits.log_softmax(-1)[range(len(contexts)), contexts.targets].numpy()
+        logits = model.biased_logits(tokens, ids, bias, 1)[:, 0].double()
+        return -logits.log_softmax(-1)[range(len(contexts)), contexts.targets[:, 0]].numpy()
 
     for column in range(FAR) if name in OWN else (7,):
         slope = (losses(column, 1.01) - losses(column, 0.99)) / 0.02
         np.testing.assert_allclose(slopes[:, column], -slope, atol=2e-4 if name in OWN else 1e-3)
-        without = plain_losses(model, contexts, [[j for j in range(N) if j != column]])[:, 0]
+        without = plain_losses(model, contexts, [[j for j in range(FAR) if j != column]])[:, 0]
         np.testing.assert_allclose(losses(column, 1e-30), without, atol=2e-5)
 
 
@@ -181,7 +182,7 @@ def test_memory_is_the_growth_to_the_peak_from_where_it_is_asked():
 def test_memory_is_really_measured():
     wide = tiny.model(embedding_size=200_000, vocab_size=200_000)
     with refused("raise --memory-limit or lower --n-long"):
-        tokens_that_fit(lambda ids, position_ids, last_logits_only: wide(ids), torch.device("cpu"), 400, 1e7)
+        tokens_that_fit(lambda ids, position_ids, logits_to_keep: wide(ids), torch.device("cpu"), 400, 1e7)
 
 
 @pytest.mark.parametrize("name", ["leave-one-out", "greedy", "gradient", "attention"])

@@ -49,6 +49,7 @@ def hostile_result():
         placebo="<b>where</b>",
         n_long=6,
         n_short=2,
+        targets_per_block=1,
         tau_nats=1.0,
         k=k,
     )

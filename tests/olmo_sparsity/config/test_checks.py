@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import pytest
-from olmo.config import TrainConfig
+from olmo.config import OptimizerType, TrainConfig
 
 from olmo_sparsity.config.load import Config, load_config, parse_duration
 from olmo_sparsity.config.schema import OLMO_FIELDS
@@ -222,6 +222,14 @@ def test_no_duration(value: int | str) -> None:
 
 
 class TestBaseConfig:
+    def test_paper_values(self) -> None:
+        config = load_config(BASE)
+        optimizer, scheduler = config.optimizer, config.scheduler
+        found = optimizer.name, optimizer.learning_rate, optimizer.weight_decay
+        assert found == (OptimizerType.adamw, 5e-5, 0.1)
+        assert (scheduler.name, scheduler.t_warmup, scheduler.units) == ("linear_with_warmup", 300, "steps")
+        assert config.model.rope and config.positions.scheme == "pose"
+
     def test_arithmetic_of_its_comment(self) -> None:
         config, comment = load_config(BASE), BASE.read_text(encoding="utf8")
         batch, length = config.global_train_batch_size, config.model.max_sequence_length

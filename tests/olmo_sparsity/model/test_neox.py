@@ -90,7 +90,7 @@ def test_a_masked_token_is_a_dropped_token():
     keep = mask[0].bool()
     position_ids = jumping_and_repeating(ids)
     masked = model(ids, position_ids, attention_mask=mask).logits[:, -1]
-    dropped = model(ids[:, keep], position_ids[:, keep], last_logits_only=True)
+    dropped = model(ids[:, keep], position_ids[:, keep], logits_to_keep=1)
     assert dropped.logits.shape == (3, 1, 50)
     torch.testing.assert_close(dropped.logits[:, 0], masked, atol=2e-5, rtol=1e-4)
 

@@ -83,7 +83,7 @@ def test_a_dropped_token_is_a_masked_token(encoding):
     ids = tokens(batch=2, length=24)
     dropped = torch.tensor([0, 3, 4, 11, 17])
     keep = torch.tensor([i for i in range(24) if i not in dropped])
-    kept = model(ids[:, keep], position_ids=keep.expand(2, -1), last_logits_only=True).logits[:, 0]
+    kept = model(ids[:, keep], position_ids=keep.expand(2, -1), logits_to_keep=1).logits[:, 0]
     mask = torch.ones_like(ids)
     mask[:, dropped] = 0
     masked = model(ids, attention_mask=mask).logits[:, -1]

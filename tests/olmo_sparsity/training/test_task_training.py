@@ -138,6 +138,6 @@ def test_analysis_reads_gpt_neox_as_it_was_trained(tmp_path):
     loaded = load_for_analysis(tmp_path / "run")
     tokens, ids = torch.tensor([[1, 4, 5, 3]]), torch.tensor([[0, 3, 7, 30]])
     past = loaded.model.key_values(tokens[:, :2], ids[:, :2])
-    after = loaded.model.logits_after(past, tokens[:, 2:], ids)
+    after = loaded.model.logits_after(past, tokens[:, 2:], ids, 1)[:, 0]
     assert torch.allclose(after, model(tokens, ids).logits[:, -1], atol=1e-5)
     assert loaded.family == "gpt_neox"

@@ -1,0 +1,186 @@
+"""Blocks of targets: their speed against a plain loop, and whether they change what is found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from analysis.measure.crossfit import ModelChooser
+from analysis.measure.influence import (
+    InfluenceEngine,
+    join_targets,
+    selection_rounds,
+    targets_per_batch,
+)
+from analysis.measure.selectors import Selection
+from analysis.model.load import LoadedModel
+from analysis.model.scorer import Scorer
+from analysis.stats.bootstrap import ClusterBootstrap, difference, ratio_of_sums
+from analysis.text.contexts import Contexts, SampledTargets, sample_targets
+from analysis.text.decode import TextDecoder
+from benchmarks.plain_loop import plain_selection
+from benchmarks.settings import InfluenceSettings
+from benchmarks.timing import Json, summarise, synchroniser, time_in_turn
+from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.util.progress import progress
+
+PLAIN, ALONE, BLOCK = "plain loop", "engine, one target at a time", "engine, a block"
+SELECTORS = ("leave-one-out", "leave-one-in")
+KS = (1, 2, 4, 8)
+SELECTOR = "leave-one-out"
+_MATRIX = 2048  # rows and columns of the machine's own product
+
+Select = Callable[[Contexts], Selection]
+
+
+def measure_blocks(
+    model: Any, device: str, block: Contexts, select: Callable[..., Selection], settings: InfluenceSettings
+) -> Json:
+    """Targets per second: some targets of a block by a plain loop and by the engine, and all of them at once.
+
+    ``block``: one block. The plain loop computes in fp32. The share of the machine's matrix product is that of the
+    floating-point operations of matrix products and attention in a block, in the same run.
+    """
+    places = np.unique(np.linspace(0, block.targets_per_block - 1, settings.targets).astype(int))
+    alone, scorer = [block.alone(0, place) for place in places], Scorer(model, device=device)
+    found: Json = {"targets_per_block": block.targets_per_block, "targets_alone": len(places)}
+    matrix = torch.randn(_MATRIX, _MATRIX, device=device)
+    for name in SELECTORS:
+        chosen: dict[str, list[Selection]] = {}
+
+        def timed(
+            label: str, choose: Select, asked: Sequence[Contexts], chosen: dict[str, list[Selection]] = chosen
+        ) -> float:
+            started = time.perf_counter()
+            chosen[label] = [choose(each) for each in asked]
+            synchroniser(device)()
+            return (time.perf_counter() - started) / sum(each.targets.size for each in asked)
+
+        engine: Select = partial(select, name, scorer, block.n_far)
+        runners: dict[str, Callable[[], object]] = {
+            PLAIN: partial(timed, PLAIN, partial(plain_selection, name, model, device, block.n_far), alone),
+            ALONE: partial(timed, ALONE, engine, alone),
+            BLOCK: partial(timed, BLOCK, engine, [block]),
+            "matrix product": lambda: matrix @ matrix,
+        }
+        seconds = time_in_turn(runners, settings.repeats, device, warm_up=1)
+        product = 2 * _MATRIX**3 / np.median(seconds.pop("matrix product"))
+        with FlopCounterMode(display=False) as counter:
+            engine(block)
+        rate = counter.get_total_flops() / (np.median(seconds[BLOCK]) * block.targets_per_block)
+        at = block.all_targets[:, 1].tolist()
+        rows = [at.index(place) for place in places]
+        plain, shared = (
+            np.concatenate([each.influence for each in _by_column(chosen[label])]) for label in (PLAIN, BLOCK)
+        )
+        k = min(8, block.n_far)
+        sets = [
+            set(one.columns[0, :k].tolist()) == set(chosen[BLOCK][0].columns[row, :k].tolist())
+            for one, row in zip(chosen[PLAIN], rows, strict=True)
+        ]
+        found[name] = {
+            **summarise(seconds, baseline=PLAIN, amount=1, unit="targets/s"),
+            "same_set": float(np.mean(sets)),
+            "largest_influence_difference_nats": float(np.abs(plain - shared[rows]).max()),
+            "matrix_product_tflops": product / 1e12,
+            "share_of_matrix_product": rate / product,
+        }
+    return found
+
+
+def _by_column(selections: Sequence[Selection]) -> list[Selection]:
+    """Rankings of all far tokens, (m, F), in the order of the text."""
+    ordered = []
+    for each in selections:
+        order = np.argsort(each.columns, axis=1)
+        ordered.append(
+            Selection(
+                np.take_along_axis(each.columns, order, axis=1),
+                np.take_along_axis(each.influence, order, axis=1),
+            )
+        )
+    return ordered
+
+
+def measure_agreement(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
+    """Net recovery with blocks and without on the same targets, their paired difference, and what each costs.
+
+    The targets are those of whole blocks. Without blocks each has its own N and M tokens, and the same placebo. Both
+    select where the gain of their own contexts is above tau.
+    """
+    assert settings.corpus is not None
+    tokens = TokenFiles.of_split(settings.corpus, "heldout")
+    sampled = sample_targets(
+        tokens,
+        settings.agreement_targets,
+        n_long=settings.n_long,
+        n_short=settings.n_short,
+        seed=settings.seed,
+        targets_per_block=settings.targets_per_block,
+    )
+    measured = {
+        size: _measure(loaded, tokens, sampled, settings, size) for size in (1, settings.targets_per_block)
+    }
+    columns = np.concatenate([columns for columns, _ in measured.values()], axis=1)
+    bootstrap = ClusterBootstrap(columns, sampled.document, seed=settings.seed)
+    found: Json = {"targets": len(columns), "tau_nats": settings.tau_nats, "selector": SELECTOR}
+    nets = [[ratio_of_sums(gain + 1 + k, gain) for k in range(len(KS))] for gain in (0, _WIDTH)]
+    for number, (size, (_, costs)) in enumerate(measured.items()):
+        net = {str(k): bootstrap.interval(nets[number][at]).as_dict() for at, k in enumerate(KS)}
+        found[f"B = {size}"] = {**costs, "net_recovery": net}
+    found["net_recovery_difference"] = {
+        str(k): bootstrap.interval(difference(nets[1][at], nets[0][at])).as_dict() for at, k in enumerate(KS)
+    }
+    return found
+
+
+_WIDTH = 1 + len(KS)  # columns of one protocol: the gain, and what each k recovers net
+
+
+def _measure(
+    loaded: LoadedModel,
+    tokens: TokenFiles,
+    sampled: SampledTargets,
+    settings: InfluenceSettings,
+    targets_per_block: int,
+) -> tuple[np.ndarray, Json]:
+    """Of each target, 0 where it is not over tau: its gain, and for each k L_k of the placebo - L_k, (n, 1 + K)."""
+    scorer = Scorer(loaded.model, device=settings.device or "cpu")
+    engine = InfluenceEngine(
+        tokens,
+        TextDecoder.from_file(loaded.tokenizer_file),
+        scorer,
+        ModelChooser(scorer, seed=settings.seed, k_max=max(KS)),
+        settings.n_long,
+        settings.n_short,
+        KS,
+        (SELECTOR,),
+        targets_per_block,
+    )
+    count, size = len(sampled.position), targets_per_batch(targets_per_block)
+    started = time.perf_counter()
+    ids = [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
+    targets = join_targets([engine.measure_gains(sampled, rows, rows) for rows in ids])
+    over = targets.over(settings.tau_nats)
+    of_gains = time.perf_counter() - started
+    columns = np.zeros((count, _WIDTH))
+    columns[over, 0] = targets.gain_nats[over]
+    with progress(f"agreement, B = {targets_per_block}", len(over), "targets") as advance:
+        for rows in selection_rounds(targets, over, targets_per_block):
+            for row in engine.select(targets, rows):
+                sign = 1 if row.far_context == "placebo" else -1
+                columns[row.target_id, 1:] += sign * np.asarray(row.loss_nats)
+            advance(len(rows))
+    seconds = time.perf_counter() - started
+    return columns, {
+        "over_tau": len(over),
+        "seconds": seconds,
+        "seconds_of_gains": of_gains,
+        "seconds_per_target_over_tau": seconds / max(1, len(over)),
+    }
