@@ -112,7 +112,7 @@ def measure_agreement(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
     """Net recovery with blocks and without on the same targets, their paired difference, and what each costs.
 
     The targets are those of whole blocks. Without blocks each has its own N and M tokens, and the same placebo. Both
-    select where the gain of their own contexts is above tau.
+    select where the gain of their own contexts is above tau; the difference is told over the targets where both do, too.
     """
     assert settings.corpus is not None
     tokens = TokenFiles.of_split(settings.corpus, "heldout")
@@ -127,17 +127,28 @@ def measure_agreement(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
     measured = {
         size: _measure(loaded, tokens, sampled, settings, size) for size in (1, settings.targets_per_block)
     }
-    columns = np.concatenate([columns for columns, _ in measured.values()], axis=1)
-    bootstrap = ClusterBootstrap(columns, sampled.document, seed=settings.seed)
-    found: Json = {"targets": len(columns), "tau_nats": settings.tau_nats, "selector": SELECTOR}
-    nets = [[ratio_of_sums(gain + 1 + k, gain) for k in range(len(KS))] for gain in (0, _WIDTH)]
-    for number, (size, (_, costs)) in enumerate(measured.items()):
-        net = {str(k): bootstrap.interval(nets[number][at]).as_dict() for at, k in enumerate(KS)}
+    single, blocks = (columns for columns, _ in measured.values())
+    both = (single[:, :1] > 0) & (blocks[:, :1] > 0)
+    found: Json = {"targets": len(single), "tau_nats": settings.tau_nats, "selector": SELECTOR}
+    for (size, (_, costs)), net in zip(
+        measured.items(), _net_recoveries(single, blocks, sampled, settings.seed), strict=False
+    ):
         found[f"B = {size}"] = {**costs, "net_recovery": net}
-    found["net_recovery_difference"] = {
-        str(k): bootstrap.interval(difference(nets[1][at], nets[0][at])).as_dict() for at, k in enumerate(KS)
-    }
+    found["difference"] = {"net_recovery": _net_recoveries(single, blocks, sampled, settings.seed)[2]}
+    of_both = _net_recoveries(single * both, blocks * both, sampled, settings.seed)
+    found["difference, over tau in both"] = {"over_tau": int(both.sum()), "net_recovery": of_both[2]}
     return found
+
+
+def _net_recoveries(single: np.ndarray, blocks: np.ndarray, sampled: SampledTargets, seed: int) -> list[Json]:
+    """Net recovery by k of single targets, of blocks, and the second minus the first, from columns of `_measure`."""
+    bootstrap = ClusterBootstrap(np.concatenate([single, blocks], axis=1), sampled.document, seed=seed)
+    first, second = ([ratio_of_sums(gain + 1 + k, gain) for k in range(len(KS))] for gain in (0, _WIDTH))
+    apart = [difference(b, a) for a, b in zip(first, second, strict=True)]
+    return [
+        {str(k): bootstrap.interval(each).as_dict() for k, each in zip(KS, statistics, strict=True)}
+        for statistics in (first, second, apart)
+    ]
 
 
 _WIDTH = 1 + len(KS)  # columns of one protocol: the gain, and what each k recovers net

@@ -319,8 +319,16 @@ def put(column: str, value: Any) -> Callable[[dict], None]:
         ("targets.parquet", put("target_id", 12), "repeat"),
         ("targets.parquet", put("kind", "nonsense"), "unknown kinds"),
         ("examples.parquet", put("context_pieces", ["a"]), "context_pieces are not one text for every token"),
-        ("examples.parquet", put("context_pieces", [None] * 32), "context_pieces are not one text for every token"),
-        ("examples.parquet", put("placebo_pieces", ["a"] * 25), "placebo_pieces are not one text for every token"),
+        (
+            "examples.parquet",
+            put("context_pieces", [None] * 32),
+            "context_pieces are not one text for every token",
+        ),
+        (
+            "examples.parquet",
+            put("placebo_pieces", ["a"] * 25),
+            "placebo_pieces are not one text for every token",
+        ),
         ("examples.parquet", put("target_id", 9), "what is no target"),
         ("examples.parquet", put("target_id", 13), "repeat or do not ascend"),
     ],
