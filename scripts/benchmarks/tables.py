@@ -65,12 +65,7 @@ def _tables(result: Json) -> dict[str, Rows]:
         tables[f"the same {agreement['targets']} targets: net recovery by k, with and without blocks"] = [
             (name, {**_flat(row), **{k: percent_text(each) for k, each in row["net_recovery"].items()}})
             for name, row in agreement.items()
-            if name.startswith("B = ")
-        ] + [
-            (
-                "difference",
-                {k: percent_text(each) for k, each in agreement["net_recovery_difference"].items()},
-            )
+            if isinstance(row, dict)
         ]
     if screened := result.get("screened"):
         title = f"screened selectors, {screened['targets']} targets in {screened['rounds']} rounds"
