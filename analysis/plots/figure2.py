@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from analysis.plots import style
 from analysis.plots.length import plot_length
-from analysis.stats.recovery import CONTROLS, default_selector, nats
+from analysis.stats.recovery import CONTROLS, and_blocks, default_selector, nats
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
@@ -163,7 +163,7 @@ def describe(summary: Json) -> str:
     unfinished = "" if settings["complete"] else f" ({settings['targets_measured']:,} measured so far)"
     crossfit = "; cross-fit: chosen by one model, measured by another" if settings["crossfit"] else ""
     return (
-        f"N = {settings['n_long']}, M = {settings['n_short']}; {summary['targets']:,} targets of "
+        f"N = {settings['n_long']}, M = {settings['n_short']}{and_blocks(settings)}; {summary['targets']:,} targets of "
         f"{summary['documents']:,} documents, {summary['targets_over_tau']:,} with "
         rf"$L_{{short}} - L_{{long}} > \tau$ = {nats(settings['tau_nats'])} "
         f"({100 * summary['share_over_tau']['value']:.1f} %){unfinished}{crossfit}; "

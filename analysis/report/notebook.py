@@ -296,7 +296,8 @@ class InfluentialTokens:
         over_tau = len(self.targets.over(self.tau_nats))
         head = (
             f"InfluentialTokens: {over_tau:,} of {len(self.targets):,} targets gain more than "
-            f"{nats(self.tau_nats)} (N = {self.n_long}, M = {self.n_short})"
+            f"{nats(self.tau_nats)} (N = {self.n_long}, M = {self.n_short}"
+            + (f", B = {self.targets_per_block})" if self.targets_per_block > 1 else ")")
         )
         if not self.complete:
             head += f"; interrupted after {len(self.over):,} of them"

@@ -164,6 +164,8 @@ def influence_command(records: Records) -> str:
         "--targets": manifest.targets_asked,
         "--seed": manifest.seed,
     }
+    if manifest.targets_per_block > 1:
+        given["--targets-per-block"] = manifest.targets_per_block
     options = [str(part) for option in given.items() for part in option]
     precision = ["--bf16"] if manifest.dtype == "bf16" else []
     return shlex.join(["python", "scripts/influence.py", *checkpoint, *options, *precision])

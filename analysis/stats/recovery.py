@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable
 
 import numpy as np
 
-from analysis.records.schema import FAR_CONTEXTS
+from analysis.records.schema import FAR_CONTEXTS, TARGETS_PER_BLOCK
 from analysis.records.store import Records
 from analysis.stats.bootstrap import (
     ClusterBootstrap,
@@ -188,6 +188,12 @@ def refuse_without_gain(records: Records) -> None:
     raise UserError(
         f"recovery is undefined: with tau {tau:g} the gains sum to nothing; measure with tau >= 0"
     )
+
+
+def and_blocks(settings: Json) -> str:
+    """What stands behind N and M in a caption: B, where it is not 1 (docs/method.md, 2.1)."""
+    size = settings.get("options", {}).get(TARGETS_PER_BLOCK, 1)
+    return f", B = {size}" if size > 1 else ""
 
 
 def nats(value: float) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 from analysis.records.results import SIDES
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
-from analysis.stats.recovery import default_selector, nats
+from analysis.stats.recovery import and_blocks, default_selector, nats
 from analysis.stats.summary import FEW_DOCUMENTS
 from olmo_sparsity.util.result_files import Json
 
@@ -102,7 +102,8 @@ def _head(summary: Json) -> Text:
     over = summary["share_over_tau"]
     head = Text.assemble(
         (f"{summary['targets']:,} targets", "bold"),
-        f" of {summary['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}\n",
+        f" of {summary['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}",
+        f"{and_blocks(settings)}\n",
         (f"{summary['targets_over_tau']:,} over tau", "bold"),
         f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %; over these\n",
         f"L_short {interval_cell(summary['loss_short'])}   L_long {interval_cell(summary['loss_long'])} nats per token",

@@ -7,8 +7,11 @@ import torch
 from analysis.measure.influence import measure_influence, selected_losses
 from analysis.measure.selectors import SELECTORS, Question, find_selector
 from analysis.model.scorer import Scorer, long_and_short_losses
+from analysis.plots.figure2 import describe
 from analysis.records.shards import MeasurementShard, merge_records
 from analysis.records.store import load_records
+from analysis.report.page import influence_command
+from analysis.stats.summary import summarize
 from analysis.text.contexts import Contexts, sample_targets
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
@@ -134,3 +137,10 @@ def test_blocks_are_drawn_whole_apart_and_evenly(trained):
     assert len(drawn) == 5
     with pytest.raises(UserError, match="70 targets that follow one another with N = 20"):
         sample_targets(tokens, 50, n_long=20, n_short=5, seed=0, targets_per_block=70)
+
+
+def test_captions_and_commands_name_the_size_of_blocks(trained, tmp_path):
+    records = load_records(measure_influence(settings(trained, tmp_path, targets_per_block=6)))
+    summary = summarize(records, resamples=1000)
+    assert "N = 20, M = 5, B = 6;" in describe(summary)
+    assert "--targets-per-block 6" in influence_command(records)
