@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from olmo.config import ActivationCheckpointingStrategy
-from olmo.model import OLMo, OLMoOutput, OLMoSequentialBlock, causal_attention_bias
+from olmo.model import OLMo, OLMoSequentialBlock, causal_attention_bias
 from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import ModelConfig
+from olmo_sparsity.model.linear_loss import linear_cross_entropy
 from olmo_sparsity.model.rope import (
     CurrentPositions,
     NoPositionEmbedding,
@@ -102,6 +103,8 @@ class PositionedOLMo(OLMo):
         self.rope_scaling = None
         self.encoding = config.encoding
         self._logits_to_keep = 0
+        self._hidden: Tensor | None = None  # what the head reads, while a loss is asked for
+        self._asks_loss = self._can_make_loss = False
         self._olmo_checkpoint = self._activation_checkpoint_fn
         self._activation_checkpoint_fn = self._checkpoint_with_positions
         parts: Any = self.transformer
@@ -130,6 +133,41 @@ class PositionedOLMo(OLMo):
         """What the final norm reads of (B, T, D): all positions, or the last ones."""
         kept = self._logits_to_keep
         return (arguments[0][:, -kept:], *arguments[1:]) if kept else arguments
+
+    def _keep_hidden(self, norm: nn.Module, arguments: tuple[Any, ...], hidden: Tensor) -> Tensor:
+        """Where a loss is asked for, `linear_cross_entropy` is the head, and OLMo's own gets nothing to do."""
+        if not self._asks_loss:
+            return hidden
+        self._hidden = hidden
+        return hidden[:, :0]
+
+    def prepare_loss(self) -> None:
+        """Called once the model is wrapped (by DeepSpeed, say): hooks run in the order in which they are registered, and
+        the wrapper's has to see the whole hidden state.
+        """
+        parts: Any = self.transformer
+        if not self._can_make_loss:
+            parts["ln_f"].register_forward_hook(self._keep_hidden)
+            self._can_make_loss = True
+
+    def _loss_sum(self, labels: Tensor, **inputs: Any) -> Tensor:
+        """Σ -log p(label) in nats over the labels (B, T) that are not -100, for inputs of `forward`."""
+        self.prepare_loss()
+        parts: Any = self.transformer
+        self._asks_loss = True
+        try:
+            PositionedOLMo.forward(self, **inputs)
+            assert self._hidden is not None
+            hidden = self._hidden.flatten(0, 1)
+        finally:
+            self._asks_loss, self._hidden = False, None
+        head = parts["wte"] if self.config.weight_tying else parts["ff_out"]
+        weight = head.weight
+        if getattr(head, "bias", None) is not None:
+            hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
+            weight = torch.cat([weight, head.bias[:, None]], dim=1)
+        scale = self.config.d_model**-0.5 if self.config.scale_logits else 1.0
+        return linear_cross_entropy(hidden, weight, labels.flatten(), scale)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Token embeddings, (B, T, D), which `forward` takes back as ``input_embeddings``."""
@@ -166,15 +204,22 @@ class PositionedOLMo(OLMo):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         logits_to_keep: int = 0,
+        labels: Tensor | None = None,
         **options: Any,
-    ) -> OLMoOutput:
+    ) -> Any:
         """Logits (B, T, V), or of the last ``logits_to_keep`` positions where it is not 0.
+
+        With ``labels`` (B, T) the sum of -log p(label) over those that are not -100 instead, a scalar in nats: the
+        logits of all tokens then never exist together.
 
         ``position_ids``: (B, P + T) or (1, P + T) integers, the ids of cached tokens included (OLMo caches keys before
         rotation); None means 0 … P+T-1. ``document_ids``: (B, P + T) integers; a token then attends only to those
         before it that have its own document id, instead of to all before it. ``options`` are those of `OLMo.forward`
         (attention_mask, attention_bias, past_key_values, use_cache, output_hidden_states).
         """
+        if labels is not None:
+            inputs = {"input_ids": input_ids, "position_ids": position_ids, "document_ids": document_ids}
+            return self._loss_sum(labels, **inputs, **options)
         past = options.get("past_key_values")
         if position_ids is None:
             length = input_ids.shape[-1] + (past[0][0].shape[-2] if past else 0)

@@ -119,6 +119,7 @@ class Engine:
         self.device = self.accelerator.device
         self.micro_batch_size = config.device_train_microbatch_size
         self.id_weight = config.positions.id_weight
+        self._makes_loss = isinstance(model, PositionedOLMo)
         if config.activation_checkpointing is not None:
             decoder = decoder_of(model)
             assert isinstance(decoder, PositionedOLMo), "the config was checked"
@@ -131,6 +132,8 @@ class Engine:
                 group["fused"] = True  # one kernel for all parameters; OLMo's builder has no switch for it
         compiled = torch.compile(model, **asdict(config.compile)) if config.compile is not None else model
         self.model, self.optimizer = self.accelerator.prepare(compiled, optimizer)
+        if isinstance(model, PositionedOLMo):
+            model.prepare_loss()
 
     def _make_accelerator(self, config: Config) -> Accelerator:
         on_cpu = not torch.cuda.is_available()
@@ -159,12 +162,18 @@ class Engine:
             last = number == len(parts) - 1
             with self._synchronising(last):
                 with self._forward_context():
-                    sums = loss_sums(self.model, part.to(self.device), self.id_weight)
+                    sums = self._loss_sums(part.to(self.device))
                 # Processes average their gradients; times their number makes it the sum over the global batch.
                 self._backward(sums["loss_nats"] * (self.processes / count), last)
             totals = {name: totals.get(name, 0) + value.detach() for name, value in sums.items()}
         means = self.sum_over_processes(torch.stack(list(totals.values()))) / count
         return dict(zip(totals, means.tolist(), strict=True))
+
+    def _loss_sums(self, batch: Batch) -> dict[str, Tensor]:
+        if not self._makes_loss:
+            return loss_sums(self.model, batch, self.id_weight)
+        labels = batch.labels.masked_fill(~batch.loss_mask, -100)
+        return {"loss_nats": self.model(**batch.model_inputs, labels=labels)}
 
     def _forward_context(self) -> Any:
         return self.accelerator.autocast()
