@@ -142,8 +142,9 @@ class PositionedOLMo(OLMo):
         return hidden[:, :0]
 
     def prepare_loss(self) -> None:
-        """Called once the model is wrapped (by DeepSpeed, say): hooks run in the order in which they are registered, and
-        the wrapper's has to see the whole hidden state.
+        """Call it once the model is wrapped, by DeepSpeed for one, whose hooks must see the whole hidden state.
+
+        Hooks run in the order in which they are registered.
         """
         parts: Any = self.transformer
         if not self._can_make_loss:
