@@ -98,7 +98,7 @@ def influential_tokens(
     Raises `UserError`, one line with the remedy, where the text is too short, the model cannot be measured so, or an
     option makes no sense.
     """
-    names = _check_options(n_long, n_short, k, selectors)
+    names = _check_options(n_long, n_short, k, targets_per_block, selectors)
     adapter = _adapter(model)
     passage, other = _read(adapter, tokenizer, text, placebo_text)
     positions = _positions(passage, targets, max_targets, n_long, targets_per_block, seed)
@@ -216,7 +216,9 @@ def _read(
     return passage, other
 
 
-def _check_options(n_long: int, n_short: int, k: int, selectors: Sequence[str]) -> list[str]:
+def _check_options(
+    n_long: int, n_short: int, k: int, targets_per_block: int, selectors: Sequence[str]
+) -> list[str]:
     """The selectors' names, each once."""
     if not 0 < n_short < n_long:
         raise UserError(
@@ -224,6 +226,8 @@ def _check_options(n_long: int, n_short: int, k: int, selectors: Sequence[str]) 
         )
     if not 1 <= k <= n_long - n_short:
         raise UserError(f"k = {k} must be from 1 to the {n_long - n_short:,} far tokens; change it")
+    if targets_per_block < 1:
+        raise UserError(f"targets_per_block = {targets_per_block} holds no target; give 1 or more")
     names = list(dict.fromkeys([selectors] if isinstance(selectors, str) else selectors))
     if not names:
         raise UserError("selectors is empty; name at least one, such as leave-one-out")

@@ -130,11 +130,10 @@ def measure_agreement(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
     single, blocks = (columns for columns, _ in measured.values())
     both = (single[:, :1] > 0) & (blocks[:, :1] > 0)
     found: Json = {"targets": len(single), "tau_nats": settings.tau_nats, "selector": SELECTOR}
-    for (size, (_, costs)), net in zip(
-        measured.items(), _net_recoveries(single, blocks, sampled, settings.seed), strict=False
-    ):
+    *nets, apart = _net_recoveries(single, blocks, sampled, settings.seed)
+    for (size, (_, costs)), net in zip(measured.items(), nets, strict=True):
         found[f"B = {size}"] = {**costs, "net_recovery": net}
-    found["difference"] = {"net_recovery": _net_recoveries(single, blocks, sampled, settings.seed)[2]}
+    found["difference"] = {"net_recovery": apart}
     of_both = _net_recoveries(single * both, blocks * both, sampled, settings.seed)
     found["difference, over tau in both"] = {"over_tau": int(both.sum()), "net_recovery": of_both[2]}
     return found

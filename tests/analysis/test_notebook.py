@@ -295,6 +295,7 @@ REFUSED = {
     "list": ({"text": ["w1"]}, "text is a list; give one string"),
     "bounds": ({"n_short": 20}, "n_long = 20 must be larger than n_short = 20"),
     "k": ({"k": 16}, "k = 16 must be from 1 to the 15 far tokens"),
+    "block": ({"targets_per_block": 0}, "targets_per_block = 0 holds no target; give 1 or more"),
     "selector": ({"selectors": "gredy"}, "unknown selector 'gredy'.*did you mean greedy"),
     "screened": ({"selectors": ["leave-one-out@gradient:3"]}, "m = 3 must be at least k = 4"),
     "no selector": ({"selectors": ()}, "selectors is empty"),
