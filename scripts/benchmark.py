@@ -18,8 +18,10 @@ its Trainer. Ratios are throughput over that of "olmo", the median over rounds; 
 tokenizer (OLMo's) and as many processes as there are cores.
 
 `influence` compares the engine of the influence analysis with a plain loop (one forward pass per candidate, nothing
-shared): speed, and whether both choose the same tokens; screened selectors with exact ones; and it measures seconds and
-memory against N, k and the number of targets. It writes influence.json and, of the costs, cost.png and cost.pdf.
+shared): speed, and whether both choose the same tokens; what each selector costs and recovers on the
+same targets over tau, those of other packages too where they are installed (pip install scikit-learn inseq; give a
+transformers directory for inseq); and seconds and memory against N, k and the number of targets. It writes
+influence.json, of the costs cost.png and cost.pdf, and of the selectors pareto.png and pareto.pdf.
 
 `synthetic` times making batches of every synthetic task that has a config beside --config, in turn with training steps.
 Then it times this project's loop and transformers' Trainer on the same GPT-NeoX, samples, ids and optimizer, after the

@@ -48,6 +48,48 @@ def cost_figure(result: Json) -> Figure:
     return figure
 
 
+def pareto_figure(result: Json) -> Figure:
+    """Net recovery against processor time, a point per selector; a line joins those that no other one beats in both."""
+    screened = result["screened"]
+    k, rows = str(screened["k"]), screened["selectors"]
+    styles = style.selector_styles(list(rows))
+    seconds = {name: row["seconds_per_target"] for name, row in rows.items()}
+    net = {name: 100 * row["net_recovery"][k]["value"] for name, row in rows.items()}
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(style.PAGE, 4.6)
+        axes = figure.subplots()
+        for name, (colour, marker, _) in styles.items():
+            interval = {bound: 100 * value for bound, value in rows[name]["net_recovery"][k].items()}
+            axes.errorbar(
+                seconds[name],
+                interval["value"],
+                yerr=style.bar_lengths([interval]),
+                color=colour,
+                marker=marker,
+                capsize=2,
+                label=name,
+            )
+        best = [
+            name for name in rows if not any(seconds[o] < seconds[name] and net[o] >= net[name] for o in rows)
+        ]
+        best.sort(key=seconds.__getitem__)
+        axes.plot(
+            [seconds[name] for name in best], [net[name] for name in best], color="0.7", zorder=0, label=""
+        )
+        axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+        axes.set_xscale("log")
+        axes.set_xlabel("processor seconds per target, true and placebo far context")
+        axes.set_ylabel(f"net recovery with k = {k} tokens [%]")
+        style.add_legend(figure, style.selector_handles(styles, placebo=False))
+        style.add_heading(
+            figure,
+            f"{result['model']}; {screened['over_tau']} of {screened['targets']} targets gain more than "
+            f"{screened['tau_nats']:g} nats, {screened['documents']} documents; 95 % intervals over documents; "
+            "line: no other selector is both faster and better",
+        )
+    return figure
+
+
 def describe_cost(result: Json) -> str:
     """One line on what was measured on what."""
     machine = result["machine"]

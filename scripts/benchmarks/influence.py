@@ -5,11 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,25 +15,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from analysis.measure.selectors import Question, Selection, find_selector
 from analysis.model.adapters import OlmoForAnalysis
 from analysis.model.device import MemoryGrowth
 from analysis.model.load import OWN_FAMILY, LoadedModel, load_for_analysis, vocabulary_size
 from analysis.model.scorer import Scorer
-from analysis.plots.costs import cost_figure
+from analysis.plots.costs import cost_figure, pareto_figure
 from analysis.plots.style import save_figure
 from analysis.records.results import INFLUENCE_BENCHMARK
 from analysis.text.contexts import Contexts, long_contexts, sample_targets
 from benchmarks.influence_blocks import measure_agreement, measure_blocks
+from benchmarks.influence_screened import measure_screened
 from benchmarks.plain_loop import PLAIN_SELECTORS, plain_selection
 from benchmarks.settings import InfluenceSettings, ModelSettings
 from benchmarks.timing import (
     Json,
     about_this_run,
     chosen_device,
-    paired_ratio,
     summarise,
     synchroniser,
     time_in_turn,
@@ -52,21 +49,9 @@ from olmo_sparsity.util.streams import Stream
 PLAIN = "plain loop"
 K = 8
 """Tokens that are selected."""
-TARGETS_PER_ROUND = 4
-SCREENS = {
-    "leave-one-out": [
-        f"leave-one-out@{proposer}:{m}"
-        for proposer in ("gradient", "attention", "leave-one-in")
-        for m in (8, 16, 32)
-    ],
-    "greedy": ["greedy@gradient:32", "greedy@leave-one-out:32"],
-}
-"""Exact selectors, and the screened forms that stand in for them."""
 COST_SELECTORS = ("leave-one-out", "greedy")
 SECONDS_ENOUGH = 2.0
 """A point of the costs that takes longer is not repeated."""
-_BACKWARD_FORWARDS = 2  # a backward pass computes about twice what its forward pass does
-
 Choose = Callable[[Contexts], Selection]
 
 
@@ -77,7 +62,7 @@ def run(settings: InfluenceSettings) -> Json:
     made = about_this_run(device)
     loaded = load_model(settings)
     loaded.check_context(settings.longest)
-    shown = ("n_long", "n_short", "targets", "targets_per_block", "screened_targets", "repeats", "seed")
+    shown = ("n_long", "n_short", "targets", "targets_per_block", "sampled_targets", "repeats", "seed")
     result = {
         "benchmark": "influence",
         "model": settings.model,
@@ -94,15 +79,16 @@ def run(settings: InfluenceSettings) -> Json:
         result["blocks"] = measure_blocks(loaded.model, device, block, select, settings)
     if "agreement" in settings.parts and settings.corpus is not None:
         result["agreement"] = measure_agreement(loaded, settings)
-    if "screened" in settings.parts:
-        contexts = contexts_of(loaded, settings, settings.screened_targets)
-        result["screened"] = measure_screened(loaded.model, device, contexts)
+    if "screened" in settings.parts and settings.corpus is not None:
+        result["screened"] = measure_screened(loaded, settings)
     if "cost" in settings.parts:
         result["cost"] = measure_costs(settings)
     result = INFLUENCE_BENCHMARK.stamped(result)
     write_json(settings.out / INFLUENCE_BENCHMARK.name, result)
     if "cost" in result:
         save_figure(cost_figure(result), settings.out, "cost")
+    if "screened" in result:
+        save_figure(pareto_figure(result), settings.out, "pareto")
     return result
 
 
@@ -172,39 +158,6 @@ def measure_speed(model: Any, device: str, contexts: Contexts, repeats: int) -> 
     return {"k": k, "targets": len(contexts), "selectors": selectors}
 
 
-def measure_screened(model: Any, device: str, contexts: Contexts) -> Json:
-    """What screened forms cost in relation to their exact selectors, a few targets a round."""
-    scorer, k = Scorer(model, device=device), min(K, contexts.n_far)
-    exact_of = {
-        name: exact
-        for exact, forms in SCREENS.items()
-        for name in (exact, *(form for form in forms if k <= int(form.partition(":")[2]) <= contexts.n_far))
-    }
-    tokens: Counter[str] = Counter()
-
-    def choose(name: str, contexts: Contexts) -> Selection:
-        with counted_tokens(model) as counts:
-            selection = select(name, scorer, k, contexts)
-        tokens[name] += sum(counts)
-        return selection
-
-    choosers: dict[str, Choose] = {name: partial(choose, name) for name in exact_of}
-    starts = range(0, len(contexts), TARGETS_PER_ROUND)
-    rounds = [contexts.take(slice(start, start + TARGETS_PER_ROUND)) for start in starts]
-    seconds, _ = run_in_turn(choosers, rounds, device, "screened and exact selectors")
-    rows = {
-        name: {
-            "exact": exact,
-            "seconds_per_context": sum(seconds[name]) / len(contexts),
-            "tokens_per_context": tokens[name] / (1 + len(contexts)),  # the warm-up reads one
-            "tokens_ratio": tokens[name] / tokens[exact],
-            "seconds_ratio": paired_ratio(seconds[name], seconds[exact]),
-        }
-        for name, exact in exact_of.items()
-    }
-    return {"k": k, "targets": len(contexts), "rounds": len(rounds), "selectors": rows}
-
-
 def run_in_turn(
     choosers: dict[str, Choose], rounds: Sequence[Contexts], device: str, description: str
 ) -> tuple[dict[str, list[float]], dict[str, list[Selection]]]:
@@ -247,25 +200,6 @@ def compare_selections(plain: Sequence[Selection], engine: Sequence[Selection], 
 def select(name: str, scorer: Scorer, k: int, contexts: Contexts) -> Selection:
     """The k tokens that a selector of the engine puts first."""
     return find_selector(name)(Question(scorer, contexts, seed=0, k=k))
-
-
-@contextmanager
-def counted_tokens(model: Any) -> Iterator[list[int]]:
-    """While it runs, every forward pass of an `AnalysedModel` appends the tokens that it computes.
-
-    A pass that is differentiated counts three times, for its backward pass [ours].
-    """
-    counts: list[int] = []
-
-    def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        input_ids = args[0] if args else kwargs["input_ids"]
-        counts.append(input_ids.numel() * (1 + _BACKWARD_FORWARDS * torch.is_grad_enabled()))
-
-    handle = model.model.register_forward_pre_hook(count, with_kwargs=True)
-    try:
-        yield counts
-    finally:
-        handle.remove()
 
 
 @dataclass(frozen=True)

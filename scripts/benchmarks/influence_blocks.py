@@ -118,7 +118,7 @@ def measure_agreement(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
     tokens = TokenFiles.of_split(settings.corpus, "heldout")
     sampled = sample_targets(
         tokens,
-        settings.agreement_targets,
+        settings.sampled_targets,
         n_long=settings.n_long,
         n_short=settings.n_short,
         seed=settings.seed,

@@ -95,22 +95,22 @@ class InfluenceSettings(ModelSettings):
 
     out: Path = field(metadata=argument("folder of what is written", type=out_folder, metavar="DIR"))
     corpus: str | None = field(
-        default=None, metadata=argument("prepared corpus of the checkpoint (default: random tokens)")
+        default=None,
+        metadata=argument(
+            "prepared corpus of the checkpoint, which agreement and screened need (default: random tokens)"
+        ),
     )
     parts: tuple[str, ...] = field(default=PARTS, metadata=argument("comma-separated"))
     n_long: int = field(default=256, metadata=argument("N"))
     n_short: int = field(default=32, metadata=argument("M"))
     targets: int = field(default=2, metadata=argument("targets of the comparison with the plain loop"))
     targets_per_block: int = field(default=32, metadata=argument("B of the parts blocks and agreement"))
-    agreement_targets: int = field(
+    sampled_targets: int = field(
         default=640,
-        metadata=argument("targets of the comparison of blocks with single targets (with --corpus)"),
+        metadata=argument("targets of the parts agreement and screened, which select for those over tau"),
     )
     tau_nats: float = field(
-        default=1.0, metadata=argument("threshold on the gain in that comparison, in nats", name="tau")
-    )
-    screened_targets: int = field(
-        default=8, metadata=argument("targets of the comparison of screened with exact selectors")
+        default=1.0, metadata=argument("threshold on the gain in these parts, in nats", name="tau")
     )
     repeats: int = field(
         default=3,

@@ -68,8 +68,13 @@ def _tables(result: Json) -> dict[str, Rows]:
             if isinstance(row, dict)
         ]
     if screened := result.get("screened"):
-        title = f"screened selectors, {screened['targets']} targets in {screened['rounds']} rounds"
-        tables[title] = list(screened["selectors"].items())
+        title = (
+            f"{screened['over_tau']} targets over tau, k = {screened['k']}: what selectors cost and recover"
+        )
+        tables[title] = [
+            (name, {**_flat(row), **_at_k(row, str(screened["k"]))})
+            for name, row in screened["selectors"].items()
+        ]
     if cost := result.get("cost"):
         tables["cost: every point in a process of its own, random tokens"] = [
             (varied, point) for varied, points in cost["sweeps"].items() for point in points
@@ -86,6 +91,11 @@ def _about(result: Json) -> str:
         for name, value in told.items()
         if isinstance(value, str | int | float) and name not in left_out
     )
+
+
+def _at_k(row: Json, k: str) -> Json:
+    """Percentages with their intervals, of the measures that are told by k."""
+    return {name: percent_text(value[k]) for name, value in row.items() if isinstance(value, dict)}
 
 
 def _flat(row: Json) -> Json:

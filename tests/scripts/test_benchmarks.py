@@ -29,7 +29,7 @@ from tests.support import tiny, tiny_task
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))  # as scripts/benchmark.py finds its modules
 
-from benchmarks import influence, length, synthetic, tables  # noqa: E402
+from benchmarks import influence, influence_screened, length, synthetic, tables  # noqa: E402
 from benchmarks.plain_loop import PLAIN_SELECTORS, PlainLoop, plain_selection  # noqa: E402
 from benchmarks.settings import InfluenceSettings, LengthSettings, SyntheticSettings  # noqa: E402
 from benchmarks.timing import summarise, time_in_turn  # noqa: E402
@@ -225,7 +225,7 @@ def test_tokens_are_counted(model):
     contexts = make_contexts(2)
 
     def tokens(name, **options):
-        with influence.counted_tokens(model) as counts:
+        with influence_screened.counted_tokens(model) as counts:
             influence.select(name, Scorer(model, **options), 3, contexts)
         return sum(counts)
 
@@ -270,7 +270,20 @@ def test_a_sweep_varies_one_thing_at_a_time():
 
 @pytest.mark.slow
 def test_all_parts_of_the_influence_benchmark(benchmark, trained, tmp_path):
-    sizes = ["--n-long", 48, "--n-short", M, "--targets", 2, "--screened-targets", 6, "--repeats", 2]
+    sizes = [
+        "--n-long",
+        48,
+        "--n-short",
+        M,
+        "--targets",
+        2,
+        "--sampled-targets",
+        64,
+        "--tau",
+        0.05,
+        "--repeats",
+        2,
+    ]
     sweeps = ["--lengths", 48, "--k", 8, "--counts", 1]  # one point per selector
     source = [trained / "run", "--corpus", trained / "corpus", "--device", "cpu"]
     result = benchmark("influence", *source, "--out", tmp_path, *sizes, *sweeps)
@@ -283,16 +296,6 @@ def test_all_parts_of_the_influence_benchmark(benchmark, trained, tmp_path):
             assert timed["selections"][exact]["same_set"] == 1
             assert timed["selections"][exact]["largest_influence_difference_nats"] < 1e-4
         assert timed["selections"]["engine, bf16"]["largest_influence_difference_nats"] > 1e-4
-    screened = result["screened"]
-    assert (screened["targets"], screened["rounds"]) == (6, 2)
-    # 42 far tokens: every form fits
-    wanted = {name for exact, forms in influence.SCREENS.items() for name in (exact, *forms)}
-    assert set(screened["selectors"]) == wanted
-    for exact in influence.SCREENS:
-        row = screened["selectors"][exact]
-        assert row["seconds_ratio"] == {"ratio": 1, "ratio_low": 1, "ratio_high": 1}
-    by_m = [screened["selectors"][f"leave-one-out@attention:{m}"]["tokens_ratio"] for m in (8, 32)]
-    assert 0 < by_m[0] < by_m[1] < 1
     for sweep in result["cost"]["sweeps"].values():
         assert [point["selector"] for point in sweep] == list(influence.COST_SELECTORS)
         assert all(point["seconds_per_target"] > 0 for point in sweep)
@@ -301,7 +304,7 @@ def test_all_parts_of_the_influence_benchmark(benchmark, trained, tmp_path):
 
 def test_blocks_agree_with_the_plain_loop_and_are_compared_on_the_same_targets(benchmark, trained, tmp_path):
     sizes = ["--n-long", 20, "--n-short", M, "--targets", 2, "--targets-per-block", 5, "--repeats", 2]
-    options = ["--parts", "blocks,agreement", "--agreement-targets", 60, "--tau", 0.05, *sizes]
+    options = ["--parts", "blocks,agreement", "--sampled-targets", 60, "--tau", 0.05, *sizes]
     source = [trained / "run", "--corpus", trained / "corpus", "--device", "cpu"]
     result = benchmark("influence", *source, "--out", tmp_path, *options)
     for name in ("leave-one-out", "leave-one-in"):
@@ -329,17 +332,38 @@ def test_blocks_agree_with_the_plain_loop_and_are_compared_on_the_same_targets(b
         assert net[k]["value"] == pytest.approx(expected["net_recovery"]["value"], abs=1e-4)
 
 
-def test_screened_selectors_are_timed_with_random_weights(benchmark, tmp_path):
-    config = tiny.write_yaml(tmp_path, tmp_path / "no-corpus")
-    sizes = ["--n-long", N, "--n-short", M, "--screened-targets", 2, "--parts", "screened"]
-    options = ["--config", config, "--out", tmp_path, *sizes, "--device", "cpu", "--model.n_layers=1"]
-    result = benchmark("influence", *options)
-    assert "speed" not in result and "cost" not in result and not (tmp_path / "cost.png").exists()
-    rows = result["screened"]["selectors"]
-    assert "leave-one-out@gradient:32" not in rows  # there are 18 far tokens
-    # both read the long context once to propose; the gradient's backward pass counts too
-    share = rows["leave-one-out@attention:8"]["tokens_per_context"]
-    assert share < rows["leave-one-out@gradient:8"]["tokens_per_context"]
+def test_selectors_side_by_side_recover_what_influence_measures(benchmark, trained, tmp_path):
+    """The same targets, selectors and seed as `measure_influence`, and costs that grow with m."""
+    sizes = ["--n-long", 28, "--n-short", M, "--sampled-targets", 40, "--tau", 0.05, "--parts", "screened"]
+    source = [trained / "run", "--corpus", trained / "corpus", "--device", "cpu"]
+    result = benchmark("influence", *source, "--out", tmp_path, *sizes)["screened"]
+    names = ("leave-one-out", "greedy", "attention", "leave-one-out@spans:8")
+    settings = MeasureSettings(
+        checkpoint=str(trained / "run"),
+        corpus=str(trained / "corpus"),
+        out=str(tmp_path / "records"),
+        n_long=28,
+        n_short=M,
+        tau_nats=0.05,
+        selectors=names,
+        targets=40,
+        device="cpu",
+    )
+    summary = summarize(load_records(measure_influence(settings)), resamples=1000)
+    assert result["over_tau"] == summary["targets_over_tau"] > 0
+    for name in names:
+        for k, expected in summary["selectors"][name].items():
+            for measure in ("recovery", "placebo_recovery", "net_recovery"):
+                found = result["selectors"][name][measure][k]
+                assert found["value"] == pytest.approx(expected[measure]["value"], abs=1e-4)
+    rows = result["selectors"]
+    assert "leave-one-out@gradient:32" not in rows  # there are fewer far tokens
+    assert rows["leave-one-out"]["net_recovery_kept"]["4"]["value"] == pytest.approx(1)
+    costs = [
+        rows[name]["tokens_per_target"] for name in ("attention", "gradient", "leave-one-out@attention:16")
+    ]
+    assert 0 < costs[0] < costs[1] < costs[2] < rows["leave-one-out"]["tokens_per_target"]
+    assert (tmp_path / "pareto.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.measure import selectors
 from analysis.measure.influence import selected_losses
 from analysis.measure.selectors import (
     SELECTORS,
@@ -66,6 +67,45 @@ def test_losses_equal_masking(model):
     losses = Scorer(model).losses(contexts, keep[:, :-M])
     expected = [[masked_loss(model, contexts, row, kept) for kept in keep] for row in range(len(contexts))]
     np.testing.assert_allclose(losses, expected, atol=2e-5)
+
+
+def best_spans(model, contexts, row, k, width, split):
+    """Leave-one-out of spans by one pass each, from coarse to fine: {token: influence of its shortest span}."""
+    everything = range(N)
+    full = plain_loss(model, contexts, row, everything)
+    starts, influence = list(range(0, FAR, width)), {}
+    while True:
+        for start in starts:
+            dropped = set(range(min(start, FAR - width), min(start, FAR - width) + width))
+            influence[start] = (
+                plain_loss(model, contexts, row, [i for i in everything if i not in dropped]) - full
+            )
+        ranked = sorted(starts, key=lambda start: -influence[start])
+        if width <= selectors._SHORTEST:
+            break
+        ranked = ranked[: max(2, -(-2 * k // width))]
+        width //= split
+        starts, influence = [start + part * width for start in ranked for part in range(split)], {}
+    tokens = {}
+    for start in starts:
+        for i in range(min(start, FAR - width), min(start, FAR - width) + width):
+            tokens[i] = max(tokens.get(i, -np.inf), influence[start])
+    return tokens
+
+
+@pytest.mark.parametrize(("split", "shortest", "width"), [(2, 2, 4), (4, 1, 4), (4, 4, 4)])
+def test_spans_equal_a_plain_search_from_coarse_to_fine(model, monkeypatch, split, shortest, width):
+    """10 far tokens: the last span overlaps the one before where the width does not divide them."""
+    monkeypatch.setattr(selectors, "_SPLIT", split)
+    monkeypatch.setattr(selectors, "_SHORTEST", shortest)
+    contexts, k = make_contexts(), 2
+    found = choose("spans", Scorer(model), contexts, k)
+    for row in range(len(contexts)):
+        tokens = best_spans(model, contexts, row, k, width, split)
+        expected = sorted(tokens.values(), reverse=True)[:k]
+        np.testing.assert_allclose(found.influence[row], expected, atol=2e-5)
+        own = [tokens[i] for i in found.columns[row].tolist()]
+        np.testing.assert_allclose(own, expected, atol=2e-5)
 
 
 def test_long_short_and_single_token_losses_equal_a_plain_computation(model):
