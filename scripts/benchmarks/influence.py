@@ -26,7 +26,7 @@ from analysis.plots.style import save_figure
 from analysis.records.results import INFLUENCE_BENCHMARK
 from analysis.text.contexts import Contexts, long_contexts, sample_targets
 from benchmarks.influence_blocks import measure_agreement, measure_blocks
-from benchmarks.influence_screened import measure_screened
+from benchmarks.influence_screened import counted_tokens, measure_screened
 from benchmarks.plain_loop import PLAIN_SELECTORS, plain_selection
 from benchmarks.settings import InfluenceSettings, ModelSettings
 from benchmarks.timing import (
@@ -241,17 +241,18 @@ def cost_sweeps(settings: InfluenceSettings) -> dict[str, list[Point]]:
     """Points by what varies: N, k or the number of targets; the others are N, `K` and one target."""
     n_long, n_short = settings.n_long, settings.n_short
     k = min(K, n_long - n_short, min(settings.lengths) - n_short)
+    names = settings.selectors or COST_SELECTORS
     return {
-        "n_long": [Point(name, each, n_short, k, 1) for name in COST_SELECTORS for each in settings.lengths],
-        "k": [Point(name, n_long, n_short, each, 1) for name in COST_SELECTORS for each in settings.ks],
-        "targets": [
-            Point(name, n_long, n_short, k, each) for name in COST_SELECTORS for each in settings.counts
-        ],
+        "n_long": [Point(name, each, n_short, k, 1) for name in names for each in settings.lengths],
+        "k": [Point(name, n_long, n_short, each, 1) for name in names for each in settings.ks],
+        "targets": [Point(name, n_long, n_short, k, each) for name in names for each in settings.counts],
     }
 
 
 def measure_point(settings: InfluenceSettings, point: Point) -> Json:
-    """Median seconds per target, and the memory that the first run took beyond what was in use, in this process.
+    """Median seconds and computed tokens per target, and the memory that the first run took beyond what was in use.
+
+    Tokens are told beside those of leave-one-out in a plain loop, which reads N - 1 tokens without each far one, and N.
 
     On a CPU that is growth of the resident set, on a GPU of the memory that torch allocated; None where the system
     does not report it.
@@ -267,10 +268,19 @@ def measure_point(settings: InfluenceSettings, point: Point) -> Json:
     peak_bytes = None
     while not seconds or (len(seconds) < settings.repeats and sum(seconds) < SECONDS_ENOUGH):
         started = time.perf_counter()
-        select(point.selector, scorer, point.k, contexts)
-        synchroniser(device)()
+        with counted_tokens(loaded.model) as counts:
+            select(point.selector, scorer, point.k, contexts)
+            synchroniser(device)()
         seconds.append(time.perf_counter() - started)
         if len(seconds) == 1:
             peak_bytes = memory.growth_bytes()
     per_target = statistics.median(seconds) / point.targets
-    return {**asdict(point), "seconds_per_target": per_target, "peak_bytes": peak_bytes}
+    tokens = sum(counts) / point.targets
+    plain = contexts.n_far * (point.n_long - 1) + point.n_long
+    return {
+        **asdict(point),
+        "seconds_per_target": per_target,
+        "peak_bytes": peak_bytes,
+        "tokens_per_target": tokens,
+        "plain_loop_tokens_ratio": plain / tokens,
+    }

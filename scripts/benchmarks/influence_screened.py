@@ -51,8 +51,11 @@ def measure_screened(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
     assert settings.corpus is not None
     tokens = TokenFiles.of_split(settings.corpus, "heldout")
     scorer = Scorer(loaded.model, device=settings.device or "cpu")
-    found = {name: find_selector(name) for name in (*SELECTORS, *SCREENS) if _fits(name, settings)}
-    found |= other_selectors(loaded.model)
+    if settings.selectors:  # the exact one is what the others are compared with
+        found = {name: find_selector(name) for name in dict.fromkeys((EXACT, *settings.selectors))}
+    else:
+        found = {name: find_selector(name) for name in (*SELECTORS, *SCREENS) if _fits(name, settings)}
+        found |= other_selectors(loaded.model)
     chooser = CountingChooser(scorer, found, settings.seed)
     decoder = TextDecoder.from_file(loaded.tokenizer_file)
     sizes = settings.n_long, settings.n_short

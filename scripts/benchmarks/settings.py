@@ -109,6 +109,12 @@ class InfluenceSettings(ModelSettings):
         default=640,
         metadata=argument("targets of the parts agreement and screened, which select for those over tau"),
     )
+    selectors: tuple[str, ...] = field(
+        default=(),
+        metadata=argument(
+            "of the parts screened and cost, comma-separated (default: all that are compared there)"
+        ),
+    )
     tau_nats: float = field(
         default=1.0, metadata=argument("threshold on the gain in these parts, in nats", name="tau")
     )

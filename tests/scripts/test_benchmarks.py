@@ -332,6 +332,26 @@ def test_blocks_agree_with_the_plain_loop_and_are_compared_on_the_same_targets(b
         assert net[k]["value"] == pytest.approx(expected["net_recovery"]["value"], abs=1e-4)
 
 
+def test_cost_counts_the_tokens_of_any_selector(benchmark, tmp_path):
+    """Without shared prefixes gradient and its 8 passes would read 3 N + 8 (N - 1) + N tokens."""
+    config = tiny.write_yaml(tmp_path, tmp_path / "no-corpus")
+    sizes = ["--n-long", N, "--n-short", M, "--parts", "cost", "--lengths", N, "--k", 8, "--counts", 1]
+    options = [
+        "--out",
+        tmp_path,
+        *sizes,
+        "--selectors",
+        "leave-one-out,leave-one-out@gradient:8",
+        "--repeats",
+        1,
+    ]
+    result = benchmark("influence", "--config", config, *options, "--device", "cpu")
+    exact, screened = result["cost"]["sweeps"]["n_long"]
+    assert 3 * N < screened["tokens_per_target"] < 3 * N + 8 * (N - 1) + 2 * N < exact["tokens_per_target"]
+    plain = (N - M) * (N - 1) + N
+    assert exact["plain_loop_tokens_ratio"] == pytest.approx(plain / exact["tokens_per_target"])
+
+
 def test_selectors_side_by_side_recover_what_influence_measures(benchmark, trained, tmp_path):
     """The same targets, selectors and seed as `measure_influence`, and costs that grow with m."""
     sizes = ["--n-long", 28, "--n-short", M, "--sampled-targets", 40, "--tau", 0.05, "--parts", "screened"]
@@ -359,6 +379,9 @@ def test_selectors_side_by_side_recover_what_influence_measures(benchmark, train
     rows = result["selectors"]
     assert "leave-one-out@gradient:32" not in rows  # there are fewer far tokens
     assert rows["leave-one-out"]["net_recovery_kept"]["4"]["value"] == pytest.approx(1)
+    some = benchmark("influence", *source, "--out", tmp_path / "some", *sizes, "--selectors", "attention")
+    assert list(some["screened"]["selectors"]) == ["leave-one-out", "attention"]
+    assert some["screened"]["selectors"]["attention"]["recovery"] == rows["attention"]["recovery"]
     costs = [
         rows[name]["tokens_per_target"] for name in ("attention", "gradient", "leave-one-out@attention:16")
     ]
