@@ -104,9 +104,9 @@ def influential_tokens(
     positions = _positions(passage, targets, max_targets, n_long, targets_per_block, seed)
     placebos = Placebos(passage, other, n_long, n_long - n_short, targets_per_block, seed)
     with _left_as_it_was(adapter):
-        longest = n_long + targets_per_block - 1
-        check_long_context(adapter, longest, name=_name(model), option="n_long")
-        scorer = build_scorer(adapter, _device(adapter), longest, tokens_per_batch=tokens_per_batch)
+        sizes = n_long, targets_per_block
+        check_long_context(adapter, *sizes, name=_name(model), option="n_long")
+        scorer = build_scorer(adapter, _device(adapter), *sizes, tokens_per_batch=tokens_per_batch)
         engine = InfluenceEngine(
             documents=Passages([passage, *([] if other is None else [other])]),
             decoder=TextDecoder.from_transformers(tokenizer),

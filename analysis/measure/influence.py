@@ -213,16 +213,22 @@ def build_scorer(
     model: torch.nn.Module,
     device: torch.device,
     n_long: int,
+    targets_per_block: int = 1,
     *,
     bf16: bool = False,
     tokens_per_batch: int | None = None,
     memory_limit_gb: float | None = None,
 ) -> Scorer:
-    """A scorer whose batches fit the memory limit; None means half the memory, or 80 % of what is free on the GPU."""
+    """A scorer whose batches of blocks, N and B, fit the memory limit.
+
+    None means half the memory, or 80 % of what is free on the GPU.
+    """
     model = model.to(device)
     if tokens_per_batch is None:
         limit = default_limit_bytes(device) if memory_limit_gb is None else memory_limit_gb * GB
-        tokens_per_batch = tokens_that_fit(model, device, n_long, limit)
+        tokens_per_batch = tokens_that_fit(
+            model, device, n_long + targets_per_block - 1, limit, asked=targets_per_block
+        )
     return Scorer(model, device=device, bf16=bf16, tokens_per_batch=tokens_per_batch)
 
 
@@ -307,7 +313,7 @@ def _checkpoints(settings: InfluenceSettings, recorded: Records | None) -> list[
 def _load(checkpoint: str, settings: InfluenceSettings, text: MeasuredText) -> LoadedModel:
     loaded = load_scaled(checkpoint)
     loaded.check_corpus(text.corpus)
-    loaded.check_context(settings.n_long + settings.targets_per_block - 1)
+    loaded.check_context(settings.n_long, settings.targets_per_block)
     return loaded
 
 
@@ -323,7 +329,8 @@ def _assign_roles(
         build_scorer(
             each.model,
             device,
-            settings.n_long + settings.targets_per_block - 1,
+            settings.n_long,
+            settings.targets_per_block,
             bf16=settings.bf16,
             tokens_per_batch=settings.tokens_per_batch,
             memory_limit_gb=settings.memory_limit_gb,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.model.adapters import TokenModel
@@ -60,9 +61,17 @@ def default_limit_bytes(device: torch.device) -> float:
 
 
 def tokens_that_fit(
-    model: TokenModel, device: torch.device, n_long: int, limit_bytes: float, *, most: int | None = None
+    model: TokenModel,
+    device: torch.device,
+    n_long: int,
+    limit_bytes: float,
+    *,
+    asked: int = 1,
+    most: int | None = None,
 ) -> int:
     """The most tokens of one forward pass, at least N and at most ``most``, whose memory stays within the limit.
+
+    ``asked``: the last positions of a context whose losses are computed.
 
     Batches of contexts are tried, each twice as large as the one before, while the next is expected to fit
     (memory grows no faster than the batch). Depends on memory alone, never on speed, so that a machine gives the same
@@ -72,7 +81,7 @@ def tokens_that_fit(
     most = most or TOKENS_PER_BATCH[device.type]
     rows = 1
     while rows == 1 or rows * n_long <= most:
-        used = _peak_bytes(model, device, rows, n_long)
+        used = _peak_bytes(model, device, rows, n_long, asked)
         if used > limit_bytes:
             if rows > 1:
                 return rows // 2 * n_long
@@ -87,13 +96,14 @@ def tokens_that_fit(
 
 
 @torch.inference_mode()
-def _peak_bytes(model: TokenModel, device: torch.device, rows: int, n_long: int) -> float:
-    """Memory that a forward pass over (R, N) tokens takes beyond what was in use; 0 where nobody can tell."""
+def _peak_bytes(model: TokenModel, device: torch.device, rows: int, n_long: int, asked: int) -> float:
+    """Memory that losses of the last positions of (R, N) tokens take beyond what was in use; 0 if nobody can tell."""
     tokens = torch.ones(rows, n_long, dtype=torch.long, device=device)
     ids = torch.arange(n_long, device=device).expand(rows, -1)
     memory = MemoryGrowth(device)
     try:
-        model(tokens, position_ids=ids, logits_to_keep=1)
+        logits = model(tokens, position_ids=ids, logits_to_keep=asked).logits
+        F.cross_entropy(logits.float().flatten(0, 1), tokens[:, -asked:].flatten(), reduction="none")
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return float("inf")

@@ -98,9 +98,10 @@ class LoadedModel:
         same_file = kept.is_file() and sha256_file(kept) == made_with
         return same_file and tokenization(kept) == tokenization(self.tokenizer_file)
 
-    def check_context(self, n_long: int) -> None:
+    def check_context(self, n_long: int, targets_per_block: int = 1) -> None:
         """Raise `UserError` where the model cannot be measured on N tokens, see `check_long_context`."""
-        check_long_context(self.model, n_long, name=f"{self.checkpoint} ({self.family})", option="--n-long")
+        name = f"{self.checkpoint} ({self.family})"
+        check_long_context(self.model, n_long, targets_per_block, name=name, option="--n-long")
 
     def check_reach(self, length: int) -> None:
         """Raise `UserError` where the model has no position embedding for ids up to L - 1.
@@ -164,8 +165,10 @@ def max_positions(model: nn.Module) -> int | None:
     return config.max_sequence_length if learned else None
 
 
-def check_long_context(model: nn.Module, n_long: int, *, name: str, option: str) -> None:
-    """Raise `UserError` where a model cannot be measured on N tokens of long context.
+def check_long_context(
+    model: nn.Module, n_long: int, targets_per_block: int = 1, *, name: str, option: str
+) -> None:
+    """Raise `UserError` where a model cannot be measured on N tokens of long context, in blocks of B targets.
 
     Its positions may not reach so far; or its position ids may have no effect, or dropping tokens may not equal hiding
     them (a sliding window shorter than N, a recurrent layer), as a trial on random tokens shows.
@@ -173,17 +176,22 @@ def check_long_context(model: nn.Module, n_long: int, *, name: str, option: str)
     Args:
         model: an adapter, in evaluation mode, on any device.
         n_long: N.
+        targets_per_block: B; the last target of a block has B - 1 tokens more.
         name: what messages call the model.
         option: what sets N, for the remedy.
     """
-    at_most = max_positions(model)
-    if at_most is not None and n_long > at_most:
-        raise UserError(
-            f"N = {n_long:,} is beyond the {at_most:,} positions of {name}; lower {option} to at most {at_most:,}"
+    at_most, more = max_positions(model), targets_per_block - 1
+    if at_most is not None and n_long + more > at_most:
+        with_blocks = f" with {more:,} more targets of a block" if more else ""
+        lower = (
+            f"lower {option} to at most {at_most - more:,}"
+            if at_most > more
+            else "lower the targets per block"
         )
+        raise UserError(f"N = {n_long:,}{with_blocks} is beyond the {at_most:,} positions of {name}; {lower}")
     # This project's own models are shown to be right by its tests.
     if isinstance(model, PositionedCausalLM):
-        _try_positions(model, n_long, name, option)
+        _try_positions(model, n_long + more, name, option)
 
 
 def tokenization(path: Path) -> dict[str, Any]:

@@ -114,6 +114,11 @@ def test_contexts_that_are_too_long_are_refused(tmp_path, family, changes, longe
     loaded.check_context(longest)
     with refused(message):
         loaded.check_context(longer)
+    if family == "gpt2":
+        with refused(
+            "N = 61 with 4 more targets of a block is beyond the 64 .*; lower --n-long to at most 60"
+        ):
+            loaded.check_context(61, 5)
 
 
 def test_models_without_position_ids_are_refused(tmp_path):

@@ -160,7 +160,7 @@ def test_a_batch_that_does_not_fit_is_halved_for_good(monkeypatch):
 def test_the_batch_that_fits_is_found_by_trying(monkeypatch, limit, tokens):
     """A made-up model whose forward pass takes 4 bytes a token; a single context that does not fit is refused."""
     monkeypatch.setattr(
-        "analysis.model.device._peak_bytes", lambda model, device, rows, n_long: 4.0 * rows * n_long
+        "analysis.model.device._peak_bytes", lambda model, device, rows, n_long, asked: 4.0 * rows * n_long
     )
     if tokens:
         assert tokens_that_fit(None, torch.device("cpu"), 50, limit, most=1000) == tokens
@@ -179,10 +179,12 @@ def test_memory_is_the_growth_to_the_peak_from_where_it_is_asked():
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-def test_memory_is_really_measured():
-    wide = tiny.model(embedding_size=200_000, vocab_size=200_000)
-    with refused("raise --memory-limit or lower --n-long"):
-        tokens_that_fit(lambda ids, position_ids, logits_to_keep: wide(ids), torch.device("cpu"), 400, 1e7)
+def test_memory_counts_the_logits_of_all_targets_of_a_block():
+    """The logits of 200 positions are 160 MB, those of one less than 1 MB."""
+    wide = OlmoForAnalysis(tiny.model(embedding_size=200_000, vocab_size=200_000))
+    assert tokens_that_fit(wide, torch.device("cpu"), 400, 1e8) >= 400
+    with refused("one context of N = 400 tokens .* raise --memory-limit or lower --n-long"):
+        tokens_that_fit(wide, torch.device("cpu"), 400, 1e8, asked=200)
 
 
 @pytest.mark.parametrize("name", ["leave-one-out", "greedy", "gradient", "attention"])
