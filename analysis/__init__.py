@@ -1,8 +1,8 @@
 """Measure what a far context gives a language model, and how few of its tokens give it.
 
-    from analysis import influential_tokens, load_records
+    from analysis import influence_map, influential_tokens, load_records
 
-Both are loaded when they are asked for: records are read without torch.
+Each is loaded when it is asked for: records are read without torch.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analysis.notebook import influential_tokens
+    from analysis.notebook import influence_map, influential_tokens
     from analysis.records.store import load_records
 
-__all__ = ["influential_tokens", "load_records"]
+__all__ = ["influence_map", "influential_tokens", "load_records"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "influential_tokens":
-        from analysis.notebook import influential_tokens
+    if name in ("influence_map", "influential_tokens"):
+        from analysis import notebook
 
-        return influential_tokens
+        return getattr(notebook, name)
     if name == "load_records":
         from analysis.records.store import load_records
 

@@ -37,17 +37,27 @@ from analysis.measure.influence import (
     selection_rounds,
     targets_per_batch,
 )
+from analysis.measure.influence_map import (
+    Advance,
+    check_map_lengths,
+    context_length,
+    map_scorer,
+    measure_map,
+    trained_length,
+)
 from analysis.measure.selectors import check_selector
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
 from analysis.model.device import TOKENS_PER_BATCH
-from analysis.model.load import adapter_of, check_long_context, vocabulary_size
+from analysis.model.load import adapter_of, check_long_context, check_vocabulary
 from analysis.records.schema import FAR_CONTEXTS, SelectionRow, Targets
+from analysis.report.influence_map import InfluenceMap
 from analysis.report.notebook import Choices, InfluentialTokens
 from analysis.text.contexts import SampledTargets
 from analysis.text.decode import TextDecoder
 from analysis.text.tokenized import Passage, Passages, Placebos, read_passage
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.provenance import current_commit
 from olmo_sparsity.util.streams import Stream
 
 MAX_TARGETS = 200
@@ -140,6 +150,64 @@ def influential_tokens(
     )
 
 
+def influence_map(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    *,
+    n_long: int | None = None,
+    n_short: int = 16,
+    tau_nats: float = 1.0,
+    tokens_per_batch: int | None = None,
+) -> InfluenceMap:
+    """Which earlier tokens every token of a text needs, and by how much: L_long, L_short and exact leave-one-out
+    influence of all pairs (docs/method.md, 2.7).
+
+    Every token is left out once, so the time grows with the length of the text times N. Special tokens are tokens like
+    others here.
+
+    Args:
+        model: as in `influential_tokens`.
+        tokenizer: as there.
+        text: what is read.
+        n_long: N, the most tokens of context; by default what the model reads, up to 1,024. A longer text is read in
+            windows that overlap by half.
+        n_short: M; nearer tokens are not measured.
+        tau_nats: tokens that gain more are marked.
+        tokens_per_batch: tokens of one forward pass; by default what fits. Results depend on it by rounding only.
+
+    Raises `UserError`, one line with the remedy, where the text is too short, the model cannot be measured so, or an
+    option makes no sense.
+    """
+    adapter = _adapter(model)
+    passage, _ = _read(adapter, tokenizer, text, None)
+    check_map_lengths(len(passage.ids), n_long, n_short)
+    n_long = context_length(len(passage.ids), n_long, trained_length(adapter))
+    device = _device(adapter)
+    with _left_as_it_was(adapter):
+        check_long_context(adapter, n_long, name=_name(model), option="n_long")
+        scorer = map_scorer(adapter, device, n_long, tokens_per_batch=tokens_per_batch)
+        about = {
+            "model": _name(model),
+            "model_sha256": None,
+            "text": None,
+            "n_long": n_long,
+            "n_short": n_short,
+            "tau_nats": float(tau_nats),
+            "dtype": str(next(adapter.parameters()).dtype).removeprefix("torch."),
+            "device": str(device),
+            "commit": current_commit(),
+        }
+        measured = measure_map(scorer, passage.ids, passage.pieces, about, show=_map_progress)
+    return InfluenceMap(**vars(measured))
+
+
+@contextmanager
+def _map_progress(total: int) -> Iterator[Advance]:
+    with tqdm(total=total, desc="leaving tokens out", unit="token") as bar:
+        yield bar.update
+
+
 def _measure_gains(engine: InfluenceEngine, sampled: SampledTargets) -> tuple[Targets, bool]:
     """L_long and L_short of the targets; after an interrupt those of the first ones, and False."""
     count, parts = len(sampled.position), []
@@ -206,13 +274,9 @@ def _read(
     other = None
     if placebo_text is not None:
         other = read_passage(tokenizer, placebo_text, "placebo_text", add_special_tokens=False)
-    known = vocabulary_size(adapter)
     for each in (passage, other):
-        if each is not None and len(each.ids) and each.ids.max() >= known:
-            raise UserError(
-                f"the tokenizer gives token id {each.ids.max():,}, and the model has {known:,} tokens; give the "
-                "tokenizer that the model was trained with"
-            )
+        if each is not None:
+            check_vocabulary(adapter, each.ids)
     return passage, other
 
 

@@ -90,7 +90,7 @@ class InfluenceEngine:
         contexts, asked = self._contexts(sampled, rows, target_id)
         long, short = long_and_short_losses(self.evaluator, contexts, asked)
         gain = self.chooser.gains_nats(contexts, asked) if self.crossfit else short - long
-        _check_finite(long, short, gain)
+        check_finite(long, short, gain)
         return Targets(
             target_id=target_id,
             document=sampled.document[rows],
@@ -167,7 +167,7 @@ class InfluenceEngine:
             chosen = self.chooser.select(name, contexts, asked, far_context)
             columns, influence = chosen.columns[:, :k_max], chosen.influence[:, :k_max]
             losses = selected_losses(self.evaluator, contexts, asked, columns, self.ks)
-            _check_finite(losses)
+            check_finite(losses)
             found += [
                 SelectionRow(target, name, far_context, columns[i], influence[i], losses[i])
                 for i, target in enumerate(target_id)
@@ -202,7 +202,8 @@ def selected_losses(
     return np.concatenate(losses, axis=1)
 
 
-def _check_finite(*losses: np.ndarray) -> None:
+def check_finite(*losses: np.ndarray) -> None:
+    """Raise `UserError` where a loss is not finite."""
     if not all(np.isfinite(each).all() for each in losses):
         raise UserError(
             "a loss of the model is not finite (fp16 and bf16 may overflow); measure in fp32, or another checkpoint"

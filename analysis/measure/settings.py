@@ -236,3 +236,45 @@ class NeedleSettings(ComparisonSettings):
         for name in ("selectors", "recall_length", "recall_samples"):
             del told[name]
         return {**told, "recall": self.recall and asdict(self.recall)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapSettings:
+    """`analysis.measure.influence_map`: which earlier tokens every token of a text needs. Fields without a help text
+    are options of the command `influence`, too, and described there."""
+
+    checkpoint: str = field(
+        metadata=argument(
+            f"{CHECKPOINT}; maybe with @SCHEME:FACTOR; or records, which are drawn again",
+            positional=True,
+            metavar="CKPT",
+        )
+    )
+    text: Path | None = field(
+        default=None, metadata=argument("the text to measure, UTF-8", type=Path, metavar="FILE")
+    )
+    out: Path | None = field(
+        default=None,
+        metadata=argument(
+            "folder for what is written (default: FILE-xray, or that of the records)",
+            type=out_folder,
+            metavar="DIR",
+        ),
+    )
+    n_long: int | None = field(
+        default=None,
+        metadata=argument(
+            "N, the most tokens of context (default: what the model was trained to read, up to 1,024); a longer "
+            "text is read in windows"
+        ),
+    )
+    n_short: int = field(
+        default=16, metadata=argument("M, tokens of the short context; nearer tokens are not measured")
+    )
+    tau_nats: float = field(
+        default=1.0, metadata=argument("tokens that gain more, in nats, are marked", name="tau")
+    )
+    bf16: bool = False
+    device: str | None = None
+    tokens_per_batch: int | None = None
+    memory_limit_gb: float | None = None

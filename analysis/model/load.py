@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -152,6 +153,16 @@ def vocabulary_size(model: nn.Module) -> int:
         return len(model.model.get_input_embeddings().weight)
     assert isinstance(model, OlmoForAnalysis)
     return model.model.config.vocab_size
+
+
+def check_vocabulary(model: nn.Module, ids: np.ndarray) -> None:
+    """Raise `UserError` where token ids are beyond those that a model knows. ``model`` is an adapter."""
+    known = vocabulary_size(model)
+    if len(ids) and ids.max() >= known:
+        raise UserError(
+            f"the tokenizer gives token id {ids.max():,}, and the model has {known:,} tokens; give the "
+            "tokenizer that the model was trained with"
+        )
 
 
 def max_positions(model: nn.Module) -> int | None:

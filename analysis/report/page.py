@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -82,20 +83,19 @@ def report_html(
     environment = page_environment()
     environment.filters["label"] = selector_label
     rows = choose_examples(records, examples)
-    style, script = (source_of(environment, name) for name in ("style.css", "page.js"))
     manifest = records.manifest
     name = "/".join(Path(manifest.checkpoint).parts[-2:])  # the run and the step, mostly
     return environment.get_template("page.html").render(
-        policy=_policy(style, script),
-        style=Markup(style),
-        script=Markup(script),
+        **page_frame(environment, "page.js"),
+        made_by="report",
+        first_section="words",
         title=_TITLE,
         name=name,
         plain_name=text_plain(name),
         manifest=manifest,
         tau=nats(manifest.tau_nats),
         figures=[(*_CAPTIONS[name], *map(figure_image, pair)) for name, pair in figures.items()],
-        settings={each.replace("_", " "): _shown(value) for each, value in summary["settings"].items()},
+        settings=shown_settings(summary["settings"]),
         summary=summary,
         default=default_selector(summary["selectors"]),
         few_documents=FEW_DOCUMENTS,
@@ -106,6 +106,13 @@ def report_html(
         commands=[influence_command(records), command],
         data=Markup(embed_json(page_data(records, rows, summary["gain_bins"]["k"]))),
     )
+
+
+def page_frame(environment: Environment, script: str) -> Json:
+    """Style, script (behind the one that all pages share) and policy of a page."""
+    style, *scripts = (source_of(environment, name) for name in ("style.css", "shared.js", script))
+    both = "".join(scripts)
+    return {"style": Markup(style), "script": Markup(both), "policy": _policy(style, both)}
 
 
 def embed_json(value: Any) -> str:
@@ -131,6 +138,11 @@ def _policy(style: str, script: str) -> str:
         f"default-src 'none'; script-src 'sha256-{script_hash}'; style-src 'sha256-{style_hash}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
+
+
+def shown_settings(settings: Json) -> Json:
+    """Names and values of settings in words."""
+    return {name.replace("_", " "): _shown(value) for name, value in settings.items()}
 
 
 def _shown(value: Any) -> str:

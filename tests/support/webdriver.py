@@ -64,6 +64,36 @@ class Browser:
         actions = [{"type": kind, "value": code} for code in codes for kind in ("keyDown", "keyUp")]
         self.send("POST", "actions", actions=[{"type": "key", "id": "keyboard", "actions": actions}])
 
+    def at(self, selector: str) -> tuple[float, float]:
+        """The middle of an element, scrolled into sight: pixels from the left and the top."""
+        script = """const each = document.querySelector(arguments[0]);
+          each.scrollIntoView({ block: 'center', behavior: 'instant' });
+          const { left, top, width, height } = each.getBoundingClientRect();
+          return [left + width / 2, top + height / 2];"""
+        x, y = self.run(script, selector)
+        return x, y
+
+    def point(self, selector: str, *, click: bool = False) -> None:
+        """Move the mouse to an element, and press its button there."""
+        x, y = self.at(selector)
+        for kind in ("mouseMoved", *(("mousePressed", "mouseReleased") if click else ())):
+            button = {"button": "left", "clickCount": 1} if kind != "mouseMoved" else {}
+            self.cdp("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
+
+    def tap(self, selector: str) -> None:
+        """Touch an element with a finger."""
+        x, y = self.at(selector)
+        self.cdp("Emulation.setTouchEmulationEnabled", enabled=True)
+        self.cdp("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.cdp("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.cdp("Emulation.setTouchEmulationEnabled", enabled=False)
+
+    def processor_ms(self) -> float:
+        """Processor time of the page so far, whatever else the machine does."""
+        self.cdp("Performance.enable", timeDomain="threadTicks")
+        metrics = self.cdp("Performance.getMetrics")["metrics"]
+        return 1000 * next(each["value"] for each in metrics if each["name"] == "TaskDuration")
+
     def texts(self, selector: str) -> list[str]:
         """Text of every element that fits a CSS selector."""
         script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"

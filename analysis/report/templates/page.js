@@ -1,51 +1,24 @@
-// The browser of examples, and the choice of colours. Text of documents enters the page as text nodes only, so
-// nothing in it can become markup. Characters that change the direction of writing are shown by their names and do
-// nothing. Nothing is loaded: the data stand in this file.
-'use strict';
+// The browser of examples. What it shares with other pages is in shared.js, which stands before it.
 (() => {
-  const byId = (id) => document.getElementById(id);
-  chooseColours(byId('theme'));
-  const data = JSON.parse(byId('data').textContent);
+  const { byId, data, make, nodes, named, RIGHT_TO_LEFT, count, fixed, isBlank, visible, leadingSpace } = shared;
   if (!data.examples.length) return;
 
   const ROW_HEIGHT = 56; // pixels, as .row in style.css
   const SPARE_ROWS = 6; // drawn above and below what is visible
   const SHADES = 5;
+  const MOST_OTHERS = 4; // targets named that a chosen token serves, too
   const HASH_DELAY = 400; // ms; browsers refuse more than about 100 changes of the address in 30 seconds
   const [list, rows, detail, tooltip, help] = ['list', 'rows', 'detail', 'tooltip', 'help'].map(byId);
   const fields = Object.fromEntries(['query', 'kind', 'gain-low', 'gain-high', 'sort', 'selector', 'k'].map((id) => [id, byId(id)]));
   const drawn = new Map(); // place in the view -> its row
   const searchable = []; // index of an example -> its text in lower case, made when it is first searched
+  const servedBy = []; // number of a selector -> place of a token -> the examples for which it chose that token
   let view = []; // indices of the examples that pass the filters, in their order
   let at = 0; // place in the view of the example that is shown
   let hashTimer = 0;
 
   // ---------------------------------------------------------------- small helpers
-  function make(tag, className, text) {
-    const element = document.createElement(tag);
-    if (className) element.className = className;
-    if (text !== undefined) element.append(...nodes(String(text)));
-    return element;
-  }
-  const CONTROL = new RegExp(`([${Object.keys(data.controls).join('')}])`);
-  const sign = (control) => `‹${data.controls[control]}›`;
-  // Text as nodes, in which every control is a sign of its own.
-  function nodes(text) {
-    return text.split(CONTROL).map((part, number) => (number % 2 ? make('bdi', 'sign', sign(part)) : part));
-  }
-  const named = (text) => text.split(CONTROL).map((part, number) => (number % 2 ? sign(part) : part)).join('');
-  const RIGHT_TO_LEFT = /^\P{L}*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/u; // the first letter is
-  const count = (value) => value.toLocaleString('en');
-  const fixed = (value, digits = 2) => value.toFixed(digits).replace('-', '−');
   const percent = (part, whole) => (whole > 0 ? `${fixed((100 * part) / whole, 0)} %`.replace('−0 ', '0 ') : '–');
-  const isBlank = (piece) => piece.trim() === '';
-  const visible = (piece) => {
-    if (piece === '') return '◌'; // a token that holds part of a character only
-    const marked = piece.replaceAll('\n', '↵').replaceAll('\t', '⇥');
-    return isBlank(piece) ? marked.replace(/\s/g, '␣') : marked;
-  };
-  // The space that a token begins with stays outside its box; what is blank is shown by a sign.
-  const leadingSpace = (piece) => (isBlank(piece) ? '' : piece.slice(0, piece.length - piece.trimStart().length));
   const inOneLine = (text) => text.replace(/\s+/g, ' ');
   const example = () => data.examples[view[at]];
 
@@ -155,7 +128,7 @@
     byId('legend-shade').hidden = data.units[chosenBy] === '';
     byId('own-title').textContent = `Own text: document ${each.document}`;
     byId('placebo-title').textContent = `Placebo: far text of document ${each.placebo_document}, from token ${count(each.placebo_start)}`;
-    showText(byId('text-true'), each, each.context, own, k, strongest);
+    showText(byId('text-true'), each, each.context, own, k, strongest, (position) => alsoServes(each, position, chosenBy, k));
     showText(byId('text-placebo'), each, each.placebo, placebo, k, strongest);
   }
 
@@ -185,15 +158,31 @@
     table.tBodies[0].replaceChildren(...body);
   }
 
+  const placeOf = (each, position) => `${each.document} ${each.position - each.context.length + position}`;
+
+  // The other examples of its document for which a far token is among the k chosen ones, the strongest first.
+  function alsoServes(each, position, chosenBy, k) {
+    servedBy[chosenBy] ??= data.examples.reduce((found, other) => {
+      const [[positions, influence]] = other.selections[chosenBy];
+      positions.forEach((at, rank) => {
+        const place = placeOf(other, at);
+        found.set(place, [...(found.get(place) ?? []), { other, rank, nats: influence[rank] ?? 0 }]);
+      });
+      return found;
+    }, new Map());
+    return (servedBy[chosenBy].get(placeOf(each, position)) ?? [])
+      .filter(({ other, rank }) => other !== each && rank < k).sort((a, b) => b.nats - a.nats).map(({ other }) => other);
+  }
+
   // Far context with its chosen tokens marked, then the short window, the target, and what follows.
-  function showText(box, each, far, [positions, influence], k, strongest) {
+  function showText(box, each, far, [positions, influence], k, strongest, others = () => []) {
     const rankAt = new Map(positions.slice(0, k).map((position, number) => [position, number]));
     const parts = [];
     let run = '';
     for (let position = 0; position < data.n_long - data.n_short; position += 1) {
       if (rankAt.has(position)) {
         const rank = rankAt.get(position);
-        parts.push(...nodes(run + leadingSpace(far[position])), makeChosen(far[position], rank, influence[rank], each.context.length - position, strongest));
+        parts.push(...nodes(run + leadingSpace(far[position])), makeChosen(far[position], rank, influence[rank], each.context.length - position, strongest, others(position)));
         run = isBlank(far[position]) ? far[position] : ''; // a box around a line break would be cut in two
       } else run += far[position];
     }
@@ -205,7 +194,7 @@
     if (first) first.tabIndex = 0; // one stop for Tab; arrows go from there
   }
 
-  function makeChosen(piece, rank, influence, distance, strongest) {
+  function makeChosen(piece, rank, influence, distance, strongest, others) {
     const unit = data.units[Number(fields.selector.value)];
     const hasInfluence = unit !== '' && influence !== null;
     const shade = hasInfluence && influence > 0 ? Math.max(1, Math.ceil((SHADES * influence) / strongest)) : 0;
@@ -213,11 +202,12 @@
     token.classList.toggle('rtl', RIGHT_TO_LEFT.test(piece));
     const said = [`rank ${rank + 1}`, hasInfluence ? `influence ${fixed(influence, 3)} ${unit}` : 'no influence is measured',
       `${count(distance)} tokens before the target`];
+    if (others.length) said.push(`also chosen for ${others.slice(0, MOST_OTHERS).map((other) => `“${visible(other.target.trim() || other.target)}”`).join(', ')}${others.length > MOST_OTHERS ? ' …' : ''}`);
     token.dataset.rank = rank + 1 + (isBlank(piece) ? visible(piece) : '');
-    token.dataset.tip = said.join('\n');
+    token.dataset.tip = named(said.join('\n'));
     token.tabIndex = -1;
     token.setAttribute('role', 'button');
-    token.setAttribute('aria-label', `chosen token “${named(visible(piece))}”, ${said.join(', ')}`);
+    token.setAttribute('aria-label', named(`chosen token “${visible(piece)}”, ${said.join(', ')}`));
     return token;
   }
 
@@ -356,18 +346,4 @@
   fillChoices();
   listen();
   if (!followAddress()) filter();
-
-  // ---------------------------------------------------------------- light and dark
-  function chooseColours(choice) {
-    const NAME = 'olmo-sparsity colours';
-    const set = (value) => { document.documentElement.dataset.theme = value; };
-    try { // a browser may forbid storage to files; the choice then lasts for this visit
-      choice.value = localStorage.getItem(NAME) ?? '';
-    } catch { choice.value = ''; }
-    set(choice.value);
-    choice.addEventListener('change', () => {
-      set(choice.value);
-      try { localStorage.setItem(NAME, choice.value); } catch { /* as above */ }
-    });
-  }
 })();

@@ -16,7 +16,7 @@ from tests.support import tiny
 from tests.support.made_up_records import made_up_records
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = ("influence", "length", "longppl", "needle", "recall")
+COMMANDS = ("influence", "length", "longppl", "needle", "recall", "xray")
 
 
 @pytest.fixture(scope="module")

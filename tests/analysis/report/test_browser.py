@@ -2,17 +2,18 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 from analysis.records.store import Records
 from tests.support.made_up_report import CONTROLS, SELECTORS, SIGNS, make_page, readable_records
-from tests.support.webdriver import NEEDS_BROWSER, Browser, chromium
+from tests.support.webdriver import NEEDS_BROWSER, Browser
 
 pytestmark = NEEDS_BROWSER
 HOSTILE = "</script ><img src=x onerror='hacked=1'><b>&amp;"
@@ -27,12 +28,6 @@ return (async () => {
   }
 })();
 """
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +154,27 @@ def test_shade_grows_with_influence(page: Browser, records: Records) -> None:
             )
             # five steps up to the strongest of both texts; what does harm has none
             assert abs(int(shade[-1]) - (5 * value / strongest + 0.5 if value > 0 else 0)) <= 0.51
+
+
+def test_a_chosen_token_says_what_else_it_serves(page: Browser, records: Records) -> None:
+    """Other targets of the document for which the selector chose the same token, the most influenced ones first."""
+    targets, chosen = records.targets, records.selected["leave-one-out"]["true"]
+    influence = records.influence["leave-one-out"]["true"]
+    served: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
+    for i, (document, position) in enumerate(zip(targets.document, targets.position, strict=True)):
+        for rank, column in enumerate(chosen[i][:4]):
+            served[document, position - 256 + column].append((-influence[i][rank], i))
+    shared = [key for key, users in served.items() if len(users) > 1]
+    assert shared
+    for key in shared[:3]:
+        for _, i in served[key]:
+            others = [f"“target{100 + other}”" for _, other in sorted(served[key]) if other != i]
+            page.run("location.hash = arguments[0]", f"#target={100 + i}&selector=leave-one-out&k=4")
+            page.run("return new Promise((done) => setTimeout(done, 50))")
+            rank = int(np.flatnonzero(chosen[i][:4] == key[1] - targets.position[i] + 256)[0])
+            token = f'#text-true .chosen[data-rank^="{rank + 1}"]'
+            label = page.run(f"return document.querySelector('{token}').getAttribute('aria-label')")
+            assert label.endswith(f"also chosen for {', '.join(others)}")
 
 
 def test_losses_are_the_records(page: Browser, records: Records) -> None:
@@ -305,22 +321,17 @@ def test_address_keeps_the_example(page: Browser, path: Path, records: Records) 
 
 def test_a_thousand_examples_do_not_stutter(page: Browser) -> None:
     """Little processor time per step, whatever else the machine does, and few elements."""
-
-    def processor_seconds() -> dict[str, float]:
-        return {each["name"]: each["value"] for each in page.cdp("Performance.getMetrics")["metrics"]}
-
-    page.cdp("Performance.enable", timeDomain="threadTicks")
     page.press("j")
-    before = processor_seconds()
+    before = page.processor_ms()
     page.run(STEPS)
-    step_ms = 1000 * (processor_seconds()["TaskDuration"] - before["TaskDuration"]) / 100
+    step_ms = (page.processor_ms() - before) / 100
     assert page.texts("#place") == ["102 of 1,000"]
     assert 0 < step_ms < 100, f"{step_ms:.0f} ms of processor time per step"  # 9 when this was written
     assert page.run("return document.querySelectorAll('#browser *').length") < 400
     assert page.run("return document.querySelectorAll('#list [role=option]').length") < 60
-    before = processor_seconds()
+    before = page.processor_ms()
     page.set_field("query", "house")
-    took_ms = 1000 * (processor_seconds()["TaskDuration"] - before["TaskDuration"])
+    took_ms = page.processor_ms() - before
     assert took_ms < 1000, f"a search takes {took_ms:.0f} ms of processor time"
 
 

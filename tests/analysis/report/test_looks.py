@@ -1,12 +1,11 @@
 """How the report page looks in a real, headless Chromium: legible in light and dark, on a telephone and on paper."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.made_up_report import made_up, make_page, readable_records
-from tests.support.webdriver import NEEDS_BROWSER, Browser, chromium
+from tests.support.webdriver import NEEDS_BROWSER, Browser
 
 pytestmark = NEEDS_BROWSER
 MANY = (
@@ -39,12 +38,6 @@ for (const node of document.querySelectorAll('body, body *')) {
 }
 return found;
 """
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile")) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

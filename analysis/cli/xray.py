@@ -1,0 +1,58 @@
+"""X-ray a text: for every token, which earlier tokens it needs and by how much, as a page, a heat map and records.
+
+examples:
+  olmo-sparsity xray runs/demo --text README.md --out runs/demo/xray
+  olmo-sparsity xray runs/books --text chapter.txt --out runs/books/xray --n-long 256 --n-short 32 --tau 0.5
+  olmo-sparsity xray runs/books/xray                 # draws again what was measured, without the model
+
+Every token is left out once, and the loss of all later ones is measured without it: exact leave-one-out influence, in
+nats, of every token on every later one but the next M. A text that is longer than N tokens is read in windows that
+overlap by half. The time grows with the length of the text times N.
+
+Writes xray.parquet (all losses and influences), xray.png and xray.pdf (a heat map), and xray.html, in which pointing
+at any word lights up those that it needs and those that it serves; it opens in any browser and loads nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from analysis.cli import show_log
+from analysis.measure.settings import InfluenceSettings, MapSettings
+from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
+
+_SHARED = ("bf16", "device", "tokens_per_batch", "memory_limit_gb")
+
+
+def main() -> None:
+    """Measure, or read what was measured; then draw."""
+    parser = Parser(description=__doc__)
+    add_arguments(parser, MapSettings)
+    add_arguments(parser, InfluenceSettings, only=_SHARED)
+    given = parser.parse_args()
+    from analysis.plots.style import save_figure
+    from analysis.report.influence_map import InfluenceMap
+
+    if given.text is None:
+        path = Path(given.checkpoint)
+        found = InfluenceMap.load(path)
+        folder = given.out or (path if path.is_dir() else path.parent)
+        written = []
+    else:
+        from analysis.measure.influence_map import measure_text_map
+
+        show_log("analysis")
+        path = measure_text_map(settings_from(MapSettings, given, out=_folder(given.out, given.text)))
+        found, folder, written = InfluenceMap.load(path), path.parent, [path]
+    written += save_figure(found.plot(), folder, "xray")
+    command = shlex.join(["python", "scripts/xray.py", *sys.argv[1:]])
+    found.to_html(folder / "xray.html", command=command)
+    print(found)
+    print(f"wrote {', '.join(map(str, [*written, folder / 'xray.html']))}")
+
+
+def _folder(out: Path | None, text: Path) -> Path:
+    """Where it is written: ``out``, or a folder beside the text."""
+    return out or text.with_name(f"{text.name}-xray")

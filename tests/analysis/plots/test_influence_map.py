@@ -1,0 +1,45 @@
+"""The heat map of a text, against its record."""
+
+import numpy as np
+import pytest
+
+from analysis.plots.influence_map import MOST_CELLS, map_figure
+from analysis.plots.style import COLUMN, PAGE, figure_bytes
+from tests.support.made_up_map import M, made_up_map
+
+
+@pytest.mark.parametrize("length", [100, 800])
+def test_a_cell_is_the_strongest_influence_in_it_on_a_symmetric_scale(length: int) -> None:
+    found = made_up_map(length)
+    figure = map_figure(found)
+    axes, beside, bar = figure.axes
+    image = axes.images[0]
+    drawn, matrix = np.ma.filled(image.get_array().astype(float), np.nan), found.matrix()
+    step = -(-length // MOST_CELLS)
+    assert drawn.shape == (-(-length // step),) * 2
+    for row, column in np.random.default_rng(0).integers(len(drawn), size=(200, 2)):
+        cell = matrix[row * step : (row + 1) * step, column * step : (column + 1) * step].ravel()
+        seen = cell[~np.isnan(cell)]
+        value = drawn[row, column]
+        assert np.isnan(value) if not len(seen) else value == seen[np.argmax(np.abs(seen))]
+    low, high = image.get_clim()
+    assert -low == high == max(1, np.nanmax(np.abs(matrix)))
+    assert ("strongest of" in bar.get_xlabel()) == (step > 1) and "[nats]" in bar.get_xlabel()
+    assert axes.get_ylim() == (length, 0) and beside.get_xlabel() == "gain [nats]"
+    assert all(axis.get_label_text() for axis in (axes.xaxis, axes.yaxis))
+
+
+def test_the_strongest_pairs_are_named_and_words_are_no_formulas() -> None:
+    pieces = [f" $w_{i}$" for i in range(60)]
+    found = made_up_map(60, pieces)
+    figure = map_figure(found)
+    best = max((nats, i, t) for t in range(60) for i, nats in found.strongest(t, 1))
+    (said,) = [text.get_text() for text in figure.axes[0].texts if "→" in text.get_text()]
+    assert said.splitlines()[1] == f"1  “$w_{best[1]}$” → “$w_{best[2]}$”: {best[0]:.1f} nats"
+    assert len(said.splitlines()) == 6 and best[2] - best[1] > M
+    assert figure_bytes(map_figure(found), "png") == figure_bytes(figure, "png")
+
+
+def test_a_narrow_one_leaves_the_gains_out() -> None:
+    wide, narrow = (map_figure(made_up_map(60), width=width) for width in (PAGE, COLUMN))
+    assert len(wide.axes) == 3 and len(narrow.axes) == 2
