@@ -8,6 +8,7 @@ examples:
   python scripts/benchmark.py influence runs/books --corpus runs/books/data --out runs/benchmark
   python scripts/benchmark.py synthetic --config configs/synthetic/scratchpad_parity-small.yaml
   python scripts/benchmark.py length runs/books --length 512
+  python scripts/benchmark.py gpu --out runs/gpu                             on a machine with CUDA, about half an hour
 
 `train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), our model with position ids in the same loop,
 this project's whole loop, data loading and PoSE included ("loop"), and transformers' model of the same shape trained by
@@ -30,6 +31,11 @@ programs hardly change.
 
 `length` times loss by position as the length command computes it and with one forward pass for each position, after
 the losses of both were found to be the same to 1e-4 nats.
+
+`gpu` does on a CUDA machine, each part in a process with a time limit and a JSON file of its own: losses and gradients
+against the CPU's, a run resumed there, influence records against the CPU's, tokens/s and MFU at 60M, 150M and 1B, eager
+and compiled, influence targets/s, ZeRO 2; then a 150M model is trained for the time that is left, and its Figure 2 is
+drawn. Run again, it goes on with the parts that are missing or failed. docs/gpu.md says what such a machine needs.
 """
 
 from __future__ import annotations
@@ -43,8 +49,8 @@ from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
 from olmo_sparsity.util.errors import run_script
 
 
-def main() -> None:
-    """Parse arguments, run one benchmark, print its tables or JSON."""
+def main() -> int:
+    """Parse arguments, run one benchmark, print its tables or JSON; 1 where a part of it failed."""
     arguments, overrides = _parser().parse_known_args()
     settings = settings_from(BENCHMARKS[arguments.benchmark], arguments, overrides=tuple(overrides))
     result = importlib.import_module(f"benchmarks.{arguments.benchmark}").run(settings)
@@ -54,6 +60,7 @@ def main() -> None:
         from benchmarks.tables import print_tables
 
         print_tables(result)
+    return int(any(part["failed"] for part in result.get("parts", {}).values()))
 
 
 def _parser() -> Parser:

@@ -23,8 +23,8 @@ def pytest_configure() -> None:
 
 # Files of 10 to 70 seconds of processor time. One that came last would keep one process busy and the others waiting.
 LONGEST_FIRST = (
-    "distributed", "structure", "influence", "plots", "merge", "shards", "models", "export", "length", "crossfit",
-    "training", "dependency_plots",
+    "gpu", "distributed", "structure", "influence", "plots", "merge", "shards", "models", "export", "length",
+    "crossfit", "training", "dependency_plots",
 )  # fmt: skip
 
 

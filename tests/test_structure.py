@@ -176,7 +176,7 @@ def test_an_unknown_command_is_one_line():
 
 
 def test_every_command_has_its_script():
-    assert {*command_names(), "benchmark", "fault_test"} == {path.stem for path in SCRIPTS}
+    assert {*command_names(), "benchmark", "fault_test", "wheels"} == {path.stem for path in SCRIPTS}
 
 
 def test_packages_do_not_print():

@@ -24,7 +24,7 @@ class PositionedNeoX(nn.Module):
     def __init__(self, config: ModelConfig):
         """With freshly drawn weights; all that ``config`` does not say is as GPT-NeoX has it (parallel residual, …)."""
         super().__init__()
-        from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+        from transformers import DynamicCache, GPTNeoXConfig, GPTNeoXForCausalLM
 
         self.config = config
         sizes = GPTNeoXConfig(
@@ -45,6 +45,8 @@ class PositionedNeoX(nn.Module):
             use_cache=False,
         )
         self.model: Any = GPTNeoXForCausalLM(sizes)
+        self._stays_empty = DynamicCache()
+        self._stays_empty.update = _keep_nothing  # type: ignore[method-assign, assignment]
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Token embeddings, (B, T, D), which `forward` takes back as ``input_embeddings``."""
@@ -70,14 +72,15 @@ class PositionedNeoX(nn.Module):
         ``output_hidden_states``, ``hidden_states`` holds one tensor (B, T, D): the final one, after the last norm, cut
         like the logits.
         """
-        batch, length = input_ids.shape
+        length = input_ids.shape[1]
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         if position_ids is None:
             position_ids = torch.arange(past, past + length, device=input_ids.device)[None]
-        if attention_mask is None:
-            # Without a mask transformers takes an id that jumps or repeats for the beginning of another packed
-            # document, and cuts attention there without a warning (docs/method.md 4).
-            attention_mask = input_ids.new_ones(batch, past + length)
+        if attention_mask is None and past_key_values is None and not use_cache:
+            # With neither mask nor cache transformers takes an id that jumps or repeats for the beginning of another
+            # packed document, and cuts attention there without a warning (docs/method.md 4). A mask of ones would do,
+            # but transformers reads whether it is all ones: the processor would wait for the GPU in every micro-batch.
+            past_key_values = self._stays_empty
         output = self.model.gpt_neox(
             inputs_embeds=self.embed(input_ids) if input_embeddings is None else input_embeddings,
             position_ids=position_ids[:, -length:],
@@ -91,3 +94,8 @@ class PositionedNeoX(nn.Module):
             attn_key_values=output.past_key_values if use_cache else None,
             hidden_states=(hidden,) if output_hidden_states else None,
         )
+
+
+def _keep_nothing(keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """What a layer attends to, given its own keys and values: these alone."""
+    return keys, values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from olmo_sparsity.util.arguments import argument, out_folder, seed_number
+from olmo_sparsity.util.arguments import argument, out_folder, positive_number, seed_number
 from olmo_sparsity.util.errors import UserError
 
 ROUNDS = "how often each is timed"
@@ -152,11 +152,33 @@ class InfluenceSettings(ModelSettings):
         return max(self.n_long, blocks, *(self.lengths if "cost" in self.parts else ()))
 
 
+@dataclass(frozen=True, kw_only=True)
+class GpuSettings(Settings):
+    """A CUDA machine in parts: agreement with the CPU, speed, a model and its Figure 2; each with its own file."""
+
+    out: Path = field(metadata=argument("folder of what is written", type=out_folder, metavar="DIR"))
+    data: str | None = field(
+        default=None,
+        metadata=argument("prepared corpus of the model (default: docstrings, prepared here)", metavar="DIR"),
+    )
+    minutes: float = field(
+        default=28.0,
+        metadata=argument("of all parts together; the model trains for what is left", type=positive_number),
+    )
+    tiny: bool = field(default=False, metadata=argument("the same parts on the CPU, with tiny shapes"))
+    part: str | None = field(default=None, metadata=argument("this part alone, in this process"))
+
+    def __post_init__(self) -> None:
+        if self.overrides:
+            raise UserError(f"{self.overrides[0]} is not for benchmark gpu, which has its own configs")
+
+
 BENCHMARKS: dict[str, type[Settings]] = {
     "train": TrainSettings,
     "data": DataSettings,
     "synthetic": SyntheticSettings,
     "length": LengthSettings,
     "influence": InfluenceSettings,
+    "gpu": GpuSettings,
 }
 """By the name of the module whose ``run`` measures it."""

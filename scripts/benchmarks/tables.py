@@ -9,6 +9,8 @@ from rich.table import Table
 from analysis.stats.tables import percent_text, plain_table, print_result
 from benchmarks.timing import Json
 
+_OF_PARTS = ("tokens_per_second", "mfu", "mfu_goal", "share_of_matrix_product", "peak_memory_gb")
+
 Rows = list[tuple[str, Json]]
 """Of each row its name, and what was measured."""
 
@@ -74,6 +76,18 @@ def _tables(result: Json) -> dict[str, Rows]:
         tables[title] = [
             (name, {**_flat(row), **_at_k(row, str(screened["k"]))})
             for name, row in screened["selectors"].items()
+        ]
+    if parts := result.get("parts"):
+        tables["parts, each in a process of its own"] = [
+            (
+                name,
+                {
+                    "outcome": "failed" if row["failed"] else "done",
+                    "took_seconds": row["seconds"],
+                    **{each: row.get(each) for each in _OF_PARTS},
+                },
+            )
+            for name, row in parts.items()
         ]
     if cost := result.get("cost"):
         tables["cost: every point in a process of its own, random tokens"] = [

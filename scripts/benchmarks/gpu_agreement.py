@@ -1,0 +1,262 @@
+"""Whether a GPU computes what the CPU does: losses and gradients, a resumed run, and influence records."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.measure.influence import measure_influence
+from analysis.measure.settings import InfluenceSettings
+from analysis.records.store import Records, load_records
+from benchmarks.gpu_study import corpus_of, corpus_overrides
+from benchmarks.settings import GpuSettings
+from benchmarks.timing import Json, chosen_device
+from olmo_sparsity.checkpoint import WEIGHTS, load_tensors, step_folder
+from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.data.task_batches import TaskData
+from olmo_sparsity.model.build import Model, build_model
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.training.engine import loss_sums
+from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.metrics import read_metrics
+
+DEMO, TASK = "configs/demo.yaml", "configs/synthetic/scratchpad_parity-small.yaml"
+TINY = ("--model.d_model=32", "--model.n_heads=2", "--model.n_layers=2", "--model.max_sequence_length=32")
+_ENCODINGS = {
+    "rope": (),
+    "alibi": ("--model.rope=false", "--model.alibi=true"),
+    "nope": ("--model.rope=false", "--model.nope=true"),
+    "learned": ("--model.rope=false", "--positions.scheme=contiguous"),
+}
+LOSS_BOUND_NATS = {"fp32": 1e-4, "bf16": 1e-2}
+GRADIENT_BOUND = {"fp32": 1e-3, "bf16": 1e-1}
+"""Largest differences that are taken for rounding [ours], set before any run on a GPU: bf16 keeps 8 bits."""
+STEPS = 20
+"""Before the checkpoint, and behind it."""
+RESUMED_BOUND_NATS = 1e-3
+SELECTORS = ("leave-one-out", "leave-one-in", "gradient", "attention")
+INFLUENCE_BOUND_NATS = 1e-3
+
+
+# --- losses and gradients ---
+
+
+def measure_agreement(settings: GpuSettings) -> Json:
+    """Loss and gradients of one batch on the CPU and on the device, of every model and mask, in fp32 and bf16."""
+    device = torch.device(chosen_device())
+    rows: dict[str, Json] = {}
+    for name, model, batch in _cases(settings):
+        for precision in LOSS_BOUND_NATS:
+            cpu, own = (
+                _loss_and_gradients(model, batch, at, precision) for at in (torch.device("cpu"), device)
+            )
+            rows[f"{name}, {precision}"] = {
+                "loss_nats": own[0],
+                "loss_difference_nats": abs(own[0] - cpu[0]),
+                "gradient_difference": max(map(_relative_difference, own[1], cpu[1])),
+            }
+    apart = [
+        name
+        for name, row in rows.items()
+        if not row["loss_difference_nats"] <= LOSS_BOUND_NATS[name[-4:]]
+        or not row["gradient_difference"] <= GRADIENT_BOUND[name[-4:]]
+    ]
+    largest = [
+        f"{precision} {_largest(rows, precision, 'loss_difference_nats'):.1e} nats, gradients "
+        f"{_largest(rows, precision, 'gradient_difference'):.1e}"
+        for precision in LOSS_BOUND_NATS
+    ]
+    found = f"{len(rows)} cases, largest differences: {'; '.join(largest)}"
+    if apart:
+        found = f"beyond rounding: {', '.join(apart)}; {found}"
+    return {"found": found, "failed": bool(apart), "rows": rows}
+
+
+def _largest(rows: dict[str, Json], precision: str, name: str) -> float:
+    return max(row[name] for case, row in rows.items() if case.endswith(precision))
+
+
+def _cases(settings: GpuSettings) -> Iterable[tuple[str, Model, Batch]]:
+    """Models with freshly drawn weights, each with a batch on the CPU."""
+    for name, changes in _ENCODINGS.items():
+        config = load_config(DEMO, [*changes, *(TINY if settings.tiny else ())], warn=False)
+        model = build_model(config)
+        yield name, model, _text_batch(config, jumps=name != "learned")
+        if name != "learned":
+            yield f"{name}, document mask", model, _text_batch(config, documents=True)
+    for family in ("gpt_neox", "olmo"):
+        for scheme in ("predicted", "coupled", "pose"):
+            changes = (f"--model.family={family}", f"--positions.scheme={scheme}")
+            config = load_config(
+                TASK, [*changes, "--data.num_workers=0", *(TINY[:3] if settings.tiny else ())], warn=False
+            )
+            yield f"{family}, {scheme}", build_model(config), next(TaskData(config).batches(0)).split(8)[0]
+
+
+def _text_batch(config: Config, *, jumps: bool = True, documents: bool = False) -> Batch:
+    """Random tokens whose ids jump once, as those of PoSE; of two documents each, where they are told apart."""
+    rows, length = 4, config.model.max_sequence_length
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, config.model.vocab_size, (rows, length), generator=draw)
+    index = torch.arange(length).expand(rows, -1)
+    mask = torch.ones(rows, length, dtype=torch.bool)
+    mask[:, -1] = False
+    return Batch(
+        input_ids=tokens,
+        position_ids=index + length // 2 * (index > length // 3) if jumps else index.clone(),
+        labels=tokens.roll(-1, dims=1),
+        loss_mask=mask,
+        document_ids=(index > length // 2).long() if documents else None,
+    )
+
+
+def _loss_and_gradients(
+    model: Model, batch: Batch, device: torch.device, precision: str
+) -> tuple[float, list[Tensor]]:
+    """Mean loss in nats, and the gradients of all parameters on the CPU, as the training loop computes them."""
+    model, batch = deepcopy(model).to(device).train(), batch.to(device)
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+        if isinstance(model, PositionedOLMo):
+            loss = model(**batch.model_inputs, labels=batch.labels.masked_fill(~batch.loss_mask, -100))
+        else:
+            loss = loss_sums(model, batch)["loss_nats"]
+    loss = loss / batch.loss_mask.sum()
+    loss.backward()
+    gradients = [each.grad.float().cpu() for each in model.parameters() if each.grad is not None]
+    return float(loss.detach()), gradients
+
+
+def _relative_difference(own: Tensor, cpu: Tensor) -> float:
+    """Norm of the difference over the norm."""
+    return float((own - cpu).norm() / cpu.norm().clamp_min(1e-12))
+
+
+# --- a resumed run ---
+
+
+def train_on_cpu(settings: GpuSettings) -> Json:
+    """A short run on the CPU in fp32, with a checkpoint in its middle."""
+    folder = _checkpoints(settings) / "cpu"
+    train(_resumed_config(settings, folder), resume=True)
+    losses = _losses(folder)
+    return {"found": f"{2 * STEPS} steps on the CPU, loss {losses[-1]:.3f} nats", "loss_nats": losses}
+
+
+def measure_resuming(settings: GpuSettings) -> Json:
+    """The second half of that run, resumed on the device with its optimizer's state, against the CPU's."""
+    cpu, own = (_checkpoints(settings) / name for name in ("cpu", "gpu"))
+    shutil.rmtree(own, ignore_errors=True)
+    shutil.copytree(cpu, own, ignore=shutil.ignore_patterns(step_folder(cpu, 2 * STEPS).name))
+    end = train(_resumed_config(settings, own), resume=True)
+    differences = np.abs(np.array(_losses(cpu)) - np.array(_losses(own)))
+    weights, expected = (load_tensors(each / WEIGHTS) for each in (end, step_folder(cpu, 2 * STEPS)))
+    apart = max(_relative_difference(weights[name], tensor) for name, tensor in expected.items())
+    largest = float(differences[STEPS:].max())
+    return {
+        "found": f"{STEPS} steps on, losses within {largest:.1e} nats of the CPU's, weights within {apart:.1e}",
+        "failed": not largest <= RESUMED_BOUND_NATS,
+        "largest_loss_difference_nats": largest,
+        "largest_weight_difference": apart,
+    }
+
+
+def _checkpoints(settings: GpuSettings) -> Path:
+    return settings.out / "work" / "checkpoint"
+
+
+def _resumed_config(settings: GpuSettings, folder: Path) -> Config:
+    overrides = [
+        *corpus_overrides(corpus_of(settings)),
+        *(
+            "--precision=fp32",
+            f"--max_duration={2 * STEPS}",
+            "--scheduler.t_warmup=5",
+            f"--save_folder={folder}",
+        ),
+        *(f"--save_interval={STEPS}", f"--checkpoints.keep_every={STEPS}", "--console_log_interval=1"),
+        *((*TINY, "--positions.target_length=64", "--global_train_batch_size=4") if settings.tiny else ()),
+    ]
+    return load_config(DEMO, overrides, warn=False)
+
+
+def _losses(folder: Path) -> list[float]:
+    """Loss of every step, in nats."""
+    return [row["loss_nats"] for row in read_metrics(folder / "metrics.jsonl")]
+
+
+# --- influence ---
+
+
+def measure_influence_twice(settings: GpuSettings) -> Json:
+    """Records of the same targets and the same checkpoint, measured on the CPU and on the device."""
+    sizes = {"n_long": 24, "n_short": 4, "targets": 16} if settings.tiny else {"targets": 64}
+    both = []
+    for name, device in (("cpu", "cpu"), ("gpu", chosen_device())):
+        given: Any = {
+            "checkpoint": str(_checkpoints(settings) / "cpu"),
+            "corpus": corpus_of(settings),
+            "out": settings.out / "work" / "influence" / name,
+            "tau_nats": 0.0,
+            "ks": (1, 2, 4),
+            "selectors": SELECTORS,
+            "targets_per_block": 4,
+            "device": device,
+            "overwrite": True,
+            **sizes,
+        }
+        both.append(load_records(measure_influence(InfluenceSettings(**given))))
+    compared = compare_records(*both)
+    apart = [
+        f"{compared['loss_difference_nats']:.1e} nats",
+        f"the same sets of {compared['same_sets']:.1%}, of {compared['same_sets_where_clear']:.1%} where gaps allow",
+    ]
+    return {
+        "found": f"{compared['targets']} targets, {', '.join(apart)}",
+        "failed": compared["loss_difference_nats"] > INFLUENCE_BOUND_NATS
+        or compared["same_sets_where_clear"] < 1,
+        **compared,
+    }
+
+
+def compare_records(cpu: Records, own: Records) -> Json:
+    """Largest difference of a loss, and how many sets of k tokens are the same; over targets that both selected for.
+
+    A set is clear where its last token's influence is above the next one's by more than twice the largest difference
+    of the influences of that selector.
+    """
+    ids, own_ids = (records.targets.target_id[records.over] for records in (cpu, own))
+    _, at_cpu, at_own = np.intersect1d(ids, own_ids, return_indices=True)
+    losses = [
+        np.abs(cpu.targets.loss_long_nats - own.targets.loss_long_nats),
+        np.abs(cpu.targets.loss_short_nats - own.targets.loss_short_nats),
+    ]
+    same: list[np.ndarray] = []
+    clear: list[np.ndarray] = []
+    for selector in cpu.manifest.selectors:
+        for far in ("true", "placebo"):
+            first, second = cpu.selected[selector][far][at_cpu], own.selected[selector][far][at_own]
+            rank, other = cpu.influence[selector][far][at_cpu], own.influence[selector][far][at_own]
+            noise = np.abs(rank - other).max(initial=0.0)
+            for k in range(1, first.shape[1]):
+                same.append((np.sort(first[:, :k], axis=1) == np.sort(second[:, :k], axis=1)).all(axis=1))
+                clear.append(rank[:, k - 1] - rank[:, k] > 2 * noise)
+            equal = (np.sort(first, axis=1) == np.sort(second, axis=1)).all(axis=1)
+            apart = np.abs(cpu.loss_nats[selector][far][at_cpu] - own.loss_nats[selector][far][at_own])
+            losses.append(apart[equal, -1])
+    all_same, all_clear = np.concatenate(same), np.concatenate(clear)
+    return {
+        "targets": len(at_cpu),
+        "targets_of_one_alone": len(set(ids.tolist()) ^ set(own_ids.tolist())),
+        "loss_difference_nats": float(max(each.max(initial=0.0) for each in losses)),
+        "same_sets": float(all_same.mean()),
+        "clear_sets": float(all_clear.mean()),
+        "same_sets_where_clear": float(all_same[all_clear].mean()) if all_clear.any() else 1.0,
+    }

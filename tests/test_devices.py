@@ -1,0 +1,151 @@
+"""Devices and types as a GPU would meet them, found without one; and how often the processor waits for it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.measure.selectors import SELECTORS, Question
+from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
+from analysis.model.scorer import Scorer
+from analysis.text.contexts import Contexts
+from olmo_sparsity.data.windows import Batch, collate
+from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.model.linear_loss import _loss_and_gradients
+from olmo_sparsity.training.engine import Engine, loss_sums
+from tests.support import families, tiny, tiny_task
+from tests.support.fake_cuda import DEVICE, HostReads, fake_cuda, on_fake_cuda
+
+T = 16
+PRECISIONS = pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+
+
+def autocast(bf16):
+    return torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16)
+
+
+def batch(documents=False, ids=False):
+    """Two examples of T tokens, which a data loader gave on the CPU."""
+    numbers = {name: torch.zeros(2, T, dtype=torch.long) for name in ("input_ids", "position_ids", "labels")}
+    return Batch(
+        **numbers,
+        loss_mask=torch.ones(2, T, dtype=torch.bool),
+        document_ids=torch.zeros(2, T, dtype=torch.long) if documents else None,
+        id_labels=torch.zeros(2, T, dtype=torch.long) if ids else None,
+    ).to(DEVICE)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("documents", [False, True], ids=["", "doc_mask"])
+@pytest.mark.parametrize("encoding", tiny.ENCODINGS)
+@pytest.mark.parametrize("changes", [{}, {"weight_tying": True, "scale_logits": True, "include_bias": True}])
+def test_training_of_olmo_stays_on_the_device(encoding, documents, changes, bf16):
+    model = tiny.model(**tiny.ENCODINGS[encoding], **changes)
+    with fake_cuda(), HostReads() as reads, autocast(bf16):
+        on_fake_cuda(model)
+        one = batch(documents)
+        loss = model(**one.model_inputs, labels=one.labels.masked_fill(~one.loss_mask, -100))
+        assert loss.device.type == "cuda" and loss.dtype == torch.float32
+        assert loss_sums(model, one)["loss_nats"].device.type == "cuda"
+    assert reads.seen == []
+
+
+@PRECISIONS
+@pytest.mark.parametrize("rotate", ["ids", "index", "none"])
+@pytest.mark.parametrize("scheme", ["predicted", "coupled", "pose"])
+@pytest.mark.parametrize("model", [{}, tiny_task.OLMO], ids=["gpt_neox", "olmo"])
+def test_training_on_tasks_stays_on_the_device(tmp_path, model, scheme, rotate, bf16):
+    config = tiny_task.config(tmp_path, model=model, positions={"scheme": scheme, "rotate": rotate})
+    built = build_model(config)
+    with fake_cuda(), HostReads() as reads, autocast(bf16):
+        sums = loss_sums(on_fake_cuda(built), batch(ids=scheme == "predicted"))
+        assert {each.device.type for each in sums.values()} == {"cuda"}
+    assert reads.seen == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_the_loss_stay_on_the_device(dtype):
+    with fake_cuda(), HostReads() as reads:
+        hidden, weight = torch.empty(200, 8, device=DEVICE), torch.empty(50, 8, device=DEVICE)
+        labels = torch.zeros(200, dtype=torch.long, device=DEVICE)
+        found = _loss_and_gradients(hidden, weight, labels, 0.5, dtype, True)
+        assert [(each.device.type, each.dtype) for each in found] == 3 * [("cuda", torch.float32)]
+    assert reads.seen == []
+
+
+@pytest.mark.parametrize("encoding", tiny.ENCODINGS)
+def test_held_out_losses_are_read_once(tmp_path, encoding):
+    positions = {"scheme": "contiguous", "target_length": None}
+    evaluation = {"windows": 8, "position_length": 32}
+    config = tiny.train_config(
+        tmp_path, model=tiny.ENCODINGS[encoding], positions=positions, evaluation=evaluation
+    )
+    evaluation, model = HeldoutEvaluation(config), build_model(config).eval()
+    with fake_cuda(), HostReads() as reads:
+        on_fake_cuda(model)
+        sums, counts = evaluation._measure(
+            evaluation.windows,
+            evaluation.length,
+            lambda batch: model(**batch.model_inputs).logits,
+            lambda value: value,
+            DEVICE,
+        )
+        assert sums.shape == counts.shape == (evaluation.length,)
+    assert reads.seen == ["_to_copy"]  # all windows at once, behind the last
+
+
+def contexts(blocks=3, n_long=20, n_short=4, targets_per_block=2):
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(1, 50, (blocks, n_long + targets_per_block))
+    target_id = np.arange(blocks * targets_per_block).reshape(blocks, -1)
+    return Contexts(tokens[:, :-1], tokens[:, n_long:], target_id, n_short)
+
+
+def analysed(name):
+    if name in tiny.ENCODINGS:
+        return OlmoForAnalysis(tiny.model(**tiny.ENCODINGS[name]))
+    return PositionedCausalLM(families.random_model(name))
+
+
+@PRECISIONS
+@pytest.mark.parametrize("name", [*tiny.ENCODINGS, "gpt_neox", "llama"])
+def test_scoring_stays_on_the_device(monkeypatch, name, bf16):
+    model, asked = analysed(name), contexts()
+    monkeypatch.setattr(torch.autograd, "grad", lambda loss, of: (torch.zeros_like(of),))
+    with fake_cuda():
+        scorer = Scorer(on_fake_cuda(model).requires_grad_(False), device=DEVICE, bf16=bf16)
+        for selector in SELECTORS.values():
+            assert selector(Question(scorer, asked, seed=0, k=3)).columns.shape == (6, 3)
+
+
+def test_a_tensor_left_on_the_cpu_is_found():
+    """The check itself: a mask that was made on the CPU, and a number that is read."""
+    model = tiny.model()
+    with fake_cuda():
+        on_fake_cuda(model)
+        bias = torch.zeros(1, 1, T, T)
+        with pytest.raises(RuntimeError, match="same device"):
+            model(batch().input_ids, attention_bias=bias)
+        with pytest.raises(RuntimeError, match="_local_scalar_dense"):
+            model(batch().input_ids).logits.sum().item()
+
+
+@pytest.mark.parametrize("family", ["text", "task"])
+def test_no_number_is_read_per_micro_batch(tmp_path, family):
+    """On a GPU each would make the processor wait until the micro-batch is computed."""
+    config = tiny.train_config(tmp_path) if family == "text" else tiny_task.config(tmp_path)
+    engine = Engine(config, build_model(config))
+
+    def reads(examples):
+        item = {"input_ids": np.arange(13) % 6, "position_ids": np.arange(13), "counts": True}
+        together = collate([item] * examples)
+        ids = {"id_labels": together.position_ids} if family == "task" else {}
+        with HostReads() as counted:
+            engine.forward_backward(replace(together, **ids))
+        return counted.seen
+
+    engine.micro_batch_size = 2
+    few, many = reads(4), reads(12)
+    assert few == many and "_local_scalar_dense" in few
