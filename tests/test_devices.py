@@ -14,7 +14,7 @@ from olmo_sparsity.data.windows import Batch, collate
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.linear_loss import _loss_and_gradients
-from olmo_sparsity.training.engine import Engine, loss_sums
+from olmo_sparsity.training.engine import Engine
 from tests.support import families, tiny, tiny_task
 from tests.support.fake_cuda import DEVICE, HostReads, fake_cuda, on_fake_cuda
 
@@ -46,9 +46,8 @@ def test_training_of_olmo_stays_on_the_device(encoding, documents, changes, bf16
     with fake_cuda(), HostReads() as reads, autocast(bf16):
         on_fake_cuda(model)
         one = batch(documents)
-        loss = model(**one.model_inputs, labels=one.labels.masked_fill(~one.loss_mask, -100))
-        assert loss.device.type == "cuda" and loss.dtype == torch.float32
-        assert loss_sums(model, one)["loss_nats"].device.type == "cuda"
+        sums = model(**one.model_inputs, **one.targets, z_weight=1e-4)
+        assert {(each.device.type, each.dtype) for each in sums.values()} == {("cuda", torch.float32)}
     assert reads.seen == []
 
 
@@ -60,7 +59,8 @@ def test_training_on_tasks_stays_on_the_device(tmp_path, model, scheme, rotate, 
     config = tiny_task.config(tmp_path, model=model, positions={"scheme": scheme, "rotate": rotate})
     built = build_model(config)
     with fake_cuda(), HostReads() as reads, autocast(bf16):
-        sums = loss_sums(on_fake_cuda(built), batch(ids=scheme == "predicted"))
+        one = batch(ids=scheme == "predicted")
+        sums = on_fake_cuda(built)(**one.model_inputs, **one.targets)
         assert {each.device.type for each in sums.values()} == {"cuda"}
     assert reads.seen == []
 
@@ -70,8 +70,8 @@ def test_gradients_of_the_loss_stay_on_the_device(dtype):
     with fake_cuda(), HostReads() as reads:
         hidden, weight = torch.empty(200, 8, device=DEVICE), torch.empty(50, 8, device=DEVICE)
         labels = torch.zeros(200, dtype=torch.long, device=DEVICE)
-        found = _loss_and_gradients(hidden, weight, labels, 0.5, dtype, True)
-        assert [(each.device.type, each.dtype) for each in found] == 3 * [("cuda", torch.float32)]
+        found = _loss_and_gradients(hidden, weight, labels, 0.5, 1e-4, dtype, True)
+        assert [(each.device.type, each.dtype) for each in found] == 4 * [("cuda", torch.float32)]
     assert reads.seen == []
 
 

@@ -227,6 +227,11 @@ def _check_coupling(config: Config) -> Iterator[Problem]:
             f"{scheme} couples the tokens of a task, and text has no such coupling; choose contiguous, "
             "random_start or pose, or name a task",
         )
+    if scheme == "predicted" and config.softmax_auxiliary_loss:
+        yield (
+            ("softmax_auxiliary_loss", "positions.scheme"),
+            "is for models of one head, and positions.scheme: predicted has two; set it to false",
+        )
     if rotate != "ids" and not config.model.encoding.rotates:
         yield (
             ("positions.rotate", *SWITCHES),

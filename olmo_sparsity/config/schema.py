@@ -202,6 +202,17 @@ class DeepSpeedConfig(olmo.BaseConfig):
 
 
 @dataclass
+class CompilerConfig(olmo.CompilerConfig):
+    """How `torch.compile` is called."""
+
+    from_steps: int = 500
+    """
+    A run of fewer steps is not compiled, which takes tens of seconds; nor one of several processes, with activation
+    checkpointing, or where no compiler is installed. 0: compiled in any case.
+    """
+
+
+@dataclass
 class CheckpointsConfig(olmo.BaseConfig):
     """Which checkpoints are kept, besides the last `save_num_checkpoints_to_keep`."""
 
@@ -284,6 +295,9 @@ class Config(olmo.TrainConfig):
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Held-out loss while training."""
 
+    compile: CompilerConfig | None = field(default_factory=CompilerConfig)
+    """The training step is compiled, in runs that are long enough, where a compiler is installed. Null: never."""
+
     tensorboard: bool = known(False, free=True)
     """Metrics also go to TensorBoard event files in the run's folder `tensorboard` (for W&B: OLMo's `wandb`)."""
 
@@ -308,7 +322,6 @@ def _olmo(what: Known, top: str = "", **sections: str) -> dict[str, Known]:
 
 
 _REFUSED = {
-    "softmax_auxiliary_loss": "the auxiliary loss is not implemented; set it to false",
     "max_grad_norm_ratio": "only a fixed limit is implemented; set it to null and use max_grad_norm",
     "early_stopping_factor": "early stopping is not implemented; set it to null and use stop_at",
     "fast_forward_batches": "no data can be skipped; set it to null",
@@ -334,6 +347,7 @@ OLMO_FIELDS: dict[str, Known] = {
         scheduler="name units",
         data="memmap_dtype instance_filter generate_doc_lengths",
     ),
+    **_olmo(Known(), "softmax_auxiliary_loss"),
     **_olmo(
         Known(bound=ABOVE_0),
         "global_train_batch_size max_grad_norm",
@@ -342,7 +356,7 @@ OLMO_FIELDS: dict[str, Known] = {
     ),
     **_olmo(
         Known(bound=NOT_BELOW_0),
-        "seed epoch",
+        "seed epoch auxiliary_loss_multiplier",
         model="layer_norm_eps init_std emb_init_std eos_token_id pad_token_id",
         optimizer="learning_rate weight_decay eps",
         scheduler="t_warmup t_max alpha_f grad_clip_warmup_steps grad_clip_warmup_factor warmup_min_lr",
@@ -391,8 +405,7 @@ OLMO_FIELDS: dict[str, Known] = {
     **_olmo(Known(replaced="windows are always full"), data="pad_direction", tokenizer="truncate_direction"),
     **_olmo(
         Known(replaced="the loop has its own way"),
-        """canceled_check_interval extra_steps_after_cancel gen1_gc_interval fused_loss
-        auxiliary_loss_multiplier""",
+        """canceled_check_interval extra_steps_after_cancel gen1_gc_interval fused_loss""",
     ),
     **{name: Known(refused=remedy) for name, remedy in _REFUSED.items()},
 }

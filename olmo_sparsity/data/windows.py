@@ -53,6 +53,16 @@ class Batch:
         inputs = {"input_ids": self.input_ids, "position_ids": self.position_ids}
         return inputs if self.document_ids is None else {**inputs, "document_ids": self.document_ids}
 
+    @property
+    def targets(self) -> dict[str, Tensor]:
+        """What its loss is of: the labels, -100 where the loss does not count."""
+        targets = {"labels": self.labels, "id_labels": self.id_labels}
+        return {
+            name: values.masked_fill(~self.loss_mask, -100)
+            for name, values in targets.items()
+            if values is not None
+        }
+
     def _tensors(self) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 

@@ -28,6 +28,7 @@ def predictive_options(config: Config) -> PredictiveOptions:
         mode=_MODES.get(options.scheme, "plain"),
         table_size=options.table_size or 1,
         rotate=options.rotate,
+        id_weight=options.id_weight,
     )
 
 

@@ -7,7 +7,7 @@ and a chunk stays in the cache. Shapes: n rows, D width, V vocabulary (logits).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,40 +18,82 @@ _LOGITS_PER_CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}
 _FEWEST_ROWS = 128
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, scale: float = 1.0) -> Tensor:
-    """Σ -log softmax(scale · hidden @ weightᵀ)[label] over the rows that count, in nats: a float32 scalar.
+class Head(NamedTuple):
+    """What makes logits of a hidden state: scale · (hidden @ weightᵀ + bias)."""
 
-    Equal to the sum of `torch.nn.functional.cross_entropy` up to rounding; under autocast the products are in its type
-    and the rest in float32. ``hidden``: (n, D). ``weight``: (V, D). ``labels``: (n,) integers; `IGNORED` ones do not
-    count.
+    weight: Tensor
+    """(V, D)."""
+    bias: Tensor | None = None
+    """(V,)."""
+    scale: float = 1.0
+
+
+def loss_sums(hidden: Tensor, head: Head, labels: Tensor, z_weight: float = 0.0) -> dict[str, Tensor]:
+    """What a model without other heads gives for labels: scalars in nats, gradients flow through ``loss_nats``.
+
+    With ``z_weight`` it is the sum of ``ce_loss_nats`` and ``z_loss_nats``, as `linear_cross_entropy` has them.
     """
-    return _LinearCrossEntropy.apply(hidden, weight, labels, scale)
+    loss, z_loss = linear_cross_entropy(hidden, head, labels, z_weight)
+    parts = {"ce_loss_nats": loss.detach() - z_loss, "z_loss_nats": z_loss} if z_weight else {}
+    return {"loss_nats": loss, **parts}
+
+
+def linear_cross_entropy(
+    hidden: Tensor, head: Head, labels: Tensor, z_weight: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Sums over the rows that count, in nats, float32 scalars: -log softmax(logits)[label] + z-loss, and the z-loss.
+
+    The z-loss is ``z_weight`` · (log Σ exp logits)² (PaLM, Chowdhery et al. 2022, section 5; as in OLMo); gradients
+    flow through the first scalar alone. Equal to `torch.nn.functional.cross_entropy` up to rounding; under autocast the
+    products are in its type and the rest in float32. ``hidden``: (…, D). ``labels``: (…) integers; `IGNORED` ones do
+    not count.
+    """
+    hidden, weight = hidden.flatten(0, -2), head.weight
+    if head.bias is not None:
+        hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
+        weight = torch.cat([weight, head.bias[:, None]], dim=1)
+    return _LinearCrossEntropy.apply(hidden, weight, labels.flatten(), head.scale, z_weight)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """Computes the gradients with the loss, for an upstream gradient of 1, which `backward` multiplies."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, scale: float, z_weight: float
+    ) -> tuple[Tensor, Tensor]:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
         wanted = ctx.needs_input_grad[:2]
         with torch.autocast(kind, enabled=False):
-            loss, *gradients = _loss_and_gradients(hidden, weight, labels, scale, dtype, any(wanted))
+            loss, z_loss, *gradients = _loss_and_gradients(
+                hidden, weight, labels, scale, z_weight, dtype, any(wanted)
+            )
         ctx.save_for_backward(*gradients)
-        return loss
+        ctx.mark_non_differentiable(z_loss)
+        return loss, z_loss
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         of_hidden, of_weight = ctx.saved_tensors
-        return of_hidden * upstream.to(of_hidden.dtype), of_weight * upstream.to(of_weight.dtype), None, None
+        return (
+            of_hidden * upstream.to(of_hidden.dtype),
+            of_weight * upstream.to(of_weight.dtype),
+            *(None, None, None),
+        )
 
 
 def _loss_and_gradients(
-    hidden: Tensor, weight: Tensor, labels: Tensor, scale: float, dtype: torch.dtype, differentiate: bool
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    scale: float,
+    z_weight: float,
+    dtype: torch.dtype,
+    differentiate: bool,
 ) -> list[Tensor]:
     head = weight.to(dtype)
-    loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    loss, z_loss = torch.zeros(2, dtype=torch.float32, device=hidden.device)
     of_hidden, of_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
     size = max(_FEWEST_ROWS, _LOGITS_PER_CHUNK.get(hidden.device.type, 1 << 22) // len(weight))
     for start in range(0, len(hidden), size):
@@ -62,13 +104,16 @@ def _loss_and_gradients(
         at = label.clamp(min=0)
         log_sum = logits.logsumexp(dim=1, keepdim=True)
         loss += ((log_sum - logits.gather(1, at)) * counts).sum()
+        z_loss += z_weight * (log_sum.square() * counts).sum()
         if not differentiate:
             continue
         slope = logits.sub_(log_sum).exp_()  # the softmax
+        if z_weight:
+            slope *= 1 + 2 * z_weight * log_sum
         slope.scatter_add_(1, at, slope.new_full(at.shape, -1.0))
         slope = slope.mul_(counts * scale).to(dtype)
         of_hidden[rows] = slope @ head
         of_weight += slope.T @ some
     if not differentiate:
-        return [loss]
-    return [loss, of_hidden, of_weight.to(weight.dtype)]
+        return [loss + z_loss, z_loss]
+    return [loss + z_loss, z_loss, of_hidden, of_weight.to(weight.dtype)]

@@ -12,6 +12,7 @@ from olmo.model import OLMoOutput
 from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import ModelConfig
+from olmo_sparsity.model.linear_loss import Head, loss_sums
 
 
 class PositionedNeoX(nn.Module):
@@ -52,26 +53,55 @@ class PositionedNeoX(nn.Module):
         """Token embeddings, (B, T, D), which `forward` takes back as ``input_embeddings``."""
         return self.model.gpt_neox.embed_in(input_ids)
 
+    def final_hidden(self, input_ids: Tensor, **inputs: Any) -> Tensor:
+        """What the head reads, (B, T, D), for inputs of `forward`; no logits are made."""
+        return self._decoded(input_ids, **inputs).last_hidden_state
+
+    def head(self) -> Head:
+        """What makes logits of `final_hidden`."""
+        return Head(self.model.lm_head.weight)
+
     def forward(
         self,
         input_ids: Tensor,
         position_ids: Tensor | None = None,
         *,
+        logits_to_keep: int = 0,
+        output_hidden_states: bool = False,
+        labels: Tensor | None = None,
+        z_weight: float = 0.0,
+        **inputs: Any,
+    ) -> Any:
+        """``logits`` (B, T, V), or of the last ``logits_to_keep`` positions; ``attn_key_values`` with ``use_cache``.
+
+        ``input_ids``: (B, T) integers. ``position_ids``: (B or 1, T) integers, or (B or 1, P + T) as `PositionedOLMo`
+        takes them, of which the last T are read; None means P … P+T-1. ``inputs``: input_embeddings (B, T, D), in
+        place of the token embedding; attention_mask (B, P + T), 0 hides a token from every query; past_key_values;
+        use_cache. With ``output_hidden_states``, ``hidden_states`` holds one tensor (B, T, D): the final one, after the
+        last norm, cut like the logits. With ``labels`` (B, T) what `loss_sums` gives of them and of ``z_weight``
+        instead.
+        """
+        if labels is not None:
+            hidden = self.final_hidden(input_ids, position_ids=position_ids, **inputs)
+            return loss_sums(hidden, self.head(), labels, z_weight)
+        output = self._decoded(input_ids, position_ids, **inputs)
+        hidden = output.last_hidden_state[:, -logits_to_keep:]  # -0: all
+        return OLMoOutput(
+            logits=self.model.lm_head(hidden),
+            attn_key_values=output.past_key_values if inputs.get("use_cache") else None,
+            hidden_states=(hidden,) if output_hidden_states else None,
+        )
+
+    def _decoded(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
         input_embeddings: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool = False,
-        logits_to_keep: int = 0,
-        output_hidden_states: bool = False,
-    ) -> OLMoOutput:
-        """``logits`` (B, T, V), or of the last ``logits_to_keep`` positions; ``attn_key_values`` with ``use_cache``.
-
-        ``input_ids``: (B, T) integers. ``position_ids``: (B or 1, T) integers, or (B or 1, P + T) as `PositionedOLMo`
-        takes them, of which the last T are read; None means P … P+T-1. ``input_embeddings``: (B, T, D), in place of
-        the token embedding. ``attention_mask``: (B, P + T), 0 hides a token from every query. With
-        ``output_hidden_states``, ``hidden_states`` holds one tensor (B, T, D): the final one, after the last norm, cut
-        like the logits.
-        """
+    ) -> Any:
+        """The output of transformers' model without its head, for inputs of `forward`."""
         length = input_ids.shape[1]
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         if position_ids is None:
@@ -81,18 +111,12 @@ class PositionedNeoX(nn.Module):
             # packed document, and cuts attention there without a warning (docs/method.md 4). A mask of ones would do,
             # but transformers reads whether it is all ones: the processor would wait for the GPU in every micro-batch.
             past_key_values = self._stays_empty
-        output = self.model.gpt_neox(
+        return self.model.gpt_neox(
             inputs_embeds=self.embed(input_ids) if input_embeddings is None else input_embeddings,
             position_ids=position_ids[:, -length:],
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             use_cache=use_cache,
-        )
-        hidden = output.last_hidden_state[:, -logits_to_keep:]  # -0: all
-        return OLMoOutput(
-            logits=self.model.lm_head(hidden),
-            attn_key_values=output.past_key_values if use_cache else None,
-            hidden_states=(hidden,) if output_hidden_states else None,
         )
 
 

@@ -14,7 +14,7 @@ from olmo.model import OLMo, OLMoSequentialBlock, causal_attention_bias
 from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import ModelConfig
-from olmo_sparsity.model.linear_loss import linear_cross_entropy
+from olmo_sparsity.model.linear_loss import Head, loss_sums
 from olmo_sparsity.model.rope import (
     CurrentPositions,
     NoPositionEmbedding,
@@ -27,6 +27,14 @@ from olmo_sparsity.model.rope import (
 from olmo_sparsity.model.rope_scaling import RopeScaling
 
 KeyValue = tuple[Tensor, Tensor]
+
+
+def cast_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """An attention bias in ``dtype``, or in autocast's; finite. As OLMo's, which no compiler traces."""
+    kind = bias.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    return bias if bias.dtype == dtype else bias.to(dtype).clamp(min=torch.finfo(dtype).min)
 
 
 class LastBlock(OLMoSequentialBlock):
@@ -113,6 +121,8 @@ class PositionedOLMo(OLMo):
             self.blocks()[-1].__class__ = LastBlock
         for group in parts["block_groups"] if config.block_group_size > 1 else ():
             group._activation_checkpoint_fn = self._checkpoint_with_positions
+        for block in self.blocks():
+            block._cast_attn_bias = cast_bias
         if self.encoding.rotates:
             for block in self.blocks():
                 block.rotary_emb = PositionedRotaryEmbedding(config, self.current_positions)
@@ -135,7 +145,7 @@ class PositionedOLMo(OLMo):
         return (arguments[0][:, -kept:], *arguments[1:]) if kept else arguments
 
     def _keep_hidden(self, norm: nn.Module, arguments: tuple[Any, ...], hidden: Tensor) -> Tensor:
-        """Where a loss is asked for, `linear_cross_entropy` is the head, and OLMo's own gets nothing to do."""
+        """Where a loss is asked for, `linear_loss` computes it, and OLMo's own gets nothing to do."""
         if not self._asks_loss:
             return hidden
         self._hidden = hidden
@@ -151,24 +161,24 @@ class PositionedOLMo(OLMo):
             parts["ln_f"].register_forward_hook(self._keep_hidden)
             self._can_make_loss = True
 
-    def _loss_sum(self, labels: Tensor, **inputs: Any) -> Tensor:
-        """Σ -log p(label) in nats over the labels (B, T) that are not -100, for inputs of `forward`."""
+    def final_hidden(self, input_ids: Tensor, **inputs: Any) -> Tensor:
+        """What the head reads, (B, T, D), for inputs of `forward`; no logits are made."""
         self.prepare_loss()
-        parts: Any = self.transformer
         self._asks_loss = True
         try:
-            PositionedOLMo.forward(self, **inputs)
+            PositionedOLMo.forward(self, input_ids, **inputs)
             assert self._hidden is not None
-            hidden = self._hidden.flatten(0, 1)
+            return self._hidden
         finally:
             self._asks_loss, self._hidden = False, None
-        head = parts["wte"] if self.config.weight_tying else parts["ff_out"]
-        weight = head.weight
-        if getattr(head, "bias", None) is not None:
-            hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
-            weight = torch.cat([weight, head.bias[:, None]], dim=1)
+
+    def head(self) -> Head:
+        """What makes logits of `final_hidden`."""
+        parts: Any = self.transformer
         scale = self.config.d_model**-0.5 if self.config.scale_logits else 1.0
-        return linear_cross_entropy(hidden, weight, labels.flatten(), scale)
+        if self.config.weight_tying:
+            return Head(parts["wte"].weight, None, scale)
+        return Head(parts["ff_out"].weight, parts["ff_out"].bias, scale)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Token embeddings, (B, T, D), which `forward` takes back as ``input_embeddings``."""
@@ -206,12 +216,13 @@ class PositionedOLMo(OLMo):
         document_ids: Tensor | None = None,
         logits_to_keep: int = 0,
         labels: Tensor | None = None,
+        z_weight: float = 0.0,
         **options: Any,
     ) -> Any:
         """Logits (B, T, V), or of the last ``logits_to_keep`` positions where it is not 0.
 
-        With ``labels`` (B, T) the sum of -log p(label) over those that are not -100 instead, a scalar in nats: the
-        logits of all tokens then never exist together.
+        With ``labels`` (B, T) what `loss_sums` gives of them and of ``z_weight`` instead: the logits of all tokens then
+        never exist together.
 
         ``position_ids``: (B, P + T) or (1, P + T) integers, the ids of cached tokens included (OLMo caches keys before
         rotation); None means 0 … P+T-1. ``document_ids``: (B, P + T) integers; a token then attends only to those
@@ -219,8 +230,8 @@ class PositionedOLMo(OLMo):
         (attention_mask, attention_bias, past_key_values, use_cache, output_hidden_states).
         """
         if labels is not None:
-            inputs = {"input_ids": input_ids, "position_ids": position_ids, "document_ids": document_ids}
-            return self._loss_sum(labels, **inputs, **options)
+            options |= {"position_ids": position_ids, "document_ids": document_ids}
+            return loss_sums(self.final_hidden(input_ids, **options), self.head(), labels, z_weight)
         past = options.get("past_key_values")
         if position_ids is None:
             length = input_ids.shape[-1] + (past[0][0].shape[-2] if past else 0)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from olmo_sparsity.model.linear_loss import Head, linear_cross_entropy, loss_sums
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
@@ -41,6 +42,9 @@ class PredictiveOptions:
     What RoPE rotates by [ours]: ids, those that are given or predicted; index, the place among the tokens that are no
     padding; none, nothing: every token has the same id, which is NoPE.
     """
+
+    id_weight: float = 1.0
+    """Weight of the id's cross-entropy beside the token's, in training."""
 
     @property
     def embeds_ids(self) -> bool:
@@ -105,25 +109,47 @@ class PositionPredictor(nn.Module):
         past_key_values: Any = None,
         use_cache: bool = False,
         logits_to_keep: int = 0,
-    ) -> PredictorOutput:
-        """Logits of the next token and of its id.
+        labels: Tensor | None = None,
+        id_labels: Tensor | None = None,
+        z_weight: float = 0.0,
+    ) -> Any:
+        """Logits of the next token and of its id, a `PredictorOutput`.
 
         ``input_ids``: (B, T). ``position_ids``: (B, P + T), those of cached tokens included, below the table's size.
         ``attention_mask``: (B, P + T), 0 at padding, on whichever side; None where there is none, and for padding on
-        the right without a cache, which no token before it sees.
+        the right without a cache, which no token before it sees. With ``labels`` (B, T), and ``id_labels`` where there
+        is an id head, the sums of their cross-entropies instead; -100 ones do not count (`_loss_sums`).
         """
+        inputs: dict[str, Any] = {
+            "position_ids": self._rotary_ids(position_ids, attention_mask),
+            "input_embeddings": self._embed(input_ids, position_ids[:, -input_ids.shape[1] :]),
+            **self._mask_options(attention_mask, input_ids.shape[1]),
+        }
+        if labels is not None:
+            hidden = self.decoder.final_hidden(input_ids, **inputs)
+            return self._loss_sums(hidden, labels, id_labels, z_weight)
         output = self.decoder(
             input_ids,
-            position_ids=self._rotary_ids(position_ids, attention_mask),
-            input_embeddings=self._embed(input_ids, position_ids[:, -input_ids.shape[1] :]),
             past_key_values=past_key_values,
             use_cache=use_cache,
             logits_to_keep=logits_to_keep,
             output_hidden_states=self.id_head is not None,
-            **self._mask_options(attention_mask, input_ids.shape[1]),
+            **inputs,
         )
         id_logits = None if self.id_head is None else self.id_head(output.hidden_states[-1])
         return PredictorOutput(output.logits, id_logits, output.attn_key_values)
+
+    def _loss_sums(
+        self, hidden: Tensor, labels: Tensor, id_labels: Tensor | None, z_weight: float
+    ) -> dict[str, Tensor]:
+        """As `loss_sums`; with an id head ``loss_nats`` is token_loss_nats + id_weight · id_loss_nats (paper)."""
+        if self.id_head is None:
+            return loss_sums(hidden, self.decoder.head(), labels, z_weight)
+        assert id_labels is not None and not z_weight, "the config was checked"
+        tokens, _ = linear_cross_entropy(hidden, self.decoder.head(), labels)
+        ids, _ = linear_cross_entropy(hidden, Head(self.id_head.weight, self.id_head.bias), id_labels)
+        loss = tokens + self.options.id_weight * ids
+        return {"loss_nats": loss, "token_loss_nats": tokens, "id_loss_nats": ids}
 
     def _embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         tokens = self.decoder.embed(input_ids)
@@ -149,25 +175,6 @@ class PositionPredictor(nn.Module):
         bias = torch.zeros(attention_mask.shape, device=attention_mask.device)
         bias = bias.masked_fill(attention_mask == 0, torch.finfo(bias.dtype).min)
         return {"attention_bias": bias[:, None, None].expand(-1, -1, bias.shape[1], -1)}
-
-
-def joint_loss_sums(
-    output: PredictorOutput, labels: Tensor, id_labels: Tensor, loss_mask: Tensor, *, id_weight: float
-) -> dict[str, Tensor]:
-    """Sums in nats, scalars, of the cross-entropies of the next token and of its id where the loss mask is set (paper).
-
-    ``labels``, ``id_labels``: (B, T) integers, the token to be predicted at each place and that token's id (not the id
-    of the place). ``loss_mask``: (B, T) bool, set where a response token is to be predicted. Returns
-    ``token_loss_nats``, ``id_loss_nats`` and ``loss_nats``, the first plus ``id_weight`` times the second.
-    """
-    assert output.id_logits is not None, "a model without an id head was asked to predict ids"
-
-    def summed(logits: Tensor, targets: Tensor) -> Tensor:
-        targets = targets.masked_fill(~loss_mask, -100).flatten()
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=-100, reduction="sum")
-
-    tokens, ids = summed(output.logits, labels), summed(output.id_logits, id_labels)
-    return {"loss_nats": tokens + id_weight * ids, "token_loss_nats": tokens, "id_loss_nats": ids}
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator, InitProcessGroupKwargs
 from olmo.optim import build_optimizer
 from torch import Tensor
@@ -26,7 +24,7 @@ from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.model.predictive import joint_loss_sums
+from olmo_sparsity.training.compiling import compiled, is_of_compiler
 from olmo_sparsity.training.optimizer_state import export_state, import_state
 from olmo_sparsity.util.errors import UserError, first_line
 
@@ -50,6 +48,14 @@ def chosen_precision(config: Config) -> str:
         return {"amp_bf16": "bf16", "fp32": "no"}[config.precision]
     has_bf16 = torch.cuda.is_bf16_supported() if torch.cuda.is_available() else cpu_has_fast_bf16()
     return "bf16" if has_bf16 else "no"
+
+
+def z_weight(config: Config) -> float:
+    """Weight of OLMo's z-loss beside the cross-entropy."""
+    if not config.softmax_auxiliary_loss:
+        return 0.0
+    weight = config.auxiliary_loss_multiplier
+    return 1e-4 if weight is None else weight
 
 
 def rendezvous_timeout() -> timedelta:
@@ -118,10 +124,9 @@ class Engine:
         self.rank, self.processes = self.accelerator.process_index, self.accelerator.num_processes
         self.device = self.accelerator.device
         self.micro_batch_size = config.device_train_microbatch_size
-        self.id_weight = config.positions.id_weight
-        self._makes_loss = isinstance(model, PositionedOLMo)
+        self._loss_options = {"z_weight": z_weight(config)}
+        decoder = decoder_of(model)
         if config.activation_checkpointing is not None:
-            decoder = decoder_of(model)
             assert isinstance(decoder, PositionedOLMo), "the config was checked"
             decoder.set_activation_checkpointing(config.activation_checkpointing)
         self._shapes = {name: tensor.shape for name, tensor in model.named_parameters()}
@@ -130,10 +135,11 @@ class Engine:
         if isinstance(optimizer, torch.optim.AdamW):
             for group in optimizer.param_groups:
                 group["fused"] = True  # one kernel for all parameters; OLMo's builder has no switch for it
-        compiled = torch.compile(model, **asdict(config.compile)) if config.compile is not None else model
-        self.model, self.optimizer = self.accelerator.prepare(compiled, optimizer)
-        if isinstance(model, PositionedOLMo):
-            model.prepare_loss()
+        step_model = compiled(config, self.raw_model, self.device, self.processes)
+        self.is_compiled, self._has_stepped = step_model is not self.raw_model, False
+        self.model, self.optimizer = self.accelerator.prepare(step_model, optimizer)
+        if isinstance(decoder, PositionedOLMo):
+            decoder.prepare_loss()
 
     def _make_accelerator(self, config: Config) -> Accelerator:
         on_cpu = not torch.cuda.is_available()
@@ -150,11 +156,24 @@ class Engine:
         torch.manual_seed(int(words[0]))
 
     def forward_backward(self, batch: Batch) -> dict[str, float]:
-        """Accumulate gradients of the mean loss per token of the global batch; returns its parts, as `loss_sums` does.
+        """Accumulate gradients of the mean loss per token of the global batch; returns its parts by name.
 
         Each micro-batch contributes its sum over tokens divided by the number of loss tokens of the *global* batch, so
-        the split into processes and micro-batches changes nothing but rounding.
+        the split into processes and micro-batches changes nothing but rounding. Where compiling fails at the first step
+        of a process alone, it goes on without.
         """
+        try:
+            return self._accumulate(batch)
+        except RuntimeError as error:
+            may_go_on = self.is_compiled and not self._has_stepped and self.processes == 1
+            if not (may_go_on and is_of_compiler(error)):
+                raise
+            log.warning("not compiled: compiling failed (%s)", first_line(error))
+            self.model, self.is_compiled = self.raw_model, False
+            self.model.zero_grad()
+            return self._accumulate(batch)
+
+    def _accumulate(self, batch: Batch) -> dict[str, float]:
         count = self.sum_over_processes(torch.tensor(float(batch.num_loss_tokens)))
         totals: dict[str, Tensor] = {}
         parts = batch.split(self.micro_batch_size)
@@ -162,18 +181,14 @@ class Engine:
             last = number == len(parts) - 1
             with self._synchronising(last):
                 with self._forward_context():
-                    sums = self._loss_sums(part.to(self.device))
+                    part = part.to(self.device)
+                    sums = self.model(**part.model_inputs, **part.targets, **self._loss_options)
                 # Processes average their gradients; times their number makes it the sum over the global batch.
                 self._backward(sums["loss_nats"] * (self.processes / count), last)
             totals = {name: totals.get(name, 0) + value.detach() for name, value in sums.items()}
         means = self.sum_over_processes(torch.stack(list(totals.values()))) / count
+        self._has_stepped = True
         return dict(zip(totals, means.tolist(), strict=True))
-
-    def _loss_sums(self, batch: Batch) -> dict[str, Tensor]:
-        if not self._makes_loss:
-            return loss_sums(self.model, batch, self.id_weight)
-        labels = batch.labels.masked_fill(~batch.loss_mask, -100)
-        return {"loss_nats": self.model(**batch.model_inputs, labels=labels)}
 
     def _forward_context(self) -> Any:
         return self.accelerator.autocast()
@@ -200,10 +215,12 @@ class Engine:
     def evaluate(self, evaluation: HeldoutEvaluation | TaskEvaluation) -> dict[str, Any]:
         """Held-out measures, as a row of metrics; leaves the training state as it was. Collective."""
 
+        model = self.raw_model if self.is_compiled else self.model  # one shape was compiled, that of training
+
         @torch.no_grad()
         def forward(batch: Batch) -> Tensor:
             with self._forward_context():
-                return self.model(**batch.model_inputs).logits
+                return model(**batch.model_inputs).logits
 
         self.model.eval()
         if isinstance(evaluation, TaskEvaluation):
@@ -261,16 +278,3 @@ class Engine:
                 failure = error
         if self.any_process(failure is not None):
             raise failure or UserError("the main process failed; its message says why")
-
-
-def loss_sums(model: Any, batch: Batch, id_weight: float = 1.0) -> dict[str, Tensor]:
-    """Sums over the tokens that count, in nats, scalars; gradients flow through ``loss_nats``, what is minimised.
-
-    It is -log p(label); where position ids are predicted too, what `joint_loss_sums` gives.
-    """
-    output = model(**batch.model_inputs)
-    if batch.id_labels is not None:
-        return joint_loss_sums(output, batch.labels, batch.id_labels, batch.loss_mask, id_weight=id_weight)
-    labels = batch.labels.masked_fill(~batch.loss_mask, -100)
-    logits = output.logits.flatten(0, 1).float()
-    return {"loss_nats": F.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")}

@@ -23,8 +23,6 @@ from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.task_batches import TaskData
 from olmo_sparsity.model.build import Model, build_model
-from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.training.engine import loss_sums
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 
@@ -124,10 +122,7 @@ def _loss_and_gradients(
     """Mean loss in nats, and the gradients of all parameters on the CPU, as the training loop computes them."""
     model, batch = deepcopy(model).to(device).train(), batch.to(device)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-        if isinstance(model, PositionedOLMo):
-            loss = model(**batch.model_inputs, labels=batch.labels.masked_fill(~batch.loss_mask, -100))
-        else:
-            loss = loss_sums(model, batch)["loss_nats"]
+        loss = model(**batch.model_inputs, **batch.targets)["loss_nats"]
     loss = loss / batch.loss_mask.sum()
     loss.backward()
     gradients = [each.grad.float().cpu() for each in model.parameters() if each.grad is not None]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks import influence
-from benchmarks.gpu_study import TINY_SHAPE, corpus_of, part_numbers, token_file_overrides
+from benchmarks.gpu_study import TINY_SHAPE, compile_overrides, corpus_of, part_numbers, token_file_overrides
 from benchmarks.settings import GpuSettings, InfluenceSettings
 from benchmarks.timing import Json, time_in_turn
 from benchmarks.train import use_cpu_without_gpu
@@ -40,9 +40,7 @@ _MATRIX = 8192
 
 def measure_training(settings: GpuSettings, size: str, *, compiled: bool) -> Json:
     """Tokens per second of optimizer steps of configs/pose-c4-SIZE.yaml, and the share of the device's peak."""
-    overrides = []
-    if compiled:
-        overrides = ["--compile.mode=default", *(["--compile.backend=eager"] if settings.tiny else [])]
+    overrides = compile_overrides(settings, compiled)
     for attempt in _attempts(settings, size):
         with suppress(torch.OutOfMemoryError):
             result = _speed(settings, size, [*overrides, *attempt])

@@ -80,6 +80,13 @@ def token_file_overrides(corpus: str) -> list[str]:
     return ["--corpus.path=null", f"--data.paths={paths}", f"--data.memmap_dtype={manifest.dtype}"]
 
 
+def compile_overrides(settings: GpuSettings, compiled: bool) -> list[str]:
+    """Whatever the length of the run."""
+    if not compiled:
+        return ["--compile=null"]
+    return ["--compile.from_steps=0", *(["--compile.backend=eager"] if settings.tiny else [])]
+
+
 def part_numbers(settings: GpuSettings, name: str) -> Json:
     """What another part measured. Raises `UserError` where it has not."""
     found: Json = read_json(settings.out / f"{name}.json", f"the part {name} has to be measured first")
@@ -119,8 +126,7 @@ def _plan(settings: GpuSettings, seconds: float) -> Json:
     how = max(speeds, key=lambda each: speeds[each]["tokens_per_second"])
     best = speeds[how]
     overrides = _model_overrides(settings, best)
-    if how == "compiled":
-        overrides += ["--compile.mode=default", *(["--compile.backend=eager"] if settings.tiny else [])]
+    overrides += compile_overrides(settings, how == "compiled")
     config = load_config(CONFIG, overrides, warn=False)
     data = TrainingData(config)
     assert data.steps_per_epoch is not None

@@ -26,7 +26,14 @@ from analysis.text.contexts import Contexts, SampledTargets, sample_targets
 from analysis.text.decode import TextDecoder
 from benchmarks.plain_loop import plain_selection
 from benchmarks.settings import InfluenceSettings
-from benchmarks.timing import Json, summarise, synchroniser, time_in_turn
+from benchmarks.timing import (
+    MATRIX_PRODUCT,
+    Json,
+    matrix_product,
+    summarise,
+    synchroniser,
+    time_in_turn,
+)
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.progress import progress
 
@@ -34,7 +41,6 @@ PLAIN, ALONE, BLOCK = "plain loop", "engine, one target at a time", "engine, a b
 SELECTORS = ("leave-one-out", "leave-one-in")
 KS = (1, 2, 4, 8)
 SELECTOR = "leave-one-out"
-_MATRIX = 2048  # rows and columns of the machine's own product
 
 Select = Callable[[Contexts], Selection]
 
@@ -50,7 +56,7 @@ def measure_blocks(
     places = np.unique(np.linspace(0, block.targets_per_block - 1, settings.targets).astype(int))
     alone, scorer = [block.alone(0, place) for place in places], Scorer(model, device=device)
     found: Json = {"targets_per_block": block.targets_per_block, "targets_alone": len(places)}
-    matrix = torch.randn(_MATRIX, _MATRIX, device=device)
+    product, operations = matrix_product(device, torch.float32)
     for name in SELECTORS:
         chosen: dict[str, list[Selection]] = {}
 
@@ -67,10 +73,10 @@ def measure_blocks(
             PLAIN: partial(timed, PLAIN, partial(plain_selection, name, model, device, block.n_far), alone),
             ALONE: partial(timed, ALONE, engine, alone),
             BLOCK: partial(timed, BLOCK, engine, [block]),
-            "matrix product": lambda: matrix @ matrix,
+            MATRIX_PRODUCT: product,
         }
         seconds = time_in_turn(runners, settings.repeats, device, warm_up=1)
-        product = 2 * _MATRIX**3 / np.median(seconds.pop("matrix product"))
+        product_rate = operations / np.median(seconds.pop(MATRIX_PRODUCT))
         with FlopCounterMode(display=False) as counter:
             engine(block)
         rate = counter.get_total_flops() / (np.median(seconds[BLOCK]) * block.targets_per_block)
@@ -88,8 +94,8 @@ def measure_blocks(
             **summarise(seconds, baseline=PLAIN, amount=1, unit="targets/s"),
             "same_set": float(np.mean(sets)),
             "largest_influence_difference_nats": float(np.abs(plain - shared[rows]).max()),
-            "matrix_product_tflops": product / 1e12,
-            "share_of_matrix_product": rate / product,
+            "matrix_product_tflops": product_rate / 1e12,
+            "share_of_matrix_product": rate / product_rate,
         }
     return found
 

@@ -39,7 +39,7 @@ def run(settings: SyntheticSettings) -> Json:
     """Both parts, and what they were measured on. Raises `UserError` for a config that has no part in them."""
     use_cpu_without_gpu()
     made = about_this_run(chosen_device())
-    config = load_config(settings.config, settings.overrides)
+    config = replace(load_config(settings.config, settings.overrides), compile=None)  # both sides eager
     _check(config, settings.config)
     with tempfile.TemporaryDirectory() as folder:
         comparison = StepComparison(config, settings.steps, Path(folder))
@@ -90,7 +90,9 @@ def task_configs(config: Config, settings: SyntheticSettings) -> dict[str, Confi
         own = given.with_name(given.name.replace(config.task.name or "", name))
         if own == given or own.is_file():
             # One process has one precision.
-            found[name] = replace(load_config(own, settings.overrides), precision=config.precision)
+            found[name] = replace(
+                load_config(own, settings.overrides), precision=config.precision, compile=None
+            )
     return {name: own for name, own in found.items() if own.task.name == name}
 
 

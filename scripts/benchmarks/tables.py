@@ -41,6 +41,8 @@ def _tables(result: Json) -> dict[str, Rows]:
         if "results" in timed:
             title = "rate in {unit}, median of {rounds} rounds; ratio to {baseline}, lowest and highest"
             tables[title.format(**timed)] = list(timed["results"].items())
+    if memory := result.get("loss_memory"):
+        tables["loss: bytes beyond inputs and gradients, by vocabulary"] = list(memory.items())
     if speed := result.get("speed"):
         tables["speed: targets per second; ratio to the plain loop, and what both choose"] = [
             (f"{selector}, {label}", {**row, **timed["selections"].get(label, {})})

@@ -73,6 +73,18 @@ def time_in_turn(
     return seconds
 
 
+MATRIX_PRODUCT = "matrix product"
+_MATRIX = 2048  # rows and columns
+
+
+def matrix_product(device: Any, dtype: Any) -> tuple[Callable[[], object], float]:
+    """The machine's own product of two square matrices, to be timed in turn with others, and its operations."""
+    import torch
+
+    matrix = torch.randn(_MATRIX, _MATRIX, device=device).to(dtype)
+    return lambda: matrix @ matrix, 2.0 * _MATRIX**3
+
+
 def paired_ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
     """Median, lowest and highest of the ratios ``above[i] / below[i]`` of rounds."""
     ratios = [x / y for x, y in zip(above, below, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,10 +18,21 @@ from olmo.model import OLMo
 from olmo.optim import get_param_groups
 from torch import Tensor, nn
 
+from benchmarks.loss_memory import measure_loss_memory
 from benchmarks.settings import TrainSettings
-from benchmarks.timing import Json, about_this_run, chosen_device, summarise, time_in_turn
+from benchmarks.timing import (
+    MATRIX_PRODUCT,
+    Json,
+    about_this_run,
+    chosen_device,
+    matrix_product,
+    paired_ratio,
+    summarise,
+    time_in_turn,
+)
 from benchmarks.trainer import LEARNING_RATE, TimedTrainer, train_steps
 from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.config.schema import CompilerConfig
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.export import to_transformers
 from olmo_sparsity.model.build import build_model
@@ -29,21 +41,42 @@ from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 from olmo_sparsity.util.errors import UserError
 
-OLMO = "olmo"
+OLMO, LOOP, TRAINER, COMPILED = "olmo", "loop", "transformers Trainer", ", compiled"
 Runner = Callable[[], object]
 
 
 def run(settings: TrainSettings) -> Json:
-    """Tokens per second of each, and the loop's share of the device's peak where that is known."""
+    """Tokens per second of each, its share of the machine's own matrix product, and the memory of the loss.
+
+    ``loop_mfu`` is the compiled loop's share of the device's peak, where that is known.
+    """
     made = about_this_run(chosen_device())
     with tempfile.TemporaryDirectory() as folder:
         benchmark = TrainBenchmark(settings, Path(folder))
-        seconds = time_in_turn(benchmark.runners(), settings.rounds, benchmark.device.type)
+        dtype = torch.bfloat16 if benchmark.precision == "bf16" else torch.float32
+        product, operations = matrix_product(benchmark.device, dtype)
+        runners = {**benchmark.runners(), MATRIX_PRODUCT: product}
+        seconds = time_in_turn(runners, settings.rounds, benchmark.device.type)
+    product_rate = operations / statistics.median(seconds.pop(MATRIX_PRODUCT))
     rates = summarise(seconds, baseline=OLMO, amount=benchmark.tokens_per_call, unit="tokens/s")
     about = benchmark.about()
-    flops_per_second = rates["results"]["loop"]["rate"] * about["flops_per_token"]
+    for name, row in rates["results"].items():
+        row["share_of_matrix_product"] = row["rate"] * about["flops_per_token"] / product_rate
+        for other in (TRAINER, TRAINER + COMPILED):
+            row[f"to {other}"] = paired_ratio(seconds[other], seconds[name])
+    flops_per_second = rates["results"][LOOP + COMPILED]["rate"] * about["flops_per_token"]
     mfu = flops_per_second / about["peak_flops"] if about["peak_flops"] else None
-    return {"benchmark": "train", "config": settings.config, **about, "loop_mfu": mfu, **made, **rates}
+    return {
+        "benchmark": "train",
+        "config": settings.config,
+        **about,
+        "loop_mfu": mfu,
+        "matrix_product_tflops": product_rate / 1e12,
+        **made,
+        **rates,
+        "seconds": seconds,
+        "loss_memory": measure_loss_memory(benchmark.device.type),
+    }
 
 
 def use_cpu_without_gpu() -> None:
@@ -59,7 +92,11 @@ class TrainBenchmark:
         use_cpu_without_gpu()
         self.config = _with_random_tokens(load_config(settings.config, settings.overrides), folder)
         self.steps, self.folder = settings.steps, folder
-        self.engine = Engine(self.config, _olmo_model(self.config))
+        eager = replace(self.config, compile=None)
+        always = replace(self.config.compile or CompilerConfig(), from_steps=0)
+        self.engine = Engine(eager, _olmo_model(eager))
+        self.compiled_engine = Engine(replace(self.config, compile=always), _olmo_model(self.config))
+        torch._dynamo.config.recompile_limit = 1000  # the Trainer compiles anew whenever it is called
         self.device = self.engine.device
         self.precision = self.engine.accelerator.mixed_precision
         self.batch = next(TrainingData(self.config).batches(0)).to(self.device)
@@ -73,12 +110,18 @@ class TrainBenchmark:
         """What is timed, by name."""
         ids, position_ids = self.batch.input_ids, self.batch.position_ids
         positioned = _olmo_model(self.config).to(self.device)
-        batches = TrainingData(self.config).batches(0)
+
+        def loop(engine: Engine) -> Runner:
+            batches = TrainingData(self.config).batches(0)
+            return lambda: train_steps(engine, self.config, batches, self.steps)
+
         return {
             OLMO: self._plain_steps(_unmodified_olmo(self.config).to(self.device), ids, {}),
             "position_ids": self._plain_steps(positioned, ids, {"position_ids": position_ids}),
-            "loop": lambda: train_steps(self.engine, self.config, batches, self.steps),
-            "transformers Trainer": self._trainer_steps(),
+            LOOP: loop(self.engine),
+            LOOP + COMPILED: loop(self.compiled_engine),
+            TRAINER: self._trainer_steps(compiled=False),
+            TRAINER + COMPILED: self._trainer_steps(compiled=True),
         }
 
     def about(self) -> dict[str, Any]:
@@ -86,7 +129,6 @@ class TrainBenchmark:
         config = self.config
         return {
             "precision": self.precision,
-            "compiled": config.compile is not None,
             "parameters": sum(parameter.numel() for parameter in self.engine.raw_model.parameters()),
             "window": config.model.max_sequence_length,
             "batch": config.global_train_batch_size,
@@ -120,7 +162,7 @@ class TrainBenchmark:
 
         return run
 
-    def _trainer_steps(self) -> Runner:
+    def _trainer_steps(self, compiled: bool) -> Runner:
         """transformers' Trainer on its own model of this shape."""
         config = self.config
         model = to_transformers(_olmo_model(config), config)
@@ -137,7 +179,9 @@ class TrainBenchmark:
         )  # warm-up, and a batch ahead
         windows = [torch.from_numpy(dataset[index]["input_ids"]) for index in range(read)]
         rows = [{"input_ids": ids, "labels": ids} for ids in windows]
-        return TimedTrainer(model, groups, rows, self.engine, config, self.steps, self.folder)
+        return TimedTrainer(
+            model, groups, rows, self.engine, config, self.steps, self.folder, compiled=compiled
+        )
 
 
 def _olmo_model(config: Config) -> PositionedOLMo:

@@ -47,6 +47,7 @@ class TimedTrainer:
         steps: int,
         folder: Path,
         clock: Callable[[], float] = time.perf_counter,
+        compiled: bool = False,
     ):
         self.clock = _Clock(clock, synchroniser(engine.device.type))
         optimizer = torch.optim.AdamW(
@@ -59,7 +60,7 @@ class TimedTrainer:
         )
         self.trainer = _LossKeepingTrainer(
             model=model,
-            args=_arguments(engine, config, WARM_UP_STEPS + steps, folder),
+            args=_arguments(engine, config, WARM_UP_STEPS + steps, folder, compiled),
             train_dataset=rows,
             callbacks=[self.clock],
             optimizers=(optimizer, None),
@@ -78,7 +79,7 @@ class TimedTrainer:
         return parts.view(-1, self.trainer.args.gradient_accumulation_steps).sum(dim=1).tolist()
 
 
-def _arguments(engine: Engine, config: Config, steps: int, folder: Path) -> TrainingArguments:
+def _arguments(engine: Engine, config: Config, steps: int, folder: Path, compiled: bool) -> TrainingArguments:
     """Nothing logged, nothing saved."""
     size = min(config.device_train_microbatch_size, config.global_train_batch_size)
     return TrainingArguments(
@@ -90,6 +91,8 @@ def _arguments(engine: Engine, config: Config, steps: int, folder: Path) -> Trai
         lr_scheduler_type="constant",
         max_grad_norm=config.max_grad_norm or 0.0,
         train_sampling_strategy="sequential",
+        torch_compile=compiled,
+        torch_compile_backend=config.compile.backend if compiled and config.compile else None,
         bf16=engine.accelerator.mixed_precision == "bf16",
         use_cpu=engine.device.type == "cpu",
         dataloader_pin_memory=engine.device.type == "cuda",

@@ -29,7 +29,7 @@ from tests.support import tiny, tiny_task
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))  # as scripts/benchmark.py finds its modules
 
-from benchmarks import influence, influence_screened, length, synthetic, tables  # noqa: E402
+from benchmarks import influence, influence_screened, length, loss_memory, synthetic, tables  # noqa: E402
 from benchmarks.plain_loop import PLAIN_SELECTORS, PlainLoop, plain_selection  # noqa: E402
 from benchmarks.settings import InfluenceSettings, LengthSettings, SyntheticSettings  # noqa: E402
 from benchmarks.timing import summarise, time_in_turn  # noqa: E402
@@ -106,11 +106,21 @@ def test_rounds_are_timed_in_turn_and_paired():
 # train and data.
 
 
-def test_everything_is_timed_on_the_same_shape(benchmark, tmp_path):
-    tiny.train_config(tmp_path)
+def test_everything_is_timed_on_the_same_shape(benchmark, tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_memory, "VOCABULARIES", (256,))
+    tiny.train_config(tmp_path, compile={"backend": "eager"})
     found = benchmark("train", "--config", tmp_path / "config.yaml", "--rounds", 2, "--steps", 1)
     assert (found["baseline"], found["window"]) == ("olmo", 32)
-    assert set(found["results"]) == {"olmo", "position_ids", "loop", "transformers Trainer"}
+    sides = {"loop", "loop, compiled", "transformers Trainer", "transformers Trainer, compiled"}
+    assert set(found["results"]) == {"olmo", "position_ids", *sides}
+    loop = found["results"]["loop"]
+    share = loop["rate"] * found["flops_per_token"] / 1e12 / found["matrix_product_tflops"]
+    assert loop["share_of_matrix_product"] == pytest.approx(share)
+    ratios = [
+        x / y for x, y in zip(found["seconds"]["transformers Trainer"], found["seconds"]["loop"], strict=True)
+    ]
+    assert loop["to transformers Trainer"]["ratio"] == pytest.approx(statistics.median(ratios))
+    assert set(found["loss_memory"]) == {"256"}
 
 
 def test_preparation_is_timed_beside_datasets_map(benchmark, tmp_path, monkeypatch):

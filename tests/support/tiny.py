@@ -111,6 +111,7 @@ def write_yaml(folder: Path, corpus: Path, **changes) -> Path:
         "device_train_microbatch_size": 2,
         "precision": "fp32",
         "max_grad_norm": 1.0,
+        "compile": None,
     }
     return write_values(folder / "config.yaml", values, changes)
 
@@ -118,7 +119,7 @@ def write_yaml(folder: Path, corpus: Path, **changes) -> Path:
 def write_values(path: Path, values: dict[str, Any], changes: dict[str, Any]) -> Path:
     """A YAML file of ``values`` with changes, which are sections or plain values."""
     for key, value in changes.items():
-        values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+        values[key] = {**(values.get(key) or {}), **value} if isinstance(value, dict) else value
     path.write_text(yaml.safe_dump(values), encoding="utf8")
     return path
 

@@ -87,7 +87,7 @@ ONE_OVERRIDE = {
     "max_duration=2epochs": "'2epochs' is no duration; give whole steps (10000), tokens (2e12T) or epochs (2ep)",
     'save_folder="a\\0b"': "'a\\x00b' has characters that no file can hold; leave them out",
     # what this engine does not do
-    "softmax_auxiliary_loss=true": "true is not supported: the auxiliary loss is not implemented; set it to false",
+    "auxiliary_loss_multiplier=-1": "-1.0 is below 0; give 0 or more",
     "restore_dataloader=false": "false is not supported: a resumed run goes on where its data stopped; set it to true, "
     "or start a new run",
     "load_path=runs/a": "'runs/a' is not supported: set it to null, and pass --resume with the run's folder",
@@ -160,6 +160,7 @@ ACCEPTED = [
     "max_duration=2.0e12T precision=fp32 max_grad_norm=null save_interval=null",
     "corpus.path=null data.paths=[a]",
     # neutral values of what is not implemented
+    "softmax_auxiliary_loss=true auxiliary_loss_multiplier=1e-5",
     "softmax_auxiliary_loss=false fast_forward_batches=0 load_path=null data.drop_last=true data.label_mask_paths=[] "
     "optimizer.no_decay_norm_and_bias=null",
 ]

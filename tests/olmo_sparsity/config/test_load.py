@@ -48,6 +48,8 @@ def only_olmo(config: Config) -> dict[str, Any]:
     ours = {item.name for item in fields(Config)} - {item.name for item in fields(TrainConfig)}
     values = config.asdict(exclude=ours)
     del values["model"]["nope"], values["model"]["family"]
+    if values["compile"] is not None:
+        del values["compile"]["from_steps"]
     return values
 
 

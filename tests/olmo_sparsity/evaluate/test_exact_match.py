@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
@@ -18,7 +18,6 @@ from olmo_sparsity.evaluate.exact_match import (
     multiples_of_training_length,
 )
 from olmo_sparsity.model.build import as_predictor, build_model
-from olmo_sparsity.model.predictive import joint_loss_sums
 from olmo_sparsity.tasks import make_task
 from olmo_sparsity.tasks.samples import END, Part, coupled_batch
 from olmo_sparsity.tasks.task import Sizes, Task
@@ -89,15 +88,15 @@ def make_config(folder, task="scratchpad_parity", scheme="predicted", family="gp
 def learned(config, batch, ids, steps):
     """The model of a config after some steps on one batch: it knows part of it by heart."""
     model = as_predictor(build_model(config))
+    model.options = replace(model.options, id_weight=0.2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     tokens, ids = torch.from_numpy(batch.tokens), torch.from_numpy(ids)
     counts = torch.from_numpy(batch.loss_mask)[:, 1:]
     for _ in range(steps):
-        output = model(tokens[:, :-1], ids[:, :-1])
-        loss_nats = torch.nn.functional.cross_entropy(output.logits[counts], tokens[:, 1:][counts])
-        if output.id_logits is not None:
-            sums = joint_loss_sums(output, tokens[:, 1:], ids[:, 1:], counts, id_weight=0.2)
-            loss_nats = sums["loss_nats"] / counts.sum()
+        labels = {"labels": tokens[:, 1:].masked_fill(~counts, -100)}
+        if model.options.predicts_ids:
+            labels["id_labels"] = ids[:, 1:].masked_fill(~counts, -100)
+        loss_nats = model(tokens[:, :-1], ids[:, :-1], **labels)["loss_nats"] / counts.sum()
         optimizer.zero_grad()
         loss_nats.backward()
         optimizer.step()

@@ -1,11 +1,11 @@
-"""The loss in chunks against the cross-entropy of all logits, with its gradients; and as OLMo's own loss."""
+"""The loss in chunks, and its gradients, against the losses of all logits."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import olmo_sparsity.model.linear_loss as linear_loss
-from olmo_sparsity.model.linear_loss import linear_cross_entropy
+from olmo_sparsity.model.linear_loss import Head, linear_cross_entropy
 from tests.support import tiny
 
 
@@ -24,35 +24,46 @@ def made(rows=20, width=8, vocabulary=30, seed=0):
     return hidden, weight, labels
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.25])
+def of_logits(logits, labels, z_weight):
+    """Cross-entropy and z-loss of all logits, as OLMo's `cross_entropy_loss` with `reduction="sum"`."""
+    z_loss = z_weight * (logits.logsumexp(-1).square() * (labels != -100)).sum()
+    return F.cross_entropy(logits, labels, reduction="sum", ignore_index=-100), z_loss
+
+
+def plain(hidden, head, labels, z_weight):
+    logits = hidden @ head.weight.T
+    logits = (logits if head.bias is None else logits + head.bias) * head.scale
+    loss, z_loss = of_logits(logits.float() if logits.dtype == torch.bfloat16 else logits, labels, z_weight)
+    return loss + z_loss, z_loss
+
+
+@pytest.mark.parametrize("z_weight", [0.0, 0.1])
+@pytest.mark.parametrize(("scale", "with_bias"), [(1.0, False), (0.25, True)])
 @pytest.mark.parametrize("rows", [1, 3, 20])
-def test_loss_and_gradients_are_those_of_cross_entropy(scale, rows):
+def test_loss_and_gradients_are_those_of_all_logits(rows, scale, with_bias, z_weight):
     hidden, weight, labels = made(rows)
-    loss = linear_cross_entropy(hidden, weight, labels, scale)
-    (loss * 0.7).backward()
-    found = hidden.grad, weight.grad
-    hidden.grad = weight.grad = None
-    expected = F.cross_entropy(hidden @ weight.T * scale, labels, reduction="sum", ignore_index=-100)
-    (expected * 0.7).backward()
-    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-6)
-    for own, theirs in zip(found, (hidden.grad, weight.grad), strict=True):
-        torch.testing.assert_close(own, theirs, rtol=1e-5, atol=1e-6)
+    bias = weight[:, 0].detach().clone().requires_grad_() if with_bias else None
+    head, asked = Head(weight, bias, scale), [each for each in (hidden, weight, bias) if each is not None]
+    both = [loss(hidden, head, labels, z_weight) for loss in (linear_cross_entropy, plain)]
+    torch.testing.assert_close(*([each.double() for each in one] for one in both), rtol=1e-6, atol=1e-6)
+    gradients = [torch.autograd.grad(one[0] * 0.7, asked) for one in both]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
 
 def test_bf16_is_that_of_autocast():
     hidden, weight, labels = (each.float() if each.is_floating_point() else each for each in made())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = linear_cross_entropy(hidden, weight, labels)
-        expected = F.cross_entropy((hidden @ weight.T).float(), labels, reduction="sum", ignore_index=-100)
-    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+        both = [loss(hidden, Head(weight), labels, 0.1) for loss in (linear_cross_entropy, plain)]
+    torch.testing.assert_close(*both, rtol=1e-5, atol=1e-5)
 
 
 def test_without_gradients_there_is_only_a_loss():
     hidden, weight, labels = made()
     with torch.no_grad():
-        assert not linear_cross_entropy(hidden, weight, labels).requires_grad
+        assert not linear_cross_entropy(hidden, Head(weight), labels)[0].requires_grad
 
 
+@pytest.mark.parametrize("z_weight", [0.0, 1e-2])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -61,22 +72,26 @@ def test_without_gradients_there_is_only_a_loss():
         {"include_bias": True},
         {"scale_logits": True},
         {"rope": False, "alibi": True},
+        {"family": "gpt_neox"},
     ],
 )
-def test_the_loss_of_a_model_is_that_of_its_logits(changes):
+def test_the_loss_of_a_model_is_that_of_its_logits(changes, z_weight):
     losses, gradients = [], []
     tokens = torch.randint(0, 50, (3, 10), generator=torch.Generator().manual_seed(1))
     labels = tokens.roll(-1, 1).index_fill(1, torch.tensor([9]), -100)
     ids = torch.arange(0, 20, 2).expand(3, -1)
     for whole in (True, False):
-        model = tiny.model(**changes).train()
+        model = (tiny.neox() if changes.get("family") else tiny.model(**changes)).train()
         if whole:
-            logits = model(tokens, position_ids=ids).logits
-            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100)
+            logits = model(tokens, position_ids=ids).logits.flatten(0, 1)
+            parts = of_logits(logits, labels.flatten(), z_weight)
+            sums = {"loss_nats": sum(parts)}
+            if z_weight:
+                sums |= dict(zip(("ce_loss_nats", "z_loss_nats"), parts, strict=True))
         else:
-            loss = model(tokens, position_ids=ids, labels=labels)
-        loss.backward()
-        losses.append(loss.item())
+            sums = model(tokens, position_ids=ids, labels=labels, z_weight=z_weight)
+        sums["loss_nats"].backward()
+        losses.append({name: value.item() for name, value in sums.items()})
         gradients.append({name: each.grad for name, each in model.named_parameters()})
         assert model(tokens).logits.shape[1] == 10  # the head is there again
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)

@@ -1,7 +1,5 @@
 """Predictive Position Coupling: decoding against a slow loop without cache, losses by hand, a model built by hand."""
 
-import math
-
 import pytest
 import torch
 
@@ -9,10 +7,8 @@ from olmo_sparsity.model.predictive import (
     Decoded,
     PositionPredictor,
     PredictiveOptions,
-    PredictorOutput,
     compare,
     decode,
-    joint_loss_sums,
 )
 from tests.support import tiny
 from tests.support.refusals import refused
@@ -183,25 +179,28 @@ def test_the_embedding_of_an_id_is_added_to_that_of_its_token(kind):
     torch.testing.assert_close(with_id, model.decoder(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
-def test_losses_by_hand():
-    token_logits = [[[1.0, 0.0, -1.0], [0.5, 0.5, 0.0]], [[2.0, 1.0, 0.0], [0.0, 3.0, 0.0]]]
-    id_logits = [[[0.0, 1.0], [2.0, 0.0]], [[0.0, 0.0], [1.0, -1.0]]]
-    # Id 9 is beyond the table, at a place that does not count.
-    labels, id_labels = [[2, 0], [1, 1]], [[1, 0], [9, 1]]
-    counted = [(0, 0), (0, 1), (1, 1)]
-
-    def mean(logits, targets):
-        picked = [(logits[b][t], targets[b][t]) for b, t in counted]
-        return sum(math.log(sum(map(math.exp, row))) - row[target] for row, target in picked) / 3
-
-    output = PredictorOutput(torch.tensor(token_logits), torch.tensor(id_logits), None)
-    mask = torch.tensor([[True, True], [False, True]])
-    targets = torch.tensor(labels), torch.tensor(id_labels)
-    loss = joint_loss_sums(output, *targets, mask, id_weight=0.25)
-    token_nats, id_nats = mean(token_logits, labels), mean(id_logits, id_labels)
-    assert loss["token_loss_nats"].item() == pytest.approx(3 * token_nats)
-    assert loss["id_loss_nats"].item() == pytest.approx(3 * id_nats)
-    assert loss["loss_nats"].item() == pytest.approx(3 * (token_nats + 0.25 * id_nats))
+@pytest.mark.parametrize("kind", DECODERS)
+def test_losses_are_those_of_the_logits(kind):
+    model = predictor(kind, id_weight=0.25).train()
+    generator = torch.Generator().manual_seed(3)
+    tokens, ids = torch.randint(0, TABLE, (2, 2, 9), generator=generator)
+    labels, id_labels = torch.randint(0, TABLE, (2, 2, 9), generator=generator)
+    mask = torch.rand(2, 9, generator=generator) < 0.6
+    output = model(tokens, ids)
+    expected = [
+        -logits.log_softmax(-1).gather(-1, values[..., None])[..., 0][mask].sum()
+        for logits, values in ((output.logits, labels), (output.id_logits, id_labels))
+    ]
+    labels, id_labels = (values.masked_fill(~mask, -100) for values in (labels, id_labels))
+    found = model(tokens, ids, labels=labels, id_labels=id_labels)
+    torch.testing.assert_close([found["token_loss_nats"], found["id_loss_nats"]], expected)
+    total = expected[0] + 0.25 * expected[1]
+    torch.testing.assert_close(found["loss_nats"], total)
+    weights = list(model.parameters())
+    for own, theirs in zip(
+        *(torch.autograd.grad(each, weights) for each in (found["loss_nats"], total)), strict=True
+    ):
+        torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-4)
 
 
 def counter(wrong_id_after=None):
@@ -292,11 +291,12 @@ def test_free_running_equals_teacher_forced_when_the_model_is_right():
     (tokens, mask), (ids, _) = padded(rows, "right", 0), padded(id_rows, "right", 0)
     response = mask & (torch.arange(tokens.shape[1]) >= torch.tensor(starts)[:, None])
     inputs, counts = (tokens[:, :-1], ids[:, :-1]), response[:, 1:]
+    labels, id_labels = (values[:, 1:].masked_fill(~counts, -100) for values in (tokens, ids))
     neox = tiny.neox(n_layers=1, n_heads=2, vocab_size=7)
     model = PositionPredictor(neox, PredictiveOptions(table_size=12), seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(120):
-        sums = joint_loss_sums(model(*inputs), tokens[:, 1:], ids[:, 1:], counts, id_weight=1.0)
+        sums = model(*inputs, labels=labels, id_labels=id_labels)
         optimizer.zero_grad()
         (sums["loss_nats"] / counts.sum()).backward()
         optimizer.step()

@@ -101,6 +101,12 @@ def test_two_processes_have_the_losses_of_one(folder, alone, stage):
     assert_same(rows, alone)
 
 
+@pytest.mark.parametrize("stage", [None, 2])
+def test_two_compiled_processes_have_the_losses_of_one(folder, alone, stage):
+    asked = "--compile.backend=aot_eager", "--compile.from_steps=0"
+    assert_same(run(2, folder, f"compiled{stage}", *asked, stage=stage), alone)
+
+
 def test_a_run_goes_on_with_other_processes_and_another_stage(folder, alone):
     """ZeRO 3 on two processes, then one process without DeepSpeed, then ZeRO 1 on four: as if nothing had happened."""
     run(2, folder, "mixed", "--stop_at=6", stage=3)

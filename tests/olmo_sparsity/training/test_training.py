@@ -77,22 +77,27 @@ def test_a_finished_run_is_left_alone(tmp_path):
     assert (folder / WEIGHTS).stat().st_mtime_ns == before
 
 
-def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path):
+@pytest.mark.parametrize("z_weight", [0.0, 1e-2])
+def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path, z_weight):
     """The loss is the mean over the tokens of the global batch, also where the filter masks some windows."""
-    gradients, values = [], []
+    gradients = []
     for size in (1, 2, 4):
-        config = tiny.train_config(tmp_path, f"--device_train_microbatch_size={size}")
+        asked = f"--softmax_auxiliary_loss={z_weight > 0}", f"--auxiliary_loss_multiplier={z_weight}"
+        config = tiny.train_config(tmp_path, f"--device_train_microbatch_size={size}", *asked)
         engine = Engine(config, build_model(config))
         batch = next(TrainingData(config).batches(0))
         mask = batch.loss_mask.clone()
         mask[0] = False
         mask[1, 5:] = False
         batch = replace(batch, loss_mask=mask)
-        values.append(engine.forward_backward(batch)["loss_nats"])
+        parts = engine.forward_backward(batch)
         gradients.append([parameter.grad.clone() for parameter in engine.raw_model.parameters()])
         logits = engine.raw_model(batch.input_ids, position_ids=batch.position_ids).logits
         picked = logits.log_softmax(-1).gather(-1, batch.labels[..., None])[..., 0]
-        assert values[-1] == pytest.approx(float(-picked[mask].mean()), abs=1e-5)
+        ce_loss = -picked[mask].mean().item()
+        z_loss = z_weight * logits.logsumexp(-1)[mask].square().mean().item()
+        apart = {"ce_loss_nats": ce_loss, "z_loss_nats": z_loss} if z_weight else {}
+        assert parts == pytest.approx({"loss_nats": ce_loss + z_loss, **apart}, abs=1e-5)
     for other in gradients[1:]:
         for a, b in zip(gradients[0], other, strict=True):
             torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)

@@ -1,0 +1,72 @@
+"""Whether a run is compiled by `torch.compile`, and how."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from olmo_sparsity.config.checks import parse_duration
+from olmo_sparsity.config.schema import Config
+
+log = logging.getLogger(__name__)
+
+
+def compiled(config: Config, model: nn.Module, device: torch.device, processes: int) -> Any:
+    """The compiled model, which shares all tensors with ``model``, or ``model`` itself, and a line that says why.
+
+    Nothing is said of short runs. Decided by the config and the machine alone: a resumed run computes as it did.
+    """
+    if config.compile is None or not _is_long_enough(config):
+        return model
+    options = asdict(config.compile)
+    if options.pop("from_steps"):
+        reason = _why_not(config, device, processes)
+        if reason is not None:
+            log.info("not compiled: %s", reason)
+            return model
+    return torch.compile(model, **options)
+
+
+def is_of_compiler(error: Exception) -> bool:
+    """Whether compiling failed, and not what was compiled."""
+    return type(error).__module__.startswith(("torch._dynamo", "torch._inductor"))
+
+
+def _is_long_enough(config: Config) -> bool:
+    """How many steps an epoch has is not known yet; runs of epochs are taken for long."""
+    assert config.compile is not None
+    amount, unit = parse_duration(config.max_duration)
+    tokens = config.global_train_batch_size * config.model.max_sequence_length
+    steps = {"steps": amount, "tokens": amount / tokens}.get(unit, float("inf"))
+    return steps >= config.compile.from_steps
+
+
+def _why_not(config: Config, device: torch.device, processes: int) -> str | None:
+    if processes > 1 or config.deepspeed.config is not None:
+        return (
+            "compiled training of several processes is not tried enough; --compile.from_steps=0 asks for it"
+        )
+    if config.activation_checkpointing is not None:
+        return "with activation_checkpointing a graph breaks at every layer"
+    if config.compile is not None and config.compile.backend == "inductor":
+        return _missing_compiler(device)
+    return None
+
+
+def _missing_compiler(device: torch.device) -> str | None:
+    """PyTorch's own way of looking for them."""
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "Triton is not installed, or does not know this GPU"
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except RuntimeError:
+        return "there is no C++ compiler; with g++ installed training is faster"
+    return None

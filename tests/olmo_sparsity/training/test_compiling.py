@@ -1,0 +1,124 @@
+"""What is compiled, into one graph, with the numbers of a run that is not; and what is said where it is not."""
+
+import logging
+
+import pytest
+import torch
+
+from olmo_sparsity.checkpoint import WEIGHTS, checkpoints, load_tensors
+from olmo_sparsity.data.windows import TrainingData
+from olmo_sparsity.model.build import build_model, decoder_of
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions
+from olmo_sparsity.training import compiling
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.metrics import read_metrics
+from tests.support import tiny
+
+ALWAYS = {"compile": {"backend": "aot_eager", "from_steps": 0}}
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    torch._dynamo.reset()
+
+
+def model_of(kind):
+    if kind in tiny.ENCODINGS:
+        return tiny.model(**tiny.ENCODINGS[kind])
+    if kind == "ppc":
+        return PositionPredictor(tiny.neox(), PredictiveOptions(table_size=40), seed=0)
+    return tiny.neox() if kind == "gpt_neox" else tiny.model()
+
+
+@pytest.mark.parametrize("kind", [*tiny.ENCODINGS, "documents", "gpt_neox", "ppc"])
+def test_a_training_step_is_one_graph(kind):
+    model, ids = model_of(kind).train(), torch.arange(0, 20, 2).expand(3, -1)
+    decoder = decoder_of(model)
+    if isinstance(decoder, PositionedOLMo):
+        decoder.prepare_loss()
+    batch = {"input_ids": ids, "position_ids": ids, "labels": ids}
+    more = {"documents": {"document_ids": ids // 5}, "ppc": {"id_labels": ids}}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch._dynamo.explain(model)(**batch, **more.get(kind, {}))
+    assert (found.graph_break_count, found.graph_count) == (0, 1), found.break_reasons
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_compiled_run_is_resumed_exactly_and_equals_an_eager_one(tmp_path, dropout):
+    def run(name, *overrides, **changes):
+        model = {f"{kind}_dropout": dropout for kind in ("residual", "embedding")}
+        config = tiny.train_config(
+            tmp_path, f"--save_folder={tmp_path / name}", *overrides, model=model, **changes
+        )
+        train(config, resume=(tmp_path / name).exists())
+        rows = read_metrics(tmp_path / name / "metrics.jsonl")
+        weights = load_tensors(checkpoints(tmp_path / name)[-1] / WEIGHTS)
+        return {row["step"]: row["loss_nats"] for row in rows if "loss_nats" in row}, weights
+
+    often = "--console_log_interval=1"
+    eager = run("eager", often, evaluation={"interval": 4})
+    whole = run("whole", often, evaluation={"interval": 4}, **ALWAYS)
+    run("parts", often, "--stop_after=4", **ALWAYS)
+    parts = run("parts", often, **ALWAYS)
+    assert whole[0] == parts[0]
+    assert all(torch.equal(whole[1][name], tensor) for name, tensor in parts[1].items())
+    assert whole[0] == pytest.approx(eager[0], abs=1e-5)
+    assert whole[1].keys() == eager[1].keys()
+
+
+def test_where_compiling_fails_training_goes_on(tmp_path, monkeypatch, caplog):
+    def backend(graph, inputs):
+        raise ValueError("no such register\nand a page more")
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **options: real(model, backend=backend))
+    config = tiny.train_config(tmp_path, **ALWAYS)
+    engine = Engine(config, build_model(config))
+    assert engine.is_compiled
+    eager = tiny.train_config(tmp_path)
+    plain = Engine(eager, build_model(eager))
+    batch = next(TrainingData(config).batches(0))
+    found, expected = engine.forward_backward(batch), plain.forward_backward(batch)
+    assert found == expected and not engine.is_compiled
+    (line,) = [record.getMessage() for record in caplog.records if "compil" in record.getMessage()]
+    assert line.startswith("not compiled: compiling failed (") and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "processes", "is_compiled", "said"),
+    [
+        ({"max_duration": 8}, 1, False, ""),
+        ({"max_duration": 500}, 1, True, ""),
+        ({"max_duration": f"{500 * 4 * 32}T"}, 1, True, ""),
+        ({"max_duration": f"{499 * 4 * 32}T"}, 1, False, ""),
+        ({"max_duration": "1ep"}, 1, True, ""),
+        ({"max_duration": 500, "compile": None}, 1, False, ""),
+        ({"max_duration": 500}, 2, False, "several processes"),
+        (
+            {"max_duration": 500, "activation_checkpointing": "whole_layer"},
+            1,
+            False,
+            "activation_checkpointing",
+        ),
+        ({"max_duration": 8, "compile": {"from_steps": 0}}, 2, True, ""),
+    ],
+)
+def test_what_is_compiled(tmp_path, caplog, changes, processes, is_compiled, said):
+    config = tiny.train_config(tmp_path, **{"compile": {}, **changes})
+    model = torch.nn.Linear(1, 1)
+    with caplog.at_level(logging.INFO):
+        found = compiling.compiled(config, model, torch.device("cpu"), processes)
+    assert (found is not model) == is_compiled
+    assert said in caplog.text and (bool(said) == bool(caplog.text))
+
+
+def test_without_a_compiler_a_line_says_so(tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    config = tiny.train_config(tmp_path, "--max_duration=500", compile={})
+    model = torch.nn.Linear(1, 1)
+    with caplog.at_level(logging.INFO):
+        assert compiling.compiled(config, model, torch.device("cpu"), 1) is model
+    assert "not compiled: there is no C++ compiler" in caplog.text
