@@ -113,7 +113,10 @@ def _loss_and_gradients(
         slope.scatter_add_(1, at, slope.new_full(at.shape, -1.0))
         slope = slope.mul_(counts * scale).to(dtype)
         of_hidden[rows] = slope @ head
-        of_weight += slope.T @ some
+        if dtype == torch.float32:
+            of_weight.addmm_(slope.T, some)  # in place: no second (V, D)
+        else:
+            of_weight += slope.T @ some
     if not differentiate:
         return [loss + z_loss, z_loss]
     return [loss + z_loss, z_loss, of_hidden, of_weight.to(weight.dtype)]
