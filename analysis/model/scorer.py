@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 _WORTH_SHARING = 8  # a prefix shorter than an eighth of the subset costs more in copies than it saves
 _CACHE_TOKENS = 4  # tokens of keys and values that a batch may copy, for each token that it computes
+_MORE_TOKENS = (
+    1.1  # how many times as many tokens a row of a batch may read for another one's shorter prefix,
+)
+_MORE_ANYWAY = 16  # or how many more
 _BACKWARD_TOKENS = (
     4  # memory of a pass that keeps its activations, or its attention, over that of one that does not
 )
@@ -170,6 +174,9 @@ class Scorer(OnDevice):
                 size = self.tokens_per_batch // max(1, length - prefix)
                 if prefix:
                     size = min(size, _CACHE_TOKENS * self.tokens_per_batch // length)
+                    # every row reads what the one with the shortest prefix must
+                    most = max(_MORE_TOKENS * (length - prefix), length - prefix + _MORE_ANYWAY)
+                    size = min(size, int(np.searchsorted(-passes.shared[rows], most - length, side="right")))
                 yield rows[: max(1, size)]
                 rows = rows[max(1, size) :]
 
