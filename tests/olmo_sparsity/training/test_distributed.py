@@ -16,7 +16,7 @@ from olmo_sparsity.checkpoint import checkpoints, load_state
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE
-from olmo_sparsity.training.zero import deepspeed_config
+from olmo_sparsity.training.zero import deepspeed_config, refuse_stale_build
 from scripts.faults.processes import free_port
 from tests.support import tiny
 from tests.support.forked import Forked
@@ -225,3 +225,17 @@ def test_a_value_is_not_written_twice(tmp_path, change):
     config = load_config(ROOT / "configs" / "base.yaml", [f"--deepspeed.config={tmp_path / 'own.json'}"])
     with refused(f"{next(iter(change))} is decided by the YAML"):
         deepspeed_config(config, 1)
+
+
+def test_the_lock_of_a_killed_build_is_named(tmp_path, monkeypatch):
+    """Every later run waited for it without end and without a word."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    refuse_stale_build()  # another process may be at it
+    os.utime(lock, (0, time.time() - 3600))
+    with refused(
+        "lock is 60 minutes old: a process that compiled DeepSpeed's extension was killed.* remove that file"
+    ):
+        refuse_stale_build()
