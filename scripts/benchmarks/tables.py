@@ -43,6 +43,24 @@ def _tables(result: Json) -> dict[str, Rows]:
             tables[title.format(**timed)] = list(timed["results"].items())
     if memory := result.get("loss_memory"):
         tables["loss: bytes beyond inputs and gradients, by vocabulary"] = list(memory.items())
+    if parts := result.get("parts"):
+        tables["parts, each in a process of its own"] = [
+            (
+                name,
+                {
+                    "outcome": "failed" if row["failed"] else "done",
+                    "took_seconds": row["seconds"],
+                    **{each: row.get(each) for each in _OF_PARTS},
+                },
+            )
+            for name, row in parts.items()
+        ]
+    return tables | _influence_tables(result)
+
+
+def _influence_tables(result: Json) -> dict[str, Rows]:
+    """Those of the parts of `benchmarks.influence`."""
+    tables: dict[str, Rows] = {}
     if speed := result.get("speed"):
         tables["speed: targets per second; ratio to the plain loop, and what both choose"] = [
             (f"{selector}, {label}", {**row, **timed["selections"].get(label, {})})
@@ -78,18 +96,6 @@ def _tables(result: Json) -> dict[str, Rows]:
         tables[title] = [
             (name, {**_flat(row), **_at_k(row, str(screened["k"]))})
             for name, row in screened["selectors"].items()
-        ]
-    if parts := result.get("parts"):
-        tables["parts, each in a process of its own"] = [
-            (
-                name,
-                {
-                    "outcome": "failed" if row["failed"] else "done",
-                    "took_seconds": row["seconds"],
-                    **{each: row.get(each) for each in _OF_PARTS},
-                },
-            )
-            for name, row in parts.items()
         ]
     if cost := result.get("cost"):
         tables["cost: every point in a process of its own, random tokens"] = [
