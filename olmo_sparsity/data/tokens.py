@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from olmo_sparsity.data.groups import groups_name, read_groups
 from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, write_json
@@ -55,6 +56,8 @@ class TokenFile:
     """Number of documents, each ended by one EOS id."""
     sha256: str
     """Checksum of the file's bytes."""
+    groups_sha256: str | None = None
+    """Checksum of the file of the groups of its documents, see `groups_name`; None where there is none."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for what cannot be one."""
@@ -62,6 +65,10 @@ class TokenFile:
             raise ValueError(f"{self.name!r} is no bare file name")
         if self.tokens < 0 or self.documents < 0:
             raise ValueError(f"{self.name} has a negative number of tokens or documents")
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the manifest has it: what there is not is not named, as before there were groups."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,8 @@ class CorpusManifest:
 
     def save(self, folder: str | Path) -> None:
         """Write `manifest.json`, atomically."""
-        write_json(Path(folder) / MANIFEST_NAME, asdict(self))
+        splits = {name: [file.as_dict() for file in files] for name, files in self.splits.items()}
+        write_json(Path(folder) / MANIFEST_NAME, asdict(self) | {"splits": splits})
 
     @classmethod
     def load(cls, folder: str | Path) -> CorpusManifest:
@@ -116,6 +124,8 @@ class CorpusManifest:
                 f"eos_token_id {manifest.eos_token_id} is not below vocab_size {manifest.vocab_size}"
             )
         splits = {name: [TokenFile(**file) for file in files] for name, files in raw["splits"].items()}
+        if any(not isinstance(file.groups_sha256, str | None) for files in splits.values() for file in files):
+            raise ValueError("groups_sha256 is no text")
         return replace(manifest, splits=splits)
 
 
@@ -139,6 +149,7 @@ class TokenFiles:
         self.eos_token_id = eos_token_id
         wanted = list(expected) or [None] * len(paths)
         self._window_ends: dict[int, np.ndarray] = {}
+        self._described: tuple[Path, Sequence[TokenFile]] | None = None
         self.arrays = [self._open(Path(path), tokens) for path, tokens in zip(paths, wanted, strict=True)]
 
     @classmethod
@@ -146,10 +157,16 @@ class TokenFiles:
         """The token files of one split of a prepared corpus. Raises `UserError` for an unknown split."""
         manifest = CorpusManifest.load(folder)
         if split not in manifest.splits:
-            raise UserError(f"{folder} has no split {split!r}; it has {', '.join(sorted(manifest.splits))}")
+            only_evaluates = manifest.splits.keys() == {"heldout"}
+            raise UserError(
+                f"{folder} has no split {split!r}; it has {', '.join(sorted(manifest.splits))}"
+                + "; it was prepared for evaluation only: name training text with --files" * only_evaluates
+            )
         files = manifest.splits[split]
         paths = [Path(folder) / file.name for file in files]
-        return cls(paths, manifest.dtype, manifest.eos_token_id, [file.tokens for file in files])
+        tokens = cls(paths, manifest.dtype, manifest.eos_token_id, [file.tokens for file in files])
+        tokens._described = Path(folder), files
+        return tokens
 
     def _open(self, path: Path, expected: int | None) -> np.ndarray:
         if not path.is_file():
@@ -204,6 +221,24 @@ class TokenFiles:
             starts = np.append(0, ends[:-1] + 1)
             rows.append(np.stack([np.full_like(ends, file), starts, ends], axis=1))
         return np.concatenate(rows)
+
+    @cached_property
+    def groups(self) -> np.ndarray | None:
+        """Name of the group of each document, (D,) strings; None where the corpus has no groups.
+
+        A document that stands by itself is a group by itself. Raises `UserError` for a damaged file.
+        """
+        folder, files = self._described or (Path(), [])
+        if not any(file.groups_sha256 for file in files):
+            return None
+        names: list[str | None] = []
+        for file in files:
+            if file.groups_sha256:
+                names += read_groups(folder / groups_name(file.name), file.groups_sha256, file.documents)
+            else:
+                names += [None] * file.documents
+        alone = (f"document {number} by itself" for number in range(len(names)))
+        return np.array([name or other for name, other in zip(names, alone, strict=True)])
 
     def document(self, number: int) -> np.ndarray:
         """Token ids of document ``number``, (n,), without its EOS."""
