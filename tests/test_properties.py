@@ -204,7 +204,7 @@ SUFFIXES = st.sampled_from([".jsonl", ".json", ".txt", ".jsonl.gz", ".json.gz", 
 
 
 def read_corpus(path: Path) -> list[str] | None:
-    return right_or_refused(lambda: list(TextFiles((str(path),)).documents()))
+    return right_or_refused(lambda: [text for text, _ in TextFiles((str(path),)).documents()])
 
 
 @examples(300)

@@ -5,6 +5,8 @@ examples:
     python scripts/prepare_data.py text --files books/*.jsonl.gz --out runs/books
     python scripts/prepare_data.py text --files train.json.gz --heldout-files validation.json.gz \\
         --tokenizer olmo --out runs/mine
+    python scripts/prepare_data.py text --heldout-files other.json.gz --tokenizer data/books/tokenizer.json \\
+        --out data/other                                               # to evaluate on only
     python scripts/prepare_data.py c4 --limit-tokens 1000000000 --out runs/c4
     python scripts/prepare_data.py c4 --out runs/c4 --shard 3/64       # a task of a SLURM array, 64 of them
     python scripts/prepare_data.py c4 --out runs/c4 --merge            # when all 64 are done
@@ -14,6 +16,10 @@ sources:
   text  your own files: .jsonl or .json with one {"text": ...} object a line (C4's layout), .txt with one
         document a file, each of them also gzipped
   c4    allenai/c4 (English), streamed from the Hugging Face hub, or a copy of its folder named with --dataset
+
+Documents of one book, site or package are no independent samples: this group of each document is kept beside the
+tokens (--group-field), and held-out documents are chosen as whole groups, in a random order as far as they fit in
+the share. A group larger than the share thus stays in training.
 
 A run that was stopped goes on where it was when the same command is given again; a finished corpus is left as
 it is. Held-out documents lose every paragraph that also occurs in a training document.
@@ -76,9 +82,17 @@ def parse_settings(arguments: Sequence[str] | None = None) -> tuple[PrepareSetti
 
 def summary(manifest: CorpusManifest) -> list[str]:
     """What the corpus holds, a line per split."""
+    lines = [f"{name}: {_amount(files)} files" for name, files in manifest.splits.items()]
+    if groups := manifest.settings.get("groups"):
+        also = f"; {groups['in_both']:,} of them are in train, too" if "train" in manifest.splits else ""
+        lines.append(
+            f"groups (by {manifest.settings['group_field']}): {groups['heldout']:,} in heldout{also}"
+        )
+    if "train" not in manifest.splits:
+        return lines
     removed = manifest.settings["decontamination"]
     return [
-        *(f"{name}: {_amount(files)} files" for name, files in manifest.splits.items()),
+        *lines,
         f"removed from heldout, because also in train: {removed['removed_paragraphs']:,} of "
         f"{removed['paragraphs']:,} paragraphs, {removed['dropped_documents']:,} documents as a whole",
     ]

@@ -21,7 +21,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from olmo_sparsity.data.text import paragraph_hash, split_paragraphs, write_document
+from olmo_sparsity.data.text import Document, paragraph_hash, split_paragraphs, write_document
 from olmo_sparsity.data.workers import report, run_jobs
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
@@ -109,13 +109,14 @@ def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None
     documents = dict(zip(names, chain.from_iterable(parsed), strict=True))
     if PYTHON in packages:
         documents |= _topics()
-    texts = list(clean_documents(documents[name] for name in sorted(documents, key=_shuffle_key)))
+    names = sorted(documents, key=_shuffle_key)
+    cleaned = list(clean_documents((name.partition("/")[0], documents[name]) for name in names))
     with atomic_path(folder) as temporary:
         temporary.mkdir()
         for part in range(PARTS):
             with open(temporary / f"docs-{part:05d}.jsonl", "w", encoding="utf8") as file:
-                for text in texts[part::PARTS]:
-                    write_document(file, text)
+                for document in cleaned[part::PARTS]:
+                    write_document(file, document)
 
 
 def _shuffle_key(name: str) -> bytes:
@@ -169,13 +170,14 @@ def _topics() -> dict[str, list[str]]:
     return {f"{PYTHON}/topics/{name}": [page] for name, page in topics.items()}
 
 
-def clean_documents(documents: Iterator[list[str]]) -> Iterator[str]:
-    """Documents that are English and long enough, their docstrings joined by blank lines.
+def clean_documents(documents: Iterator[tuple[str, list[str]]]) -> Iterator[Document]:
+    """Documents that are English and long enough, their docstrings joined by blank lines; the group is the package.
 
-    Licence notes, directives of documentation tools, and long paragraphs that stood earlier are left out.
+    ``documents`` are packages and docstrings. What is left out: licence notes, directives of documentation tools, and
+    long paragraphs that stood earlier.
     """
     seen: set[int] = set()
-    for docstrings in documents:
+    for package, docstrings in documents:
         paragraphs = [
             p.rstrip() for text in docstrings for p in split_paragraphs(text) if not BOILERPLATE.search(p)
         ]
@@ -187,7 +189,7 @@ def clean_documents(documents: Iterator[list[str]]) -> Iterator[str]:
             seen.add(digest)
         text = "\n\n".join(kept)
         if len(text) >= MIN_CHARACTERS and is_english(text):
-            yield text
+            yield Document(text, package)
 
 
 def is_english(text: str) -> bool:

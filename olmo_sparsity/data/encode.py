@@ -17,9 +17,12 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from olmo_sparsity.data.groups import groups_name, write_groups
 from olmo_sparsity.data.text import (
+    BUCKETS,
     SPACE,
     Decontamination,
+    Document,
     SplitRule,
     Unit,
     paragraph_hashes,
@@ -117,15 +120,26 @@ class EncodedUnit:
         write_json(record, {CHECKSUM: json_checksum(value), **value})
 
 
+def count_groups(rule: SplitRule, unit: Unit) -> np.ndarray:
+    """How many documents of a unit have a group, by the bucket of their group, (BUCKETS,) int64."""
+    counts = np.zeros(BUCKETS, dtype=np.int64)
+    for number, document in enumerate(unit.documents(), start=1):
+        if document.group is not None:
+            counts[rule.bucket(document.group)] += 1
+        if number % REPORT_DOCUMENTS == 0:
+            report(REPORT_DOCUMENTS)
+    return counts
+
+
 def hold_out(job: HoldOutJob) -> int:
     """Do a `HoldOutJob`; returns how many documents the unit has, held out or not."""
     hashes: set[int] = set()
     number = 0
     with atomic_path(job.documents) as temporary, open(temporary, "w", encoding="utf8") as file:
-        for number, text in enumerate(job.unit.documents(), start=1):
-            if job.rule is None or job.rule.is_heldout(text):
-                write_document(file, text)
-                hashes.update(paragraph_hashes(text, job.min_paragraph_characters))
+        for number, document in enumerate(job.unit.documents(), start=1):
+            if job.rule is None or job.rule.is_heldout(document):
+                write_document(file, document)
+                hashes.update(paragraph_hashes(document.text, job.min_paragraph_characters))
             if number % REPORT_DOCUMENTS == 0:
                 report(REPORT_DOCUMENTS)
         with atomic_path(job.paragraphs) as array_file, open(array_file, "wb") as handle:
@@ -137,16 +151,16 @@ def hold_out(job: HoldOutJob) -> int:
 
 def encode_unit(job: EncodeJob) -> EncodedUnit:
     """Do an `EncodeJob`."""
-    texts = (text for text in job.unit.documents() if not job.rule.is_heldout(text))
+    documents = (each for each in job.unit.documents() if not job.rule.is_heldout(each))
     heldout = frozenset(np.load(job.heldout_paragraphs).tolist()) if job.heldout_paragraphs else frozenset()
     contaminated: set[int] = set()
 
-    def written() -> Iterator[np.ndarray]:
+    def written() -> Iterator[tuple[Document, np.ndarray]]:
         tokens = 0
-        for text, ids in encode_documents(texts, job.encoding):
+        for document, ids in encode_documents(documents, job.encoding):
             if heldout:
-                contaminated.update(heldout.intersection(paragraph_hashes(text)))
-            yield ids
+                contaminated.update(heldout.intersection(paragraph_hashes(document.text)))
+            yield document, ids
             tokens += len(ids)
             if job.limit_tokens is not None and tokens >= job.limit_tokens:
                 return
@@ -164,31 +178,42 @@ def encode_heldout(
     Returns also how much was removed.
     """
     decontamination = Decontamination(contaminated)
-    cleaned = (decontamination.clean(text) for unit in units for text in unit.documents())
-    ids = (ids for _, ids in encode_documents(filter(None, cleaned), encoding))
-    return write_token_file(output, ids), decontamination.counts
+    documents = (document for unit in units for document in unit.documents())
+    cleaned = (each._replace(text=decontamination.clean(each.text)) for each in documents)
+    left = (each for each in cleaned if each.text)
+    return write_token_file(output, encode_documents(left, encoding)), decontamination.counts
 
 
-def write_token_file(output: Path, documents: Iterable[np.ndarray]) -> TokenFile:
-    """Write documents one after the other; without any, no file: a token file must not be empty."""
+def write_token_file(output: Path, documents: Iterable[tuple[Document, np.ndarray]]) -> TokenFile:
+    """Write the ids of documents one after the other, and their groups into a file beside it, if any has one.
+
+    Without documents there is no file: a token file must not be empty.
+    """
     digest = hashlib.sha256()
     tokens = count = 0
-    with atomic_path(output) as temporary, open(temporary, "wb") as file:
-        for ids in documents:
+    with (
+        atomic_path(output) as temporary,
+        open(temporary, "wb") as file,
+        write_groups(output.with_name(groups_name(output.name))) as groups,
+    ):
+        for document, ids in documents:
             file.write(ids.data)
             digest.update(ids.data)
+            groups.write(document.group)
             tokens += len(ids)
             count += 1
     if not tokens:
         output.unlink()
-    return TokenFile(output.name, tokens, count, digest.hexdigest())
+    return TokenFile(output.name, tokens, count, digest.hexdigest(), groups.sha256)
 
 
 # --- text to ids ---
 
 
-def encode_documents(texts: Iterable[str], encoding: Encoding) -> Iterator[tuple[str, np.ndarray]]:
-    """Each text with its ids and the EOS id, (n+1,).
+def encode_documents(
+    documents: Iterable[Document], encoding: Encoding
+) -> Iterator[tuple[Document, np.ndarray]]:
+    """Each document with its ids and the EOS id, (n+1,).
 
     Where a text spells out the EOS token, that is left out: EOS ends a document and stands nowhere else.
     """
@@ -196,16 +221,16 @@ def encode_documents(texts: Iterable[str], encoding: Encoding) -> Iterator[tuple
     encode = _encoder(encoding.tokenizer, encoding.dtype, stat.st_size, stat.st_mtime_ns)
     begun: list[np.ndarray] = []
     end = np.array([encoding.eos_token_id], dtype=DTYPES[encoding.dtype])
-    for batch in _batches(_pieces(texts)):
-        documents = tokens = 0
-        for (_, text), piece_ids in zip(batch, encode([piece for piece, _ in batch]), strict=True):
+    for batch in _batches(_pieces(documents)):
+        ended = tokens = 0
+        for (_, document), piece_ids in zip(batch, encode([piece for piece, _ in batch]), strict=True):
             begun.append(piece_ids[piece_ids != encoding.eos_token_id])
-            if text is not None:
+            if document is not None:
                 ids = np.concatenate([*begun, end])
                 begun = []
-                documents, tokens = documents + 1, tokens + len(ids)
-                yield text, ids
-        report(documents, tokens)
+                ended, tokens = ended + 1, tokens + len(ids)
+                yield document, ids
+        report(ended, tokens)
 
 
 @lru_cache(maxsize=2)
@@ -222,22 +247,22 @@ def _encoder(path: str, dtype: str, size: int, modified_ns: int) -> Callable[[li
     return encode
 
 
-def _pieces(texts: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Pieces of each text in order; the last one comes with the whole text."""
-    for text in texts:
-        pieces = split_pieces(text)
+def _pieces(documents: Iterable[Document]) -> Iterator[tuple[str, Document | None]]:
+    """Pieces of each text in order; the last one comes with the whole document."""
+    for document in documents:
+        pieces = split_pieces(document.text)
         piece = next(pieces)
         for following in pieces:
             yield piece, None
             piece = following
-        yield piece, text
+        yield piece, document
 
 
-def _batches(pieces: Iterable[tuple[str, str | None]]) -> Iterator[list[tuple[str, str | None]]]:
-    batch: list[tuple[str, str | None]] = []
+def _batches(pieces: Iterable[tuple[str, Document | None]]) -> Iterator[list[tuple[str, Document | None]]]:
+    batch: list[tuple[str, Document | None]] = []
     characters = 0
-    for piece, text in pieces:
-        batch.append((piece, text))
+    for piece, document in pieces:
+        batch.append((piece, document))
         characters += len(piece)
         if characters >= BATCH_CHARACTERS:
             yield batch

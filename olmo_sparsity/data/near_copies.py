@@ -13,23 +13,25 @@ from pathlib import Path
 
 import numpy as np
 
-from olmo_sparsity.data.tokens import DTYPES
 from olmo_sparsity.data.workers import report, run_jobs
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path, sha256_file
 
+NEAR_COPIES_SUFFIX = ".near-copies"
 CHUNK_TOKENS = 1 << 20
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
 
 
 def find_near_copies(
-    heldout: Path, train: Sequence[Path], *, dtype: str, eos_token_id: int, length: int, workers: int
+    heldout: Path, train: Sequence[Path], *, dtype: np.dtype, eos_token_id: int, length: int, workers: int
 ) -> np.ndarray:
     """Stretches of the held-out file that runs of L = ``length`` training tokens cover: first and one past the last
     token, (R, 2) int64, ascending.
 
     A run lies within one document. Reads every training file once; memory grows with the held-out file only.
     """
-    tokens = np.fromfile(heldout, dtype=DTYPES[dtype])
+    tokens = np.fromfile(heldout, dtype=dtype)
     hashes = run_hashes(tokens, length)
     starts = np.flatnonzero(~_crosses(tokens, eos_token_id, length))
     wanted = np.unique(hashes[starts])
@@ -43,6 +45,28 @@ def find_near_copies(
     copied = np.logical_or.reduce(seen) if seen else np.zeros(len(wanted), dtype=bool)
     starts = starts[copied[np.searchsorted(wanted, hashes[starts])]]
     return stretches(starts, length)
+
+
+def near_copies_name(token_file: str) -> str:
+    """Name of the file of near copies beside a token file: what `find_near_copies` gives, as `numpy.save` writes it."""
+    return Path(token_file).stem + NEAR_COPIES_SUFFIX
+
+
+def write_near_copies(path: Path, found: np.ndarray) -> str:
+    """Write the near copies of a token file; returns the checksum."""
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        np.save(file, found)
+    return sha256_file(path)
+
+
+def read_near_copies(path: Path, sha256: str | None) -> np.ndarray:
+    """The near copies of a token file, (R, 2). Raises `UserError` where the file is not as it was written."""
+    if not path.is_file() or sha256_file(path) != sha256:
+        raise UserError(
+            f"{path}, which names near copies of training text, is missing or damaged; copy it again from where it was "
+            "prepared, or prepare the corpus again"
+        )
+    return np.load(path)
 
 
 def run_hashes(tokens: np.ndarray, length: int) -> np.ndarray:
@@ -82,9 +106,9 @@ def _scattered(tokens: np.ndarray) -> np.ndarray:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def _runs_in(wanted: np.ndarray, path: Path, *, dtype: str, length: int) -> np.ndarray:
+def _runs_in(wanted: np.ndarray, path: Path, *, dtype: np.dtype, length: int) -> np.ndarray:
     """Which of the hashes ``wanted``, ascending, are those of runs in a token file, (W,) bool."""
-    tokens = np.memmap(path, dtype=DTYPES[dtype], mode="r")
+    tokens = np.memmap(path, dtype=dtype, mode="r")
     seen = np.zeros(len(wanted), dtype=bool)
     for start in range(0, len(tokens), CHUNK_TOKENS):
         chunk = np.asarray(tokens[start : start + CHUNK_TOKENS + length - 1])

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,12 +26,15 @@ from olmo_sparsity.data.encode import (
     EncodeJob,
     Encoding,
     HoldOutJob,
+    count_groups,
     encode_heldout,
     encode_unit,
     hold_out,
 )
-from olmo_sparsity.data.sources import PrepareSettings, TextFiles, find_source
-from olmo_sparsity.data.text import SplitRule, Unit
+from olmo_sparsity.data.groups import choose_buckets, groups_name, read_groups, shared_groups
+from olmo_sparsity.data.near_copies import find_near_copies, near_copies_name, write_near_copies
+from olmo_sparsity.data.sources import GroupField, PrepareSettings, TextFiles, find_source
+from olmo_sparsity.data.text import GROUP_FIELD, SplitRule, Unit
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer, tokenizer_file, train_bpe
 from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.data.workers import StoppedEarly, run_jobs
@@ -155,6 +160,8 @@ def check_shardable(settings: PrepareSettings) -> None:
             f"--shard needs held-out text of its own, and {settings.source} would be searched as a whole for "
             "documents to hold out; name --heldout-files, or run without --shard"
         )
+    if settings.heldout_files and not settings.files:
+        problems.append("--shard divides training files, and there are none; run without --shard")
     if problems:
         raise UserError("; ".join(problems))
 
@@ -178,7 +185,7 @@ class _Stages:
         encoding, vocab_size = self._make_tokenizer()
         units, written = self._encode_training(encoding, paragraphs, merge=merge)
         train = [unit.file for unit in units if unit.file.tokens]
-        if not train:
+        if self.corpus.train and not train:
             raise UserError("no training documents are left; lower --heldout-fraction or give more text")
         [(heldout_file, removed)] = run_jobs(
             partial(encode_heldout, heldout, encoding, self.out / "heldout-00000.npy"),
@@ -192,21 +199,58 @@ class _Stages:
                 "every held-out paragraph also stands in the training text; hold out other documents "
                 "(--heldout-files, --seed) or keep them as they are (--no-decontaminate)"
             )
+        heldout_file, near_copies = self._mark_near_copies(train, heldout_file, encoding)
         manifest = CorpusManifest(
             corpus=self.settings.source,
             tokenizer_sha256=sha256_file(self.out / TOKENIZER_NAME),
             vocab_size=vocab_size,
             eos_token_id=encoding.eos_token_id,
             dtype=encoding.dtype,
-            splits={"train": train, "heldout": [heldout_file]},
+            splits={**({"train": train} if train else {}), "heldout": [heldout_file]},
             settings={
                 **self.request,
+                **self._count_groups(train, heldout_file),
+                **near_copies,
                 "decontamination": removed,
                 "versions": {"python": platform.python_version(), "tokenizers": version("tokenizers")},
             },
         )
         manifest.save(self.out)
         return manifest, written + heldout_file.tokens
+
+    def _count_groups(self, train: Sequence[TokenFile], heldout: TokenFile) -> dict[str, Any]:
+        """How many groups are held out, and how many of them are in training, too; nothing where there are none."""
+        if heldout.groups_sha256 is None:
+            return {}
+        path = self.out / groups_name(heldout.name)
+        held = frozenset(read_groups(path, heldout.groups_sha256, heldout.documents)) - {None}
+        shared = run_jobs(
+            partial(shared_groups, held),
+            [self.out / groups_name(file.name) for file in train if file.groups_sha256],
+            workers=self.workers,
+            description="comparing groups",
+            unit="files",
+        )
+        return {"groups": {"heldout": len(held), "in_both": len(set().union(*shared))}}
+
+    def _mark_near_copies(
+        self, train: Sequence[TokenFile], heldout: TokenFile, encoding: Encoding
+    ) -> tuple[TokenFile, dict[str, Any]]:
+        """The held-out file, with its near copies beside it, and how many of its tokens they are."""
+        length = self.settings.near_copy_tokens
+        if not train or not length:
+            return heldout, {}
+        found = find_near_copies(
+            self.out / heldout.name,
+            [self.out / file.name for file in train],
+            dtype=np.dtype(encoding.dtype),
+            eos_token_id=encoding.eos_token_id,
+            length=length,
+            workers=self.workers,
+        )
+        sha256 = write_near_copies(self.out / near_copies_name(heldout.name), found)
+        tokens = int((found[:, 1] - found[:, 0]).sum())
+        return replace(heldout, near_copies_sha256=sha256), {"near_copies": {"stretches": len(found), "tokens": tokens}}
 
     def run_shard(self, shard: Shard) -> tuple[list[EncodedUnit], int]:
         """Those that make the training units of one share; also the number of tokens written by this run."""
@@ -222,6 +266,28 @@ class _Stages:
         self.rule = SplitRule(
             self.settings.seed, 0.0 if self.corpus.heldout else self.settings.heldout_fraction
         )
+        if self.request.get("group_field") and not self.corpus.heldout:
+            self.rule = replace(self.rule, heldout_buckets=self._choose_groups())
+
+    def _choose_groups(self) -> frozenset[int]:
+        """Which groups are held out, kept in a file for the next time."""
+        path = self.work / "groups.json"
+        with suppress(UserError):
+            return frozenset(read_json(path, "", expect=list))
+        counts = run_jobs(
+            partial(count_groups, self.rule),
+            self.corpus.train,
+            workers=self.workers,
+            description="counting groups",
+            unit=self.corpus.unit_name,
+        )
+        remedy = (
+            "ask for another --heldout-fraction or --seed, or split by document with --group-field none"
+            + ", or name --heldout-files" * (self.settings.source == "text")
+        )
+        buckets = choose_buckets(np.sum(counts, axis=0), self.settings.heldout_fraction, remedy)
+        write_json(path, sorted(buckets))
+        return buckets
 
     def _hold_out(self) -> tuple[list[Unit], Path]:
         """Held-out documents as units, and the file of the hashes of all their paragraphs, (P,) uint64."""
@@ -253,7 +319,8 @@ class _Stages:
         if not path.is_file() or path.read_bytes() != file.getbuffer():
             with atomic_path(path) as temporary:
                 temporary.write_bytes(file.getbuffer())
-        return [TextFiles((str(job.documents),)) for job in jobs], path
+        field = GroupField(GROUP_FIELD)
+        return [TextFiles((str(job.documents),), field) for job in jobs], path
 
     def _make_tokenizer(self) -> tuple[Encoding, int]:
         """Write tokenizer.json, unless an earlier run did; returns how to encode, and the vocabulary size."""
@@ -284,10 +351,10 @@ class _Stages:
         with progress("training the tokenizer", len(units), self.corpus.unit_name) as advance:
             for unit in units:
                 left = self.settings.tokenizer_sample_mb * 1e6 / len(units)
-                for text in unit.documents():
-                    if not self.rule.is_heldout(text):
-                        yield text[: int(left) + 1]
-                        left -= len(text)
+                for document in unit.documents():
+                    if not self.rule.is_heldout(document):
+                        yield document.text[: int(left) + 1]
+                        left -= len(document.text)
                     if left <= 0:
                         break
                 advance()

@@ -13,14 +13,16 @@ import re
 import zlib
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.data.docstrings import docs_packages, write_documents
-from olmo_sparsity.data.text import Unit
+from olmo_sparsity.data.groups import group_of_url
+from olmo_sparsity.data.text import GROUP_FIELD, Document, Unit
 from olmo_sparsity.data.tokenizers import (
     EOS_TOKEN,
     MAX_BPE_VOCAB_SIZE,
@@ -44,6 +46,7 @@ log = logging.getLogger(__name__)
 
 JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 TEXT_SUFFIXES = (".txt", ".txt.gz")
+URL_FIELD, NO_GROUPS = "url", "none"
 TEXT_UNIT_BYTES = 16 << 20
 """Consecutive .txt files are put together up to this size: training windows do not cross token files."""
 HUB_UNIT_DOCUMENTS = 50_000
@@ -69,7 +72,7 @@ class PrepareSettings:
 
     source: str
     """docs, text or c4."""
-    files: Sequence[str] = _option((), "training files", "text")
+    files: Sequence[str] = _option((), "training files; none: a corpus to evaluate on only", "text")
     heldout_files: Sequence[str] = _option((), "held-out files, instead of a share of the documents", "text")
     packages: Sequence[str] = _option((), "only these; python: standard library", "docs")
     dataset: str = _option("allenai/c4", "name on the hub, or a folder of its layout", "c4")
@@ -85,10 +88,15 @@ class PrepareSettings:
     )
     heldout_fraction: float = _option(
         0.1,
-        "share of the documents to hold out, by a hash of seed and text",
+        "share of the documents to hold out, in whole groups, by a hash of seed and group (without groups: text)",
         "docs",
         "text",
         parse=share_of_one,
+    )
+    group_field: str | None = _option(
+        None,
+        "JSON field that names the book, site or package that a document is a part of; none: no groups (default: url, "
+        "where there is one: its site, or the work that its #fragment numbers parts of; of docs the package)",
     )
     seed: int = _option(0, "another seed holds out other documents", parse=seed_number)
     tokenizer: str | None = _option(
@@ -104,6 +112,13 @@ class PrepareSettings:
     decontaminate: bool = _option(True, "remove held-out paragraphs that also stand in a training document")
     decontaminate_min_characters: int = _option(
         0, "keep shorter ones: headings and one-word answers", parse=whole_number_or_zero
+    )
+
+    near_copy_tokens: int = _option(
+        32,
+        "mark held-out tokens in runs of so many that also stand in the training text, which is read once more for it; "
+        "0: do not look",
+        parse=whole_number_or_zero,
     )
 
     @property
@@ -122,6 +137,11 @@ class PrepareSettings:
                 find_eos(load_tokenizer(tokenizer_file(self.tokenizer_name)), self.eos_token)
             except UserError as error:
                 problems.append(str(error))
+        elif self.heldout_files and not self.files:
+            problems.append(
+                "without --files there is no text to train a tokenizer on; name that of the model to evaluate with "
+                "--tokenizer (olmo, or the tokenizer.json of the corpus that it was trained on)"
+            )
         elif self.eos_token not in (None, EOS_TOKEN):
             problems.append(f"--eos-token is not for --tokenizer bpe, which ends documents with {EOS_TOKEN}")
         elif not MIN_BPE_VOCAB_SIZE <= self.vocab_size <= MAX_BPE_VOCAB_SIZE:
@@ -131,6 +151,11 @@ class PrepareSettings:
             )
         if problems:
             raise UserError("; ".join(problems))
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether groups are asked for."""
+        return self.group_field != NO_GROUPS
 
     def _problem(self, name: str, about: Mapping[str, Any]) -> str | None:
         """What is wrong with one setting by itself."""
@@ -152,12 +177,16 @@ class PrepareSettings:
         """What the token files depend on, for the manifest: equal requests make the same corpus."""
         request: dict[str, Any] = {"source": self.source, "seed": self.seed}
         request |= find_source(self.source).identify(self)
+        if request.get("group_field", "") is None:
+            del request["group_field"]  # as corpora have it that were made before there were groups
         request["tokenizer"] = self.tokenizer_name if self.tokenizer_name in ("bpe", "olmo") else "file"
         if self.tokenizer_name == "bpe":
             request |= {"vocab_size": self.vocab_size, "tokenizer_sample_mb": self.tokenizer_sample_mb}
         else:
             request["tokenizer_file_sha256"] = sha256_file(tokenizer_file(self.tokenizer_name))
         request |= {"eos_token": self.eos_token, "decontaminate": self.decontaminate}
+        if self.near_copy_tokens:  # else as corpora have it that were made before
+            request["near_copy_tokens"] = self.near_copy_tokens
         return request | {"decontaminate_min_characters": self.decontaminate_min_characters}
 
 
@@ -197,14 +226,21 @@ def find_source(name: str) -> Source:
 
 
 def _identify_docs(settings: PrepareSettings) -> dict[str, Any]:
-    return {"packages": docs_packages(settings.packages), "heldout_fraction": settings.heldout_fraction}
+    if settings.group_field not in (None, NO_GROUPS):
+        raise UserError(f"--group-field {settings.group_field}: of docs it is the package, or {NO_GROUPS}")
+    return {
+        "packages": docs_packages(settings.packages),
+        "heldout_fraction": settings.heldout_fraction,
+        "group_field": "package" if settings.has_groups else None,
+    }
 
 
 def _docs_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
     folder = work / "text"
     if not folder.is_dir():
         write_documents(folder, list(docs_packages(settings.packages)), workers)
-    return Corpus(file_units(sorted(map(str, folder.glob("*.jsonl")))))
+    field = GroupField(GROUP_FIELD) if settings.has_groups else None
+    return Corpus(file_units(sorted(map(str, folder.glob("*.jsonl"))), field))
 
 
 # --- text: local files ---
@@ -216,7 +252,21 @@ def _identify_text(settings: PrepareSettings) -> dict[str, Any]:
         "files": _describe(settings.files),
         "heldout_files": _describe(settings.heldout_files),
         "heldout_fraction": None if settings.heldout_files else settings.heldout_fraction,
+        "group_field": groups.name if (groups := _text_groups(settings)) else None,
     }
+
+
+def _text_groups(settings: PrepareSettings) -> GroupField | None:
+    """The field of groups: the named one, or a url where the first document of a file has one."""
+    if settings.group_field is not None:
+        return GroupField(settings.group_field, is_needed=True) if settings.has_groups else None
+    found = GroupField(URL_FIELD)
+    for path in (*settings.files, *settings.heldout_files):
+        # what cannot be read is said when all of it is
+        with suppress(UserError, OSError, EOFError, ValueError, zlib.error):
+            if (first := next(_read_file(Path(path), found), None)) and first.group is not None:
+                return found
+    return None
 
 
 def _describe(files: Sequence[str]) -> list[dict[str, Any]]:
@@ -226,7 +276,30 @@ def _describe(files: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _text_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
-    return Corpus(file_units(settings.files), file_units(settings.heldout_files))
+    field = _text_groups(settings)
+    return Corpus(file_units(settings.files, field), file_units(settings.heldout_files, field))
+
+
+@dataclass(frozen=True)
+class GroupField:
+    """The field of a row that names the group of its document."""
+
+    name: str
+    is_needed: bool = False
+    """Every row must have it; else a row without it stands by itself."""
+
+    def read(self, row: Mapping[str, Any], where: str) -> str | None:
+        """The group of a row; ``where`` names the row in messages."""
+        value = row.get(self.name)
+        if value in (None, ""):
+            if self.is_needed:
+                raise UserError(
+                    f"{where} has no {self.name} to name its group; name a field that all have with --group-field, or "
+                    f"{NO_GROUPS}"
+                )
+            return None
+        group = well_formed(value if isinstance(value, str) else json.dumps(value))
+        return group_of_url(group) if self.name == URL_FIELD else group
 
 
 @dataclass(frozen=True)
@@ -234,12 +307,15 @@ class TextFiles:
     """Local files, plain or gzipped: JSON lines with a ``text`` field (as C4), or one text document each."""
 
     paths: tuple[str, ...]
+    group_field: GroupField | None = None
 
-    def documents(self) -> Iterator[str]:
-        """Texts of all files in order. Raises `UserError` with file and line for what cannot be read."""
+    def documents(self) -> Iterator[Document]:
+        """All files in order. Raises `UserError` with file and line for what cannot be read."""
         for path in self.paths:
             try:
-                yield from filter(str.strip, _read_file(Path(path)))
+                for document in _read_file(Path(path), self.group_field):
+                    if document.text.strip():
+                        yield document
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 raise UserError(f"{path} is truncated or damaged ({error}); fetch it again") from error
             except UnicodeDecodeError as error:
@@ -251,17 +327,17 @@ class TextFiles:
                 ) from error
 
 
-def _read_file(path: Path) -> Iterator[str]:
+def _read_file(path: Path, group_field: GroupField | None) -> Iterator[Document]:
     with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
         if path.name.endswith(TEXT_SUFFIXES):
-            yield file.read().decode("utf8")
+            yield Document(file.read().decode("utf8"))
             return
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield _text_of_line(line, f"{path}:{number}")
+                yield _read_line(line, f"{path}:{number}", group_field)
 
 
-def _text_of_line(line: bytes, where: str) -> str:
+def _read_line(line: bytes, where: str, group_field: GroupField | None) -> Document:
     layout = 'each line must be one JSON object with a string "text", as in C4; mend or remove the line'
     try:
         row = json.loads(line)
@@ -269,7 +345,7 @@ def _text_of_line(line: bytes, where: str) -> str:
         raise UserError(f"{where} is not JSON ({first_line(error)}); {layout}") from error
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise UserError(f"{where} has no text; {layout}")
-    return well_formed(row["text"])
+    return Document(well_formed(row["text"]), group_field.read(row, where) if group_field else None)
 
 
 def well_formed(text: str) -> str:
@@ -284,7 +360,7 @@ def well_formed(text: str) -> str:
 def check_files(files: Sequence[str], heldout_files: Sequence[str]) -> None:
     """Refuse files that are missing, of an unknown kind or named twice; all of them in one `UserError`."""
     problems, known = [], JSON_SUFFIXES + TEXT_SUFFIXES
-    if not files:
+    if not files and not heldout_files:
         problems.append("no input files; name them with --files")
     for path in (*files, *heldout_files):
         if not Path(path).is_file():
@@ -298,22 +374,22 @@ def check_files(files: Sequence[str], heldout_files: Sequence[str]) -> None:
         raise UserError("; ".join(problems))
 
 
-def file_units(files: Sequence[str]) -> list[Unit]:
+def file_units(files: Sequence[str], group_field: GroupField | None = None) -> list[Unit]:
     """Units of local files: each file of JSON lines, and each run of plain text files of about 16 MB."""
     units: list[Unit] = []
-    group: list[str] = []
-    group_bytes = 0
+    together: list[str] = []
+    total_bytes = 0
     for path in files:
         is_text = path.endswith(TEXT_SUFFIXES)
-        if group and (not is_text or group_bytes >= TEXT_UNIT_BYTES):
-            units.append(TextFiles(tuple(group)))
-            group, group_bytes = [], 0
+        if together and (not is_text or total_bytes >= TEXT_UNIT_BYTES):
+            units.append(TextFiles(tuple(together)))
+            together, total_bytes = [], 0
         if is_text:
-            group.append(path)
-            group_bytes += Path(path).stat().st_size
+            together.append(path)
+            total_bytes += Path(path).stat().st_size
         else:
-            units.append(TextFiles((path,)))
-    return [*units, TextFiles(tuple(group))] if group else units
+            units.append(TextFiles((path,), group_field))
+    return [*units, TextFiles(tuple(together))] if together else units
 
 
 # --- c4: a data set on the hub, or a copy of its folder ---
@@ -330,9 +406,10 @@ class HubShards:
     index: int
     count: int
     limit_documents: int | None = None
+    group_field: GroupField | None = None
 
-    def documents(self) -> Iterator[str]:
-        """Texts of at most ``limit_documents`` rows. Raises `StoppedEarly` where the connection is lost."""
+    def documents(self) -> Iterator[Document]:
+        """Those of at most ``limit_documents`` rows. Raises `StoppedEarly` where the connection is lost."""
         import httpx
         from datasets.exceptions import DatasetsError
 
@@ -344,7 +421,12 @@ class HubShards:
                         f"{self.dataset} ({self.split}) has a row without text; mend or remove it"
                     )
                 if row["text"].strip():
-                    yield well_formed(row["text"])
+                    group = (
+                        self.group_field.read(row, f"{self.dataset} ({self.split})")
+                        if self.group_field
+                        else None
+                    )
+                    yield Document(well_formed(row["text"]), group)
         except UserError:
             raise
         except (EOFError, zlib.error, gzip.BadGzipFile, DatasetsError, ValueError) as error:
@@ -431,13 +513,22 @@ def _open_stream(dataset: str, config: str, split: str) -> Any:
 
 def _identify_c4(settings: PrepareSettings) -> dict[str, Any]:
     names = [each.name for each in fields(settings)[1:] if each.metadata["sources"] == ("c4",)]
-    return {name: getattr(settings, name) for name in names}
+    field = _c4_groups(settings)
+    return {name: getattr(settings, name) for name in names} | {"group_field": field.name if field else None}
+
+
+def _c4_groups(settings: PrepareSettings) -> GroupField | None:
+    if settings.group_field is None:
+        return GroupField(URL_FIELD)
+    return GroupField(settings.group_field, is_needed=True) if settings.has_groups else None
 
 
 def _c4_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
     where = settings.dataset, settings.dataset_config
     train, limit_tokens = hub_units(*where, "train", settings.limit_documents, settings.limit_tokens)
     heldout, _ = hub_units(*where, "validation", settings.heldout_documents)
+    field = _c4_groups(settings)
+    train, heldout = ([replace(unit, group_field=field) for unit in units] for units in (train, heldout))
     return Corpus(train, heldout, "shards", limit_tokens)
 
 

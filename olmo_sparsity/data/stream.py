@@ -182,8 +182,8 @@ class Reader:
         kept = np.empty(
             0, DTYPES[self.text.encoding.dtype]
         )  # what was read of the text from the next window on
-        texts = islice(self.text.units[unit].documents(), documents, None)
-        for _, ids in encode_documents(texts, self.text.encoding):
+        unread = islice(self.text.units[unit].documents(), documents, None)
+        for _, ids in encode_documents(unread, self.text.encoding):
             documents, tokens = documents + 1, tokens + len(ids)
             self.marks.add(unit, documents, tokens)
             skipped = min(to_skip, len(ids))

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol, TextIO
+from typing import NamedTuple, Protocol, TextIO
 
+GROUP_FIELD = "group"
 PARAGRAPH_BREAK = re.compile(r"\n\s*\n")
 # The characters of Unicode's property White_Space, as the tokenizers library has them; Python's \s has four more.
 SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -19,22 +20,45 @@ MAX_PIECE_CHARACTERS = 1 << 20
 _SEAM = re.compile(r"(?<=\w) (?=\w)")
 _ANY_SPACE = re.compile(rf"(?<=[^{SPACE}])[{SPACE}]")
 _HASHED_CHARACTERS = 1 << 20
+BUCKETS = 1 << 16
+
+
+class Document(NamedTuple):
+    """A text, and what it is a part of."""
+
+    text: str
+    group: str | None = None
+    """Name of its book, site or package (docs/method.md, 2.4); None where it stands by itself."""
 
 
 @dataclass(frozen=True)
 class SplitRule:
-    """Which documents are held out: a share, by a hash of seed and text, so equal texts stay together."""
+    """Which documents are held out: whole groups that were chosen, and a share of the documents without a group.
+
+    Those are chosen by a hash of seed and text, so equal texts stay together.
+    """
 
     seed: int
     heldout_fraction: float
     """0 where the held-out documents are given otherwise."""
+    heldout_buckets: frozenset[int] = frozenset()
+    """Of the groups to hold out, see `olmo_sparsity.data.groups.choose_buckets`."""
 
-    def is_heldout(self, text: str) -> bool:
+    def is_heldout(self, document: Document) -> bool:
         """Whether this document is held out."""
+        if document.group is not None:
+            return self.bucket(document.group) in self.heldout_buckets
         if not self.heldout_fraction:
             return False
-        digest = blake2b(text.encode("utf8"), digest_size=8, key=str(self.seed).encode()).digest()
-        return int.from_bytes(digest, "little") < self.heldout_fraction * 2**64
+        return self._hash(document.text, 8) < self.heldout_fraction * 2**64
+
+    def bucket(self, group: str) -> int:
+        """One of `BUCKETS`, which go to one side as a whole, so that counting any number of groups takes no memory."""
+        return self._hash(group, 2)
+
+    def _hash(self, text: str, size: int) -> int:
+        digest = blake2b(text.encode("utf8"), digest_size=size, key=str(self.seed).encode()).digest()
+        return int.from_bytes(digest, "little")
 
 
 def split_pieces(text: str) -> Iterator[str]:
@@ -108,14 +132,17 @@ class Unit(Protocol):
     It can be read again, in any process, and gives the same documents in the same order each time.
     """
 
-    def documents(self) -> Iterator[str]:
-        """Texts of its documents, none of them empty. Raises `UserError` for unreadable input."""
+    def documents(self) -> Iterator[Document]:
+        """Its documents, no text empty. Raises `UserError` for unreadable input."""
         ...
 
 
-def write_document(file: TextIO, text: str) -> None:
-    """Write a document as a line of JSON, as `sources.TextFiles` reads them."""
-    file.write('{"text": "')
-    for piece in split_pieces(text):  # a copy of all of it, escaped, would be several times as large
+def write_document(file: TextIO, document: Document) -> None:
+    """Write a document as a line of JSON, as `sources.TextFiles` reads them, with its group in `GROUP_FIELD`."""
+    if document.group is None:
+        file.write('{"text": "')
+    else:
+        file.write(f'{{"{GROUP_FIELD}": {json.dumps(document.group)}, "text": "')
+    for piece in split_pieces(document.text):  # a copy of all of it, escaped, would be several times as large
         file.write(json.dumps(piece)[1:-1])
     file.write('"}\n')

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from olmo_sparsity.data.groups import groups_name, read_groups
+from olmo_sparsity.data.near_copies import near_copies_name, read_near_copies
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, write_json
 from olmo_sparsity.util.machine import available_cores
@@ -55,6 +57,10 @@ class TokenFile:
     """Number of documents, each ended by one EOS id."""
     sha256: str
     """Checksum of the file's bytes."""
+    groups_sha256: str | None = None
+    """Checksum of the file of the groups of its documents, see `groups_name`; None where there is none."""
+    near_copies_sha256: str | None = None
+    """Checksum of the file of its near copies, see `near_copies_name`; None where nobody looked for them."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for what cannot be one."""
@@ -62,6 +68,10 @@ class TokenFile:
             raise ValueError(f"{self.name!r} is no bare file name")
         if self.tokens < 0 or self.documents < 0:
             raise ValueError(f"{self.name} has a negative number of tokens or documents")
+
+    def as_dict(self) -> dict[str, Any]:
+        """As the manifest has it: what there is not is not named, as before there were groups."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,8 @@ class CorpusManifest:
 
     def save(self, folder: str | Path) -> None:
         """Write `manifest.json`, atomically."""
-        write_json(Path(folder) / MANIFEST_NAME, asdict(self))
+        splits = {name: [file.as_dict() for file in files] for name, files in self.splits.items()}
+        write_json(Path(folder) / MANIFEST_NAME, asdict(self) | {"splits": splits})
 
     @classmethod
     def load(cls, folder: str | Path) -> CorpusManifest:
@@ -116,6 +127,9 @@ class CorpusManifest:
                 f"eos_token_id {manifest.eos_token_id} is not below vocab_size {manifest.vocab_size}"
             )
         splits = {name: [TokenFile(**file) for file in files] for name, files in raw["splits"].items()}
+        for file in (file for files in splits.values() for file in files):
+            if not isinstance(file.groups_sha256, str | None) or not isinstance(file.near_copies_sha256, str | None):
+                raise ValueError("a checksum is no text")
         return replace(manifest, splits=splits)
 
 
@@ -139,6 +153,7 @@ class TokenFiles:
         self.eos_token_id = eos_token_id
         wanted = list(expected) or [None] * len(paths)
         self._window_ends: dict[int, np.ndarray] = {}
+        self._described: tuple[Path, Sequence[TokenFile]] | None = None
         self.arrays = [self._open(Path(path), tokens) for path, tokens in zip(paths, wanted, strict=True)]
 
     @classmethod
@@ -146,10 +161,16 @@ class TokenFiles:
         """The token files of one split of a prepared corpus. Raises `UserError` for an unknown split."""
         manifest = CorpusManifest.load(folder)
         if split not in manifest.splits:
-            raise UserError(f"{folder} has no split {split!r}; it has {', '.join(sorted(manifest.splits))}")
+            only_evaluates = manifest.splits.keys() == {"heldout"}
+            raise UserError(
+                f"{folder} has no split {split!r}; it has {', '.join(sorted(manifest.splits))}"
+                + "; it was prepared for evaluation only: name training text with --files" * only_evaluates
+            )
         files = manifest.splits[split]
         paths = [Path(folder) / file.name for file in files]
-        return cls(paths, manifest.dtype, manifest.eos_token_id, [file.tokens for file in files])
+        tokens = cls(paths, manifest.dtype, manifest.eos_token_id, [file.tokens for file in files])
+        tokens._described = Path(folder), files
+        return tokens
 
     def _open(self, path: Path, expected: int | None) -> np.ndarray:
         if not path.is_file():
@@ -204,6 +225,53 @@ class TokenFiles:
             starts = np.append(0, ends[:-1] + 1)
             rows.append(np.stack([np.full_like(ends, file), starts, ends], axis=1))
         return np.concatenate(rows)
+
+    @cached_property
+    def groups(self) -> np.ndarray | None:
+        """Name of the group of each document, (D,) strings; None where the corpus has no groups.
+
+        A document that stands by itself is a group by itself. Raises `UserError` for a damaged file.
+        """
+        folder, files = self._described or (Path(), [])
+        if not any(file.groups_sha256 for file in files):
+            return None
+        names: list[str | None] = []
+        for file in files:
+            if file.groups_sha256:
+                names += read_groups(folder / groups_name(file.name), file.groups_sha256, file.documents)
+            else:
+                names += [None] * file.documents
+        alone = (f"document {number} by itself" for number in range(len(names)))
+        return np.array([name or other for name, other in zip(names, alone, strict=True)])
+
+    @cached_property
+    def near_copies(self) -> np.ndarray | None:
+        """Stretches that also stand in the training text: file, first token, one past the last, (R, 3), ascending.
+
+        None where nobody looked for them. Raises `UserError` for a damaged file.
+        """
+        folder, files = self._described or (Path(), [])
+        if not files or any(file.near_copies_sha256 is None for file in files):
+            return None
+        found = [
+            np.insert(read_near_copies(folder / near_copies_name(file.name), file.near_copies_sha256), 0, number, axis=1)
+            for number, file in enumerate(files)
+        ]
+        return np.concatenate(found)
+
+    def in_near_copy(self, document: np.ndarray, position: np.ndarray) -> np.ndarray | None:
+        """Whether each token lies in a near copy, (n,) bool; None where nobody looked for them."""
+        if self.near_copies is None:
+            return None
+        file, start = self.document_bounds[document, 0], self.document_bounds[document, 1]
+        inside = np.zeros(len(document), dtype=bool)
+        for number in np.unique(file):
+            _, first, end = self.near_copies[self.near_copies[:, 0] == number].T
+            rows = np.flatnonzero(file == number)
+            token = start[rows] + position[rows]
+            before = np.searchsorted(first, token, side="right")  # stretches that have begun, and as many have ended
+            inside[rows] = before > np.searchsorted(end, token, side="right")
+        return inside
 
     def document(self, number: int) -> np.ndarray:
         """Token ids of document ``number``, (n,), without its EOS."""

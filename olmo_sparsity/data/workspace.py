@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from olmo_sparsity.data.groups import GROUPS_SUFFIX, groups_name
+from olmo_sparsity.data.near_copies import NEAR_COPIES_SUFFIX, near_copies_name
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import tokenizer_file
 from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
@@ -26,7 +28,8 @@ WORK_NAME = ".partial"
 REQUEST_NAME = "request.json"
 SHARDS_NAME = "shards.json"
 MAX_NAMED = 20
-OUTPUT_PATTERNS = (MANIFEST_NAME, TOKENIZER_NAME, "train-*.npy", "heldout-*.npy", WORK_NAME)
+_FILES = [f"{split}-*{suffix}" for split in ("train", "heldout") for suffix in (".npy", GROUPS_SUFFIX)]
+OUTPUT_PATTERNS = (MANIFEST_NAME, TOKENIZER_NAME, *_FILES, f"heldout-*{NEAR_COPIES_SUFFIX}", WORK_NAME)
 
 
 def finished_corpus(out: Path, request: dict[str, Any]) -> CorpusManifest | None:
@@ -42,11 +45,13 @@ def finished_corpus(out: Path, request: dict[str, Any]) -> CorpusManifest | None
 
 
 def is_whole(out: Path, file: TokenFile) -> bool:
-    """Whether a token file is there, byte for byte as it was written."""
-    path = out / file.name
-    if not file.tokens:  # a unit without a training document has no file
-        return not path.exists()
-    return path.is_file() and sha256_file(path) == file.sha256
+    """Whether a token file and what stands beside it are there, byte for byte as they were written."""
+    wanted = {
+        out / file.name: file.sha256 if file.tokens else None,  # a unit without a document has no file
+        out / groups_name(file.name): file.groups_sha256,
+        out / near_copies_name(file.name): file.near_copies_sha256,
+    }
+    return all((sha256_file(path) if path.is_file() else None) == sha256 for path, sha256 in wanted.items())
 
 
 def claim(

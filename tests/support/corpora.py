@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,12 @@ def some_texts(count: int, seed: int, paragraphs: int = 3, words: int = 12) -> l
     ]
 
 
-def write_lines(path: Path, texts: list[str]) -> str:
-    """Write C4's layout, gzipped where the name says so."""
-    data = "".join(json.dumps({"text": text, "url": "u"}) + "\n" for text in texts).encode()
+def write_lines(path: Path, texts: list[str], urls: Sequence[str] = ()) -> str:
+    """Write C4's layout, gzipped where the name says so; without ``urls`` there are no groups."""
+    rows = [{"text": text, "timestamp": "t"} for text in texts]
+    for row, url in zip(rows, urls, strict=False):
+        row["url"] = url
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return str(path)
 

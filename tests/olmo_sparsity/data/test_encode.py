@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from olmo_sparsity.data import encode
 from olmo_sparsity.data import text as text_module
 from olmo_sparsity.data.encode import Encoding, WordEncoder, cuts_at_words, encode_documents
-from olmo_sparsity.data.text import MAX_PIECE_CHARACTERS, PIECE_CHARACTERS, split_pieces
+from olmo_sparsity.data.text import MAX_PIECE_CHARACTERS, PIECE_CHARACTERS, Document, split_pieces
 from olmo_sparsity.data.tokenizers import (
     EOS_TOKEN,
     MAX_RUN_CHARACTERS,
@@ -37,7 +37,7 @@ PARTS = [
 def ids_of(texts: list[str], tokenizer: Tokenizer, folder) -> list[list[int]]:
     tokenizer.save(str(folder / "tokenizer.json"))
     encoding = Encoding(str(folder / "tokenizer.json"), 0, "uint16")
-    return [ids[:-1].tolist() for _, ids in encode_documents(texts, encoding)]
+    return [ids[:-1].tolist() for _, ids in encode_documents(map(Document, texts), encoding)]
 
 
 # --- tokenizers ---
@@ -118,7 +118,7 @@ def test_documents_that_are_tokenized_in_pieces_have_the_same_ids(tmp_path, monk
     whole = ids_of(texts, tokenizer, tmp_path)
     monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 50)
     monkeypatch.setattr(encode, "BATCH_CHARACTERS", 170)
-    assert len(list(encode._pieces(texts))) > 20
+    assert len(list(encode._pieces(map(Document, texts)))) > 20
     assert ids_of(texts, tokenizer, tmp_path) == whole
 
 

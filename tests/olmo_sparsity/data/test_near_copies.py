@@ -43,7 +43,7 @@ def test_the_stretches_are_those_of_a_plain_search(
     found = find_near_copies(
         tmp_path / "0",
         [tmp_path / str(number) for number in (1, 2, 3)],
-        dtype=dtype,
+        dtype=np.dtype(dtype),
         eos_token_id=EOS,
         length=LENGTH,
         workers=1,

@@ -14,7 +14,7 @@ from olmo_sparsity.data import docstrings
 from olmo_sparsity.data import text as text_module
 from olmo_sparsity.data.docstrings import clean_documents, docs_packages, is_english
 from olmo_sparsity.data.sources import HubShards, TextFiles, file_units, hub_units
-from olmo_sparsity.data.text import paragraph_hash, split_paragraphs
+from olmo_sparsity.data.text import Unit, paragraph_hash, split_paragraphs
 from olmo_sparsity.data.workers import StoppedEarly, run_jobs
 from olmo_sparsity.util.errors import UserError
 from tests.support.corpora import PROSE, c4_folder, c4_texts, needs_c4_sample, write_lines
@@ -23,8 +23,12 @@ from tests.support.refusals import refused
 NESTED = '{"text": ' + "[" * 100_000
 
 
+def texts_of(unit: Unit) -> list[str]:
+    return [document.text for document in unit.documents()]
+
+
 def documents_of(path: Path | str) -> list[str]:
-    return list(TextFiles((str(path),)).documents())
+    return texts_of(TextFiles((str(path),)))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.json.gz"])
@@ -43,7 +47,7 @@ def test_a_text_file_is_one_document_and_small_ones_share_a_unit(tmp_path):
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"second"))
     lines = write_lines(tmp_path / "c.jsonl", ["third"])
     units = file_units([str(tmp_path / "a.txt"), str(tmp_path / "b.txt.gz"), lines, str(tmp_path / "a.txt")])
-    found = [list(unit.documents()) for unit in units]
+    found = [texts_of(unit) for unit in units]
     assert found == [["first\n\nfile", "second"], ["third"], ["first\n\nfile"]]
 
 
@@ -62,7 +66,7 @@ def test_a_truncated_gzip_is_named_after_its_whole_lines(tmp_path):
     path.write_bytes(path.read_bytes()[:-2000])
     read: list[str] = []
     with refused(r"a\.jsonl\.gz is truncated or damaged"):
-        read.extend(TextFiles((str(path),)).documents())
+        read.extend(document.text for document in TextFiles((str(path),)).documents())
     assert 0 < len(read) < len(texts) and read == texts[: len(read)]
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
     with refused(r"b\.txt is not UTF-8"):
@@ -73,16 +77,16 @@ def test_a_truncated_gzip_is_named_after_its_whole_lines(tmp_path):
 def test_c4_shards_stream_from_a_local_copy(tmp_path, monkeypatch):
     dataset = str(c4_folder(tmp_path / "c4"))
     train, limit_tokens = hub_units(dataset, "en", "train")
-    assert [list(unit.documents()) for unit in train] == [c4_texts(0), c4_texts(1)]
+    assert [texts_of(unit) for unit in train] == [c4_texts(0), c4_texts(1)]
     assert limit_tokens is None
     [validation], _ = hub_units(dataset, "en", "validation", limit_documents=3)
-    assert list(validation.documents()) == c4_texts(2)[:3]
+    assert texts_of(validation) == c4_texts(2)[:3]
     [unit], limit_tokens = hub_units(dataset, "en", "train", limit_documents=13, limit_tokens=1000)
-    assert list(unit.documents()) == (c4_texts(0) + c4_texts(1))[:13]
+    assert texts_of(unit) == (c4_texts(0) + c4_texts(1))[:13]
     assert limit_tokens == 1000
     monkeypatch.setattr("olmo_sparsity.data.sources.HUB_UNIT_DOCUMENTS", 5)
     units, _ = hub_units(dataset, "en", "train", limit_documents=13)
-    assert [len(list(unit.documents())) for unit in units] == [7, 6]
+    assert [len(texts_of(unit)) for unit in units] == [7, 6]
 
 
 @needs_c4_sample
@@ -137,7 +141,8 @@ def test_junk_short_and_repeated_text_is_left_out():
         ["x1 = y1 * z1 + " * 100],
     ]
     first, second = [*(p.rstrip() for p in long[:3]), "the end"], [*long[3:], "the end"]
-    assert list(clean_documents(iter(documents))) == ["\n\n".join(first), "\n\n".join(second)]
+    cleaned = list(clean_documents(zip("abcd", documents, strict=True)))
+    assert cleaned == [("\n\n".join(first), "a"), ("\n\n".join(second), "b")]
     assert is_english(PROSE)
     assert not is_english("les chats dorment sous une couverture quand il pleut dehors " * 3)
     assert not is_english("это предложение the of and to a in is for that")

@@ -1,0 +1,207 @@
+"""Groups of documents: every row is of its document, no group is in two splits, and corpora without are as before."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from olmo_sparsity.data.groups import choose_buckets, group_of_url
+from olmo_sparsity.data.prepare import prepare
+from olmo_sparsity.data.sources import PrepareSettings
+from olmo_sparsity.data.text import BUCKETS, Document, SplitRule
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
+from tests.support.corpora import (
+    assert_same_as_one_go,
+    errors,
+    run_main,
+    some_texts,
+    stop_before_third_file,
+    text_settings,
+    write_lines,
+)
+from tests.support.refusals import refused
+
+BOOK = "https://www.gutenberg.org/ebooks/"
+
+
+@pytest.mark.parametrize(
+    ("url", "group"),
+    [
+        ("http://www.example.com/a/b?c=1", "example.com"),
+        ("HTTPS://Example.com:8080/", "example.com"),
+        (f"{BOOK}1023#Bleak-House-48", f"{BOOK}1023#Bleak-House"),
+        ("https://pypi.org/project/sympy#sympy/core/add.py", "https://pypi.org/project/sympy"),
+        ("https://example.com/page#", "example.com"),
+        ("http://[broken", "http://[broken"),
+        ("books/moby-dick-1", "books/moby-dick-1"),
+    ],
+)
+def test_the_site_or_work_of_a_url(url: str, group: str) -> None:
+    assert group_of_url(url) == group
+
+
+def books(folder: Path, files: int = 4, works: int = 24) -> tuple[list[str], dict[str, str]]:
+    """Files of 30 slices of works, some of them empty, and the work of each text."""
+    folder.mkdir(exist_ok=True)
+    paths, work_of = [], {}
+    for number in range(files):
+        texts = some_texts(30, number)
+        works_of_texts = [f"{BOOK}{(7 * number + row) % works}#Title" for row in range(30)]
+        work_of |= zip(texts, works_of_texts, strict=True)
+        urls = [f"{work}-{row}" for row, work in enumerate(works_of_texts)]
+        paths.append(write_lines(folder / f"{number}.jsonl.gz", ["", *texts], ["https://empty.org", *urls]))
+    return paths, work_of
+
+
+def rows(corpus: Path, split: str) -> list[tuple[str, str]]:
+    """Text and group of every document."""
+    tokenizer, files = Tokenizer.from_file(str(corpus / "tokenizer.json")), TokenFiles.of_split(corpus, split)
+    assert files.groups is not None
+    return [(tokenizer.decode(files.document(row)), group) for row, group in enumerate(files.groups.tolist())]
+
+
+def test_every_row_is_of_its_document_and_no_group_is_in_both_splits(tmp_path):
+    files, work_of = books(tmp_path / "text")
+    held = {}
+    for seed in (0, 1):
+        out = tmp_path / f"out{seed}"
+        manifest = prepare(text_settings(files, seed=seed, heldout_fraction=0.2), out, workers=2).manifest
+        train, heldout = rows(out, "train"), rows(out, "heldout")
+        assert sorted(text for text, _ in train + heldout) == sorted(work_of)
+        assert all(work_of[text] == group for text, group in train + heldout)
+        held[seed] = {group for _, group in heldout}
+        assert not held[seed] & {group for _, group in train}
+        assert manifest.settings["groups"] == {"heldout": len(held[seed]), "in_both": 0}
+        assert len(heldout) == pytest.approx(0.2 * len(work_of), abs=max(Counter(work_of.values()).values()))
+    assert held[0] != held[1]
+    assert_same_as_one_go(text_settings(files, seed=1, heldout_fraction=0.2), tmp_path / "out1")
+
+
+def test_documents_that_are_dropped_take_their_rows_along(tmp_path):
+    train, heldout = some_texts(6, 1), some_texts(4, 2)
+    files = [write_lines(tmp_path / "t.jsonl", train, [f"http://{n % 2}.com" for n in range(6)])]
+    kept = [heldout[0], train[2], heldout[1], train[3], heldout[2]]
+    urls = ["http://a.com", "http://b.com", "http://1.com", "http://0.com"]  # the last one stands by itself
+    prepared = prepare(
+        text_settings(files, [write_lines(tmp_path / "h.jsonl", kept, urls)]), tmp_path / "out"
+    )
+    expected = [(heldout[0], "a.com"), (heldout[1], "1.com"), (heldout[2], "document 2 by itself")]
+    assert rows(tmp_path / "out", "heldout") == expected
+    assert prepared.manifest.settings["groups"] == {"heldout": 2, "in_both": 1}
+
+
+def test_a_run_that_failed_goes_on_with_its_groups(tmp_path, monkeypatch):
+    settings, out = text_settings(books(tmp_path / "text")[0]), tmp_path / "out"
+    stop_before_third_file(monkeypatch, out)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(settings, out, workers=1)
+    monkeypatch.undo()
+    (out / "train-00000.groups.jsonl.gz").write_bytes(b"damaged")
+    prepare(settings, out, workers=1)
+    assert_same_as_one_go(settings, out)
+    (out / "heldout-00000.groups.jsonl.gz").unlink()
+    with refused(r"heldout-00000\.groups.* is missing or damaged.*prepare the corpus again"):
+        _ = TokenFiles.of_split(out, "heldout").groups
+    prepare(settings, out, workers=1)
+    assert_same_as_one_go(settings, out)
+
+
+def held_by_a_plain_loop(sizes: dict[int, int], share: float) -> set[int]:
+    held: set[int] = set()
+    for bucket in sorted(sizes):
+        if sum(sizes[each] for each in held) + sizes[bucket] <= share * sum(sizes.values()):
+            held.add(bucket)
+    left = sorted(set(sizes) - held, key=lambda bucket: (sizes[bucket], bucket))
+    short = share * sum(sizes.values()) - sum(sizes[each] for each in held)
+    return held | {left[0]} if len(left) > 1 and sizes[left[0]] - short < short else held
+
+
+def test_the_share_is_met_as_far_as_whole_groups_go():
+    draw = np.random.default_rng(0)
+    for groups, share in ((60, 0.1), (60, 0.5), (7, 0.3), (2, 0.4)):
+        chosen = draw.choice(BUCKETS, groups, replace=False)
+        sizes = dict(zip(chosen.tolist(), draw.zipf(1.6, groups).clip(max=5).tolist(), strict=True))
+        counts = np.zeros(BUCKETS, dtype=np.int64)
+        counts[list(sizes)] = list(sizes.values())
+        held = choose_buckets(counts, share, "x")
+        assert held == held_by_a_plain_loop(sizes, share)
+        assert 0 < sum(sizes[each] for each in held) < sum(sizes.values())
+
+
+def test_too_few_groups_are_refused_with_the_remedy(tmp_path):
+    files, _ = books(tmp_path / "text", files=1, works=3)
+    with refused(
+        r"of 3 groups, too few .* 0\.1 of the documents.*--group-field none, or name --heldout-files"
+    ):
+        prepare(text_settings(files), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    manifest = prepare(text_settings(files, heldout_fraction=0.2), tmp_path / "out").manifest
+    assert [manifest.splits[split][0].documents for split in ("train", "heldout")] == [20, 10]
+
+
+def test_a_field_is_named_or_none(tmp_path):
+    texts = some_texts(40, 5)
+    lines = [{"text": text, "url": "http://one.com", "book": row % 8} for row, text in enumerate(texts)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = {"files": [str(path)], "heldout_fraction": 0.25}
+    prepare(text_settings(**settings, group_field="book"), tmp_path / "book")
+    found = rows(tmp_path / "book", "train") + rows(tmp_path / "book", "heldout")
+    assert found and all(group == str(texts.index(text) % 8) for text, group in found)
+    with refused(r"a\.jsonl:1 has no isbn to name its group"):
+        prepare(text_settings(**settings, group_field="isbn"), tmp_path / "isbn")
+    prepare(text_settings(**settings, group_field="none"), tmp_path / "none")
+    assert TokenFiles.of_split(tmp_path / "none", "heldout").groups is None
+
+
+def test_without_groups_nothing_is_added(tmp_path):
+    """Split and manifest of before there were groups."""
+    files = [write_lines(tmp_path / "a.jsonl", texts := some_texts(60, 3))]
+    settings = text_settings(files, heldout_fraction=0.3, seed=4)
+    prepare(settings, tmp_path / "out")
+    rule = SplitRule(4, 0.3)
+    held = [file.documents for file in CorpusManifest.load(tmp_path / "out").splits["heldout"]]
+    assert held == [sum(rule.is_heldout(Document(text)) for text in texts)]
+    assert "group" not in (tmp_path / "out" / "manifest.json").read_text()
+    assert not list((tmp_path / "out").glob("*group*"))
+    assert TokenFiles.of_split(tmp_path / "out", "train").groups is None
+
+
+def test_docstrings_go_by_package(tmp_path):
+    packages = ("rich", "safetensors", "click", "jinja2", "fsspec", "networkx")
+    settings = PrepareSettings("docs", packages=packages, vocab_size=400)
+    manifest = prepare(settings, tmp_path / "out").manifest
+    train, heldout = (
+        set(TokenFiles.of_split(tmp_path / "out", split).groups) for split in ("train", "heldout")
+    )
+    assert train and heldout and not train & heldout and train | heldout <= set(packages)
+    documents = {split: sum(file.documents for file in files) for split, files in manifest.splits.items()}
+    assert 0.05 < documents["heldout"] / sum(documents.values()) < 0.2
+    with refused("of docs it is the package, or none"):
+        prepare(PrepareSettings("docs", group_field="url"), tmp_path / "other")
+
+
+# --- to evaluate on only ---
+
+
+def test_a_corpus_to_evaluate_on_only(tmp_path, capsys):
+    texts = some_texts(5, 8)
+    heldout = write_lines(tmp_path / "h.jsonl", texts, [f"http://{n % 2}.com" for n in range(5)])
+    given = ["text", "--heldout-files", heldout, "--out", str(tmp_path / "out")]
+    assert run_main(*given) == 1
+    assert "without --files there is no text to train a tokenizer on" in errors(capsys.readouterr().err)[-1]
+    assert run_main(*given, "--tokenizer", "olmo", "--shard", "1/2") == 1
+    assert "run without --shard" in errors(capsys.readouterr().err)[-1]
+    assert run_main(*given, "--tokenizer", "olmo") == 0
+    said = capsys.readouterr().out
+    assert (
+        "heldout: 5 documents" in said and "groups (by url): 2 in heldout\n" in said and "train" not in said
+    )
+    assert rows(tmp_path / "out", "heldout") == [(text, f"{n % 2}.com") for n, text in enumerate(texts)]
+    with refused("prepared for evaluation only.*--files"):
+        TokenFiles.of_split(tmp_path / "out", "train")
