@@ -91,6 +91,12 @@ def summary(manifest: CorpusManifest) -> list[str]:
     if "train" not in manifest.splits:
         return lines
     removed = manifest.settings["decontamination"]
+    if found := manifest.settings.get("near_copies"):
+        share = found["tokens"] / sum(file.tokens for file in manifest.splits["heldout"])
+        length = manifest.settings["near_copy_tokens"]
+        lines.append(
+            f"{share:.1%} of heldout tokens are in runs of {length} that also stand in train; they are marked"
+        )
     return [
         *lines,
         f"removed from heldout, because also in train: {removed['removed_paragraphs']:,} of "

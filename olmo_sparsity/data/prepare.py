@@ -250,7 +250,9 @@ class _Stages:
         )
         sha256 = write_near_copies(self.out / near_copies_name(heldout.name), found)
         tokens = int((found[:, 1] - found[:, 0]).sum())
-        return replace(heldout, near_copies_sha256=sha256), {"near_copies": {"stretches": len(found), "tokens": tokens}}
+        return replace(heldout, near_copies_sha256=sha256), {
+            "near_copies": {"stretches": len(found), "tokens": tokens}
+        }
 
     def run_shard(self, shard: Shard) -> tuple[list[EncodedUnit], int]:
         """Those that make the training units of one share; also the number of tokens written by this run."""

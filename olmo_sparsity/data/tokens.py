@@ -128,7 +128,9 @@ class CorpusManifest:
             )
         splits = {name: [TokenFile(**file) for file in files] for name, files in raw["splits"].items()}
         for file in (file for files in splits.values() for file in files):
-            if not isinstance(file.groups_sha256, str | None) or not isinstance(file.near_copies_sha256, str | None):
+            if not isinstance(file.groups_sha256, str | None) or not isinstance(
+                file.near_copies_sha256, str | None
+            ):
                 raise ValueError("a checksum is no text")
         return replace(manifest, splits=splits)
 
@@ -253,11 +255,11 @@ class TokenFiles:
         folder, files = self._described or (Path(), [])
         if not files or any(file.near_copies_sha256 is None for file in files):
             return None
-        found = [
-            np.insert(read_near_copies(folder / near_copies_name(file.name), file.near_copies_sha256), 0, number, axis=1)
-            for number, file in enumerate(files)
-        ]
-        return np.concatenate(found)
+        parts = []
+        for number, file in enumerate(files):
+            found = read_near_copies(folder / near_copies_name(file.name), file.near_copies_sha256)
+            parts.append(np.insert(found, 0, number, axis=1))
+        return np.concatenate(parts)
 
     def in_near_copy(self, document: np.ndarray, position: np.ndarray) -> np.ndarray | None:
         """Whether each token lies in a near copy, (n,) bool; None where nobody looked for them."""
@@ -269,7 +271,9 @@ class TokenFiles:
             _, first, end = self.near_copies[self.near_copies[:, 0] == number].T
             rows = np.flatnonzero(file == number)
             token = start[rows] + position[rows]
-            before = np.searchsorted(first, token, side="right")  # stretches that have begun, and as many have ended
+            before = np.searchsorted(
+                first, token, side="right"
+            )  # stretches that have begun, and as many have ended
             inside[rows] = before > np.searchsorted(end, token, side="right")
         return inside
 

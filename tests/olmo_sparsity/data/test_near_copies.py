@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from olmo_sparsity.data import near_copies
-from olmo_sparsity.data.near_copies import find_near_copies, run_hashes, stretches
+from olmo_sparsity.data.near_copies import find_near_copies, near_copies_name, run_hashes, stretches
+from olmo_sparsity.data.prepare import prepare
+from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
+from olmo_sparsity.util.errors import UserError
+from tests.support.corpora import some_texts, text_settings, write_lines
 
 EOS, LENGTH = 0, 5
 
@@ -70,3 +74,44 @@ def test_hashes_are_equal_where_runs_are_wherever_they_stand() -> None:
 def test_runs_that_touch_are_one_stretch() -> None:
     assert stretches(np.array([2, 3, 8, 14, 40]), 5).tolist() == [[2, 13], [14, 19], [40, 45]]
     assert stretches(np.array([], dtype=np.int64), 5).shape == (0, 2)
+
+
+def test_a_corpus_marks_the_held_out_tokens_that_a_plain_search_finds(tmp_path: Path) -> None:
+    train, heldout = (
+        some_texts(30, seed=1, paragraphs=1, words=60),
+        some_texts(6, seed=2, paragraphs=1, words=60),
+    )
+    copied = " ".join(train[4].split()[10:45])
+    heldout[2] = f"new words here {copied} and more of them"  # no paragraph is equal
+    files = [write_lines(tmp_path / "train.jsonl", train)], [write_lines(tmp_path / "heldout.jsonl", heldout)]
+    settings = text_settings(*files, near_copy_tokens=20)
+    found = prepare(settings, tmp_path / "corpus").manifest
+    tokens = TokenFiles.of_split(tmp_path / "corpus", "heldout")
+    texts = [TokenFiles.of_split(tmp_path / "corpus", "train").arrays[0], tokens.arrays[0]]
+    known = {tuple(texts[0][i : i + 20]) for i in range(len(texts[0]) - 19)}
+    expected = np.zeros(len(texts[1]), dtype=bool)
+    for i in range(len(texts[1]) - 19):
+        run = tuple(texts[1][i : i + 20])
+        expected[i : i + 20] |= run in known and tokens.eos_token_id not in run
+    document = np.repeat(np.arange(6), 4)
+    position = np.tile([0, 5, 40, 60], 6)
+    at = tokens.document_bounds[document, 1] + position
+    np.testing.assert_array_equal(tokens.in_near_copy(document, position), expected[at])
+    assert expected[at].any() and not expected[at].all()
+    assert found.settings["near_copies"]["tokens"] == expected.sum() > 20
+    assert not prepare(settings, tmp_path / "corpus").tokens_written  # finished
+    beside = tmp_path / "corpus" / near_copies_name("heldout-00000.npy")
+    beside.write_bytes(b"x")
+    with pytest.raises(UserError, match="near copies of training text, is missing or damaged"):
+        _ = TokenFiles.of_split(tmp_path / "corpus", "heldout").near_copies
+
+
+def test_a_corpus_for_which_nobody_looked_says_so(tmp_path: Path) -> None:
+    files = [write_lines(tmp_path / f"{name}.jsonl", some_texts(9, seed)) for seed, name in enumerate("ab")]
+    settings = text_settings(files[:1], files[1:], near_copy_tokens=0)
+    found = prepare(settings, tmp_path / "corpus").manifest
+    tokens = TokenFiles.of_split(tmp_path / "corpus", "heldout")
+    assert tokens.near_copies is None and tokens.in_near_copy(np.array([0]), np.array([0])) is None
+    assert "near_copy_tokens" not in found.settings
+    assert "near_copies_sha256" not in (tmp_path / "corpus" / "manifest.json").read_text()
+    assert CorpusManifest.load(tmp_path / "corpus") == found
