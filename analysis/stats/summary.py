@@ -6,7 +6,8 @@
 
 The sums run over the targets with L_short - L_long > tau; under cross-fitting the selecting model decides which
 these are, and every loss is the evaluating model's. Losses are means in nats per token; recoveries are fractions of
-the gain. Every interval is a 95 % cluster bootstrap by document, and all share their resamples.
+the gain. Every interval is a 95 % cluster bootstrap by group and document, and all share their
+resamples.
 Shapes: n sampled targets, m of them over tau.
 """
 
@@ -18,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from analysis.records.store import Records
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, difference
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, count_clusters, difference, interval_words
 from analysis.stats.dependencies import (
     distance_columns,
     distance_numbers,
@@ -43,8 +44,6 @@ GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)
 """Inner edges of the bins of L_short - L_long; those not above tau are left out. [ours]"""
 DEFAULT_K = 4
 """The k of everything that is shown at one k only, where it was measured."""
-FEW_DOCUMENTS = 30
-"""Below this many documents with a target over tau, percentile intervals are known to be too narrow."""
 
 
 def summarize(
@@ -68,11 +67,11 @@ def summarize(
     bins = gain_bins(manifest.tau_nats)
     in_bins = _members_of_bins(records, bins)
     columns = _columns(records, measured, in_bins, k)
-    bootstrap = SumsBootstrap(columns, targets.document, resamples, seed)
+    bootstrap = SumsBootstrap(columns, targets.document, resamples, seed, targets.document_group)
     return {
         "targets": len(targets),
         "targets_over_tau": len(targets.over(manifest.tau_nats)),
-        "documents": len(np.unique(targets.document)),
+        **count_clusters(targets.document, targets.document_group),
         "share_over_tau": bootstrap.ratio("over", "one"),
         "loss_short": bootstrap.ratio("short over tau", ("targets", ALL)),
         "loss_long": bootstrap.ratio("long over tau", ("targets", ALL)),
@@ -205,15 +204,17 @@ def _choose_k(ks: list[int], wanted: int | None) -> int:
 
 
 def _settings(records: Records, resamples: int, seed: int) -> Json:
-    manifest = records.manifest
+    manifest, targets, over = records.manifest, records.targets, records.over
+    groups = targets.groups_of(over)
     return {
         **{name: value for name, value in asdict(manifest).items() if name != "version"},
         "crossfit": manifest.crossfit,
         "complete": len(records.over) == len(records.targets.over(manifest.tau_nats)),
         "targets_measured": len(records.over),
-        "documents_over_tau": len(np.unique(records.targets.document[records.over])),
+        **count_clusters(targets.document[over], groups, "_over_tau"),
         "resamples": resamples,
         "bootstrap_seed": seed,
-        "interval": "95 % percentile, cluster bootstrap by document",
-        "permutation_test": "true against placebo, signs flipped by document, two-sided",
+        "interval": interval_words(groups),
+        "permutation_test": "true against placebo, signs flipped by "
+        f"{'document' if groups is None else 'group'}, two-sided",
     }

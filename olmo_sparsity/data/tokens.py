@@ -240,6 +240,10 @@ class TokenFiles:
         alone = (f"document {number} by itself" for number in range(len(names)))
         return np.array([name or other for name, other in zip(names, alone, strict=True)])
 
+    def groups_of(self, documents: np.ndarray) -> np.ndarray | None:
+        """Name of the group of each of some documents, given their numbers; None where the corpus has no groups."""
+        return None if self.groups is None else self.groups[documents]
+
     def document(self, number: int) -> np.ndarray:
         """Token ids of document ``number``, (n,), without its EOS."""
         file, start, end = self.document_bounds[number]
