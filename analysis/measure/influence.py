@@ -102,6 +102,9 @@ class InfluenceEngine:
             kind=self._kinds(sampled, rows, target_id),
             placebo_document=sampled.placebo_document[rows],
             placebo_start=sampled.placebo_start[rows],
+            document_group=None if sampled.document_group is None else sampled.document_group[rows],
+            placebo_group=None if sampled.placebo_group is None else sampled.placebo_group[rows],
+            near_copy=None if sampled.near_copy is None else sampled.near_copy[rows],
         )
 
     def select(

@@ -24,7 +24,7 @@ from analysis.measure.measurement import Json, check_models, each_model, open_te
 from analysis.measure.settings import LengthSettings
 from analysis.model.token_losses import TokenLosses
 from analysis.records.results import LENGTH
-from analysis.stats.bootstrap import BY_DOCUMENT_AND_SEED
+from analysis.stats.bootstrap import count_clusters, interval_words
 from analysis.stats.length import PositionSums, summarize_length
 from analysis.text.segments import Segments, sample_segments
 from olmo_sparsity.util.errors import UserError
@@ -54,7 +54,8 @@ def measure_length(settings: LengthSettings) -> Path:
         described.append(one)
         loss_nats.append(_sum_losses(losses, segments, windows, edges, one["label"]))
     documents, windows_of = np.unique(segments.document, return_counts=True)
-    sums = PositionSums(edges, documents, windows_of[:, None] * np.diff(edges), np.stack(loss_nats))
+    groups = text.tokens.groups_of(documents)
+    sums = PositionSums(edges, documents, windows_of[:, None] * np.diff(edges), np.stack(loss_nats), groups)
     return write_result(
         LENGTH,
         settings,
@@ -62,9 +63,9 @@ def measure_length(settings: LengthSettings) -> Path:
         found={"models": _models(settings, described, sums)},
         measured={
             "windows_measured": len(segments),
-            "documents": len(documents),
+            **count_clusters(documents, groups),
             "documents_too_short": segments.documents_too_short,
-            "interval": BY_DOCUMENT_AND_SEED,
+            "interval": f"{interval_words(groups)}, and by seed where a model has several",
         },
         rows=sums.to_table(settings.labels),
     )

@@ -35,6 +35,7 @@ from analysis.measure.measurement import load_losses, open_text, write_result
 from analysis.measure.settings import LongPPLSettings
 from analysis.model.token_losses import TokenLosses
 from analysis.records.results import LONGPPL
+from analysis.stats.bootstrap import interval_words
 from analysis.stats.longppl import TargetLosses, summarize_longppl
 from analysis.text.segments import sample_segments
 from olmo_sparsity.util.errors import UserError
@@ -63,6 +64,7 @@ def measure_longppl(settings: LongPPLSettings) -> Path:
     found = summarize_longppl(
         losses,
         segments.document,
+        segments.group,
         alpha_nats=settings.alpha_nats,
         beta_nats=settings.beta_nats,
         resamples=settings.resamples,
@@ -72,7 +74,7 @@ def measure_longppl(settings: LongPPLSettings) -> Path:
         "sliding_window": window,
         "segments_measured": len(segments),
         "documents_too_short": segments.documents_too_short,
-        "interval": "95 % percentile, cluster bootstrap by document",
+        "interval": interval_words(segments.group),
     }
     return write_result(LONGPPL, settings, text, found={**described, **found}, measured=measured)
 

@@ -42,12 +42,13 @@ from analysis.model.scorer import Scorer
 from analysis.model.token_losses import TokenLosses
 from analysis.records.results import NEEDLE
 from analysis.stats.bootstrap import (
-    BY_DOCUMENT_AND_SEED,
     DEFAULT_RESAMPLES,
     ClusterBootstrap,
     Statistic,
+    count_clusters,
     difference,
     draw_seeds,
+    interval_words,
     mean_over_seeds,
     ratio_of_sums,
 )
@@ -104,9 +105,9 @@ def measure_needle(settings: NeedleSettings) -> Path:
         found={"models": models},
         measured={
             "samples_measured": len(needles),
-            "documents": len(np.unique(needles.segments.document)),
+            **count_clusters(needles.segments.document, needles.segments.group),
             "tokens_to_draw_from": needles.vocabulary,
-            "interval": BY_DOCUMENT_AND_SEED,
+            "interval": f"{interval_words(needles.segments.group)}, and by seed where a model has several",
         },
         rows=_rows(settings.labels, needles, cells, loss_nats, exact.astype(bool)),
     )
@@ -227,7 +228,8 @@ def _summarize(
     columns: Columns = {"one": np.ones(len(needles))}
     for name, values in (("loss", loss_nats), ("exact", exact)):
         columns |= {(name, *at): values[at] for at in np.ndindex(values.shape[:2])}
-    sums = SumsBootstrap(columns, needles.segments.document, settings.resamples, settings.seed)
+    segments = needles.segments
+    sums = SumsBootstrap(columns, segments.document, settings.resamples, settings.seed, segments.group)
     place = {cell: number for number, cell in enumerate(cells)}
 
     def mean(number: int, label: str, name: str, cell: Cell) -> Statistic:
@@ -318,7 +320,6 @@ def recall_of_needles(
     scorer = Scorer(losses.model, device=losses.device)
     planted = np.tile(columns, (len(contexts), 1))
     ks = [k for k in KS if k <= contexts.n_far]
-    document = needles.segments.document[: len(contexts)]
     found: Json = {}
     with progress(f"recall, {label}", 2 * len(options.selectors), "selectors") as advance:
         for name in options.selectors:
@@ -327,7 +328,7 @@ def recall_of_needles(
                 selected = find_selector(name)(Question(scorer, some, seed, max(ks))).columns
                 shares.append(found_at(selected, planted, ks).mean(axis=2))
                 advance(1)
-            found[name] = _intervals(shares, ks, document, seed)
+            found[name] = _intervals(shares, ks, needles.segments, seed)
     chance = {str(k): chance_recall(k, contexts.n_far) for k in ks}
     return {
         "ks": ks,
@@ -338,10 +339,12 @@ def recall_of_needles(
     }
 
 
-def _intervals(shares: list[np.ndarray], ks: list[int], document: np.ndarray, seed: int) -> Json:
-    """Mean true and placebo recall (n, K) of every k."""
-    columns = np.concatenate([np.ones((len(document), 1)), *shares], axis=1)
-    bootstrap = ClusterBootstrap(columns, document, resamples=DEFAULT_RESAMPLES, seed=seed)
+def _intervals(shares: list[np.ndarray], ks: list[int], segments: Segments, seed: int) -> Json:
+    """Mean true and placebo recall (n, K) of every k, for the first n segments."""
+    count = len(shares[0])
+    columns = np.concatenate([np.ones((count, 1)), *shares], axis=1)
+    document, groups = segments.document[:count], None if segments.group is None else segments.group[:count]
+    bootstrap = ClusterBootstrap(columns, document, groups=groups, resamples=DEFAULT_RESAMPLES, seed=seed)
     return {
         str(k): {
             name: bootstrap.interval(ratio_of_sums(1 + which * len(ks) + place, 0)).as_dict()

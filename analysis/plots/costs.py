@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from analysis.plots import style
+from analysis.stats.bootstrap import by_clusters
 from olmo_sparsity.util.result_files import Json
 
 MEGABYTE = 1e6
@@ -84,7 +85,8 @@ def pareto_figure(result: Json) -> Figure:
         style.add_heading(
             figure,
             f"{result['model']}; {screened['over_tau']} of {screened['targets']} targets gain more than "
-            f"{screened['tau_nats']:g} nats, {screened['documents']} documents; 95 % intervals over documents; "
+            f"{screened['tau_nats']:g} nats, {screened['documents']} documents; 95 % intervals "
+            f"{by_clusters(screened) if 'groups' in screened else 'over documents'}; "
             "line: no other selector is both faster and better",
         )
     return figure

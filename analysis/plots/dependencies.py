@@ -19,7 +19,7 @@ from matplotlib.ticker import PercentFormatter
 
 from analysis.plots import style
 from analysis.plots.figure2 import describe, figure2, further_figure
-from analysis.stats.summary import FEW_DOCUMENTS
+from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, few_clusters
 from analysis.stats.tables import percent_text
 from olmo_sparsity.util.result_files import Json
 
@@ -63,7 +63,7 @@ def kinds_figure(summary: Json, *, width: float = style.PAGE, heading: bool = Tr
     kinds = summary["kinds"]["kinds"]
     styles = style.selector_styles(list(summary["selectors"]))
     shown = {name: styles[name] for name in style.shown_selectors(list(summary["selectors"]))}
-    few = [row for row, each in enumerate(kinds) if each["documents_over_tau"] < FEW_DOCUMENTS]
+    few = [row for row, each in enumerate(kinds) if few_clusters(each, "_over_tau")]
     columns = min(style.columns_in(width, 3.2), 2)
     with matplotlib.rc_context(style.STYLE):
         figure = style.new_figure(width, 4 / columns * (0.42 * len(kinds) + 0.5) + 1.0)
@@ -80,7 +80,10 @@ def kinds_figure(summary: Json, *, width: float = style.PAGE, heading: bool = Tr
                 axes.axhspan(row - 0.5, row + 0.5, **_FEW_LOOKS)
         panels[0].set_yticks(range(len(kinds)), [_kind_label(each) for each in kinds])
         panels[0].set_ylim(len(kinds) - 0.5, -0.5)
-        style.add_legend(figure, _kinds_legend(shown, bool(few)))
+        few_of_what = (
+            f"{FEW_GROUPS} groups or " * ("groups_over_tau" in kinds[0]) + f"{FEW_DOCUMENTS} documents"
+        )
+        style.add_legend(figure, _kinds_legend(shown, few_of_what if few else None))
         if heading:
             style.add_heading(figure, describe(summary))
     return figure
@@ -144,7 +147,7 @@ def _bars(
     )
 
 
-def _kinds_legend(shown: dict[str, style.Style], any_few: bool) -> list[Any]:
+def _kinds_legend(shown: dict[str, style.Style], few: str | None) -> list[Any]:
     handles: list[Any] = [
         Patch(facecolor="white", edgecolor="0.2", label="of all targets"),
         Patch(facecolor="0.45", edgecolor="0.2", label=r"of those over $\tau$"),
@@ -153,8 +156,8 @@ def _kinds_legend(shown: dict[str, style.Style], any_few: bool) -> list[Any]:
         handles.append(Line2D([], [], color=colour, marker=marker, linestyle="none", label=name))
     hollow: Json = {"color": "0.2", "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
     handles.append(Line2D([], [], label="placebo: hollow", **hollow))
-    if any_few:
-        handles.append(Patch(label=f"fewer than {FEW_DOCUMENTS} documents over $\\tau$", **_FEW_LOOKS))
+    if few:
+        handles.append(Patch(label=f"fewer than {few} over $\\tau$", **_FEW_LOOKS))
     return handles
 
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from analysis.plots import style
 from analysis.plots.length import plot_length
+from analysis.stats.bootstrap import by_clusters
 from analysis.stats.recovery import CONTROLS, and_blocks, default_selector, nats
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
@@ -135,7 +136,8 @@ def plot_net_recovery(axes: Axes, summary: Json, shown: Sequence[str]) -> None:
 def plot_gain_bins(axes: Axes, summary: Json) -> None:
     """Panel (c): recovery at one k in bins of L_short - L_long, true and placebo far context.
 
-    Shows the default selector and the controls. A point without a bar comes from too few documents for an interval.
+    Shows the default selector and the controls. A point without a bar comes from too few documents for an
+    interval.
     """
     bins = summary["gain_bins"]["bins"]
     styles = style.selector_styles(list(summary["selectors"]))
@@ -167,7 +169,7 @@ def describe(summary: Json) -> str:
         f"{summary['documents']:,} documents, {summary['targets_over_tau']:,} with "
         rf"$L_{{short}} - L_{{long}} > \tau$ = {nats(settings['tau_nats'])} "
         f"({100 * summary['share_over_tau']['value']:.1f} %){unfinished}{crossfit}; "
-        "bars: 95 % bootstrap by document"
+        f"bars: 95 % bootstrap {by_clusters(summary['settings'], '_over_tau')}"
     )
 
 

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 
 from analysis.plots import style
 from analysis.plots.figure2 import check_selectors
+from analysis.stats.bootstrap import few_clusters
 from analysis.stats.recovery import BEST, nats
-from analysis.stats.summary import FEW_DOCUMENTS
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
@@ -104,7 +104,7 @@ def figure6(panels: Sequence[GridPanel], selectors: Sequence[str], *, net: bool)
             figure, style.selector_handles({name: styles[name] for name in selectors}, placebo=not net)
         )
         what = "Net recovery (recovery − placebo)" if net else "Recovery and placebo recovery"
-        bounds = "bars: 95 % bootstrap by document"
+        bounds = "bars: 95 % bootstrap by " + " or ".join(sorted({_unit(panel.summary) for panel in panels}))
         style.add_heading(figure, f"{what} from k influential far tokens; {bounds}")
     return figure
 
@@ -119,6 +119,7 @@ def grid_table(panels: Sequence[GridPanel], selectors: Sequence[str]) -> Json:
         "tau_nats",
         "crossfit",
         "documents_over_tau",
+        "groups_over_tau",
     )
     numbers = ("targets", "targets_over_tau", "share_over_tau")
     return {
@@ -128,7 +129,11 @@ def grid_table(panels: Sequence[GridPanel], selectors: Sequence[str]) -> Json:
                 "title": panel.title,
                 "row": panel.row,
                 "column": panel.column,
-                **{name: panel.summary["settings"][name] for name in settings},
+                **{
+                    name: panel.summary["settings"][name]
+                    for name in settings
+                    if name in panel.summary["settings"]
+                },
                 **{name: panel.summary[name] for name in numbers},
                 "selectors": {
                     name: {k: {key: values[key] for key in RECOVERIES} for k, values in per_k.items()}
@@ -138,6 +143,10 @@ def grid_table(panels: Sequence[GridPanel], selectors: Sequence[str]) -> Json:
             for panel in panels
         ]
     }
+
+
+def _unit(summary: Json) -> str:
+    return "group, then document" if "groups" in summary else "document"
 
 
 def _measured(panels: Sequence[GridPanel]) -> list[str]:
@@ -166,8 +175,8 @@ def _titles(summaries: Sequence[Json], labels: Sequence[str] | None) -> list[str
             f"N = {settings['n_long']}, M = {settings['n_short']}; {share} over $\\tau$",
             *(f"{key} {texts[key][number]}" for key in differing),
         ]
-        if settings["documents_over_tau"] < FEW_DOCUMENTS:
-            lines.append(f"only {settings['documents_over_tau']} documents: rough intervals")
+        if few := few_clusters(settings, "_over_tau"):
+            lines.append(f"only {few}: rough intervals")
         if not settings["complete"]:
             lines.append(f"unfinished: {settings['targets_measured']:,} measured so far")
         titles.append("\n".join(lines))

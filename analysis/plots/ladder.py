@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from analysis.plots import style
+from analysis.stats.bootstrap import by_clusters
 from analysis.stats.recovery import nats
 from olmo_sparsity.util.result_files import Json
 
@@ -72,9 +73,11 @@ def _rise_label(ladder_json: Json) -> str:
 
 def _told(ladder_json: Json) -> str:
     settings = ladder_json["settings"]
+    in_groups = [point for point in ladder_json["points"] if "groups_over_tau" in point]
+    fewest = min(in_groups, key=lambda point: point["groups_over_tau"], default=None)
     return (
         f"{settings['selector']}, N {settings['n_long']}, M {settings['n_short']}; open: chosen by another seed; "
-        "bars: 95 %, over documents"
+        f"bars: 95 %, {'over documents' if fewest is None else by_clusters(fewest, '_over_tau')}"
     )
 
 

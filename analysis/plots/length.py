@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.plots import style
+from analysis.stats.bootstrap import by_clusters
 from olmo_sparsity.util.result_files import Json
 
 MOST_CURVES = 4
@@ -105,9 +106,10 @@ def save_length_figures(length_json: Json, folder: str | Path) -> list[Path]:
 def describe_length(length_json: Json) -> str:
     """One line on what was measured: windows, documents."""
     settings = length_json["settings"]
+    by = f" {by_clusters(settings)}"
     return (
         f"{settings['windows_measured']:,} windows of {settings['lengths'][-1]:,} tokens in "
-        f"{settings['documents']:,} documents; bands and bars: 95 % bootstrap"
+        f"{settings['documents']:,} documents; bands and bars: 95 % bootstrap{by if 'groups' in settings else ''}"
     )
 
 

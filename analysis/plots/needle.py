@@ -10,6 +10,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
 from analysis.plots import style
+from analysis.stats.bootstrap import by_clusters, few_clusters
 from olmo_sparsity.util.result_files import Json
 
 MEASURES = {
@@ -78,7 +79,7 @@ def recall_figure(needle_json: Json) -> Figure:
         style.add_heading(
             figure,
             f"{first['samples']} contexts of {options['length']} tokens, depth {options['depth']:g}; "
-            "bars: 95 % bootstrap by document",
+            f"bars: 95 % bootstrap {by_clusters(needle_json['settings'])}",
         )
     return figure
 
@@ -89,6 +90,7 @@ def describe_needle(needle_json: Json) -> str:
     return (
         f"{settings['samples_measured']:,} needles behind a key of {settings['key_tokens']} tokens, in "
         f"{settings['documents']:,} documents"
+        + (f"; only {few}: rough" if "groups" in settings and (few := few_clusters(settings)) else "")
     )
 
 

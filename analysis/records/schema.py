@@ -267,7 +267,7 @@ TARGETS_SCHEMA = _schema(
     placebo_document=pa.int64(),
     placebo_start=pa.int64(),
 )
-FURTHER_TARGETS = _schema(near_copy=pa.bool_())
+FURTHER_TARGETS = _schema(near_copy=pa.bool_(), document_group=pa.string(), placebo_group=pa.string())
 """Columns that `targets.parquet` has where the corpus, or the settings, provide for them; last, in this order."""
 SELECTIONS_SCHEMA = _schema(
     target_id=pa.int64(),
@@ -319,13 +319,17 @@ class Targets:
     """Index in that document of the placebo far context's first token, int64."""
     near_copy: np.ndarray | None = None
     """Whether the target lies in a near copy of training text, bool; None where the corpus does not say it."""
+    document_group: np.ndarray | None = None
+    """Book, site or package that the document is a part of, strings; None where the corpus has no groups."""
+    placebo_group: np.ndarray | None = None
+    """That of the document of the placebo far context, strings."""
 
     def __post_init__(self) -> None:
         types = {each.name: each.type.to_pandas_dtype() for each in (*TARGETS_SCHEMA, *FURTHER_TARGETS)}
         for each in fields(self):
             if each.default is None and getattr(self, each.name) is None:
                 continue
-            dtype = None if each.name == "kind" else types[each.name]
+            dtype = None if types[each.name] is np.object_ else types[each.name]
             array = np.ascontiguousarray(getattr(self, each.name), dtype=dtype)
             object.__setattr__(self, each.name, array)  # frozen: callers may pass lists or other widths
             if array.ndim != 1 or len(array) != len(self.target_id):
@@ -375,6 +379,10 @@ class Targets:
             arrays = [getattr(part, each.name) for part in parts]
             columns[each.name] = None if arrays[0] is None else np.concatenate(arrays)
         return cls(**columns)
+
+    def groups_of(self, rows: np.ndarray) -> np.ndarray | None:
+        """Groups of the documents of some of the targets; None where they are not known."""
+        return None if self.document_group is None else self.document_group[rows]
 
     def take(self, rows: np.ndarray) -> Targets:
         """Some of the targets."""

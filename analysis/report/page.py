@@ -33,8 +33,8 @@ from analysis.report.foreign_text import (
     text_plain,
 )
 from analysis.report.words import influence_unit
+from analysis.stats.bootstrap import by_clusters, few_clusters
 from analysis.stats.recovery import default_selector, nats
-from analysis.stats.summary import FEW_DOCUMENTS
 from analysis.text.kinds import KINDS
 from olmo_sparsity.util.result_files import Json
 
@@ -98,7 +98,8 @@ def report_html(
         settings=shown_settings(summary["settings"]),
         summary=summary,
         default=default_selector(summary["selectors"]),
-        few_documents=FEW_DOCUMENTS,
+        resampled=by_clusters(summary) if "groups" in summary else "of documents (no groups are known)",
+        few=few_clusters(summary["settings"], "_over_tau"),
         longppl=longppl,
         comparison=comparison,
         measured=len(records.over),

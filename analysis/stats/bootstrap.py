@@ -1,10 +1,11 @@
-"""Cluster bootstrap and permutation test: targets of one document are not independent (docs/method.md, 2.4).
+"""Cluster bootstrap and permutation test: targets of one document are not independent, nor are the documents of one
+group, where the corpus names groups (docs/method.md, 2.4).
 
 Every figure is a function of column sums over targets: a mean is Σ loss / Σ 1, recovery is
 Σ (L_short - L_k) / Σ (L_short - L_long). So one resample needs only the sums per document, and all
 statistics of one `ClusterBootstrap` see the same resampled documents: their differences are paired.
 
-Shapes: n targets, C columns, D documents (clusters), R resamples.
+Shapes: n targets, C columns, D documents (clusters), G groups of them, R resamples.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from olmo_sparsity.util.result_files import Json
 from olmo_sparsity.util.streams import Stream
 
 DEFAULT_RESAMPLES = 2000
 LEVEL = 0.95
 _CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts or signs held at once: 32 MiB of int64
-BY_DOCUMENT_AND_SEED = "95 % percentile, bootstrap by document and, where a model has several, by seed"
+FEW_GROUPS, FEW_DOCUMENTS = 10, 30
+"""Below so many groups or, where there are none, documents, percentile intervals are known to be too narrow."""
 _TIE = 1e-12  # of Σ |difference|: rounding must not decide whether a flipped sum ties with the observed one
 
 Statistic = Callable[[np.ndarray], np.ndarray]
@@ -30,8 +33,8 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 class Interval:
     """A value and its 95 % percentile interval.
 
-    A bound is NaN where the data do not support one: fewer than two documents, or so few of them have a part in
-    the value that it is undefined in 2.5 % of the resamples or more.
+    A bound is NaN where the data do not support one: fewer than two groups (without groups: documents), or so few
+    of them have a part in the value that it is undefined in 2.5 % of the resamples or more.
     """
 
     value: float
@@ -47,15 +50,25 @@ class Interval:
 class ClusterBootstrap:
     """Column sums over the sample and over resamples of whole clusters, drawn with replacement.
 
+    With groups, G groups are drawn, and from each as many of its clusters as it has. Where every cluster is a group by
+    itself this is the same as without groups, to the last bit.
+
     Args:
         columns: (n, C), a row per target; use zeros in the rows that a column does not concern.
         clusters: (n,), the document of each row.
         resamples: R, at least 1,000 for everything that is shown (docs/method.md, 2.4).
-        seed: of the resampling; the same seed and documents give the same resamples for any columns.
+        groups: (n,), the group of each row's document; None where the corpus has none.
+        seed: of the resampling; the same seed, documents and groups give the same resamples for any columns.
     """
 
     def __init__(
-        self, columns: np.ndarray, clusters: np.ndarray, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+        self,
+        columns: np.ndarray,
+        clusters: np.ndarray,
+        *,
+        groups: np.ndarray | None = None,
+        resamples: int = DEFAULT_RESAMPLES,
+        seed: int = 0,
     ):
         columns = np.asarray(columns, dtype=np.float64)
         if columns.ndim != 2 or len(columns) != len(clusters) or len(columns) == 0:
@@ -67,7 +80,13 @@ class ClusterBootstrap:
         self.per_cluster = cluster_sums(columns, clusters)
         self.sums: np.ndarray = self.per_cluster.sum(axis=0)
         """Sums over all targets, (C,)."""
-        self.resampled = _resample(self.per_cluster, resamples, np.random.default_rng(seed))
+        _, first = np.unique(clusters, return_index=True)
+        of_clusters = np.arange(len(first))
+        if groups is not None:
+            of_clusters = np.unique(groups[first], return_inverse=True)[1]
+        self.units = int(of_clusters.max()) + 1
+        """How many groups there are; without groups, clusters."""
+        self.resampled = _resample(self.per_cluster, of_clusters, resamples, np.random.default_rng(seed))
         """Sums over the targets of each resample, (R, C)."""
 
     def interval(self, statistic: Statistic) -> Interval:
@@ -77,7 +96,7 @@ class ClusterBootstrap:
         only become wider by it.
         """
         value = float(statistic(self.sums))
-        if len(self.per_cluster) < 2:
+        if self.units < 2:
             return Interval(value, float("nan"), float("nan"))
         values = np.asarray(statistic(self.resampled), dtype=np.float64)
         tail = (1 - LEVEL) / 2
@@ -130,6 +149,36 @@ def mean_over_seeds(of_seeds: Sequence[Statistic], drawn: np.ndarray) -> Statist
     return statistic
 
 
+def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str = "") -> Json:
+    """How many documents there are and, where they are known, groups; for the settings of a result."""
+    counts = {f"documents{suffix}": len(np.unique(documents))}
+    return counts if groups is None else counts | {f"groups{suffix}": len(np.unique(groups))}
+
+
+def few_clusters(counts: Json, suffix: str = "") -> str | None:
+    """``3 groups`` where there are too few of them for more than rough intervals; without groups, of documents."""
+    groups, documents = counts.get(f"groups{suffix}"), counts[f"documents{suffix}"]
+    for number, enough, what in ((groups, FEW_GROUPS, "group"), (documents, FEW_DOCUMENTS, "document")):
+        if number is not None and number < enough:
+            return f"{number} {what}{'' if number == 1 else 's'}"
+    return None
+
+
+def by_clusters(counts: Json, suffix: str = "") -> str:
+    """``by document``, or by group where groups are known, and whether these are few; for captions of figures."""
+    groups = counts.get(f"groups{suffix}")
+    if groups is None:
+        return "by document"
+    few = few_clusters(counts, suffix)
+    return "by group, then document" + (f" (only {few}: rough)" if few else "")
+
+
+def interval_words(groups: np.ndarray | None) -> str:
+    """How the intervals of a result were made, for its settings."""
+    by = "document (no groups are known)" if groups is None else "group, then document"
+    return f"95 % percentile, cluster bootstrap by {by}"
+
+
 def sign_flip_p_values(
     differences: np.ndarray, clusters: np.ndarray, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> np.ndarray:
@@ -173,14 +222,22 @@ def cluster_sums(columns: np.ndarray, clusters: np.ndarray) -> np.ndarray:
     return np.add.reduceat(columns[order], starts, axis=0)
 
 
-def _resample(per_cluster: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """Sums over D clusters drawn with replacement, (R, C); memory does not grow with R · D."""
-    clusters = len(per_cluster)
+def _resample(
+    per_cluster: np.ndarray, group: np.ndarray, resamples: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Sums over D clusters, in ``group`` (D,) of G, drawn with replacement, (R, C); memory does not grow with R · D."""
     sums = np.empty((resamples, per_cluster.shape[1]))
-    for rows in _chunks(resamples, clusters):
-        drawn = rng.integers(clusters, size=(len(rows), clusters))
-        drawn += clusters * np.arange(len(rows))[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
+    sizes = np.bincount(group)
+    groups = len(sizes)
+    for rows in _chunks(resamples, len(per_cluster)):
+        drawn = rng.integers(groups, size=(len(rows), groups))
+        drawn += groups * np.arange(len(rows))[:, None]
+        of_groups = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
+        counts = of_groups[:, group]
+        for one in np.flatnonzero(sizes > 1):
+            # so many draws from the same clusters as all of the group's turns have together
+            turns = of_groups[:, one] * sizes[one]
+            counts[:, group == one] = rng.multinomial(turns, np.full(sizes[one], 1 / sizes[one]))
         sums[rows.start : rows.stop] = counts.astype(np.float64) @ per_cluster
     return sums
 

@@ -1,6 +1,6 @@
 """Two checkpoints measured on the same targets: paired differences with intervals (docs/method.md, 2.4).
 
-Both were measured on the same sampled targets, so one bootstrap by document resamples them together, and what documents
+Both were measured on the same sampled targets, so one bootstrap resamples them together, and what groups and documents
 have in common cancels in a difference. Every difference is first minus second.
 Shapes: n sampled targets; m of them over tau under a checkpoint, another m under the other.
 """
@@ -13,7 +13,13 @@ import numpy as np
 
 from analysis.records.results import SIDES
 from analysis.records.store import Records
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, difference
+from analysis.stats.bootstrap import (
+    DEFAULT_RESAMPLES,
+    Statistic,
+    count_clusters,
+    difference,
+    interval_words,
+)
 from analysis.stats.recovery import (
     BEST,
     Columns,
@@ -60,11 +66,12 @@ def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES,
             f"{first.folder} and {second.folder} have no selector and k in common; measure one of them again "
             "with the --selectors and --k of the other"
         )
-    bootstrap = SumsBootstrap(_columns(both, measured, ks), first.targets.document, resamples, seed)
+    document, groups = first.targets.document, first.targets.document_group
+    bootstrap = SumsBootstrap(_columns(both, measured, ks), document, resamples, seed, groups)
     return {
         **{side: _of_checkpoint(records) for side, records in zip(SIDES, both, strict=True)},
         "targets": len(first.targets),
-        "documents": len(np.unique(first.targets.document)),
+        **count_clusters(document, groups),
         "targets_over_tau_in_both": int(np.isin(first.over, second.over).sum()),
         "share_over_tau": _paired(bootstrap, [bootstrap.statistic((side, "over"), "one") for side in SIDES]),
         "gap_short_minus_long": _paired(
@@ -84,7 +91,7 @@ def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES,
             "ks": ks,
             "resamples": resamples,
             "bootstrap_seed": seed,
-            "interval": "95 % percentile, cluster bootstrap by document, paired",
+            "interval": f"{interval_words(groups)}, paired",
         },
     }
 

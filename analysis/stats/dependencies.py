@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.records.schema import FAR_CONTEXTS, Targets
 from analysis.records.store import Records
-from analysis.stats.bootstrap import Statistic
+from analysis.stats.bootstrap import Statistic, count_clusters
 from analysis.stats.recovery import Columns, MeasuredTargets, SumsBootstrap, over_tau_column
 from analysis.text.kinds import KINDS
 from olmo_sparsity.util.result_files import Json
@@ -49,7 +49,7 @@ def kind_numbers(bootstrap: SumsBootstrap, records: Records, measured: MeasuredT
                 "kind": kind,
                 "targets": int((targets.kind == kind).sum()),
                 "targets_over_tau": len(of_kind),
-                "documents_over_tau": len(np.unique(targets.document[of_kind])),
+                **count_clusters(targets.document[of_kind], targets.groups_of(of_kind), "_over_tau"),
                 "share": bootstrap.ratio(("of kind", kind), "one"),
                 "share_over_tau": bootstrap.ratio(("over of kind", kind), "over"),
                 "gap_short_minus_long": bootstrap.ratio(("gain of kind", kind), ("of kind", kind)),

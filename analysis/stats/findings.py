@@ -33,7 +33,7 @@ def describe_findings(records: Records) -> str:
     k = min(manifest.ks, key=lambda each: (abs(each - K), each))
     selector = default_selector(manifest.selectors)
     columns = MeasuredTargets(records).of_group(ALL, [k])
-    sums = SumsBootstrap(columns, targets.document, DEFAULT_RESAMPLES, seed=0)
+    sums = SumsBootstrap(columns, targets.document, DEFAULT_RESAMPLES, 0, targets.document_group)
     net = sums.recoveries(selector, k)["net_recovery"]
     interval = " (no interval: too few documents)"
     if net["low"] is not None and net["high"] is not None:

@@ -56,6 +56,11 @@ def ladder_points(
                 "position_scheme": own["position_scheme"],
                 "crossfit": settings["crossfit"],
                 "targets_over_tau": summary["targets_over_tau"],
+                **{
+                    name: settings[name]
+                    for name in ("documents_over_tau", "groups_over_tau")
+                    if name in settings
+                },
                 "share_over_tau": summary["share_over_tau"],
                 **_sparsity(summary, selector, k),
                 "rise_nats": _rise(own, times),

@@ -1,7 +1,7 @@
 """From sums of losses per document and bin of positions to means with intervals: what `length.json` says.
 
 Checkpoints that share a label are seeds of one *model*: its loss is the mean over them. Intervals are a bootstrap that
-draws documents, the same for all, and for a model of several seeds draws seeds too [ours].
+draws groups and documents, the same for all, and for a model of several seeds draws seeds too [ours].
 Shapes: D documents, B bins of positions, C checkpoints, S seeds of a model, R resamples. Losses are in nats per token.
 """
 
@@ -37,16 +37,20 @@ class PositionSums:
     """Number of losses in each sum, (D, B); the same for every checkpoint."""
     loss_nats: np.ndarray
     """Sums of losses, (C, D, B)."""
+    group: np.ndarray | None = None
+    """Group of each document, (D,) strings; None where the corpus has no groups."""
 
     def to_table(self, labels: Sequence[str]) -> pa.Table:
         """The rows of `length.parquet`; ``checkpoint`` counts from 0."""
         checkpoint, document, bin_ = (index.ravel() for index in np.indices(self.loss_nats.shape))
         edges = np.array(self.edges)
+        groups = {} if self.group is None else {"group": self.group[document]}
         return pa.table(
             {
                 "label": pa.array(np.array(labels, dtype=object)[checkpoint], pa.string()),
                 "checkpoint": checkpoint,
                 "document": self.document[document],
+                **groups,
                 "from": edges[bin_],
                 "to": edges[bin_ + 1],
                 "loss_sum_nats": self.loss_nats.ravel(),
@@ -67,7 +71,7 @@ def summarize_length(
     models = list(dict.fromkeys(labels))
     count = len(sums.edges) - 1
     columns = np.concatenate([sums.tokens, *sums.loss_nats], axis=1)
-    bootstrap = ClusterBootstrap(columns, sums.document, resamples=resamples, seed=seed)
+    bootstrap = ClusterBootstrap(columns, sums.document, groups=sums.group, resamples=resamples, seed=seed)
 
     def mean(number: int, bin_: int) -> Statistic:
         seeds = [c for c, label in enumerate(labels) if label == models[number]]

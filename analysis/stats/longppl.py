@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, difference
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, by_clusters, count_clusters, difference
 from analysis.stats.recovery import SumsBootstrap
 from analysis.stats.tables import interval_cell, plain_table
 from olmo_sparsity.util.result_files import Json
@@ -40,18 +40,20 @@ def key_tokens(long: np.ndarray, short: np.ndarray, alpha_nats: float, beta_nats
 def summarize_longppl(
     losses: TargetLosses,
     document: np.ndarray,
+    document_groups: np.ndarray | None = None,
     *,
     alpha_nats: float = 2.0,
     beta_nats: float = 2.0,
     resamples: int = DEFAULT_RESAMPLES,
     seed: int = 0,
 ) -> Json:
-    """Both forms and their agreement, with 95 % cluster-bootstrap intervals; ``document`` (n,) is each segment's.
+    """Both forms and their agreement, with 95 % cluster-bootstrap intervals; ``document`` (n,) is each segment's, and
+    ``document_groups`` (n,) the group of it.
 
     Differences are exact minus published, on the same tokens, hence paired. LongPPL is None without key tokens.
     """
     columns = _columns(losses, alpha_nats, beta_nats)
-    sums = SumsBootstrap(columns, document, resamples, seed)
+    sums = SumsBootstrap(columns, document, resamples, seed, document_groups)
     share = {form: sums.statistic(f"key {form}", "one") for form in FORMS}
     longppl = {form: _exp(sums.statistic(f"long of key {form}", f"key {form}")) for form in FORMS}
     both = {form: sums.statistic("both", f"key {form}") for form in FORMS}
@@ -69,7 +71,7 @@ def summarize_longppl(
     }
     return {
         "targets": losses.long.size,
-        "documents": len(np.unique(document)),
+        **count_clusters(document, document_groups),
         "ppl": sums.interval(_exp(sums.statistic("long", "one"))),
         "tokens_read_long": losses.tokens_read["long"],
         "forms": forms,
@@ -128,7 +130,7 @@ def _correlation(one: int, x: int, y: int, xx: int, yy: int, xy: int) -> Statist
 
 def render_longppl(found: Json) -> Group:
     """Both forms side by side, and how they agree, for a terminal."""
-    settings, agreement, forms = found["settings"], found["agreement"], found["forms"]
+    settings, forms = found["settings"], found["forms"]
     head = Text.assemble(
         (f"{found['targets']:,} targets", "bold"),
         f" of {found['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}, "
@@ -150,11 +152,12 @@ def render_longppl(found: Json) -> Group:
         ]
         table.add_row(Text(title), *cells)
     table.add_row("tokens read", *(f"{forms[form]['tokens_read']:,}" for form in FORMS), end_section=True)
-    return Group(head, Text(), table, Text(), _words(forms, agreement, settings))
+    return Group(head, Text(), table, Text(), _words(found))
 
 
-def _words(forms: Json, agreement: Json, settings: Json) -> Text:
+def _words(found: Json) -> Text:
     """How the forms agree; where there are no key tokens, that LongPPL is undefined and what to change."""
+    settings, agreement, forms = found["settings"], found["agreement"], found["forms"]
     if without := [form for form in FORMS if forms[form]["longppl"]["value"] is None]:
         which = "either form" if len(without) == len(FORMS) else f"the {without[0]} form"
         return Text(
@@ -169,5 +172,5 @@ def _words(forms: Json, agreement: Json, settings: Json) -> Text:
         f"{of_published} % of published\n"
         f"correlation of LSD {interval_cell(agreement['lsd_correlation'], digits=3)}; LongPPL exact - published "
         f"{interval_cell(agreement['longppl_difference'], digits=3)}\n",
-        (f"[95 % interval]: {settings['resamples']:,} resamples of documents", "dim"),
+        (f"[95 % interval]: {settings['resamples']:,} resamples {by_clusters(found)}", "dim"),
     )

@@ -51,6 +51,9 @@ class MeasuredTargets:
         self.over = over
         """(m,) indices into all targets."""
         self.document = targets.document[over]
+        groups = targets.groups_of(over)
+        self.unit = self.document if groups is None else groups
+        """What is independent: the group of each target's document where that is known, else the document."""
         self.short_nats = targets.loss_short_nats[over]
         self.long_nats = targets.loss_long_nats[over]
         self.gain_nats = self.short_nats - self.long_nats
@@ -78,10 +81,10 @@ class MeasuredTargets:
         return columns
 
     def permutation_p(self, resamples: int, seed: int) -> dict[str, dict[int, float]]:
-        """p-value of true against placebo by selector and k: signs of whole documents are flipped.
+        """p-value of true against placebo by selector and k: signs of whole groups, or documents, are flipped.
 
         The null hypothesis, of `sign_flip_p_values`: the k tokens chosen from the true far context recover as
-        much as those chosen from the placebo, so that the two could be swapped in any document. The targets were
+        much as those chosen from the placebo, so that the two could be swapped in any of them. The targets were
         chosen for a gain from the *true* far context, which lowers p; cross-fitting avoids this.
         """
         contexts = [
@@ -89,7 +92,7 @@ class MeasuredTargets:
             for context in FAR_CONTEXTS
         ]
         saved_true_minus_placebo = contexts[1] - contexts[0]  # L_short cancels
-        found = sign_flip_p_values(saved_true_minus_placebo, self.document, resamples=resamples, seed=seed)
+        found = sign_flip_p_values(saved_true_minus_placebo, self.unit, resamples=resamples, seed=seed)
         table = found.reshape(len(self.loss_nats), len(self.ks)).tolist()
         return {
             selector: dict(zip(self.ks, row, strict=True))
@@ -98,12 +101,21 @@ class MeasuredTargets:
 
 
 class SumsBootstrap:
-    """A cluster bootstrap by document whose columns have names; all its intervals share their resamples."""
+    """A cluster bootstrap whose columns have names; all its intervals share their resamples."""
 
-    def __init__(self, columns: Columns, documents: np.ndarray, resamples: int, seed: int):
+    def __init__(
+        self,
+        columns: Columns,
+        documents: np.ndarray,
+        resamples: int,
+        seed: int,
+        document_groups: np.ndarray | None = None,
+    ):
         self.index = {name: number for number, name in enumerate(columns)}
         matrix = np.stack(list(columns.values()), axis=1)
-        self.bootstrap = ClusterBootstrap(matrix, documents, resamples=resamples, seed=seed)
+        self.bootstrap = ClusterBootstrap(
+            matrix, documents, groups=document_groups, resamples=resamples, seed=seed
+        )
 
     def statistic(self, numerator: Hashable, denominator: Hashable) -> Statistic:
         """Σ numerator / Σ denominator."""

@@ -6,7 +6,8 @@
 
 The sums run over the targets with L_short - L_long > tau; under cross-fitting the selecting model decides which
 these are, and every loss is the evaluating model's. Losses are means in nats per token; recoveries are fractions of
-the gain. Every interval is a 95 % cluster bootstrap by document, and all share their resamples.
+the gain. Every interval is a 95 % cluster bootstrap by group and document, and all share their
+resamples.
 Shapes: n sampled targets, m of them over tau.
 """
 
@@ -18,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from analysis.records.store import Records
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, difference
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, count_clusters, difference, interval_words
 from analysis.stats.dependencies import (
     distance_columns,
     distance_numbers,
@@ -41,10 +42,10 @@ from olmo_sparsity.util.result_files import Json
 
 GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)
 """Inner edges of the bins of L_short - L_long; those not above tau are left out. [ours]"""
+NO_COPIES = "no near copy"
+"""The group of the targets over tau that are no near copies of training text."""
 DEFAULT_K = 4
 """The k of everything that is shown at one k only, where it was measured."""
-FEW_DOCUMENTS = 30
-"""Below this many documents with a target over tau, percentile intervals are known to be too narrow."""
 
 
 def summarize(
@@ -68,11 +69,11 @@ def summarize(
     bins = gain_bins(manifest.tau_nats)
     in_bins = _members_of_bins(records, bins)
     columns = _columns(records, measured, in_bins, k)
-    bootstrap = SumsBootstrap(columns, targets.document, resamples, seed)
+    bootstrap = SumsBootstrap(columns, targets.document, resamples, seed, targets.document_group)
     return {
         "targets": len(targets),
         "targets_over_tau": len(targets.over(manifest.tau_nats)),
-        "documents": len(np.unique(targets.document)),
+        **count_clusters(targets.document, targets.document_group),
         "share_over_tau": bootstrap.ratio("over", "one"),
         "loss_short": bootstrap.ratio("short over tau", ("targets", ALL)),
         "loss_long": bootstrap.ratio("long over tau", ("targets", ALL)),
@@ -81,6 +82,7 @@ def summarize(
             "loss_long": bootstrap.ratio("long", "one"),
             "gap_short_minus_long": bootstrap.ratio("gain", "one"),
         },
+        "near_copies": _near_copies(bootstrap, records, k),
         "selectors": _per_selector(bootstrap, measured, resamples, seed),
         "comparisons": _comparisons(bootstrap, measured, k),
         "gain_bins": {
@@ -116,6 +118,10 @@ def _columns(records: Records, measured: MeasuredTargets, in_bins: list[np.ndarr
         "long over tau": measured.column(measured.long_nats),
         **measured.of_group(ALL, measured.ks),
     }
+    if targets.near_copy is not None:
+        copies = targets.near_copy * 1.0
+        columns |= {"near copy": copies, "near copy over tau": copies * columns["over"]}
+        columns |= measured.of_group(NO_COPIES, [k], 1 - copies[measured.over])
     for number, members in enumerate(in_bins):
         columns |= measured.of_group(("bin", number), [k], members)
     return (
@@ -148,6 +154,23 @@ def _per_selector(bootstrap: SumsBootstrap, measured: MeasuredTargets, resamples
             for k in measured.ks
         }
         for selector in measured.loss_nats
+    }
+
+
+def _near_copies(bootstrap: SumsBootstrap, records: Records, k: int) -> Json | None:
+    """How many targets lie in near copies of training text, and the recoveries without them; None: not known."""
+    near_copy = records.targets.near_copy
+    if near_copy is None:
+        return None
+    return {
+        "k": k,
+        "targets": int(near_copy.sum()),
+        "targets_over_tau": int(near_copy[records.over].sum()),
+        "share": bootstrap.ratio("near copy", "one"),
+        "share_over_tau": bootstrap.ratio("near copy over tau", "over"),
+        "selectors_without": {
+            selector: bootstrap.recoveries(selector, k, NO_COPIES) for selector in records.manifest.selectors
+        },
     }
 
 
@@ -205,15 +228,17 @@ def _choose_k(ks: list[int], wanted: int | None) -> int:
 
 
 def _settings(records: Records, resamples: int, seed: int) -> Json:
-    manifest = records.manifest
+    manifest, targets, over = records.manifest, records.targets, records.over
+    groups = targets.groups_of(over)
     return {
         **{name: value for name, value in asdict(manifest).items() if name != "version"},
         "crossfit": manifest.crossfit,
         "complete": len(records.over) == len(records.targets.over(manifest.tau_nats)),
         "targets_measured": len(records.over),
-        "documents_over_tau": len(np.unique(records.targets.document[records.over])),
+        **count_clusters(targets.document[over], groups, "_over_tau"),
         "resamples": resamples,
         "bootstrap_seed": seed,
-        "interval": "95 % percentile, cluster bootstrap by document",
-        "permutation_test": "true against placebo, signs flipped by document, two-sided",
+        "interval": interval_words(groups),
+        "permutation_test": "true against placebo, signs flipped by "
+        f"{'document' if groups is None else 'group'}, two-sided",
     }

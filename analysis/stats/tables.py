@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.records.results import SIDES
+from analysis.stats.bootstrap import by_clusters, few_clusters
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
 from analysis.stats.recovery import and_blocks, default_selector, nats
-from analysis.stats.summary import FEW_DOCUMENTS
 from olmo_sparsity.util.result_files import Json
 
 _UNLIMITED = 10_000
@@ -82,8 +82,8 @@ def print_result(parts: Iterable[RenderableType], paths: Iterable[Path]) -> None
 def render_table(summary: Json) -> Group:
     """The summary as tables for a terminal of 80 columns; recoveries and shares in per cent."""
     note = (
-        f"[95 % interval]: {summary['settings']['resamples']:,} resamples of documents; "
-        "net = recovery - placebo"
+        f"[95 % interval]: {summary['settings']['resamples']:,} resamples {by_clusters(summary)}"
+        f"{'' if 'groups' in summary else ' (no groups are known)'}; net = recovery - placebo"
     )
     tables = [
         part
@@ -108,15 +108,20 @@ def _head(summary: Json) -> Text:
         f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %; over these\n",
         f"L_short {interval_cell(summary['loss_short'])}   L_long {interval_cell(summary['loss_long'])} nats per token",
     )
+    if copies := summary["near_copies"]:
+        selector, k = default_selector(copies["selectors_without"]), copies["k"]
+        net = percent_text(copies["selectors_without"][selector]["net_recovery"])
+        head.append(
+            f"\nnear copies of training text: {percent_text(copies['share'], 1)} % of targets, "
+            f"{percent_text(copies['share_over_tau'], 1)} % of those over tau;\nwithout them {selector}'s net recovery "
+            f"at k = {k} is {net} %"
+        )
     if settings["crossfit"]:
         head.append("\ncross-fitted: one model chose targets and tokens, another's losses are shown")
     if not settings["complete"]:
         head.append(f"\nunfinished: {settings['targets_measured']:,} measured so far", "yellow")
-    if settings["documents_over_tau"] < FEW_DOCUMENTS:
-        head.append(
-            f"\nonly {settings['documents_over_tau']} documents with targets over tau: rough intervals",
-            "yellow",
-        )
+    if few := few_clusters(settings, "_over_tau"):
+        head.append(f"\nonly {few} with targets over tau: rough intervals", "yellow")
     return head
 
 
@@ -185,7 +190,7 @@ def render_comparison(comparison: Json) -> Group:
     ):
         overall.add_row(Text(name), *(text(comparison[key][side]) for side in (*SIDES, "difference")))
     note = Text(
-        f"[95 % interval]: {settings['resamples']:,} resamples of documents, the same for A and B; "
+        f"[95 % interval]: {settings['resamples']:,} resamples {by_clusters(comparison)}, the same for A and B; "
         f"in common: A - B over the {comparison['targets_over_tau_in_both']:,} targets that are over tau under both",
         style="dim",
     )

@@ -91,6 +91,11 @@ class SampledTargets:
     position: np.ndarray
     placebo_document: np.ndarray
     placebo_start: np.ndarray
+    document_group: np.ndarray | None = None
+    """Name of the group of `document`, strings; None where the corpus has no groups."""
+    placebo_group: np.ndarray | None = None
+    near_copy: np.ndarray | None = None
+    """Whether the target lies in a near copy of training text; None where the corpus does not say it."""
 
 
 def sample_targets(
@@ -100,8 +105,9 @@ def sample_targets(
 
     Stratified by document [ours]: every document that offers a block gives the same number, as far as it has so many;
     blocks do not overlap and are drawn without replacement. The placebo of a block is a stretch of F tokens at a
-    uniform place of another uniformly drawn document. A pure function of (seed, split, N, M, B, count); fewer are
-    returned where the split offers fewer. Raises `UserError` where N or B must be smaller.
+    uniform place of another uniformly drawn document, of another group where the corpus has groups. A pure function of
+    (seed, split, N, M, B, count); fewer are returned where the split offers fewer. Raises `UserError` where N or B must
+    be smaller, and where there is no other group.
     """
     if not 0 < n_short < n_long:
         raise UserError(f"N = {n_long} must be larger than M = {n_short}; raise --n-long or lower --n-short")
@@ -118,13 +124,21 @@ def sample_targets(
     blocks = -(-count // targets_per_block)
     document, number = _stratified(offered // targets_per_block, blocks, seed)
     first = n_long + targets_per_block * number + _offsets(offered, targets_per_block, seed)[document]
-    placebo_document, placebo_start = _draw_placebos(document, lengths, n_long - n_short, seed)
+    placebo_document, placebo_start = _draw_placebos(document, lengths, n_long - n_short, seed, tokens.groups)
     columns = document, first, placebo_document, placebo_start
     document, first, placebo_document, placebo_start = (
         np.repeat(each, targets_per_block) for each in columns
     )
     position = first + np.tile(np.arange(targets_per_block), len(first) // targets_per_block)
-    return SampledTargets(document, position, placebo_document, placebo_start)
+    return SampledTargets(
+        document,
+        position,
+        placebo_document,
+        placebo_start,
+        tokens.groups_of(document),
+        tokens.groups_of(placebo_document),
+        tokens.in_near_copy(document, position),
+    )
 
 
 def _offsets(offered: np.ndarray, targets_per_block: int, seed: int) -> np.ndarray:
@@ -158,20 +172,29 @@ def _stratified(offered: np.ndarray, count: int, seed: int) -> tuple[np.ndarray,
 
 
 def _draw_placebos(
-    document: np.ndarray, lengths: np.ndarray, n_far: int, seed: int
+    document: np.ndarray, lengths: np.ndarray, n_far: int, seed: int, groups: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Document and start of each placebo. Without groups (``groups`` is (D,)) every document is one by itself."""
+    group = np.arange(len(lengths)) if groups is None else np.unique(groups, return_inverse=True)[1]
     able = np.flatnonzero(lengths >= n_far)
+    able = able[np.argsort(group[able], kind="stable")]
     generator = np.random.default_rng([Stream.PLACEBOS, seed])
-    if len(able) < 2:
+    if len(np.unique(group[able])) < 2:
+        if groups is None:
+            raise UserError(
+                f"the placebo needs a second held-out document of at least {n_far} tokens; hold out more documents "
+                "or lower --n-long"
+            )
         raise UserError(
-            f"the placebo needs a second held-out document of at least {n_far} tokens; hold out more documents "
-            "or lower --n-long"
+            f"the placebo needs a held-out document of another group than {groups[able[0]]}, which all of at least "
+            f"{n_far} tokens are of; hold out text of another group, lower --n-long, or prepare the corpus with "
+            "--group-field none to draw placebos from other documents of the same one"
         )
-    # Drawing among the others: skip the target's own document in the list by shifting what lies behind it.
-    own = np.searchsorted(able, document)
-    listed = (own < len(able)) & (able[np.minimum(own, len(able) - 1)] == document)
-    drawn = generator.integers(0, len(able) - listed)
-    drawn += listed & (drawn >= own)
+    # Drawing among the others: skip the target's own group, which is one stretch of the list, by shifting what lies
+    # behind it.
+    first, end = (np.searchsorted(group[able], group[document], side) for side in ("left", "right"))
+    drawn = generator.integers(0, len(able) - (end - first))
+    drawn += np.where(drawn >= first, end - first, 0)
     chosen = able[drawn]
     return chosen, generator.integers(0, lengths[chosen] - n_far, endpoint=True)
 

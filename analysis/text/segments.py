@@ -26,6 +26,8 @@ class Segments:
     """L."""
     documents_too_short: int
     """Documents of the split with fewer than L tokens, which are left out."""
+    group: np.ndarray | None = None
+    """Group of each segment's document, (n,) strings; None where the corpus has no groups."""
 
     def __len__(self) -> int:
         return len(self.document)
@@ -74,11 +76,13 @@ def sample_segments(
         _places(int(lengths[d]), int(quota[d]), length, np.random.default_rng([Stream.SEGMENTS, seed, d]))
         for d in given
     ]
+    document = np.repeat(given, quota[given])
     return Segments(
-        document=np.repeat(given, quota[given]),
+        document=document,
         start=np.concatenate(starts),
         length=length,
         documents_too_short=int((room == 0).sum()),
+        group=tokens.groups_of(document),
     )
 
 

@@ -271,11 +271,13 @@ class TokenFiles:
             _, first, end = self.near_copies[self.near_copies[:, 0] == number].T
             rows = np.flatnonzero(file == number)
             token = start[rows] + position[rows]
-            before = np.searchsorted(
-                first, token, side="right"
-            )  # stretches that have begun, and as many have ended
-            inside[rows] = before > np.searchsorted(end, token, side="right")
+            begun, ended = (np.searchsorted(bounds, token, side="right") for bounds in (first, end))
+            inside[rows] = begun > ended
         return inside
+
+    def groups_of(self, documents: np.ndarray) -> np.ndarray | None:
+        """Name of the group of each of some documents, given their numbers; None where the corpus has no groups."""
+        return None if self.groups is None else self.groups[documents]
 
     def document(self, number: int) -> np.ndarray:
         """Token ids of document ``number``, (n,), without its EOS."""

@@ -147,7 +147,8 @@ def measure_agreement(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
 
 def _net_recoveries(single: np.ndarray, blocks: np.ndarray, sampled: SampledTargets, seed: int) -> list[Json]:
     """Net recovery by k of single targets, of blocks, and the second minus the first, from columns of `_measure`."""
-    bootstrap = ClusterBootstrap(np.concatenate([single, blocks], axis=1), sampled.document, seed=seed)
+    columns = np.concatenate([single, blocks], axis=1)
+    bootstrap = ClusterBootstrap(columns, sampled.document, groups=sampled.document_group, seed=seed)
     first, second = ([ratio_of_sums(gain + 1 + k, gain) for k in range(len(KS))] for gain in (0, _WIDTH))
     apart = [difference(b, a) for a, b in zip(first, second, strict=True)]
     return [

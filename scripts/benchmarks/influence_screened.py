@@ -18,7 +18,7 @@ from analysis.measure.selectors import SELECTORS, Question, Selection, check_sel
 from analysis.model.load import LoadedModel
 from analysis.model.scorer import Scorer
 from analysis.records.schema import FAR_CONTEXTS, Targets
-from analysis.stats.bootstrap import ClusterBootstrap, difference, ratio_of_sums
+from analysis.stats.bootstrap import ClusterBootstrap, count_clusters, difference, ratio_of_sums
 from analysis.text.contexts import Contexts, sample_targets
 from analysis.text.decode import TextDecoder
 from benchmarks.other_selectors import other_selectors
@@ -72,7 +72,7 @@ def measure_screened(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
             f"none of {count} targets gains more than tau; lower --tau or raise --sampled-targets"
         )
     recovered = _recovered(engine, targets, over)
-    measures = _net_recoveries(recovered, targets.gain_nats[over], targets.document[over], settings.seed)
+    measures = _net_recoveries(recovered, targets, over, settings.seed)
     for name, row in measures.items():
         row["seconds_per_target"] = chooser.seconds[name] / len(over)
         row["time_ratio"] = chooser.seconds[name] / chooser.seconds[EXACT]
@@ -82,7 +82,7 @@ def measure_screened(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
         "targets": count,
         "over_tau": len(over),
         "tau_nats": settings.tau_nats,
-        "documents": len(np.unique(targets.document[over])),
+        **count_clusters(targets.document[over], targets.groups_of(over)),
         "selectors": measures,
     }
 
@@ -136,15 +136,16 @@ class CountingChooser(ModelChooser):
 
 
 def _net_recoveries(
-    recovered: dict[str, np.ndarray], gain: np.ndarray, document: np.ndarray, seed: int
+    recovered: dict[str, np.ndarray], targets: Targets, over: np.ndarray, seed: int
 ) -> dict[str, Json]:
     """Recovery, placebo and net recovery by k; what is kept of `EXACT`'s net recovery, and the difference from it."""
     names = list(recovered)
-    columns = [gain[:, None]]
+    columns = [targets.gain_nats[over, None]]
     for name in names:
         true, placebo = recovered[name]
         columns.append(np.concatenate([true, placebo, true - placebo], axis=1))
-    bootstrap = ClusterBootstrap(np.concatenate(columns, axis=1), document, seed=seed)
+    document, groups = targets.document[over], targets.groups_of(over)
+    bootstrap = ClusterBootstrap(np.concatenate(columns, axis=1), document, groups=groups, seed=seed)
     width = 3 * len(KS)
 
     def column(name: str, part: int, k: int) -> int:
