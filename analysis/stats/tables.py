@@ -108,7 +108,7 @@ def _head(summary: Json) -> Text:
         f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %; over these\n",
         f"L_short {interval_cell(summary['loss_short'])}   L_long {interval_cell(summary['loss_long'])} nats per token",
     )
-    if copies := summary["near_copies"]:
+    if copies := summary.get("near_copies"):
         selector, k = default_selector(copies["selectors_without"]), copies["k"]
         net = percent_text(copies["selectors_without"][selector]["net_recovery"])
         head.append(

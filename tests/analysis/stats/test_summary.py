@@ -288,6 +288,43 @@ def test_table_of_screened_selectors_keeps_80_columns(tmp_path: Path) -> None:
     assert name_lines("random", 2) == ["random", ""]
 
 
+def test_near_copies_of_training_text_are_counted_and_left_out(records: Records, summary: dict) -> None:
+    assert summary["near_copies"] is None and "near copies" not in table_text(summary)  # where nobody looked
+    targets = records.targets
+    near_copy = np.random.default_rng(5).random(len(targets)) < 0.3
+    marked = summarize(replace(records, targets=replace(targets, near_copy=near_copy)), 1000, 0)
+    found = marked.pop("near_copies")
+    assert {**marked, "near_copies": None} == summary
+    assert found["targets"] == near_copy.sum() and found["share"]["value"] == pytest.approx(near_copy.mean())
+    assert found["targets_over_tau"] == near_copy[records.over].sum()
+    assert found["share_over_tau"]["value"] == pytest.approx(near_copy[records.over].mean())
+    rows = np.flatnonzero(~near_copy[records.over])
+    without = replace(
+        records,
+        over=records.over[rows],
+        loss_nats={
+            name: {far: losses[rows] for far, losses in by_far.items()}
+            for name, by_far in records.loss_nats.items()
+        },
+    )
+    left = summarize_values(without)
+    for name, values in found["selectors_without"].items():
+        assert values["net_recovery"]["value"] == pytest.approx(left[name])
+    text = table_text({**marked, "near_copies": found})
+    assert f"near copies of training text: {shown(found['share'], digits=1)}" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def summarize_values(records: Records) -> dict[str, float]:
+    """Net recovery at k = 4 over the targets of ``over``, by a plain sum."""
+    over, column = records.over, records.manifest.ks.index(4)
+    gain = records.targets.gain_nats[over].sum()
+    return {
+        name: (losses["placebo"][:, column] - losses["true"][:, column]).sum() / gain
+        for name, losses in records.loss_nats.items()
+    }
+
+
 def test_few_documents_are_pointed_out(tmp_path: Path) -> None:
     summary = summarize(made_up_records(tmp_path, documents=3), 100)
     assert "only 3 documents" in table_text(summary)
