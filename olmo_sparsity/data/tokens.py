@@ -163,10 +163,10 @@ class TokenFiles:
         """The token files of one split of a prepared corpus. Raises `UserError` for an unknown split."""
         manifest = CorpusManifest.load(folder)
         if split not in manifest.splits:
-            only_evaluates = manifest.splits.keys() == {"heldout"}
+            to_evaluate = ", and was prepared to evaluate on only; prepare a corpus with training --files"
             raise UserError(
                 f"{folder} has no split {split!r}; it has {', '.join(sorted(manifest.splits))}"
-                + "; it was prepared for evaluation only: name training text with --files" * only_evaluates
+                + to_evaluate * (manifest.splits.keys() == {"heldout"})
             )
         files = manifest.splits[split]
         paths = [Path(folder) / file.name for file in files]

@@ -289,9 +289,9 @@ def open_training_tokens(config: Config) -> TokenFiles:
     Raises `UserError` for a missing or truncated file, a tokenizer that does not match, or no corpus at all.
     """
     if config.corpus.path is not None:
-        manifest = CorpusManifest.load(config.corpus.path)
-        check_corpus_matches(config, manifest)
-        return TokenFiles.of_split(config.corpus.path, config.corpus.train_split)
+        tokens = TokenFiles.of_split(config.corpus.path, config.corpus.train_split)
+        check_corpus_matches(config, CorpusManifest.load(config.corpus.path))
+        return tokens
     paths = bare_training_paths(config)
     if url := next((path for path in paths if "://" in str(path)), None):
         raise UserError(

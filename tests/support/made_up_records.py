@@ -1,6 +1,7 @@
 """Records as the real writer leaves them, with losses made up: what the summary and its readers are tested against."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,9 @@ def made_up_records(
     tau_nats: float = 1.0,
     selectors: Sequence[str] = tuple(MEASURED),
     crossfit: bool = False,
+    groups: int | None = None,
 ) -> Records:
-    """Records of one measurement, or of a cross-fitted one."""
+    """Records of one measurement, or of a cross-fitted one; of documents in so many ``groups``, where there are any."""
     rng = np.random.default_rng(0)
     other: dict[str, Any] = {
         "evaluation_checkpoint": "runs/b",
@@ -90,7 +92,12 @@ def made_up_records(
     manifest = made_up_manifest(
         count, tau_nats=tau_nats, selectors=list(selectors), **(other if crossfit else {})
     )
-    return write_records(folder, manifest, made_up_targets(count, documents, rng, crossfit), rng)
+    targets = made_up_targets(count, documents, rng, crossfit)
+    if groups is not None:
+        names = np.array([f"book {number}" for number in range(groups)])
+        own, other = names[targets.document % groups], names[targets.placebo_document % groups]
+        targets = replace(targets, document_group=own, placebo_group=other)
+    return write_records(folder, manifest, targets, rng)
 
 
 def resampled_rows(records: Records, resamples: int) -> list[tuple[list[int], int]]:
@@ -119,6 +126,6 @@ def assert_same_records(a: Records, b: Records) -> None:
     assert a.examples.to_table().equals(b.examples.to_table())
 
 
-def interval_of(columns: np.ndarray, clusters: np.ndarray, statistic: Statistic, **options: int) -> Interval:
+def interval_of(columns: np.ndarray, clusters: np.ndarray, statistic: Statistic, **options: Any) -> Interval:
     """The interval of one statistic."""
     return ClusterBootstrap(columns, clusters, **options).interval(statistic)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import yaml
 from tokenizers import Tokenizer, models
 
 from olmo_sparsity.config.load import Config, ModelConfig, load_config
+from olmo_sparsity.data.groups import groups_name, write_groups
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
@@ -81,6 +84,18 @@ def write_corpus(folder: Path, splits: dict[str, list[list[int]]], vocab_size: i
         dtype="uint16",
         splits=files,
     ).save(folder)
+    return folder
+
+
+def add_groups(folder: Path, groups: Sequence[str | None], split: str = "heldout") -> Path:
+    """Name the group of each document of a split that `write_corpus` wrote."""
+    manifest = CorpusManifest.load(folder)
+    [file] = manifest.splits[split]
+    with write_groups(folder / groups_name(file.name)) as written:
+        for group in groups:
+            written.write(group)
+    splits = {**manifest.splits, split: [replace(file, groups_sha256=written.sha256)]}
+    replace(manifest, splits=splits).save(folder)
     return folder
 
 

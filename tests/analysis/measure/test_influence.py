@@ -52,6 +52,19 @@ def test_records_equal_a_plain_computation(trained, tmp_path, scaled, per_block)
         assert losses[first] == pytest.approx(max(losses), abs=1e-4)
 
 
+def test_records_carry_the_groups_of_target_and_placebo(trained, tmp_path):
+    corpus = shutil.copytree(trained / "corpus", tmp_path / "corpus")
+    count = len(TokenFiles.of_split(corpus, "heldout").document_bounds)
+    tiny.add_groups(corpus, names := [f"book {number // 3}" for number in range(count)])
+    records = load_records(
+        measure_influence(settings(trained, tmp_path / "records", corpus=str(corpus), targets=20))
+    )
+    targets, names = records.targets, np.array(names)
+    assert np.array_equal(targets.document_group, names[targets.document])
+    assert np.array_equal(targets.placebo_group, names[targets.placebo_document])
+    assert not (targets.document_group == targets.placebo_group).any()
+
+
 def test_scaled_and_plain_rope_are_never_mixed(trained, tmp_path):
     for folder, first, second in (("a", "run", "run@yarn:2"), ("b", "run@yarn:2", "run")):
         measure_influence(settings(trained, tmp_path / folder, first, targets=4))

@@ -9,8 +9,10 @@ from scipy.stats import permutation_test
 from analysis.stats import bootstrap as statistics
 from analysis.stats.bootstrap import (
     ClusterBootstrap,
+    by_clusters,
     cluster_sums,
     difference,
+    few_clusters,
     ratio_of_sums,
     sign_flip_p_values,
 )
@@ -88,6 +90,89 @@ def test_covers_the_truth_and_an_iid_bootstrap_does_not() -> None:
     assert iid_covered / 300 < 0.85
     # the standard error of a clustered mean: sqrt(1 + (5 - 1) * 0.5) times that of independent targets
     assert np.mean(widths) / np.mean(iid_widths) == pytest.approx(math.sqrt(3), rel=0.05)
+
+
+def test_two_levels_equal_a_plain_loop() -> None:
+    """Groups one by one, then how often each of their documents comes, with every row copied out."""
+    columns, clusters = clustered(np.random.default_rng(1), documents=9)
+    group_of = dict(zip(sorted(set(clusters.tolist())), "abbbcddea", strict=True))
+    groups = np.array([group_of[each] for each in clusters.tolist()])
+    members = {name: [each for each in group_of if group_of[each] == name] for name in "abcde"}
+    rng, resamples = np.random.default_rng(5), 100
+    turns = [[int(rng.integers(5)) for _ in range(5)] for _ in range(resamples)]
+    drawn: list[dict[int, int]] = [{} for _ in range(resamples)]
+    for number, documents in enumerate(members.values()):
+        for resample in range(resamples):
+            turn = turns[resample].count(number)
+            counts, size = [turn], len(documents)
+            if size > 1:
+                counts = rng.multinomial(turn * size, [1 / size] * size).tolist()
+            drawn[resample] |= zip(documents, counts, strict=True)
+    slow = [
+        [
+            math.fsum(columns[row, c] * of[each] for row, each in enumerate(clusters.tolist()))
+            for c in range(3)
+        ]
+        for of in drawn
+    ]
+    found = ClusterBootstrap(columns, clusters, groups=groups, resamples=resamples, seed=5)
+    np.testing.assert_allclose(found.resampled, slow, rtol=1e-12)
+    assert found.units == 5
+
+
+def test_groups_of_one_document_change_nothing() -> None:
+    columns, clusters = clustered(np.random.default_rng(3))
+    names = np.array([f"{each:03d}" for each in clusters])
+    plain, grouped = (
+        ClusterBootstrap(columns, clusters, groups=each, resamples=99) for each in (None, names)
+    )
+    np.testing.assert_array_equal(plain.resampled, grouped.resampled)
+
+
+def test_one_group_has_no_interval() -> None:
+    columns, clusters = clustered(np.random.default_rng(4))
+    found = ClusterBootstrap(columns, clusters, groups=np.zeros(len(clusters)), resamples=100)
+    assert math.isnan(found.interval(ratio_of_sums(0, 2)).low)
+
+
+def test_covers_the_truth_where_documents_of_a_group_are_alike_and_one_level_does_not() -> None:
+    """30 groups of 4 documents of 3 targets; groups, documents and targets vary alike; the truth is 0."""
+    rng = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(120), 3)
+    groups = clusters // 4
+    covered = {"groups": 0, "documents": 0}
+    level = {"groups": [], "documents": []}
+    for _ in range(300):
+        values = rng.normal(size=30)[groups] + rng.normal(size=120)[clusters] + rng.normal(size=360)
+        columns = np.stack([values, np.ones(360)], axis=1)
+        for name, given in (("groups", groups), ("documents", None)):
+            found = interval_of(columns, clusters, ratio_of_sums(0, 1), groups=given, resamples=500)
+            covered[name] += found.low <= 0 <= found.high
+            unit = clusters if given is None else given
+            level[name].append(sign_flip_p_values(columns[:, :1], unit, resamples=400)[0] <= 0.05)
+    assert 0.92 <= covered["groups"] / 300 <= 0.985
+    assert covered["documents"] / 300 < 0.85
+    assert 0.02 < np.mean(level["groups"]) < 0.09 and np.mean(level["documents"]) > 0.15
+
+
+@pytest.mark.parametrize(
+    ("counts", "few", "by"),
+    [
+        ({"documents": 40}, None, "by document"),
+        ({"documents": 1}, "1 document", "by document"),
+        ({"documents": 400, "groups": 9}, "9 groups", "by group, then document (only 9 groups: rough)"),
+        ({"documents": 400, "groups": 10}, None, "by group, then document"),
+        (
+            {"documents": 20, "groups": 20},
+            "20 documents",
+            "by group, then document (only 20 documents: rough)",
+        ),
+    ],
+)
+def test_few_groups_or_documents_are_named(counts: dict, few: str | None, by: str) -> None:
+    assert (few_clusters(counts), by_clusters(counts)) == (few, by)
+    renamed = {f"{name}_over_tau": count for name, count in counts.items()}
+    assert (few_clusters(renamed, "_over_tau"), by_clusters(renamed, "_over_tau")) == (few, by)
 
 
 @pytest.mark.parametrize(("bearing", "exists"), [(1, False), (2, False), (3, False), (6, True)])

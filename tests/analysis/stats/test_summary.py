@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from analysis.plots.figure2 import describe
 from analysis.records.schema import FAR_CONTEXTS
 from analysis.records.store import Records
+from analysis.stats.bootstrap import ClusterBootstrap, few_clusters, ratio_of_sums, sign_flip_p_values
 from analysis.stats.summary import gain_bins, summarize
 from analysis.stats.tables import name_lines, render_table
 from olmo_sparsity.util.errors import UserError
@@ -328,6 +330,30 @@ def summarize_values(records: Records) -> dict[str, float]:
 def test_few_documents_are_pointed_out(tmp_path: Path) -> None:
     summary = summarize(made_up_records(tmp_path, documents=3), 100)
     assert "only 3 documents" in table_text(summary)
+
+
+def test_groups_are_the_unit_where_records_have_them(tmp_path: Path) -> None:
+    """Value, interval and p-value are those of the bootstrap and the signs by group; few groups are pointed out."""
+    records = made_up_records(tmp_path / "few", groups=7)
+    plain = summarize(made_up_records(tmp_path / "none"), 1000)
+    assert records.targets.placebo_group is not None
+    summary, targets = summarize(records, 1000), records.targets
+    assert (summary["groups"], summary["settings"]["groups_over_tau"]) == (7, 7) and "groups" not in plain
+    columns = np.stack([targets.loss_short_nats, np.ones(len(targets))], axis=1)
+    for found, groups in ((summary, targets.document_group), (plain, None)):
+        bootstrap = ClusterBootstrap(columns, targets.document, groups=groups, resamples=1000)
+        expected = bootstrap.interval(ratio_of_sums(0, 1)).as_dict()
+        assert found["all_targets"]["loss_short"] == pytest.approx(expected)
+    losses = records.loss_nats["greedy"]
+    signs = sign_flip_p_values(
+        losses["placebo"] - losses["true"], targets.document_group[records.over], resamples=1000
+    )
+    assert [each["permutation_p"] for each in summary["selectors"]["greedy"].values()] == signs.tolist()
+    assert "only 7 groups with targets over tau" in table_text(summary)
+    assert "by group, then document" in describe(summary) and "only 7 groups" in describe(summary)
+    assert "(no groups are known)" in table_text(plain) and describe(plain).endswith("bootstrap by document")
+    kinds = [few_clusters(each, "_over_tau") for each in summary["kinds"]["kinds"]]
+    assert all("group" in each for each in kinds)
 
 
 def test_one_document_gives_no_intervals(tmp_path: Path) -> None:

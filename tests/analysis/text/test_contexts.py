@@ -78,3 +78,55 @@ def test_contexts_that_no_document_offers_are_refused(tokens, tmp_path):
     single = tiny.write_corpus(tmp_path / "single", {"heldout": [list(range(1, 40))]})
     with refused("placebo needs a second"):
         sample(TokenFiles.of_split(single, "heldout"))
+
+
+# --- groups ---
+
+GROUPS = ["a", "b", "b", None, "b", "a"]
+
+
+def of_other_documents(document, lengths, n_far, seed):
+    """Placebos as they were drawn before there were groups: among the documents but the target's own."""
+    able = np.flatnonzero(lengths >= n_far)
+    generator = np.random.default_rng([2, seed])
+    place = {each: at for at, each in enumerate(able.tolist())}
+    own = [place.get(each) for each in document.tolist()]
+    drawn = generator.integers(0, [len(able) - (at is not None) for at in own])
+    drawn = [each + (at is not None and each >= at) for each, at in zip(drawn.tolist(), own, strict=True)]
+    chosen = able[drawn]
+    return chosen, generator.integers(0, lengths[chosen] - n_far, endpoint=True)
+
+
+def test_without_groups_the_placebos_are_those_of_before(tokens, tmp_path):
+    documents = [tokens.document(number).tolist() for number in range(len(LENGTHS))]
+    corpus = tiny.write_corpus(tmp_path / "alone", {"heldout": documents})
+    tiny.add_groups(corpus, [None, "0", None, None, None, None])  # every document is a group by itself
+    for each in (tokens, TokenFiles.of_split(corpus, "heldout")):
+        sampled = sample(each, 221, seed=3)
+        document, start = of_other_documents(sampled.document, np.array(LENGTHS), N - M, 3)
+        assert np.array_equal(sampled.placebo_document, document)
+        assert np.array_equal(sampled.placebo_start, start)
+    assert sample(tokens).document_group is None and sample(tokens).placebo_group is None
+
+
+def test_placebos_come_from_other_groups(tokens, tmp_path):
+    tiny.add_groups(tmp_path / "corpus", GROUPS)
+    grouped = TokenFiles.of_split(tmp_path / "corpus", "heldout")
+    sampled = sample(grouped, 221)
+    of = np.array(["a", "b", "b", "document 3 by itself", "b", "a"])
+    assert np.array_equal(sampled.document_group, of[sampled.document])
+    assert np.array_equal(sampled.placebo_group, of[sampled.placebo_document])
+    assert not (sampled.document_group == sampled.placebo_group).any()
+    assert np.array_equal(sampled.position, sample(tokens, 221).position)
+    from_a = sampled.placebo_document[sampled.document_group == "a"]
+    assert set(from_a) == {2, 3, 4}  # whatever is long enough
+    from_b = np.bincount(sampled.placebo_document[sampled.document_group == "b"], minlength=6)
+    assert (
+        from_b[[1, 2, 4, 5]].tolist() == [0] * 4 and abs(from_b[0] - from_b[3]) < 50
+    )  # as likely as each other
+
+
+def test_one_group_has_no_placebo_and_the_remedy_is_named(tokens, tmp_path):
+    tiny.add_groups(tmp_path / "corpus", ["a", "b", "a", "a", "a", "a"])  # b is too short
+    with refused("of another group than a, .*--group-field none"):
+        sample(TokenFiles.of_split(tmp_path / "corpus", "heldout"))

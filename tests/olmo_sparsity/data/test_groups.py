@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.text import BUCKETS, Document, SplitRule
 from olmo_sparsity.data.tokens import CorpusManifest, TokenFiles
+from olmo_sparsity.data.windows import open_training_tokens
+from tests.support import tiny
 from tests.support.corpora import (
     assert_same_as_one_go,
     errors,
@@ -203,5 +206,6 @@ def test_a_corpus_to_evaluate_on_only(tmp_path, capsys):
         "heldout: 5 documents" in said and "groups (by url): 2 in heldout\n" in said and "train" not in said
     )
     assert rows(tmp_path / "out", "heldout") == [(text, f"{n % 2}.com") for n, text in enumerate(texts)]
-    with refused("prepared for evaluation only.*--files"):
-        TokenFiles.of_split(tmp_path / "out", "train")
+    config = tiny.train_config(tmp_path)
+    with refused("prepared to evaluate on only; prepare a corpus with training --files"):
+        open_training_tokens(replace(config, corpus=replace(config.corpus, path=str(tmp_path / "out"))))
