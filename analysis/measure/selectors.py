@@ -13,7 +13,7 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -92,12 +92,14 @@ SIGNED, ABSOLUTE, BLIND, CONTROL = "signed", "absolute", "target-blind", "contro
 FAMILIES: dict[str, list[str]] = {SIGNED: [], ABSOLUTE: [], BLIND: [], CONTROL: []}
 """Names of selectors by what they look at (docs/method.md, 2.2 [ours])."""
 SELECTORS: dict[str, Selector] = {}
+_Selector = TypeVar("_Selector", bound=Selector)
+_Influence = TypeVar("_Influence", bound=Influence)
 
 
-def register(name: str, family: str) -> Callable[[Selector], Selector]:
+def register(name: str, family: str) -> Callable[[_Selector], _Selector]:
     """Make a selector available by name, as one of a family of `FAMILIES`."""
 
-    def add(selector: Selector) -> Selector:
+    def add(selector: _Selector) -> _Selector:
         SELECTORS[name] = selector
         FAMILIES[family].append(name)
         return selector
@@ -105,10 +107,10 @@ def register(name: str, family: str) -> Callable[[Selector], Selector]:
     return add
 
 
-def register_influence(name: str, family: str) -> Callable[[Influence], Influence]:
+def register_influence(name: str, family: str) -> Callable[[_Influence], _Influence]:
     """Make the selector available by name that takes the candidates of largest influence."""
 
-    def add(influence: Influence) -> Influence:
+    def add(influence: _Influence) -> _Influence:
         register(name, family)(lambda question: most_influential(question, influence(question)))
         return influence
 

@@ -343,7 +343,7 @@ class Scorer(OnDevice):
         element, before the norm is taken. ``asked``: as in `losses`. One pass forward and back for each point and
         target.
         """
-        model = self._analysed("saliency")
+        model = self._analysed("saliency, input-x-gradient or integrated-gradients")
         asked = contexts.all_targets if asked is None else asked
         norms = np.empty((len(asked), contexts.n_far))
         for targets in self._own_contexts(contexts, asked):
