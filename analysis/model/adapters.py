@@ -101,7 +101,10 @@ class OlmoForAnalysis(nn.Module):
     def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
         """See `AnalysedModel`."""
         return self.model(
-            None, position_ids=position_ids, input_embeddings=embeddings, logits_to_keep=logits_to_keep
+            input_ids=None,
+            position_ids=position_ids,
+            input_embeddings=embeddings,
+            logits_to_keep=logits_to_keep,
         ).logits
 
     def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
