@@ -166,7 +166,9 @@ def test_no_text_can_reorder_the_page(records: Records) -> None:
     comparison = {
         **{side: {"checkpoint": text} for side in ("first", "second")},
         "share_over_tau": intervals, "gap_short_minus_long": intervals,
-        "selectors": {text: {text: {"net_recovery": intervals}}},
+        "selectors": {text: {text: {f"{kind}recovery": intervals for kind in ("", "placebo_", "net_")}}},
+        "targets_over_tau_in_both": 3,
+        "overlap": {text: {text: {**dict.fromkeys(("true", "placebo"), intervals["first"]), "chance": 0.1}}},
     }  # fmt: skip
     examples = replace(records.examples, context_pieces=pieces)
     html = make_page(
