@@ -146,12 +146,8 @@ def test_a_checkpoint_does_not_differ_from_itself(pair: tuple[Records, Records])
         for each in per_k.values():
             assert all(found["difference"] == {"value": 0, "low": 0, "high": 0} for found in each.values())
     assert same["selectors"] == same["selectors_on_common_targets"]
-    assert {
-        values[c]["value"]
-        for each in same["overlap"].values()
-        for values in each.values()
-        for c in FAR_CONTEXTS
-    } == {1}
+    overlaps = [values for per_k in same["overlap"].values() for values in per_k.values()]
+    assert {each[context]["value"] for each in overlaps for context in FAR_CONTEXTS} == {1}
 
 
 @pytest.mark.parametrize(
