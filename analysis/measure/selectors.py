@@ -330,8 +330,8 @@ def integrated_gradients(question: Question) -> np.ndarray:
 
     All tokens of the context go that way together. The integral has `_STEPS` points, as captum chooses them by default.
     """
-    points, weights = np.polynomial.legendre.leggauss(_STEPS)  # Gauss and Legendre's, on [-1, 1]
-    path = [((1 + point) / 2, weight / 2) for point, weight in zip(points, weights, strict=True)]
+    points, weights = np.polynomial.legendre.leggauss(_STEPS)  # on [-1, 1]
+    path = list(zip(((1 + points) / 2).tolist(), (weights / 2).tolist(), strict=True))
     norms = question.scorer.input_gradients(question.contexts, question.targets, path=path, times_input=True)
     return question.of_candidates(norms)
 
