@@ -6,9 +6,11 @@ example:
   olmo-sparsity compare runs/a/influence runs/b/influence --out compare.json
 
 reads both records folders (no model is needed) and prints, for A and B and A - B: the share of targets over tau, the
-mean gain from the long context, and the net recovery of every selector and k that both have. Documents are resampled
-for both at once. The two must share corpus, split, N, M, tau, --targets and --seed. The JSON holds recovery and placebo
-too, and the same over the targets that are over tau in both.
+mean gain from the long context, and recovery, placebo and net recovery of every selector and k that both have.
+Documents are resampled for both at once. The two must share corpus, split, N, M, tau, --targets and --seed.
+
+Are the tokens that A and B choose the same ones? For the targets over tau in both, the last table has the share of the
+first k tokens that both chose: from the true far context, from the placebo, and what two random choices would share.
 """
 
 from __future__ import annotations

@@ -4,19 +4,24 @@ examples:
   olmo-sparsity influence runs/demo --out runs/demo/influence
   olmo-sparsity influence runs/demo --corpus data/books --out runs/demo/on-books --shard 3/8
   olmo-sparsity influence runs/books --out runs/books/all-selectors \\
-      --selectors leave-one-out,greedy,gradient,attention,leave-one-out@gradient:32,random,nearest
+      --selectors leave-one-out,leave-one-out-kl,input-x-gradient,attention,leave-one-out@gradient:32,random
   olmo-sparsity influence --select-with runs/books --evaluate-with runs/books-2 --out runs/books/crossfit
 
 For sampled targets of the held-out split it computes L_long (N tokens of context) and L_short (the last M of them).
 Where L_short - L_long exceeds tau, every selector ranks the N - M far tokens, and L_k is measured with the short
 context and the first k of them. The same is done on a placebo: the far context of another document. Records are
 written as they are finished; the same command goes on after an interruption. Draw them with figure2 and report.
-With --targets-per-block 32 targets are measured in blocks that share a far context: leave-one-out, leave-one-in and
-attention cost one forward pass for all targets of a block instead of one for each. The short context then has M to
-M + 31 tokens.
+With --targets-per-block 32 targets are measured in blocks that share a far context: leave-one-out and leave-one-in, in
+all forms, and attention cost one forward pass for all targets of a block instead of one for each. The short context
+then has M to M + 31 tokens.
 
 With --shard i/n, n jobs measure a part each, which merge_records puts together (submit influence does both under
 SLURM); the records are those of one run without --shard.
+
+Selectors are of three families. A signed one ranks by the loss of the target, with its sign: it finds what that loss
+likes, luck included, so its placebo is large. An absolute one ranks by the magnitude, or the gradient's norm: it finds
+what moves that loss either way. A target-blind one ranks by how far the predicted distribution moves, in KL or total
+variation (tv), and never looks at the target: its choice has no luck to subtract.
 
 A screened selector EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts first, at m/(N - M) of its
 cost. With --select-with A --evaluate-with B, A chooses targets and tokens and B, trained from another seed, measures
@@ -30,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.cli import show_log
-from analysis.measure.selectors import SELECTORS, check_selector
+from analysis.measure.selectors import FAMILIES, check_selector
 from analysis.measure.settings import CHECKPOINT, InfluenceSettings
 from analysis.records.schema import check_measured
 from analysis.records.shards import MeasurementShard
@@ -81,7 +86,9 @@ def outcome(settings: InfluenceSettings) -> list[str]:
 
 
 def _parser() -> Parser:
-    parser = Parser(description=__doc__, epilog=f"selectors: {', '.join(SELECTORS)}, and EXACT@PROPOSER:m")
+    lines = [f"  {family + ':':<14}{', '.join(names)}" for family, names in FAMILIES.items()]
+    epilog = "\n".join(["selectors, and EXACT@PROPOSER:m of any two:", *lines])
+    parser = Parser(description=__doc__, epilog=epilog)
     parser.add_argument("checkpoint", nargs="?", help=CHECKPOINT)
     parser.add_argument(
         "--select-with", metavar="A", help="cross-fitting: the checkpoint, or its records, that chooses"

@@ -115,13 +115,23 @@ class PlantedModel:
         """See `analysis.model.adapters.AnalysedModel`; a bias of log p is presence p."""
         return self._logits(bias[:, -1].exp())[:, None]
 
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """The presence of each token, (R, L, 1): its embedding is all that the model reads of it."""
+        return torch.ones(*input_ids.shape, 1)
+
+    def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
+        """See `analysis.model.adapters.AnalysedModel`."""
+        return self._logits(self._present(position_ids, embeddings[..., 0]))[:, None]
+
     def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
         """A softmax of how far each token bears on the answer, (R, 1, L)."""
         weight = self.noise.abs().index_fill(0, self.planted, self.strength / len(self.planted))
         return weight[position_ids].softmax(dim=-1)[:, None]
 
-    def _present(self, position_ids: Tensor) -> Tensor:
-        return torch.zeros(len(position_ids), len(self.noise)).scatter_(1, position_ids, 1.0)
+    def _present(self, position_ids: Tensor, presence: Tensor | float = 1.0) -> Tensor:
+        """(R, N) presence of every column, that of tokens (R, L) or of what is read."""
+        given = torch.as_tensor(presence).expand(position_ids.shape)
+        return torch.zeros(len(position_ids), len(self.noise)).scatter(1, position_ids, given)
 
     def _logits(self, presence: Tensor) -> Tensor:
         """(R, 2) logits from the presence, 0 to 1, of every column (R, N)."""

@@ -1,5 +1,8 @@
 """Selectors: which far tokens influence a prediction most (docs/method.md, 2.2), each registered at its definition.
 
+Leaving one out, leaving one in and forward selection compare how good predictions are from subsets of the far context.
+A *measure* says how bad a prediction is: the target's loss, for signed and absolute influence; or how far the predicted
+distribution is from that of the long context, for target-blind influence, which never looks at the target.
 Shapes: n blocks, m targets that are asked for, N long and M short context length, F = N - M far tokens, C candidates
 among them, k selected tokens.
 """
@@ -10,7 +13,7 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -52,6 +55,18 @@ class Question:
         """`Scorer.losses` of subsets (m, C, j) or (C, j) for the targets, (m, C)."""
         return self.scorer.losses(self.contexts, far, self.targets)
 
+    def kl(self, far: np.ndarray) -> np.ndarray:
+        """KL(p_long || p given each of such subsets), (m, C) nats."""
+        return self.scorer.divergences(self.contexts, far, "kl", self.targets)
+
+    def tv(self, far: np.ndarray) -> np.ndarray:
+        """Total variation between p_long and p given each of such subsets, (m, C), 0 to 1."""
+        return self.scorer.divergences(self.contexts, far, "tv", self.targets)
+
+    def of_candidates(self, values: np.ndarray) -> np.ndarray:
+        """Values of the far tokens, (m, F), at the candidates, (m, C)."""
+        return np.take_along_axis(values, self.candidates, axis=1)
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -60,33 +75,43 @@ class Selection:
     columns: np.ndarray
     """(m, k) columns of the far context."""
     influence: np.ndarray
-    """(m, k) influence of each in the selector's unit: nats, or a share of the attention."""
+    """(m, k) influence of each in the selector's unit: nats, a share of probability or attention, or a norm."""
 
 
 _SPLIT, _SHORTEST = 4, 4
 """Parts that a span is cut into, and tokens of the shortest spans."""
+_STEPS = 50
+"""Points of the path of integrated gradients."""
 
 Selector = Callable[[Question], Selection]
 Influence = Callable[[Question], np.ndarray]
 """From a question to the influence of every candidate, (m, C)."""
+Measure = Callable[[Question, np.ndarray], np.ndarray]
+"""From a question and subsets, (m, C, j) or (C, j), to how bad the prediction from each is, (m, C)."""
+SIGNED, ABSOLUTE, BLIND, CONTROL = "signed", "absolute", "target-blind", "control"
+FAMILIES: dict[str, list[str]] = {SIGNED: [], ABSOLUTE: [], BLIND: [], CONTROL: []}
+"""Names of selectors by what they look at (docs/method.md, 2.2 [ours])."""
 SELECTORS: dict[str, Selector] = {}
+_Selector = TypeVar("_Selector", bound=Selector)
+_Influence = TypeVar("_Influence", bound=Influence)
 
 
-def register(name: str) -> Callable[[Selector], Selector]:
-    """Make a selector available by name."""
+def register(name: str, family: str) -> Callable[[_Selector], _Selector]:
+    """Make a selector available by name, as one of a family of `FAMILIES`."""
 
-    def add(selector: Selector) -> Selector:
+    def add(selector: _Selector) -> _Selector:
         SELECTORS[name] = selector
+        FAMILIES[family].append(name)
         return selector
 
     return add
 
 
-def register_influence(name: str) -> Callable[[Influence], Influence]:
+def register_influence(name: str, family: str) -> Callable[[_Influence], _Influence]:
     """Make the selector available by name that takes the candidates of largest influence."""
 
-    def add(influence: Influence) -> Influence:
-        SELECTORS[name] = lambda question: most_influential(question, influence(question))
+    def add(influence: _Influence) -> _Influence:
+        register(name, family)(lambda question: most_influential(question, influence(question)))
         return influence
 
     return add
@@ -144,52 +169,97 @@ def screened(exact: Selector, proposer: Selector, count: int, name: str) -> Sele
     return select
 
 
-@register_influence("leave-one-out")
-def leave_one_out(question: Question) -> np.ndarray:
-    """loss(t | C_long without i) - L_long, (m, C) nats: our Eq. 20 [ours; its text is not public]."""
+@register_influence("leave-one-out", SIGNED)
+def leave_one_out(question: Question, measure: Measure = Question.losses) -> np.ndarray:
+    """loss(t | C_long without i) - L_long, (m, C) nats: our Eq. 20 [ours; its text is not public].
+
+    Of another measure the same: a divergence from p_long is 0 given C_long.
+    """
     n_far = question.contexts.n_far
     left_out = np.arange(n_far) if question.columns is None else question.columns
     columns = np.arange(n_far - 1)
-    without = question.losses(columns + (columns >= left_out[..., None]))  # 0 … F-1 without each candidate
-    return without - question.losses(np.arange(n_far)[None])
+    without = measure(question, columns + (columns >= left_out[..., None]))  # 0 … F-1 without each candidate
+    return without - measure(question, np.arange(n_far)[None])
 
 
-@register_influence("leave-one-in")
-def leave_one_in(question: Question) -> np.ndarray:
-    """L_short - loss(t | C_short and i), (m, C) nats."""
+@register_influence("leave-one-out-absolute", ABSOLUTE)
+def leave_one_out_absolute(question: Question) -> np.ndarray:
+    """|loss(t | C_long without i) - L_long|, (m, C) nats."""
+    return np.abs(leave_one_out(question))
+
+
+@register_influence("leave-one-out-kl", BLIND)
+def leave_one_out_kl(question: Question) -> np.ndarray:
+    """KL(p_long || p without i), (m, C) nats."""
+    return leave_one_out(question, Question.kl)
+
+
+@register_influence("leave-one-out-tv", BLIND)
+def leave_one_out_tv(question: Question) -> np.ndarray:
+    """1/2 Σ |p_long - p without i|, (m, C)."""
+    return leave_one_out(question, Question.tv)
+
+
+@register_influence("leave-one-in", SIGNED)
+def leave_one_in(question: Question, measure: Measure = Question.losses) -> np.ndarray:
+    """L_short - loss(t | C_short and i), (m, C) nats; of another measure the same."""
     each = np.arange(question.contexts.n_far) if question.columns is None else question.columns
-    return _short_losses(question) - question.losses(each[..., None])
+    return _of_short(question, measure) - measure(question, each[..., None])
 
 
-@register("greedy")
-def greedy(question: Question) -> Selection:
+@register_influence("leave-one-in-absolute", ABSOLUTE)
+def leave_one_in_absolute(question: Question) -> np.ndarray:
+    """|L_short - loss(t | C_short and i)|, (m, C) nats."""
+    return np.abs(leave_one_in(question))
+
+
+@register_influence("leave-one-in-kl", BLIND)
+def leave_one_in_kl(question: Question) -> np.ndarray:
+    """KL(p_long || p_short) - KL(p_long || p of C_short and i), (m, C) nats."""
+    return leave_one_in(question, Question.kl)
+
+
+@register_influence("leave-one-in-tv", BLIND)
+def leave_one_in_tv(question: Question) -> np.ndarray:
+    """How much nearer to p_long, in total variation, C_short and i predict than C_short, (m, C)."""
+    return leave_one_in(question, Question.tv)
+
+
+@register("greedy", SIGNED)
+def greedy(question: Question, measure: Measure = Question.losses) -> Selection:
     """Forward selection: each round adds the token that lowers the loss most, given those already chosen.
 
-    Influence: what the token took off the loss in its round, nats; it may be negative, since k tokens are chosen.
+    Influence: what the token took off the loss in its round, nats; it may be negative, since k tokens are chosen. Of
+    another measure the same.
     """
     open_ = question.candidates
     count = len(open_)
     chosen = np.empty((count, 0), dtype=np.int64)
-    loss = _short_losses(question)
+    before = _of_short(question, measure)
     gains = []
     for number in range(question.k):
-        if number == 0 and question.columns is None:
-            losses = question.losses(
-                np.arange(question.contexts.n_far)[:, None]
-            )  # shared by the targets of a block
+        if number == 0 and question.columns is None:  # shared by the targets of a block
+            after = measure(question, np.arange(question.contexts.n_far)[:, None])
         else:
             beside = np.broadcast_to(chosen[:, None], (*open_.shape, chosen.shape[1]))
-            losses = question.losses(np.sort(np.concatenate([beside, open_[:, :, None]], axis=2), axis=2))
-        best = losses.argmin(axis=1)[:, None]
+            added = np.sort(np.concatenate([beside, open_[:, :, None]], axis=2), axis=2)
+            after = measure(question, added)
+        best = after.argmin(axis=1)[:, None]
         chosen = np.concatenate([chosen, np.take_along_axis(open_, best, axis=1)], axis=1)
-        gains.append(loss - np.take_along_axis(losses, best, axis=1))
-        loss = np.take_along_axis(losses, best, axis=1)
+        gains.append(before - np.take_along_axis(after, best, axis=1))
+        before = np.take_along_axis(after, best, axis=1)
         left = np.arange(open_.shape[1]) != best
         open_ = open_[left].reshape(count, -1)
     return Selection(chosen, np.concatenate(gains, axis=1))
 
 
-@register("spans")
+@register("greedy-kl", BLIND)
+def greedy_kl(question: Question) -> Selection:
+    """Forward selection: each round adds the token that brings the prediction nearest to p_long in KL, nats."""
+    return greedy(question, Question.kl)
+
+
+@register("spans", SIGNED)
 def spans(question: Question) -> Selection:
     """The tokens of the spans without which the loss is highest: leave-one-out of spans, from coarse to fine [ours].
 
@@ -233,36 +303,62 @@ def _without_spans(candidates: np.ndarray, starts: np.ndarray, width: int, n_far
     return np.nonzero(kept)[2].reshape(*starts.shape, n_far - width)
 
 
-@register_influence("gradient")
+@register_influence("gradient", SIGNED)
 def gradient(question: Question) -> np.ndarray:
     """-∂ loss / ∂ (presence of i) in the long context, (m, C) nats: `Scorer.presence_gradient`, one backward pass."""
     slopes = question.scorer.presence_gradient(question.contexts, question.targets)
-    return np.take_along_axis(slopes, question.candidates, axis=1)
+    return question.of_candidates(slopes)
 
 
-@register_influence("attention")
+@register_influence("saliency", ABSOLUTE)
+def saliency(question: Question) -> np.ndarray:
+    """L2 norm of ∂ log p(x_t) / ∂ (embedding of i) in the long context, (m, C); Simonyan et al., arXiv 1312.6034."""
+    norms = question.scorer.input_gradients(question.contexts, question.targets)
+    return question.of_candidates(norms)
+
+
+@register_influence("input-x-gradient", ABSOLUTE)
+def input_x_gradient(question: Question) -> np.ndarray:
+    """L2 norm of embedding times gradient, element by element, (m, C), as inseq aggregates; arXiv 1605.01713."""
+    norms = question.scorer.input_gradients(question.contexts, question.targets, times_input=True)
+    return question.of_candidates(norms)
+
+
+@register_influence("integrated-gradients", ABSOLUTE)
+def integrated_gradients(question: Question) -> np.ndarray:
+    """`input_x_gradient` with the mean gradient on the way from embeddings of zero, (m, C); arXiv 1703.01365.
+
+    All tokens of the context go that way together. The integral has `_STEPS` points, as captum chooses them by default.
+    """
+    points, weights = np.polynomial.legendre.leggauss(_STEPS)  # on [-1, 1]
+    path = list(zip(((1 + points) / 2).tolist(), (weights / 2).tolist(), strict=True))
+    norms = question.scorer.input_gradients(question.contexts, question.targets, path=path, times_input=True)
+    return question.of_candidates(norms)
+
+
+@register_influence("attention", BLIND)
 def attention(question: Question) -> np.ndarray:
     """Attention of the last position to i in the long context, mean over heads and layers, (m, C)."""
     weights = question.scorer.last_attention(question.contexts, question.targets)
-    return np.take_along_axis(weights, question.candidates, axis=1)
+    return question.of_candidates(weights)
 
 
-@register_influence("random")
+@register_influence("random", CONTROL)
 def random(question: Question) -> np.ndarray:
     """A random order, (m, C), a pure function of (seed, target): the control for choosing at all."""
     draws = [
         np.random.default_rng([Stream.RANDOM_SELECTOR, question.seed, target]).random(question.contexts.n_far)
         for target in question.contexts.target_id[tuple(question.targets.T)]
     ]
-    return np.take_along_axis(np.stack(draws), question.candidates, axis=1)
+    return question.of_candidates(np.stack(draws))
 
 
-@register_influence("nearest")
+@register_influence("nearest", CONTROL)
 def nearest(question: Question) -> np.ndarray:
     """The later the more, (m, C): the far tokens closest to the short context come first."""
     return question.candidates.astype(float)
 
 
-def _short_losses(question: Question) -> np.ndarray:
-    """L_short, (m, 1) nats."""
-    return question.losses(np.empty((1, 0), dtype=np.int64))
+def _of_short(question: Question, measure: Measure) -> np.ndarray:
+    """The measure given the short context alone, (m, 1)."""
+    return measure(question, np.empty((1, 0), dtype=np.int64))

@@ -2,9 +2,9 @@
 
 Beyond logits at explicit position ids, the analysis asks a model for the keys and values of a prefix (so that many
 contexts share it), for logits under a bias on its attention (so that the presence of a token can be differentiated),
-and for the attention of the last position.
-Shapes: R rows, L tokens, P tokens of a cached prefix, Q positions at the end that are asked, V vocabulary (logits), H
-heads, D head dimension.
+for logits of embeddings (so that these can), and for the attention of the last position.
+Shapes: R rows, L tokens, P tokens of a cached prefix, Q positions at the end that are asked, V vocabulary (logits), W
+width, H heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -49,6 +49,12 @@ class AnalysedModel(Protocol):
         The causal mask is not part of ``bias``; gradients flow back to it.
         """
 
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Embeddings of tokens, (R, L, W), before those of positions are added."""
+
+    def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
+        """Logits of the last Q positions, (R, Q, V), from what `embed` gives; gradients flow back to it."""
+
     def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
         """Attention of the last Q positions to every token, mean over heads and layers, (R, Q, L)."""
 
@@ -86,6 +92,19 @@ class OlmoForAnalysis(nn.Module):
         bias = bias[:, None] + (_causal(bias) if own is None else own)
         return self.model(
             input_ids, position_ids=position_ids, attention_bias=bias, logits_to_keep=logits_to_keep
+        ).logits
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """See `AnalysedModel`."""
+        return self.model.embed(input_ids)
+
+    def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
+        """See `AnalysedModel`."""
+        return self.model(
+            input_ids=None,
+            position_ids=position_ids,
+            input_embeddings=embeddings,
+            logits_to_keep=logits_to_keep,
         ).logits
 
     def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
@@ -160,6 +179,20 @@ class PositionedCausalLM(nn.Module):
         """See `AnalysedModel`."""
         mask = (bias[:, None] + _causal(bias)).to(self.model.dtype)
         return self(input_ids, position_ids, logits_to_keep=logits_to_keep, attention_mask=mask).logits
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """See `AnalysedModel`."""
+        return self.model.get_input_embeddings()(input_ids)
+
+    def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
+        """See `AnalysedModel`."""
+        return self.model(
+            inputs_embeds=embeddings,
+            position_ids=position_ids,
+            attention_mask=torch.ones_like(position_ids),  # see `forward`
+            use_cache=False,
+            logits_to_keep=logits_to_keep,
+        ).logits
 
     def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
         """See `AnalysedModel`. Only the plain ("eager") attention of transformers tells its weights."""

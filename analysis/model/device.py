@@ -19,6 +19,8 @@ from olmo_sparsity.util.errors import UserError
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65_536}
 """Tokens of one forward pass: enough to keep the cores busy, few enough to stay in cache."""
+LOGITS_PER_SLICE = 1 << 24
+"""Logits that are read at once: log-softmax needs copies in fp32, and all of them would not fit."""
 GB = 1e9
 _SHARE_OF_HOST, _SHARE_OF_DEVICE = 0.5, 0.8
 _STATUS, _CLEAR_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")

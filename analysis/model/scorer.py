@@ -1,4 +1,4 @@
-"""Losses of a model on subsequences of contexts: batched, with shared prefixes and only the logits that are asked for.
+"""What a model predicts from subsequences of contexts: batched, with shared prefixes and only the logits asked for.
 
 A token sees only those before it. So a subset that keeps the first tokens of the long context reads them exactly as the
 long context does: their keys and values are computed once per block, and every subset reads only what comes behind. And
@@ -6,14 +6,14 @@ a pass predicts every target of a block. Nothing is approximated; results differ
 target by rounding only.
 Shapes: n blocks of B targets, m targets that are asked for, C subsets of each, j far tokens that a subset keeps, S
 subsets in all, R rows of one forward pass, L tokens and Q asked positions of each, N tokens of long context, F far
-tokens, V vocabulary.
+tokens, V vocabulary, D width.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec
 
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.model.adapters import AnalysedModel, KeyValues, TokenModel
-from analysis.model.device import OnDevice
+from analysis.model.device import LOGITS_PER_SLICE, OnDevice
 from analysis.text.contexts import Contexts
 from olmo_sparsity.util.errors import UserError
 
@@ -40,6 +40,15 @@ _BACKWARD_TOKENS = (
 )
 
 P = ParamSpec("P")
+Reading = Callable[[Tensor, Tensor, slice], Tensor]
+"""What is kept of the logits (R, Q, V) that rows give for some targets of their blocks, (R, Q, …).
+
+Its second argument is each row's block, (R,), its third the places in it.
+"""
+Divergence = Callable[[Tensor, Tensor], Tensor]
+"""From log p (R, Q, V) of one distribution and the logits of another to how far they are apart, (R, Q)."""
+GRADIENT_ONLY = ((1.0, 1.0),)
+"""The path of `Scorer.input_gradients` that has no length: the gradient at the input itself."""
 
 
 def _smaller_when_memory_runs_out(
@@ -90,6 +99,32 @@ class _Passes:
         return np.concatenate([self.far[rows], np.broadcast_to(behind, (len(rows), len(behind)))], axis=1)
 
 
+@dataclass(frozen=True)
+class _OwnContexts:
+    """Targets that are differentiated: a row each, its long context, padded by later tokens of the text."""
+
+    rows: np.ndarray
+    """(R,) numbers of the targets among those that are asked for."""
+    tokens: Tensor
+    """(R, L)."""
+    ids: Tensor
+    """(R, L)."""
+    query: Tensor
+    """(R,) which of the last Q positions predicts the target."""
+    target: Tensor
+    """(R,)."""
+
+    @property
+    def queries(self) -> int:
+        """Q."""
+        return int(self.query.max()) + 1
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """-log p of the targets in nats, their sum, from the logits (R, Q, V)."""
+        own = logits[torch.arange(len(self.rows)), self.query]
+        return F.cross_entropy(own.float(), self.target, reduction="sum")
+
+
 class Scorer(OnDevice):
     """Computes loss(t | S), see docs/method.md, 2.1: the model reads only the kept tokens, each at its own position id.
 
@@ -127,6 +162,56 @@ class Scorer(OnDevice):
             asked: (m, 2) block and place in it of each target; None: all targets, block by block.
         """
         asked = contexts.all_targets if asked is None else asked
+        targets = self.tensor(contexts.targets)
+
+        def loss(logits: Tensor, block: Tensor, places: slice) -> Tensor:
+            wanted = targets[block, places]
+            flat = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
+            return flat.view(wanted.shape)
+
+        return self._of_targets(contexts, far, asked, loss)
+
+    @_smaller_when_memory_runs_out
+    @torch.inference_mode()
+    def divergences(
+        self, contexts: Contexts, far: np.ndarray, name: str, asked: np.ndarray | None = None
+    ) -> np.ndarray:
+        """How far the prediction from S and the short context is from that of the long context, (m, C) float64.
+
+        ``name``: one of `DIVERGENCES`. No target token is read. The other arguments are those of `losses`. Kept are the
+        distributions of the long contexts alone, of no more blocks at once than a pass that is differentiated reads.
+        """
+        asked = contexts.all_targets if asked is None else asked
+        found = np.empty((len(asked), far.shape[-2]))
+        for blocks in self._whole_contexts(contexts, np.unique(asked[:, 0])):
+            mine = np.isin(asked[:, 0], blocks)
+            own = np.stack([np.searchsorted(blocks, asked[mine, 0]), asked[mine, 1]], axis=1)
+            some = far if far.ndim == 2 else far[mine]
+            found[mine] = self._divergences(contexts.take(blocks), some, DIVERGENCES[name], own)
+        return found
+
+    def _divergences(
+        self, contexts: Contexts, far: np.ndarray, divergence: Divergence, asked: np.ndarray
+    ) -> np.ndarray:
+        """`divergences` of blocks that all have a target in ``asked``."""
+        long, _ = self._passes(contexts, np.arange(contexts.n_far)[None], asked)
+        log_long = self._read(long, lambda logits, *_: logits.float().log_softmax(dim=-1))
+
+        def from_long(logits: Tensor, block: Tensor, places: slice) -> Tensor:
+            return divergence(log_long[block, places], logits)
+
+        return self._of_targets(contexts, far, asked, from_long)
+
+    def _of_targets(
+        self, contexts: Contexts, far: np.ndarray, asked: np.ndarray, reading: Reading
+    ) -> np.ndarray:
+        """What is read off the logits of every asked target given each subset, (m, C) float64."""
+        passes, group = self._passes(contexts, far, asked)
+        numbers = self._read(passes, reading).double().cpu().numpy()
+        return numbers.reshape(-1, far.shape[-2], contexts.targets_per_block)[group, :, asked[:, 1]]
+
+    def _passes(self, contexts: Contexts, far: np.ndarray, asked: np.ndarray) -> tuple[_Passes, np.ndarray]:
+        """Rows that read subsets ``far`` for the asked targets, C for each group, and every target's group, (m,)."""
         block, place = asked.T
         if far.ndim == 2:
             read, group = np.unique(block, return_inverse=True)
@@ -140,21 +225,29 @@ class Scorer(OnDevice):
         far = np.broadcast_to(far, (len(read), number, kept)).reshape(len(read) * number, kept)
         rows = np.repeat(np.arange(len(read)), number)
         shared = self._shared_prefixes(far, number)
-        passes = _Passes(contexts, far, read[rows], first[rows], last[rows], shared)
-        losses = self._read(passes).reshape(len(read), number, contexts.targets_per_block)
-        return losses[group, :, place]
+        return _Passes(contexts, far, read[rows], first[rows], last[rows], shared), group
 
-    def _read(self, passes: _Passes) -> np.ndarray:
-        """Losses of the targets that are asked for, (S, B); the rest is undefined."""
-        losses = np.empty((len(passes.far), passes.contexts.targets_per_block))
+    def _read(self, passes: _Passes, reading: Reading) -> Tensor:
+        """What is read off the logits of the targets that are asked for, (S, B, …); the rest is undefined.
+
+        The logits of a pass are read some rows at a time, since reading makes copies in fp32.
+        """
+        found: Tensor | None = None
         longest = int(passes.shared.max(initial=0))
         prefixes = self._prefixes(passes.contexts, longest) if longest else []
         for rows in self._batches(passes):
             first, last = int(passes.first[rows].min()), int(passes.last[rows].max())
             logits = self._logits(passes, rows, prefixes, last - first + 1)
-            targets = passes.contexts.targets[passes.block[rows], first : last + 1]
-            losses[rows, first : last + 1] = self._losses_of(logits, targets)
-        return losses
+            for some in _chunks(np.arange(len(rows)), LOGITS_PER_SLICE // logits[0].numel()):
+                block = self.tensor(passes.block[rows[some]])
+                made = reading(logits[some[0] : some[-1] + 1], block, slice(first, last + 1))
+                if found is None:
+                    found = made.new_empty(
+                        (len(passes.far), passes.contexts.targets_per_block, *made.shape[2:])
+                    )
+                found[self.tensor(rows[some]), first : last + 1] = made
+        assert found is not None, "nothing was asked"
+        return found
 
     def _shared_prefixes(self, far: np.ndarray, per_context: int) -> np.ndarray:
         """How many tokens each subset shares with its long context, (S,); 0 where sharing is not worth while."""
@@ -221,23 +314,64 @@ class Scorer(OnDevice):
         model = self._analysed("gradient")
         asked = contexts.all_targets if asked is None else asked
         slopes = np.empty((len(asked), contexts.n_far))
+        for targets in self._own_contexts(contexts, asked):
+            others = 1.0 - torch.eye(
+                targets.tokens.shape[1], device=self.device
+            )  # its own stream is never read
+            log_presence = torch.zeros(targets.tokens.shape, device=self.device, requires_grad=True)
+            with self.precision():
+                bias = log_presence[:, None, :] * others
+                logits = model.biased_logits(targets.tokens, targets.ids, bias, targets.queries)
+            # at p = 1 the slope by log p is that by p
+            (slope,) = torch.autograd.grad(targets.loss(logits), log_presence)
+            slopes[targets.rows] = -slope[:, : contexts.n_far].double().cpu().numpy()
+        return slopes
+
+    @_smaller_when_memory_runs_out
+    def input_gradients(
+        self,
+        contexts: Contexts,
+        asked: np.ndarray | None = None,
+        *,
+        path: Sequence[tuple[float, float]] = GRADIENT_ONLY,
+        times_input: bool = False,
+    ) -> np.ndarray:
+        """L2 norm of the gradient of log p(target) with respect to each far token's embedding x, (m, F).
+
+        The context is the long one. ``path``: points a and weights w; the gradient is Σ w ∂ log p / ∂ x where every
+        token of the context has the embedding a x. ``times_input``: the gradient is multiplied by x, element by
+        element, before the norm is taken. ``asked``: as in `losses`. One pass forward and back for each point and
+        target.
+        """
+        model = self._analysed("saliency, input-x-gradient or integrated-gradients")
+        asked = contexts.all_targets if asked is None else asked
+        norms = np.empty((len(asked), contexts.n_far))
+        for targets in self._own_contexts(contexts, asked):
+            embeddings = model.embed(targets.tokens).detach()
+            gradient = torch.zeros_like(embeddings, dtype=torch.float32)
+            for point, weight in path:
+                inputs = (point * embeddings).requires_grad_()
+                with self.precision():
+                    logits = model.embedded_logits(inputs, targets.ids, targets.queries)
+                (slope,) = torch.autograd.grad(targets.loss(logits), inputs)
+                gradient += weight * slope
+            if times_input:
+                gradient *= embeddings
+            norms[targets.rows] = gradient[:, : contexts.n_far].norm(dim=-1).double().cpu().numpy()
+        return norms
+
+    def _own_contexts(self, contexts: Contexts, asked: np.ndarray) -> Iterator[_OwnContexts]:
+        """Each asked target with a long context of its own, few enough at once for a pass that is differentiated."""
         for rows in self._whole_contexts(contexts, np.argsort(-asked[:, 1], kind="stable")):
             block, place = asked[rows].T
-            length, first = contexts.n_long + int(place.max()), int(place.min())
-            others = 1.0 - torch.eye(length, device=self.device)  # a dropped token's own stream is never read
-            log_presence = torch.zeros(len(rows), length, device=self.device, requires_grad=True)
-            with self.precision():
-                logits = model.biased_logits(
-                    self.tensor(contexts.tokens[block, :length]),
-                    self._first_ids(len(rows), length),
-                    log_presence[:, None, :] * others,
-                    int(place.max()) - first + 1,
-                )
-            own = logits[torch.arange(len(rows)), self.tensor(place - first)]
-            loss = F.cross_entropy(own.float(), self.tensor(contexts.targets[block, place]), reduction="sum")
-            (slope,) = torch.autograd.grad(loss, log_presence)  # at p = 1 that of log p is that of p
-            slopes[rows] = -slope[:, : contexts.n_far].double().cpu().numpy()
-        return slopes
+            length = contexts.n_long + int(place.max())
+            yield _OwnContexts(
+                rows,
+                self.tensor(contexts.tokens[block, :length]),
+                self._first_ids(len(rows), length),
+                self.tensor(place - place.min()),
+                self.tensor(contexts.targets[block, place]),
+            )
 
     @_smaller_when_memory_runs_out
     @torch.inference_mode()
@@ -268,11 +402,6 @@ class Scorer(OnDevice):
             raise UserError(f"this model does not offer what the selector {selector} needs; leave it out")
         return self.model
 
-    def _losses_of(self, logits: Tensor, targets: np.ndarray) -> np.ndarray:
-        """-log p(target) in nats, (R, Q), of logits (R, Q, V)."""
-        losses = F.cross_entropy(logits.float().flatten(0, 1), self.tensor(targets.ravel()), reduction="none")
-        return losses.double().cpu().numpy().reshape(targets.shape)
-
     def _first_ids(self, rows: int, length: int) -> Tensor:
         """Position ids 0 … length - 1 of every row, (rows, length)."""
         return torch.arange(length, device=self.device).expand(rows, -1)
@@ -282,6 +411,19 @@ def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
     size = max(1, size)
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
+
+
+def kl_divergence(log_p: Tensor, logits: Tensor) -> Tensor:
+    """KL(p || q) in nats, (R, Q), of log p and the logits of q, (R, Q, V)."""
+    return (log_p.exp() * (log_p - logits.float().log_softmax(dim=-1))).sum(dim=-1)
+
+
+def total_variation(log_p: Tensor, logits: Tensor) -> Tensor:
+    """1/2 Σ |p - q|, (R, Q), of log p and the logits of q, (R, Q, V)."""
+    return (log_p.exp() - logits.float().softmax(dim=-1)).abs().sum(dim=-1) / 2
+
+
+DIVERGENCES: dict[str, Divergence] = {"kl": kl_divergence, "tv": total_variation}
 
 
 def long_and_short_losses(

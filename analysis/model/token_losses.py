@@ -13,14 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.model.device import OnDevice, pick_device
+from analysis.model.device import LOGITS_PER_SLICE, OnDevice, pick_device
 from analysis.model.load import LoadedModel
 from olmo_sparsity.util.errors import UserError
 
 LOGITS_PER_BATCH = {"cpu": 1 << 27, "cuda": 1 << 30}
 """Numbers that the logits of one forward pass may have, at 4 bytes each; a single row may have more."""
-LOGITS_PER_SLICE = 1 << 24
-"""Logits whose losses are computed at once: log-softmax needs copies in fp32, and all of them would not fit."""
 
 
 class TokenLosses(OnDevice):

@@ -129,7 +129,7 @@ def _plot_net(axes: Axes, kinds: list[Json], shown: dict[str, style.Style]) -> N
         shift = height * (number - (len(shown) - 1) / 2)
         _bars(axes, intervals, f"{name} net_recovery", look, shift=shift, height=0.85 * height)
     axes.axvline(0.0, color="0.3", linewidth=0.8)
-    axes.set_xlabel("recovery − placebo\n" + r"[fraction of $L_{short} - L_{long}$]")
+    axes.set_xlabel("net recovery\n" + r"[fraction of $L_{short} - L_{long}$]")
 
 
 def _bars(

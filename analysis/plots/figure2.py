@@ -124,13 +124,13 @@ def plot_loss(axes: Axes, summary: Json, shown: Sequence[str]) -> None:
 
 
 def plot_net_recovery(axes: Axes, summary: Json, shown: Sequence[str]) -> None:
-    """Panel (b): recovery minus placebo recovery against k [fraction of L_short - L_long]."""
+    """Panel (b): net recovery (docs/method.md, 2.3) against k [fraction of L_short - L_long]."""
     styles = style.selector_styles(list(summary["selectors"]))
     style.draw_curves(axes, {name: summary["selectors"][name] for name in shown}, "net_recovery", styles)
     axes.axhline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
     style.k_axis(axes, summary["settings"]["ks"])
     axes.set_ylabel(f"net recovery\n{_OF_GAIN}")
-    axes.set_title("(b) Net recovery (recovery − placebo)", loc="left")
+    axes.set_title("(b) Net recovery (recovery − placebo$^+$)", loc="left")
 
 
 def plot_gain_bins(axes: Axes, summary: Json) -> None:

@@ -103,7 +103,7 @@ def figure6(panels: Sequence[GridPanel], selectors: Sequence[str], *, net: bool)
         style.add_legend(
             figure, style.selector_handles({name: styles[name] for name in selectors}, placebo=not net)
         )
-        what = "Net recovery (recovery − placebo)" if net else "Recovery and placebo recovery"
+        what = "Net recovery (recovery − placebo$^+$)" if net else "Recovery and placebo recovery"
         bounds = "bars: 95 % bootstrap by " + " or ".join(sorted({_unit(panel.summary) for panel in panels}))
         style.add_heading(figure, f"{what} from k influential far tokens; {bounds}")
     return figure

@@ -121,7 +121,7 @@ COMPARISON = ResultFile(
     shape={
         **{side: {"checkpoint": str} for side in SIDES},
         **dict.fromkeys(("share_over_tau", "gap_short_minus_long"), _PAIRED),
-        "selectors": {...: {...: {"net_recovery": _PAIRED}}},
+        "selectors": {...: {...: dict.fromkeys(("recovery", "placebo_recovery", "net_recovery"), _PAIRED)}},
     },
     before={},
 )

@@ -23,7 +23,7 @@ from analysis.records.results import INFLUENTIAL_TOKENS
 from analysis.records.schema import Targets
 from analysis.report.foreign_text import page_environment, source_of, text_html
 from analysis.report.words import influence_unit, number
-from analysis.stats.recovery import default_selector, nats
+from analysis.stats.recovery import default_selector, nats, without_placebo
 from olmo_sparsity.util.files import file_in
 from olmo_sparsity.util.result_files import Json
 
@@ -122,7 +122,8 @@ class InfluentialTokens:
                 loss = self.choices[selector][far_context].loss_nats[:, k - 1]
                 found[key] = float((short - loss).sum()) / gain
         if found["recovery"] is not None and found["placebo_recovery"] is not None:
-            found["net_recovery"] = found["recovery"] - found["placebo_recovery"]
+            net = without_placebo(found["recovery"], found["placebo_recovery"])
+            found["net_recovery"] = float(net)
         return found
 
     def targets_frame(self) -> pandas.DataFrame:

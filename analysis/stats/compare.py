@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.records.results import SIDES
+from analysis.records.schema import FAR_CONTEXTS
 from analysis.records.store import Records
 from analysis.stats.bootstrap import (
     DEFAULT_RESAMPLES,
@@ -45,6 +46,8 @@ def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES,
       checkpoint's recovery is over its own targets over tau, as in its summary.
     - ``selectors_on_common_targets[name][k]``: the same over the targets that are over tau under both, so that a
       difference is not one of which targets gain.
+    - ``overlap[name][k]``: share of the first k tokens that both chose, over the common targets: ``true``; ``placebo``,
+      where both had the same placebo; and ``chance``, k / F, what two random choices share on average.
 
     Args:
         first: records of one checkpoint.
@@ -84,6 +87,7 @@ def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES,
             }
             for name, group in (("selectors", _OWN), ("selectors_on_common_targets", _COMMON))
         },
+        "overlap": _overlaps(bootstrap, both, [name for name in selectors if name != BEST], ks),
         "settings": {
             **{name: getattr(first.manifest, name) for name in _SAME_SETTINGS},
             "corpus": first.manifest.corpus,
@@ -136,7 +140,57 @@ def _columns(both: Sequence[Records], measured: Sequence[MeasuredTargets], ks: l
         columns[side, "gap"] = records.targets.gain_nats
         columns |= mine.of_group((side, _OWN), ks)
         columns |= mine.of_group((side, _COMMON), ks, np.isin(mine.over, other.over))
+    return columns | _overlap_columns(both, ks)
+
+
+def _overlap_columns(both: Sequence[Records], ks: Sequence[int]) -> Columns:
+    """Which targets both chose tokens for, in each far context, and the share of the first k that are the same."""
+    common, *rows = np.intersect1d(*(each.over for each in both), return_indices=True)
+    targets = [each.targets for each in both]
+    same_placebo = np.all(
+        [
+            getattr(targets[0], name)[common] == getattr(targets[1], name)[common]
+            for name in ("placebo_document", "placebo_start")
+        ],
+        axis=0,
+    )
+    columns: Columns = {}
+    for context, members in (("true", np.ones(len(common))), ("placebo", same_placebo * 1.0)):
+        columns["chosen by both", context] = _at(common, members, len(targets[0]))
+        for selector in both[0].selected.keys() & both[1].selected.keys():
+            first, second = (
+                each.selected[selector][context][own] for each, own in zip(both, rows, strict=True)
+            )
+            for k in ks:
+                same = (first[:, :k, None] == second[:, None, :k]).sum(axis=(1, 2)) / k
+                columns["same", selector, context, k] = _at(common, same * members, len(targets[0]))
     return columns
+
+
+def _at(rows: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    column = np.zeros(count)
+    column[rows] = values
+    return column
+
+
+def _overlaps(
+    bootstrap: SumsBootstrap, both: Sequence[Records], selectors: Sequence[str], ks: Sequence[int]
+) -> Json:
+    manifest = both[0].manifest
+    n_far = manifest.n_long - manifest.n_short
+    return {
+        selector: {
+            str(k): {
+                **{
+                    context: bootstrap.ratio(("same", selector, context, k), ("chosen by both", context))
+                    for context in FAR_CONTEXTS
+                },
+                "chance": k / n_far,
+            }
+            for k in ks
+        }
+        for selector in selectors
+    }
 
 
 def _recoveries(bootstrap: SumsBootstrap, selector: str, k: int, group: str) -> Json:

@@ -19,7 +19,7 @@ K = 4
 
 
 def describe_findings(records: Records) -> str:
-    """Targets over tau, and the net recovery of the default selector with its interval, as the summary has them."""
+    """Targets over tau, and what the default selector recovers of their gain, as the summary has it."""
     targets, manifest = records.targets, records.manifest
     count = len(targets.over(manifest.tau_nats))
     found = (
@@ -34,8 +34,13 @@ def describe_findings(records: Records) -> str:
     selector = default_selector(manifest.selectors)
     columns = MeasuredTargets(records).of_group(ALL, [k])
     sums = SumsBootstrap(columns, targets.document, DEFAULT_RESAMPLES, 0, targets.document_group)
-    net = sums.recoveries(selector, k)["net_recovery"]
+    recoveries = sums.recoveries(selector, k)
+    net = recoveries["net_recovery"]
+    true, placebo = (f"{100 * recoveries[name]['value']:.0f}" for name in ("recovery", "placebo_recovery"))
     interval = " (no interval: too few documents)"
     if net["low"] is not None and net["high"] is not None:
         interval = f" [{100 * net['low']:.0f}, {100 * net['high']:.0f}]"
-    return f"{found}; {selector}: net recovery at k = {k} is {100 * net['value']:.0f} %{interval}"
+    return (
+        f"{found}; {selector}: net recovery at k = {k} is {100 * net['value']:.0f} %{interval}, of a recovery of "
+        f"{true} % and a placebo of {placebo} %"
+    )

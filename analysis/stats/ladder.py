@@ -82,6 +82,7 @@ def _sparsity(summary: Json, selector: str, k: int) -> Json:
     return {
         "net_recovery": at_k["net_recovery"],
         "recovery": at_k["recovery"],
+        "placebo_recovery": at_k["placebo_recovery"],
         "k_suffices": needed["selectors"][selector]["true"][place],
         "k_suffices_placebo": needed["selectors"][selector]["placebo"][place],
     }

@@ -13,6 +13,7 @@ Shapes: n sampled targets, m of them over tau with finished selections, K values
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from analysis.records.store import Records
 from analysis.stats.bootstrap import (
     ClusterBootstrap,
     Statistic,
-    difference,
     ratio_of_sums,
     sign_flip_p_values,
 )
@@ -130,7 +130,7 @@ class SumsBootstrap:
         return self.interval(self.statistic(numerator, denominator))
 
     def recovery_statistics(self, selector: str, k: int, group: Hashable = ALL) -> dict[str, Statistic]:
-        """Recovery, its placebo (same denominator) and their difference, net recovery (docs/method.md, 2.3)."""
+        """Recovery, its placebo (same denominator), and `net_recovery` of both."""
         true, placebo = (
             self.statistic(("saved", selector, context, k, group), ("gain", group))
             for context in FAR_CONTEXTS
@@ -138,13 +138,23 @@ class SumsBootstrap:
         return {
             "recovery": true,
             "placebo_recovery": placebo,
-            "net_recovery": difference(true, placebo),
+            "net_recovery": net_recovery(true, placebo),
         }
 
     def recoveries(self, selector: str, k: int, group: Hashable = ALL) -> Json:
         """The intervals of `recovery_statistics`."""
         statistics = self.recovery_statistics(selector, k, group)
         return {name: self.interval(each) for name, each in statistics.items()}
+
+
+def net_recovery(recovery: Statistic, placebo: Statistic) -> Statistic:
+    """`without_placebo` of the sample, and of every resample by itself: bounds never exceed those of the recovery."""
+    return lambda sums: without_placebo(recovery(sums), placebo(sums))
+
+
+def without_placebo(recovery: Any, placebo: Any) -> Any:
+    """Recovery minus that of the placebo where it is positive, of numbers or arrays (docs/method.md, 2.3 [ours])."""
+    return recovery - np.maximum(placebo, 0.0)
 
 
 def losses_with_best(records: Records) -> dict[str, dict[str, np.ndarray]]:

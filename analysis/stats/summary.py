@@ -2,7 +2,7 @@
 
     recovery(k)         = Σ (L_short - L_k) / Σ (L_short - L_long)     (paper Eq. 20, docs/method.md 2.2)
     placebo recovery(k) = the same sums, L_k measured in the placebo far context, same denominator   [ours]
-    net recovery(k)     = recovery(k) - placebo recovery(k)                                          [ours]
+    net recovery(k)     = recovery(k) - max(0, placebo recovery(k))                                  [ours]
 
 The sums run over the targets with L_short - L_long > tau; under cross-fitting the selecting model decides which
 these are, and every loss is the evaluating model's. Losses are means in nats per token; recoveries are fractions of

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from analysis.records.results import SIDES
 from analysis.stats.bootstrap import by_clusters, few_clusters
+from analysis.records.schema import FAR_CONTEXTS
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
 from analysis.stats.recovery import and_blocks, default_selector, nats
@@ -83,7 +84,7 @@ def render_table(summary: Json) -> Group:
     """The summary as tables for a terminal of 80 columns; recoveries and shares in per cent."""
     note = (
         f"[95 % interval]: {summary['settings']['resamples']:,} resamples {by_clusters(summary)}"
-        f"{'' if 'groups' in summary else ' (no groups are known)'}; net = recovery - placebo"
+        f"{'' if 'groups' in summary else ' (no groups are known)'}; net = recovery - placebo, where that is positive"
     )
     tables = [
         part
@@ -194,24 +195,43 @@ def render_comparison(comparison: Json) -> Group:
         f"in common: A - B over the {comparison['targets_over_tau_in_both']:,} targets that are over tau under both",
         style="dim",
     )
-    return Group(head, Text(), overall, Text(), _net_table(comparison), note)
+    tables = [
+        _recovery_table(comparison, name, title)
+        for name, title in (
+            ("recovery", "recovery [%]"),
+            ("placebo_recovery", "placebo [%]"),
+            ("net_recovery", "net recovery [%]"),
+        )
+    ]
+    tables.append(_overlap_table(comparison))
+    return Group(head, Text(), overall, Text(), *(part for table in tables for part in (table, Text())), note)
 
 
-def _net_table(comparison: Json) -> Table:
-    """Net recovery of both and their difference, over each one's targets and over those in common."""
-    table = plain_table("net recovery [%]", "k", "A", "B", "A - B", "in common")
+def _recovery_table(comparison: Json, name: str, title: str) -> Table:
+    """A recovery of both and their difference, over each one's targets and over those in common."""
+    table = plain_table(title, "k", "A", "B", "A - B", "in common")
     for selector, per_k in comparison["selectors"].items():
         names = name_lines(selector, len(per_k))
         for number, (k, values) in enumerate(per_k.items()):
-            net = values["net_recovery"]
-            common = comparison["selectors_on_common_targets"][selector][k]["net_recovery"]
+            common = comparison["selectors_on_common_targets"][selector][k][name]
             table.add_row(
                 names[number],
                 k,
-                *(percent_text(net[side]) for side in (*SIDES, "difference")),
+                *(percent_text(values[name][side]) for side in (*SIDES, "difference")),
                 percent_text(common["difference"]),
                 end_section=number == len(per_k) - 1,
             )
+    return table
+
+
+def _overlap_table(comparison: Json) -> Table:
+    table = plain_table("same tokens chosen [%]", "k", "true", "placebo", "chance")
+    for selector, per_k in comparison["overlap"].items():
+        names = name_lines(selector, len(per_k))
+        for number, (k, values) in enumerate(per_k.items()):
+            shares = (percent_text(values[context]) for context in FAR_CONTEXTS)
+            last = number == len(per_k) - 1
+            table.add_row(names[number], k, *shares, f"{100 * values['chance']:.1f}", end_section=last)
     return table
 
 
@@ -332,12 +352,12 @@ def render_curves(groups: Sequence[ExactMatchGroup]) -> Table:
 def render_ladder(ladder_json: Json) -> Table:
     """A row for each point of `ladder.json`: sparsity, use of the far context and rise of the loss."""
     k, times = ladder_json["settings"]["k"], ladder_json["settings"]["times"]
-    table = plain_table(
-        "model", "seed", "parameters", "over tau [%]", "net [%]", f"{k} suffice [%]", "rise [nats]"
-    )
+    recoveries = ("recovery", "placebo_recovery", "net_recovery")
+    names = ("recovery [%]", "placebo [%]", "net [%]", f"{k} suffice [%]", "rise [nats]")
+    table = plain_table("model", "seed", "parameters", "over tau [%]", *names)
     table.caption = Text(
-        f"targets over tau; net recovery at k = {k}; share of those for which {k} tokens give 90 % of the gain; "
-        f"loss at {times} times the training window minus at the window; [95 % interval]"
+        f"targets over tau; recovery, placebo and net recovery at k = {k}; share of those for which {k} tokens give "
+        f"90 % of the gain; loss at {times} times the training window minus at the window; [95 % interval]"
     )
     table.caption_justify = "left"
     for point in sorted(ladder_json["points"], key=lambda point: (point["crossfit"], point["parameters"])):
@@ -346,7 +366,7 @@ def render_ladder(ladder_json: Json) -> Table:
             str(point["training_seed"]),
             f"{point['parameters']:,}",
             Text(percent_text(point["share_over_tau"], 1)),
-            Text(percent_text(point["net_recovery"])),
+            *(Text(percent_text(point[name])) for name in recoveries),
             Text(percent_text(point["k_suffices"])),
             Text(interval_cell(point["rise_nats"])),
         )

@@ -20,8 +20,9 @@ from analysis.measure.influence import (
 from analysis.measure.selectors import Selection
 from analysis.model.load import LoadedModel
 from analysis.model.scorer import Scorer
-from analysis.records.schema import Targets
-from analysis.stats.bootstrap import ClusterBootstrap, difference, ratio_of_sums
+from analysis.records.schema import FAR_CONTEXTS, Targets
+from analysis.stats.bootstrap import ClusterBootstrap, Statistic, difference, ratio_of_sums
+from analysis.stats.recovery import net_recovery
 from analysis.text.contexts import Contexts, SampledTargets, sample_targets
 from analysis.text.decode import TextDecoder
 from benchmarks.plain_loop import plain_selection
@@ -149,7 +150,7 @@ def _net_recoveries(single: np.ndarray, blocks: np.ndarray, sampled: SampledTarg
     """Net recovery by k of single targets, of blocks, and the second minus the first, from columns of `_measure`."""
     columns = np.concatenate([single, blocks], axis=1)
     bootstrap = ClusterBootstrap(columns, sampled.document, groups=sampled.document_group, seed=seed)
-    first, second = ([ratio_of_sums(gain + 1 + k, gain) for k in range(len(KS))] for gain in (0, _WIDTH))
+    first, second = ([_net(gain, gain + 1 + k) for k in range(len(KS))] for gain in (0, _WIDTH))
     apart = [difference(b, a) for a, b in zip(first, second, strict=True)]
     return [
         {str(k): bootstrap.interval(each).as_dict() for k, each in zip(KS, statistics, strict=True)}
@@ -157,7 +158,12 @@ def _net_recoveries(single: np.ndarray, blocks: np.ndarray, sampled: SampledTarg
     ]
 
 
-_WIDTH = 1 + len(KS)  # columns of one protocol: the gain, and what each k recovers net
+_WIDTH = 1 + 2 * len(KS)  # columns of one protocol: the gain, and what each k recovers, true and placebo
+
+
+def _net(gain: int, recovered: int) -> Statistic:
+    """Net recovery from the columns of gain and of what is recovered at one k; the placebo's is K behind that."""
+    return net_recovery(*(ratio_of_sums(recovered + further, gain) for further in (0, len(KS))))
 
 
 def _measure(
@@ -167,7 +173,7 @@ def _measure(
     settings: InfluenceSettings,
     targets_per_block: int,
 ) -> tuple[np.ndarray, Json]:
-    """Of each target, 0 where it is not over tau: its gain, and for each k L_k of the placebo - L_k, (n, 1 + K)."""
+    """Of each target, 0 where it is not over tau: its gain, and L_short - L_k, true and placebo, (n, 1 + 2 K)."""
     scorer = Scorer(loaded.model, device=settings.device or "cpu")
     engine = InfluenceEngine(
         tokens,
@@ -191,8 +197,9 @@ def _measure(
     with progress(f"agreement, B = {targets_per_block}", len(over), "targets") as advance:
         for rows in selection_rounds(targets, over, targets_per_block):
             for row in engine.select(targets, rows):
-                sign = 1 if row.far_context == "placebo" else -1
-                columns[row.target_id, 1:] += sign * np.asarray(row.loss_nats)
+                start = 1 + len(KS) * FAR_CONTEXTS.index(row.far_context)
+                saved = targets.loss_short_nats[row.target_id] - np.asarray(row.loss_nats)
+                columns[row.target_id, start : start + len(KS)] = saved
             advance(len(rows))
     seconds = time.perf_counter() - started
     return columns, {

@@ -18,7 +18,8 @@ from analysis.measure.selectors import SELECTORS, Question, Selection, check_sel
 from analysis.model.load import LoadedModel
 from analysis.model.scorer import Scorer
 from analysis.records.schema import FAR_CONTEXTS, Targets
-from analysis.stats.bootstrap import ClusterBootstrap, count_clusters, difference, ratio_of_sums
+from analysis.stats.bootstrap import ClusterBootstrap, Statistic, count_clusters, difference, ratio_of_sums
+from analysis.stats.recovery import net_recovery
 from analysis.text.contexts import Contexts, sample_targets
 from analysis.text.decode import TextDecoder
 from benchmarks.other_selectors import other_selectors
@@ -139,37 +140,40 @@ def _net_recoveries(
     recovered: dict[str, np.ndarray], targets: Targets, over: np.ndarray, seed: int
 ) -> dict[str, Json]:
     """Recovery, placebo and net recovery by k; what is kept of `EXACT`'s net recovery, and the difference from it."""
-    names = list(recovered)
     columns = [targets.gain_nats[over, None]]
-    for name in names:
-        true, placebo = recovered[name]
-        columns.append(np.concatenate([true, placebo, true - placebo], axis=1))
+    columns += [np.concatenate([true, placebo], axis=1) for true, placebo in recovered.values()]
     document, groups = targets.document[over], targets.groups_of(over)
     bootstrap = ClusterBootstrap(np.concatenate(columns, axis=1), document, groups=groups, seed=seed)
-    width = 3 * len(KS)
-
-    def column(name: str, part: int, k: int) -> int:
-        return 1 + names.index(name) * width + part * len(KS) + k
-
-    rows: dict[str, Json] = {name: {} for name in names}
-    for name, row in rows.items():
-        for part, called in enumerate(("recovery", "placebo_recovery", "net_recovery")):
-            row[called] = {
-                str(k): bootstrap.interval(ratio_of_sums(column(name, part, i), 0)).as_dict()
-                for i, k in enumerate(KS)
-            }
-        own, exact = (
-            [ratio_of_sums(column(each, 2, i), 0) for i in range(len(KS))] for each in (name, EXACT)
+    of_name: dict[str, dict[str, list[Statistic]]] = {}
+    for number, name in enumerate(recovered):
+        true, placebo = (
+            [ratio_of_sums(1 + (2 * number + part) * len(KS) + i, 0) for i in range(len(KS))]
+            for part in (0, 1)
         )
-        row["difference_of_net_recovery"] = {
-            str(k): bootstrap.interval(difference(a, b)).as_dict()
-            for k, a, b in zip(KS, own, exact, strict=True)
-        }
-        row["net_recovery_kept"] = {
-            str(k): bootstrap.interval(ratio_of_sums(column(name, 2, i), column(EXACT, 2, i))).as_dict()
-            for i, k in enumerate(KS)
+        net = [net_recovery(*pair) for pair in zip(true, placebo, strict=True)]
+        of_name[name] = {"recovery": true, "placebo_recovery": placebo, "net_recovery": net}
+    exact = of_name[EXACT]["net_recovery"]
+    rows: dict[str, Json] = {}
+    for name, statistics in of_name.items():
+        pairs = list(zip(statistics["net_recovery"], exact, strict=True))
+        apart = [difference(*pair) for pair in pairs]
+        kept = [_share(*pair) for pair in pairs]
+        statistics |= {"difference_of_net_recovery": apart, "net_recovery_kept": kept}
+        rows[name] = {
+            called: {str(k): bootstrap.interval(each).as_dict() for k, each in zip(KS, by_k, strict=True)}
+            for called, by_k in statistics.items()
         }
     return rows
+
+
+def _share(part: Statistic, whole: Statistic) -> Statistic:
+    """Their ratio; NaN where the whole is not positive."""
+
+    def statistic(sums: np.ndarray) -> np.ndarray:
+        below = whole(sums)
+        return part(sums) / np.where(below > 0, below, np.nan)
+
+    return statistic
 
 
 @contextmanager
@@ -183,7 +187,7 @@ def counted_tokens(model: Any) -> Iterator[list[int]]:
     def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         read = args[0] if args else kwargs.get("input_ids")
         if read is None:  # embedded by the caller
-            read = kwargs["inputs_embeds"][..., 0]
+            read = kwargs.get("inputs_embeds", kwargs.get("input_embeddings"))[..., 0]
         counts.append(read.numel() * (1 + _BACKWARD_FORWARDS * torch.is_grad_enabled()))
 
     handle = model.model.register_forward_pre_hook(count, with_kwargs=True)

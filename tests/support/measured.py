@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.special import rel_entr
 
 from analysis.measure.settings import InfluenceSettings
 from olmo_sparsity.data.tokens import TokenFiles
@@ -18,11 +19,22 @@ N, M, KS = 20, 5, (1, 2, 4)
 
 
 @torch.no_grad()
-def plain_loss(model, text: Sequence[int], kept: Sequence[int], token: int) -> float:
-    """-log p of ``token`` after the tokens text[j] of all j in ``kept``, each with position id j: one forward pass."""
+def plain_log_p(model, text: Sequence[int], kept: Sequence[int]) -> np.ndarray:
+    """log p of every token after the tokens text[j] of all j in ``kept``, each with position id j: one forward pass."""
     ids = torch.tensor([[int(text[j]) for j in kept]])
     logits = model(ids, position_ids=torch.tensor([list(kept)]), attention_mask=torch.ones_like(ids)).logits
-    return float(-logits[0, -1].double().log_softmax(-1)[int(token)])
+    return logits[0, -1].double().log_softmax(-1).numpy()
+
+
+def plain_loss(model, text: Sequence[int], kept: Sequence[int], token: int) -> float:
+    """-log p of ``token``, see `plain_log_p`."""
+    return -plain_log_p(model, text, kept)[int(token)]
+
+
+def plain_divergence(kind: str, log_p: np.ndarray, log_q: np.ndarray) -> float:
+    """KL(p || q) by SciPy, or the most by which an event is likelier under p than under q: total variation."""
+    p, q = np.exp(log_p), np.exp(log_q)
+    return float(rel_entr(p, q).sum() if kind == "kl" else (p - q)[p > q].sum())
 
 
 def write_models(folder: Path, lengths: Sequence[int], **models: dict) -> Path:

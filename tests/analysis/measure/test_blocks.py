@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 
 from analysis.measure.influence import measure_influence, selected_losses
 from analysis.measure.selectors import SELECTORS, Question, find_selector
-from analysis.model.scorer import Scorer, long_and_short_losses
+from analysis.model import scorer as scorer_module
+from analysis.model.scorer import Scorer, long_and_short_losses, total_variation
 from analysis.plots.figure2 import describe
 from analysis.records.shards import MeasurementShard, merge_records
 from analysis.records.store import load_records
@@ -16,6 +16,7 @@ from analysis.text.contexts import Contexts, sample_targets
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.model.test_scorer import OWN, build
+from tests.support import measured
 from tests.support.families import FAMILIES
 from tests.support.measured import arrays
 from tests.support.measured import influence_settings as settings
@@ -31,25 +32,49 @@ def make_blocks(count=2, seed=0):
     return Contexts(text[:, :-1], text[:, N:], target_id, M)
 
 
-@torch.no_grad()
+def plain_log_p(model, contexts, block, place, far):
+    return measured.plain_log_p(model, contexts.tokens[block], [*far, *range(FAR, N + place)])
+
+
 def plain_loss(model, contexts, block, place, far):
-    kept = [*far, *range(FAR, N + place)]
-    tokens = torch.from_numpy(contexts.tokens[block, kept])[None]
-    logits = model(tokens, position_ids=torch.tensor(kept)[None]).logits[0, -1].double()
-    return float(-logits.log_softmax(-1)[contexts.targets[block, place]])
+    return -plain_log_p(model, contexts, block, place, far)[contexts.targets[block, place]]
 
 
 @pytest.mark.parametrize("name", [*OWN, *FAMILIES])
 @pytest.mark.parametrize("tokens_per_batch", [30, 10_000])
-def test_one_pass_gives_a_subsets_loss_for_every_target_of_a_block(name, tokens_per_batch):
+def test_one_pass_predicts_every_target_of_a_block_from_a_subset(name, tokens_per_batch, monkeypatch):
+    """Losses, and divergences from the long context: of all targets at once, and some rows of logits at a time."""
+    monkeypatch.setattr(scorer_module, "LOGITS_PER_SLICE", 3 * B * 128)
     model, contexts = build(name), make_blocks()
     left_out = np.arange(FAR - 1) + (np.arange(FAR - 1) >= np.arange(FAR)[:, None])
-    losses = Scorer(model, tokens_per_batch=tokens_per_batch).losses(contexts, left_out)
-    assert losses.shape == (2 * B, FAR)
+    scorer = Scorer(model, tokens_per_batch=tokens_per_batch)
+    losses = scorer.losses(contexts, left_out)
+    divergences = {kind: scorer.divergences(contexts, left_out, kind) for kind in ("kl", "tv")}
+    assert losses.shape == divergences["kl"].shape == (2 * B, FAR)
     for row, (block, place) in enumerate(contexts.all_targets):
+        long = plain_log_p(model, contexts, block, place, range(FAR))
         for number in (0, 3, FAR - 1):
-            expected = plain_loss(model, contexts, block, place, left_out[number])
+            log_p = plain_log_p(model, contexts, block, place, left_out[number])
+            expected = -log_p[contexts.targets[block, place]]
             assert losses[row, number] == pytest.approx(expected, abs=5e-5)
+            for kind, found in divergences.items():
+                expected = measured.plain_divergence(kind, long, log_p)
+                assert found[row, number] == pytest.approx(expected, abs=5e-5)
+
+
+def test_distributions_are_read_a_slice_at_a_time(monkeypatch):
+    """Of a pass over many rows no more than a slice, and kept are those of the long contexts alone."""
+    sizes = []
+
+    def spy(log_p, logits):
+        sizes.append(max(log_p.numel(), logits.numel()))
+        return total_variation(log_p, logits)
+
+    monkeypatch.setattr(scorer_module, "LOGITS_PER_SLICE", 4 * B * 128)
+    monkeypatch.setitem(scorer_module.DIVERGENCES, "tv", spy)
+    Scorer(build("rope")).divergences(make_blocks(), np.arange(FAR)[:, None], "tv")
+    assert max(sizes) == 4 * B * 128
+    assert sum(sizes) == 2 * FAR * B * 128
 
 
 def test_subsets_of_single_targets_are_those_of_the_block():
@@ -63,7 +88,7 @@ def test_subsets_of_single_targets_are_those_of_the_block():
             assert losses[row, number] == pytest.approx(expected, abs=5e-5)
 
 
-@pytest.mark.parametrize("name", [*SELECTORS, "leave-one-out@gradient:8", "greedy@leave-one-out:8"])
+@pytest.mark.parametrize("name", [*SELECTORS, "leave-one-out@gradient:8", "greedy-kl@leave-one-out-tv:8"])
 def test_a_selector_chooses_in_a_block_what_it_chooses_for_each_target_alone(name):
     scorer, contexts = Scorer(build("rope")), make_blocks()
     asked = np.array([[0, 0], [0, 3], [1, 2], [1, 5]])

@@ -71,10 +71,13 @@ def test_influence_ends_with_what_was_found_and_what_to_do_next(made, tmp_path, 
 
 def test_the_finding_is_that_of_the_summary(tmp_path):
     records = made_up_records(tmp_path)
-    net = summarize(records, 2000)["selectors"]["leave-one-out"]["4"]["net_recovery"]
-    low, value, high = (round(100 * net[name]) for name in ("low", "value", "high"))
+    found = summarize(records, 2000)["selectors"]["leave-one-out"]["4"]
+    low, value, high = (round(100 * found["net_recovery"][name]) for name in ("low", "value", "high"))
+    true, placebo = (round(100 * found[f"{name}recovery"]["value"]) for name in ("", "placebo_"))
     said = describe_findings(records)
-    assert said.endswith(f"leave-one-out: net recovery at k = 4 is {value} % [{low}, {high}]")
+    net_recovery = f"net recovery at k = 4 is {value} % [{low}, {high}]"
+    parts = f"of a recovery of {true} % and a placebo of {placebo} %"
+    assert said.endswith(f"leave-one-out: {net_recovery}, {parts}")
     over = len(records.targets.over(1.0))
     assert said.startswith(
         f"{over} of 400 targets ({over / 400:.1%}) gain more than 1 nat from the long context"

@@ -29,6 +29,12 @@ def select(name, planted, rule, k):
         ("gradient", "sum"),
         ("gradient", "all"),
         ("leave-one-out@gradient:12", "all"),
+        ("leave-one-out-kl", "all"),
+        ("leave-one-out-tv", "sum"),
+        ("leave-one-in-kl", "sum"),
+        ("greedy-kl", "sum"),
+        ("saliency", "all"),
+        ("integrated-gradients", "sum"),
     ],
 )
 def test_the_planted_set_comes_first(name, rule, count):

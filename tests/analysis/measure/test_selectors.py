@@ -1,5 +1,8 @@
 """Losses and selectors against straightforward computations, and a toy model whose far dependency is known."""
 
+from dataclasses import replace
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -7,16 +10,18 @@ import torch
 from analysis.measure import selectors
 from analysis.measure.influence import selected_losses
 from analysis.measure.selectors import (
+    BLIND,
+    FAMILIES,
     SELECTORS,
     Question,
     check_selector,
     find_selector,
-    leave_one_in,
     leave_one_out,
 )
 from analysis.model.adapters import OlmoForAnalysis
 from analysis.model.scorer import Scorer, long_and_short_losses
 from analysis.text.contexts import Contexts
+from tests.analysis.model.test_scorer import build
 from tests.support import measured, tiny
 from tests.support.refusals import refused
 
@@ -36,6 +41,14 @@ def make_contexts(count=3, seed=0):
 
 def plain_loss(model, contexts, row, kept):
     return measured.plain_loss(model, contexts.tokens[row], kept, contexts.targets[row, 0])
+
+
+def plain_measure(kind, model, contexts, row, kept):
+    """The target's loss, or how far the prediction is from that of the long context."""
+    if kind not in ("kl", "tv"):
+        return plain_loss(model, contexts, row, kept)
+    long, some = (measured.plain_log_p(model, contexts.tokens[row], each) for each in (range(N), kept))
+    return measured.plain_divergence(kind, long, some)
 
 
 @torch.no_grad()
@@ -108,21 +121,53 @@ def test_spans_equal_a_plain_search_from_coarse_to_fine(model, monkeypatch, spli
         np.testing.assert_allclose(own, expected, atol=2e-5)
 
 
-def test_long_short_and_single_token_losses_equal_a_plain_computation(model):
-    """Leave-one-out is the loss without a token minus the long loss, leave-one-in the short loss minus that with it."""
-    contexts, short = make_contexts(), list(range(FAR, N))
-    long_losses, short_losses = long_and_short_losses(Scorer(model), contexts)
-    out, into = (choose(ask(Scorer(model), contexts)) for choose in (leave_one_out, leave_one_in))
+def test_long_and_short_losses_equal_a_plain_computation(model):
+    contexts, short = make_contexts(), range(FAR, N)
+    losses = np.stack(long_and_short_losses(Scorer(model), contexts), axis=1)
+    rows = range(len(contexts))
+    plain = [[plain_loss(model, contexts, row, kept) for kept in (range(N), short)] for row in rows]
+    np.testing.assert_allclose(losses, plain, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["rope", "gpt_neox"])
+@pytest.mark.parametrize("kind", ["", "absolute", "kl", "tv"])
+def test_single_tokens_equal_a_plain_computation(family, kind):
+    """What a measure loses without a token, and what it gains by one: with its sign, or without."""
+    model, contexts, short = build(family), make_contexts(), list(range(FAR, N))
+    ending = f"-{kind}" if kind else ""
+    out, into = (choose(f"leave-one-{way}{ending}", Scorer(model), contexts, FAR) for way in ("out", "in"))
     for row in range(len(contexts)):
-        long_loss, short_loss = (plain_loss(model, contexts, row, kept) for kept in (range(N), short))
-        assert long_losses[row] == pytest.approx(long_loss, abs=2e-5)
-        assert short_losses[row] == pytest.approx(short_loss, abs=2e-5)
+        long, without_far = (plain_measure(kind, model, contexts, row, kept) for kept in (range(N), short))
+        plain_out, plain_in = np.empty(FAR), np.empty(FAR)
         for i in range(FAR):
-            without = plain_loss(model, contexts, row, [j for j in range(N) if j != i])
-            assert out[row, i] == pytest.approx(without - long_loss, abs=5e-5)
-            assert into[row, i] == pytest.approx(
-                short_loss - plain_loss(model, contexts, row, [i, *short]), abs=5e-5
-            )
+            others = [j for j in range(N) if j != i]
+            plain_out[i] = plain_measure(kind, model, contexts, row, others) - long
+            plain_in[i] = without_far - plain_measure(kind, model, contexts, row, [i, *short])
+        for found, plain in ((out, plain_out), (into, plain_in)):
+            plain = abs(plain) if kind == "absolute" else plain
+            np.testing.assert_allclose(found.influence[row], sorted(plain, reverse=True), atol=5e-5)
+            np.testing.assert_allclose(plain[found.columns[row]], found.influence[row], atol=5e-5)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES[BLIND], "leave-one-out-kl@attention:6"])
+def test_target_blind_selectors_never_look_at_the_target(model, name):
+    contexts = make_contexts()
+    others = replace(contexts, targets=contexts.targets % (VOCABULARY - 1) + 1)
+    assert (others.targets != contexts.targets).all()
+    first, second = (choose(name, Scorer(model), each, k=4) for each in (contexts, others))
+    assert np.array_equal(first.columns, second.columns)
+    assert np.array_equal(first.influence, second.influence)
+
+
+def test_every_selector_has_one_family(model):
+    """Those that are neither blind nor controls do look at the target."""
+    assert sorted(chain(*FAMILIES.values())) == sorted(SELECTORS)
+    contexts = make_contexts()
+    others = replace(contexts, targets=contexts.targets % (VOCABULARY - 1) + 1)
+    for name in [*FAMILIES["signed"], *FAMILIES["absolute"]]:
+        first, second = (choose(name, Scorer(model), each, k=4).influence for each in (contexts, others))
+        assert abs(first - second).max() > 1e-3, name
+        assert "absolute" not in name or (first >= 0).all()
 
 
 def test_loss_of_k_tokens_keeps_the_short_context_and_the_first_k_selected(model):
@@ -135,22 +180,23 @@ def test_loss_of_k_tokens_keeps_the_short_context_and_the_first_k_selected(model
             assert losses[row, column] == pytest.approx(plain_loss(model, contexts, row, kept), abs=2e-5)
 
 
-def test_greedy_adds_the_token_that_lowers_the_loss_most(model):
+@pytest.mark.parametrize(("name", "kind"), [("greedy", ""), ("greedy-kl", "kl")])
+def test_greedy_adds_the_token_that_lowers_the_measure_most(model, name, kind):
     contexts = make_contexts()
-    selection = choose("greedy", Scorer(model), contexts, k=3)
+    selection = choose(name, Scorer(model), contexts, k=3)
     short = list(range(FAR, N))
     for row in range(len(contexts)):
-        chosen, loss = [], plain_loss(model, contexts, row, short)
+        chosen, before = [], plain_measure(kind, model, contexts, row, short)
         for round_ in range(3):
-            losses = {
-                i: plain_loss(model, contexts, row, sorted([*chosen, i]) + short)
+            after = {
+                i: plain_measure(kind, model, contexts, row, sorted([*chosen, i]) + short)
                 for i in range(FAR)
                 if i not in chosen
             }
-            best = min(losses, key=losses.get)
+            best = min(after, key=after.get)
             assert selection.columns[row, round_] == best
-            assert selection.influence[row, round_] == pytest.approx(loss - losses[best], abs=5e-5)
-            chosen, loss = [*chosen, best], losses[best]
+            assert selection.influence[row, round_] == pytest.approx(before - after[best], abs=5e-5)
+            chosen, before = [*chosen, best], after[best]
 
 
 def test_screened_decides_exactly_among_what_was_proposed(model):
@@ -166,7 +212,7 @@ def test_screened_decides_exactly_among_what_was_proposed(model):
     assert np.array_equal(everything.columns, choose("leave-one-out", Scorer(model), contexts, k=4).columns)
 
 
-@pytest.mark.parametrize("name", ["greedy@gradient:6", "greedy@leave-one-in:6", "attention@nearest:6"])
+@pytest.mark.parametrize("name", ["greedy@gradient:6", "greedy-kl@saliency:6", "attention@leave-one-in-tv:6"])
 def test_screened_forms_choose_different_tokens_among_the_proposed(model, name):
     contexts = make_contexts()
     proposed = choose(name.partition("@")[2].partition(":")[0], Scorer(model), contexts, k=6).columns
@@ -220,6 +266,7 @@ def test_unknown_selectors_list_the_choices(name, message):
         check_selector(name, k_max=4, n_far=10)
 
 
-def test_a_model_that_only_predicts_has_no_gradient():
-    with refused("does not offer what the selector gradient needs"):
-        choose("gradient", Scorer(lambda *arguments, **options: None), make_contexts(1), k=1)
+@pytest.mark.parametrize("name", ["gradient", "saliency"])
+def test_a_model_that_only_predicts_has_no_gradient(name):
+    with refused(f"does not offer what the selector {name}.* needs"):
+        choose(name, Scorer(lambda *arguments, **options: None), make_contexts(1), k=1)

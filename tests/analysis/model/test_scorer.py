@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.special import roots_sh_legendre
 
 from analysis.measure.selectors import Question, find_selector
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
@@ -66,10 +67,13 @@ def test_shared_prefixes_change_nothing(name):
         return inner(past, input_ids, *rest)
 
     model.logits_after = spy
+    whole = Scorer(model, share_prefixes=False).divergences(contexts, keep, "kl")
     for tokens_per_batch in (30, 200, 10_000):
-        losses = Scorer(model, tokens_per_batch=tokens_per_batch).losses(contexts, keep)
+        scorer = Scorer(model, tokens_per_batch=tokens_per_batch)
+        losses = scorer.losses(contexts, keep)
         np.testing.assert_allclose(losses, plain_losses(model, contexts, keep), atol=2e-5)
-    assert 0 < sum(read) < 3 * 0.9 * len(contexts) * FAR * (N - 1)  # prefixes were not read again
+        np.testing.assert_allclose(scorer.divergences(contexts, keep, "kl"), whole, atol=2e-5)
+    assert 0 < sum(read) < 6 * 0.9 * len(contexts) * FAR * (N - 1)  # prefixes were not read again
 
 
 def test_subsets_with_and_without_a_prefix_keep_their_order():
@@ -127,6 +131,87 @@ def test_gradient_of_every_family_is_a_finite_difference(name):
         np.testing.assert_allclose(slopes[:, column], -slope, atol=2e-4 if name in OWN else 1e-3)
         without = plain_losses(model, contexts, [[j for j in range(FAR) if j != column]])[:, 0]
         np.testing.assert_allclose(losses(column, 1e-30), without, atol=2e-5)
+
+
+def plain_gradient(model, contexts, row, change=lambda embeddings: embeddings):
+    """Loss of a target, its gradient by the changed embeddings, and these: a plain pass with a hook."""
+    own = model.model.transformer["wte"] if isinstance(model, OlmoForAnalysis) else None
+    layer = own or model.model.get_input_embeddings()
+    inputs = []
+
+    def hook(_, arguments, embeddings):
+        inputs.append(change(embeddings.detach()).requires_grad_())
+        return inputs[0]
+
+    handle = layer.register_forward_hook(hook)
+    ids = torch.arange(N)[None]
+    tokens = torch.from_numpy(contexts.tokens[row])[None]
+    logits = model(tokens, position_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    handle.remove()
+    loss = -logits[0, -1].log_softmax(-1)[contexts.targets[row, 0]]
+    (gradient,) = torch.autograd.grad(loss, inputs[0])
+    return loss.item(), gradient[0], inputs[0][0].detach()
+
+
+@pytest.mark.parametrize("name", [*OWN, *FAMILIES])
+def test_input_gradients_of_every_family_are_those_of_a_plain_pass(name):
+    """Norms by autograd, and as the slope of the loss in the gradient's own direction."""
+    model, contexts = build(name), make_contexts(2)
+    points, weights = roots_sh_legendre(50)
+    found = {
+        each: find_selector(each)(Question(Scorer(model), contexts, 0, FAR))
+        for each in ("saliency", "input-x-gradient", "integrated-gradients")
+    }
+    for row in range(2):
+        _, gradient, embeddings = plain_gradient(model, contexts, row)
+        mean = sum(
+            weight * plain_gradient(model, contexts, row, lambda x, a=float(point): a * x)[1]
+            for point, weight in zip(points, weights, strict=True)
+        )
+        expected = {
+            "saliency": gradient,
+            "input-x-gradient": embeddings * gradient,
+            "integrated-gradients": embeddings * mean,
+        }
+        for each, values in expected.items():
+            norms = values.norm(dim=-1)[:FAR].double().numpy()
+            selection = found[each]
+            np.testing.assert_allclose(selection.influence[row], np.sort(norms)[::-1], rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(
+                norms[selection.columns[row]], selection.influence[row], rtol=1e-3, atol=1e-5
+            )
+        column = int(found["saliency"].columns[row, 0])
+        step = torch.zeros_like(embeddings)
+        step[column] = 1e-2 * gradient[column] / gradient[column].norm()
+        more, less = (
+            plain_gradient(model, contexts, row, lambda x, by=by: x + by)[0] for by in (step, -step)
+        )
+        assert found["saliency"].influence[row, 0] == pytest.approx((more - less) / 2e-2, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["rope", "gpt_neox"])
+def test_attributions_are_those_of_captum(name):
+    attr = pytest.importorskip("captum.attr")
+    model, contexts = build(name), make_contexts(2)
+    ids = torch.arange(N)
+
+    def log_p(embeddings, targets):
+        logits = model.embedded_logits(embeddings, ids.expand(len(embeddings), -1), 1)[:, 0]
+        return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+
+    embeddings = model.embed(torch.from_numpy(contexts.tokens)).requires_grad_()
+    targets = torch.from_numpy(contexts.targets[:, 0])
+    for each, method in (
+        ("saliency", attr.Saliency),
+        ("input-x-gradient", attr.InputXGradient),
+        ("integrated-gradients", attr.IntegratedGradients),
+    ):
+        theirs = method(log_p).attribute(embeddings, additional_forward_args=targets)
+        norms = theirs.detach().norm(dim=-1)[:, :FAR].double().numpy()  # as inseq aggregates
+        ours = find_selector(each)(Question(Scorer(model), contexts, 0, FAR))
+        np.testing.assert_allclose(
+            ours.influence, np.take_along_axis(norms, ours.columns, axis=1), rtol=1e-3, atol=1e-5
+        )
 
 
 def test_a_batch_that_does_not_fit_is_halved_for_good(monkeypatch):
@@ -187,7 +272,7 @@ def test_memory_counts_the_logits_of_all_targets_of_a_block():
         tokens_that_fit(wide, torch.device("cpu"), 400, 1e8, asked=200)
 
 
-@pytest.mark.parametrize("name", ["leave-one-out", "greedy", "gradient", "attention"])
+@pytest.mark.parametrize("name", ["leave-one-out", "leave-one-out-kl", "greedy", "gradient", "attention"])
 def test_bf16_is_close(name):
     contexts = make_contexts()
     exact, coarse = (

@@ -120,6 +120,11 @@ def test_the_display_says_what_was_found():
         "InfluentialTokens: 3 of 4 targets gain more than 1 nat (N = 6, M = 2); <i>evil, k = 2: recovery 88%, "
         "placebo 88%, net 0%"
     )
+    choices = result.choices["<i>evil"]
+    harmful = replace(choices["placebo"], loss_nats=choices["placebo"].loss_nats + 9)
+    found = replace(result, choices={"x": {**choices, "placebo": harmful}}).summary["selectors"]["x"]
+    assert found[1]["placebo_recovery"] < 0
+    assert found[1]["net_recovery"] == found[1]["recovery"]
     alone = replace(result, choices={"x": {"true": result.choices["<i>evil"]["true"]}}, placebo_pieces=[])
     assert "Placebo far context" not in alone._repr_html_()
 

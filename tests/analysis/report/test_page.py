@@ -166,7 +166,9 @@ def test_no_text_can_reorder_the_page(records: Records) -> None:
     comparison = {
         **{side: {"checkpoint": text} for side in ("first", "second")},
         "share_over_tau": intervals, "gap_short_minus_long": intervals,
-        "selectors": {text: {text: {"net_recovery": intervals}}},
+        "selectors": {text: {text: {f"{kind}recovery": intervals for kind in ("", "placebo_", "net_")}}},
+        "targets_over_tau_in_both": 3,
+        "overlap": {text: {text: {**dict.fromkeys(("true", "placebo"), intervals["first"]), "chance": 0.1}}},
     }  # fmt: skip
     examples = replace(records.examples, context_pieces=pieces)
     html = make_page(
@@ -378,10 +380,17 @@ def test_real_summary_comparison_and_longppl_fit(tmp_path: Path) -> None:
     assert table[-1] == ["tokens read", "4,321", "2"]
     shown, folded = (table for table in page.tables if table[0] == ["", "A", "B", "A − B"])
     sides = ("first", "second", "difference")
-    net = {k: comparison["selectors"]["greedy"][k]["net_recovery"] for k in ("2", "4")}
-    assert ["net recovery of greedy [%]", *(written(net["4"][s], 100, 0) for s in sides)] in shown
-    heading = folded.index(["net recovery of greedy [%]"])
-    assert folded[heading + 2] == ["k = 2", *(written(net["2"][s], 100, 0) for s in sides)]
+    heading = folded.index(["greedy [%]"])
+    names = {"recovery": "recovery", "placebo_recovery": "placebo recovery", "net_recovery": "net recovery"}
+    for place, (name, words) in enumerate(names.items()):
+        of_k = {k: comparison["selectors"]["greedy"][k][name] for k in ("2", "4")}
+        assert [f"{words} of greedy [%]", *(written(of_k["4"][s], 100, 0) for s in sides)] in shown
+        row = [f"k = 2, {words}", *(written(of_k["2"][s], 100, 0) for s in sides)]
+        assert folded[heading + 4 + place] == row
+    overlap = comparison["overlap"]["greedy"]["4"]
+    (table,) = (table for table in page.tables if table[0][-1] == "chance")
+    shares = [written(overlap[context], 100, 0) for context in FAR_CONTEXTS]
+    assert ["greedy", "4", *shares, "3.6"] in table  # 4 of 112
     assert len(page.rows("k")) == 5 * (1 + 4)  # four selectors and best
 
 

@@ -98,6 +98,47 @@ def test_differences_are_paired(pair: tuple[Records, Records], comparison: dict)
         assert (difference["low"], difference["high"]) == pytest.approx((slow[24], slow[975]))
 
 
+def test_overlap_counts_the_tokens_that_both_chose(pair: tuple[Records, Records]) -> None:
+    """Target by target, over those over tau in both; the placebo only where both had the same one."""
+    targets = pair[1].targets
+    moved = replace(targets, placebo_start=targets.placebo_start + (targets.target_id % 3 == 0))
+    second = replace(pair[1], targets=moved)
+    found = compare(pair[0], second, 1000, 0)["overlap"]
+    assert list(found) == ["leave-one-out", "greedy", "random"]
+    rows = [{int(target): row for row, target in enumerate(records.over)} for records in (pair[0], second)]
+    document = pair[0].targets.document
+    for context, wanted in (("true", 0), ("placebo", 1)):
+        shares: dict[int, list[float]] = {}
+        for target in sorted(rows[0].keys() & rows[1].keys()):
+            if wanted and moved.placebo_start[target] != pair[0].targets.placebo_start[target]:
+                continue
+            first, other = (
+                set(each.selected["greedy"][context][row[target], :4].tolist())
+                for each, row in zip((pair[0], second), rows, strict=True)
+            )
+            shares.setdefault(document[target], []).append(len(first & other) / 4)
+        every = [share for own in shares.values() for share in own]
+        overlap = found["greedy"]["4"][context]
+        assert overlap["value"] == pytest.approx(np.mean(every))
+        rng, means = np.random.default_rng(0), []
+        for _ in range(1000):
+            documents = np.unique(document)
+            drawn = documents[rng.integers(len(documents), size=len(documents))]
+            means.append(np.mean([share for each in drawn for share in shares.get(each, [])]))
+        means.sort()
+        assert (overlap["low"], overlap["high"]) == pytest.approx((means[24], means[975]))
+
+
+def test_chance_is_what_random_choices_share(pair: tuple[Records, Records]) -> None:
+    """The made-up choices are random permutations of the 112 far tokens."""
+    found = compare(*pair, 1000, 0)["overlap"]["random"]
+    generator = np.random.default_rng(1)
+    drawn = [[set(generator.permutation(112)[:4].tolist()) for _ in "AB"] for _ in range(5000)]
+    simulated = np.mean([len(one & two) / 4 for one, two in drawn])
+    assert found["4"]["chance"] == 4 / 112 == pytest.approx(simulated, abs=0.005)
+    assert found["4"]["true"]["low"] <= found["4"]["chance"] <= found["4"]["true"]["high"]
+
+
 def test_a_checkpoint_does_not_differ_from_itself(pair: tuple[Records, Records]) -> None:
     same = compare(pair[0], pair[0], 200)
     assert list(same["selectors"]) == [*MEASURED, "best"]
@@ -105,6 +146,8 @@ def test_a_checkpoint_does_not_differ_from_itself(pair: tuple[Records, Records])
         for each in per_k.values():
             assert all(found["difference"] == {"value": 0, "low": 0, "high": 0} for found in each.values())
     assert same["selectors"] == same["selectors_on_common_targets"]
+    overlaps = [values for per_k in same["overlap"].values() for values in per_k.values()]
+    assert {each[context]["value"] for each in overlaps for context in FAR_CONTEXTS} == {1}
 
 
 @pytest.mark.parametrize(
@@ -170,6 +213,8 @@ def test_table_has_every_difference_in_80_columns(comparison: dict) -> None:
     assert "A: runs/first" in text and "B: runs/second" in text
     for per_k in comparison["selectors"].values():
         for each in per_k.values():
-            for found in each["net_recovery"].values():
+            for found in (one for name in each for one in each[name].values()):
                 value, low = (round(100 * found[bound]) for bound in ("value", "low"))
                 assert f"{value} [{low}, " in text
+    overlap = comparison["overlap"]["greedy"]["4"]["true"]
+    assert "same tokens chosen [%]" in text and f"{100 * overlap['value']:.0f} [" in text and "3.6" in text

@@ -213,6 +213,30 @@ def test_bins_split_the_targets(records: Records, summary: dict) -> None:
     assert found["net_recovery"]["value"] == pytest.approx(net)
 
 
+def test_a_negative_placebo_adds_nothing_in_any_resample(records: Records) -> None:
+    """Placebo losses that lie about L_short: recovery minus the positive part, resample by resample."""
+    targets, over = records.targets, records.over
+    gain, short = targets.gain_nats[over], targets.loss_short_nats[over]
+    harm = np.random.default_rng(5).normal(0, 0.3, len(over))
+    harm += 0.01 - harm.mean()
+    losses = records.loss_nats["greedy"]
+    harmful = {**losses, "placebo": np.repeat((short + harm)[:, None], 4, axis=1)}
+    changed = replace(records, loss_nats={**records.loss_nats, "greedy": harmful})
+    found = summarize(changed, 1000, 0)["selectors"]["greedy"]["4"]
+    saved = short - losses["true"][:, 2]
+    nets = []
+    for rows, _ in resampled_rows(records, 1000):
+        placebo = -harm[rows].sum() / gain[rows].sum()
+        nets.append(saved[rows].sum() / gain[rows].sum() - max(0.0, placebo))
+    assert found["placebo_recovery"]["low"] < found["placebo_recovery"]["value"] < 0
+    assert found["placebo_recovery"]["high"] > 0  # so that resamples of both signs are seen
+    assert found["net_recovery"]["value"] == found["recovery"]["value"]
+    nets.sort()
+    net = found["net_recovery"]
+    assert (net["low"], net["high"]) == pytest.approx((nets[24], nets[975]))
+    assert all(net[bound] <= found["recovery"][bound] for bound in net)
+
+
 @pytest.mark.parametrize(
     ("tau", "lower"),
     [(1.0, [1, 2, 3, 5]), (0.5, [0.5, 1, 2, 3, 5]), (2.5, [2.5, 3, 5]), (5.0, [5]), (9.0, [9])],
