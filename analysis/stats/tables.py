@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.records.results import SIDES
-from analysis.stats.bootstrap import by_clusters, few_clusters
 from analysis.records.schema import FAR_CONTEXTS
+from analysis.stats.bootstrap import by_clusters, few_clusters
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
 from analysis.stats.recovery import and_blocks, default_selector, nats
