@@ -33,7 +33,6 @@ from analysis.measure.crossfit import ModelChooser
 from analysis.measure.influence import (
     InfluenceEngine,
     build_scorer,
-    join_targets,
     selection_rounds,
     targets_per_batch,
 )
@@ -223,7 +222,7 @@ def _measure_gains(engine: InfluenceEngine, sampled: SampledTargets) -> tuple[Ta
             if not parts:
                 raise
             whole = False
-    return join_targets(parts), whole
+    return Targets.joined(parts), whole
 
 
 def _select(

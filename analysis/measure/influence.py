@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -250,12 +250,6 @@ def selection_rounds(targets: Targets, over: np.ndarray, targets_per_block: int)
     ]
 
 
-def join_targets(parts: Sequence[Targets]) -> Targets:
-    """The targets of several blocks, in their order."""
-    names = [each.name for each in fields(Targets)]
-    return Targets(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
-
-
 def measure_influence(settings: InfluenceSettings) -> Path:
     """Measure, writing records as they are finished; returns their folder.
 
@@ -437,7 +431,7 @@ class _Run:
             for rows in mine:
                 parts.append(self.engine.measure_gains(sampled, rows, rows))
                 advance(len(rows))
-        targets = join_targets(parts)
+        targets = Targets.joined(parts)
         self.writer.write_targets(targets)
         return targets
 

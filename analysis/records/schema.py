@@ -27,10 +27,10 @@ from olmo_sparsity.util.provenance import library_versions
 from olmo_sparsity.util.result_files import CHECKSUM, json_checksum, misfit
 
 KIND = "olmo-sparsity records"
-FORMAT_VERSION = 4
-WITHOUT_CHECKSUMS, WITH_GAPS = 2, 3
+FORMAT_VERSION = 5
+WITHOUT_CHECKSUMS, WITH_GAPS, WITHOUT_FURTHER = 2, 3, 4
 """Older formats, which are read and not gone on with. Format 2 has no checksums; until format 3 `targets.parquet` had
-the gain's negative, see `targets_schema`."""
+the gain's negative, see `targets_schema`; until format 4 there were no `FURTHER_TARGETS`."""
 MANIFEST_NAME = "manifest.json"
 ROPE_SCALING = "rope_scaling"
 """Option of a manifest: how RoPE was scaled, the fields of `RopeScaling`; absent where it was not."""
@@ -170,7 +170,7 @@ class Manifest:
         path = Path(folder) / MANIFEST_NAME
         raw = read_manifest(path)
         version = raw.get("version")
-        if version not in (WITHOUT_CHECKSUMS, WITH_GAPS, FORMAT_VERSION):
+        if version not in (WITHOUT_CHECKSUMS, WITH_GAPS, WITHOUT_FURTHER, FORMAT_VERSION):
             raise UserError(
                 f"{folder} has records of format version {version}, this code reads {WITHOUT_CHECKSUMS} to "
                 f"{FORMAT_VERSION}; measure again into another --out, or with --overwrite"
@@ -260,6 +260,8 @@ TARGETS_SCHEMA = _schema(
     placebo_document=pa.int64(),
     placebo_start=pa.int64(),
 )
+FURTHER_TARGETS = _schema(near_copy=pa.bool_())
+"""Columns that `targets.parquet` has where the corpus, or the settings, provide for them; last, in this order."""
 SELECTIONS_SCHEMA = _schema(
     target_id=pa.int64(),
     selector=pa.string(),
@@ -308,10 +310,15 @@ class Targets:
     """Document that the placebo far context is taken from, int64."""
     placebo_start: np.ndarray
     """Index in that document of the placebo far context's first token, int64."""
+    near_copy: np.ndarray | None = None
+    """Whether the target lies in a near copy of training text, bool; None where the corpus does not say it."""
 
     def __post_init__(self) -> None:
+        types = {each.name: each.type.to_pandas_dtype() for each in (*TARGETS_SCHEMA, *FURTHER_TARGETS)}
         for each in fields(self):
-            dtype = None if each.name == "kind" else TARGETS_SCHEMA.field(each.name).type.to_pandas_dtype()
+            if each.default is None and getattr(self, each.name) is None:
+                continue
+            dtype = None if each.name == "kind" else types[each.name]
             array = np.ascontiguousarray(getattr(self, each.name), dtype=dtype)
             object.__setattr__(self, each.name, array)  # frozen: callers may pass lists or other widths
             if array.ndim != 1 or len(array) != len(self.target_id):
@@ -337,19 +344,35 @@ class Targets:
 
     def to_table(self) -> pa.Table:
         """The rows of `targets.parquet`."""
-        arrays = [pa.array(getattr(self, name)) for name in TARGETS_SCHEMA.names]
-        return pa.Table.from_arrays(arrays, schema=TARGETS_SCHEMA)
+        further = [each for each in FURTHER_TARGETS if getattr(self, each.name) is not None]
+        schema = pa.schema([*TARGETS_SCHEMA, *further])
+        return pa.Table.from_arrays([pa.array(getattr(self, name)) for name in schema.names], schema=schema)
 
     @classmethod
     def from_table(cls, table: pa.Table) -> Targets:
         """The inverse of `to_table`, of any format. Raises `ValueError` where the gain is not L_short - L_long."""
-        targets = cls(**{each.name: table[each.name].to_numpy() for each in fields(cls)})
+        names = [each.name for each in fields(cls) if each.name in table.column_names]
+        targets = cls(**{name: table[name].to_numpy() for name in names})
         gain = (
             -table[_GAP.name].to_numpy() if _GAP.name in table.column_names else table["gain_nats"].to_numpy()
         )
         if not np.array_equal(gain, targets.gain_nats):
             raise ValueError("gain is not L_short - L_long")
         return targets
+
+    @classmethod
+    def joined(cls, parts: Sequence[Targets]) -> Targets:
+        """The targets of several parts, in their order."""
+        columns: dict[str, Any] = {}
+        for each in fields(cls):
+            arrays = [getattr(part, each.name) for part in parts]
+            columns[each.name] = None if arrays[0] is None else np.concatenate(arrays)
+        return cls(**columns)
+
+    def take(self, rows: np.ndarray) -> Targets:
+        """Some of the targets."""
+        columns: dict[str, Any] = {name: each for name, each in vars(self).items() if each is not None}
+        return Targets(**{name: each[rows] for name, each in columns.items()})
 
 
 @dataclass(frozen=True)

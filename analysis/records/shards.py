@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -149,17 +149,13 @@ def _leave_as_it_is(out: Path, manifest: Manifest) -> Path:
 
 def _merged_targets(out: Path, shards: list[Records]) -> Targets:
     """The targets of all shards in the order of an unsharded run, none missing and none twice."""
-    columns = {
-        each.name: np.concatenate([getattr(records.targets, each.name) for records in shards])
-        for each in fields(Targets)
-    }
-    order = np.argsort(columns["target_id"], kind="stable")
-    columns = {name: column[order] for name, column in columns.items()}
-    if not np.array_equal(columns["target_id"], np.arange(len(order))):
+    targets = Targets.joined([records.targets for records in shards])
+    targets = targets.take(np.argsort(targets.target_id, kind="stable"))
+    if not np.array_equal(targets.target_id, np.arange(len(targets))):
         raise UserError(
             f"the shards of {out} do not hold every target once; measure them again with --overwrite"
         )
-    return Targets(**columns)
+    return targets
 
 
 def _merged_examples(shards: list[Records]) -> Examples:

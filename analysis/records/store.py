@@ -35,9 +35,11 @@ from analysis.records.schema import (
     EXAMPLES_SCHEMA,
     FAR_CONTEXTS,
     FORMAT_VERSION,
+    FURTHER_TARGETS,
     MANIFEST_NAME,
     SELECTIONS_SCHEMA,
     WITHOUT_CHECKSUMS,
+    WITHOUT_FURTHER,
     Examples,
     Manifest,
     SelectionRow,
@@ -101,7 +103,8 @@ class RecordFiles:
         """The targets, or None where none were written yet. Raises `UserError` where they are damaged."""
         if TARGETS_NAME not in self.listed:
             return None
-        return self._rows_of(TARGETS_NAME, Targets, targets_schema(self.manifest.version))
+        further = FURTHER_TARGETS if self.manifest.version > WITHOUT_FURTHER else None
+        return self._rows_of(TARGETS_NAME, Targets, targets_schema(self.manifest.version), further)
 
     def read_parts(self, targets: Targets) -> pa.Table:
         """The rows of all parts. Raises `UserError` where one is damaged or does not fit manifest and targets."""
@@ -182,8 +185,8 @@ class RecordFiles:
             raise UserError(f"{path} is damaged ({odd}); {remedy}")
         return found
 
-    def _read(self, name: str, schema: pa.Schema) -> pa.Table:
-        """The table of a file, whose bytes are checked before they are parsed."""
+    def _read(self, name: str, schema: pa.Schema, further: pa.Schema | None = None) -> pa.Table:
+        """The table of a file, whose bytes are checked before they are parsed; it may have ``further`` columns."""
         path = self.folder / name
         try:
             data = path.read_bytes()
@@ -198,13 +201,16 @@ class RecordFiles:
             table = pq.ParquetFile(pa.BufferReader(data)).read()
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{path} cannot be read ({first_line(error)}); {self.remedy(name)}") from error
-        if not table.schema.equals(schema):
+        own = [each for each in further or () if each.name in table.column_names]
+        if not table.schema.equals(pa.schema([*schema, *own])):
             columns = ", ".join(table.column_names)
             raise UserError(f"{path} has columns {columns}, not those of a record; {self.remedy(name)}")
         return table
 
-    def _rows_of(self, name: str, kind: type[_Rows], schema: pa.Schema) -> _Rows:
-        table = self._read(name, schema)
+    def _rows_of(
+        self, name: str, kind: type[_Rows], schema: pa.Schema, further: pa.Schema | None = None
+    ) -> _Rows:
+        table = self._read(name, schema, further)
         try:
             return kind.from_table(table)
         except ValueError as error:

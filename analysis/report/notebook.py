@@ -264,7 +264,7 @@ class InfluentialTokens:
     def save(self, path: str | Path) -> Path:
         """Write the result as JSON and return its path; into a folder, as ``influential_tokens.json``."""
         path = file_in(path, INFLUENTIAL_TOKENS.name)
-        columns = {name: column.tolist() for name, column in vars(self.targets).items()}
+        columns = {name: column.tolist() for name, column in vars(self.targets).items() if column is not None}
         choices = {
             name: {
                 far: {each: array.tolist() for each, array in vars(found).items()}

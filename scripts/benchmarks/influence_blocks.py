@@ -14,13 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from analysis.measure.crossfit import ModelChooser
 from analysis.measure.influence import (
     InfluenceEngine,
-    join_targets,
     selection_rounds,
     targets_per_batch,
 )
 from analysis.measure.selectors import Selection
 from analysis.model.load import LoadedModel
 from analysis.model.scorer import Scorer
+from analysis.records.schema import Targets
 from analysis.stats.bootstrap import ClusterBootstrap, difference, ratio_of_sums
 from analysis.text.contexts import Contexts, SampledTargets, sample_targets
 from analysis.text.decode import TextDecoder
@@ -182,7 +182,7 @@ def _measure(
     count, size = len(sampled.position), targets_per_batch(targets_per_block)
     started = time.perf_counter()
     ids = [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
-    targets = join_targets([engine.measure_gains(sampled, rows, rows) for rows in ids])
+    targets = Targets.joined([engine.measure_gains(sampled, rows, rows) for rows in ids])
     over = targets.over(settings.tau_nats)
     of_gains = time.perf_counter() - started
     columns = np.zeros((count, _WIDTH))

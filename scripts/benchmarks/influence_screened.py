@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from analysis.measure.crossfit import ModelChooser
-from analysis.measure.influence import InfluenceEngine, join_targets, selection_rounds, targets_per_batch
+from analysis.measure.influence import InfluenceEngine, selection_rounds, targets_per_batch
 from analysis.measure.selectors import SELECTORS, Question, Selection, check_selector, find_selector
 from analysis.model.load import LoadedModel
 from analysis.model.scorer import Scorer
@@ -65,7 +65,7 @@ def measure_screened(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
     )
     count, size = len(sampled.position), targets_per_batch(1)
     ids = [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
-    targets = join_targets([engine.measure_gains(sampled, rows, rows) for rows in ids])
+    targets = Targets.joined([engine.measure_gains(sampled, rows, rows) for rows in ids])
     over = targets.over(settings.tau_nats)
     if not len(over):
         raise UserError(

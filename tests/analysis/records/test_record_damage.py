@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.schema import Manifest
+from analysis.records.schema import FORMAT_VERSION, Manifest
 from analysis.records.store import RecordWriter, load_records
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.records.test_store import MANIFEST, finish, make_examples, rows_of, write
@@ -214,12 +214,13 @@ def edit_json(path: Path, change: dict) -> None:
 
 def make_old(folder: Path, version: int, **change: Any) -> Path:
     """Turn records into what older code wrote; ``change`` replaces fields that no fingerprint protects."""
-    table = pq.read_table(folder / "targets.parquet")
-    place = table.column_names.index("gain_nats")
-    gap = pa.field("gap_long_minus_short_nats", pa.float64(), nullable=False)
-    negated = pa.array(-table["gain_nats"].to_numpy())
-    pq.write_table(table.set_column(place, gap, negated), folder / "targets.parquet")
-    list_again(folder / "targets.parquet", folder)
+    if version < 4:
+        table = pq.read_table(folder / "targets.parquet")
+        place = table.column_names.index("gain_nats")
+        gap = pa.field("gap_long_minus_short_nats", pa.float64(), nullable=False)
+        negated = pa.array(-table["gain_nats"].to_numpy())
+        pq.write_table(table.set_column(place, gap, negated), folder / "targets.parquet")
+        list_again(folder / "targets.parquet", folder)
     path = folder / "manifest.json"
     manifest = {**json.loads(path.read_text()), "version": version, **change}
     del manifest["checksum"]
@@ -248,7 +249,7 @@ def test_the_fingerprint_of_format_2_is_that_of_committed_records(folder: Path) 
     assert json.loads((folder / "manifest.json").read_text()) == found
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", [2, 3, 4])
 def test_records_of_older_formats_are_read_and_not_gone_on_with(
     whole: Path, folder: Path, version: int
 ) -> None:
@@ -256,7 +257,9 @@ def test_records_of_older_formats_are_read_and_not_gone_on_with(
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     records = load_records(folder)
     assert records.manifest.version == version and records.examples is not None
-    assert_same_records(replace(records, manifest=replace(records.manifest, version=4)), load_records(whole))
+    assert_same_records(
+        replace(records, manifest=replace(records.manifest, version=FORMAT_VERSION)), load_records(whole)
+    )
     assert RecordWriter(folder, MANIFEST).manifest.complete  # nothing to do
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     (folder / PART).unlink()
@@ -336,7 +339,7 @@ def put(column: str, value: Any) -> Callable[[dict], None]:
 def test_impossible_content_is_refused(
     folder: Path, name: str, change: Callable[[dict], None], said: str, version: int
 ) -> None:
-    if version < 4:
+    if version < FORMAT_VERSION:
         make_old(folder, version)
     rewrite(folder / name, change, folder)
     found = refusal(lambda: load_records(folder)) or ""

@@ -12,7 +12,7 @@ import analysis.measure.influence as measurement_module
 import analysis.records.shards as merge_module
 from analysis.measure.influence import measure_influence
 from analysis.measure.settings import InfluenceSettings
-from analysis.records.schema import Manifest
+from analysis.records.schema import FORMAT_VERSION, Manifest
 from analysis.records.shards import MeasurementShard, merge_records
 from analysis.records.store import load_records
 from olmo_sparsity.training.loop import train
@@ -137,7 +137,7 @@ def test_shards_of_an_older_format_are_merged_into_records_of_the_present_one(wh
     for number in (1, 3):
         make_old(MeasurementShard(number, COUNT).folder(out), 2)
     merged = load_records(merge_records(out))
-    assert merged.manifest.version == 4
+    assert merged.manifest.version == FORMAT_VERSION
     assert_same_records(whole, merged)
     merge_records(out)  # is left as it is
 

@@ -134,6 +134,18 @@ def test_files_have_the_documented_columns(tmp_path: Path) -> None:
     assert library_versions()["numpy"] == np.__version__
 
 
+def test_a_column_that_only_some_records_have_is_read_where_it_is(tmp_path: Path) -> None:
+    near_copy = np.array([True, False, False, True, False, False])
+    writer = RecordWriter(tmp_path, MANIFEST)
+    writer.write_targets(replace(make_targets(), near_copy=near_copy))
+    finish(writer)
+    read = load_records(tmp_path).targets
+    np.testing.assert_array_equal(read.near_copy, near_copy)
+    joined = Targets.joined([read.take(np.array([3])), read.take(np.array([0, 1]))])
+    assert joined.near_copy.tolist() == [True, True, False] and joined.target_id.tolist() == [13, 10, 11]
+    assert "near_copy" not in make_targets().to_table().column_names
+
+
 def test_resumes_where_a_killed_writer_stopped(tmp_path: Path) -> None:
     write(tmp_path, (10, 12), finish=False)
     with_leftover = tmp_path / "selections" / ".part-00002.parquet.tmp-1"
@@ -212,7 +224,7 @@ def test_refuses_another_format_version(tmp_path: Path) -> None:
     write(tmp_path)
     edit_manifest(tmp_path, version=0)
     for attempt in (load_records, lambda folder: RecordWriter(folder, MANIFEST)):
-        with pytest.raises(UserError, match=r"format version 0, this code reads 2 to 4.*--overwrite"):
+        with pytest.raises(UserError, match=r"format version 0, this code reads 2 to 5.*--overwrite"):
             attempt(tmp_path)
     RecordWriter(tmp_path, MANIFEST, overwrite=True)
 
