@@ -15,6 +15,7 @@ from olmo_sparsity.util.arguments import (
     positive_number,
     seed_number,
     several,
+    whole_number_or_zero,
 )
 
 CHECKPOINT = (
@@ -91,6 +92,14 @@ class InfluenceSettings(MeasurementSettings):
         default=1,
         metadata=argument(
             "B, targets that follow one another and share a far context: faster, see docs/method.md"
+        ),
+    )
+    subsets: int = field(
+        default=32,
+        metadata=argument(
+            "random subsets of the far tokens, each half of them, on which summed influence is compared with the loss "
+            "(LDS); 0 turns that off",
+            type=whole_number_or_zero,
         ),
     )
     limit: int | None = field(

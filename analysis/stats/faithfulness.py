@@ -15,11 +15,13 @@ from analysis.records.schema import CONTEXT_LENGTHS, FAR_CONTEXTS, KEEP_RATE, SU
 from analysis.records.store import Records
 from analysis.stats.bootstrap import Statistic, difference
 from analysis.stats.correlation import row_pearson, row_spearman
-from analysis.stats.recovery import ALL, DEFAULT_SELECTOR, Columns, MeasuredTargets, SumsBootstrap
+from analysis.stats.recovery import ALL, Columns, MeasuredTargets, SumsBootstrap
 from olmo_sparsity.util.result_files import Json
 
 ENOUGH_NATS = 0.1
 """A context is enough where its loss is at most so much above L_long. [ours]"""
+EXACT = "leave-one-out"
+"""The selector that others are compared with: the exact influence of every single token."""
 AOPC = "aopc"
 """Name of the mean over the k's, beside them."""
 
@@ -47,8 +49,8 @@ def _of_selector(records: Records, selector: str, context: str) -> dict[Hashable
         influence, losses = further["subset_influence"], further["subset_loss_nats"]
         found["lds"] = row_spearman(influence, -losses)
         found["r2"] = row_pearson(influence, losses) ** 2
-    if DEFAULT_SELECTOR in records.manifest.selectors and selector != DEFAULT_SELECTOR:
-        chosen, exact = (records.selected[name][context] for name in (selector, DEFAULT_SELECTOR))
+    if EXACT in records.manifest.selectors and selector != EXACT:
+        chosen, exact = (records.selected[name][context] for name in (selector, EXACT))
         for k in records.manifest.ks:
             found["overlap", k] = overlap(chosen[:, :k], exact[:, :k])
         if "leave_one_out_spearman" in further:
@@ -90,10 +92,12 @@ def faithfulness_numbers(bootstrap: SumsBootstrap, records: Records, measured: M
         "selectors": {
             selector: {
                 "sufficiency_nats": _sufficiency(bootstrap, measured.ks, selector),
-                "comprehensiveness_nats": _at_ks(bootstrap, measured.ks, "comprehensiveness", selector),
+                "comprehensiveness_nats": _of_ks(
+                    bootstrap, measured.ks, "comprehensiveness", selector, aopc=True
+                ),
                 "lds": _single(bootstrap, "lds", selector),
                 "r2": _single(bootstrap, "r2", selector),
-                "overlap": _at_ks(bootstrap, measured.ks, "overlap", selector),
+                "overlap": _of_ks(bootstrap, measured.ks, "overlap", selector),
                 "spearman": _single(bootstrap, "spearman", selector),
             }
             for selector in measured.loss_nats
@@ -105,23 +109,23 @@ def _sufficiency(bootstrap: SumsBootstrap, ks: Sequence[int], selector: str) -> 
     """Mean L_k - L_long, which is the gain without what was saved."""
     targets = ("targets", ALL)
     gain = bootstrap.statistic(("gain", ALL), targets)
+
+    def missing(context: str, k: int) -> Statistic:
+        return difference(gain, bootstrap.statistic(("saved", selector, context, k, ALL), targets))
+
     return {
-        context: _with_aopc(
-            bootstrap,
-            {
-                k: difference(gain, bootstrap.statistic(("saved", selector, context, k, ALL), targets))
-                for k in ks
-            },
-        )
+        context: _at_ks(bootstrap, {k: missing(context, k) for k in ks}, aopc=True)
         for context in FAR_CONTEXTS
     }
 
 
-def _at_ks(bootstrap: SumsBootstrap, ks: Sequence[int], name: str, selector: str) -> Json | None:
+def _of_ks(
+    bootstrap: SumsBootstrap, ks: Sequence[int], name: str, selector: str, *, aopc: bool = False
+) -> Json | None:
     if not _is_there(bootstrap, (name, ks[0]), selector):
         return None
     return {
-        context: _with_aopc(bootstrap, {k: _mean(bootstrap, (name, k), selector, context) for k in ks})
+        context: _at_ks(bootstrap, {k: _mean(bootstrap, (name, k), selector, context) for k in ks}, aopc=aopc)
         for context in FAR_CONTEXTS
     }
 
@@ -145,16 +149,14 @@ def _mean(bootstrap: SumsBootstrap, name: Hashable, selector: str, context: str)
     return bootstrap.statistic(*((part, name, selector, context) for part in ("value", "defined")))
 
 
-def _with_aopc(bootstrap: SumsBootstrap, of_ks: dict[int, Statistic]) -> Json:
-    """An interval for each k, and for their mean: ERASER's AOPC, over numbers of tokens instead of shares of them."""
+def _at_ks(bootstrap: SumsBootstrap, of_ks: dict[int, Statistic], *, aopc: bool) -> Json:
+    """An interval for each k, and where ``aopc`` for their mean: ERASER's AOPC, over numbers of tokens, not shares."""
 
-    def aopc(sums: np.ndarray) -> np.ndarray:
+    def mean(sums: np.ndarray) -> np.ndarray:
         return np.mean([each(sums) for each in of_ks.values()], axis=0)
 
-    return {
-        **{str(k): bootstrap.interval(each) for k, each in of_ks.items()},
-        AOPC: bootstrap.interval(aopc),
-    }
+    found = {str(k): bootstrap.interval(each) for k, each in of_ks.items()}
+    return {**found, AOPC: bootstrap.interval(mean)} if aopc else found
 
 
 def context_numbers(bootstrap: SumsBootstrap, records: Records) -> Json:

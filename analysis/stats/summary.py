@@ -27,6 +27,7 @@ from analysis.stats.dependencies import (
     needed_columns,
     needed_numbers,
 )
+from analysis.stats.faithfulness import context_numbers, faithfulness_columns, faithfulness_numbers
 from analysis.stats.recovery import (
     ALL,
     Columns,
@@ -93,6 +94,8 @@ def summarize(
         "kinds": kind_numbers(bootstrap, records, measured, k),
         "distances": distance_numbers(bootstrap, records, k),
         "tokens_needed": needed_numbers(bootstrap, measured),
+        "faithfulness": faithfulness_numbers(bootstrap, records, measured),
+        "contexts": context_numbers(bootstrap, records),
         "settings": _settings(records, resamples, seed),
     }
 
@@ -123,6 +126,7 @@ def _columns(records: Records, measured: MeasuredTargets, in_bins: list[np.ndarr
         | kind_columns(records, measured, k)
         | distance_columns(records, measured, k)
         | needed_columns(measured)
+        | faithfulness_columns(records, measured)
     )
 
 
