@@ -87,7 +87,7 @@ def faithfulness_numbers(bootstrap: SumsBootstrap, records: Records, measured: M
     subsets = manifest.options.get(SUBSETS)
     return {
         "ks": list(measured.ks),
-        "subsets": subsets and {"number": subsets, "keep_rate": manifest.options[KEEP_RATE]},
+        "subsets": {"number": subsets, "keep_rate": manifest.options[KEEP_RATE]} if subsets else None,
         "overlap_by_chance": {str(k): k / manifest.n_far for k in measured.ks},
         "selectors": {
             selector: {
