@@ -23,7 +23,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from analysis.plots.style import figure_bytes, selector_label
-from analysis.records.schema import FAR_CONTEXTS, Examples
+from analysis.records.schema import FAR_CONTEXTS, SUBSETS, Examples
 from analysis.records.store import Records
 from analysis.report.foreign_text import (
     DIRECTION_CONTROL,
@@ -33,6 +33,7 @@ from analysis.report.foreign_text import (
     text_plain,
 )
 from analysis.report.words import influence_unit
+from analysis.stats.dependencies import FAR
 from analysis.stats.recovery import default_selector, nats
 from analysis.stats.summary import FEW_DOCUMENTS
 from analysis.text.kinds import KINDS
@@ -98,6 +99,8 @@ def report_html(
         settings=shown_settings(summary["settings"]),
         summary=summary,
         default=default_selector(summary["selectors"]),
+        chooser=default_selector(summary["distances"]["selectors"]),
+        all_far=FAR,
         few_documents=FEW_DOCUMENTS,
         longppl=longppl,
         comparison=comparison,
@@ -178,6 +181,8 @@ def influence_command(records: Records) -> str:
     }
     if manifest.targets_per_block > 1:
         given["--targets-per-block"] = manifest.targets_per_block
+    if SUBSETS in manifest.options:
+        given["--subsets"] = manifest.options[SUBSETS]
     options = [str(part) for option in given.items() for part in option]
     precision = ["--bf16"] if manifest.dtype == "bf16" else []
     return shlex.join(["python", "scripts/influence.py", *checkpoint, *options, *precision])
