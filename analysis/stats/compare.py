@@ -7,13 +7,16 @@ Shapes: n sampled targets; m of them over tau under a checkpoint, another m unde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from analysis.records.results import SIDES
+from analysis.records.schema import FAR_CONTEXTS, KEEP_RATE, SUBSETS
 from analysis.records.store import Records
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, difference
+from analysis.stats.correlation import row_spearman
+from analysis.stats.faithfulness import overlap
 from analysis.stats.recovery import (
     BEST,
     Columns,
@@ -40,6 +43,13 @@ def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES,
     - ``selectors_on_common_targets[name][k]``: the same over the targets that are over tau under both, so that a
       difference is not one of which targets gain.
 
+    Over these common targets also, true and placebo, an interval each:
+
+    - ``overlap[name]``: share of the first k tokens of the one that are among those of the other, for each k; ``chance``
+      is k / F.
+    - ``lds_ceiling``: Spearman correlation of the two models' losses on the same random subsets of the far tokens: what
+      an LDS could reach that predicts what two trainings have in common. None where either was measured without them.
+
     Args:
         first: records of one checkpoint.
         second: records of the other, of the same targets.
@@ -60,7 +70,9 @@ def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES,
             f"{first.folder} and {second.folder} have no selector and k in common; measure one of them again "
             "with the --selectors and --k of the other"
         )
-    bootstrap = SumsBootstrap(_columns(both, measured, ks), first.targets.document, resamples, seed)
+    agreed = _agreement_columns(both, measured[0], ks)
+    columns = {**_columns(both, measured, ks), **agreed}
+    bootstrap = SumsBootstrap(columns, first.targets.document, resamples, seed)
     return {
         **{side: _of_checkpoint(records) for side, records in zip(SIDES, both, strict=True)},
         "targets": len(first.targets),
@@ -77,6 +89,7 @@ def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES,
             }
             for name, group in (("selectors", _OWN), ("selectors_on_common_targets", _COMMON))
         },
+        **_agreement(bootstrap, first, ks, agreed),
         "settings": {
             **{name: getattr(first.manifest, name) for name in _SAME_SETTINGS},
             "corpus": first.manifest.corpus,
@@ -130,6 +143,61 @@ def _columns(both: Sequence[Records], measured: Sequence[MeasuredTargets], ks: l
         columns |= mine.of_group((side, _OWN), ks)
         columns |= mine.of_group((side, _COMMON), ks, np.isin(mine.over, other.over))
     return columns
+
+
+def _agreement_columns(both: tuple[Records, Records], measured: MeasuredTargets, ks: list[int]) -> Columns:
+    """Overlap of the choices, and correlation of the losses on subsets, of the targets over tau under both."""
+    first, second = both
+    rows = np.flatnonzero(np.isin(first.over, second.over))
+    same_rows = np.flatnonzero(np.isin(second.over, first.over))
+    columns: Columns = {}
+
+    def add(name: Hashable, values: np.ndarray) -> None:
+        """Values of the common targets, as a column and one of where they are defined."""
+        for part, each in (("value", np.nan_to_num(values)), ("defined", np.isfinite(values))):
+            column = np.zeros(len(measured.over))
+            column[rows] = each
+            columns[part, name] = measured.column(column)
+
+    common = [name for name in first.manifest.selectors if name in second.manifest.selectors]
+    for context in FAR_CONTEXTS:
+        for selector in common:
+            one = first.selected[selector][context][rows]
+            two = second.selected[selector][context][same_rows]
+            for k in ks:
+                add(("overlap", selector, context, k), overlap(one[:, :k], two[:, :k]))
+        if _same_subsets(both):
+            losses = (each.further["subset_loss_nats"] for each in both)
+            one, two = (next(iter(each.values()))[context] for each in losses)  # the same for every selector
+            add(("ceiling", context), row_spearman(one[rows], two[same_rows]))
+    return columns
+
+
+def _same_subsets(both: tuple[Records, Records]) -> bool:
+    first, second = ([each.manifest.options.get(name) for name in (SUBSETS, KEEP_RATE)] for each in both)
+    return first == second and all("subset_loss_nats" in each.further for each in both)
+
+
+def _agreement(bootstrap: SumsBootstrap, records: Records, ks: list[int], columns: Columns) -> Json:
+    def mean(*name: Hashable) -> Json:
+        return bootstrap.ratio(("value", name), ("defined", name))
+
+    selectors = dict.fromkeys(name[1] for part, name in columns if name[0] == "overlap")
+    return {
+        "overlap": {
+            "chance": {str(k): k / records.manifest.n_far for k in ks},
+            "selectors": {
+                selector: {
+                    context: {str(k): mean("overlap", selector, context, k) for k in ks}
+                    for context in FAR_CONTEXTS
+                }
+                for selector in selectors
+            },
+        },
+        "lds_ceiling": {context: mean("ceiling", context) for context in FAR_CONTEXTS}
+        if ("value", ("ceiling", "true")) in columns
+        else None,
+    }
 
 
 def _recoveries(bootstrap: SumsBootstrap, selector: str, k: int, group: str) -> Json:

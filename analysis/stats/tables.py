@@ -268,7 +268,8 @@ def render_comparison(comparison: Json) -> Group:
         f"in common: A - B over the {comparison['targets_over_tau_in_both']:,} targets that are over tau under both",
         style="dim",
     )
-    return Group(head, Text(), overall, Text(), _net_table(comparison), note)
+    parts = (overall, _net_table(comparison), *_agreement_tables(comparison))
+    return Group(head, *(each for part in parts for each in (Text(), part)), note)
 
 
 def _net_table(comparison: Json) -> Table:
@@ -287,6 +288,24 @@ def _net_table(comparison: Json) -> Table:
                 end_section=number == len(per_k) - 1,
             )
     return table
+
+
+def _agreement_tables(comparison: Json) -> Iterator[Table]:
+    """Tokens that both chose, and how alike their losses on random subsets are."""
+    found = comparison["overlap"]
+    table = plain_table("tokens in common [%]", "k", "true", "placebo", "by chance")
+    for selector, per_context in found["selectors"].items():
+        names = name_lines(selector, len(found["chance"]))
+        for number, (k, chance) in enumerate(found["chance"].items()):
+            shares = (percent_text(per_context[context][k]) for context in FAR_CONTEXTS)
+            last = number == len(names) - 1
+            table.add_row(names[number], k, *shares, f"{100 * chance:.0f}", end_section=last)
+    yield table
+    if ceiling := comparison["lds_ceiling"]:
+        table = plain_table("", "true", "placebo")
+        cells = (interval_cell(ceiling[context]) for context in FAR_CONTEXTS)
+        table.add_row("ceiling of LDS: the losses of A and B on the same subsets", *cells)
+        yield table
 
 
 def render_length(length_json: Json) -> list[Table]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy.stats import spearmanr
 
 from analysis.records.results import COMPARISON
 from analysis.records.schema import FAR_CONTEXTS
@@ -96,6 +97,42 @@ def test_differences_are_paired(pair: tuple[Records, Records], comparison: dict)
         difference = found["difference"]
         assert difference["value"] == pytest.approx(found["first"]["value"] - found["second"]["value"])
         assert (difference["low"], difference["high"]) == pytest.approx((slow[24], slow[975]))
+
+
+def with_subset_losses(records: Records, losses: np.ndarray) -> Records:
+    """The same with made-up losses on subsets, by target."""
+    each = {context: losses[records.over] + number for number, context in enumerate(FAR_CONTEXTS)}
+    further = {"subset_loss_nats": dict.fromkeys(records.manifest.selectors, each)}
+    options = {"subsets": losses.shape[1], "keep_rate": 0.5}
+    return replace(records, further=further, manifest=replace(records.manifest, options=options))
+
+
+def test_choices_and_losses_on_subsets_agree_as_a_plain_loop_says(
+    pair: tuple[Records, Records], comparison: dict
+) -> None:
+    assert comparison["lds_ceiling"] is None
+    rng = np.random.default_rng(5)
+    losses = rng.gamma(2, 1, (400, 12))
+    other = losses + rng.normal(size=(400, 12))
+    found = compare(with_subset_losses(pair[0], losses), with_subset_losses(pair[1], other), 200)
+    common = sorted(set(pair[0].over) & set(pair[1].over))
+    expected = np.mean([spearmanr(losses[i], other[i]).statistic for i in common])
+    for context in FAR_CONTEXTS:
+        assert found["lds_ceiling"][context]["value"] == pytest.approx(expected)
+        shares = []
+        for i in common:
+            one, two = (
+                {*records.selected["greedy"][context][records.over.tolist().index(i), :4].tolist()}
+                for records in pair
+            )
+            shares.append(len(one & two) / 4)
+        assert comparison["overlap"]["selectors"]["greedy"][context]["4"]["value"] == pytest.approx(
+            np.mean(shares)
+        )
+    assert list(comparison["overlap"]["selectors"]) == ["leave-one-out", "greedy", "random"]
+    assert comparison["overlap"]["chance"] == {"2": 2 / 112, "4": 4 / 112}
+    same = compare(pair[0], pair[0], 200)["overlap"]["selectors"]
+    assert all(each["true"]["8"]["value"] == 1 for each in same.values())
 
 
 def test_a_checkpoint_does_not_differ_from_itself(pair: tuple[Records, Records]) -> None:
