@@ -32,6 +32,7 @@ from analysis.records.schema import (
     ROPE_SCALING,
     SUBSETS,
     TARGETS_PER_BLOCK,
+    UNTRAINED,
     Examples,
     Manifest,
     SelectionRow,
@@ -311,8 +312,11 @@ def _checkpoints(settings: InfluenceSettings, recorded: Records | None) -> list[
             f"{settings.checkpoint} is a records folder; give a checkpoint, or another one with --evaluate-with"
         )
     given = [path for path in (None if recorded else settings.checkpoint, settings.evaluate_with) if path]
-    for path in given:
-        if split_checkpoint(path)[1] and settings.evaluate_with:
+    for path in given if settings.evaluate_with else ():
+        name, _ = split_checkpoint(path)[1] or (None, None)
+        if name == UNTRAINED and path == settings.evaluate_with:
+            raise UserError(f"{path}: untrained weights gain nothing; have them choose, with --select-with")
+        if name not in (None, UNTRAINED):
             raise UserError(f"{path}: RoPE cannot be scaled in cross-fitting; leave @… out")
     return given
 
@@ -369,7 +373,8 @@ def _assign_roles(
         settings.ks,
         settings.selectors,
         settings.targets_per_block,
-        crossfit=bool(settings.evaluate_with),
+        # untrained weights gain nothing: the targets are those of the model that measures
+        crossfit=bool(settings.evaluate_with) and not models[0].untrained,
         faithfulness=Faithfulness(scorers[-1], settings.ks, settings.subsets, settings.seed),
     )
     return engine, _manifest(settings, text, selects, evaluating, device)
@@ -387,6 +392,8 @@ def _manifest(
         options["shard"] = str(settings.shard)
     if settings.targets_per_block > 1:
         options[TARGETS_PER_BLOCK] = settings.targets_per_block
+    if selects[0].endswith(f"@{UNTRAINED}"):
+        options[UNTRAINED] = True
     if evaluating.rope_scaling:
         options[ROPE_SCALING] = asdict(evaluating.rope_scaling)
     crossed = bool(settings.evaluate_with)

@@ -37,6 +37,8 @@ ROPE_SCALING = "rope_scaling"
 """Option of a manifest: how RoPE was scaled, the fields of `RopeScaling`; absent where it was not."""
 TARGETS_PER_BLOCK = "targets_per_block"
 """Option of a manifest: B, where it is not 1."""
+UNTRAINED = "untrained"
+"""Option of a manifest: true where freshly drawn weights chose the tokens of the evaluating model's targets."""
 SUBSETS, KEEP_RATE = "subsets", "keep_rate"
 """Options of a manifest: how many random subsets of the far tokens were measured, 0 for none, and the share that each
 keeps; absent where records are older than that (docs/method.md, 2.8)."""

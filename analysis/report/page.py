@@ -23,7 +23,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from analysis.plots.style import figure_bytes, selector_label
-from analysis.records.schema import FAR_CONTEXTS, SUBSETS, Examples
+from analysis.records.schema import FAR_CONTEXTS, SUBSETS, UNTRAINED, Examples
 from analysis.records.store import Records
 from analysis.report.foreign_text import (
     DIRECTION_CONTROL,
@@ -96,6 +96,7 @@ def report_html(
         manifest=manifest,
         tau=nats(manifest.tau_nats),
         figures=[(*_CAPTIONS[name], *map(figure_image, pair)) for name, pair in figures.items()],
+        untrained=manifest.options.get(UNTRAINED, False),
         settings=shown_settings(summary["settings"]),
         summary=summary,
         default=default_selector(summary["selectors"]),

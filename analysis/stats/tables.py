@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.records.results import SIDES
-from analysis.records.schema import FAR_CONTEXTS
+from analysis.records.schema import FAR_CONTEXTS, UNTRAINED
 from analysis.stats.dependencies import FAR
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
@@ -114,7 +114,9 @@ def _head(summary: Json) -> Text:
         f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %; over these\n",
         f"L_short {interval_cell(summary['loss_short'])}   L_long {interval_cell(summary['loss_long'])} nats per token",
     )
-    if settings["crossfit"]:
+    if settings.get("options", {}).get(UNTRAINED):
+        head.append("\nsanity check: untrained weights chose tokens for the targets of the trained model")
+    elif settings["crossfit"]:
         head.append("\ncross-fitted: one model chose targets and tokens, another's losses are shown")
     if not settings["complete"]:
         head.append(f"\nunfinished: {settings['targets_measured']:,} measured so far", "yellow")
