@@ -375,7 +375,9 @@ def _assign_roles(
         settings.targets_per_block,
         # untrained weights gain nothing: the targets are those of the model that measures
         crossfit=bool(settings.evaluate_with) and not models[0].untrained,
-        faithfulness=Faithfulness(scorers[-1], settings.ks, settings.subsets, settings.seed),
+        faithfulness=None
+        if settings.only_recovery
+        else Faithfulness(scorers[-1], settings.ks, settings.subsets, settings.seed),
     )
     return engine, _manifest(settings, text, selects, evaluating, device)
 
@@ -387,7 +389,9 @@ def _manifest(
     evaluating: LoadedModel,
     device: torch.device,
 ) -> Manifest:
-    options: dict[str, Any] = {SUBSETS: settings.subsets, KEEP_RATE: SUBSET_KEEP_RATE}
+    options: dict[str, Any] = {}
+    if not settings.only_recovery:
+        options = {SUBSETS: settings.subsets, KEEP_RATE: SUBSET_KEEP_RATE}
     if settings.shard:
         options["shard"] = str(settings.shard)
     if settings.targets_per_block > 1:

@@ -102,6 +102,11 @@ class InfluenceSettings(MeasurementSettings):
             type=whole_number_or_zero,
         ),
     )
+    only_recovery: bool = field(
+        default=False,
+        metadata=argument("leave the other measures of faithfulness out, too: faster, above all in blocks"),
+    )
+    """Nothing but L_long, L_short and L_k."""
     limit: int | None = field(
         default=None,
         metadata=argument(

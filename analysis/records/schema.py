@@ -41,7 +41,7 @@ UNTRAINED = "untrained"
 """Option of a manifest: true where freshly drawn weights chose the tokens of the evaluating model's targets."""
 SUBSETS, KEEP_RATE = "subsets", "keep_rate"
 """Options of a manifest: how many random subsets of the far tokens were measured, 0 for none, and the share that each
-keeps; absent where records are older than that (docs/method.md, 2.8)."""
+keeps; absent where nothing but recovery was measured, as in older records (docs/method.md, 2.8)."""
 CONTEXT_LENGTHS = (32, 96, 256)
 """M': how many tokens of context are tried to be enough, as far as they are below N. [ours]"""
 FAR_CONTEXTS = ("true", "placebo")

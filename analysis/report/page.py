@@ -185,8 +185,9 @@ def influence_command(records: Records) -> str:
     if SUBSETS in manifest.options:
         given["--subsets"] = manifest.options[SUBSETS]
     options = [str(part) for option in given.items() for part in option]
-    precision = ["--bf16"] if manifest.dtype == "bf16" else []
-    return shlex.join(["python", "scripts/influence.py", *checkpoint, *options, *precision])
+    options += [] if SUBSETS in manifest.options else ["--only-recovery"]
+    options += ["--bf16"] if manifest.dtype == "bf16" else []
+    return shlex.join(["python", "scripts/influence.py", *checkpoint, *options])
 
 
 # --- examples ---

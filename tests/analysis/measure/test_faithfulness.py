@@ -12,6 +12,7 @@ from analysis.model.load import adapter_of
 from analysis.model.scorer import Scorer
 from analysis.records.shards import MeasurementShard, merge_records
 from analysis.records.store import load_records
+from analysis.report.page import influence_command
 from analysis.stats.summary import summarize
 from analysis.text.contexts import Contexts
 from olmo_sparsity.checkpoint import load_model
@@ -126,8 +127,13 @@ def test_a_resumed_or_sharded_measurement_equals_an_uninterrupted_one(trained, t
         assert_same_records(whole, load_records(folder))
 
 
-def test_without_subsets_their_measures_are_null(trained, tmp_path):
-    asked = settings(trained, tmp_path, subsets=0, selectors=("leave-one-out", "attention"))
+def test_what_is_turned_off_is_null(trained, tmp_path):
+    few = {"selectors": ("leave-one-out", "attention"), "targets": 20}
+    only = load_records(measure_influence(settings(trained, tmp_path / "only", only_recovery=True, **few)))
+    assert only.further == {} and only.targets.loss_short_from_0_nats is None
+    assert "--only-recovery" in influence_command(only) and only.manifest.options == {}
+    assert summarize(only, 1000)["contexts"] == {"gap_cost_nats": None, "enough": None}
+    asked = settings(trained, tmp_path / "subsets", subsets=0, **few)
     records = load_records(measure_influence(asked))
     assert "subset_loss_nats" not in records.further
     found = summarize(records, 1000)["faithfulness"]
