@@ -6,6 +6,7 @@ examples:
   olmo-sparsity influence runs/books --out runs/books/all-selectors \\
       --selectors leave-one-out,leave-one-out-kl,input-x-gradient,attention,leave-one-out@gradient:32,random
   olmo-sparsity influence --select-with runs/books --evaluate-with runs/books-2 --out runs/books/crossfit
+  olmo-sparsity influence --select-with runs/books@untrained --evaluate-with runs/books --out runs/books/untrained
 
 For sampled targets of the held-out split it computes L_long (N tokens of context) and L_short (the last M of them).
 Where L_short - L_long exceeds tau, every selector ranks the N - M far tokens, and L_k is measured with the short
@@ -27,7 +28,12 @@ A screened selector EXACT@PROPOSER:m lets EXACT decide among the m tokens that P
 cost. With --select-with A --evaluate-with B, A chooses targets and tokens and B, trained from another seed, measures
 their gain and recovery (cross-fitting), so that what A selected by chance does not count. A may be finished records;
 then nothing is selected again. CKPT@SCHEME:FACTOR in place of a checkpoint, such as runs/rope@yarn:4, scales its RoPE
-as in the command length (not in cross-fitting).
+as in the command length (not in cross-fitting). CKPT@untrained is its architecture with freshly drawn weights: given to
+--select-with, with CKPT to --evaluate-with, it chooses tokens for the targets of CKPT, which a selector that explains CKPT
+must outdo (sanity check).
+
+Beside recovery it measures faithfulness: what is lost without the chosen tokens (comprehensiveness), and whether summed
+influence predicts the loss on --subsets random halves of the far tokens (LDS); docs/method.md, 2.8.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from analysis.measure.crossfit import Chooser, ModelChooser, RecordedChooser, open_records
+from analysis.measure.faithfulness import SUBSET_KEEP_RATE, Faithfulness
 from analysis.measure.measurement import MeasuredText, open_text
 from analysis.measure.selectors import check_selector
 from analysis.measure.settings import InfluenceSettings
@@ -27,8 +28,11 @@ from analysis.model.rope_scaling import load_scaled, split_checkpoint
 from analysis.model.scorer import Scorer, long_and_short_losses
 from analysis.records.schema import (
     FAR_CONTEXTS,
+    KEEP_RATE,
     ROPE_SCALING,
+    SUBSETS,
     TARGETS_PER_BLOCK,
+    UNTRAINED,
     Examples,
     Manifest,
     SelectionRow,
@@ -84,13 +88,16 @@ class InfluenceEngine:
     """B. Targets whose numbers have the same quotient by B are one block, and the remainder is the place in it."""
     crossfit: bool = False
     """Whether the model that chooses is another one than the evaluator."""
+    faithfulness: Faithfulness | None = None
+    """What measures the further columns of the records; None: they have none."""
 
     def measure_gains(self, sampled: SampledTargets, rows: np.ndarray, target_id: np.ndarray) -> Targets:
         """L_long and L_short of some of the sampled targets, and their kinds of dependency."""
         contexts, asked = self._contexts(sampled, rows, target_id)
         long, short = long_and_short_losses(self.evaluator, contexts, asked)
         gain = self.chooser.gains_nats(contexts, asked) if self.crossfit else short - long
-        check_finite(long, short, gain)
+        further = self.faithfulness.of_targets(contexts, asked) if self.faithfulness else {}
+        check_finite(long, short, gain, *further.values())
         return Targets(
             target_id=target_id,
             document=sampled.document[rows],
@@ -105,6 +112,7 @@ class InfluenceEngine:
             document_group=None if sampled.document_group is None else sampled.document_group[rows],
             placebo_group=None if sampled.placebo_group is None else sampled.placebo_group[rows],
             near_copy=None if sampled.near_copy is None else sampled.near_copy[rows],
+            **further,
         )
 
     def select(
@@ -165,14 +173,19 @@ class InfluenceEngine:
     def _selections(self, contexts: Contexts, asked: np.ndarray, far_context: str) -> list[SelectionRow]:
         k_max = max(self.ks)
         target_id = contexts.target_id[tuple(asked.T)].tolist()
+        chosen = {name: self.chooser.select(name, contexts, asked, far_context) for name in self.selectors}
+        further = self.faithfulness.of_selections(contexts, asked, chosen) if self.faithfulness else {}
         found = []
-        for name in self.selectors:
-            chosen = self.chooser.select(name, contexts, asked, far_context)
-            columns, influence = chosen.columns[:, :k_max], chosen.influence[:, :k_max]
+        for name, each in chosen.items():
+            columns, influence = each.columns[:, :k_max], each.influence[:, :k_max]
             losses = selected_losses(self.evaluator, contexts, asked, columns, self.ks)
-            check_finite(losses)
+            more = further.get(name, {})
+            check_finite(losses, *(values for column, values in more.items() if column.endswith("_nats")))
             found += [
-                SelectionRow(target, name, far_context, columns[i], influence[i], losses[i])
+                SelectionRow(
+                    *(target, name, far_context, columns[i], influence[i], losses[i]),
+                    further={column: values[i] for column, values in more.items()},
+                )
                 for i, target in enumerate(target_id)
             ]
         return found
@@ -302,8 +315,11 @@ def _checkpoints(settings: InfluenceSettings, recorded: Records | None) -> list[
             f"{settings.checkpoint} is a records folder; give a checkpoint, or another one with --evaluate-with"
         )
     given = [path for path in (None if recorded else settings.checkpoint, settings.evaluate_with) if path]
-    for path in given:
-        if split_checkpoint(path)[1] and settings.evaluate_with:
+    for path in given if settings.evaluate_with else ():
+        name, _ = split_checkpoint(path)[1] or (None, None)
+        if name == UNTRAINED and path == settings.evaluate_with:
+            raise UserError(f"{path}: untrained weights gain nothing; have them choose, with --select-with")
+        if name not in (None, UNTRAINED):
             raise UserError(f"{path}: RoPE cannot be scaled in cross-fitting; leave @… out")
     return given
 
@@ -360,7 +376,11 @@ def _assign_roles(
         settings.ks,
         settings.selectors,
         settings.targets_per_block,
-        crossfit=bool(settings.evaluate_with),
+        # untrained weights gain nothing: the targets are those of the model that measures
+        crossfit=bool(settings.evaluate_with) and not models[0].untrained,
+        faithfulness=None
+        if settings.only_recovery
+        else Faithfulness(scorers[-1], settings.ks, settings.subsets, settings.seed),
     )
     return engine, _manifest(settings, text, selects, evaluating, device)
 
@@ -372,9 +392,15 @@ def _manifest(
     evaluating: LoadedModel,
     device: torch.device,
 ) -> Manifest:
-    options: dict[str, Any] = {"shard": str(settings.shard)} if settings.shard else {}
+    options: dict[str, Any] = {}
+    if not settings.only_recovery:
+        options = {SUBSETS: settings.subsets, KEEP_RATE: SUBSET_KEEP_RATE}
+    if settings.shard:
+        options["shard"] = str(settings.shard)
     if settings.targets_per_block > 1:
         options[TARGETS_PER_BLOCK] = settings.targets_per_block
+    if selects[0].endswith(f"@{UNTRAINED}"):
+        options[UNTRAINED] = True
     if evaluating.rope_scaling:
         options[ROPE_SCALING] = asdict(evaluating.rope_scaling)
     crossed = bool(settings.evaluate_with)

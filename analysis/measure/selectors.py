@@ -76,6 +76,9 @@ class Selection:
     """(m, k) columns of the far context."""
     influence: np.ndarray
     """(m, k) influence of each in the selector's unit: nats, a share of probability or attention, or a norm."""
+    scores: np.ndarray | None = None
+    """(m, F) influence of every far token, NaN where the selector gives it none; None of a sequential one (`greedy`),
+    whose influence is that of a token given those before it."""
 
 
 _SPLIT, _SHORTEST = 4, 4
@@ -120,8 +123,14 @@ def register_influence(name: str, family: str) -> Callable[[_Influence], _Influe
 def most_influential(question: Question, influence: np.ndarray) -> Selection:
     """The k candidates of largest influence (m, C); equal influences keep the order of the text."""
     order = np.argsort(-influence, axis=1, kind="stable")[:, : question.k]
+    scores = np.full((len(influence), question.contexts.n_far), np.nan)
+    np.put_along_axis(
+        scores, question.candidates, np.where(np.isfinite(influence), influence, np.nan), axis=1
+    )
     return Selection(
-        np.take_along_axis(question.candidates, order, axis=1), np.take_along_axis(influence, order, axis=1)
+        np.take_along_axis(question.candidates, order, axis=1),
+        np.take_along_axis(influence, order, axis=1),
+        scores,
     )
 
 

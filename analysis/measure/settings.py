@@ -15,6 +15,7 @@ from olmo_sparsity.util.arguments import (
     positive_number,
     seed_number,
     several,
+    whole_number_or_zero,
 )
 
 CHECKPOINT = (
@@ -93,6 +94,19 @@ class InfluenceSettings(MeasurementSettings):
             "B, targets that follow one another and share a far context: faster, see docs/method.md"
         ),
     )
+    subsets: int = field(
+        default=32,
+        metadata=argument(
+            "random subsets of the far tokens, each half of them, on which summed influence is compared with the loss "
+            "(LDS); 0 turns that off",
+            type=whole_number_or_zero,
+        ),
+    )
+    only_recovery: bool = field(
+        default=False,
+        metadata=argument("leave the other measures of faithfulness out, too: faster, above all in blocks"),
+    )
+    """Nothing but L_long, L_short and L_k."""
     limit: int | None = field(
         default=None,
         metadata=argument(

@@ -56,10 +56,14 @@ class LoadedModel:
     """None where it is unknown."""
     rope_scaling: RopeScaling | None = None
     """How its RoPE was scaled; None: as it was trained."""
+    untrained: bool = False
+    """Whether its weights are freshly drawn ones instead of the checkpoint's."""
 
     @property
     def name(self) -> str:
-        """What records and messages call it: ``CKPT`` or ``CKPT@scheme:factor``."""
+        """What records and messages call it: ``CKPT``, ``CKPT@scheme:factor`` or ``CKPT@untrained``."""
+        if self.untrained:
+            return f"{self.checkpoint}@untrained"
         return f"{self.checkpoint}@{self.rope_scaling}" if self.rope_scaling else str(self.checkpoint)
 
     @property

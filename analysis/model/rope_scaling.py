@@ -1,37 +1,53 @@
-"""Checkpoints read past their length: ``CKPT@yarn:4`` is CKPT with RoPE scaled by YaRN to 4 times its length.
+"""Checkpoints that are not read as they are.
 
-Shapes: D dimensions of a head that are rotated.
+``CKPT@yarn:4`` is CKPT with RoPE scaled by YaRN to 4 times its length; ``CKPT@untrained`` has its architecture and freshly
+drawn weights (docs/method.md, 2.8). Shapes: D dimensions of a head that are rotated.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
-from analysis.model.load import LoadedModel, find_model, load_for_analysis
+from analysis.model.load import TRANSFORMERS_CONFIG, LoadedModel, adapter_of, find_model, load_for_analysis
+from analysis.records.schema import UNTRAINED
 from olmo_sparsity.checkpoint import CONFIG
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.export import position_reach
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.rope_scaling import RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
 
 _USUAL = "default"  # transformers' name of RoPE as it was trained
 
 
+UNTRAINED_SEED = 0
+"""Of freshly drawn weights."""
+
+
 def split_checkpoint(text: str) -> tuple[Path, tuple[str, float] | None]:
     """The folder that ``CKPT`` or ``CKPT@scheme:factor`` means, see `find_model`, and the scheme with its factor.
 
-    Raises `UserError` where there is no such folder or scheme.
+    Of ``CKPT@untrained`` it is `UNTRAINED` with its seed. Raises `UserError` where there is no such folder or scheme.
     """
-    path, asked = (text, None) if Path(text).exists() else split_scaling(text)
+    if Path(text).exists():
+        return find_model(text), None
+    path, at, what = text.rpartition("@")
+    if at and what == UNTRAINED:
+        return find_model(path), (UNTRAINED, UNTRAINED_SEED)
+    path, asked = split_scaling(text)
     return find_model(path), asked
 
 
 def load_scaled(text: str) -> LoadedModel:
-    """Load ``CKPT`` or ``CKPT@scheme:factor``; the original length is what its position ids reached in training.
+    """Load ``CKPT``, ``CKPT@scheme:factor`` or ``CKPT@untrained``; the original length is what its position ids reached
+    in training.
 
     Raises `UserError` as `load_for_analysis` does, and where the model has no RoPE that could be scaled.
     """
@@ -39,12 +55,31 @@ def load_scaled(text: str) -> LoadedModel:
     loaded = load_for_analysis(folder)
     if asked is None:
         return loaded
+    if asked[0] == UNTRAINED:
+        return _untrained(loaded)
     scaling = RopeScaling(*asked, original_length=_original_length(loaded, text))
     if isinstance(loaded.model, OlmoForAnalysis):
         loaded.model.model.rope_scaling = scaling
     else:
         _scale_transformers(loaded.model, scaling, text)
     return replace(loaded, rope_scaling=scaling)
+
+
+def _untrained(loaded: LoadedModel) -> LoadedModel:
+    """The same architecture with weights as they are before the first step, drawn with `UNTRAINED_SEED`."""
+    if (loaded.checkpoint / TRANSFORMERS_CONFIG).is_file():
+        inner: Any = loaded.model.model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(UNTRAINED_SEED)
+            fresh: nn.Module = type(inner)(inner.config)
+    else:
+        config = load_config(loaded.checkpoint / CONFIG, warn=False)
+        fresh = build_model(replace(config, seed=UNTRAINED_SEED))
+    digest = hashlib.sha256()
+    for name, tensor in fresh.state_dict().items():
+        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    model = adapter_of(fresh, str(loaded.checkpoint)).eval().requires_grad_(False)
+    return replace(loaded, model=model, weights_sha256=digest.hexdigest(), training_seed=None, untrained=True)
 
 
 def _original_length(loaded: LoadedModel, text: str) -> int:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from analysis.plots import style
 from analysis.plots.length import plot_length
+from analysis.records.schema import UNTRAINED
 from analysis.stats.bootstrap import by_clusters
 from analysis.stats.recovery import CONTROLS, and_blocks, default_selector, nats
 from olmo_sparsity.util.errors import UserError
@@ -164,6 +165,8 @@ def describe(summary: Json) -> str:
     settings = summary["settings"]
     unfinished = "" if settings["complete"] else f" ({settings['targets_measured']:,} measured so far)"
     crossfit = "; cross-fit: chosen by one model, measured by another" if settings["crossfit"] else ""
+    if settings.get("options", {}).get(UNTRAINED):
+        crossfit = "; sanity check: chosen with untrained weights"
     return (
         f"N = {settings['n_long']}, M = {settings['n_short']}{and_blocks(settings)}; {summary['targets']:,} targets of "
         f"{summary['documents']:,} documents, {summary['targets_over_tau']:,} with "

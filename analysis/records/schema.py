@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,12 +31,20 @@ KIND = "olmo-sparsity records"
 FORMAT_VERSION = 5
 WITHOUT_CHECKSUMS, WITH_GAPS, WITHOUT_FURTHER = 2, 3, 4
 """Older formats, which are read and not gone on with. Format 2 has no checksums; until format 3 `targets.parquet` had
-the gain's negative, see `targets_schema`; until format 4 there were no `FURTHER_TARGETS`."""
+the gain's negative, see `targets_schema`; until format 4 there were no `FURTHER_TARGETS` and
+`FURTHER_SELECTIONS`."""
 MANIFEST_NAME = "manifest.json"
 ROPE_SCALING = "rope_scaling"
 """Option of a manifest: how RoPE was scaled, the fields of `RopeScaling`; absent where it was not."""
 TARGETS_PER_BLOCK = "targets_per_block"
 """Option of a manifest: B, where it is not 1."""
+UNTRAINED = "untrained"
+"""Option of a manifest: true where freshly drawn weights chose the tokens of the evaluating model's targets."""
+SUBSETS, KEEP_RATE = "subsets", "keep_rate"
+"""Options of a manifest: how many random subsets of the far tokens were measured, 0 for none, and the share that each
+keeps; absent where nothing but recovery was measured, as in older records (docs/method.md, 2.8)."""
+CONTEXT_LENGTHS = (32, 96, 256)
+"""M': how many tokens of context are tried to be enough, as far as they are below N. [ours]"""
 FAR_CONTEXTS = ("true", "placebo")
 """The target's own far context, and that of another held-out document [ours]."""
 
@@ -267,7 +275,20 @@ TARGETS_SCHEMA = _schema(
     placebo_document=pa.int64(),
     placebo_start=pa.int64(),
 )
-FURTHER_TARGETS = _schema(near_copy=pa.bool_(), document_group=pa.string(), placebo_group=pa.string())
+
+
+def length_column(length: int) -> str:
+    """Column of the loss given the last M' tokens, M' one of `CONTEXT_LENGTHS`."""
+    return f"loss_of_{length}_nats"
+
+
+FURTHER_TARGETS = _schema(
+    near_copy=pa.bool_(),
+    document_group=pa.string(),
+    placebo_group=pa.string(),
+    loss_short_from_0_nats=pa.float64(),
+    **{length_column(length): pa.float64() for length in CONTEXT_LENGTHS},
+)
 """Columns that `targets.parquet` has where the corpus, or the settings, provide for them; last, in this order."""
 SELECTIONS_SCHEMA = _schema(
     target_id=pa.int64(),
@@ -277,6 +298,21 @@ SELECTIONS_SCHEMA = _schema(
     influence=pa.list_(pa.float32()),
     loss_nats=pa.list_(pa.float64()),
 )
+FURTHER_SELECTIONS = _schema(
+    comprehensiveness_nats=pa.list_(pa.float64()),
+    subset_loss_nats=pa.list_(pa.float32()),
+    subset_influence=pa.list_(pa.float32()),
+    leave_one_out_spearman=pa.float64(),
+)
+"""Columns that the parts of the selections have where the settings provide for them; last, in this order.
+
+    comprehensiveness_nats   C for each k of the manifest's ``ks``, (K,)
+    subset_loss_nats         loss with each random subset of the far tokens, the same in all rows of a target and far
+                             context, (s,)
+    subset_influence         the selector's summed influence of each subset, (s,); NaN without an influence of every token
+    leave_one_out_spearman   rank correlation of its influence with leave-one-out's over all far tokens; NaN where there
+                             is none
+"""
 EXAMPLES_SCHEMA = _schema(
     target_id=pa.int64(),
     context_pieces=pa.list_(pa.string()),
@@ -323,6 +359,14 @@ class Targets:
     """Book, site or package that the document is a part of, strings; None where the corpus has no groups."""
     placebo_group: np.ndarray | None = None
     """That of the document of the placebo far context, strings."""
+    loss_short_from_0_nats: np.ndarray | None = None
+    """L_short with position ids from 0 on, float64."""
+    loss_of_32_nats: np.ndarray | None = None
+    """Loss given the last 32 tokens, float64; None where N is not above that."""
+    loss_of_96_nats: np.ndarray | None = None
+    """As `loss_of_32_nats`."""
+    loss_of_256_nats: np.ndarray | None = None
+    """As `loss_of_32_nats`."""
 
     def __post_init__(self) -> None:
         types = {each.name: each.type.to_pandas_dtype() for each in (*TARGETS_SCHEMA, *FURTHER_TARGETS)}
@@ -336,7 +380,8 @@ class Targets:
                 raise ValueError(f"{each.name} has shape {array.shape}, target_id {self.target_id.shape}")
         if len(np.unique(self.target_id)) != len(self.target_id):
             raise ValueError("target ids repeat")
-        if not np.isfinite([self.loss_long_nats, self.loss_short_nats, self.selecting_gain_nats]).all():
+        losses = [each for name, each in vars(self).items() if name.endswith("_nats") and each is not None]
+        if not np.isfinite(losses).all():
             raise ValueError("a target's loss is not finite")
         if unknown := set(self.kind.tolist()) - set(KINDS):
             raise ValueError(f"unknown kinds of dependency: {', '.join(map(str, sorted(unknown)))}")
@@ -449,12 +494,28 @@ class SelectionRow:
     """Influence of each in the selector's unit (nats; attention: share of the attention), same order, (k_max,)."""
     loss_nats: Sequence[float] | np.ndarray
     """L_k for each k of the manifest's ``ks``, (K,)."""
+    further: Mapping[str, np.ndarray | float] = field(default_factory=dict)
+    """Of `FURTHER_SELECTIONS`, what was measured; the same columns in every row."""
+
+
+def selection_widths(manifest: Manifest) -> dict[str, int]:
+    """Length of each list of a selection, by column."""
+    of_ks, of_subsets = len(manifest.ks), manifest.options.get(SUBSETS, 0)
+    return {
+        "selected": manifest.k_max,
+        "influence": manifest.k_max,
+        "loss_nats": of_ks,
+        "comprehensiveness_nats": of_ks,
+        "subset_loss_nats": of_subsets,
+        "subset_influence": of_subsets,
+    }
 
 
 def check_selections(table: pa.Table, target_ids: np.ndarray, manifest: Manifest) -> None:
     """Raise `ValueError` where rows of `SELECTIONS_SCHEMA` cannot be of this measurement of these targets."""
     k_max = manifest.k_max
-    for name, width in (("selected", k_max), ("influence", k_max), ("loss_nats", len(manifest.ks))):
+    widths = {name: width for name, width in selection_widths(manifest).items() if name in table.column_names}
+    for name, width in widths.items():
         if not pc.all(pc.equal(pc.list_value_length(table[name]), width)).as_py() and len(table):
             raise ValueError(f"{name} is not {width} long in every row")
     if not np.isin(table["target_id"].to_numpy(), target_ids).all():
@@ -462,8 +523,9 @@ def check_selections(table: pa.Table, target_ids: np.ndarray, manifest: Manifest
     for name, known in (("selector", manifest.selectors), ("far_context", FAR_CONTEXTS)):
         if odd := set(pc.unique(table[name]).to_pylist()) - set(known):
             raise ValueError(f"it has the {name} {min(odd)!r}, which was not measured")
-    if not np.isfinite(_flat(table["loss_nats"])).all():
-        raise ValueError("a loss is not finite")
+    for name in ("loss_nats", "comprehensiveness_nats", "subset_loss_nats"):
+        if name in widths and not np.isfinite(_flat(table[name])).all():
+            raise ValueError("a loss is not finite")
     selected = np.sort(_flat(table["selected"]).reshape(-1, k_max), axis=1)
     if not ((selected >= 0) & (selected < manifest.n_far)).all():
         raise ValueError("a selected token is not in the far context")

@@ -175,6 +175,7 @@ def _rows(records: Records) -> list[SelectionRow]:
             records.selected[selector][context][i],
             records.influence[selector][context][i],
             records.loss_nats[selector][context][i],
+            records.further_of(i, selector, context),
         )
         for i in range(len(ids))
         for selector in records.manifest.selectors

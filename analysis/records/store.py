@@ -22,7 +22,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,6 +35,7 @@ from analysis.records.schema import (
     EXAMPLES_SCHEMA,
     FAR_CONTEXTS,
     FORMAT_VERSION,
+    FURTHER_SELECTIONS,
     FURTHER_TARGETS,
     MANIFEST_NAME,
     SELECTIONS_SCHEMA,
@@ -46,6 +47,7 @@ from analysis.records.schema import (
     Targets,
     check_selections,
     read_manifest,
+    selection_widths,
     setting_differences,
     targets_schema,
 )
@@ -76,6 +78,7 @@ class RecordFiles:
         self.manifest = manifest
         self.has_checksums = manifest.version > WITHOUT_CHECKSUMS
         self.can_be_gone_on_with = manifest.version == FORMAT_VERSION
+        self._has_further = manifest.version > WITHOUT_FURTHER
         self.listed = self._read_checksums() if self.has_checksums else {name: {} for name in self._present()}
 
     @property
@@ -103,18 +106,20 @@ class RecordFiles:
         """The targets, or None where none were written yet. Raises `UserError` where they are damaged."""
         if TARGETS_NAME not in self.listed:
             return None
-        further = FURTHER_TARGETS if self.manifest.version > WITHOUT_FURTHER else None
+        further = FURTHER_TARGETS if self._has_further else None
         return self._rows_of(TARGETS_NAME, Targets, targets_schema(self.manifest.version), further)
 
     def read_parts(self, targets: Targets) -> pa.Table:
         """The rows of all parts. Raises `UserError` where one is damaged or does not fit manifest and targets."""
         tables = []
         for name in self.parts:
-            table = self._read(name, SELECTIONS_SCHEMA)
+            table = self._read(name, SELECTIONS_SCHEMA, FURTHER_SELECTIONS if self._has_further else None)
             try:
                 check_selections(table, targets.target_id, self.manifest)
             except ValueError as error:
                 raise self._damaged(name, first_line(error)) from error
+            if tables and table.column_names != tables[0].column_names:
+                raise self._damaged(name, f"it has other columns than {self.parts[0]}")
             tables.append(table)
         return pa.concat_tables(tables) if tables else SELECTIONS_SCHEMA.empty_table()
 
@@ -329,7 +334,9 @@ class RecordWriter:
             return
         assert self.targets is not None, "targets are written before selections"
         columns = {name: [getattr(row, name) for row in rows] for name in SELECTIONS_SCHEMA.names}
-        table = pa.Table.from_pydict(columns, schema=SELECTIONS_SCHEMA)
+        further = [each for each in FURTHER_SELECTIONS if each.name in rows[0].further]
+        columns |= {each.name: [row.further[each.name] for row in rows] for each in further}
+        table = pa.Table.from_pydict(columns, schema=pa.schema([*SELECTIONS_SCHEMA, *further]))
         check_selections(table, self.targets.target_id, self.manifest)
         self.files.write_part(table)
 
@@ -367,6 +374,12 @@ class Records:
     """Their influence, float32 (m, k_max), in nats but for the selector attention (share of the attention)."""
     examples: Examples | None = None
     """Text of targets over tau, finished or not, for people to read; None where none was written."""
+    further: dict[str, dict[str, dict[str, np.ndarray]]] = field(default_factory=dict)
+    """Columns of `FURTHER_SELECTIONS` that were measured, by name: arrays (m, …) as those above."""
+
+    def further_of(self, row: int, selector: str, far_context: str) -> dict[str, np.ndarray]:
+        """What was measured further of one target's selection, as `SelectionRow.further` has it."""
+        return {name: each[selector][far_context][row] for name, each in self.further.items()}
 
 
 def load_records(folder: str | Path) -> Records:
@@ -406,24 +419,27 @@ def load_records(folder: str | Path) -> Records:
 
 def _arrange(parts: pa.Table, manifest: Manifest, ids: np.ndarray) -> dict[str, dict]:
     """Rows of all parts as arrays in the order of ``ids``; of rows written twice the later one counts."""
-    widths = {"loss_nats": len(manifest.ks), "selected": manifest.k_max, "influence": manifest.k_max}
+    widths = selection_widths(manifest)
+    further = [name for name in FURTHER_SELECTIONS.names if name in parts.column_names]
     flat = {
-        name: pc.list_flatten(parts[name]).to_numpy().reshape(-1, width) for name, width in widths.items()
+        name: pc.list_flatten(parts[name]).to_numpy().reshape(len(parts), widths[name])
+        if name in widths
+        else parts[name].to_numpy()
+        for name in ("loss_nats", "selected", "influence", *further)
     }
     row_ids = parts["target_id"].to_numpy()
     order = np.argsort(ids, kind="stable")
-    result: dict[str, dict] = {name: {} for name in widths}
+    result: dict[str, dict] = {name: {selector: {} for selector in manifest.selectors} for name in flat}
     for selector in manifest.selectors:
-        for name in widths:
-            result[name][selector] = {}
         for context in FAR_CONTEXTS:
             mask = pc.and_(pc.equal(parts["selector"], selector), pc.equal(parts["far_context"], context))
             rows = np.flatnonzero(mask.to_numpy())
             rows = rows[np.isin(row_ids[rows], ids)]
             row_of = np.zeros(len(ids), dtype=np.int64)
             row_of[order[np.searchsorted(ids[order], row_ids[rows])]] = rows  # the last assignment stays
-            for name in widths:
+            for name in flat:
                 result[name][selector][context] = flat[name][row_of]
+    result["further"] = {name: result.pop(name) for name in further}
     return result
 
 

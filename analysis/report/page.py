@@ -23,7 +23,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from analysis.plots.style import figure_bytes, selector_label
-from analysis.records.schema import FAR_CONTEXTS, Examples
+from analysis.records.schema import FAR_CONTEXTS, SUBSETS, UNTRAINED, Examples
 from analysis.records.store import Records
 from analysis.report.foreign_text import (
     DIRECTION_CONTROL,
@@ -34,6 +34,7 @@ from analysis.report.foreign_text import (
 )
 from analysis.report.words import influence_unit
 from analysis.stats.bootstrap import by_clusters, few_clusters
+from analysis.stats.dependencies import FAR
 from analysis.stats.recovery import default_selector, nats
 from analysis.text.kinds import KINDS
 from olmo_sparsity.util.result_files import Json
@@ -95,11 +96,14 @@ def report_html(
         manifest=manifest,
         tau=nats(manifest.tau_nats),
         figures=[(*_CAPTIONS[name], *map(figure_image, pair)) for name, pair in figures.items()],
+        untrained=manifest.options.get(UNTRAINED, False),
         settings=shown_settings(summary["settings"]),
         summary=summary,
         default=default_selector(summary["selectors"]),
         resampled=by_clusters(summary) if "groups" in summary else "of documents (no groups are known)",
         few=few_clusters(summary["settings"], "_over_tau"),
+        chooser=default_selector(summary["distances"]["selectors"]),
+        all_far=FAR,
         longppl=longppl,
         comparison=comparison,
         measured=len(records.over),
@@ -179,9 +183,12 @@ def influence_command(records: Records) -> str:
     }
     if manifest.targets_per_block > 1:
         given["--targets-per-block"] = manifest.targets_per_block
+    if SUBSETS in manifest.options:
+        given["--subsets"] = manifest.options[SUBSETS]
     options = [str(part) for option in given.items() for part in option]
-    precision = ["--bf16"] if manifest.dtype == "bf16" else []
-    return shlex.join(["python", "scripts/influence.py", *checkpoint, *options, *precision])
+    options += [] if SUBSETS in manifest.options else ["--only-recovery"]
+    options += ["--bf16"] if manifest.dtype == "bf16" else []
+    return shlex.join(["python", "scripts/influence.py", *checkpoint, *options])
 
 
 # --- examples ---

@@ -7,12 +7,12 @@ Shapes: n sampled targets; m of them over tau under a checkpoint, another m unde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from analysis.records.results import SIDES
-from analysis.records.schema import FAR_CONTEXTS
+from analysis.records.schema import FAR_CONTEXTS, KEEP_RATE, SUBSETS
 from analysis.records.store import Records
 from analysis.stats.bootstrap import (
     DEFAULT_RESAMPLES,
@@ -21,6 +21,8 @@ from analysis.stats.bootstrap import (
     difference,
     interval_words,
 )
+from analysis.stats.correlation import row_spearman
+from analysis.stats.faithfulness import overlap
 from analysis.stats.recovery import (
     BEST,
     Columns,
@@ -48,6 +50,9 @@ def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES,
       difference is not one of which targets gain.
     - ``overlap[name][k]``: share of the first k tokens that both chose, over the common targets: ``true``; ``placebo``,
       where both had the same placebo; and ``chance``, k / F, what two random choices share on average.
+    - ``lds_ceiling``: Spearman correlation of the two models' losses on the same random subsets of the far tokens, true
+      and placebo, over the common targets: what an LDS could reach that predicts what two trainings have in common. None
+      where either was measured without subsets.
 
     Args:
         first: records of one checkpoint.
@@ -88,6 +93,7 @@ def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES,
             for name, group in (("selectors", _OWN), ("selectors_on_common_targets", _COMMON))
         },
         "overlap": _overlaps(bootstrap, both, [name for name in selectors if name != BEST], ks),
+        "lds_ceiling": _ceiling(bootstrap, both),
         "settings": {
             **{name: getattr(first.manifest, name) for name in _SAME_SETTINGS},
             "corpus": first.manifest.corpus,
@@ -140,37 +146,49 @@ def _columns(both: Sequence[Records], measured: Sequence[MeasuredTargets], ks: l
         columns[side, "gap"] = records.targets.gain_nats
         columns |= mine.of_group((side, _OWN), ks)
         columns |= mine.of_group((side, _COMMON), ks, np.isin(mine.over, other.over))
-    return columns | _overlap_columns(both, ks)
+    return columns | _agreement_columns(both, ks)
 
 
-def _overlap_columns(both: Sequence[Records], ks: Sequence[int]) -> Columns:
-    """Which targets both chose tokens for, in each far context, and the share of the first k that are the same."""
-    common, *rows = np.intersect1d(*(each.over for each in both), return_indices=True)
-    targets = [each.targets for each in both]
-    same_placebo = np.all(
-        [
-            getattr(targets[0], name)[common] == getattr(targets[1], name)[common]
-            for name in ("placebo_document", "placebo_start")
-        ],
-        axis=0,
+def _agreement_columns(both: Sequence[Records], ks: Sequence[int]) -> Columns:
+    """Of the targets over tau under both, in each far context: which both chose tokens for, the share of the first k that
+    are the same, and the correlation of the losses on the same random subsets."""
+    common, *rows = np.intersect1d(both[0].over, both[1].over, return_indices=True)
+    first, second = (each.targets for each in both)
+    same_placebo = (first.placebo_document == second.placebo_document) & (
+        first.placebo_start == second.placebo_start
     )
     columns: Columns = {}
-    for context, members in (("true", np.ones(len(common))), ("placebo", same_placebo * 1.0)):
-        columns["chosen by both", context] = _at(common, members, len(targets[0]))
+
+    def add(name: Hashable, values: np.ndarray) -> None:
+        columns[name] = np.zeros(len(first))
+        columns[name][common] = values
+
+    for context, members in (("true", np.ones(len(common))), ("placebo", same_placebo[common] * 1.0)):
+        add(("chosen by both", context), members)
         for selector in both[0].selected.keys() & both[1].selected.keys():
-            first, second = (
-                each.selected[selector][context][own] for each, own in zip(both, rows, strict=True)
-            )
+            one, two = (each.selected[selector][context][own] for each, own in zip(both, rows, strict=True))
             for k in ks:
-                same = (first[:, :k, None] == second[:, None, :k]).sum(axis=(1, 2)) / k
-                columns["same", selector, context, k] = _at(common, same * members, len(targets[0]))
+                add(("same", selector, context, k), overlap(one[:, :k], two[:, :k]) * members)
+        if _same_subsets(both):
+            # the same for every selector
+            losses = [next(iter(each.further["subset_loss_nats"].values()))[context] for each in both]
+            alike = row_spearman(*(each[own] for each, own in zip(losses, rows, strict=True)))
+            add(("ceiling", context), np.nan_to_num(alike) * members)
+            add(("has a ceiling", context), np.isfinite(alike) * members)
     return columns
 
 
-def _at(rows: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-    column = np.zeros(count)
-    column[rows] = values
-    return column
+def _same_subsets(both: Sequence[Records]) -> bool:
+    first, second = ([each.manifest.options.get(name) for name in (SUBSETS, KEEP_RATE)] for each in both)
+    return first == second and all("subset_loss_nats" in each.further for each in both)
+
+
+def _ceiling(bootstrap: SumsBootstrap, both: Sequence[Records]) -> Json | None:
+    if not _same_subsets(both):
+        return None
+    return {
+        context: bootstrap.ratio(("ceiling", context), ("has a ceiling", context)) for context in FAR_CONTEXTS
+    }
 
 
 def _overlaps(

@@ -13,9 +13,11 @@ from analysis.records.schema import FAR_CONTEXTS, Targets
 from analysis.records.store import Records
 from analysis.stats.bootstrap import Statistic, count_clusters
 from analysis.stats.recovery import Columns, MeasuredTargets, SumsBootstrap, over_tau_column
-from analysis.text.kinds import KINDS
+from analysis.text.kinds import KINDS, KINDS_BY_THEMSELVES, kinds_of_tokens
 from olmo_sparsity.util.result_files import Json
 
+FAR = "all far tokens"
+"""Stands beside the selectors in what they choose."""
 DISTANCE_BINS = 8
 """At most so many bins of the distance, equally wide on a logarithmic scale. [ours]"""
 SHARE_NEEDED = 0.9
@@ -100,6 +102,55 @@ def distance_numbers(bootstrap: SumsBootstrap, records: Records, k: int) -> Json
                 for context in FAR_CONTEXTS
             }
             for selector in records.manifest.selectors
+        },
+    }
+
+
+def pick_columns(records: Records, measured: MeasuredTargets, k: int) -> Columns:
+    """Share of each kind of token among the first k tokens, and among all far ones, of the targets that have text."""
+    if records.examples is None:
+        return {}
+    row_of_text = {target: row for row, target in enumerate(records.examples.target_id.tolist())}
+    ids = records.targets.target_id[records.over].tolist()
+    rows = [row for row, target in enumerate(ids) if target in row_of_text]
+    texts = [row_of_text[ids[row]] for row in rows]
+    columns: Columns = {"has text": measured.column(np.isin(np.arange(len(ids)), rows))}
+    for context in FAR_CONTEXTS:
+        pieces = records.examples.context_pieces if context == "true" else records.examples.placebo_pieces
+        kinds = [kinds_of_tokens(pieces[text])[: records.manifest.n_far] for text in texts]
+        found = np.array(kinds).reshape(len(rows), records.manifest.n_far)
+        chosen = {
+            name: np.take_along_axis(found, each[context][rows, :k], axis=1)
+            for name, each in records.selected.items()
+        }
+        for name, of_tokens in {FAR: found, **chosen}.items():
+            for kind in KINDS_BY_THEMSELVES:
+                shares = np.zeros(len(ids))
+                shares[rows] = (of_tokens == kind).mean(axis=1)
+                columns["picked", name, context, kind] = measured.column(shares)
+    return columns
+
+
+def pick_numbers(bootstrap: SumsBootstrap, records: Records, k: int) -> Json | None:
+    """What kind of tokens selectors choose, in the true and the placebo far context, beside all tokens of these (`FAR`).
+
+    What stands out from all far tokens in the placebo too is a taste of the selector, not a need of the target. None
+    where no target has text.
+    """
+    if "has text" not in bootstrap.index:
+        return None
+    return {
+        "k": k,
+        "kinds": list(KINDS_BY_THEMSELVES),
+        "shares": {
+            name: {
+                context: {
+                    kind: bootstrap.ratio(("picked", name, context, kind), "has text")
+                    for kind in KINDS_BY_THEMSELVES
+                }
+                for context in FAR_CONTEXTS
+            }
+            for name in (FAR, *records.manifest.selectors)
         },
     }
 

@@ -27,7 +27,10 @@ from analysis.stats.dependencies import (
     kind_numbers,
     needed_columns,
     needed_numbers,
+    pick_columns,
+    pick_numbers,
 )
+from analysis.stats.faithfulness import context_numbers, faithfulness_columns, faithfulness_numbers
 from analysis.stats.recovery import (
     ALL,
     Columns,
@@ -94,7 +97,10 @@ def summarize(
         },
         "kinds": kind_numbers(bootstrap, records, measured, k),
         "distances": distance_numbers(bootstrap, records, k),
+        "picks": pick_numbers(bootstrap, records, k),
         "tokens_needed": needed_numbers(bootstrap, measured),
+        "faithfulness": faithfulness_numbers(bootstrap, records, measured),
+        "contexts": context_numbers(bootstrap, records),
         "settings": _settings(records, resamples, seed),
     }
 
@@ -128,7 +134,9 @@ def _columns(records: Records, measured: MeasuredTargets, in_bins: list[np.ndarr
         columns
         | kind_columns(records, measured, k)
         | distance_columns(records, measured, k)
+        | pick_columns(records, measured, k)
         | needed_columns(measured)
+        | faithfulness_columns(records, measured)
     )
 
 

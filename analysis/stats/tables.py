@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.records.results import SIDES
-from analysis.records.schema import FAR_CONTEXTS
+from analysis.records.schema import FAR_CONTEXTS, UNTRAINED
 from analysis.stats.bootstrap import by_clusters, few_clusters
+from analysis.stats.dependencies import FAR
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
+from analysis.stats.faithfulness import AOPC
 from analysis.stats.recovery import and_blocks, default_selector, nats
 from olmo_sparsity.util.result_files import Json
 
@@ -92,6 +95,8 @@ def render_table(summary: Json) -> Group:
             _p_table(summary),
             _kinds_table(summary),
             _needed_table(summary),
+            *_pick_tables(summary),
+            *_faithfulness_tables(summary),
         )
         for part in (Text(), Text(heading), table)
     ]
@@ -117,7 +122,9 @@ def _head(summary: Json) -> Text:
             f"{percent_text(copies['share_over_tau'], 1)} % of those over tau;\nwithout them {selector}'s net recovery "
             f"at k = {k} is {net} %"
         )
-    if settings["crossfit"]:
+    if settings.get("options", {}).get(UNTRAINED):
+        head.append("\nsanity check: untrained weights chose tokens for the targets of the trained model")
+    elif settings["crossfit"]:
         head.append("\ncross-fitted: one model chose targets and tokens, another's losses are shown")
     if not settings["complete"]:
         head.append(f"\nunfinished: {settings['targets_measured']:,} measured so far", "yellow")
@@ -172,6 +179,86 @@ def _needed_table(summary: Json) -> tuple[str, Table]:
     return f"targets that have {share} of their gain from k far tokens of {selector}", table
 
 
+def _pick_tables(summary: Json) -> Iterator[tuple[str, Table]]:
+    """Where the chosen tokens stand and of which kind they are, true beside placebo: what both have is a taste of the
+    selector."""
+    distances, picks = summary["distances"], summary["picks"]
+    selector, k, edges = default_selector(distances["selectors"]), distances["k"], distances["edges"]
+    table = plain_table("distance", "true [%]", "placebo [%]", "all far tokens [%]")
+    for number, (low, high) in enumerate(pairwise(edges)):
+        chosen = (distances["selectors"][selector][context][number] for context in FAR_CONTEXTS)
+        uniform = 100 * (high - low) / (edges[-1] - edges[0])
+        table.add_row(f"{low:,}–{high - 1:,}", *map(percent_text, chosen), f"{uniform:.0f}")
+    yield f"how far back the first {k} tokens of {selector} stand", table
+    if picks is None:
+        return
+    table = plain_table("kind", "true [%]", "placebo [%]", "all far [%]", "all placebo [%]")
+    for kind in picks["kinds"]:
+        shares = (
+            picks["shares"][name][context][kind] for name in (selector, FAR) for context in FAR_CONTEXTS
+        )
+        table.add_row(kind, *map(percent_text, shares))
+    yield f"what kind of tokens the first {k} of {selector} are", table
+
+
+def _faithfulness_tables(summary: Json) -> Iterator[tuple[str, Table]]:
+    found, k = summary["faithfulness"], summary["gain_bins"]["k"]
+    table = plain_table("selector", "far context", "S [nats]", "C [nats]", "LDS")
+    for selector, each in found["selectors"].items():
+        names = name_lines(selector, 2)
+        for number, context in enumerate(FAR_CONTEXTS):
+            cells = (
+                each["sufficiency_nats"][context][AOPC],
+                _of(each["comprehensiveness_nats"], context, AOPC),
+            )
+            lds = _of(each["lds"], context)
+            table.add_row(
+                names[number], context, *map(optional_cell, (*cells, lds)), end_section=bool(number)
+            )
+    subsets = found["subsets"]
+    on = f"; LDS on {subsets['number']} subsets" if subsets else ""
+    yield f"sufficiency S and comprehensiveness C, mean over k (AOPC){on}", table
+    compared = {name: each for name, each in found["selectors"].items() if each["overlap"]}
+    if compared:
+        chance = f"{100 * found['overlap_by_chance'][str(k)]:.0f}"
+        table = plain_table("selector", "far context", "overlap [%]", "by chance [%]", "Spearman")
+        for selector, each in compared.items():
+            names = name_lines(selector, 2)
+            for number, context in enumerate(FAR_CONTEXTS):
+                shared = percent_text(each["overlap"][context][str(k)])
+                rank = optional_cell(_of(each["spearman"], context))
+                table.add_row(names[number], context, shared, chance, rank, end_section=bool(number))
+        yield f"against leave-one-out: first {k} tokens in common, and influence of all", table
+    contexts = summary["contexts"]
+    if contexts["gap_cost_nats"] or contexts["enough"]:
+        yield "of all targets", _contexts_table(contexts)
+
+
+def _contexts_table(contexts: Json) -> Table:
+    table = plain_table("", "")
+    if cost := contexts["gap_cost_nats"]:
+        table.add_row(
+            "L_short at its ids minus at ids from 0 [nats]", interval_cell(cost["all_targets"], digits=3)
+        )
+    if enough := contexts["enough"]:
+        for length, share in enough["shares"].items():
+            name = f"last {length} tokens within {enough['within_nats']:g} nats of L_long [%]"
+            table.add_row(name, percent_text(share, 1))
+    return table
+
+
+def _of(measure: Json | None, *keys: str) -> Json | None:
+    """An interval of a measure that may not have been made."""
+    for key in keys:
+        measure = measure and measure[key]
+    return measure
+
+
+def optional_cell(interval: Json | None) -> str:
+    """`interval_cell`; a dash for what was not measured."""
+    return "–" if interval is None else interval_cell(interval)
+
+
 def render_comparison(comparison: Json) -> Group:
     """The comparison as tables for a terminal of 80 columns; recoveries and shares in per cent."""
     settings = comparison["settings"]
@@ -203,7 +290,7 @@ def render_comparison(comparison: Json) -> Group:
             ("net_recovery", "net recovery [%]"),
         )
     ]
-    tables.append(_overlap_table(comparison))
+    tables += _agreement_tables(comparison)
     return Group(head, Text(), overall, Text(), *(part for table in tables for part in (table, Text())), note)
 
 
@@ -224,7 +311,8 @@ def _recovery_table(comparison: Json, name: str, title: str) -> Table:
     return table
 
 
-def _overlap_table(comparison: Json) -> Table:
+def _agreement_tables(comparison: Json) -> Iterator[Table]:
+    """Tokens that both chose, and how alike their losses on random subsets are."""
     table = plain_table("same tokens chosen [%]", "k", "true", "placebo", "chance")
     for selector, per_k in comparison["overlap"].items():
         names = name_lines(selector, len(per_k))
@@ -232,7 +320,12 @@ def _overlap_table(comparison: Json) -> Table:
             shares = (percent_text(values[context]) for context in FAR_CONTEXTS)
             last = number == len(per_k) - 1
             table.add_row(names[number], k, *shares, f"{100 * values['chance']:.1f}", end_section=last)
-    return table
+    yield table
+    if ceiling := comparison["lds_ceiling"]:
+        table = plain_table("", "true", "placebo")
+        cells = (interval_cell(ceiling[context]) for context in FAR_CONTEXTS)
+        table.add_row("ceiling of LDS: the losses of A and B on the same subsets", *cells)
+        yield table
 
 
 def render_length(length_json: Json) -> list[Table]:

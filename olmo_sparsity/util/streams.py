@@ -44,6 +44,8 @@ class Stream(IntEnum):
     """As `TARGETS`, of a passage given as text."""
     BLOCK_OFFSETS = 8
     """Where in a document its blocks of targets begin."""
+    FAR_SUBSETS = 9
+    """Random subsets of the far context, by block of targets."""
     TRAINING_SEEDS = 0x6C73
     """Resamples of training runs."""
     HELDOUT_WINDOWS = 0x686C64

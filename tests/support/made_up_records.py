@@ -118,10 +118,14 @@ def assert_same_records(a: Records, b: Records) -> None:
     for name, column in vars(a.targets).items():
         assert np.array_equal(column, getattr(b.targets, name)), name
     assert np.array_equal(a.over, b.over)
-    for name in ("loss_nats", "selected", "influence"):
-        for selector, by_context in getattr(a, name).items():
+    assert a.further.keys() == b.further.keys()
+    both = [{**vars(each), **each.further} for each in (a, b)]
+    for name in ("loss_nats", "selected", "influence", *a.further):
+        for selector, by_context in both[0][name].items():
             for context, array in by_context.items():
-                assert np.array_equal(array, getattr(b, name)[selector][context]), (name, selector, context)
+                np.testing.assert_array_equal(
+                    array, both[1][name][selector][context], f"{name} {selector} {context}"
+                )
     assert a.examples is not None and b.examples is not None
     assert a.examples.to_table().equals(b.examples.to_table())
 

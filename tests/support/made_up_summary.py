@@ -1,6 +1,6 @@
 """A summary made by hand, in the layout of `analysis.stats.summary.summarize`: what the figures are tested against."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,27 @@ def made_up_summary(selectors: Sequence[str] = EVERY_SELECTOR, **settings: Any) 
             "share": 0.9,
             "ks": list(KS),
             "selectors": {name: _tokens_needed(name) for name in selectors},
+        },
+        "picks": {
+            "k": 4,
+            "kinds": ["number", "content word"],
+            "shares": {
+                name: {
+                    context: {"number": interval(share, 0.02), "content word": interval(1 - share, 0.02)}
+                    for context, share in (("true", 0.1), ("placebo", 0.2))
+                }
+                for name in ("all far tokens", *chosen)
+            },
+        },
+        "faithfulness": {
+            "ks": list(KS),
+            "subsets": {"number": 32, "keep_rate": 0.5},
+            "overlap_by_chance": {str(k): k / 112 for k in KS},
+            "selectors": {name: _faithfulness(name) for name in selectors},
+        },
+        "contexts": {
+            "gap_cost_nats": {name: interval(0.01, 0.004) for name in ("all_targets", "over_tau")},
+            "enough": {"within_nats": 0.1, "shares": {"32": interval(0.6, 0.02), "96": interval(0.9, 0.01)}},
         },
         "settings": {
             "checkpoint": "runs/demo/step00001100", "checkpoint_sha256": "c" * 64, "training_seed": 1,
@@ -149,6 +170,28 @@ def _distances(name: str, edges: list[int], rng: np.random.Generator) -> Json:
     return {
         context: [interval(float(share), 0.03 * (0 < share < 1)) for share in shares[context]]
         for context in ("true", "placebo")
+    }
+
+
+def _faithfulness(name: str) -> Json:
+    """Sufficiency from the curves; what `best` and leave-one-out lack is None."""
+    measured, compared = name != "best", name not in ("best", "leave-one-out")
+
+    def both(make: Callable[[int], Any]) -> Json:
+        return {context: make(number) for number, context in enumerate(("true", "placebo"))}
+
+    def over_k(number: int) -> Json:
+        lacks = {str(k): 2.1 * (1 - x) for k, x in zip(KS, CURVES[name][number], strict=True)}
+        lacks["aopc"] = sum(lacks.values()) / len(KS)
+        return {k: interval(each, 0.2) for k, each in lacks.items()}
+
+    return {
+        "sufficiency_nats": both(over_k),
+        "comprehensiveness_nats": both(over_k) if measured else None,
+        "lds": both(lambda number: interval(0.6 - 0.3 * number, 0.05)) if measured else None,
+        "r2": both(lambda number: interval(0.4 - 0.3 * number, 0.05)) if measured else None,
+        "overlap": both(lambda number: {str(k): interval(0.3, 0.05) for k in KS}) if compared else None,
+        "spearman": both(lambda number: interval(0.5, 0.04)) if compared else None,
     }
 
 

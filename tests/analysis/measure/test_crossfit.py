@@ -5,8 +5,13 @@ import pytest
 import torch
 
 from analysis.measure.influence import measure_influence
+from analysis.model.rope_scaling import load_scaled
+from analysis.plots.figure2 import describe
 from analysis.records.shards import MeasurementShard
 from analysis.records.store import load_records
+from analysis.stats.compare import compare
+from analysis.stats.faithfulness import overlap
+from analysis.stats.summary import summarize
 from olmo_sparsity.checkpoint import load_model
 from olmo_sparsity.data.tokens import TokenFiles
 from tests.support.measured import M, N, arrays, assert_losses_are_plain, influence_settings
@@ -85,6 +90,31 @@ def test_what_cannot_be_measured_is_refused(
     with refused(message):
         measure_influence(settings(two_seeds, tmp_path / "out", checkpoint, evaluate_with, **changes))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("model", ["run", "hf"])
+def test_untrained_weights_choose_for_the_targets_of_the_trained_model(two_seeds, own, tmp_path, model):
+    """Adebayo et al. 2018: what they choose is measured on the trained model, and differs from what that chooses."""
+    asked = settings(two_seeds, tmp_path, f"{model}@untrained", model, selectors=("leave-one-out", "random"))
+    records = load_records(measure_influence(asked))
+    assert np.array_equal(records.over, own.over) and records.manifest.options["untrained"]
+    assert np.allclose(records.targets.gain_nats, records.targets.selecting_gain_nats)
+    assert_losses_are_plain(records, two_seeds / "corpus", load_model(two_seeds / "run")[0])
+    for far in ("true", "placebo"):
+        assert np.array_equal(records.selected["random"][far], own.selected["random"][far])
+        mine, trained_ones = (each.selected["leave-one-out"][far] for each in (records, own))
+        assert 0 < overlap(mine, trained_ones).mean() < 0.7
+    again, loaded = (load_scaled(str(two_seeds / model) + what) for what in ("@untrained", ""))
+    assert again.weights_sha256 == records.manifest.checkpoint_sha256 != loaded.weights_sha256
+    trained_weights = loaded.model.state_dict()
+    assert any(
+        not torch.equal(each, trained_weights[name]) for name, each in again.model.state_dict().items()
+    )
+    compared = compare(records, own, 200)["overlap"]["selectors"]
+    assert compared["random"]["true"]["4"]["value"] == 1 > compared["leave-one-out"]["true"]["4"]["value"]
+    assert "sanity check" in describe(summarize(records, 200))
+    with refused("untrained weights gain nothing"):
+        measure_influence(settings(two_seeds, tmp_path / "out", "run", "run@untrained"))
 
 
 def test_a_limit_leaves_the_rest_to_the_same_command(two_seeds, own, tmp_path):

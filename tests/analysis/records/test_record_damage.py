@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.schema import FORMAT_VERSION, Manifest
+from analysis.records.schema import FORMAT_VERSION, FURTHER_SELECTIONS, FURTHER_TARGETS, Manifest
 from analysis.records.store import RecordWriter, load_records
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.records.test_store import MANIFEST, finish, make_examples, rows_of, write
@@ -221,6 +221,15 @@ def make_old(folder: Path, version: int, **change: Any) -> Path:
         negated = pa.array(-table["gain_nats"].to_numpy())
         pq.write_table(table.set_column(place, gap, negated), folder / "targets.parquet")
         list_again(folder / "targets.parquet", folder)
+    for path, further in (
+        (folder / "targets.parquet", FURTHER_TARGETS),
+        *((part, FURTHER_SELECTIONS) for part in (folder / "selections").iterdir()),
+    ):
+        table = pq.read_table(path)
+        pq.write_table(
+            table.drop_columns([name for name in table.column_names if name in further.names]), path
+        )
+        list_again(path, folder)
     path = folder / "manifest.json"
     manifest = {**json.loads(path.read_text()), "version": version, **change}
     del manifest["checksum"]

@@ -296,6 +296,23 @@ def test_tables_are_the_summary(page: Page) -> None:
         true, placebo = ([written(each, 100, 0) for each in found[context]] for context in FAR_CONTEXTS)
         assert next(rows) == [name, *true, written(found["censored"], 100, 0)]
         assert next(rows) == [f"{name}, placebo", *placebo, ""]
+    rows = iter(page.rows("selector", 2))
+    for name, found in summary["faithfulness"]["selectors"].items():
+        for context in FAR_CONTEXTS:
+            title, *cells = next(rows)
+            assert title == (name if context == "true" else f"{name}, placebo")
+            drops, lds, overlap = (found[each] for each in ("comprehensiveness_nats", "lds", "overlap"))
+            assert cells[0] == written(found["sufficiency_nats"][context]["aopc"])
+            assert cells[1] == (written(drops[context]["aopc"]) if drops else "–")
+            assert cells[2] == (written(lds[context]) if lds else "–")
+            assert cells[4] == (written(overlap[context]["4"], 100, 0) if overlap else "–")
+    first = summary["distances"]["selectors"]["leave-one-out"]
+    assert page.rows("distance")[0] == [
+        "17 to 23",
+        *(written(first[each][0], 100, 0) for each in FAR_CONTEXTS),
+    ]
+    assert page.rows("kind of token")[0][1:] == ["10 [8,\u00a012]", "20 [18,\u00a022]"] * 2
+    assert [row[1] for row in page.rows("of all targets")][1] == "60.0 [58.0,\u00a062.0]"
     (row,) = page.rows("difference")
     assert row == ["greedy − leave-one-out", "−5 [−7,\u00a0−3]", "−5 [−7,\u00a0−3]"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy.stats import spearmanr
 
 from analysis.records.results import COMPARISON
 from analysis.records.schema import FAR_CONTEXTS
@@ -137,6 +138,28 @@ def test_chance_is_what_random_choices_share(pair: tuple[Records, Records]) -> N
     simulated = np.mean([len(one & two) / 4 for one, two in drawn])
     assert found["4"]["chance"] == 4 / 112 == pytest.approx(simulated, abs=0.005)
     assert found["4"]["true"]["low"] <= found["4"]["chance"] <= found["4"]["true"]["high"]
+
+
+def with_subset_losses(records: Records, losses: np.ndarray) -> Records:
+    """The same with made-up losses on subsets, by target."""
+    each = {context: losses[records.over] + number for number, context in enumerate(FAR_CONTEXTS)}
+    further = {"subset_loss_nats": dict.fromkeys(records.manifest.selectors, each)}
+    options = {"subsets": losses.shape[1], "keep_rate": 0.5}
+    return replace(records, further=further, manifest=replace(records.manifest, options=options))
+
+
+def test_losses_on_subsets_agree_as_a_plain_loop_says(
+    pair: tuple[Records, Records], comparison: dict
+) -> None:
+    assert comparison["lds_ceiling"] is None
+    rng = np.random.default_rng(5)
+    losses = rng.gamma(2, 1, (400, 12))
+    other = losses + rng.normal(size=(400, 12))
+    found = compare(with_subset_losses(pair[0], losses), with_subset_losses(pair[1], other), 200)
+    common = sorted(set(pair[0].over) & set(pair[1].over))
+    expected = np.mean([spearmanr(losses[i], other[i]).statistic for i in common])
+    for context in FAR_CONTEXTS:
+        assert found["lds_ceiling"][context]["value"] == pytest.approx(expected)
 
 
 def test_a_checkpoint_does_not_differ_from_itself(pair: tuple[Records, Records]) -> None:

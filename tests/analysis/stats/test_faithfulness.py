@@ -1,0 +1,170 @@
+"""Measures of faithfulness against their definitions, target by target, and on an example worked out by hand."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import pearsonr, spearmanr
+
+from analysis.records.schema import FAR_CONTEXTS
+from analysis.records.store import Records
+from analysis.stats.correlation import row_pearson, row_spearman
+from analysis.stats.faithfulness import overlap
+from analysis.stats.summary import summarize
+from tests.support.made_up_records import made_up_records, resampled_rows
+
+KS = (1, 2, 4, 8)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> Records:
+    """Records without any further column, as older formats have them."""
+    return made_up_records(tmp_path_factory.mktemp("records"))
+
+
+@pytest.fixture(scope="module")
+def records(bare) -> Records:
+    """The same with made-up further columns; of greedy no summed influence, and of one target a constant one."""
+    rng, m, n = np.random.default_rng(1), len(bare.over), len(bare.targets)
+    losses = {context: rng.gamma(2, 1, (m, 16)) for context in FAR_CONTEXTS}
+    further: dict = {
+        name: {}
+        for name in (
+            *("comprehensiveness_nats", "subset_loss_nats"),
+            *("subset_influence", "leave_one_out_spearman"),
+        )
+    }
+    for number, selector in enumerate(bare.manifest.selectors):
+        noise = {context: (number + 1) * rng.normal(size=(m, 16)) for context in FAR_CONTEXTS}
+        sums = {context: noise[context] - losses[context] for context in FAR_CONTEXTS}
+        if selector == "greedy":
+            sums = {context: np.full((m, 16), np.nan) for context in FAR_CONTEXTS}
+        else:
+            sums["true"][3] = 1.0
+        further["subset_influence"][selector], further["subset_loss_nats"][selector] = sums, losses
+        further["comprehensiveness_nats"][selector] = {
+            context: rng.gamma(1, 1, (m, 4)) for context in FAR_CONTEXTS
+        }
+        known = np.nan if selector in ("greedy", "leave-one-out") else 1.0
+        further["leave_one_out_spearman"][selector] = {
+            context: known * rng.uniform(-1, 1, m) for context in FAR_CONTEXTS
+        }
+    long, short = bare.targets.loss_long_nats, bare.targets.loss_short_nats
+    targets = replace(
+        bare.targets,
+        loss_short_from_0_nats=short + rng.normal(0.1, 0.2, n),
+        loss_of_32_nats=long + rng.normal(0.1, 0.3, n),
+        loss_of_96_nats=long + rng.normal(0.0, 0.1, n),
+    )
+    options = {"subsets": 16, "keep_rate": 0.5}
+    return replace(bare, targets=targets, further=further, manifest=replace(bare.manifest, options=options))
+
+
+@pytest.fixture(scope="module")
+def summary(records) -> dict:
+    return json.loads(json.dumps(summarize(records, 1000)))
+
+
+def test_correlations_are_scipys(rng=np.random.default_rng(0)):
+    first, second = rng.integers(0, 4, (6, 9)).astype(float), rng.normal(size=(6, 9))
+    first[4], second[5, 2] = 2.0, np.nan
+    for mine, scipys in ((row_pearson, pearsonr), (row_spearman, spearmanr)):
+        expected = [scipys(a, b).statistic for a, b in zip(first[:4], second[:4], strict=True)]
+        assert mine(first, second)[:4].tolist() == pytest.approx(expected)
+        assert np.isnan(mine(first, second)[4:]).all()
+
+
+def test_values_equal_a_plain_loop(records, summary):
+    targets, over = records.targets, records.over
+    for selector in records.manifest.selectors:
+        found = summary["faithfulness"]["selectors"][selector]
+        for context in FAR_CONTEXTS:
+            further = {name: each[selector][context] for name, each in records.further.items()}
+            lacks = records.loss_nats[selector][context] - targets.loss_long_nats[over][:, None]
+            for name, values in (
+                ("sufficiency_nats", lacks),
+                ("comprehensiveness_nats", further["comprehensiveness_nats"]),
+            ):
+                means = [found[name][context][str(k)]["value"] for k in KS]
+                assert means == pytest.approx([np.mean(values[:, column]) for column in range(4)])
+                assert found[name][context]["aopc"]["value"] == pytest.approx(np.mean(means))
+            if selector == "greedy":
+                assert found["lds"] is None and found["r2"] is None and found["spearman"] is None
+                continue
+            pairs = list(zip(further["subset_influence"], further["subset_loss_nats"], strict=True))
+            pairs = [each for i, each in enumerate(pairs) if i != 3 or context == "placebo"]
+            assert found["lds"][context]["value"] == pytest.approx(
+                np.mean([spearmanr(sums, -losses).statistic for sums, losses in pairs])
+            )
+            residuals = [
+                np.sum((np.polyval(np.polyfit(sums, losses, 1), sums) - losses) ** 2)
+                / np.sum((losses - losses.mean()) ** 2)
+                for sums, losses in pairs
+            ]
+            assert found["r2"][context]["value"] == pytest.approx(1 - np.mean(residuals))
+            if selector == "leave-one-out":
+                assert found["overlap"] is None and found["spearman"] is None
+                continue
+            assert found["spearman"][context]["value"] == pytest.approx(
+                np.mean(further["leave_one_out_spearman"])
+            )
+            mine, exact = (records.selected[name][context].tolist() for name in (selector, "leave-one-out"))
+            shares = [len({*a[:4]} & {*b[:4]}) / 4 for a, b in zip(mine, exact, strict=True)]
+            assert found["overlap"][context]["4"]["value"] == pytest.approx(np.mean(shares))
+    assert summary["faithfulness"]["overlap_by_chance"]["4"] == pytest.approx(4 / 112)
+    contexts = summary["contexts"]
+    cost = targets.loss_short_nats - targets.loss_short_from_0_nats
+    assert contexts["gap_cost_nats"]["all_targets"]["value"] == pytest.approx(np.mean(cost))
+    assert contexts["gap_cost_nats"]["over_tau"]["value"] == pytest.approx(np.mean(cost[over]))
+    assert list(contexts["enough"]["shares"]) == ["32", "96"]
+    near = [targets.loss_of_96_nats[i] - targets.loss_long_nats[i] <= 0.1 for i in range(len(targets))]
+    assert contexts["enough"]["shares"]["96"]["value"] == pytest.approx(np.mean(near))
+
+
+def test_intervals_equal_a_bootstrap_of_whole_documents(records, summary):
+    drops = records.further["comprehensiveness_nats"]["random"]["placebo"]
+    sums, losses = (
+        records.further[name]["random"]["true"] for name in ("subset_influence", "subset_loss_nats")
+    )
+    lds = row_spearman(sums, -losses)
+    found = {"aopc": [], "lds": []}
+    for rows, _ in resampled_rows(records, 1000):
+        found["aopc"].append(np.mean(drops[rows]))
+        found["lds"].append(np.nanmean(lds[rows]))
+    of_random = summary["faithfulness"]["selectors"]["random"]
+    for values, interval in (
+        (found["aopc"], of_random["comprehensiveness_nats"]["placebo"]["aopc"]),
+        (found["lds"], of_random["lds"]["true"]),
+    ):
+        values.sort()
+        assert (interval["low"], interval["high"]) == pytest.approx((values[24], values[975]))
+
+
+def test_records_without_further_columns_have_what_their_losses_and_choices_say(bare, summary):
+    old = json.loads(json.dumps(summarize(bare, 1000)))
+    assert old["contexts"] == {"gap_cost_nats": None, "enough": None}
+    assert old["faithfulness"]["subsets"] is None
+    for selector, found in old["faithfulness"]["selectors"].items():
+        full = summary["faithfulness"]["selectors"][selector]
+        assert {name for name, each in found.items() if each is not None} <= {"sufficiency_nats", "overlap"}
+        assert (found["sufficiency_nats"], found["overlap"]) == (full["sufficiency_nats"], full["overlap"])
+
+
+def test_definitions_of_eraser_and_contextcite_by_hand():
+    """p of the label is 0.8 with all five tokens; ranked r = (3, 0, …). In nats a difference of p is a ratio.
+
+    ERASER (DeYoung et al. 2020, 4.2): sufficiency m(x) - m(r), comprehensiveness m(x) - m(x without r), m here log p.
+    ContextCite (Cohen-Wang et al. 2024, 3): top-k drop log p(all) - log p(without the top k), LDS Spearman of Σ and f.
+    """
+    p_all, p_of_top, p_without = 0.8, {1: 0.4, 2: 0.8}, {1: 0.2, 2: 0.1}
+    losses = {k: -np.log(p) for k, p in p_of_top.items()}
+    long = -np.log(p_all)
+    sufficiency = [losses[k] - long for k in (1, 2)]
+    assert sufficiency == pytest.approx([np.log(2), 0.0])
+    drops = [-np.log(p_without[k]) - long for k in (1, 2)]
+    assert drops == pytest.approx([np.log(4), np.log(8)])
+    assert np.mean(drops) == pytest.approx(2.5 * np.log(2))
+    p_of_subsets = np.array([[0.1, 0.5, 0.3, 0.9]])  # ranks 1, 3, 2, 4
+    assert row_spearman(np.array([[-1.0, 4.0, 5.0, 6.0]]), np.log(p_of_subsets)).item() == pytest.approx(0.8)
+    assert overlap(np.array([[3, 0, 1]]), np.array([[1, 2, 3]])).item() == pytest.approx(2 / 3)
