@@ -238,7 +238,7 @@ class TokenFiles:
             else:
                 names += [None] * file.documents
         alone = (f"document {number} by itself" for number in range(len(names)))
-        return np.array([name or other for name, other in zip(names, alone, strict=True)])
+        return np.array([name or other for name, other in zip(names, alone, strict=True)], dtype=object)
 
     def groups_of(self, documents: np.ndarray) -> np.ndarray | None:
         """Name of the group of each of some documents, given their numbers; None where the corpus has no groups."""
