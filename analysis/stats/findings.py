@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.records.store import Records
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, by_clusters, count_clusters
 from analysis.stats.recovery import (
     ALL,
     MeasuredTargets,
@@ -40,6 +40,8 @@ def describe_findings(records: Records) -> str:
     interval = " (no interval: too few documents)"
     if net["low"] is not None and net["high"] is not None:
         interval = f" [{100 * net['low']:.0f}, {100 * net['high']:.0f}]"
+    if (groups := targets.groups_of(records.over)) is not None:
+        interval += f" {by_clusters(count_clusters(targets.document[records.over], groups))}"
     return (
         f"{found}; {selector}: net recovery at k = {k} is {100 * net['value']:.0f} %{interval}, of a recovery of "
         f"{true} % and a placebo of {placebo} %"

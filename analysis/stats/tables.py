@@ -330,13 +330,19 @@ def _agreement_tables(comparison: Json) -> Iterator[Table]:
 
 def render_length(length_json: Json) -> list[Table]:
     """The loss at each length, a row per model, and mean loss per bin, a column per model; for a terminal."""
-    return [_table_of_lengths(length_json["models"]), _table_of_bins(length_json["models"])]
+    models, interval = length_json["models"], _interval_note(length_json["settings"])
+    return [_table_of_lengths(models, interval), _table_of_bins(models, interval)]
 
 
-def _table_of_lengths(models: Sequence[Json]) -> Table:
+def _interval_note(settings: Json) -> str:
+    """What brackets hold, and where groups are known, that the interval goes by them."""
+    return "95 % interval" + (f" {by_clusters(settings)}" if "groups" in settings else "")
+
+
+def _table_of_lengths(models: Sequence[Json], interval: str) -> Table:
     table = _table(
         "held-out loss at each length [nats per token]",
-        "[95 % interval]; the loss at L is that of the half octave below L; second line: difference to the first "
+        f"[{interval}]; the loss at L is that of the half octave below L; second line: difference to the first "
         "length, paired",
     )
     table.add_column("", no_wrap=True)
@@ -351,11 +357,10 @@ def _table_of_lengths(models: Sequence[Json]) -> Table:
     return table
 
 
-def _table_of_bins(models: Sequence[Json]) -> Table:
+def _table_of_bins(models: Sequence[Json], interval: str) -> Table:
     table = _table(
         "held-out loss by position [nats per token]",
-        "[95 % interval]"
-        + ("; second line: difference to the first model, paired" if len(models) > 1 else ""),
+        f"[{interval}]" + ("; second line: difference to the first model, paired" if len(models) > 1 else ""),
     )
     table.add_column("position", no_wrap=True)
     table.add_column("tokens", justify="right")
@@ -385,19 +390,19 @@ def _table(title: str, caption: str) -> Table:
 
 def render_needle(needle_json: Json) -> Iterator[Table]:
     """Exact match by length and depth, a table per model; and the recall of the needle, where it was measured."""
-    lengths = needle_json["settings"]["lengths"]
+    lengths, interval = needle_json["settings"]["lengths"], _interval_note(needle_json["settings"])
     for model in needle_json["models"]:
-        yield _table_of_cells(model, lengths)
+        yield _table_of_cells(model, lengths, interval)
     for model in needle_json["models"]:
         for checkpoint in model["checkpoints"]:
             if checkpoint["recall"] is not None:
                 yield _table_of_recall(model["label"], checkpoint)
 
 
-def _table_of_cells(model: Json, lengths: list[int]) -> Table:
+def _table_of_cells(model: Json, lengths: list[int], interval: str) -> Table:
     table = plain_table("k", "depth", *(f"{length:,}" for length in lengths))
     table.title, table.title_justify = (
-        Text(f"{model['label']}: exact match [%, 95 % interval] by context"),
+        Text(f"{model['label']}: exact match [%, {interval}] by context"),
         "left",
     )
     by_row: dict[tuple[int, Any], dict[int, str]] = {}

@@ -244,7 +244,7 @@ class TokenFiles:
             else:
                 names += [None] * file.documents
         alone = (f"document {number} by itself" for number in range(len(names)))
-        return np.array([name or other for name, other in zip(names, alone, strict=True)])
+        return np.array([name or other for name, other in zip(names, alone, strict=True)], dtype=object)
 
     @cached_property
     def near_copies(self) -> np.ndarray | None:

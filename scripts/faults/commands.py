@@ -211,8 +211,8 @@ def _files(folder: Path, *patterns: str) -> Result:
 
 
 def corpus(folder: Path) -> Result:
-    """Token files, tokenizer and manifest of a corpus."""
-    return _files(folder, "*.npy", "tokenizer.json", "manifest.json")
+    """Token files with their groups, tokenizer and manifest of a corpus."""
+    return _files(folder, "*.npy", "*.groups.jsonl.gz", "tokenizer.json", "manifest.json")
 
 
 def second_share(folder: Path) -> Result:

@@ -17,6 +17,7 @@ from analysis.measure.settings import LengthSettings, LongPPLSettings, NeedleSet
 from analysis.plots.length import describe_length
 from analysis.plots.needle import describe_needle
 from analysis.stats.bootstrap import ClusterBootstrap, ratio_of_sums
+from analysis.stats.tables import render_length
 from tests.support import tiny
 from tests.support.measured import write_models
 
@@ -87,4 +88,9 @@ def test_the_loss_by_position_has_the_interval_of_its_table(made, tmp_path):
     expected = bootstrap.interval(ratio_of_sums(0, 1)).as_dict()
     assert numbers(grouped, "length") == pytest.approx(expected)
     assert "by group, then document (only 3 groups: rough)" in describe_length(grouped)
+    for result, said in (
+        (grouped, "[95 % interval by group, then document (only 3"),
+        (plain, "[95 % interval]"),
+    ):
+        assert all(str(table.caption).startswith(said) for table in render_length(result))
     assert describe_length(plain).endswith("bands and bars: 95 % bootstrap")

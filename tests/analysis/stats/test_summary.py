@@ -15,6 +15,7 @@ from analysis.plots.figure2 import describe
 from analysis.records.schema import FAR_CONTEXTS
 from analysis.records.store import Records
 from analysis.stats.bootstrap import ClusterBootstrap, few_clusters, ratio_of_sums, sign_flip_p_values
+from analysis.stats.findings import describe_findings
 from analysis.stats.summary import gain_bins, summarize
 from analysis.stats.tables import name_lines, render_table
 from olmo_sparsity.util.errors import UserError
@@ -374,6 +375,7 @@ def test_groups_are_the_unit_where_records_have_them(tmp_path: Path) -> None:
     )
     assert [each["permutation_p"] for each in summary["selectors"]["greedy"].values()] == signs.tolist()
     assert "only 7 groups with targets over tau" in table_text(summary)
+    assert describe_findings(records).endswith("] by group, then document (only 7 groups: rough)")
     assert "by group, then document" in describe(summary) and "only 7 groups" in describe(summary)
     assert "(no groups are known)" in table_text(plain) and describe(plain).endswith("bootstrap by document")
     kinds = [few_clusters(each, "_over_tau") for each in summary["kinds"]["kinds"]]
