@@ -138,7 +138,7 @@ def _columns(both: Sequence[Records], measured: Sequence[MeasuredTargets], ks: l
 
 def _overlap_columns(both: Sequence[Records], ks: Sequence[int]) -> Columns:
     """Which targets both chose tokens for, in each far context, and the share of the first k that are the same."""
-    common, *rows = np.intersect1d(*(each.over for each in both), return_indices=True)
+    common, *rows = np.intersect1d(both[0].over, both[1].over, return_indices=True)
     targets = [each.targets for each in both]
     same_placebo = np.all(
         [
