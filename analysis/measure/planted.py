@@ -115,9 +115,14 @@ class PlantedModel:
         """See `analysis.model.adapters.AnalysedModel`; a bias of log p is presence p."""
         return self._logits(bias[:, -1].exp())[:, None]
 
+    @property
+    def blank_token(self) -> int:
+        """A token that is not there."""
+        return -1
+
     def embed(self, input_ids: Tensor) -> Tensor:
-        """The presence of each token, (R, L, 1): its embedding is all that the model reads of it."""
-        return torch.ones(*input_ids.shape, 1)
+        """The presence of each token, (R, L, 1): all that the model reads of it."""
+        return (input_ids >= 0).float()[..., None]
 
     def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
         """See `analysis.model.adapters.AnalysedModel`."""

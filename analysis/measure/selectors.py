@@ -335,13 +335,14 @@ def input_x_gradient(question: Question) -> np.ndarray:
 
 @register_influence("integrated-gradients", ABSOLUTE)
 def integrated_gradients(question: Question) -> np.ndarray:
-    """`input_x_gradient` with the mean gradient on the way from embeddings of zero, (m, C); arXiv 1703.01365.
+    """L2 norm of the integrated gradient of p(x_t), from the embedding of the end of text, (m, C); arXiv 1703.01365.
 
-    All tokens of the context go that way together. The integral has `_STEPS` points, as captum chooses them by default.
+    As inseq has it; `_STEPS` points, as captum chooses them by default. Embeddings of zero are no place to start from:
+    there the gradient of a norm layer has no bound, and the sum does not converge (docs/method.md, 2.2).
     """
     points, weights = np.polynomial.legendre.leggauss(_STEPS)  # on [-1, 1]
     path = list(zip(((1 + points) / 2).tolist(), (weights / 2).tolist(), strict=True))
-    norms = question.scorer.input_gradients(question.contexts, question.targets, path=path, times_input=True)
+    norms = question.scorer.integrated_gradients(question.contexts, question.targets, path=path)
     return question.of_candidates(norms)
 
 

@@ -49,6 +49,10 @@ class AnalysedModel(Protocol):
         The causal mask is not part of ``bias``; gradients flow back to it.
         """
 
+    @property
+    def blank_token(self) -> int:
+        """The token whose embedding stands for no token: the end of text, or 0 where the model names none."""
+
     def embed(self, input_ids: Tensor) -> Tensor:
         """Embeddings of tokens, (R, L, W), before those of positions are added."""
 
@@ -93,6 +97,11 @@ class OlmoForAnalysis(nn.Module):
         return self.model(
             input_ids, position_ids=position_ids, attention_bias=bias, logits_to_keep=logits_to_keep
         ).logits
+
+    @property
+    def blank_token(self) -> int:
+        """See `AnalysedModel`."""
+        return self.model.config.eos_token_id
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """See `AnalysedModel`."""
@@ -179,6 +188,13 @@ class PositionedCausalLM(nn.Module):
         """See `AnalysedModel`."""
         mask = (bias[:, None] + _causal(bias)).to(self.model.dtype)
         return self(input_ids, position_ids, logits_to_keep=logits_to_keep, attention_mask=mask).logits
+
+    @property
+    def blank_token(self) -> int:
+        """See `AnalysedModel`; some models have several ends of text, or one that is not in their table."""
+        ends = self.model.config.eos_token_id
+        end = ends[0] if isinstance(ends, list) else ends
+        return end if end is not None and end < self.model.get_input_embeddings().num_embeddings else 0
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """See `AnalysedModel`."""

@@ -47,8 +47,8 @@ Its second argument is each row's block, (R,), its third the places in it.
 """
 Divergence = Callable[[Tensor, Tensor], Tensor]
 """From log p (R, Q, V) of one distribution and the logits of another to how far they are apart, (R, Q)."""
-GRADIENT_ONLY = ((1.0, 1.0),)
-"""The path of `Scorer.input_gradients` that has no length: the gradient at the input itself."""
+Differentiate = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""From embeddings (R, L, D) to the losses of the targets, (R,), and the gradient of log p by the embeddings."""
 
 
 def _smaller_when_memory_runs_out(
@@ -119,10 +119,10 @@ class _OwnContexts:
         """Q."""
         return int(self.query.max()) + 1
 
-    def loss(self, logits: Tensor) -> Tensor:
-        """-log p of the targets in nats, their sum, from the logits (R, Q, V)."""
+    def losses(self, logits: Tensor) -> Tensor:
+        """-log p of the targets in nats, (R,), from the logits (R, Q, V)."""
         own = logits[torch.arange(len(self.rows)), self.query]
-        return F.cross_entropy(own.float(), self.target, reduction="sum")
+        return F.cross_entropy(own.float(), self.target, reduction="none")
 
 
 class Scorer(OnDevice):
@@ -323,41 +323,68 @@ class Scorer(OnDevice):
                 bias = log_presence[:, None, :] * others
                 logits = model.biased_logits(targets.tokens, targets.ids, bias, targets.queries)
             # at p = 1 the slope by log p is that by p
-            (slope,) = torch.autograd.grad(targets.loss(logits), log_presence)
+            (slope,) = torch.autograd.grad(targets.losses(logits).sum(), log_presence)
             slopes[targets.rows] = -slope[:, : contexts.n_far].double().cpu().numpy()
         return slopes
 
     @_smaller_when_memory_runs_out
     def input_gradients(
-        self,
-        contexts: Contexts,
-        asked: np.ndarray | None = None,
-        *,
-        path: Sequence[tuple[float, float]] = GRADIENT_ONLY,
-        times_input: bool = False,
+        self, contexts: Contexts, asked: np.ndarray | None = None, *, times_input: bool = False
     ) -> np.ndarray:
-        """L2 norm of the gradient of log p(target) with respect to each far token's embedding x, (m, F).
+        """L2 norm of the gradient of log p(target) by each far token's embedding in the long context, (m, F).
 
-        The context is the long one. ``path``: points a and weights w; the gradient is Σ w ∂ log p / ∂ x where every
-        token of the context has the embedding a x. ``times_input``: the gradient is multiplied by x, element by
-        element, before the norm is taken. ``asked``: as in `losses`. One pass forward and back for each point and
-        target.
+        ``times_input``: the norm of embedding times gradient, element by element. ``asked``: as in `losses`.
         """
-        model = self._analysed("saliency, input-x-gradient or integrated-gradients")
+
+        def attribution(embeddings: Tensor, differentiate: Differentiate) -> Tensor:
+            _, slope = differentiate(embeddings)
+            return embeddings * slope if times_input else slope
+
+        return self._norms_of(attribution, contexts, asked)
+
+    @_smaller_when_memory_runs_out
+    def integrated_gradients(
+        self, contexts: Contexts, asked: np.ndarray | None = None, *, path: Sequence[tuple[float, float]]
+    ) -> np.ndarray:
+        """L2 norm of (x - b) Σ w ∂ p(target) / ∂ embedding, taken at b + a (x - b) for all tokens together, (m, F).
+
+        x is a token's embedding, b that of the end of text. ``path``: points a and weights w, each a pass forward and
+        back. ``asked``: as in `losses`.
+        """
+        model = self._analysed("integrated-gradients")
+        blank = model.embed(torch.tensor(model.blank_token, device=self.device)).detach()
+
+        def attribution(embeddings: Tensor, differentiate: Differentiate) -> Tensor:
+            gradient = torch.zeros_like(embeddings, dtype=torch.float32)
+            for point, weight in path:
+                losses, slope = differentiate(torch.lerp(blank.expand_as(embeddings), embeddings, point))
+                gradient += weight * (-losses).exp()[:, None, None] * slope  # ∂ p = p ∂ log p
+            return (embeddings - blank) * gradient
+
+        return self._norms_of(attribution, contexts, asked)
+
+    def _norms_of(
+        self,
+        attribution: Callable[[Tensor, Differentiate], Tensor],
+        contexts: Contexts,
+        asked: np.ndarray | None,
+    ) -> np.ndarray:
+        """L2 norms, (m, F), of what is attributed to the embeddings of the long context, (R, L, D)."""
+        model = self._analysed("saliency or input-x-gradient")
         asked = contexts.all_targets if asked is None else asked
         norms = np.empty((len(asked), contexts.n_far))
         for targets in self._own_contexts(contexts, asked):
-            embeddings = model.embed(targets.tokens).detach()
-            gradient = torch.zeros_like(embeddings, dtype=torch.float32)
-            for point, weight in path:
-                inputs = (point * embeddings).requires_grad_()
+
+            def differentiate(inputs: Tensor, targets: _OwnContexts = targets) -> tuple[Tensor, Tensor]:
+                inputs = inputs.detach().requires_grad_()
                 with self.precision():
                     logits = model.embedded_logits(inputs, targets.ids, targets.queries)
-                (slope,) = torch.autograd.grad(targets.loss(logits), inputs)
-                gradient += weight * slope
-            if times_input:
-                gradient *= embeddings
-            norms[targets.rows] = gradient[:, : contexts.n_far].norm(dim=-1).double().cpu().numpy()
+                losses = targets.losses(logits)
+                (slope,) = torch.autograd.grad(-losses.sum(), inputs)
+                return losses.detach(), slope
+
+            found = attribution(model.embed(targets.tokens).detach(), differentiate)
+            norms[targets.rows] = found[:, : contexts.n_far].norm(dim=-1).double().cpu().numpy()
         return norms
 
     def _own_contexts(self, contexts: Contexts, asked: np.ndarray) -> Iterator[_OwnContexts]:

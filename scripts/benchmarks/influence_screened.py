@@ -187,7 +187,8 @@ def counted_tokens(model: Any) -> Iterator[list[int]]:
     def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         read = args[0] if args else kwargs.get("input_ids")
         if read is None:  # embedded by the caller
-            read = kwargs.get("inputs_embeds", kwargs.get("input_embeddings"))[..., 0]
+            (name,) = {"inputs_embeds", "input_embeddings"} & kwargs.keys()
+            read = kwargs[name][..., 0]
         counts.append(read.numel() * (1 + _BACKWARD_FORWARDS * torch.is_grad_enabled()))
 
     handle = model.model.register_forward_pre_hook(count, with_kwargs=True)

@@ -158,20 +158,21 @@ def test_input_gradients_of_every_family_are_those_of_a_plain_pass(name):
     """Norms by autograd, and as the slope of the loss in the gradient's own direction."""
     model, contexts = build(name), make_contexts(2)
     points, weights = roots_sh_legendre(50)
+    blank = model.embed(torch.tensor(0))  # the end of text
     found = {
         each: find_selector(each)(Question(Scorer(model), contexts, 0, FAR))
         for each in ("saliency", "input-x-gradient", "integrated-gradients")
     }
     for row in range(2):
         _, gradient, embeddings = plain_gradient(model, contexts, row)
-        mean = sum(
-            weight * plain_gradient(model, contexts, row, lambda x, a=float(point): a * x)[1]
-            for point, weight in zip(points, weights, strict=True)
-        )
+        mean = torch.zeros_like(embeddings)
+        for point, weight in zip(points.tolist(), weights.tolist(), strict=True):
+            loss, slope, _ = plain_gradient(model, contexts, row, lambda x, a=point: blank + a * (x - blank))
+            mean -= weight * np.exp(-loss) * slope
         expected = {
             "saliency": gradient,
             "input-x-gradient": embeddings * gradient,
-            "integrated-gradients": embeddings * mean,
+            "integrated-gradients": (embeddings - blank) * mean,
         }
         for each, values in expected.items():
             norms = values.norm(dim=-1)[:FAR].double().numpy()
@@ -199,14 +200,18 @@ def test_attributions_are_those_of_captum(name):
         logits = model.embedded_logits(embeddings, ids.expand(len(embeddings), -1), 1)[:, 0]
         return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
 
+    def p(embeddings, targets):
+        return log_p(embeddings, targets).exp()
+
     embeddings = model.embed(torch.from_numpy(contexts.tokens)).requires_grad_()
     targets = torch.from_numpy(contexts.targets[:, 0])
-    for each, method in (
-        ("saliency", attr.Saliency),
-        ("input-x-gradient", attr.InputXGradient),
-        ("integrated-gradients", attr.IntegratedGradients),
+    ends = {"baselines": model.embed(torch.zeros_like(torch.from_numpy(contexts.tokens)))}  # as inseq's
+    for each, method, options in (
+        ("saliency", attr.Saliency(log_p), {}),
+        ("input-x-gradient", attr.InputXGradient(log_p), {}),
+        ("integrated-gradients", attr.IntegratedGradients(p), ends),
     ):
-        theirs = method(log_p).attribute(embeddings, additional_forward_args=targets)
+        theirs = method.attribute(embeddings, additional_forward_args=targets, **options)
         norms = theirs.detach().norm(dim=-1)[:, :FAR].double().numpy()  # as inseq aggregates
         ours = find_selector(each)(Question(Scorer(model), contexts, 0, FAR))
         np.testing.assert_allclose(
