@@ -8,8 +8,8 @@ example:
 reads both records folders (no model is needed) and prints, for A and B and A - B: the share of targets over tau, the
 mean gain from the long context, and the net recovery of every selector and k that both have. Documents are resampled
 for both at once. The two must share corpus, split, N, M, tau, --targets and --seed. The JSON holds recovery and placebo
-too, and the same over the targets that are over tau in both. Over these it also gives the tokens that both chose, and the
-correlation of their losses on the same random subsets (the ceiling of LDS).
+too, and the same over the targets that are over tau in both. Over these it also gives the tokens that both chose, and
+the correlation of their losses on the same random subsets (the ceiling of LDS).
 """
 
 from __future__ import annotations

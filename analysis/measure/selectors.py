@@ -99,7 +99,9 @@ def most_influential(question: Question, influence: np.ndarray) -> Selection:
     """The k candidates of largest influence (m, C); equal influences keep the order of the text."""
     order = np.argsort(-influence, axis=1, kind="stable")[:, : question.k]
     scores = np.full((len(influence), question.contexts.n_far), np.nan)
-    np.put_along_axis(scores, question.candidates, np.where(np.isfinite(influence), influence, np.nan), axis=1)
+    np.put_along_axis(
+        scores, question.candidates, np.where(np.isfinite(influence), influence, np.nan), axis=1
+    )
     return Selection(
         np.take_along_axis(question.candidates, order, axis=1),
         np.take_along_axis(influence, order, axis=1),

@@ -1,7 +1,7 @@
 """Checkpoints that are not read as they are.
 
-``CKPT@yarn:4`` is CKPT with RoPE scaled by YaRN to 4 times its length; ``CKPT@untrained`` has its architecture and freshly
-drawn weights (docs/method.md, 2.8). Shapes: D dimensions of a head that are rotated.
+``CKPT@yarn:4`` is CKPT with RoPE scaled by YaRN to 4 times its length; ``CKPT@untrained`` has its architecture and
+freshly drawn weights (docs/method.md, 2.8). Shapes: D dimensions of a head that are rotated.
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ def _untrained(loaded: LoadedModel) -> LoadedModel:
     for name, tensor in fresh.state_dict().items():
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
     model = adapter_of(fresh, str(loaded.checkpoint)).eval().requires_grad_(False)
-    return replace(
-        loaded, model=model, weights_sha256=digest.hexdigest(), training_seed=None, untrained=True
-    )
+    return replace(loaded, model=model, weights_sha256=digest.hexdigest(), training_seed=None, untrained=True)
 
 
 def _original_length(loaded: LoadedModel, text: str) -> int:

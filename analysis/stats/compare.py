@@ -45,8 +45,8 @@ def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES,
 
     Over these common targets also, true and placebo, an interval each:
 
-    - ``overlap[name]``: share of the first k tokens of the one that are among those of the other, for each k; ``chance``
-      is k / F.
+    - ``overlap[name]``: share of the first k tokens of the one that are among those of the other, for each k;
+      ``chance`` is k / F.
     - ``lds_ceiling``: Spearman correlation of the two models' losses on the same random subsets of the far tokens: what
       an LDS could reach that predicts what two trainings have in common. None where either was measured without them.
 
@@ -179,10 +179,14 @@ def _same_subsets(both: tuple[Records, Records]) -> bool:
 
 
 def _agreement(bootstrap: SumsBootstrap, records: Records, ks: list[int], columns: Columns) -> Json:
+    """Intervals of `_agreement_columns`; ``records`` are the first ones."""
+
     def mean(*name: Hashable) -> Json:
         return bootstrap.ratio(("value", name), ("defined", name))
 
-    selectors = dict.fromkeys(name[1] for part, name in columns if name[0] == "overlap")
+    selectors = [
+        name for name in records.manifest.selectors if ("value", ("overlap", name, "true", ks[0])) in columns
+    ]
     return {
         "overlap": {
             "chance": {str(k): k / records.manifest.n_far for k in ks},

@@ -107,7 +107,9 @@ def test_untrained_weights_choose_for_the_targets_of_the_trained_model(two_seeds
     again, loaded = (load_scaled(str(two_seeds / model) + what) for what in ("@untrained", ""))
     assert again.weights_sha256 == records.manifest.checkpoint_sha256 != loaded.weights_sha256
     trained_weights = loaded.model.state_dict()
-    assert any(not torch.equal(each, trained_weights[name]) for name, each in again.model.state_dict().items())
+    assert any(
+        not torch.equal(each, trained_weights[name]) for name, each in again.model.state_dict().items()
+    )
     compared = compare(records, own, 200)["overlap"]["selectors"]
     assert compared["random"]["true"]["4"]["value"] == 1 > compared["leave-one-out"]["true"]["4"]["value"]
     assert "sanity check" in describe(summarize(records, 200))

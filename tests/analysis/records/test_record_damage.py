@@ -226,7 +226,9 @@ def make_old(folder: Path, version: int, **change: Any) -> Path:
         *((part, FURTHER_SELECTIONS) for part in (folder / "selections").iterdir()),
     ):
         table = pq.read_table(path)
-        pq.write_table(table.drop_columns([name for name in table.column_names if name in further.names]), path)
+        pq.write_table(
+            table.drop_columns([name for name in table.column_names if name in further.names]), path
+        )
         list_again(path, folder)
     path = folder / "manifest.json"
     manifest = {**json.loads(path.read_text()), "version": version, **change}

@@ -305,7 +305,10 @@ def test_tables_are_the_summary(page: Page) -> None:
             assert cells[2] == (written(lds[context]) if lds else "–")
             assert cells[4] == (written(overlap[context]["4"], 100, 0) if overlap else "–")
     first = summary["distances"]["selectors"]["leave-one-out"]
-    assert page.rows("distance")[0] == ["17 to 23", *(written(first[each][0], 100, 0) for each in FAR_CONTEXTS)]
+    assert page.rows("distance")[0] == [
+        "17 to 23",
+        *(written(first[each][0], 100, 0) for each in FAR_CONTEXTS),
+    ]
     assert page.rows("kind of token")[0][1:] == ["10 [8,\u00a012]", "20 [18,\u00a022]"] * 2
     assert [row[1] for row in page.rows("of all targets")][1] == "60.0 [58.0,\u00a062.0]"
     (row,) = page.rows("difference")

@@ -12,6 +12,8 @@ from analysis.records.store import Records
 from analysis.stats.correlation import row_pearson, row_spearman
 from analysis.stats.faithfulness import overlap
 from analysis.stats.summary import summarize
+from analysis.stats.tables import interval_cell, percent_text
+from tests.analysis.stats.test_summary import table_text
 from tests.support.made_up_records import made_up_records, resampled_rows
 
 KS = (1, 2, 4, 8)
@@ -58,9 +60,7 @@ def records(bare) -> Records:
         loss_of_96_nats=long + rng.normal(0.0, 0.1, n),
     )
     options = {"subsets": 16, "keep_rate": 0.5}
-    return replace(
-        bare, targets=targets, further=further, manifest=replace(bare.manifest, options=options)
-    )
+    return replace(bare, targets=targets, further=further, manifest=replace(bare.manifest, options=options))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,8 @@ def summary(records) -> dict:
     return json.loads(json.dumps(summarize(records, 1000)))
 
 
-def test_correlations_are_scipys(rng=np.random.default_rng(0)):
+def test_correlations_are_scipys():
+    rng = np.random.default_rng(0)
     first, second = rng.integers(0, 4, (6, 9)).astype(float), rng.normal(size=(6, 9))
     first[4], second[5, 2] = 2.0, np.nan
     for mine, scipys in ((row_pearson, pearsonr), (row_spearman, spearmanr)):
@@ -111,9 +112,7 @@ def test_values_equal_a_plain_loop(records, summary):
             assert found["spearman"][context]["value"] == pytest.approx(
                 np.mean(further["leave_one_out_spearman"])
             )
-            mine, exact = (
-                records.selected[name][context].tolist() for name in (selector, "leave-one-out")
-            )
+            mine, exact = (records.selected[name][context].tolist() for name in (selector, "leave-one-out"))
             shares = [len({*a[:4]} & {*b[:4]}) / 4 for a, b in zip(mine, exact, strict=True)]
             assert found["overlap"][context]["4"]["value"] == pytest.approx(np.mean(shares))
     assert summary["faithfulness"]["overlap_by_chance"]["4"] == pytest.approx(4 / 112)
@@ -128,7 +127,9 @@ def test_values_equal_a_plain_loop(records, summary):
 
 def test_intervals_equal_a_bootstrap_of_whole_documents(records, summary):
     drops = records.further["comprehensiveness_nats"]["random"]["placebo"]
-    sums, losses = (records.further[name]["random"]["true"] for name in ("subset_influence", "subset_loss_nats"))
+    sums, losses = (
+        records.further[name]["random"]["true"] for name in ("subset_influence", "subset_loss_nats")
+    )
     lds = row_spearman(sums, -losses)
     found = {"aopc": [], "lds": []}
     for rows, _ in resampled_rows(records, 1000):
@@ -153,20 +154,21 @@ def test_records_without_further_columns_have_what_their_losses_and_choices_say(
         assert (found["sufficiency_nats"], found["overlap"]) == (full["sufficiency_nats"], full["overlap"])
 
 
-def test_definitions_of_eraser_and_contextcite_by_hand():
-    """p of the label is 0.8 with all five tokens; ranked r = (3, 0, …). In nats a difference of p is a ratio.
+def test_tables_show_every_measure_in_80_columns(summary):
+    text = table_text(summary)
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    for selector, found in summary["faithfulness"]["selectors"].items():
+        shown = [found["sufficiency_nats"]["placebo"]["aopc"]]
+        shown += [found["comprehensiveness_nats"]["true"]["aopc"]] if selector != "best" else []
+        shown += [found[name]["true"] for name in ("lds", "r2", "spearman") if found[name]]
+        shown += [found["overlap"]["placebo"]["4"]] if found["overlap"] else []
+        for each in shown:
+            assert interval_cell(each) in text
+    enough = summary["contexts"]["enough"]["shares"]["96"]
+    assert f"last 96 tokens within 0.1 nats of L_long, % {percent_text(enough, 1)}" in " ".join(text.split())
 
-    ERASER (DeYoung et al. 2020, 4.2): sufficiency m(x) - m(r), comprehensiveness m(x) - m(x without r), m here log p.
-    ContextCite (Cohen-Wang et al. 2024, 3): top-k drop log p(all) - log p(without the top k), LDS Spearman of Σ and f.
-    """
-    p_all, p_of_top, p_without = 0.8, {1: 0.4, 2: 0.8}, {1: 0.2, 2: 0.1}
-    losses = {k: -np.log(p) for k, p in p_of_top.items()}
-    long = -np.log(p_all)
-    sufficiency = [losses[k] - long for k in (1, 2)]
-    assert sufficiency == pytest.approx([np.log(2), 0.0])
-    drops = [-np.log(p_without[k]) - long for k in (1, 2)]
-    assert drops == pytest.approx([np.log(4), np.log(8)])
-    assert np.mean(drops) == pytest.approx(2.5 * np.log(2))
-    p_of_subsets = np.array([[0.1, 0.5, 0.3, 0.9]])  # ranks 1, 3, 2, 4
-    assert row_spearman(np.array([[-1.0, 4.0, 5.0, 6.0]]), np.log(p_of_subsets)).item() == pytest.approx(0.8)
+
+def test_overlap_and_lds_by_hand():
     assert overlap(np.array([[3, 0, 1]]), np.array([[1, 2, 3]])).item() == pytest.approx(2 / 3)
+    log_p = np.log([[0.1, 0.5, 0.3, 0.9]])  # ranks 1, 3, 2, 4
+    assert row_spearman(np.array([[-1.0, 4.0, 5.0, 6.0]]), log_p).item() == pytest.approx(0.8)
