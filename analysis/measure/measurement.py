@@ -23,6 +23,7 @@ from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles, Verified
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
+from olmo_sparsity.util.machine import machine
 from olmo_sparsity.util.provenance import current_commit, library_versions
 from olmo_sparsity.util.result_files import ResultFile
 
@@ -143,7 +144,7 @@ def write_result(
         with atomic_path(path.with_suffix(".parquet")) as temporary:
             pq.write_table(rows, temporary, compression="zstd")
     told = {**settings.told(), "corpus": text.corpus, "corpus_manifest_sha256": text.manifest_sha256}
-    provenance = {"commit": current_commit(), "versions": library_versions()}
+    provenance = {"commit": current_commit(), "versions": library_versions(), "machine": machine()}
     result.save(path, {"settings": {**told, **measured}, **found, "provenance": provenance})
     text.verified.save()
     return path

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from analysis.text.kinds import KINDS
 from olmo_sparsity.util.errors import UserError, printable
 from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.machine import machine
 from olmo_sparsity.util.provenance import library_versions
 from olmo_sparsity.util.result_files import CHECKSUM, json_checksum, misfit
 
@@ -58,6 +59,7 @@ _NOT_SETTINGS = {
     "device",
     "commit",
     "versions",
+    "machine",
     "created",
     "complete",
     "version",
@@ -67,6 +69,7 @@ _SHAPE = {
     **dict.fromkeys(("training_seed", "evaluation_training_seed"), (int, None)),
     "evaluation_checkpoint": (str, None),
     "versions": {...: str},
+    "machine": dict,
     "complete": bool,
 }
 """Of what no fingerprint protects."""
@@ -132,6 +135,8 @@ class Manifest:
     options: dict[str, Any] = field(default_factory=dict)
     """Any further setting that changes the numbers, such as `ROPE_SCALING`."""
     versions: dict[str, str] = field(default_factory=library_versions)
+    machine: dict[str, Any] = field(default_factory=machine)
+    """What it was begun on (`olmo_sparsity.util.machine`); nothing in records of older formats."""
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     """When the folder was begun, UTC."""
     complete: bool = False
@@ -192,6 +197,7 @@ class Manifest:
                 f"{path} was edited or damaged ({what}); restore it, or measure again with "
                 "scripts/influence.py --overwrite"
             )
+        raw = {"machine": {}, **raw}
         return cls(**{each.name: raw[each.name] for each in fields(cls)})
 
 
@@ -213,16 +219,17 @@ def _what_is_wrong(raw: dict[str, Any], names: set[str]) -> str | None:
     """What does not fit in a manifest of any format, in words."""
     has_checksum = raw["version"] != WITHOUT_CHECKSUMS
     own = {"kind", "settings_fingerprint", *([CHECKSUM] if has_checksum else [])}
-    if odd := raw.keys() ^ (names | own):
+    later = {"machine"} if raw["version"] <= WITHOUT_FURTHER else set()
+    if odd := raw.keys() ^ ((names - later) | own):
         return f"wrong fields: {printable(', '.join(sorted(odd)))}"
-    settings = _settings({name: raw[name] for name in names})
+    settings = _settings({name: raw[name] for name in names - later})
     if not has_checksum:
         settings["version"] = raw["version"]  # which the fingerprint of format 2 counts
     if raw["settings_fingerprint"] != _sha256(settings):
         return "its settings do not fit their fingerprint"
     if has_checksum and raw[CHECKSUM] != json_checksum(raw):
         return "it does not fit its checksum"
-    return misfit(raw, _SHAPE)
+    return misfit({"machine": {}, **raw}, _SHAPE)
 
 
 def _settings(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from olmo_sparsity.data.sources import PrepareSettings, TextFiles, find_source
 from olmo_sparsity.data.text import SplitRule, Unit
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer, tokenizer_file, train_bpe
 from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
-from olmo_sparsity.data.workers import StoppedEarly, available_cores, run_jobs
+from olmo_sparsity.data.workers import StoppedEarly, run_jobs
 from olmo_sparsity.data.workspace import (
     REQUEST_NAME,
     SHARDS_NAME,
@@ -49,6 +49,7 @@ from olmo_sparsity.data.workspace import (
 )
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, remove, sha256_file, write_json
+from olmo_sparsity.util.machine import available_cores
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.shard import Shard
 

@@ -36,9 +36,9 @@ from olmo_sparsity.data.text import Unit
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer
 from olmo_sparsity.data.tokens import DTYPES
 from olmo_sparsity.data.windows import Batch, TrainingBatches, WindowMaker, collate, run_tokenizer
-from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
+from olmo_sparsity.util.machine import available_cores
 from olmo_sparsity.util.streams import Stream
 
 log = logging.getLogger(__name__)

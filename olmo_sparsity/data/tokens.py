@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.machine import available_cores
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.result_files import misfit
 

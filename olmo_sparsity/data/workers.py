@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.machine import available_cores
 from olmo_sparsity.util.progress import Advance, progress
 
 Job = TypeVar("Job")
@@ -32,11 +33,6 @@ _on_report: Callable[[int, int], None] = lambda documents, tokens: None  # noqa:
 def report(documents: int, tokens: int = 0) -> None:
     """Tell the progress display what the current job has done since its last report."""
     _on_report(documents, tokens)
-
-
-def available_cores() -> int:
-    """CPU cores this process may use; inside a SLURM job these are the job's, not the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_jobs(

@@ -24,7 +24,6 @@ from torch import Tensor
 from olmo_sparsity.checkpoint import load_state, weights_sha256
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.task_batches import TaskPositions, task_of
-from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.evaluate.heldout import ReduceSum
 from olmo_sparsity.model.build import Model, as_predictor
 from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions, compare, decode
@@ -32,6 +31,7 @@ from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.machine import available_cores
 from olmo_sparsity.util.provenance import current_commit
 from olmo_sparsity.util.result_files import EXACT_MATCH
 

@@ -11,7 +11,7 @@ from olmo_sparsity.checkpoint import OPTIMIZER, load_state, load_tensors, load_w
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.batches import TrainingBatches, open_training_data, verify_checksums
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.training.engine import Engine, lost_peers_in_words
+from olmo_sparsity.training.engine import Engine, chosen_precision, lost_peers_in_words
 from olmo_sparsity.training.monitor import Monitor
 from olmo_sparsity.training.resume import (
     is_finished,
@@ -65,7 +65,7 @@ def _train_from(config: Config, engine: Engine, data: TrainingBatches, last: Pat
         first_step = state.step
         engine.load_optimizer_tensors(load_tensors(last / OPTIMIZER))
         log.info("resuming from %s", last)
-    engine.on_main(lambda: append_provenance(config.save_folder))
+    engine.on_main(lambda: append_provenance(config.save_folder, precision=chosen_precision(config)))
     return _run(config, engine, data, schedule, first_step)
 
 

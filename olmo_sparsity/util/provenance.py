@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import sys
@@ -12,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.machine import machine
 
 LIBRARIES = ("torch", "ai2-olmo", "transformers", "accelerate", "deepspeed", "numpy", "olmo-sparsity")
 
 
 def provenance() -> dict[str, Any]:
-    """Commit, versions, command line, processor cores and time (UTC) of this process."""
+    """Commit, versions, command line, machine and time (UTC) of this process."""
     return {
         "commit": current_commit(),
         "versions": library_versions(),
         "command": " ".join(sys.argv if _is_command(sys.argv[0]) else [Path(sys.executable).name, *sys.argv]),
-        "cpu_cores": os.cpu_count(),
+        "machine": machine(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -32,12 +32,12 @@ def _is_command(program: str) -> bool:
     return program.startswith("olmo-sparsity ")
 
 
-def append_provenance(folder: str | Path) -> None:
-    """Add this process to the `provenance.json` of a run folder, a list with one entry a start or resumption."""
+def append_provenance(folder: str | Path, **told: Any) -> None:
+    """Add this process, and what is ``told`` of it, to the list of starts in the `provenance.json` of a run folder."""
     path = Path(folder) / "provenance.json"
     remedy = "remove it, and run the same command again"
     before = read_json(path, remedy, expect=list) if path.is_file() else []
-    write_json(path, [*before, provenance()])
+    write_json(path, [*before, {**provenance(), **told}])
 
 
 def library_versions() -> dict[str, str]:

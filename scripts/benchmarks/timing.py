@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from olmo_sparsity.data.workers import available_cores
 from olmo_sparsity.util.provenance import provenance
 
 Json = dict[str, Any]
@@ -22,11 +20,9 @@ def about_this_run(device: str) -> Json:
     made = provenance()
     return {
         "machine": {
-            "cores": available_cores(),
-            "threads": torch.get_num_threads(),
+            **made["machine"],
+            "gpu": made["machine"]["gpu"] if device == "cuda" else None,
             "load_average_before": os.getloadavg()[0],
-            "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
-            "processor": platform.machine(),
             "torch": torch.__version__,
         },
         **{name: made[name] for name in ("commit", "command", "started")},

@@ -155,7 +155,7 @@ def test_a_file_names_the_checkpoints_of_each_model(made, measured, tmp_path):
     assert pose["checkpoint_sha256"] == own.weights_sha256 != nope["checkpoint_sha256"]
     told = found["settings"]
     assert (told["windows_measured"], told["documents"], told["documents_too_short"]) == (9, 5, 2)
-    assert set(found["provenance"]) == {"commit", "versions"}
+    assert set(found["provenance"]) == {"commit", "versions", "machine"}
     (both,) = loaded(settings(made, tmp_path, labels=("a", "a")))["models"]
     assert both["label"] == "a"
     assert [one["at_lengths"] for one in both["checkpoints"]] == [

@@ -233,6 +233,7 @@ def make_old(folder: Path, version: int, **change: Any) -> Path:
     path = folder / "manifest.json"
     manifest = {**json.loads(path.read_text()), "version": version, **change}
     del manifest["checksum"]
+    manifest.pop("machine", None)
     if version == 2:
         (folder / "checksums.json").unlink()
         free = {"kind", "settings_fingerprint", "checkpoint", "training_seed", "evaluation_checkpoint", "complete",

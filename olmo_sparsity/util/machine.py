@@ -1,0 +1,46 @@
+"""The machine that a process runs on: how much there is of it, and what of it decides the last bits of numbers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+"""Of a processor: PyTorch chooses its kernels by them, so that equal commands give different last bits."""
+
+
+def available_cores() -> int:
+    """CPU cores this process may use; inside a SLURM job these are the job's, not the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine() -> dict[str, Any]:
+    """Processor, its features, cores, threads, GPU and its driver: with a seed they decide what a training becomes.
+
+    Cores, threads and GPU are those that this process may use; the last two are None where it has not imported torch.
+    """
+    torch = sys.modules.get("torch")
+    on_gpu = torch is not None and torch.cuda.is_available()
+    about = _first_values("/proc/cpuinfo")
+    flags = about.get("flags", about.get("Features", "")).split()
+    return {
+        "processor": about.get("model name", platform.machine()),
+        "features": [name for name in FEATURES if name in flags],
+        "cores": available_cores(),
+        "threads": None if torch is None else torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch is not None and on_gpu else None,
+        "driver": _first_values("/proc/driver/nvidia/version").get("NVRM version") if on_gpu else None,
+    }
+
+
+def _first_values(path: str) -> dict[str, str]:
+    """The first value of each name in a file of lines ``name : value``; empty where there is no such file."""
+    try:
+        lines = Path(path).read_text(encoding="utf8").splitlines()
+    except OSError:
+        return {}
+    pairs = [line.partition(":") for line in reversed(lines)]
+    return {name.strip(): value.strip() for name, _, value in pairs}
