@@ -10,8 +10,8 @@ mean gain from the long context, and recovery, placebo and net recovery of every
 Documents are resampled for both at once. The two must share corpus, split, N, M, tau, --targets and --seed.
 
 Are the tokens that A and B choose the same ones? For the targets over tau in both, the last table has the share of the
-first k tokens that both chose: from the true far context, from the placebo, and what two random choices would share. For records with
-random subsets it also has the rank correlation of the losses of A and B on them (the ceiling of LDS).
+first k tokens that both chose: from the true far context, from the placebo, and what two random choices would share.
+Records with random subsets also give the rank correlation of the losses of A and B on them (the ceiling of LDS).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Further losses by which other fields judge a choice of tokens: faithfulness (docs/method.md, 2.8).
 
 What is recorded here, `analysis.stats.faithfulness` makes numbers of. Shapes: m targets that are asked for, N long and
-M short context length, F = N - M far tokens, K values of k, k_max the largest of them, S selectors, n subsets of j far tokens.
+M short context length, F = N - M far tokens, K values of k, k_max the largest of them, S selectors, n subsets of j far
+tokens.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def score_agreement(chosen: Mapping[str, Selection]) -> dict[str, np.ndarray]:
 
 
 def short_losses_from_0(scorer: Scorer, contexts: Contexts, asked: np.ndarray) -> np.ndarray:
-    """L_short with position ids that begin at 0 instead of F, (m,) nats: the short context read as a text of its own."""
+    """L_short with position ids from 0 instead of from F, (m,) nats: the short context as a text of its own."""
     alone = replace(contexts, tokens=contexts.tokens[:, contexts.n_far :])
     return scorer.losses(alone, np.empty((1, 0), dtype=np.int64), asked)[:, 0]
 

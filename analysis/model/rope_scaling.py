@@ -1,7 +1,7 @@
 """Checkpoints that are not read as they are.
 
-``CKPT@yarn:4`` is CKPT with RoPE scaled by YaRN to 4 times its length; ``CKPT@untrained`` has its architecture and freshly
-drawn weights (docs/method.md, 2.8). Shapes: D dimensions of a head that are rotated.
+``CKPT@yarn:4`` is CKPT with RoPE scaled by YaRN to 4 times its length; ``CKPT@untrained`` has its architecture and
+freshly drawn weights (docs/method.md, 2.8). Shapes: D dimensions of a head that are rotated.
 """
 
 from __future__ import annotations

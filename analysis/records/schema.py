@@ -309,7 +309,7 @@ FURTHER_SELECTIONS = _schema(
     comprehensiveness_nats   C for each k of the manifest's ``ks``, (K,)
     subset_loss_nats         loss with each random subset of the far tokens, the same in all rows of a target and far
                              context, (s,)
-    subset_influence         the selector's summed influence of each subset, (s,); NaN without an influence of every token
+    subset_influence         the selector's summed influence of each subset, (s,); NaN where it ranks no single tokens
     leave_one_out_spearman   rank correlation of its influence with leave-one-out's over all far tokens; NaN where there
                              is none
 """

@@ -111,7 +111,7 @@ class RecordFiles:
 
     def read_parts(self, targets: Targets) -> pa.Table:
         """The rows of all parts. Raises `UserError` where one is damaged or does not fit manifest and targets."""
-        tables = []
+        tables: list[pa.Table] = []
         for name in self.parts:
             table = self._read(name, SELECTIONS_SCHEMA, FURTHER_SELECTIONS if self._has_further else None)
             try:

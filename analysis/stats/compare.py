@@ -50,9 +50,9 @@ def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES,
       difference is not one of which targets gain.
     - ``overlap[name][k]``: share of the first k tokens that both chose, over the common targets: ``true``; ``placebo``,
       where both had the same placebo; and ``chance``, k / F, what two random choices share on average.
-    - ``lds_ceiling``: Spearman correlation of the two models' losses on the same random subsets of the far tokens, true
-      and placebo, over the common targets: what an LDS could reach that predicts what two trainings have in common. None
-      where either was measured without subsets.
+    - ``lds_ceiling``: Spearman correlation of the two models' losses on the same random subsets of the far tokens,
+      over the common targets, true and placebo: what an LDS could reach that predicts what two trainings have in
+      common. None where either was measured without subsets.
 
     Args:
         first: records of one checkpoint.
@@ -150,8 +150,8 @@ def _columns(both: Sequence[Records], measured: Sequence[MeasuredTargets], ks: l
 
 
 def _agreement_columns(both: Sequence[Records], ks: Sequence[int]) -> Columns:
-    """Of the targets over tau under both, in each far context: which both chose tokens for, the share of the first k that
-    are the same, and the correlation of the losses on the same random subsets."""
+    """Of the targets over tau under both, in each far context: which both chose tokens for, the share of the first k
+    that are the same, and the correlation of the losses on the same random subsets."""
     common, *rows = np.intersect1d(both[0].over, both[1].over, return_indices=True)
     first, second = (each.targets for each in both)
     same_placebo = (first.placebo_document == second.placebo_document) & (

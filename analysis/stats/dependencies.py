@@ -132,7 +132,7 @@ def pick_columns(records: Records, measured: MeasuredTargets, k: int) -> Columns
 
 
 def pick_numbers(bootstrap: SumsBootstrap, records: Records, k: int) -> Json | None:
-    """What kind of tokens selectors choose, in the true and the placebo far context, beside all tokens of these (`FAR`).
+    """What kind of tokens selectors choose, in the true and the placebo far context, beside all of them (`FAR`).
 
     What stands out from all far tokens in the placebo too is a taste of the selector, not a need of the target. None
     where no target has text.

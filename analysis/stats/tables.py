@@ -203,60 +203,55 @@ def _pick_tables(summary: Json) -> Iterator[tuple[str, Table]]:
 
 def _faithfulness_tables(summary: Json) -> Iterator[tuple[str, Table]]:
     found, k = summary["faithfulness"], summary["gain_bins"]["k"]
-    table = plain_table("selector", "far context", "S [nats]", "C [nats]", "LDS")
-    for selector, each in found["selectors"].items():
+    selectors, subsets = found["selectors"], found["subsets"]
+    yield (
+        "sufficiency S and comprehensiveness C, means over k (AOPC)",
+        _by_far_context(
+            selectors,
+            {"S [nats]": ("sufficiency_nats", AOPC), "C [nats]": ("comprehensiveness_nats", AOPC)},
+        ),
+    )
+    if subsets:
+        heading = f"summed influence against the loss, on {subsets['number']} random subsets"
+        yield heading, _by_far_context(selectors, {"LDS": ("lds", None), "R²": ("r2", None)})
+    others = {name: each for name, each in selectors.items() if each["overlap"]}
+    if others:
+        chance = found["overlap_by_chance"][str(k)]
+        yield (
+            f"against leave-one-out: the first {k} in common ({chance:.2f} by chance); rank correlation",
+            _by_far_context(others, {"overlap": ("overlap", str(k)), "Spearman": ("spearman", None)}),
+        )
+    if summary["contexts"]["gap_cost_nats"] or summary["contexts"]["enough"]:
+        yield "what needs no selector, of all targets", _contexts_table(summary["contexts"])
+
+
+def _by_far_context(selectors: Json, measures: dict[str, tuple[str, str | None]]) -> Table:
+    """Two rows for each selector, true and placebo, of measures given by their name, and the key of one of several; a
+    dash for what was not measured."""
+    table = plain_table("selector", "far context", *measures)
+    for selector, each in selectors.items():
         names = name_lines(selector, 2)
         for number, context in enumerate(FAR_CONTEXTS):
-            cells = (
-                each["sufficiency_nats"][context][AOPC],
-                _of(each["comprehensiveness_nats"], context, AOPC),
-            )
-            lds = _of(each["lds"], context)
-            table.add_row(
-                names[number], context, *map(optional_cell, (*cells, lds)), end_section=bool(number)
-            )
-    subsets = found["subsets"]
-    on = f"; LDS on {subsets['number']} subsets" if subsets else ""
-    yield f"sufficiency S and comprehensiveness C, mean over k (AOPC){on}", table
-    compared = {name: each for name, each in found["selectors"].items() if each["overlap"]}
-    if compared:
-        chance = f"{100 * found['overlap_by_chance'][str(k)]:.0f}"
-        table = plain_table("selector", "far context", "overlap [%]", "by chance [%]", "Spearman")
-        for selector, each in compared.items():
-            names = name_lines(selector, 2)
-            for number, context in enumerate(FAR_CONTEXTS):
-                shared = percent_text(each["overlap"][context][str(k)])
-                rank = optional_cell(_of(each["spearman"], context))
-                table.add_row(names[number], context, shared, chance, rank, end_section=bool(number))
-        yield f"against leave-one-out: first {k} tokens in common, and influence of all", table
-    contexts = summary["contexts"]
-    if contexts["gap_cost_nats"] or contexts["enough"]:
-        yield "of all targets", _contexts_table(contexts)
-
-
-def _contexts_table(contexts: Json) -> Table:
-    table = plain_table("", "")
-    if cost := contexts["gap_cost_nats"]:
-        table.add_row(
-            "L_short at its ids minus at ids from 0 [nats]", interval_cell(cost["all_targets"], digits=3)
-        )
-    if enough := contexts["enough"]:
-        for length, share in enough["shares"].items():
-            name = f"last {length} tokens within {enough['within_nats']:g} nats of L_long [%]"
-            table.add_row(name, percent_text(share, 1))
+            cells = []
+            for name, key in measures.values():
+                value = each[name] and each[name][context]
+                value = value[key] if value and key else value
+                cells.append(interval_cell(value) if value else "–")
+            table.add_row(names[number], context, *cells, end_section=bool(number))
     return table
 
 
-def _of(measure: Json | None, *keys: str) -> Json | None:
-    """An interval of a measure that may not have been made."""
-    for key in keys:
-        measure = measure and measure[key]
-    return measure
-
-
-def optional_cell(interval: Json | None) -> str:
-    """`interval_cell`; a dash for what was not measured."""
-    return "–" if interval is None else interval_cell(interval)
+def _contexts_table(contexts: Json) -> Table:
+    table = plain_table("measure", "value")
+    if cost := contexts["gap_cost_nats"]:
+        table.add_row(
+            "L_short at its ids minus at ids from 0, nats", interval_cell(cost["all_targets"], digits=3)
+        )
+    if enough := contexts["enough"]:
+        for length, share in enough["shares"].items():
+            name = f"last {length} tokens within {enough['within_nats']:g} nats of L_long, %"
+            table.add_row(name, percent_text(share, 1))
+    return table
 
 
 def render_comparison(comparison: Json) -> Group:
@@ -324,7 +319,7 @@ def _agreement_tables(comparison: Json) -> Iterator[Table]:
     if ceiling := comparison["lds_ceiling"]:
         table = plain_table("", "true", "placebo")
         cells = (interval_cell(ceiling[context]) for context in FAR_CONTEXTS)
-        table.add_row("ceiling of LDS: the losses of A and B on the same subsets", *cells)
+        table.add_row("ceiling of LDS (losses of A and B)", *cells)
         yield table
 
 

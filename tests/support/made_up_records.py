@@ -100,6 +100,43 @@ def made_up_records(
     return write_records(folder, manifest, targets, rng)
 
 
+def with_further(bare: Records) -> Records:
+    """The same records with made-up further columns; of greedy no summed influence, of one target a constant one."""
+    rng, m, n = np.random.default_rng(1), len(bare.over), len(bare.targets)
+    losses = {context: rng.gamma(2, 1, (m, 16)) for context in FAR_CONTEXTS}
+    further: dict = {
+        name: {}
+        for name in (
+            *("comprehensiveness_nats", "subset_loss_nats"),
+            *("subset_influence", "leave_one_out_spearman"),
+        )
+    }
+    for number, selector in enumerate(bare.manifest.selectors):
+        noise = {context: (number + 1) * rng.normal(size=(m, 16)) for context in FAR_CONTEXTS}
+        sums = {context: noise[context] - losses[context] for context in FAR_CONTEXTS}
+        if selector == "greedy":
+            sums = {context: np.full((m, 16), np.nan) for context in FAR_CONTEXTS}
+        else:
+            sums["true"][3] = 1.0
+        further["subset_influence"][selector], further["subset_loss_nats"][selector] = sums, losses
+        further["comprehensiveness_nats"][selector] = {
+            context: rng.gamma(1, 1, (m, 4)) for context in FAR_CONTEXTS
+        }
+        known = np.nan if selector in ("greedy", "leave-one-out") else 1.0
+        further["leave_one_out_spearman"][selector] = {
+            context: known * rng.uniform(-1, 1, m) for context in FAR_CONTEXTS
+        }
+    long, short = bare.targets.loss_long_nats, bare.targets.loss_short_nats
+    targets = replace(
+        bare.targets,
+        loss_short_from_0_nats=short + rng.normal(0.1, 0.2, n),
+        loss_of_32_nats=long + rng.normal(0.1, 0.3, n),
+        loss_of_96_nats=long + rng.normal(0.0, 0.1, n),
+    )
+    options = {"subsets": 16, "keep_rate": 0.5}
+    return replace(bare, targets=targets, further=further, manifest=replace(bare.manifest, options=options))
+
+
 def resampled_rows(records: Records, resamples: int) -> list[tuple[list[int], int]]:
     """Of each resample, documents drawn one by one: the rows of ``over`` of their targets, and how many targets."""
     row_of = {int(index): row for row, index in enumerate(records.over)}

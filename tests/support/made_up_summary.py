@@ -174,8 +174,9 @@ def _distances(name: str, edges: list[int], rng: np.random.Generator) -> Json:
 
 
 def _faithfulness(name: str) -> Json:
-    """Sufficiency from the curves; what `best` and leave-one-out lack is None."""
+    """Sufficiency from the curves; what `best`, `greedy` and leave-one-out lack is None."""
     measured, compared = name != "best", name not in ("best", "leave-one-out")
+    scored = measured and not name.startswith("greedy")
 
     def both(make: Callable[[int], Any]) -> Json:
         return {context: make(number) for number, context in enumerate(("true", "placebo"))}
@@ -188,10 +189,10 @@ def _faithfulness(name: str) -> Json:
     return {
         "sufficiency_nats": both(over_k),
         "comprehensiveness_nats": both(over_k) if measured else None,
-        "lds": both(lambda number: interval(0.6 - 0.3 * number, 0.05)) if measured else None,
-        "r2": both(lambda number: interval(0.4 - 0.3 * number, 0.05)) if measured else None,
+        "lds": both(lambda number: interval(0.6 - 0.3 * number, 0.05)) if scored else None,
+        "r2": both(lambda number: interval(0.4 - 0.3 * number, 0.05)) if scored else None,
         "overlap": both(lambda number: {str(k): interval(0.3, 0.05) for k in KS}) if compared else None,
-        "spearman": both(lambda number: interval(0.5, 0.04)) if compared else None,
+        "spearman": both(lambda number: interval(0.5, 0.04)) if compared and scored else None,
     }
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import spearmanr
 
 import analysis.measure.influence as measurement_module
-from analysis.measure.faithfulness import far_subsets, score_agreement, subset_influence
+from analysis.measure.faithfulness import Faithfulness, far_subsets, score_agreement, subset_influence
 from analysis.measure.influence import measure_influence
 from analysis.measure.selectors import Question, Selection, find_selector
 from analysis.model.load import adapter_of
@@ -112,6 +112,46 @@ def test_tokens_without_a_score_count_as_nothing():
     ]
     assert list(found) == ["screened"] and found["screened"].tolist() == pytest.approx(expected)
     assert score_agreement({"greedy": chosen["greedy"], "screened": chosen["screened"]}) == {}
+
+
+class Lookup:
+    """A scorer whose p of the target is a function of the far tokens that are read, worked out by hand."""
+
+    def __init__(self, probability):
+        self.probability = probability
+
+    def losses(self, contexts, far, asked):
+        far = np.broadcast_to(far, (len(asked), *far.shape[-2:]))
+        return -np.log([[self.probability(frozenset(each.tolist())) for each in row] for row in far])
+
+
+def test_definitions_of_eraser_and_contextcite_by_hand():
+    """Of four far tokens, 1 or 2 is enough (redundant), 3 helps a little: p 0.1, times 6 and 1.5; ranked 1, 3, 2, 0.
+
+    ERASER (4.2), m a probability of the label: sufficiency m(x) - m(r), comprehensiveness m(x) - m(x without r).
+    ContextCite (3.2): top-k drop log p(x) - log p(x without r). Ours: both, with m = log p.
+    """
+
+    def p(kept):
+        return 0.1 * (6 if kept & {1, 2} else 1) * (1.5 if 3 in kept else 1)
+
+    scorer, everything, ranked, ks = Lookup(p), frozenset(range(4)), [1, 3, 2, 0], (1, 2, 3)
+    contexts = Contexts(
+        np.zeros((1, 6), dtype=int), np.zeros((1, 1), dtype=int), np.zeros((1, 1), dtype=int), 2
+    )
+    asked, columns = np.array([[0, 0]]), np.array([ranked])
+    chosen = {"leave-one-out": Selection(columns, columns * 1.0, np.array([[0.0, 0.0, 0.0, 0.4]]))}
+    found = Faithfulness(scorer, ks, 5, 0).of_selections(contexts, asked, chosen)["leave-one-out"]
+    drops = [np.log(p(everything)) - np.log(p(everything - {*ranked[:k]})) for k in ks]
+    assert drops == pytest.approx([0.0, np.log(1.5), np.log(9)])  # the first is not missed: 2 says the same
+    assert found["comprehensiveness_nats"][0].tolist() == pytest.approx(drops)
+    lacks = [np.log(p(everything)) - np.log(p(frozenset(ranked[:k]))) for k in ks]
+    assert lacks == pytest.approx([np.log(1.5), 0.0, 0.0])
+    losses = measurement_module.selected_losses(scorer, contexts, asked, columns, ks)
+    assert (losses - scorer.losses(contexts, np.arange(4)[None], asked))[0].tolist() == pytest.approx(lacks)
+    kept = [frozenset(each) for each in far_subsets(4, 5, seed=0, block=0).tolist()]
+    assert found["subset_loss_nats"][0].tolist() == pytest.approx([-np.log(p(each)) for each in kept])
+    assert found["subset_influence"][0].tolist() == pytest.approx([0.4 * (3 in each) for each in kept])
 
 
 def test_a_resumed_or_sharded_measurement_equals_an_uninterrupted_one(trained, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from analysis.plots.dependencies import all_figures, tokens_needed_figure
 from analysis.stats.recovery import BEST
 from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
-from tests.support.made_up_records import MEASURED, made_up_records
+from tests.support.made_up_records import MEASURED, made_up_records, with_further
+from tests.support.made_up_report import made_up_examples
 from tests.support.made_up_summary import (
     EVERY_SELECTOR,
     FEW_SELECTORS,
@@ -79,7 +81,9 @@ def missing(needed: Any, found: Any, where: str = "") -> list[str]:
 
 
 def test_the_hand_made_summary_is_laid_out_like_a_real_one(tmp_path: Path) -> None:
-    real = summarize(made_up_records(tmp_path), 100)
+    records = with_further(made_up_records(tmp_path))
+    texts = made_up_examples(records.targets.target_id[records.over], 128, 16)
+    real = summarize(replace(records, examples=texts), 100)
     hand_made = made_up_summary((*MEASURED, BEST))
     assert missing(shape_of(hand_made), shape_of(real)) == []
     assert set(hand_made["settings"]) <= set(real["settings"])

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.records.schema import FAR_CONTEXTS, Targets
+from analysis.records.schema import FAR_CONTEXTS, Examples, Targets
 from analysis.records.store import Records
-from analysis.stats.dependencies import distance_edges
+from analysis.stats.dependencies import FAR, distance_edges
 from analysis.stats.summary import summarize
 from tests.support.made_up_records import made_up_manifest, made_up_records, resampled_rows
 
@@ -53,6 +53,30 @@ def by_hand() -> Records:
 
 def values(intervals: list[dict[str, Any]]) -> list[float]:
     return [each["value"] for each in intervals]
+
+
+def test_kinds_of_the_chosen_tokens_by_hand() -> None:
+    """Text of targets 1 and 7 of those over tau; their words go on in the short context."""
+    words = ["the", " 7", ",", " mill", " of", " ho", "use", " ."]
+    other = [" and", " or", " two", " three", ".", " dog"]
+    examples = Examples(np.array([1, 7]), [words, words[::-1]], ["x", "y"], [other, other], ["", ""])
+    summary = summarize(replace(by_hand(), examples=examples), 100, k_of_bins=3)
+    picks = summary["picks"]
+    chosen = {
+        context: {kind: each["value"] for kind, each in found.items()}
+        for context, found in picks["shares"]["leave-one-out"].items()
+    }
+    # target 1 has " ho", " of" and " mill", target 7, whose words stand the other way round, ",", " ." and "use"
+    assert picks["k"] == 3 and picks["kinds"] == ["number", "punctuation", "function word", "content word"]
+    true = {"number": 0, "punctuation": 1 / 3, "function word": 1 / 6, "content word": 1 / 2}
+    assert chosen["true"] == pytest.approx(true)
+    placebo = {"number": 1 / 3, "punctuation": 0, "function word": 2 / 3, "content word": 0}
+    assert chosen["placebo"] == pytest.approx(placebo)
+    far = {kind: each["value"] for kind, each in picks["shares"][FAR]["placebo"].items()}
+    assert far == pytest.approx(
+        {"number": 1 / 3, "punctuation": 1 / 6, "function word": 1 / 3, "content word": 1 / 6}
+    )
+    assert summarize(by_hand(), 100)["picks"] is None
 
 
 def test_kinds_by_hand() -> None:

@@ -1,7 +1,6 @@
 """Measures of faithfulness against their definitions, target by target, and on an example worked out by hand."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,9 @@ from analysis.records.store import Records
 from analysis.stats.correlation import row_pearson, row_spearman
 from analysis.stats.faithfulness import overlap
 from analysis.stats.summary import summarize
-from tests.support.made_up_records import made_up_records, resampled_rows
+from analysis.stats.tables import interval_cell, percent_text
+from tests.analysis.stats.test_summary import table_text
+from tests.support.made_up_records import made_up_records, resampled_rows, with_further
 
 KS = (1, 2, 4, 8)
 
@@ -25,40 +26,7 @@ def bare(tmp_path_factory) -> Records:
 
 @pytest.fixture(scope="module")
 def records(bare) -> Records:
-    """The same with made-up further columns; of greedy no summed influence, and of one target a constant one."""
-    rng, m, n = np.random.default_rng(1), len(bare.over), len(bare.targets)
-    losses = {context: rng.gamma(2, 1, (m, 16)) for context in FAR_CONTEXTS}
-    further: dict = {
-        name: {}
-        for name in (
-            *("comprehensiveness_nats", "subset_loss_nats"),
-            *("subset_influence", "leave_one_out_spearman"),
-        )
-    }
-    for number, selector in enumerate(bare.manifest.selectors):
-        noise = {context: (number + 1) * rng.normal(size=(m, 16)) for context in FAR_CONTEXTS}
-        sums = {context: noise[context] - losses[context] for context in FAR_CONTEXTS}
-        if selector == "greedy":
-            sums = {context: np.full((m, 16), np.nan) for context in FAR_CONTEXTS}
-        else:
-            sums["true"][3] = 1.0
-        further["subset_influence"][selector], further["subset_loss_nats"][selector] = sums, losses
-        further["comprehensiveness_nats"][selector] = {
-            context: rng.gamma(1, 1, (m, 4)) for context in FAR_CONTEXTS
-        }
-        known = np.nan if selector in ("greedy", "leave-one-out") else 1.0
-        further["leave_one_out_spearman"][selector] = {
-            context: known * rng.uniform(-1, 1, m) for context in FAR_CONTEXTS
-        }
-    long, short = bare.targets.loss_long_nats, bare.targets.loss_short_nats
-    targets = replace(
-        bare.targets,
-        loss_short_from_0_nats=short + rng.normal(0.1, 0.2, n),
-        loss_of_32_nats=long + rng.normal(0.1, 0.3, n),
-        loss_of_96_nats=long + rng.normal(0.0, 0.1, n),
-    )
-    options = {"subsets": 16, "keep_rate": 0.5}
-    return replace(bare, targets=targets, further=further, manifest=replace(bare.manifest, options=options))
+    return with_further(bare)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +34,8 @@ def summary(records) -> dict:
     return json.loads(json.dumps(summarize(records, 1000)))
 
 
-def test_correlations_are_scipys(rng=np.random.default_rng(0)):
+def test_correlations_are_scipys():
+    rng = np.random.default_rng(0)
     first, second = rng.integers(0, 4, (6, 9)).astype(float), rng.normal(size=(6, 9))
     first[4], second[5, 2] = 2.0, np.nan
     for mine, scipys in ((row_pearson, pearsonr), (row_spearman, spearmanr)):
@@ -151,20 +120,21 @@ def test_records_without_further_columns_have_what_their_losses_and_choices_say(
         assert (found["sufficiency_nats"], found["overlap"]) == (full["sufficiency_nats"], full["overlap"])
 
 
-def test_definitions_of_eraser_and_contextcite_by_hand():
-    """p of the label is 0.8 with all five tokens; ranked r = (3, 0, …). In nats a difference of p is a ratio.
+def test_tables_show_every_measure_in_80_columns(summary):
+    text = table_text(summary)
+    assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+    for selector, found in summary["faithfulness"]["selectors"].items():
+        shown = [found["sufficiency_nats"]["placebo"]["aopc"]]
+        shown += [found["comprehensiveness_nats"]["true"]["aopc"]] if selector != "best" else []
+        shown += [found[name]["true"] for name in ("lds", "r2", "spearman") if found[name]]
+        shown += [found["overlap"]["placebo"]["4"]] if found["overlap"] else []
+        for each in shown:
+            assert interval_cell(each) in text
+    enough = summary["contexts"]["enough"]["shares"]["96"]
+    assert f"last 96 tokens within 0.1 nats of L_long, % {percent_text(enough, 1)}" in " ".join(text.split())
 
-    ERASER (DeYoung et al. 2020, 4.2): sufficiency m(x) - m(r), comprehensiveness m(x) - m(x without r), m here log p.
-    ContextCite (Cohen-Wang et al. 2024, 3): top-k drop log p(all) - log p(without the top k), LDS Spearman of Σ and f.
-    """
-    p_all, p_of_top, p_without = 0.8, {1: 0.4, 2: 0.8}, {1: 0.2, 2: 0.1}
-    losses = {k: -np.log(p) for k, p in p_of_top.items()}
-    long = -np.log(p_all)
-    sufficiency = [losses[k] - long for k in (1, 2)]
-    assert sufficiency == pytest.approx([np.log(2), 0.0])
-    drops = [-np.log(p_without[k]) - long for k in (1, 2)]
-    assert drops == pytest.approx([np.log(4), np.log(8)])
-    assert np.mean(drops) == pytest.approx(2.5 * np.log(2))
-    p_of_subsets = np.array([[0.1, 0.5, 0.3, 0.9]])  # ranks 1, 3, 2, 4
-    assert row_spearman(np.array([[-1.0, 4.0, 5.0, 6.0]]), np.log(p_of_subsets)).item() == pytest.approx(0.8)
+
+def test_overlap_and_lds_by_hand():
     assert overlap(np.array([[3, 0, 1]]), np.array([[1, 2, 3]])).item() == pytest.approx(2 / 3)
+    log_p = np.log([[0.1, 0.5, 0.3, 0.9]])  # ranks 1, 3, 2, 4
+    assert row_spearman(np.array([[-1.0, 4.0, 5.0, 6.0]]), log_p).item() == pytest.approx(0.8)
