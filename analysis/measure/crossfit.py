@@ -5,12 +5,13 @@ Shapes: m targets, F far tokens, k selected ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from analysis.measure.selectors import Question, Selection, find_selector
+from analysis.measure.selectors import Question, Selection, SharedPasses, find_selector
 from analysis.measure.settings import InfluenceSettings
 from analysis.model.scorer import Scorer, long_and_short_losses
 from analysis.records.schema import MANIFEST_NAME, ROPE_SCALING
@@ -30,10 +31,15 @@ class Chooser(Protocol):
 
 
 class ModelChooser:
-    """A model chooses by the losses that its scorer computes."""
+    """A model chooses by the losses that its scorer computes.
 
-    def __init__(self, scorer: Scorer, *, seed: int, k_max: int):
+    ``selectors``: those that will be asked one after the other about the same targets, and may share their passes.
+    """
+
+    def __init__(self, scorer: Scorer, *, seed: int, k_max: int, selectors: Sequence[str] = ()):
         self.scorer, self.seed, self.k_max = scorer, seed, k_max
+        self.selectors = tuple(selectors)
+        self._question: Question | None = None
 
     def gains_nats(self, contexts: Contexts, asked: np.ndarray) -> np.ndarray:
         """See `Chooser`."""
@@ -42,7 +48,12 @@ class ModelChooser:
 
     def select(self, selector: str, contexts: Contexts, asked: np.ndarray, far_context: str) -> Selection:
         """See `Chooser`."""
-        return find_selector(selector)(Question(self.scorer, contexts, self.seed, self.k_max, asked))
+        last = self._question
+        if last is None or last.contexts is not contexts or last.asked is not asked:
+            shared = SharedPasses(self.selectors)
+            self._question = Question(self.scorer, contexts, self.seed, self.k_max, asked, passes=shared)
+        assert self._question is not None
+        return find_selector(selector)(self._question)
 
 
 class RecordedChooser:

@@ -358,7 +358,9 @@ def _assign_roles(
         named = recorded.manifest
         selects = (named.checkpoint, named.checkpoint_sha256, named.training_seed)
     else:
-        chooser = ModelChooser(scorers[0], seed=settings.seed, k_max=max(settings.ks))
+        chooser = ModelChooser(
+            scorers[0], seed=settings.seed, k_max=max(settings.ks), selectors=settings.selectors
+        )
         selects = (models[0].name, models[0].weights_sha256, models[0].training_seed)
     evaluating = models[-1]
     if settings.evaluate_with and evaluating.weights_sha256 == selects[1]:

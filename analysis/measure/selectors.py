@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -38,6 +38,8 @@ class Question:
     """(m, 2) block and place in it of each target; None means all, block by block."""
     columns: np.ndarray | None = None
     """Candidates, (m, C) columns of the far context, ascending; None means all of it."""
+    passes: SharedPasses | None = None
+    """What selectors that are asked the same read off the same passes; None: nothing is shared."""
 
     @property
     def targets(self) -> np.ndarray:
@@ -55,17 +57,38 @@ class Question:
         """`Scorer.losses` of subsets (m, C, j) or (C, j) for the targets, (m, C)."""
         return self.scorer.losses(self.contexts, far, self.targets)
 
-    def kl(self, far: np.ndarray) -> np.ndarray:
-        """KL(p_long || p given each of such subsets), (m, C) nats."""
-        return self.scorer.divergences(self.contexts, far, "kl", self.targets)
+    def measure(self, name: str, far: np.ndarray) -> np.ndarray:
+        """One of `analysis.model.scorer.MEASURES` of such subsets, (m, C)."""
+        return self.scorer.measures(self.contexts, far, (name,), self.targets)[..., 0]
 
-    def tv(self, far: np.ndarray) -> np.ndarray:
-        """Total variation between p_long and p given each of such subsets, (m, C), 0 to 1."""
-        return self.scorer.divergences(self.contexts, far, "tv", self.targets)
+    def measure_each(self, base: str, name: str, far: np.ndarray) -> np.ndarray:
+        """`measure` of the subsets ``far``, which are those of the selector ``base`` for each candidate."""
+        if self.passes is None or self.columns is not None:
+            return self.measure(name, far)
+        return self.passes.measure(self, base, name, far)
 
     def of_candidates(self, values: np.ndarray) -> np.ndarray:
         """Values of the far tokens, (m, F), at the candidates, (m, C)."""
         return np.take_along_axis(values, self.candidates, axis=1)
+
+
+@dataclass(frozen=True)
+class SharedPasses:
+    """Signed, absolute and target-blind forms read one pass for each far token, which is made once for all of them."""
+
+    selectors: tuple[str, ...]
+    """Names of those that are asked."""
+    known: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    """By base and measure, (m, F)."""
+
+    def measure(self, question: Question, base: str, name: str, far: np.ndarray) -> np.ndarray:
+        """What was read off the passes of ``base`` before, or is now, with what else will be asked of them."""
+        if (base, name) not in self.known:
+            asked = {name, *(MEASURE_OF[each] for each in self.selectors if each in _forms(base))}
+            names = tuple(sorted(asked))
+            values = question.scorer.measures(question.contexts, far, names, question.targets)
+            self.known.update({(base, each): values[..., column] for column, each in enumerate(names)})
+        return self.known[base, name]
 
 
 @dataclass(frozen=True)
@@ -89,8 +112,12 @@ _STEPS = 50
 Selector = Callable[[Question], Selection]
 Influence = Callable[[Question], np.ndarray]
 """From a question to the influence of every candidate, (m, C)."""
-Measure = Callable[[Question, np.ndarray], np.ndarray]
-"""From a question and subsets, (m, C, j) or (C, j), to how bad the prediction from each is, (m, C)."""
+MEASURE_OF = {
+    f"{base}{form}": measure
+    for base in ("leave-one-out", "leave-one-in")
+    for form, measure in (("", "loss"), ("-absolute", "loss"), ("-kl", "kl"), ("-tv", "tv"))
+}
+"""What the forms of leaving one out and in read off their passes."""
 SIGNED, ABSOLUTE, BLIND, CONTROL = "signed", "absolute", "target-blind", "control"
 FAMILIES: dict[str, list[str]] = {SIGNED: [], ABSOLUTE: [], BLIND: [], CONTROL: []}
 """Names of selectors by what they look at (docs/method.md, 2.2 [ours])."""
@@ -178,8 +205,12 @@ def screened(exact: Selector, proposer: Selector, count: int, name: str) -> Sele
     return select
 
 
+def _forms(base: str) -> list[str]:
+    return [name for name in MEASURE_OF if name.startswith(base)]
+
+
 @register_influence("leave-one-out", SIGNED)
-def leave_one_out(question: Question, measure: Measure = Question.losses) -> np.ndarray:
+def leave_one_out(question: Question, measure: str = "loss") -> np.ndarray:
     """loss(t | C_long without i) - L_long, (m, C) nats: our Eq. 20 [ours; its text is not public].
 
     Of another measure the same: a divergence from p_long is 0 given C_long.
@@ -187,8 +218,9 @@ def leave_one_out(question: Question, measure: Measure = Question.losses) -> np.
     n_far = question.contexts.n_far
     left_out = np.arange(n_far) if question.columns is None else question.columns
     columns = np.arange(n_far - 1)
-    without = measure(question, columns + (columns >= left_out[..., None]))  # 0 … F-1 without each candidate
-    return without - measure(question, np.arange(n_far)[None])
+    far = columns + (columns >= left_out[..., None])  # 0 … F-1 without each candidate
+    without = question.measure_each("leave-one-out", measure, far)
+    return without - question.measure(measure, np.arange(n_far)[None])
 
 
 @register_influence("leave-one-out-absolute", ABSOLUTE)
@@ -200,20 +232,21 @@ def leave_one_out_absolute(question: Question) -> np.ndarray:
 @register_influence("leave-one-out-kl", BLIND)
 def leave_one_out_kl(question: Question) -> np.ndarray:
     """KL(p_long || p without i), (m, C) nats."""
-    return leave_one_out(question, Question.kl)
+    return leave_one_out(question, "kl")
 
 
 @register_influence("leave-one-out-tv", BLIND)
 def leave_one_out_tv(question: Question) -> np.ndarray:
     """1/2 Σ |p_long - p without i|, (m, C)."""
-    return leave_one_out(question, Question.tv)
+    return leave_one_out(question, "tv")
 
 
 @register_influence("leave-one-in", SIGNED)
-def leave_one_in(question: Question, measure: Measure = Question.losses) -> np.ndarray:
+def leave_one_in(question: Question, measure: str = "loss") -> np.ndarray:
     """L_short - loss(t | C_short and i), (m, C) nats; of another measure the same."""
     each = np.arange(question.contexts.n_far) if question.columns is None else question.columns
-    return _of_short(question, measure) - measure(question, each[..., None])
+    beside = question.measure_each("leave-one-in", measure, each[..., None])
+    return _of_short(question, measure) - beside
 
 
 @register_influence("leave-one-in-absolute", ABSOLUTE)
@@ -225,17 +258,17 @@ def leave_one_in_absolute(question: Question) -> np.ndarray:
 @register_influence("leave-one-in-kl", BLIND)
 def leave_one_in_kl(question: Question) -> np.ndarray:
     """KL(p_long || p_short) - KL(p_long || p of C_short and i), (m, C) nats."""
-    return leave_one_in(question, Question.kl)
+    return leave_one_in(question, "kl")
 
 
 @register_influence("leave-one-in-tv", BLIND)
 def leave_one_in_tv(question: Question) -> np.ndarray:
     """How much nearer to p_long, in total variation, C_short and i predict than C_short, (m, C)."""
-    return leave_one_in(question, Question.tv)
+    return leave_one_in(question, "tv")
 
 
 @register("greedy", SIGNED)
-def greedy(question: Question, measure: Measure = Question.losses) -> Selection:
+def greedy(question: Question, measure: str = "loss") -> Selection:
     """Forward selection: each round adds the token that lowers the loss most, given those already chosen.
 
     Influence: what the token took off the loss in its round, nats; it may be negative, since k tokens are chosen. Of
@@ -248,11 +281,11 @@ def greedy(question: Question, measure: Measure = Question.losses) -> Selection:
     gains = []
     for number in range(question.k):
         if number == 0 and question.columns is None:  # shared by the targets of a block
-            after = measure(question, np.arange(question.contexts.n_far)[:, None])
+            after = question.measure(measure, np.arange(question.contexts.n_far)[:, None])
         else:
             beside = np.broadcast_to(chosen[:, None], (*open_.shape, chosen.shape[1]))
             added = np.sort(np.concatenate([beside, open_[:, :, None]], axis=2), axis=2)
-            after = measure(question, added)
+            after = question.measure(measure, added)
         best = after.argmin(axis=1)[:, None]
         chosen = np.concatenate([chosen, np.take_along_axis(open_, best, axis=1)], axis=1)
         gains.append(before - np.take_along_axis(after, best, axis=1))
@@ -265,7 +298,7 @@ def greedy(question: Question, measure: Measure = Question.losses) -> Selection:
 @register("greedy-kl", BLIND)
 def greedy_kl(question: Question) -> Selection:
     """Forward selection: each round adds the token that brings the prediction nearest to p_long in KL, nats."""
-    return greedy(question, Question.kl)
+    return greedy(question, "kl")
 
 
 @register("spans", SIGNED)
@@ -369,6 +402,6 @@ def nearest(question: Question) -> np.ndarray:
     return question.candidates.astype(float)
 
 
-def _of_short(question: Question, measure: Measure) -> np.ndarray:
+def _of_short(question: Question, measure: str) -> np.ndarray:
     """The measure given the short context alone, (m, 1)."""
-    return measure(question, np.empty((1, 0), dtype=np.int64))
+    return question.measure(measure, np.empty((1, 0), dtype=np.int64))

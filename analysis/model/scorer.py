@@ -150,8 +150,6 @@ class Scorer(OnDevice):
         self.model = model
         self.share_prefixes = share_prefixes
 
-    @_smaller_when_memory_runs_out
-    @torch.inference_mode()
     def losses(self, contexts: Contexts, far: np.ndarray, asked: np.ndarray | None = None) -> np.ndarray:
         """loss(t | S and the short context) in nats, (m, C) float64.
 
@@ -161,54 +159,53 @@ class Scorer(OnDevice):
                 In the second case one pass gives a subset's losses for all targets of a block.
             asked: (m, 2) block and place in it of each target; None: all targets, block by block.
         """
+        return self.measures(contexts, far, ("loss",), asked)[..., 0]
+
+    @_smaller_when_memory_runs_out
+    @torch.inference_mode()
+    def measures(
+        self, contexts: Contexts, far: np.ndarray, names: Sequence[str], asked: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Some `MEASURES` of the predictions from S and the short context, (m, C, number of names) float64.
+
+        The other arguments are those of `losses`; the passes are made once for all measures. For a divergence the
+        distributions of the long contexts are kept, of no more blocks at once than a pass that is differentiated reads.
+        """
         asked = contexts.all_targets if asked is None else asked
+        if not DIVERGENCES.keys() & set(names):
+            return self._of_targets(contexts, far, asked, self._reading(contexts, names, None))
+        found = np.empty((len(asked), far.shape[-2], len(names)))
+        for blocks in self._whole_contexts(contexts, np.unique(asked[:, 0])):
+            mine = np.isin(asked[:, 0], blocks)
+            own = np.stack([np.searchsorted(blocks, asked[mine, 0]), asked[mine, 1]], axis=1)
+            some, these = far if far.ndim == 2 else far[mine], contexts.take(blocks)
+            long, _ = self._passes(these, np.arange(contexts.n_far)[None], own)
+            log_long = self._read(long, lambda logits, *_: logits.float().log_softmax(dim=-1))
+            found[mine] = self._of_targets(these, some, own, self._reading(these, names, log_long))
+        return found
+
+    def _reading(self, contexts: Contexts, names: Sequence[str], log_long: Tensor | None) -> Reading:
+        """Measures of the targets; ``log_long`` is (n, B, V), log p given the long contexts, where one needs it."""
         targets = self.tensor(contexts.targets)
 
-        def loss(logits: Tensor, block: Tensor, places: slice) -> Tensor:
+        def measure(name: str, logits: Tensor, block: Tensor, places: slice) -> Tensor:
+            if name != "loss":
+                assert log_long is not None
+                return DIVERGENCES[name](log_long[block, places], logits)
             wanted = targets[block, places]
             flat = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
             return flat.view(wanted.shape)
 
-        return self._of_targets(contexts, far, asked, loss)
-
-    @_smaller_when_memory_runs_out
-    @torch.inference_mode()
-    def divergences(
-        self, contexts: Contexts, far: np.ndarray, name: str, asked: np.ndarray | None = None
-    ) -> np.ndarray:
-        """How far the prediction from S and the short context is from that of the long context, (m, C) float64.
-
-        ``name``: one of `DIVERGENCES`. No target token is read. The other arguments are those of `losses`. Kept are the
-        distributions of the long contexts alone, of no more blocks at once than a pass that is differentiated reads.
-        """
-        asked = contexts.all_targets if asked is None else asked
-        found = np.empty((len(asked), far.shape[-2]))
-        for blocks in self._whole_contexts(contexts, np.unique(asked[:, 0])):
-            mine = np.isin(asked[:, 0], blocks)
-            own = np.stack([np.searchsorted(blocks, asked[mine, 0]), asked[mine, 1]], axis=1)
-            some = far if far.ndim == 2 else far[mine]
-            found[mine] = self._divergences(contexts.take(blocks), some, DIVERGENCES[name], own)
-        return found
-
-    def _divergences(
-        self, contexts: Contexts, far: np.ndarray, divergence: Divergence, asked: np.ndarray
-    ) -> np.ndarray:
-        """`divergences` of blocks that all have a target in ``asked``."""
-        long, _ = self._passes(contexts, np.arange(contexts.n_far)[None], asked)
-        log_long = self._read(long, lambda logits, *_: logits.float().log_softmax(dim=-1))
-
-        def from_long(logits: Tensor, block: Tensor, places: slice) -> Tensor:
-            return divergence(log_long[block, places], logits)
-
-        return self._of_targets(contexts, far, asked, from_long)
+        return lambda *read: torch.stack([measure(name, *read) for name in names], dim=-1)
 
     def _of_targets(
         self, contexts: Contexts, far: np.ndarray, asked: np.ndarray, reading: Reading
     ) -> np.ndarray:
-        """What is read off the logits of every asked target given each subset, (m, C) float64."""
+        """What is read off the logits of every asked target given each subset, (m, C, …) float64."""
         passes, group = self._passes(contexts, far, asked)
         numbers = self._read(passes, reading).double().cpu().numpy()
-        return numbers.reshape(-1, far.shape[-2], contexts.targets_per_block)[group, :, asked[:, 1]]
+        of_blocks = numbers.reshape(-1, far.shape[-2], *numbers.shape[1:])
+        return of_blocks[group, :, asked[:, 1]]
 
     def _passes(self, contexts: Contexts, far: np.ndarray, asked: np.ndarray) -> tuple[_Passes, np.ndarray]:
         """Rows that read subsets ``far`` for the asked targets, C for each group, and every target's group, (m,)."""
@@ -451,6 +448,9 @@ def total_variation(log_p: Tensor, logits: Tensor) -> Tensor:
 
 
 DIVERGENCES: dict[str, Divergence] = {"kl": kl_divergence, "tv": total_variation}
+"""From the prediction given the long context, which look at no target."""
+MEASURES = ("loss", *DIVERGENCES)
+"""How bad a prediction is: the target's loss in nats, KL(p_long || p) in nats, total variation."""
 
 
 def long_and_short_losses(

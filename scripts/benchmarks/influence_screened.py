@@ -115,7 +115,7 @@ class CountingChooser(ModelChooser):
 
     def __init__(self, scorer: Scorer, selectors: dict[str, Find], seed: int):
         super().__init__(scorer, seed=seed, k_max=max(KS))
-        self.selectors = selectors
+        self._find = selectors
         self.seconds: dict[str, float] = defaultdict(float)
         """Of the processor, all its cores added up, so that other work on the machine counts little; of the clock on a
         GPU."""
@@ -129,7 +129,7 @@ class CountingChooser(ModelChooser):
         with counted_tokens(self.scorer.model) as counts:
             synchronise()
             started = self._clock()
-            chosen = self.selectors[selector](question)
+            chosen = self._find[selector](question)
             synchronise()
             self.seconds[selector] += self._clock() - started
         self.tokens[selector] += sum(counts)

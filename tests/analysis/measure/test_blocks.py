@@ -49,7 +49,8 @@ def test_one_pass_predicts_every_target_of_a_block_from_a_subset(name, tokens_pe
     left_out = np.arange(FAR - 1) + (np.arange(FAR - 1) >= np.arange(FAR)[:, None])
     scorer = Scorer(model, tokens_per_batch=tokens_per_batch)
     losses = scorer.losses(contexts, left_out)
-    divergences = {kind: scorer.divergences(contexts, left_out, kind) for kind in ("kl", "tv")}
+    both = scorer.measures(contexts, left_out, ("kl", "tv"))
+    divergences = {"kl": both[..., 0], "tv": both[..., 1]}
     assert losses.shape == divergences["kl"].shape == (2 * B, FAR)
     for row, (block, place) in enumerate(contexts.all_targets):
         long = plain_log_p(model, contexts, block, place, range(FAR))
@@ -72,7 +73,7 @@ def test_distributions_are_read_a_slice_at_a_time(monkeypatch):
 
     monkeypatch.setattr(scorer_module, "LOGITS_PER_SLICE", 4 * B * 128)
     monkeypatch.setitem(scorer_module.DIVERGENCES, "tv", spy)
-    Scorer(build("rope")).divergences(make_blocks(), np.arange(FAR)[:, None], "tv")
+    Scorer(build("rope")).measures(make_blocks(), np.arange(FAR)[:, None], ("tv",))
     assert max(sizes) == 4 * B * 128
     assert sum(sizes) == 2 * FAR * B * 128
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from analysis.measure import selectors
+from analysis.measure.crossfit import ModelChooser
 from analysis.measure.influence import selected_losses
 from analysis.measure.selectors import (
     BLIND,
@@ -249,6 +250,33 @@ def test_choices_do_not_depend_on_how_targets_are_batched(model, name):
     np.testing.assert_allclose(
         together.influence, np.concatenate([each.influence for each in alone]), atol=2e-5
     )
+
+
+def test_forms_of_one_selector_share_their_passes_and_choose_what_they_choose_alone(model, monkeypatch):
+    names = ("leave-one-out", "leave-one-out-absolute", "leave-one-out-kl", "leave-one-in-tv", "leave-one-in",
+             "leave-one-out-kl@gradient:4", "leave-one-out@leave-one-in-kl:5", "random")  # fmt: skip
+    passes = []
+    read = Scorer._read
+    monkeypatch.setattr(
+        Scorer, "_read", lambda self, *args: passes.append(len(args[0].far)) or read(self, *args)
+    )
+    scorer = Scorer(model)
+    for contexts in (
+        make_contexts(3),
+        make_contexts(2, seed=7),
+    ):  # what is known of one is not taken for the other's
+        chooser = ModelChooser(scorer, seed=0, k_max=4, selectors=names)
+        asked = contexts.all_targets
+        passes.clear()
+        shared = {name: chooser.select(name, contexts, asked, "true") for name in names[:3]}
+        assert passes.count(FAR * len(contexts)) == 1
+        shared |= {name: chooser.select(name, contexts, asked, "true") for name in names[3:]}
+        other = chooser.select(names[0], contexts.with_far(contexts.tokens[::-1, :FAR]), asked, "placebo")
+        for name, found in shared.items():
+            alone = choose(name, scorer, contexts, k=4)
+            np.testing.assert_array_equal(found.columns, alone.columns)
+            np.testing.assert_allclose(found.influence, alone.influence, atol=1e-6)
+        assert not np.array_equal(other.influence, shared[names[0]].influence)
 
 
 @pytest.mark.parametrize(

@@ -67,12 +67,12 @@ def test_shared_prefixes_change_nothing(name):
         return inner(past, input_ids, *rest)
 
     model.logits_after = spy
-    whole = Scorer(model, share_prefixes=False).divergences(contexts, keep, "kl")
+    whole = Scorer(model, share_prefixes=False).measures(contexts, keep, ("kl",))[..., 0]
     for tokens_per_batch in (30, 200, 10_000):
         scorer = Scorer(model, tokens_per_batch=tokens_per_batch)
         losses = scorer.losses(contexts, keep)
         np.testing.assert_allclose(losses, plain_losses(model, contexts, keep), atol=2e-5)
-        np.testing.assert_allclose(scorer.divergences(contexts, keep, "kl"), whole, atol=2e-5)
+        np.testing.assert_allclose(scorer.measures(contexts, keep, ("kl",))[..., 0], whole, atol=2e-5)
     assert 0 < sum(read) < 6 * 0.9 * len(contexts) * FAR * (N - 1)  # prefixes were not read again
 
 
