@@ -139,28 +139,24 @@ def _columns(both: Sequence[Records], measured: Sequence[MeasuredTargets], ks: l
 def _overlap_columns(both: Sequence[Records], ks: Sequence[int]) -> Columns:
     """Which targets both chose tokens for, in each far context, and the share of the first k that are the same."""
     common, *rows = np.intersect1d(both[0].over, both[1].over, return_indices=True)
-    targets = [each.targets for each in both]
-    same_placebo = np.all(
-        [
-            getattr(targets[0], name)[common] == getattr(targets[1], name)[common]
-            for name in ("placebo_document", "placebo_start")
-        ],
-        axis=0,
-    )
+    one, two = (each.targets for each in both)
+    same_document = one.placebo_document[common] == two.placebo_document[common]
+    same_placebo = same_document & (one.placebo_start[common] == two.placebo_start[common])
     columns: Columns = {}
-    for context, members in (("true", np.ones(len(common))), ("placebo", same_placebo * 1.0)):
-        columns["chosen by both", context] = _at(common, members, len(targets[0]))
-        for selector in both[0].selected.keys() & both[1].selected.keys():
+    for context, members in (("true", np.ones(len(common))), ("placebo", same_placebo)):
+        columns["chosen by both", context] = _at(common, members, len(one))
+        for selector in (name for name in both[0].selected if name in both[1].selected):
             first, second = (
                 each.selected[selector][context][own] for each, own in zip(both, rows, strict=True)
             )
             for k in ks:
                 same = (first[:, :k, None] == second[:, None, :k]).sum(axis=(1, 2)) / k
-                columns["same", selector, context, k] = _at(common, same * members, len(targets[0]))
+                columns["same", selector, context, k] = _at(common, same * members, len(one))
     return columns
 
 
 def _at(rows: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
+    """Values of some targets as a column of all."""
     column = np.zeros(count)
     column[rows] = values
     return column
