@@ -312,9 +312,8 @@ class Scorer(OnDevice):
         asked = contexts.all_targets if asked is None else asked
         slopes = np.empty((len(asked), contexts.n_far))
         for targets in self._own_contexts(contexts, asked):
-            others = 1.0 - torch.eye(
-                targets.tokens.shape[1], device=self.device
-            )  # its own stream is never read
+            length = targets.tokens.shape[1]
+            others = 1.0 - torch.eye(length, device=self.device)  # a dropped token's own stream is never read
             log_presence = torch.zeros(targets.tokens.shape, device=self.device, requires_grad=True)
             with self.precision():
                 bias = log_presence[:, None, :] * others

@@ -165,7 +165,7 @@ def _agreement_columns(both: Sequence[Records], ks: Sequence[int]) -> Columns:
 
     for context, members in (("true", np.ones(len(common))), ("placebo", same_placebo[common] * 1.0)):
         add(("chosen by both", context), members)
-        for selector in both[0].selected.keys() & both[1].selected.keys():
+        for selector in (name for name in both[0].selected if name in both[1].selected):
             one, two = (each.selected[selector][context][own] for each, own in zip(both, rows, strict=True))
             for k in ks:
                 add(("same", selector, context, k), overlap(one[:, :k], two[:, :k]) * members)
