@@ -110,8 +110,8 @@ def test_untrained_weights_choose_for_the_targets_of_the_trained_model(two_seeds
     assert any(
         not torch.equal(each, trained_weights[name]) for name, each in again.model.state_dict().items()
     )
-    compared = compare(records, own, 200)["overlap"]["selectors"]
-    assert compared["random"]["true"]["4"]["value"] == 1 > compared["leave-one-out"]["true"]["4"]["value"]
+    compared = compare(records, own, 200)["overlap"]
+    assert compared["random"]["4"]["true"]["value"] == 1 > compared["leave-one-out"]["4"]["true"]["value"]
     assert "sanity check" in describe(summarize(records, 200))
     with refused("untrained weights gain nothing"):
         measure_influence(settings(two_seeds, tmp_path / "out", "run", "run@untrained"))

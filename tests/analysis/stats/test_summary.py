@@ -375,7 +375,7 @@ def test_groups_are_the_unit_where_records_have_them(tmp_path: Path) -> None:
     )
     assert [each["permutation_p"] for each in summary["selectors"]["greedy"].values()] == signs.tolist()
     assert "only 7 groups with targets over tau" in table_text(summary)
-    assert describe_findings(records).endswith("] by group, then document (only 7 groups: rough)")
+    assert "] by group, then document (only 7 groups: rough), of a recovery" in describe_findings(records)
     assert "by group, then document" in describe(summary) and "only 7 groups" in describe(summary)
     assert "(no groups are known)" in table_text(plain) and describe(plain).endswith("bootstrap by document")
     kinds = [few_clusters(each, "_over_tau") for each in summary["kinds"]["kinds"]]
