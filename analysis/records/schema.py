@@ -381,7 +381,7 @@ class Targets:
     loss_of_256_nats: np.ndarray | None = None
     """As `loss_of_32_nats`."""
     same_group_document: np.ndarray | None = None
-    """Document that the far context from the same group is taken from, int64; -1: there is none, None: not asked for."""
+    """Document of the far context from the same group, int64; -1: there is none, None: it was not asked for."""
     same_group_start: np.ndarray | None = None
     """Index in that document of its first token, int64."""
 
