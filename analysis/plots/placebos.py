@@ -59,8 +59,8 @@ def placebos_figure(summary: Json, *, width: float = style.PAGE, heading: bool =
             handles += [Patch(label=name, **look, **_EDGE) for name, look in _PARTS.items()]
         style.add_legend(figure, handles)
         if heading:
-            of_these = f"; of these, {found['targets']:,} that have every far context"
-            style.add_heading(figure, describe(summary) + of_these)
+            shown_targets = f"; shown: the {found['targets']:,} over $\\tau$ that have every far context"
+            style.add_heading(figure, describe(summary) + shown_targets)
     return figure
 
 

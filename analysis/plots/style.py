@@ -307,7 +307,7 @@ def draw_points(
     x, y = (values, places) if across else (places, values)
     looks: Json = {"xerr" if across else "yerr": bar_lengths(intervals), "capsize": 1.5, "elinewidth": 0.8}
     looks["markerfacecolor"] = "white" if label.endswith("placebo_recovery") else colour
-    axes.errorbar(x, y, fmt=marker, color=colour, label=label, **looks)
+    axes.errorbar(x, y, marker=marker, linestyle="none", color=colour, label=label, **looks)
 
 
 def k_axis(axes: Axes, ks: Sequence[int]) -> None:

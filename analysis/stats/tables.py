@@ -249,7 +249,7 @@ def _placebo_tables(summary: Json) -> Iterator[tuple[str, Table]]:
             shown = (parts["luck"], parts["common_context"][LARGEST], parts["specific"])
             last = number == len(pair["ks"]) - 1
             table.add_row(names[number], each_k, *map(percent_text, shown), end_section=last)
-    yield "parts of a recovery: luck; common context (largest placebo of the blind one); specific", table
+    yield "parts of a recovery (common: the largest placebo of the blind selector)", table
 
 
 def _by_far_context(selectors: Json, measures: dict[str, tuple[str, str | None]]) -> Table:
