@@ -244,11 +244,11 @@ def _placebo_tables(summary: Json) -> Iterator[tuple[str, Table]]:
         return
     table = plain_table("signed / blind", "k", "luck [%]", "common [%]", "specific [%]")
     for pair in found["parts"]:
-        names = [pair["signed"], pair["blind"], *[""] * len(pair["ks"])]
-        for number, (each_k, parts) in enumerate(pair["ks"].items()):
+        name = f"{pair['signed']}\n{pair['blind']}"
+        for each_k, parts in pair["ks"].items():
             shown = (parts["luck"], parts["common_context"][LARGEST], parts["specific"])
-            last = number == len(pair["ks"]) - 1
-            table.add_row(names[number], each_k, *map(percent_text, shown), end_section=last)
+            table.add_row(name, each_k, *map(percent_text, shown))
+            name = ""
     yield "parts of a recovery (common: the largest placebo of the blind selector)", table
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from analysis.measure.influence import measure_influence
@@ -14,6 +15,7 @@ from analysis.records.store import Records, load_records
 from olmo_sparsity.checkpoint import load_model
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.streams import Stream
+from tests.analysis.records.test_record_damage import list_again
 from tests.support import tiny
 from tests.support.made_up_records import assert_same_records
 from tests.support.measured import influence_settings, plain_loss
@@ -127,3 +129,12 @@ def test_recorded_choices_are_evaluated_where_they_have_them(trained, two_seeds,
         measure_influence(replace(crossed, checkpoint=str(tmp_path / "without"), out=str(tmp_path / "other")))
     with refused("'other' is no further placebo; give --further-placebos some of same-group, shuffled"):
         replace(crossed, further_placebos=("shuffled", "other"))
+
+
+def test_targets_without_the_places_are_refused(whole, tmp_path):
+    folder = Path(shutil.copytree(whole.folder, tmp_path / "copy"))
+    path = folder / "targets.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["same_group_document", "same_group_start"]), path)
+    list_again(path, folder)
+    with refused("it lacks same_group_document"):
+        load_records(folder)
