@@ -105,25 +105,16 @@ class InfluenceEngine:
         long, short = long_and_short_losses(self.evaluator, contexts, asked)
         gain = self.chooser.gains_nats(contexts, asked) if self.crossfit else short - long
         further = self.faithfulness.of_targets(contexts, asked) if self.faithfulness else {}
+        drawn = {name: column[rows] for name, column in vars(sampled).items() if column is not None}
         check_finite(long, short, gain, *further.values())
         return Targets(
             target_id=target_id,
-            document=sampled.document[rows],
-            position=sampled.position[rows],
             token=contexts.targets[tuple(asked.T)],
             loss_long_nats=long,
             loss_short_nats=short,
             selecting_gain_nats=gain,
             kind=self._kinds(sampled, rows, target_id),
-            placebo_document=sampled.placebo_document[rows],
-            placebo_start=sampled.placebo_start[rows],
-            document_group=None if sampled.document_group is None else sampled.document_group[rows],
-            placebo_group=None if sampled.placebo_group is None else sampled.placebo_group[rows],
-            near_copy=None if sampled.near_copy is None else sampled.near_copy[rows],
-            same_group_document=None
-            if sampled.same_group_document is None
-            else sampled.same_group_document[rows],
-            same_group_start=None if sampled.same_group_start is None else sampled.same_group_start[rows],
+            **drawn,
             **further,
         )
 
@@ -302,23 +293,10 @@ def measure_influence(settings: InfluenceSettings) -> Path:
         settings = replace(settings, corpus=recorded.manifest.corpus)
     checkpoints = _checkpoints(settings, recorded)
     text = open_text(settings, settings.checkpoint)
-    sampled = sample_targets(
-        text.tokens,
-        settings.targets,
-        n_long=settings.n_long,
-        n_short=settings.n_short,
-        seed=settings.seed,
-        targets_per_block=settings.targets_per_block,
-    )
+    drawing = {name: getattr(settings, name) for name in ("n_long", "n_short", "seed", "targets_per_block")}
+    sampled = sample_targets(text.tokens, settings.targets, **drawing)
     if SAME_GROUP in settings.further_placebos:
-        sampled = with_same_group(
-            sampled,
-            text.tokens,
-            n_long=settings.n_long,
-            n_short=settings.n_short,
-            seed=settings.seed,
-            targets_per_block=settings.targets_per_block,
-        )
+        sampled = with_same_group(sampled, text.tokens, **drawing)
     if settings.shard:
         settings.shard.check(len(sampled.document), targets_per_batch(settings.targets_per_block))
     models = [_load(path, settings, text) for path in checkpoints]
