@@ -14,6 +14,8 @@ reads the records that scripts/influence.py wrote (no model is needed), prints t
   kinds.*             share, gain and recovery by kind of dependency
   distances.*         how far back the chosen tokens stand
   tokens_needed.*     how many of them give 90 % of the gain
+  placebos.*          what of a recovery is luck, common context and specific, where influence was given
+                      --further-placebos
 
 each as PNG and PDF, at the width at which it is printed, with text of 7 points or more. The same records and seed give
 the same files.

@@ -19,6 +19,11 @@ then has M to M + 31 tokens.
 With --shard i/n, n jobs measure a part each, which merge_records puts together (submit influence does both under
 SLURM); the records are those of one run without --shard.
 
+With --further-placebos same-group,shuffled the same is done on two more far contexts: another document of the target's
+own group (its book, site or package), and the true far context with its tokens in random order. With leave-one-out and
+leave-one-out-kl among the selectors, figure2 then tells the parts of a recovery: luck, context that such text has in
+common, and the specific rest (docs/method.md, 2.3).
+
 Selectors are of three families. A signed one ranks by the loss of the target, with its sign: it finds what that loss
 likes, luck included, so its placebo is large. An absolute one ranks by the magnitude, or the gradient's norm: it finds
 what moves that loss either way. A target-blind one ranks by how far the predicted distribution moves, in KL or total

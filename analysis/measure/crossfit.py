@@ -95,6 +95,11 @@ class RecordedChooser:
             f"{name} {there} (here {asked})" for name, (there, asked) in wanted.items() if there != asked
         ]:
             raise UserError(f"the records in {folder} have {', '.join(differing)}; give the same here")
+        if unmeasured := [each for each in settings.further_placebos if each not in manifest.far_contexts]:
+            raise UserError(
+                f"the records in {folder} have no far context {', '.join(unmeasured)}; leave it out of "
+                "--further-placebos, or select with a checkpoint"
+            )
         absent = [name for name in settings.selectors if name not in manifest.selectors]
         if absent or max(settings.ks) > manifest.k_max:
             raise UserError(

@@ -28,8 +28,12 @@ from analysis.model.rope_scaling import load_scaled, split_checkpoint
 from analysis.model.scorer import Scorer, long_and_short_losses
 from analysis.records.schema import (
     FAR_CONTEXTS,
+    FURTHER,
+    FURTHER_PLACEBOS,
     KEEP_RATE,
     ROPE_SCALING,
+    SAME_GROUP,
+    SHUFFLED,
     SUBSETS,
     TARGETS_PER_BLOCK,
     UNTRAINED,
@@ -46,6 +50,8 @@ from analysis.text.contexts import (
     long_contexts,
     placebo_contexts,
     sample_targets,
+    shuffled_contexts,
+    with_same_group,
 )
 from analysis.text.decode import TextDecoder
 from analysis.text.kinds import classify
@@ -90,6 +96,8 @@ class InfluenceEngine:
     """Whether the model that chooses is another one than the evaluator."""
     faithfulness: Faithfulness | None = None
     """What measures the further columns of the records; None: they have none."""
+    seed: int = 0
+    """Of the order of shuffled far contexts."""
 
     def measure_gains(self, sampled: SampledTargets, rows: np.ndarray, target_id: np.ndarray) -> Targets:
         """L_long and L_short of some of the sampled targets, and their kinds of dependency."""
@@ -97,40 +105,43 @@ class InfluenceEngine:
         long, short = long_and_short_losses(self.evaluator, contexts, asked)
         gain = self.chooser.gains_nats(contexts, asked) if self.crossfit else short - long
         further = self.faithfulness.of_targets(contexts, asked) if self.faithfulness else {}
+        drawn = {name: column[rows] for name, column in vars(sampled).items() if column is not None}
         check_finite(long, short, gain, *further.values())
         return Targets(
             target_id=target_id,
-            document=sampled.document[rows],
-            position=sampled.position[rows],
             token=contexts.targets[tuple(asked.T)],
             loss_long_nats=long,
             loss_short_nats=short,
             selecting_gain_nats=gain,
             kind=self._kinds(sampled, rows, target_id),
-            placebo_document=sampled.placebo_document[rows],
-            placebo_start=sampled.placebo_start[rows],
-            document_group=None if sampled.document_group is None else sampled.document_group[rows],
-            placebo_group=None if sampled.placebo_group is None else sampled.placebo_group[rows],
-            near_copy=None if sampled.near_copy is None else sampled.near_copy[rows],
+            **drawn,
             **further,
         )
 
     def select(
         self, targets: Targets, rows: np.ndarray, far_contexts: Sequence[str] = FAR_CONTEXTS
     ) -> list[SelectionRow]:
-        """What every selector chooses for some of the targets in each far context, and L_k of it."""
+        """What every selector chooses for some of the targets in each far context that they have, and L_k of it."""
         true, asked = self._contexts(targets, rows, targets.target_id[rows])
         found = self._selections(true, asked, "true")
         if "placebo" in far_contexts:
-            _, first = np.unique(asked[:, 0], return_index=True)
-            placebo = placebo_contexts(
-                self.documents,
-                true,
-                targets.placebo_document[rows[first]],
-                targets.placebo_start[rows[first]],
-            )
-            found += self._selections(placebo, asked, "placebo")
+            at = targets.placebo_document[rows], targets.placebo_start[rows]
+            found += self._selections(self._elsewhere(true, asked, *at), asked, "placebo")
+        if SAME_GROUP in far_contexts and len(having := rows[targets.having(SAME_GROUP)[rows]]):
+            assert targets.same_group_document is not None and targets.same_group_start is not None
+            at = targets.same_group_document[having], targets.same_group_start[having]
+            own, asked_having = self._contexts(targets, having, targets.target_id[having])
+            found += self._selections(self._elsewhere(own, asked_having, *at), asked_having, SAME_GROUP)
+        if SHUFFLED in far_contexts:
+            found += self._selections(shuffled_contexts(true, self.seed), asked, SHUFFLED)
         return found
+
+    def _elsewhere(
+        self, contexts: Contexts, asked: np.ndarray, document: np.ndarray, start: np.ndarray
+    ) -> Contexts:
+        """The same targets behind far contexts that stand at these places, one for each target that is asked for."""
+        _, first = np.unique(asked[:, 0], return_index=True)
+        return placebo_contexts(self.documents, contexts, document[first], start[first])
 
     def examples(self, targets: Targets, rows: np.ndarray) -> Examples:
         """The text of some of the targets, their contexts and their placebo far contexts."""
@@ -282,14 +293,10 @@ def measure_influence(settings: InfluenceSettings) -> Path:
         settings = replace(settings, corpus=recorded.manifest.corpus)
     checkpoints = _checkpoints(settings, recorded)
     text = open_text(settings, settings.checkpoint)
-    sampled = sample_targets(
-        text.tokens,
-        settings.targets,
-        n_long=settings.n_long,
-        n_short=settings.n_short,
-        seed=settings.seed,
-        targets_per_block=settings.targets_per_block,
-    )
+    drawing = {name: getattr(settings, name) for name in ("n_long", "n_short", "seed", "targets_per_block")}
+    sampled = sample_targets(text.tokens, settings.targets, **drawing)
+    if SAME_GROUP in settings.further_placebos:
+        sampled = with_same_group(sampled, text.tokens, **drawing)
     if settings.shard:
         settings.shard.check(len(sampled.document), targets_per_batch(settings.targets_per_block))
     models = [_load(path, settings, text) for path in checkpoints]
@@ -383,6 +390,7 @@ def _assign_roles(
         faithfulness=None
         if settings.only_recovery
         else Faithfulness(scorers[-1], settings.ks, settings.subsets, settings.seed),
+        seed=settings.seed,
     )
     return engine, _manifest(settings, text, selects, evaluating, device)
 
@@ -399,6 +407,8 @@ def _manifest(
         options = {SUBSETS: settings.subsets, KEEP_RATE: SUBSET_KEEP_RATE}
     if settings.shard:
         options["shard"] = str(settings.shard)
+    if settings.further_placebos:
+        options[FURTHER] = [each for each in FURTHER_PLACEBOS if each in settings.further_placebos]
     if settings.targets_per_block > 1:
         options[TARGETS_PER_BLOCK] = settings.targets_per_block
     if selects[0].endswith(f"@{UNTRAINED}"):
@@ -486,7 +496,7 @@ class _Run:
         return over[np.array(draws) < share]
 
     def _select(self, targets: Targets, over: np.ndarray) -> bool:
-        """Run every selector on the true and the placebo far context, a few targets at a time; True if all are."""
+        """Run every selector on every far context, a few targets at a time; True if all are."""
         finished = self.writer.finished_targets()
         rounds = [
             rows
@@ -504,7 +514,7 @@ class _Run:
         with progress("selecting tokens", done + now, "targets", done=done) as advance:
             try:
                 for rows in rounds:
-                    pending += self.engine.select(targets, rows)
+                    pending += self.engine.select(targets, rows, self.writer.manifest.far_contexts)
                     advance(len(rows))
                     if time.monotonic() - written > SECONDS_BETWEEN_PARTS:
                         self.writer.append(pending)

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from analysis.records.schema import FURTHER_PLACEBOS
 from analysis.records.shards import MeasurementShard
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES
 from olmo_sparsity.util.arguments import (
@@ -17,6 +18,7 @@ from olmo_sparsity.util.arguments import (
     several,
     whole_number_or_zero,
 )
+from olmo_sparsity.util.errors import UserError
 
 CHECKPOINT = (
     "checkpoint, run (then its last one), transformers directory, or id of a model on the Hugging Face hub"
@@ -109,6 +111,14 @@ class InfluenceSettings(MeasurementSettings):
         ),
     )
     """Nothing but L_long, L_short and L_k."""
+    further_placebos: tuple[str, ...] = field(
+        default=(),
+        metadata=argument(
+            f"far contexts to measure beside the true one and the placebo, of {', '.join(FURTHER_PLACEBOS)} "
+            "(default: none)",
+            metavar="NAMES",
+        ),
+    )
     limit: int | None = field(
         default=None,
         metadata=argument(
@@ -128,6 +138,12 @@ class InfluenceSettings(MeasurementSettings):
     overwrite: bool = field(default=False, metadata=argument("remove records that are in --out"))
     shard: MeasurementShard | None = None
     """The part of the targets to measure, into a folder of its own beneath ``out``; None for all of them."""
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.further_placebos if name not in FURTHER_PLACEBOS]:
+            raise UserError(
+                f"{unknown[0]!r} is no further placebo; give --further-placebos some of {', '.join(FURTHER_PLACEBOS)}"
+            )
 
     @property
     def folder(self) -> Path:

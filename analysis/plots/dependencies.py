@@ -19,6 +19,7 @@ from matplotlib.ticker import PercentFormatter
 
 from analysis.plots import style
 from analysis.plots.figure2 import describe, figure2, further_figure
+from analysis.plots.placebos import placebos_figure
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, few_clusters
 from analysis.stats.tables import percent_text
 from olmo_sparsity.util.result_files import Json
@@ -42,12 +43,14 @@ def all_figures(
     """Every figure of one measurement by the name it is saved under; arguments as of `figure2`."""
     options: Json = {"width": width, "heading": heading}
     further = further_figure(summary, selectors=selectors, **options)
+    placebos = placebos_figure(summary, **options)
     return {
         "figure2": figure2(summary, length, selectors=selectors, **options),
         **({"figure2-selectors": further} if further else {}),
         "kinds": kinds_figure(summary, **options),
         "distances": distances_figure(summary, **options),
         "tokens_needed": tokens_needed_figure(summary, **options),
+        **({"placebos": placebos} if placebos else {}),
     }
 
 

@@ -28,7 +28,7 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
 from olmo_sparsity.util.result_files import Json
 
-Style = tuple[Any, str, Any]
+Style = tuple[Any, Any, Any]
 """Colour, marker and line style."""
 
 PAGE, COLUMN = 6.75, 3.25
@@ -60,6 +60,9 @@ _DPI = 300
 
 _SELECTORS: dict[str, Style] = {
     "leave-one-out": ("#0072B2", "o", "-"),
+    "leave-one-out-kl": ("#D01C8B", (4, 1, 0), "-"),
+    "leave-one-out-tv": ("#7FA800", (6, 1, 0), "-"),
+    "leave-one-out-absolute": ("#00325E", (3, 1, 0), "-"),
     "leave-one-in": ("#E69F00", "s", "-"),
     "greedy": ("#009E73", "^", "-"),
     "gradient": ("#CC79A7", "D", (0, (9, 1.5))),
@@ -304,7 +307,7 @@ def draw_points(
     x, y = (values, places) if across else (places, values)
     looks: Json = {"xerr" if across else "yerr": bar_lengths(intervals), "capsize": 1.5, "elinewidth": 0.8}
     looks["markerfacecolor"] = "white" if label.endswith("placebo_recovery") else colour
-    axes.errorbar(x, y, fmt=marker, color=colour, label=label, **looks)
+    axes.errorbar(x, y, marker=marker, linestyle="none", color=colour, label=label, **looks)
 
 
 def k_axis(axes: Axes, ks: Sequence[int]) -> None:

@@ -47,6 +47,12 @@ CONTEXT_LENGTHS = (32, 96, 256)
 """M': how many tokens of context are tried to be enough, as far as they are below N. [ours]"""
 FAR_CONTEXTS = ("true", "placebo")
 """The target's own far context, and that of another held-out document [ours]."""
+SAME_GROUP, SHUFFLED = "same-group", "shuffled"
+FURTHER_PLACEBOS = (SAME_GROUP, SHUFFLED)
+"""Far contexts that are measured where they are asked for: from elsewhere in the target's own group, and the true one
+with its tokens in random order [ours]."""
+FURTHER = "further_placebos"
+"""Option of a manifest: those of `FURTHER_PLACEBOS` that were asked for, in that order; absent where none was."""
 
 # Every other field of the manifest decides numbers, and a folder never mixes two values of it. A run may go on after
 # these changed: a moved checkpoint is known by its checksum.
@@ -160,6 +166,11 @@ class Manifest:
     def targets_per_block(self) -> int:
         """B: a target whose number has the remainder b by B has the short context of M + b tokens."""
         return self.options.get(TARGETS_PER_BLOCK, 1)
+
+    @property
+    def far_contexts(self) -> tuple[str, ...]:
+        """All that were measured: `FAR_CONTEXTS`, and what was asked for beside them."""
+        return (*FAR_CONTEXTS, *self.options.get(FURTHER, ()))
 
     @property
     def crossfit(self) -> bool:
@@ -288,6 +299,8 @@ FURTHER_TARGETS = _schema(
     placebo_group=pa.string(),
     loss_short_from_0_nats=pa.float64(),
     **{length_column(length): pa.float64() for length in CONTEXT_LENGTHS},
+    same_group_document=pa.int64(),
+    same_group_start=pa.int64(),
 )
 """Columns that `targets.parquet` has where the corpus, or the settings, provide for them; last, in this order."""
 SELECTIONS_SCHEMA = _schema(
@@ -367,6 +380,10 @@ class Targets:
     """As `loss_of_32_nats`."""
     loss_of_256_nats: np.ndarray | None = None
     """As `loss_of_32_nats`."""
+    same_group_document: np.ndarray | None = None
+    """Document of the far context from the same group, int64; -1: there is none, None: it was not asked for."""
+    same_group_start: np.ndarray | None = None
+    """Index in that document of its first token, int64."""
 
     def __post_init__(self) -> None:
         types = {each.name: each.type.to_pandas_dtype() for each in (*TARGETS_SCHEMA, *FURTHER_TARGETS)}
@@ -397,6 +414,13 @@ class Targets:
     def over(self, tau_nats: float) -> np.ndarray:
         """Indices, ascending, of targets whose gain under the selecting model exceeds tau: selectors run on those."""
         return np.flatnonzero(self.selecting_gain_nats > tau_nats)
+
+    def having(self, far_context: str) -> np.ndarray:
+        """Which targets have a far context of this name, (n,) bool: all but for `SAME_GROUP`."""
+        if far_context != SAME_GROUP:
+            return np.ones(len(self), dtype=bool)
+        assert self.same_group_document is not None, "it is drawn with the targets"
+        return self.same_group_document >= 0
 
     def to_table(self) -> pa.Table:
         """The rows of `targets.parquet`."""
@@ -487,7 +511,7 @@ class SelectionRow:
     target_id: int
     selector: str
     far_context: str
-    """`true` or `placebo`."""
+    """One of the manifest's ``far_contexts``."""
     selected: Sequence[int] | np.ndarray
     """Position ids, in 0..N-M-1, of the first k_max tokens, most influential first, (k_max,)."""
     influence: Sequence[float] | np.ndarray
@@ -520,7 +544,7 @@ def check_selections(table: pa.Table, target_ids: np.ndarray, manifest: Manifest
             raise ValueError(f"{name} is not {width} long in every row")
     if not np.isin(table["target_id"].to_numpy(), target_ids).all():
         raise ValueError("it has a row of what is no target")
-    for name, known in (("selector", manifest.selectors), ("far_context", FAR_CONTEXTS)):
+    for name, known in (("selector", manifest.selectors), ("far_context", manifest.far_contexts)):
         if odd := set(pc.unique(table[name]).to_pylist()) - set(known):
             raise ValueError(f"it has the {name} {min(odd)!r}, which was not measured")
     for name in ("loss_nats", "comprehensiveness_nats", "subset_loss_nats"):

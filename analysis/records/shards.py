@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.records.schema import (
-    FAR_CONTEXTS,
     MANIFEST_NAME,
     Examples,
     Manifest,
@@ -167,6 +166,7 @@ def _merged_examples(shards: list[Records]) -> Examples:
 def _rows(records: Records) -> list[SelectionRow]:
     """The rows of one shard again, as they are written."""
     ids = records.targets.target_id[records.over]
+    has = {name: records.targets.having(name)[records.over] for name in records.manifest.far_contexts}
     return [
         SelectionRow(
             int(ids[i]),
@@ -179,7 +179,8 @@ def _rows(records: Records) -> list[SelectionRow]:
         )
         for i in range(len(ids))
         for selector in records.manifest.selectors
-        for context in FAR_CONTEXTS
+        for context in has
+        if has[context][i]
     ]
 
 

@@ -33,11 +33,11 @@ import pyarrow.parquet as pq
 
 from analysis.records.schema import (
     EXAMPLES_SCHEMA,
-    FAR_CONTEXTS,
     FORMAT_VERSION,
     FURTHER_SELECTIONS,
     FURTHER_TARGETS,
     MANIFEST_NAME,
+    SAME_GROUP,
     SELECTIONS_SCHEMA,
     WITHOUT_CHECKSUMS,
     WITHOUT_FURTHER,
@@ -107,7 +107,10 @@ class RecordFiles:
         if TARGETS_NAME not in self.listed:
             return None
         further = FURTHER_TARGETS if self._has_further else None
-        return self._rows_of(TARGETS_NAME, Targets, targets_schema(self.manifest.version), further)
+        targets = self._rows_of(TARGETS_NAME, Targets, targets_schema(self.manifest.version), further)
+        if SAME_GROUP in self.manifest.far_contexts and targets.same_group_document is None:
+            raise self._damaged(TARGETS_NAME, "it lacks same_group_document")
+        return targets
 
     def read_parts(self, targets: Targets) -> pa.Table:
         """The rows of all parts. Raises `UserError` where one is damaged or does not fit manifest and targets."""
@@ -320,10 +323,10 @@ class RecordWriter:
         self.files.write(EXAMPLES_NAME, examples.to_table())
 
     def finished_targets(self) -> set[int]:
-        """Ids of the targets that have a row for every selector and far context."""
+        """Ids of the targets that have a row for every selector and each of their far contexts."""
         if self.targets is None:
             return set()
-        return _finished(self.files.read_parts(self.targets), self.manifest)
+        return _finished(self.files.read_parts(self.targets), self.manifest, self.targets)
 
     def append(self, rows: Sequence[SelectionRow]) -> None:
         """Write ``rows`` as one further part: all of them or, if the process dies, none.
@@ -358,7 +361,10 @@ class RecordWriter:
 
 @dataclass(frozen=True)
 class Records:
-    """One records folder in memory. Dictionaries are keyed by selector, then by one of `FAR_CONTEXTS`."""
+    """One records folder in memory. Dictionaries are keyed by selector, then by one of the manifest's far contexts.
+
+    Where a target has no such far context there are no tokens (-1), and all numbers are NaN.
+    """
 
     folder: Path
     manifest: Manifest
@@ -401,7 +407,7 @@ def load_records(folder: str | Path) -> Records:
         raise UserError(f"{folder} has no targets yet ({TARGETS_NAME} is missing); {again}")
     parts = files.read_parts(targets)
     wanted = targets.over(manifest.tau_nats)
-    finished = np.fromiter(_finished(parts, manifest), dtype=np.int64)
+    finished = np.fromiter(_finished(parts, manifest, targets), dtype=np.int64)
     over = wanted[np.isin(targets.target_id[wanted], finished)]
     if len(over) < len(wanted):
         if manifest.complete:
@@ -431,24 +437,28 @@ def _arrange(parts: pa.Table, manifest: Manifest, ids: np.ndarray) -> dict[str, 
     order = np.argsort(ids, kind="stable")
     result: dict[str, dict] = {name: {selector: {} for selector in manifest.selectors} for name in flat}
     for selector in manifest.selectors:
-        for context in FAR_CONTEXTS:
+        for context in manifest.far_contexts:
             mask = pc.and_(pc.equal(parts["selector"], selector), pc.equal(parts["far_context"], context))
             rows = np.flatnonzero(mask.to_numpy())
             rows = rows[np.isin(row_ids[rows], ids)]
-            row_of = np.zeros(len(ids), dtype=np.int64)
+            row_of = np.full(len(ids), -1)
             row_of[order[np.searchsorted(ids[order], row_ids[rows])]] = rows  # the last assignment stays
             for name in flat:
-                result[name][selector][context] = flat[name][row_of]
+                values = flat[name][row_of]
+                values[row_of < 0] = -1 if name == "selected" else np.nan
+                result[name][selector][context] = values
     result["further"] = {name: result.pop(name) for name in further}
     return result
 
 
-def _finished(parts: pa.Table, manifest: Manifest) -> set[int]:
+def _finished(parts: pa.Table, manifest: Manifest, targets: Targets) -> set[int]:
     keys = parts.select(["target_id", "selector", "far_context"])
     unique = keys.group_by(keys.column_names).aggregate([])
     counts = unique.group_by("target_id").aggregate([([], "count_all")])
-    whole = pc.equal(counts["count_all"], len(manifest.selectors) * len(FAR_CONTEXTS))
-    return set(counts.filter(whole)["target_id"].to_pylist())
+    has = np.sum([targets.having(context) for context in manifest.far_contexts], axis=0)
+    due = dict(zip(targets.target_id.tolist(), (has * len(manifest.selectors)).tolist(), strict=True))
+    rows = zip(counts["target_id"].to_pylist(), counts["count_all"].to_pylist(), strict=True)
+    return {target for target, count in rows if count == due[target]}
 
 
 def _missing(files: RecordFiles) -> set[int]:
@@ -457,4 +467,4 @@ def _missing(files: RecordFiles) -> set[int]:
     assert targets is not None, "targets are written before anything is finished"
     files.read_examples(targets)
     over = targets.target_id[targets.over(files.manifest.tau_nats)]
-    return set(over.tolist()) - _finished(files.read_parts(targets), files.manifest)
+    return set(over.tolist()) - _finished(files.read_parts(targets), files.manifest, targets)

@@ -57,6 +57,7 @@ _CAPTIONS = {
         "Distance of the chosen tokens before the target, as their share over that of tokens drawn uniformly.",
     ),
     "tokens_needed": ("Tokens needed", "For how many targets k tokens recover most of the gain."),
+    "placebos": ("Parts of a recovery", "What is luck, what other text has in common, and what is specific."),
 }
 
 

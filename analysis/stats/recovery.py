@@ -12,7 +12,7 @@ Shapes: n sampled targets, m of them over tau with finished selections, K values
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,16 +67,25 @@ class MeasuredTargets:
         column[self.over] = values
         return column
 
-    def of_group(self, group: Hashable, ks: Iterable[int], members: np.ndarray | float = 1.0) -> Columns:
-        """The columns that the recoveries of one group need at ``ks``; ``members``, (m,), is 1 in the group, else 0."""
+    def of_group(
+        self,
+        group: Hashable,
+        ks: Iterable[int],
+        members: np.ndarray | float = 1.0,
+        far_contexts: Sequence[str] = FAR_CONTEXTS,
+    ) -> Columns:
+        """The columns that the recoveries of one group need at ``ks``; ``members``, (m,), is 1 in the group, else 0.
+
+        All members must have the far contexts.
+        """
         columns: Columns = {
             ("targets", group): self.column(members),
             ("gain", group): self.column(self.gain_nats * members),
         }
         for selector, losses in self.loss_nats.items():
-            for context in FAR_CONTEXTS:
+            for context in far_contexts:
                 for k in ks:
-                    saved = self.short_nats - losses[context][:, self.ks.index(k)]
+                    saved = np.nan_to_num(self.short_nats - losses[context][:, self.ks.index(k)])
                     columns["saved", selector, context, k, group] = self.column(saved * members)
         return columns
 
@@ -168,7 +177,10 @@ def losses_with_best(records: Records) -> dict[str, dict[str, np.ndarray]]:
     losses = {selector: records.loss_nats[selector] for selector in records.manifest.selectors}
     if sum(selector not in CONTROLS for selector in losses) < 2:
         return losses
-    best = {context: np.min([each[context] for each in losses.values()], axis=0) for context in FAR_CONTEXTS}
+    best = {
+        context: np.min([each[context] for each in losses.values()], axis=0)
+        for context in records.manifest.far_contexts
+    }
     return {**losses, BEST: best}
 
 

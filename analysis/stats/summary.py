@@ -31,6 +31,7 @@ from analysis.stats.dependencies import (
     pick_numbers,
 )
 from analysis.stats.faithfulness import context_numbers, faithfulness_columns, faithfulness_numbers
+from analysis.stats.placebos import placebo_columns, placebo_numbers
 from analysis.stats.recovery import (
     ALL,
     Columns,
@@ -101,6 +102,7 @@ def summarize(
         "tokens_needed": needed_numbers(bootstrap, measured),
         "faithfulness": faithfulness_numbers(bootstrap, records, measured),
         "contexts": context_numbers(bootstrap, records),
+        "placebos": placebo_numbers(bootstrap, records, measured),
         "settings": _settings(records, resamples, seed),
     }
 
@@ -137,6 +139,7 @@ def _columns(records: Records, measured: MeasuredTargets, in_bins: list[np.ndarr
         | pick_columns(records, measured, k)
         | needed_columns(measured)
         | faithfulness_columns(records, measured)
+        | placebo_columns(records, measured)
     )
 
 

@@ -19,6 +19,7 @@ from analysis.stats.dependencies import FAR
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
 from analysis.stats.faithfulness import AOPC
+from analysis.stats.placebos import LARGEST
 from analysis.stats.recovery import and_blocks, default_selector, nats
 from olmo_sparsity.util.result_files import Json
 
@@ -97,6 +98,7 @@ def render_table(summary: Json) -> Group:
             _needed_table(summary),
             *_pick_tables(summary),
             *_faithfulness_tables(summary),
+            *_placebo_tables(summary),
         )
         for part in (Text(), Text(heading), table)
     ]
@@ -223,6 +225,31 @@ def _faithfulness_tables(summary: Json) -> Iterator[tuple[str, Table]]:
         )
     if summary["contexts"]["gap_cost_nats"] or summary["contexts"]["enough"]:
         yield "what needs no selector, of all targets", _contexts_table(summary["contexts"])
+
+
+def _placebo_tables(summary: Json) -> Iterator[tuple[str, Table]]:
+    """Recovery in every far context at one k, and the parts of it at every k, where they were measured."""
+    found, k = summary.get("placebos"), str(summary["gain_bins"]["k"])
+    if not found:
+        return
+    table = plain_table("selector", *found["far_contexts"])
+    for selector, by_context in found["recovery"].items():
+        names = name_lines(selector, 1 + selector.count("@"))
+        table.add_row("\n".join(names), *(percent_text(each[k]) for each in by_context.values()))
+    yield (
+        f"recovery at k = {k} [%] of the {found['targets']:,} targets that have every far context",
+        table,
+    )
+    if not found["parts"]:
+        return
+    table = plain_table("signed / blind", "k", "luck [%]", "common [%]", "specific [%]")
+    for pair in found["parts"]:
+        name = f"{pair['signed']}\n{pair['blind']}"
+        for each_k, parts in pair["ks"].items():
+            shown = (parts["luck"], parts["common_context"][LARGEST], parts["specific"])
+            table.add_row(name, each_k, *map(percent_text, shown))
+            name = ""
+    yield "parts of a recovery (common: the largest placebo of the blind selector)", table
 
 
 def _by_far_context(selectors: Json, measures: dict[str, tuple[str, str | None]]) -> Table:

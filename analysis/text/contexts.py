@@ -96,6 +96,9 @@ class SampledTargets:
     placebo_group: np.ndarray | None = None
     near_copy: np.ndarray | None = None
     """Whether the target lies in a near copy of training text; None where the corpus does not say it."""
+    same_group_document: np.ndarray | None = None
+    """Where the far context from the same group stands; -1: there is none, None: none was drawn."""
+    same_group_start: np.ndarray | None = None
 
 
 def sample_targets(
@@ -197,6 +200,58 @@ def _draw_placebos(
     drawn += np.where(drawn >= first, end - first, 0)
     chosen = able[drawn]
     return chosen, generator.integers(0, lengths[chosen] - n_far, endpoint=True)
+
+
+def with_same_group(
+    sampled: SampledTargets,
+    tokens: TokenFiles,
+    *,
+    n_long: int,
+    n_short: int,
+    seed: int,
+    targets_per_block: int = 1,
+) -> SampledTargets:
+    """The same targets, each block with a stretch of F tokens of its own group elsewhere (docs/method.md, 2.3 [ours]).
+
+    It stands at a uniform place of another uniformly drawn document of the group; where there is none of F tokens, of
+    the block's own document, outside of what the block reads; -1 where that leaves no F tokens either. A pure function
+    of the seed and the block.
+    """
+    lengths = np.diff(tokens.document_bounds[:, 1:], axis=1)[:, 0]
+    n_far = n_long - n_short
+    places = np.maximum(lengths - n_far + 1, 0)
+    group = np.arange(len(lengths)) if tokens.groups is None else tokens.groups
+    able = np.flatnonzero(places)
+    able_of_group = {each: able[group[able] == each] for each in np.unique(group[sampled.document])}
+    found = []
+    for block, row in enumerate(range(0, len(sampled.document), targets_per_block)):
+        generator = np.random.default_rng([Stream.SAME_GROUP, seed, block])
+        document, first = sampled.document[row], sampled.position[row]
+        others = able_of_group[group[document]]
+        others = others[others != document]
+        if len(others):
+            document = generator.choice(others)
+            found.append((document, generator.integers(places[document])))
+            continue
+        before, end = max(0, first - n_long - n_far + 1), first + targets_per_block
+        offered = before + max(0, places[document] - end)
+        if offered:
+            drawn = generator.integers(offered)
+            found.append((document, drawn if drawn < before else end + drawn - before))
+        else:
+            found.append((-1, -1))
+    document, start = np.repeat(np.array(found), targets_per_block, axis=0).T
+    return replace(sampled, same_group_document=document, same_group_start=start)
+
+
+def shuffled_contexts(contexts: Contexts, seed: int) -> Contexts:
+    """The same targets behind their far tokens in random order, a pure function of the seed and the block."""
+    blocks = contexts.target_id[:, 0] // contexts.targets_per_block
+    orders = [
+        np.random.default_rng([Stream.SHUFFLED, seed, block]).permutation(contexts.n_far)
+        for block in blocks.tolist()
+    ]
+    return contexts.with_far(np.take_along_axis(contexts.tokens, np.stack(orders), axis=1))
 
 
 def long_contexts(

@@ -46,6 +46,10 @@ class Stream(IntEnum):
     """Where in a document its blocks of targets begin."""
     FAR_SUBSETS = 9
     """Random subsets of the far context, by block of targets."""
+    SAME_GROUP = 10
+    """Far contexts from other documents of the target's own group, by block of targets."""
+    SHUFFLED = 11
+    """Orders of the true far context's tokens, by block of targets."""
     TRAINING_SEEDS = 0x6C73
     """Resamples of training runs."""
     HELDOUT_WINDOWS = 0x686C64

@@ -15,6 +15,13 @@ from tests.support.made_up_summary import CURVES
 
 MEASURED = {name: CURVES[name] for name in ("leave-one-out", "leave-one-in", "greedy", "random")}
 """Recovery at k = 1, 2, 4, 8 in the true and the placebo far context."""
+UNSIGNED = {
+    "leave-one-out-kl": ((0.15, 0.48, 0.65, 0.74), (0.00, -0.02, 0.00, 0.08)),
+    "leave-one-out-tv": ((0.16, 0.50, 0.67, 0.75), (0.00, -0.03, 0.00, 0.09)),
+    "leave-one-out-absolute": ((0.18, 0.56, 0.74, 0.83), (0.02, 0.02, 0.05, 0.04)),
+}
+OVER_PLACEBO = {"same-group": 0.03, "shuffled": 0.14}
+"""What further placebos recover more than the placebo."""
 
 
 def made_up_manifest(count: int, **changes: Any) -> Manifest:
@@ -61,9 +68,13 @@ def write_records(folder: Path, manifest: Manifest, targets: Targets, rng: np.ra
     for i in targets.over(manifest.tau_nats):
         gain = targets.loss_short_nats[i] - targets.loss_long_nats[i]
         for selector in manifest.selectors:
-            curves = MEASURED.get(selector, MEASURED["greedy"])
-            for context, curve in zip(FAR_CONTEXTS, curves, strict=True):
+            true, placebo = (MEASURED | UNSIGNED).get(selector, MEASURED["greedy"])
+            for context in manifest.far_contexts:
+                if not targets.having(context)[i]:
+                    continue
+                curve = true if context == "true" else placebo
                 recovery = np.array(curve[: len(manifest.ks)]) + rng.normal(0, 0.1)
+                recovery += OVER_PLACEBO.get(context, 0.0)
                 loss = targets.loss_short_nats[i] - gain * recovery
                 selected = rng.permutation(far)[: manifest.k_max]
                 influence = np.zeros(manifest.k_max)
@@ -81,8 +92,12 @@ def made_up_records(
     selectors: Sequence[str] = tuple(MEASURED),
     crossfit: bool = False,
     groups: int | None = None,
+    further_placebos: Sequence[str] = (),
 ) -> Records:
-    """Records of one measurement, or of a cross-fitted one; of documents in so many ``groups``, where there are any."""
+    """Records of one measurement, or of a cross-fitted one; of documents in so many ``groups``, where there are any.
+
+    Every seventh document has nothing else in its group.
+    """
     rng = np.random.default_rng(0)
     other: dict[str, Any] = {
         "evaluation_checkpoint": "runs/b",
@@ -97,6 +112,11 @@ def made_up_records(
         names = np.array([f"book {number}" for number in range(groups)])
         own, other = names[targets.document % groups], names[targets.placebo_document % groups]
         targets = replace(targets, document_group=own, placebo_group=other)
+    if further_placebos:
+        manifest = replace(manifest, options={"further_placebos": list(further_placebos)})
+    if "same-group" in further_placebos:
+        elsewhere = np.where(targets.document % 7, targets.document + 7, -1)
+        targets = replace(targets, same_group_document=elsewhere, same_group_start=np.minimum(elsewhere, 0))
     return write_records(folder, manifest, targets, rng)
 
 

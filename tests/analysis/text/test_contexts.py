@@ -1,7 +1,13 @@
 import numpy as np
 import pytest
 
-from analysis.text.contexts import long_contexts, placebo_contexts, sample_targets
+from analysis.text.contexts import (
+    long_contexts,
+    placebo_contexts,
+    sample_targets,
+    shuffled_contexts,
+    with_same_group,
+)
 from olmo_sparsity.data.tokens import TokenFiles
 from tests.support import tiny
 from tests.support.refusals import refused
@@ -130,3 +136,66 @@ def test_one_group_has_no_placebo_and_the_remedy_is_named(tokens, tmp_path):
     tiny.add_groups(tmp_path / "corpus", ["a", "b", "a", "a", "a", "a"])  # b is too short
     with refused("of another group than a, .*--group-field none"):
         sample(TokenFiles.of_split(tmp_path / "corpus", "heldout"))
+
+
+def places_of_the_same_group(groups, document, first, block):
+    """Every (document, start) that a block may have, one by one: of another document, else away from what it reads."""
+    n_far = N - M
+    places = {
+        (d, s)
+        for d, length in enumerate(LENGTHS)
+        if groups[d] == groups[document]
+        for s in range(length - n_far + 1)
+    }
+    reads = {*range(first - N, first + block)}
+    away = {(d, s) for d, s in places if d == document and not reads & {*range(s, s + n_far)}}
+    return {(d, s) for d, s in places if d != document} or away or {(-1, -1)}
+
+
+@pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.parametrize("groups", [None, ["c", "b", "b", "c", "c", "b"]])
+def test_the_same_group_elsewhere_is_uniform_over_what_there_is(tokens, tmp_path, groups, block):
+    if groups:
+        tiny.add_groups(tmp_path / "corpus", groups)
+        tokens = TokenFiles.of_split(tmp_path / "corpus", "heldout")
+    options = {"n_long": N, "n_short": M, "targets_per_block": block}
+    sampled = sample_targets(tokens, 40, seed=0, **options)
+    drawn = [with_same_group(sampled, tokens, seed=seed, **options) for seed in range(400)]
+    assert all(getattr(drawn[0], name) is each for name, each in vars(sampled).items() if "same" not in name)
+    again = with_same_group(sampled, tokens, seed=0, **options)
+    assert np.array_equal(again.same_group_start, drawn[0].same_group_start)
+    kinds = set()
+    for row in range(0, len(sampled.document), block):
+        document, first = int(sampled.document[row]), int(sampled.position[row])
+        expected = places_of_the_same_group(groups or [*range(len(LENGTHS))], document, first, block)
+        rows = slice(row, row + block)
+        found = [(each.same_group_document[rows], each.same_group_start[rows]) for each in drawn]
+        assert all((d == d[0]).all() and (s == s[0]).all() for d, s in found)
+        places = [(int(d[0]), int(s[0])) for d, s in found]
+        assert set(places) <= expected
+        if len(expected) < 50:
+            assert set(places) == expected
+        documents = {d for d, _ in expected}
+        for d in documents:
+            mine, offered = ([s for each, s in some if each == d] for some in (places, expected))
+            assert len(mine) / len(places) == pytest.approx(1 / len(documents), abs=0.12)
+            assert np.mean(mine) == pytest.approx(np.mean(offered), abs=0.2 * np.ptp(offered))
+        kinds.add(
+            "none" if (-1, -1) in expected else "own" if (document, places[0][1]) in expected else "other"
+        )
+    assert kinds >= ({"own", "other"} if groups else {"none", "own"})
+
+
+def test_shuffled_far_contexts_are_the_true_ones_in_the_block_s_own_order(tokens):
+    sampled = sample(tokens, 12)
+    contexts = long_contexts(tokens, sampled.document, sampled.position, np.arange(12), n_long=N, n_short=M)
+    first, again, other = (shuffled_contexts(contexts, seed) for seed in (0, 0, 1))
+    assert np.array_equal(first.tokens, again.tokens) and not np.array_equal(first.tokens, other.tokens)
+    assert np.array_equal(first.tokens[:, N - M :], contexts.tokens[:, N - M :])
+    orders = set()
+    for true, shuffled in zip(contexts.tokens, first.tokens, strict=True):
+        assert sorted(true[: N - M]) == sorted(shuffled[: N - M])
+        orders.add(tuple(shuffled[: N - M] - true[: N - M]))
+    assert len(orders) == 12
+    one = shuffled_contexts(contexts.take(slice(3, 4)), 0)  # whatever is measured beside it
+    assert np.array_equal(one.tokens[0], first.tokens[3])
