@@ -322,8 +322,10 @@ def _checkpoints(settings: InfluenceSettings, recorded: Records | None) -> list[
             f"{settings.checkpoint} is a records folder; give a checkpoint, or another one with --evaluate-with"
         )
     given = [path for path in (None if recorded else settings.checkpoint, settings.evaluate_with) if path]
-    for path in given if settings.evaluate_with else ():
+    for path in given:
         name, _ = split_checkpoint(path)[1] or (None, None)
+        if not settings.evaluate_with:
+            continue
         if name == UNTRAINED and path == settings.evaluate_with:
             raise UserError(f"{path}: untrained weights gain nothing; have them choose, with --select-with")
         if name not in (None, UNTRAINED):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -24,6 +25,7 @@ from analysis.stats.recovery import and_blocks, default_selector, nats
 from olmo_sparsity.util.result_files import Json
 
 _UNLIMITED = 10_000
+_NAME_WIDTH = 16
 
 
 def plain_table(first: str, *further: str) -> Table:
@@ -51,9 +53,10 @@ def percent_text(interval: Json, digits: int = 0) -> str:
 
 
 def name_lines(selector: str, rows: int) -> list[str]:
-    """First cells of ``rows`` rows: a screened form's proposer goes below its exact selector, to save width."""
-    parts = selector.replace("@", "\n@").split("\n", rows - 1)
-    return parts + [""] * (rows - len(parts))
+    """First cells of ``rows`` rows: a screened form's proposer, and the end of a long name, go below, to save width."""
+    lines = [line for part in selector.replace("@", "\n@").split("\n") for line in wrap(part, _NAME_WIDTH)]
+    lines[rows - 1 :] = ["\n".join(lines[rows - 1 :])]
+    return lines + [""] * (rows - len(lines))
 
 
 def print_whole(console: Console, table: Table) -> None:

@@ -169,6 +169,7 @@ def test_no_text_can_reorder_the_page(records: Records) -> None:
         "selectors": {text: {text: {f"{kind}recovery": intervals for kind in ("", "placebo_", "net_")}}},
         "targets_over_tau_in_both": 3,
         "overlap": {text: {text: {**dict.fromkeys(("true", "placebo"), intervals["first"]), "chance": 0.1}}},
+        "lds_ceiling": None,
     }  # fmt: skip
     examples = replace(records.examples, context_pieces=pieces)
     html = make_page(

@@ -312,7 +312,10 @@ def test_table_of_screened_selectors_keeps_80_columns(tmp_path: Path) -> None:
     assert "…" not in text and "@gradient:32  " in text
     assert name_lines(name, 3) == ["leave-one-out", "@gradient:32", ""]
     assert name_lines(name, 1) == ["leave-one-out\n@gradient:32"]
-    assert name_lines("random", 2) == ["random", ""]
+    assert name_lines("random", 2) == ["random", ""] and name_lines("random", 1) == ["random"]
+    long = "leave-one-out-absolute@integrated-gradients:32"
+    assert name_lines(long, 4) == ["leave-one-out-", "absolute", "@integrated-", "gradients:32"]
+    assert name_lines(long, 2) == ["leave-one-out-", "absolute\n@integrated-\ngradients:32"]
 
 
 def test_near_copies_of_training_text_are_counted_and_left_out(records: Records, summary: dict) -> None:
