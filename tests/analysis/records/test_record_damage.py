@@ -250,7 +250,7 @@ def sha256_of(value: dict) -> str:
 
 
 def test_the_fingerprint_of_format_2_is_that_of_committed_records(folder: Path) -> None:
-    committed = ROOT / "results" / "demo" / "influence"
+    committed = ROOT / "results" / "c4-sample" / "influence"
     found = json.loads((committed / "manifest.json").read_text())
     assert found["version"] == 2 and load_records(committed).manifest.complete
     shutil.copyfile(committed / "manifest.json", folder / "manifest.json")
