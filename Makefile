@@ -1,4 +1,4 @@
-# make figure2   from a fresh clone to runs/demo/figure2.png (about 15 minutes on 2 CPU cores)
+# make figure2   from a fresh clone to runs/demo/figure2.png (half an hour on 2 CPU cores without bf16)
 # make test      every test but the minutes-long ones, on up to four cores; make test-slow runs those, one at a time
 # make browser   installs Chromium from Debian's packages, for the tests of the report page, which skip without it
 # make lint      ruff and mypy
