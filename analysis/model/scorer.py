@@ -113,11 +113,8 @@ class _OwnContexts:
     """(R,) which of the last Q positions predicts the target."""
     target: Tensor
     """(R,)."""
-
-    @property
-    def queries(self) -> int:
-        """Q."""
-        return int(self.query.max()) + 1
+    queries: int
+    """Q."""
 
     def losses(self, logits: Tensor) -> Tensor:
         """-log p of the targets in nats, (R,), from the logits (R, Q, V)."""
@@ -394,6 +391,7 @@ class Scorer(OnDevice):
                 self._first_ids(len(rows), length),
                 self.tensor(place - place.min()),
                 self.tensor(contexts.targets[block, place]),
+                queries=int(np.ptp(place)) + 1,
             )
 
     @_smaller_when_memory_runs_out

@@ -15,11 +15,19 @@ _CHECKSUM = "crc32"
 
 
 class MetricsFile:
-    """Appends to a run's `metrics.jsonl`; rows beyond ``done_steps``, left by a run that was cut off, are dropped."""
+    """Appends to a run's `metrics.jsonl`; rows beyond ``done_steps``, left by a run that was cut off, are dropped.
+
+    Raises `UserError` where it is missing though steps are done, and where a line is damaged.
+    """
 
     def __init__(self, run: str | Path, done_steps: int):
         self.path = Path(run) / METRICS_NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if done_steps and not self.path.exists():
+            raise UserError(
+                f"{self.path} is missing, though {done_steps} steps are done; restore it, or make an empty file of "
+                "that name to go on without their metrics"
+            )
         kept = [row for row in read_metrics(self.path) if row["step"] <= done_steps] if done_steps else []
         with atomic_path(self.path) as temporary:
             temporary.write_text("".join(map(_line, kept)), encoding="utf8")

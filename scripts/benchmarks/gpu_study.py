@@ -51,7 +51,11 @@ def corpus_of(settings: GpuSettings) -> str:
 def prepare_corpus(settings: GpuSettings) -> Json:
     """Docstrings of the installed packages, as `prepare_data.py docs` makes them; or the corpus that is given."""
     if settings.data is None:
-        tiny: dict[str, Any] = {"packages": ("packaging", "rich"), "vocab_size": 300} if settings.tiny else {}
+        tiny: dict[str, Any] = (
+            {"packages": ("packaging", "rich"), "vocab_size": 300, "group_field": "none"}
+            if settings.tiny
+            else {}
+        )
         prepare(PrepareSettings("docs", **tiny), corpus_of(settings))
     manifest = CorpusManifest.load(corpus_of(settings))
     tokens = {name: sum(each.tokens for each in files) for name, files in manifest.splits.items()}
