@@ -84,7 +84,10 @@ class SharedPasses:
     def measure(self, question: Question, base: str, name: str, far: np.ndarray) -> np.ndarray:
         """What was read off the passes of ``base`` before, or is now, with what else will be asked of them."""
         if (base, name) not in self.known:
-            asked = {name, *(MEASURE_OF[each] for each in self.selectors if each in _forms(base))}
+            asked = {
+                name,
+                *(measure for form, (_, measure) in FORMS.items() if base + form in self.selectors),
+            }
             names = tuple(sorted(asked))
             values = question.scorer.measures(question.contexts, far, names, question.targets)
             self.known.update({(base, each): values[..., column] for column, each in enumerate(names)})
@@ -112,13 +115,9 @@ _STEPS = 50
 Selector = Callable[[Question], Selection]
 Influence = Callable[[Question], np.ndarray]
 """From a question to the influence of every candidate, (m, C)."""
-MEASURE_OF = {
-    f"{base}{form}": measure
-    for base in ("leave-one-out", "leave-one-in")
-    for form, measure in (("", "loss"), ("-absolute", "loss"), ("-kl", "kl"), ("-tv", "tv"))
-}
-"""What the forms of leaving one out and in read off their passes."""
 SIGNED, ABSOLUTE, BLIND, CONTROL = "signed", "absolute", "target-blind", "control"
+FORMS = {"": (SIGNED, "loss"), "-absolute": (ABSOLUTE, "loss"), "-kl": (BLIND, "kl"), "-tv": (BLIND, "tv")}
+"""Forms of leaving one out and in: what stands behind the name, the family, and the measure that their passes give."""
 FAMILIES: dict[str, list[str]] = {SIGNED: [], ABSOLUTE: [], BLIND: [], CONTROL: []}
 """Names of selectors by what they look at (docs/method.md, 2.2 [ours])."""
 SELECTORS: dict[str, Selector] = {}
@@ -142,6 +141,22 @@ def register_influence(name: str, family: str) -> Callable[[_Influence], _Influe
 
     def add(influence: _Influence) -> _Influence:
         register(name, family)(lambda question: most_influential(question, influence(question)))
+        return influence
+
+    return add
+
+
+def register_forms(
+    base: str,
+) -> Callable[[Callable[[Question, str], np.ndarray]], Callable[[Question, str], np.ndarray]]:
+    """Make the `FORMS` available of an influence by a measure: ``base`` by the target's loss, ``base-kl`` and so on."""
+
+    def add(influence: Callable[[Question, str], np.ndarray]) -> Callable[[Question, str], np.ndarray]:
+        for form, (family, measure) in FORMS.items():
+            change = np.abs if family == ABSOLUTE else np.asarray
+            register_influence(base + form, family)(
+                lambda question, measure=measure, change=change: change(influence(question, measure))
+            )
         return influence
 
     return add
@@ -205,11 +220,7 @@ def screened(exact: Selector, proposer: Selector, count: int, name: str) -> Sele
     return select
 
 
-def _forms(base: str) -> list[str]:
-    return [name for name in MEASURE_OF if name.startswith(base)]
-
-
-@register_influence("leave-one-out", SIGNED)
+@register_forms("leave-one-out")
 def leave_one_out(question: Question, measure: str = "loss") -> np.ndarray:
     """loss(t | C_long without i) - L_long, (m, C) nats: our Eq. 20 [ours; its text is not public].
 
@@ -223,48 +234,12 @@ def leave_one_out(question: Question, measure: str = "loss") -> np.ndarray:
     return without - question.measure(measure, np.arange(n_far)[None])
 
 
-@register_influence("leave-one-out-absolute", ABSOLUTE)
-def leave_one_out_absolute(question: Question) -> np.ndarray:
-    """|loss(t | C_long without i) - L_long|, (m, C) nats."""
-    return np.abs(leave_one_out(question))
-
-
-@register_influence("leave-one-out-kl", BLIND)
-def leave_one_out_kl(question: Question) -> np.ndarray:
-    """KL(p_long || p without i), (m, C) nats."""
-    return leave_one_out(question, "kl")
-
-
-@register_influence("leave-one-out-tv", BLIND)
-def leave_one_out_tv(question: Question) -> np.ndarray:
-    """1/2 Σ |p_long - p without i|, (m, C)."""
-    return leave_one_out(question, "tv")
-
-
-@register_influence("leave-one-in", SIGNED)
+@register_forms("leave-one-in")
 def leave_one_in(question: Question, measure: str = "loss") -> np.ndarray:
-    """L_short - loss(t | C_short and i), (m, C) nats; of another measure the same."""
+    """L_short - loss(t | C_short and i), (m, C) nats; of a divergence, how much nearer to p_long i brings C_short."""
     each = np.arange(question.contexts.n_far) if question.columns is None else question.columns
     beside = question.measure_each("leave-one-in", measure, each[..., None])
     return _of_short(question, measure) - beside
-
-
-@register_influence("leave-one-in-absolute", ABSOLUTE)
-def leave_one_in_absolute(question: Question) -> np.ndarray:
-    """|L_short - loss(t | C_short and i)|, (m, C) nats."""
-    return np.abs(leave_one_in(question))
-
-
-@register_influence("leave-one-in-kl", BLIND)
-def leave_one_in_kl(question: Question) -> np.ndarray:
-    """KL(p_long || p_short) - KL(p_long || p of C_short and i), (m, C) nats."""
-    return leave_one_in(question, "kl")
-
-
-@register_influence("leave-one-in-tv", BLIND)
-def leave_one_in_tv(question: Question) -> np.ndarray:
-    """How much nearer to p_long, in total variation, C_short and i predict than C_short, (m, C)."""
-    return leave_one_in(question, "tv")
 
 
 @register("greedy", SIGNED)

@@ -94,15 +94,21 @@ def compare(first: Records, second: Records, resamples: int = DEFAULT_RESAMPLES,
         },
         "overlap": _overlaps(bootstrap, both, [name for name in selectors if name != BEST], ks),
         "lds_ceiling": _ceiling(bootstrap, both),
-        "settings": {
-            **{name: getattr(first.manifest, name) for name in _SAME_SETTINGS},
-            "corpus": first.manifest.corpus,
-            "corpus_manifest_sha256": first.manifest.corpus_manifest_sha256,
-            "ks": ks,
-            "resamples": resamples,
-            "bootstrap_seed": seed,
-            "interval": f"{interval_words(groups)}, paired",
-        },
+        "settings": _settings(first, ks, resamples, seed),
+    }
+
+
+def _settings(records: Records, ks: list[int], resamples: int, seed: int) -> Json:
+    """Those of both records, as the first one has them, and of the comparison."""
+    manifest = records.manifest
+    return {
+        **{name: getattr(manifest, name) for name in _SAME_SETTINGS},
+        "corpus": manifest.corpus,
+        "corpus_manifest_sha256": manifest.corpus_manifest_sha256,
+        "ks": ks,
+        "resamples": resamples,
+        "bootstrap_seed": seed,
+        "interval": f"{interval_words(records.targets.document_group)}, paired",
     }
 
 
