@@ -54,8 +54,7 @@ def _resamples(text: str) -> int:
 
 
 def add_summary_arguments(parser: argparse.ArgumentParser) -> None:
-    """``RECORDS``, ``--length`` and ``--k`` of commands that show one summary, and `add_bootstrap_arguments`."""
-    parser.add_argument("records", type=Path, metavar="RECORDS", help="folder that influence wrote")
+    """``--length`` and ``--k`` of commands that show one summary, and `add_bootstrap_arguments`."""
     parser.add_argument(
         "--length",
         type=Path,
@@ -70,14 +69,15 @@ def add_summary_arguments(parser: argparse.ArgumentParser) -> None:
     add_bootstrap_arguments(parser)
 
 
-def read_summary(arguments: argparse.Namespace) -> tuple[Records, Json, Json | None]:
-    """The records, their summary, and loss by position where it is given."""
+def read_summary(arguments: argparse.Namespace, folders: Sequence[Path]) -> tuple[Records, Json, Json | None]:
+    """The records of one training or of several, their summary, and loss by position where it is given."""
     from analysis.records.results import LENGTH
     from analysis.records.store import load_records
+    from analysis.records.trainings import join_trainings
     from analysis.stats.summary import summarize
 
     length = LENGTH.load(arguments.length) if arguments.length else None
-    records = load_records(arguments.records)
+    records = join_trainings([load_records(folder) for folder in folders])
     summary = summarize(records, arguments.resamples, arguments.seed, k_of_bins=arguments.k)
     return records, summary, length
 

@@ -2,10 +2,12 @@
 
 examples:
   olmo-sparsity figure2 runs/demo/influence
+  olmo-sparsity figure2 runs/seeds/seed=*/influence --out runs/seeds
   olmo-sparsity figure2 runs/demo/influence --length runs/length --out results/demo
   olmo-sparsity figure2 runs/demo/influence --width 3.25 --format pdf --no-title --out paper
 
 reads the records that scripts/influence.py wrote (no model is needed), prints the numbers and writes beside them
+(or into --out)
 
   summary.json        every number that is drawn
   figure2.*           (a) loss against k, (b) net recovery, (c) recovery by size of the gain; with --length also
@@ -17,13 +19,18 @@ reads the records that scripts/influence.py wrote (no model is needed), prints t
   placebos.*          what of a recovery is luck, common context and specific, where influence was given
                       --further-placebos
 
-each as PNG and PDF, at the width at which it is printed, with text of 7 points or more. The same records and seed give
-the same files.
+Several folders of records are several trainings of one model, measured on the same targets with the same settings:
+the numbers are those of all of them together, and intervals also say how much trainings differ. Intervals of one
+training leave that out.
+
+Each figure is written as PNG and PDF, at the width at which it is printed, with text of 7 points or more. The same
+records and seed give the same files.
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from analysis.cli.arguments import add_summary_arguments, read_summary
 from olmo_sparsity.util.arguments import Parser, out_folder, positive_number
@@ -37,11 +44,11 @@ def main() -> None:
     from analysis.stats.tables import print_result, render_table
     from olmo_sparsity.util.files import write_json
 
-    _, summary, length = read_summary(arguments)
+    _, summary, length = read_summary(arguments, arguments.records)
     figures = all_figures(
         summary, length, selectors=arguments.selectors, width=arguments.width, heading=arguments.title
     )
-    folder = arguments.out or arguments.records
+    folder = arguments.out or arguments.records[0]
     write_json(folder / "summary.json", summary)
     paths = [
         path
@@ -53,9 +60,16 @@ def main() -> None:
 
 def _parser() -> Parser:
     parser = Parser(description=__doc__)
+    parser.add_argument(
+        "records",
+        type=Path,
+        nargs="+",
+        metavar="RECORDS",
+        help="folder that influence wrote; several: of several trainings of one model",
+    )
     add_summary_arguments(parser)
     parser.add_argument(
-        "--out", type=out_folder, metavar="DIR", help="where to write (default: the records folder)"
+        "--out", type=out_folder, metavar="DIR", help="where to write (default: the first records folder)"
     )
     parser.add_argument(
         "--selectors",

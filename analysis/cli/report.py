@@ -30,7 +30,7 @@ def main() -> None:
 
     longppl = LONGPPL.load(arguments.longppl) if arguments.longppl else None
     comparison = COMPARISON.load(arguments.compare) if arguments.compare else None
-    records, summary, length = read_summary(arguments)
+    records, summary, length = read_summary(arguments, [arguments.records])
     wide, narrow = (all_figures(summary, length, width=width) for width in (PAGE, COLUMN))
     out = arguments.out or arguments.records / "report.html"
     html = report_html(
@@ -49,6 +49,7 @@ def main() -> None:
 
 def _parser() -> Parser:
     parser = Parser(description=__doc__)
+    parser.add_argument("records", type=Path, metavar="RECORDS", help="folder that influence wrote")
     add_summary_arguments(parser)
     parser.add_argument(
         "--longppl", type=Path, metavar="DIR", help="result of scripts/longppl.py: adds its table"

@@ -167,9 +167,13 @@ def describe(summary: Json) -> str:
     crossfit = "; cross-fit: chosen by one model, measured by another" if settings["crossfit"] else ""
     if settings.get("options", {}).get(UNTRAINED):
         crossfit = "; sanity check: chosen with untrained weights"
+    trainings = settings.get("trainings", 1)
+    targets = f"{summary['targets'] // trainings:,} targets of {summary['documents']:,} documents"
+    if trainings > 1:
+        targets = f"{trainings} trainings × {targets}"
     return (
-        f"N = {settings['n_long']}, M = {settings['n_short']}{and_blocks(settings)}; {summary['targets']:,} targets of "
-        f"{summary['documents']:,} documents, {summary['targets_over_tau']:,} with "
+        f"N = {settings['n_long']}, M = {settings['n_short']}{and_blocks(settings)}; {targets}, "
+        f"{summary['targets_over_tau']:,} with "
         rf"$L_{{short}} - L_{{long}} > \tau$ = {nats(settings['tau_nats'])} "
         f"({100 * summary['share_over_tau']['value']:.1f} %){unfinished}{crossfit}; "
         f"bars: 95 % bootstrap {by_clusters(summary['settings'], '_over_tau')}"

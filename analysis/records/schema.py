@@ -442,11 +442,11 @@ class Targets:
 
     @classmethod
     def joined(cls, parts: Sequence[Targets]) -> Targets:
-        """The targets of several parts, in their order."""
+        """The targets of several parts, in their order, with the columns that all of them have."""
         columns: dict[str, Any] = {}
         for each in fields(cls):
             arrays = [getattr(part, each.name) for part in parts]
-            columns[each.name] = None if arrays[0] is None else np.concatenate(arrays)
+            columns[each.name] = None if any(each is None for each in arrays) else np.concatenate(arrays)
         return cls(**columns)
 
     def groups_of(self, rows: np.ndarray) -> np.ndarray | None:

@@ -24,7 +24,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -382,6 +382,14 @@ class Records:
     """Text of targets over tau, finished or not, for people to read; None where none was written."""
     further: dict[str, dict[str, dict[str, np.ndarray]]] = field(default_factory=dict)
     """Columns of `FURTHER_SELECTIONS` that were measured, by name: arrays (m, …) as those above."""
+    trainings: tuple[Records, ...] = ()
+    """What this was joined from (`analysis.records.trainings`); nothing where it is of one training."""
+
+    @property
+    def training(self) -> np.ndarray | None:
+        """Number of each target's training, (n,); None where there is one."""
+        sizes = [len(each.targets) for each in self.trainings]
+        return np.repeat(np.arange(len(sizes)), sizes) if sizes else None
 
     def further_of(self, row: int, selector: str, far_context: str) -> dict[str, np.ndarray]:
         """What was measured further of one target's selection, as `SelectionRow.further` has it."""
@@ -423,7 +431,7 @@ def load_records(folder: str | Path) -> Records:
     return Records(folder, manifest, targets, over, **arrays, examples=files.read_examples(targets))
 
 
-def _arrange(parts: pa.Table, manifest: Manifest, ids: np.ndarray) -> dict[str, dict]:
+def _arrange(parts: pa.Table, manifest: Manifest, ids: np.ndarray) -> dict[str, Any]:
     """Rows of all parts as arrays in the order of ``ids``; of rows written twice the later one counts."""
     widths = selection_widths(manifest)
     further = [name for name in FURTHER_SELECTIONS.names if name in parts.column_names]
@@ -435,7 +443,7 @@ def _arrange(parts: pa.Table, manifest: Manifest, ids: np.ndarray) -> dict[str, 
     }
     row_ids = parts["target_id"].to_numpy()
     order = np.argsort(ids, kind="stable")
-    result: dict[str, dict] = {name: {selector: {} for selector in manifest.selectors} for name in flat}
+    result: dict[str, Any] = {name: {selector: {} for selector in manifest.selectors} for name in flat}
     for selector in manifest.selectors:
         for context in manifest.far_contexts:
             mask = pc.and_(pc.equal(parts["selector"], selector), pc.equal(parts["far_context"], context))

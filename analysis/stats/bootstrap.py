@@ -53,11 +53,15 @@ class ClusterBootstrap:
     With groups, G groups are drawn, and from each as many of its clusters as it has. Where every cluster is a group by
     itself this is the same as without groups, to the last bit.
 
+    With S trainings, every one of them measured on the same clusters, S trainings are drawn as well, apart from the
+    clusters, and a resample has the drawn clusters of each drawn training (Owen 2007, arXiv 0712.1111).
+
     Args:
         columns: (n, C), a row per target; use zeros in the rows that a column does not concern.
         clusters: (n,), the document of each row.
         resamples: R, at least 1,000 for everything that is shown (docs/method.md, 2.4).
         groups: (n,), the group of each row's document; None where the corpus has none.
+        trainings: (n,), number of the training that each row was measured under, 0 … S - 1; None: one.
         seed: of the resampling; the same seed, documents and groups give the same resamples for any columns.
     """
 
@@ -67,6 +71,7 @@ class ClusterBootstrap:
         clusters: np.ndarray,
         *,
         groups: np.ndarray | None = None,
+        trainings: np.ndarray | None = None,
         resamples: int = DEFAULT_RESAMPLES,
         seed: int = 0,
     ):
@@ -77,8 +82,10 @@ class ClusterBootstrap:
             )
         if not np.isfinite(columns).all():
             raise ValueError("a column has values that are not finite")
-        self.per_cluster = cluster_sums(columns, clusters)
-        self.sums: np.ndarray = self.per_cluster.sum(axis=0)
+        trainings = np.zeros(len(columns), dtype=int) if trainings is None else trainings
+        of_trainings = [trainings == number for number in range(trainings.max() + 1)]
+        per_cluster = np.stack([cluster_sums(columns[rows], clusters[rows]) for rows in of_trainings])
+        self.sums: np.ndarray = per_cluster.sum(axis=1).sum(axis=0)
         """Sums over all targets, (C,)."""
         _, first = np.unique(clusters, return_index=True)
         of_clusters = np.arange(len(first))
@@ -86,7 +93,9 @@ class ClusterBootstrap:
             of_clusters = np.unique(groups[first], return_inverse=True)[1]
         self.units = int(of_clusters.max()) + 1
         """How many groups there are; without groups, clusters."""
-        self.resampled = _resample(self.per_cluster, of_clusters, resamples, np.random.default_rng(seed))
+        drawn = draw_seeds(len(per_cluster), resamples, seed, 0)
+        turns = (drawn[:, :, None] == np.arange(len(per_cluster))).sum(axis=1)
+        self.resampled = _resample(per_cluster, of_clusters, turns, np.random.default_rng(seed))
         """Sums over the targets of each resample, (R, C)."""
 
     def interval(self, statistic: Statistic) -> Interval:
@@ -166,17 +175,18 @@ def few_clusters(counts: Json, suffix: str = "") -> str | None:
 
 def by_clusters(counts: Json, suffix: str = "") -> str:
     """``by document``, or by group where groups are known, and whether these are few; for captions of figures."""
+    trainings = "by training, and " if "trainings" in counts else ""
     groups = counts.get(f"groups{suffix}")
     if groups is None:
-        return "by document"
+        return f"{trainings}by document"
     few = few_clusters(counts, suffix)
-    return "by group, then document" + (f" (only {few}: rough)" if few else "")
+    return f"{trainings}by group, then document" + (f" (only {few}: rough)" if few else "")
 
 
-def interval_words(groups: np.ndarray | None) -> str:
+def interval_words(groups: np.ndarray | None, trainings: np.ndarray | None = None) -> str:
     """How the intervals of a result were made, for its settings."""
     by = "document (no groups are known)" if groups is None else "group, then document"
-    return f"95 % percentile, cluster bootstrap by {by}"
+    return f"95 % percentile, cluster bootstrap {'' if trainings is None else 'by training, and '}by {by}"
 
 
 def sign_flip_p_values(
@@ -223,13 +233,17 @@ def cluster_sums(columns: np.ndarray, clusters: np.ndarray) -> np.ndarray:
 
 
 def _resample(
-    per_cluster: np.ndarray, group: np.ndarray, resamples: int, rng: np.random.Generator
+    per_cluster: np.ndarray, group: np.ndarray, turns_of_trainings: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Sums over D clusters, in ``group`` (D,) of G, drawn with replacement, (R, C); memory does not grow with R · D."""
-    sums = np.empty((resamples, per_cluster.shape[1]))
+    """Sums over D clusters, in ``group`` (D,) of G, drawn with replacement, (R, C); memory does not grow with R · D.
+
+    ``per_cluster`` is (S, D, C), ``turns_of_trainings`` (R, S) how often each training was drawn.
+    """
+    resamples = len(turns_of_trainings)
+    sums = np.zeros((resamples, per_cluster.shape[2]))
     sizes = np.bincount(group)
     groups = len(sizes)
-    for rows in _chunks(resamples, len(per_cluster)):
+    for rows in _chunks(resamples, per_cluster.shape[1]):
         drawn = rng.integers(groups, size=(len(rows), groups))
         drawn += groups * np.arange(len(rows))[:, None]
         of_groups = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
@@ -238,7 +252,8 @@ def _resample(
             # so many draws from the same clusters as all of the group's turns have together
             turns = of_groups[:, one] * sizes[one]
             counts[:, group == one] = rng.multinomial(turns, np.full(sizes[one], 1 / sizes[one]))
-        sums[rows.start : rows.stop] = counts.astype(np.float64) @ per_cluster
+        for each, of_training in zip(turns_of_trainings[rows.start : rows.stop].T, per_cluster, strict=True):
+            sums[rows.start : rows.stop] += each[:, None] * (counts.astype(np.float64) @ of_training)
     return sums
 
 

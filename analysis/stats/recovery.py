@@ -119,11 +119,17 @@ class SumsBootstrap:
         resamples: int,
         seed: int,
         document_groups: np.ndarray | None = None,
+        trainings: np.ndarray | None = None,
     ):
         self.index = {name: number for number, name in enumerate(columns)}
         matrix = np.stack(list(columns.values()), axis=1)
         self.bootstrap = ClusterBootstrap(
-            matrix, documents, groups=document_groups, resamples=resamples, seed=seed
+            matrix,
+            documents,
+            groups=document_groups,
+            trainings=trainings,
+            resamples=resamples,
+            seed=seed,
         )
 
     def statistic(self, numerator: Hashable, denominator: Hashable) -> Statistic:

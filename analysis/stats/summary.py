@@ -58,7 +58,8 @@ def summarize(
     """All numbers of the figures as one JSON value.
 
     Args:
-        records: of one checkpoint on one corpus, or of two that are cross-fitted.
+        records: of one checkpoint on one corpus, of two that are cross-fitted, or of several trainings
+            (`join_trainings`); then numbers of targets are sums over the trainings.
         resamples: bootstrap resamples, at least 1,000 for what is shown; also patterns of the permutation test.
         seed: of both.
         k_of_bins: the k of ``gain_bins``, ``comparisons``, ``kinds`` and ``distances``; by default 4, or the
@@ -73,8 +74,11 @@ def summarize(
     bins = gain_bins(manifest.tau_nats)
     in_bins = _members_of_bins(records, bins)
     columns = _columns(records, measured, in_bins, k)
-    bootstrap = SumsBootstrap(columns, targets.document, resamples, seed, targets.document_group)
+    bootstrap = SumsBootstrap(
+        columns, targets.document, resamples, seed, targets.document_group, records.training
+    )
     return {
+        **_trainings(records, resamples, seed),
         "targets": len(targets),
         "targets_over_tau": len(targets.over(manifest.tau_nats)),
         **count_clusters(targets.document, targets.document_group),
@@ -105,6 +109,23 @@ def summarize(
         "placebos": placebo_numbers(bootstrap, records, measured),
         "settings": _settings(records, resamples, seed),
     }
+
+
+def _trainings(records: Records, resamples: int, seed: int) -> Json:
+    """Of several trainings, the main numbers of each; nothing where there is one."""
+    found = []
+    for each in records.trainings:
+        own = summarize(each, resamples, seed)
+        names = ("checkpoint", "checkpoint_sha256", "training_seed", "device", "machine", "commit")
+        found.append(
+            {
+                **{name: getattr(each.manifest, name) for name in names},
+                **{
+                    name: own[name] for name in ("targets", "targets_over_tau", "share_over_tau", "selectors")
+                },
+            }
+        )
+    return {"trainings": found} if found else {}
 
 
 def gain_bins(tau_nats: float) -> list[tuple[float, float]]:
@@ -241,15 +262,17 @@ def _choose_k(ks: list[int], wanted: int | None) -> int:
 def _settings(records: Records, resamples: int, seed: int) -> Json:
     manifest, targets, over = records.manifest, records.targets, records.over
     groups = targets.groups_of(over)
+    several = {"trainings": len(records.trainings)} if records.trainings else {}
     return {
         **{name: value for name, value in asdict(manifest).items() if name != "version"},
+        **several,
         "crossfit": manifest.crossfit,
         "complete": len(records.over) == len(records.targets.over(manifest.tau_nats)),
         "targets_measured": len(records.over),
         **count_clusters(targets.document[over], groups, "_over_tau"),
         "resamples": resamples,
         "bootstrap_seed": seed,
-        "interval": interval_words(groups),
+        "interval": interval_words(groups, records.training),
         "permutation_test": "true against placebo, signs flipped by "
         f"{'document' if groups is None else 'group'}, two-sided",
     }

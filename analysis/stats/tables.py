@@ -96,6 +96,7 @@ def render_table(summary: Json) -> Group:
     tables = [
         part
         for heading, table in (
+            *_training_tables(summary),
             _p_table(summary),
             _kinds_table(summary),
             _needed_table(summary),
@@ -119,6 +120,10 @@ def _head(summary: Json) -> Text:
         f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %; over these\n",
         f"L_short {interval_cell(summary['loss_short'])}   L_long {interval_cell(summary['loss_long'])} nats per token",
     )
+    if trainings := summary.get("trainings"):
+        head.append(
+            f"\n{len(trainings)} trainings together, each on the same {trainings[0]['targets']:,} targets"
+        )
     if copies := summary.get("near_copies"):
         selector, k = default_selector(copies["selectors_without"]), copies["k"]
         net = percent_text(copies["selectors_without"][selector]["net_recovery"])
@@ -149,12 +154,30 @@ def _selectors_table(summary: Json) -> Table:
     return table
 
 
+def _training_tables(summary: Json) -> Iterator[tuple[str, Table]]:
+    """The main numbers of each training, where there are several."""
+    selector, k = default_selector(summary["selectors"]), str(summary["gain_bins"]["k"])
+    table = plain_table("seed", "over tau [%]", "recovery [%]", "placebo [%]", "net [%]")
+    for each in summary.get("trainings", ()):
+        found = each["selectors"][selector][k]
+        table.add_row(
+            str(each["training_seed"]),
+            percent_text(each["share_over_tau"], 1),
+            *(percent_text(found[f"{kind}recovery"]) for kind in ("", "placebo_", "net_")),
+        )
+    if table.row_count:
+        yield f"each training by itself ({selector}, k = {k})", table
+
+
 def _p_table(summary: Json) -> tuple[str, Table]:
     ks = [str(k) for k in summary["settings"]["ks"]]
     table = plain_table("selector", *(f"k = {k}" for k in ks))
     for selector, per_k in summary["selectors"].items():
         table.add_row(selector, *(f"{per_k[k]['permutation_p']:.4f}" for k in ks))
-    return "p-value of true against placebo (permutation by document)", table
+    return (
+        f"p-value of true against placebo (permutation by {'group' if 'groups' in summary else 'document'})",
+        table,
+    )
 
 
 def _kinds_table(summary: Json) -> tuple[str, Table]:
