@@ -29,7 +29,7 @@ figure2: $(INSTALLED)
 	$(PY) scripts/prepare_data.py docs --out $(RUN)/data
 	$(PY) scripts/train.py configs/demo.yaml --resume
 	$(PY) scripts/influence.py $(RUN) --corpus $(RUN)/data --out $(RUN)/influence \
-	  --targets 5600 --targets-per-block 16 --selectors leave-one-out,leave-one-out-kl,leave-one-in,random,nearest
+	  --targets 5600 --targets-per-block 16
 	$(PY) scripts/figure2.py $(RUN)/influence --out $(RUN)
 
 # A file of tests stays in one process. One thread each: PyTorch processes side by side slow each other tenfold otherwise.

@@ -71,7 +71,7 @@ def influential_tokens(
     n_short: int = 16,
     k: int = 8,
     tau_nats: float = 1.0,
-    selectors: Sequence[str] = ("leave-one-out",),
+    selectors: Sequence[str] = ("leave-one-out-kl", "leave-one-out"),
     placebo_text: str | None = None,
     targets: Iterable[int] | None = None,
     max_targets: int | None = MAX_TARGETS,
@@ -95,7 +95,8 @@ def influential_tokens(
         n_short: M.
         k: the most tokens to choose.
         tau_nats: tau.
-        selectors: names, or screened forms such as ``leave-one-out@gradient:32``.
+        selectors: names, or screened forms such as ``leave-one-out@gradient:32``. The first of the defaults never looks
+            at the target; both read the same forward passes to choose.
         placebo_text: another text for the placebo far contexts.
         targets: positions in the text, in tokens from 0, to measure; by default a random sample of all.
         max_targets: size of that sample; None measures all. Nothing else depends on it.

@@ -75,7 +75,7 @@ def _parser() -> Parser:
         "--selectors",
         type=lambda text: [name.strip() for name in text.split(",")],
         metavar="NAMES",
-        help="of panels (a) and (b), comma-separated (default: leave-one-out, attention, random, nearest)",
+        help="of panels (a) and (b), comma-separated (default: leave-one-out-kl, leave-one-out, attention, controls)",
     )
     parser.add_argument(
         "--width",

@@ -56,6 +56,6 @@ def _parser() -> Parser:
         "--selectors",
         nargs="+",
         metavar="NAME",
-        help="selectors to draw (default: leave-one-out, the controls, and best)",
+        help="selectors to draw (default: leave-one-out-kl, or else leave-one-out, the controls, and best)",
     )
     return parser

@@ -30,12 +30,13 @@ what moves that loss either way. A target-blind one ranks by how far the predict
 variation (tv), and never looks at the target: its choice has no luck to subtract.
 
 A screened selector EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts first, at m/(N - M) of its
-cost. With --select-with A --evaluate-with B, A chooses targets and tokens and B, trained from another seed, measures
-their gain and recovery (cross-fitting), so that what A selected by chance does not count. A may be finished records;
-then nothing is selected again. CKPT@SCHEME:FACTOR in place of a checkpoint, such as runs/rope@yarn:4, scales its RoPE
-as in the command length (not in cross-fitting). CKPT@untrained is its architecture with freshly drawn weights: given
-to --select-with, with CKPT to --evaluate-with, it chooses tokens for the targets of CKPT. A selector that explains
-CKPT must do much worse there (sanity check).
+cost. With --propose-with SMALL, a smaller model of the same tokenizer proposes. With --select-with A --evaluate-with
+B, A chooses targets and tokens and B, trained from another seed, measures their gain and recovery (cross-fitting), so
+that what A selected by chance does not count. A may be finished records; then nothing is selected again.
+CKPT@SCHEME:FACTOR in place of a checkpoint, such as runs/rope@yarn:4, scales its RoPE as in the command length (not in
+cross-fitting). CKPT@untrained is its architecture with freshly drawn weights: given to --select-with, with CKPT to
+--evaluate-with, it chooses tokens for the targets of CKPT. A selector that explains CKPT must do much worse there
+(sanity check).
 
 Beside recovery it measures faithfulness: what is lost without the chosen tokens (comprehensiveness), and whether summed
 influence predicts the loss on --subsets random halves of the far tokens (LDS); docs/method.md, 2.8.

@@ -27,15 +27,18 @@ def main() -> None:
     from analysis.plots.style import save_figure
     from analysis.records.results import LADDER, LENGTH
     from analysis.stats.ladder import ladder_points
+    from analysis.stats.recovery import default_selector
     from analysis.stats.tables import print_result, render_ladder
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit
 
     length = LENGTH.load(arguments.length)
     summaries = summaries_of(arguments)
-    points = ladder_points(
-        summaries, length, selector=arguments.selector, k=arguments.k, times=arguments.times
-    )
+    in_all = [
+        name for name in summaries[0]["selectors"] if all(name in each["selectors"] for each in summaries)
+    ]
+    selector = arguments.selector or default_selector(in_all or summaries[0]["selectors"])
+    points = ladder_points(summaries, length, selector=selector, k=arguments.k, times=arguments.times)
     measured = ("n_long", "n_short", "tau_nats")
     shapes = {tuple(each["settings"][name] for name in measured) for each in summaries}
     if len(shapes) > 1:
@@ -43,7 +46,7 @@ def main() -> None:
     path = arguments.out / LADDER.name
     result = {
         "settings": {
-            "selector": arguments.selector,
+            "selector": selector,
             "k": arguments.k,
             "times": arguments.times,
             **dict(zip(measured, shapes.pop(), strict=True)),
@@ -65,7 +68,10 @@ def _parser() -> Parser:
     parser = Parser(description=__doc__)
     add_records_arguments(parser)
     parser.add_argument("--length", required=True, metavar="DIR", help="folder that scripts/length.py wrote")
-    parser.add_argument("--selector", default="leave-one-out", help="default: %(default)s")
+    parser.add_argument(
+        "--selector",
+        help="default: leave-one-out-kl where all records have it, else leave-one-out",
+    )
     parser.add_argument("--k", type=whole_number, default=4, help="selected tokens (default: %(default)s)")
     parser.add_argument(
         "--times", type=whole_number, default=4, help="multiple of the training window (default: %(default)s)"

@@ -34,10 +34,19 @@ class ModelChooser:
     """A model chooses by the losses that its scorer computes.
 
     ``selectors``: those that will be asked one after the other about the same targets, and may share their passes.
+    ``proposing``: of the model that proposes for screened ones; None: the same one.
     """
 
-    def __init__(self, scorer: Scorer, *, seed: int, k_max: int, selectors: Sequence[str] = ()):
-        self.scorer, self.seed, self.k_max = scorer, seed, k_max
+    def __init__(
+        self,
+        scorer: Scorer,
+        *,
+        seed: int,
+        k_max: int,
+        selectors: Sequence[str] = (),
+        proposing: Scorer | None = None,
+    ):
+        self.scorer, self.seed, self.k_max, self.proposing = scorer, seed, k_max, proposing
         self.selectors = tuple(selectors)
         self._question: Question | None = None
 
@@ -50,8 +59,15 @@ class ModelChooser:
         """See `Chooser`."""
         last = self._question
         if last is None or last.contexts is not contexts or last.asked is not asked:
-            shared = SharedPasses(self.selectors)
-            self._question = Question(self.scorer, contexts, self.seed, self.k_max, asked, passes=shared)
+            self._question = Question(
+                self.scorer,
+                contexts,
+                self.seed,
+                self.k_max,
+                asked,
+                passes=SharedPasses(self.selectors),
+                proposing=self.proposing,
+            )
         assert self._question is not None
         return find_selector(selector)(self._question)
 

@@ -31,6 +31,7 @@ from analysis.records.schema import (
     FURTHER,
     FURTHER_PLACEBOS,
     KEEP_RATE,
+    PROPOSER,
     ROPE_SCALING,
     SAME_GROUP,
     SHUFFLED,
@@ -292,6 +293,7 @@ def measure_influence(settings: InfluenceSettings) -> Path:
     if recorded and settings.corpus is None:
         settings = replace(settings, corpus=recorded.manifest.corpus)
     checkpoints = _checkpoints(settings, recorded)
+    _check_proposer(settings, recorded)
     text = open_text(settings, settings.checkpoint)
     drawing = {name: getattr(settings, name) for name in ("n_long", "n_short", "seed", "targets_per_block")}
     sampled = sample_targets(text.tokens, settings.targets, **drawing)
@@ -300,7 +302,8 @@ def measure_influence(settings: InfluenceSettings) -> Path:
     if settings.shard:
         settings.shard.check(len(sampled.document), targets_per_batch(settings.targets_per_block))
     models = [_load(path, settings, text) for path in checkpoints]
-    engine, manifest = _assign_roles(settings, text, models, recorded, device)
+    proposer = _load(settings.propose_with, settings, text) if settings.propose_with else None
+    engine, manifest = _assign_roles(settings, text, models, recorded, proposer, device)
     # all input is checked by now
     with folder_lock(settings.folder):
         writer = RecordWriter(settings.folder, manifest, overwrite=settings.overwrite)
@@ -333,6 +336,16 @@ def _checkpoints(settings: InfluenceSettings, recorded: Records | None) -> list[
     return given
 
 
+def _check_proposer(settings: InfluenceSettings, recorded: Records | None) -> None:
+    """Raise `UserError` where a model is to propose and nothing is proposed."""
+    if settings.propose_with and recorded:
+        raise UserError(f"{settings.checkpoint} has chosen already; leave --propose-with out")
+    if settings.propose_with and not any("@" in name for name in settings.selectors):
+        raise UserError(
+            "--propose-with is for screened selectors; name one in --selectors, such as leave-one-out@gradient:32"
+        )
+
+
 def _load(checkpoint: str, settings: InfluenceSettings, text: MeasuredText) -> LoadedModel:
     loaded = load_scaled(checkpoint)
     loaded.check_corpus(text.corpus)
@@ -345,21 +358,11 @@ def _assign_roles(
     text: MeasuredText,
     models: list[LoadedModel],
     recorded: Records | None,
+    proposer: LoadedModel | None,
     device: torch.device,
 ) -> tuple[InfluenceEngine, Manifest]:
     """Who selects and who evaluates, and how the manifest names them; of two models the second evaluates."""
-    scorers = [
-        build_scorer(
-            each.model,
-            device,
-            settings.n_long,
-            settings.targets_per_block,
-            bf16=settings.bf16,
-            tokens_per_batch=settings.tokens_per_batch,
-            memory_limit_gb=settings.memory_limit_gb,
-        )
-        for each in models
-    ]
+    scorers = [_scorer_of(each, settings, device) for each in models]
     chooser: Chooser
     if recorded:
         chooser = RecordedChooser(recorded)
@@ -368,7 +371,11 @@ def _assign_roles(
         selects = (named.checkpoint, named.checkpoint_sha256, named.training_seed)
     else:
         chooser = ModelChooser(
-            scorers[0], seed=settings.seed, k_max=max(settings.ks), selectors=settings.selectors
+            scorers[0],
+            seed=settings.seed,
+            k_max=max(settings.ks),
+            selectors=settings.selectors,
+            proposing=None if proposer is None else _scorer_of(proposer, settings, device),
         )
         selects = (models[0].name, models[0].weights_sha256, models[0].training_seed)
     evaluating = models[-1]
@@ -394,7 +401,22 @@ def _assign_roles(
         else Faithfulness(scorers[-1], settings.ks, settings.subsets, settings.seed),
         seed=settings.seed,
     )
-    return engine, _manifest(settings, text, selects, evaluating, device)
+    manifest = _manifest(settings, text, selects, evaluating, device)
+    if proposer is not None:
+        manifest = replace(manifest, options={**manifest.options, PROPOSER: proposer.weights_sha256})
+    return engine, manifest
+
+
+def _scorer_of(loaded: LoadedModel, settings: InfluenceSettings, device: torch.device) -> Scorer:
+    return build_scorer(
+        loaded.model,
+        device,
+        settings.n_long,
+        settings.targets_per_block,
+        bf16=settings.bf16,
+        tokens_per_batch=settings.tokens_per_batch,
+        memory_limit_gb=settings.memory_limit_gb,
+    )
 
 
 def _manifest(

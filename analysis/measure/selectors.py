@@ -40,6 +40,8 @@ class Question:
     """Candidates, (m, C) columns of the far context, ascending; None means all of it."""
     passes: SharedPasses | None = None
     """What selectors that are asked the same read off the same passes; None: nothing is shared."""
+    proposing: Scorer | None = None
+    """Of the smaller model that proposes for screened selectors; None: ``scorer`` does."""
 
     @property
     def targets(self) -> np.ndarray:
@@ -213,7 +215,10 @@ def screened(exact: Selector, proposer: Selector, count: int, name: str) -> Sele
     """
 
     def select(question: Question) -> Selection:
-        proposed = proposer(replace(question, k=count)).columns
+        asked = replace(question, k=count)
+        if question.proposing is not None:
+            asked = replace(asked, scorer=question.proposing, passes=None)
+        proposed = proposer(asked).columns
         return exact(replace(question, columns=np.sort(proposed, axis=1)))
 
     select.__name__ = name

@@ -77,6 +77,13 @@ class InfluenceSettings(MeasurementSettings):
         default=None, metadata=argument("cross-fitting: the checkpoint that measures", metavar="B")
     )
     """Checkpoint that evaluates what ``checkpoint`` selected; None for the same one."""
+    propose_with: str | None = field(
+        default=None,
+        metadata=argument(
+            "a smaller checkpoint of the same tokenizer, which proposes the tokens for screened selectors",
+            metavar="SMALL",
+        ),
+    )
     n_long: int = field(default=128, metadata=argument("N, tokens of the long context"))
     n_short: int = field(default=16, metadata=argument("M, tokens of the short context"))
     tau_nats: float = field(
@@ -87,7 +94,8 @@ class InfluenceSettings(MeasurementSettings):
         default=(1, 2, 4, 8), metadata=argument("numbers of tokens, comma-separated", name="k")
     )
     selectors: tuple[str, ...] = field(
-        default=("leave-one-out", "leave-one-in", "random", "nearest"), metadata=argument("comma-separated")
+        default=("leave-one-out", "leave-one-out-kl", "leave-one-in", "random", "nearest"),
+        metadata=argument("comma-separated"),
     )
     targets: int = field(default=1000, metadata=argument("targets to sample"))
     targets_per_block: int = field(

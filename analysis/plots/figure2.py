@@ -17,7 +17,7 @@ from analysis.plots import style
 from analysis.plots.length import plot_length
 from analysis.records.schema import UNTRAINED
 from analysis.stats.bootstrap import by_clusters
-from analysis.stats.recovery import CONTROLS, and_blocks, default_selector, nats
+from analysis.stats.recovery import CONTROLS, SIGNED_SELECTOR, and_blocks, default_selector, nats
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
@@ -69,14 +69,14 @@ def further_figure(
 
 
 def main_selectors(summary: Json, wanted: Sequence[str] | None = None) -> list[str]:
-    """``wanted``, or of what was measured the default selector, attention and the controls.
+    """``wanted``, or of what was measured the default selector, its signed form, attention and the controls.
 
     Raises `UserError` for a selector that was not measured.
     """
     measured = summary["selectors"]
     if wanted is None:
-        default = default_selector(measured)
-        return [default, *(each for each in ("attention", *CONTROLS) if each in measured and each != default)]
+        usual = (default_selector(measured), SIGNED_SELECTOR, "attention", *CONTROLS)
+        return [name for name in dict.fromkeys(usual) if name in measured]
     return check_selectors(wanted, measured)
 
 

@@ -56,6 +56,6 @@ def influence_unit(selector: str) -> str:
     name = selector.partition("@")[0]  # EXACT@PROPOSER:m measures as EXACT does
     if name in CONTROLS:
         return ""
-    if name.endswith("-tv"):
+    if name.endswith("-tv") or name == "integrated-gradients":
         return "of the probability"
     return {"attention": "of the attention", "saliency": "nats per unit of the embedding"}.get(name, "nats")

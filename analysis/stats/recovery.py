@@ -30,8 +30,9 @@ from olmo_sparsity.util.result_files import Json
 
 CONTROLS = ("random", "nearest")
 """Selectors that do not look at the model."""
-DEFAULT_SELECTOR = "leave-one-out"
-"""Our Eq. 20 (docs/method.md, 2.2 [ours]): the one that others are compared with."""
+DEFAULT_SELECTOR, SIGNED_SELECTOR = "leave-one-out-kl", "leave-one-out"
+"""Our Eq. 20 (docs/method.md, 2.2 [ours]): the one that others are compared with, which never looks at the target; and
+its signed form, which stands beside it, and for it in records that have no other."""
 BEST = "best"
 """Name of the lowest L_k over all selectors, see `losses_with_best`."""
 ALL = "over tau"
@@ -196,10 +197,12 @@ def over_tau_column(records: Records) -> np.ndarray:
 
 
 def default_selector(names: Iterable[str]) -> str:
-    """The selector that others are compared with: `DEFAULT_SELECTOR`, else the first that is no control."""
+    """The selector that others are compared with: `DEFAULT_SELECTOR`, else its signed form, else the first that is no
+    control."""
     names = list(names)
-    if DEFAULT_SELECTOR in names:
-        return DEFAULT_SELECTOR
+    for name in (DEFAULT_SELECTOR, SIGNED_SELECTOR):
+        if name in names:
+            return name
     return next((name for name in names if name not in CONTROLS), names[0])
 
 

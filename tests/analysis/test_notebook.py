@@ -56,7 +56,8 @@ def spelled(ids):
 
 def measure(model=None, tokenizer=None, text=None, **changes):
     text = spelled(DOCUMENT) if text is None else text
-    return influential_tokens(model or random_model(), tokenizer or words(), text, **{**SETTINGS, **changes})
+    settings = {**SETTINGS, "selectors": ("leave-one-out",), **changes}
+    return influential_tokens(model or random_model(), tokenizer or words(), text, **settings)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -416,12 +417,15 @@ def test_the_first_k_and_sums_over_words_and_sentences():
 
 
 def test_the_figure_draws_the_recoveries():
-    result = measure(placebo_text=spelled(OTHER))
+    result = influential_tokens(
+        random_model(), words(), spelled(DOCUMENT), **SETTINGS, placebo_text=spelled(OTHER)
+    )
     curves = {line.get_label(): list(line.get_ydata()) for line in result.plot().axes[0].lines}
-    found = result.summary["selectors"]["leave-one-out"]
+    assert list(result.summary["selectors"]) == ["leave-one-out-kl", "leave-one-out"]  # the defaults
     assert curves == {
-        "leave-one-out": [found[k]["recovery"] for k in range(1, K + 1)],
-        "leave-one-out, placebo": [found[k]["placebo_recovery"] for k in range(1, K + 1)],
+        f"{name}{suffix}": [found[k][kind] for k in range(1, K + 1)]
+        for name, found in result.summary["selectors"].items()
+        for suffix, kind in (("", "recovery"), (", placebo", "placebo_recovery"))
     }
 
 

@@ -74,6 +74,8 @@ def test_the_manifest_names_both(own, crossed):
         ("crossed", "second", {}, "are cross-fitted themselves"),
         ("unfinished", "second", {}, "are unfinished"),
         ("run", None, {"limit": 0}, "--limit 0 leaves nothing"),
+        ("run", None, {"propose_with": "second"}, "--propose-with is for screened selectors; name one in --selectors"),
+        ("records", "second", {"propose_with": "second"}, "has chosen already; leave --propose-with out"),
         ("run", None, {"device": "gpu"}, "there is no device 'gpu'"),
         ("run", None, {"device": "meta"}, "'meta' cannot be used here"),
         pytest.param(
@@ -115,6 +117,24 @@ def test_untrained_weights_choose_for_the_targets_of_the_trained_model(two_seeds
     assert "sanity check" in describe(summarize(records, 200))
     with refused("untrained weights gain nothing"):
         measure_influence(settings(two_seeds, tmp_path / "out", "run", "run@untrained"))
+
+
+def test_a_smaller_model_proposes(two_seeds, own, tmp_path):
+    """Among as many candidates as are chosen nothing is left to decide: the set is what the other model ranks first."""
+    screened = {
+        "selectors": ("leave-one-out@gradient:4", "random"),
+        "propose_with": str(two_seeds / "second"),
+    }
+    records = load_records(measure_influence(settings(two_seeds, tmp_path / "screened", **screened)))
+    proposed = load_records(measure_influence(settings(two_seeds, tmp_path / "second", "second")))
+    assert records.manifest.options["proposer_sha256"] == proposed.manifest.checkpoint_sha256
+    assert np.array_equal(records.over, own.over)
+    _, mine, theirs = np.intersect1d(records.over, proposed.over, return_indices=True)
+    assert len(mine) >= 3
+    for far in ("true", "placebo"):
+        chosen = records.selected["leave-one-out@gradient:4"][far][mine]
+        assert np.array_equal(np.sort(chosen), np.sort(proposed.selected["gradient"][far][theirs]))
+        assert overlap(chosen, own.selected["gradient"][far][mine]).mean() < 1
 
 
 def test_a_limit_leaves_the_rest_to_the_same_command(two_seeds, own, tmp_path):

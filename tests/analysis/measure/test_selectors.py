@@ -15,6 +15,7 @@ from analysis.measure.selectors import (
     FAMILIES,
     SELECTORS,
     Question,
+    SharedPasses,
     check_selector,
     find_selector,
     leave_one_out,
@@ -211,6 +212,22 @@ def test_screened_decides_exactly_among_what_was_proposed(model):
         np.testing.assert_allclose(screened.influence[row], influence[row, best], atol=5e-5)
     everything = choose(f"leave-one-out@random:{FAR}", Scorer(model), contexts, k=4)
     assert np.array_equal(everything.columns, choose("leave-one-out", Scorer(model), contexts, k=4).columns)
+
+
+def test_a_smaller_model_proposes_and_the_model_decides(model):
+    contexts = make_contexts()
+    small = Scorer(OlmoForAnalysis(tiny.model(seed=1, n_layers=1)).requires_grad_(False))
+    asked = replace(
+        ask(Scorer(model), contexts, k=2), passes=SharedPasses(("leave-one-out@leave-one-out:4",))
+    )
+    influence, passes = leave_one_out(asked), choose("leave-one-out", small, contexts, k=4).columns
+    found = find_selector("leave-one-out@leave-one-out:4")(replace(asked, proposing=small))
+    for row in range(len(contexts)):
+        best = sorted(passes[row], key=lambda i, row=row: -influence[row, i])[:2]
+        assert found.columns[row].tolist() == best
+    assert not np.array_equal(
+        np.sort(passes), np.sort(choose("leave-one-out", Scorer(model), contexts, k=4).columns)
+    )
 
 
 @pytest.mark.parametrize("name", ["greedy@gradient:6", "greedy-kl@saliency:6", "attention@leave-one-in-tv:6"])
