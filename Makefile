@@ -1,4 +1,5 @@
 # make figure2   from a fresh clone to runs/demo/figure2.png (half an hour on 2 CPU cores without bf16)
+# make figure2-seeds   two more trainings, and the figure of all three in runs/seeds (an hour more)
 # make test      every test but the minutes-long ones, on up to four cores; make test-slow runs those, one at a time
 # make browser   installs Chromium from Debian's packages, for the tests of the report page, which skip without it
 # make lint      ruff and mypy
@@ -10,9 +11,11 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 RUN := runs/demo
+SEEDS := runs/seeds
+MEASURED := --targets 5600 --targets-per-block 16
 WORKERS ?= logical
 
-.PHONY: figure2 install test test-slow browser lint docs clean distclean
+.PHONY: figure2 figure2-seeds install test test-slow browser lint docs clean distclean
 
 install: $(INSTALLED)
 
@@ -28,9 +31,16 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt
 figure2: $(INSTALLED)
 	$(PY) scripts/prepare_data.py docs --out $(RUN)/data
 	$(PY) scripts/train.py configs/demo.yaml --resume
-	$(PY) scripts/influence.py $(RUN) --corpus $(RUN)/data --out $(RUN)/influence \
-	  --targets 5600 --targets-per-block 16
+	$(PY) scripts/influence.py $(RUN) --corpus $(RUN)/data --out $(RUN)/influence $(MEASURED)
 	$(PY) scripts/figure2.py $(RUN)/influence --out $(RUN)
+
+figure2-seeds: figure2
+	$(PY) scripts/sweep.py configs/demo.yaml --grid seed=1,2 --out $(SEEDS) --jobs 2
+	for seed in 1 2; do \
+	  $(PY) scripts/influence.py $(SEEDS)/seed=$$seed --corpus $(RUN)/data --out $(SEEDS)/seed=$$seed/influence \
+	    $(MEASURED) || exit; \
+	done
+	$(PY) scripts/figure2.py $(RUN)/influence $(SEEDS)/seed=*/influence --out $(SEEDS)
 
 # A file of tests stays in one process. One thread each: PyTorch processes side by side slow each other tenfold otherwise.
 test: $(INSTALLED)
