@@ -91,7 +91,9 @@ def render_table(summary: Json) -> Group:
     """The summary as tables for a terminal of 80 columns; recoveries and shares in per cent."""
     note = (
         f"[95 % interval]: {summary['settings']['resamples']:,} resamples {by_clusters(summary)}"
-        f"{'' if 'groups' in summary else ' (no groups are known)'}; net = recovery - placebo, where that is positive"
+        f"{'' if 'groups' in summary else ' (no groups are known)'}"
+        f"{'' if 'trainings' in summary else ' of one training (what another would change is not in it)'}; "
+        "net = recovery - placebo, where that is positive"
     )
     tables = [
         part

@@ -177,7 +177,7 @@ def test_scripts_end_bad_input_with_one_line_and_a_code(arguments, message, run_
 
 def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(trained, tmp_path, run_here):
     corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(60, 80, seed=1)})
-    out, slow = tmp_path / "records", ("--targets", 3000, "--tokens-per-batch", 1)  # minutes of selecting
+    out, slow = tmp_path / "records", ("--targets", 1000, "--tokens-per-batch", 1)  # a minute of selecting
     command = influence_command(trained / "run", corpus, out, *slow)
     first = subprocess.Popen(
         [sys.executable, *map(str, command)],
@@ -205,7 +205,7 @@ def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(trained, 
     assert found.manifest.seed == 0
     few = {
         "limit": measurement_module.TARGETS_PER_ROUND,
-        "targets": 3000,
+        "targets": 1000,
         "ks": (1, 2),
         "tokens_per_batch": 1,
     }
