@@ -23,7 +23,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from analysis.plots.style import figure_bytes, selector_label
-from analysis.records.schema import FAR_CONTEXTS, SUBSETS, UNTRAINED, Examples
+from analysis.records.schema import FAR_CONTEXTS, FURTHER, PROPOSER, SUBSETS, UNTRAINED, Examples
 from analysis.records.store import Records
 from analysis.report.foreign_text import (
     DIRECTION_CONTROL,
@@ -186,6 +186,10 @@ def influence_command(records: Records) -> str:
         given["--targets-per-block"] = manifest.targets_per_block
     if SUBSETS in manifest.options:
         given["--subsets"] = manifest.options[SUBSETS]
+    if FURTHER in manifest.options:
+        given["--further-placebos"] = ",".join(manifest.options[FURTHER])
+    if PROPOSER in manifest.options:
+        given["--propose-with"] = f"WEIGHTS-{manifest.options[PROPOSER][:12]}"  # their place is not known
     options = [str(part) for option in given.items() for part in option]
     options += [] if SUBSETS in manifest.options else ["--only-recovery"]
     options += ["--bf16"] if manifest.dtype == "bf16" else []

@@ -342,6 +342,15 @@ def test_command_of_the_records_is_understood_by_its_script(records: Records) ->
     assert influence_command(replace(records, manifest=replace(records.manifest, dtype="bf16"))).endswith(
         "--bf16"
     )
+    options = {
+        "subsets": 8, "keep_rate": 0.5, "targets_per_block": 16, "further_placebos": ["same-group", "shuffled"],
+        "proposer_sha256": "ab" * 32,
+    }  # fmt: skip
+    other = replace(records, manifest=replace(records.manifest, options=options))
+    given = vars(module._parser().parse_args(shlex.split(influence_command(other))[2:]))
+    assert (given["subsets"], given["targets_per_block"]) == (8, 16) and not given["only_recovery"]
+    assert given["further_placebos"] == ("same-group", "shuffled")
+    assert given["propose_with"] == "WEIGHTS-abababababab"
 
 
 def test_figures_are_in_the_page_and_reproducible(records: Records, html: str) -> None:
