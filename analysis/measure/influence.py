@@ -278,12 +278,18 @@ def selection_rounds(targets: Targets, over: np.ndarray, targets_per_block: int)
     ]
 
 
-def measure_influence(settings: InfluenceSettings) -> Path:
-    """Measure, writing records as they are finished; returns their folder.
+@dataclass(frozen=True)
+class Measurement:
+    """What is about to be measured: all input was read and checked."""
 
-    Run again with the same settings, it goes on where an interrupted run stopped. Raises `UserError` for bad input, and
-    where another process writes to that folder.
-    """
+    text: MeasuredText
+    sampled: SampledTargets
+    engine: InfluenceEngine
+    manifest: Manifest
+
+
+def open_measurement(settings: InfluenceSettings) -> Measurement:
+    """Read what the settings name. Raises `UserError` for bad input."""
     for name in settings.selectors:
         check_selector(name, k_max=max(settings.ks), n_far=settings.n_long - settings.n_short)
     if settings.limit is not None and settings.limit < 1:
@@ -304,17 +310,26 @@ def measure_influence(settings: InfluenceSettings) -> Path:
     models = [_load(path, settings, text) for path in checkpoints]
     proposer = _load(settings.propose_with, settings, text) if settings.propose_with else None
     engine, manifest = _assign_roles(settings, text, models, recorded, proposer, device)
-    # all input is checked by now
+    return Measurement(text, sampled, engine, manifest)
+
+
+def measure_influence(settings: InfluenceSettings) -> Path:
+    """Measure, writing records as they are finished; returns their folder.
+
+    Run again with the same settings, it goes on where an interrupted run stopped. Raises `UserError` for bad input, and
+    where another process writes to that folder.
+    """
+    asked = open_measurement(settings)
     with folder_lock(settings.folder):
-        writer = RecordWriter(settings.folder, manifest, overwrite=settings.overwrite)
+        writer = RecordWriter(settings.folder, asked.manifest, overwrite=settings.overwrite)
         if writer.manifest.complete:
             log.info("%s is complete already", settings.folder)
             return settings.folder
         try:
-            _Run(settings, engine, writer).run(sampled)
+            _Run(settings, asked.engine, writer).run(asked.sampled)
         finally:
             if (settings.folder / MANIFEST_NAME).is_file():  # else it was discarded: no target gains enough
-                text.verified.save()
+                asked.text.verified.save()
     return settings.folder
 
 

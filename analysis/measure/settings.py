@@ -279,6 +279,29 @@ class NeedleSettings(ComparisonSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifySettings:
+    """`analysis.measure.verify`: recorded targets, measured again."""
+
+    records: Path = field(
+        metadata=argument("folder that influence wrote", positional=True, type=Path, metavar="RECORDS")
+    )
+    checkpoint: str | None = field(
+        default=None, metadata=argument("where its checkpoint is now (default: where it was)", metavar="CKPT")
+    )
+    corpus: str | None = field(
+        default=None, metadata=argument("where its corpus is now (default: where it was)", metavar="DIR")
+    )
+    targets: int = field(default=100, metadata=argument("targets over tau to measure again, at least"))
+    seed: int = field(default=0, metadata=argument("which of them", type=seed_number))
+    device: str | None = field(
+        default=None, metadata=argument("cpu, cuda, cuda:1, … (default: a GPU where there is one)")
+    )
+    tokens_per_batch: int | None = field(
+        default=None, metadata=argument("tokens of one forward pass; lower it when memory runs out")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class MapSettings:
     """`analysis.measure.influence_map`: which earlier tokens every token of a text needs. Fields without a help text
     are options of the command `influence`, too, and described there."""

@@ -50,6 +50,8 @@ class Stream(IntEnum):
     """Far contexts from other documents of the target's own group, by block of targets."""
     SHUFFLED = 11
     """Orders of the true far context's tokens, by block of targets."""
+    VERIFIED = 12
+    """Which recorded targets are measured again."""
     TRAINING_SEEDS = 0x6C73
     """Resamples of training runs."""
     HELDOUT_WINDOWS = 0x686C64
