@@ -38,6 +38,8 @@ from analysis.measure.measurement import Json, check_models, each_model, open_te
 from analysis.measure.planted import KS, chance_recall, found_at
 from analysis.measure.selectors import Question, check_selector, find_selector
 from analysis.measure.settings import NeedleSettings, RecallOptions
+from analysis.model.load import OWN_FAMILY
+from analysis.model.rope_scaling import load_scaled
 from analysis.model.scorer import Scorer
 from analysis.model.token_losses import TokenLosses
 from analysis.records.results import NEEDLE
@@ -55,6 +57,9 @@ from analysis.stats.bootstrap import (
 from analysis.stats.recovery import Columns, SumsBootstrap
 from analysis.text.contexts import Contexts
 from analysis.text.segments import Segments, sample_segments
+from olmo_sparsity.checkpoint import CONFIG
+from olmo_sparsity.config.load import load_config
+from olmo_sparsity.data.needles import is_held_out
 from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import progress
@@ -71,6 +76,8 @@ def measure_needle(settings: NeedleSettings) -> Path:
         raise UserError(f"--depths are from 0 (first) to 1 (last), not {list(settings.depths)}")
     if settings.recall is not None:
         check_recall(settings.recall, settings)
+    for checkpoint in () if settings.unseen_keys else settings.checkpoints:
+        _refuse_seen_keys(checkpoint)
     text = open_text(settings, settings.checkpoints[0])
     needles = draw_needles(
         text.tokens,
@@ -79,6 +86,7 @@ def measure_needle(settings: NeedleSettings) -> Path:
         ks=settings.ks,
         key_tokens=settings.key_tokens,
         seed=settings.seed,
+        unseen_keys=settings.unseen_keys,
     )
     cells = cells_of(settings.ks, settings.lengths, settings.depths)
     described, values = [], []
@@ -111,6 +119,14 @@ def measure_needle(settings: NeedleSettings) -> Path:
         },
         rows=_rows(settings.labels, needles, cells, loss_nats, exact.astype(bool)),
     )
+
+
+def _refuse_seen_keys(checkpoint: str) -> None:
+    loaded = load_scaled(checkpoint)
+    if loaded.family == OWN_FAMILY and load_config(loaded.checkpoint / CONFIG, warn=False).needles.share:
+        raise UserError(
+            f"{checkpoint} was trained on text with needles; add --unseen-keys, for keys that it never saw"
+        )
 
 
 @dataclass(frozen=True)
@@ -160,9 +176,18 @@ class Needles:
 
 
 def draw_needles(
-    tokens: TokenFiles, count: int, *, lengths: Sequence[int], ks: Sequence[int], key_tokens: int, seed: int
+    tokens: TokenFiles,
+    count: int,
+    *,
+    lengths: Sequence[int],
+    ks: Sequence[int],
+    key_tokens: int,
+    seed: int,
+    unseen_keys: bool = False,
 ) -> Needles:
     """Up to ``count`` stretches and needles, a pure function of the arguments and the split.
+
+    With ``unseen_keys`` the keys are such as `olmo_sparsity.data.needles` never weaves into training windows.
 
     Raises `UserError` where a context does not hold its needle, no document is long enough, or the split has too few
     different tokens.
@@ -187,9 +212,12 @@ def draw_needles(
                 "--ks or --lengths"
             )
         generator = np.random.default_rng([Stream.NEEDLES, seed, number])
-        needles.append(generator.choice(others, key_tokens + max(ks), replace=False))
-    drawn = np.array(needles)
-    return Needles(segments, text, drawn[:, :key_tokens], drawn[:, key_tokens:], len(vocabulary))
+        drawn = generator.choice(others, key_tokens + max(ks), replace=False)
+        while unseen_keys and not is_held_out(drawn[:key_tokens]):
+            drawn = generator.choice(others, key_tokens + max(ks), replace=False)
+        needles.append(drawn)
+    tokens_of = np.array(needles)
+    return Needles(segments, text, tokens_of[:, :key_tokens], tokens_of[:, key_tokens:], len(vocabulary))
 
 
 def _tokens_that_occur(tokens: TokenFiles) -> np.ndarray:

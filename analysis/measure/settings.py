@@ -253,6 +253,10 @@ class NeedleSettings(ComparisonSettings):
     """n."""
     key_tokens: int = field(default=2, metadata=argument("tokens of a key"))
     """q."""
+    unseen_keys: bool = field(
+        default=False,
+        metadata=argument("only keys that training never weaves into its windows (config: needles)"),
+    )
     selectors: tuple[str, ...] = field(
         default=(),
         metadata=argument("to ask for the needle, comma-separated, as in influence (default: none)"),

@@ -30,7 +30,7 @@ _DROPOUTS = ("model.residual_dropout", "model.attention_dropout", "model.embeddi
 _ABOUT_TEXT = (
     *("corpus.path", "corpus.stream", "data.paths", "data.datasets", "data.instance_filter"),
     *("positions.doc_mask", "data.generate_doc_lengths", "tokenizer.identifier"),
-    *("evaluation.paths", "evaluation.position_length"),
+    *("evaluation.paths", "evaluation.position_length", "needles.share"),
 )
 _TASK = ("task.name", "task.parameters")
 _EXCLUSIVE = (
@@ -75,6 +75,7 @@ def find_problems(config: Config) -> Iterator[Problem]:
     yield from _check_coupling(config)
     yield from _check_documents(config)
     yield from _check_data(config)
+    yield from _check_needles(config)
     yield from _check_task(config)
     yield from _check_optimization(config)
     yield from _check_evaluation(config)
@@ -280,6 +281,32 @@ def _check_data(config: Config) -> Iterator[Problem]:
             ("tokenizer.identifier", "corpus.stream"),
             "is missing, and corpus.stream needs a tokenizer; OLMo's is "
             "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json",
+        )
+
+
+def _check_needles(config: Config) -> Iterator[Problem]:
+    needles, window = config.needles, config.model.max_sequence_length
+    if not needles.value_tokens or min(needles.value_tokens) < 1:
+        yield (
+            ("needles.value_tokens",),
+            f"{show(needles.value_tokens)} are not 1 or more; give one number or several",
+        )
+        return
+    if needles.share == 0:
+        return
+    tokens = needles.per_window * (needles.key_tokens + max(needles.value_tokens))
+    fields = ("needles.per_window", "needles.key_tokens", "needles.value_tokens")
+    if 4 * tokens > window:
+        yield (
+            (*fields, "model.max_sequence_length"),
+            f"needles of {tokens} tokens, twice each, take more than half of a window of {window}; give fewer "
+            "or shorter ones",
+        )
+    elif window + 8 * tokens > config.model.vocab_size:
+        yield (
+            (*fields, "model.vocab_size"),
+            f"{config.model.vocab_size} different tokens are too few for needles whose tokens do not occur in a window "
+            f"of {window}; set needles.share: 0",
         )
 
 

@@ -188,6 +188,26 @@ class CorpusConfig(olmo.BaseConfig):
 
 
 @dataclass
+class NeedlesConfig(olmo.BaseConfig):
+    """
+    Needles woven into training windows of text: a random key with a value behind it, and further on the same key with
+    its value again, at places drawn from the seed [ours]. For models that are to find what they have read once.
+    """
+
+    share: float = known(0.0, bound=PROBABILITY)
+    """Of the windows that get needles. 0: none."""
+
+    per_window: int = known(1, bound=ABOVE_0)
+    """Needles of such a window."""
+
+    key_tokens: int = known(2, bound=ABOVE_0)
+    """Tokens of a key. One key in eight is never woven, so that tests can ask for it."""
+
+    value_tokens: list[int] = field(default_factory=lambda: [1])
+    """Tokens of a value, drawn from these for each needle."""
+
+
+@dataclass
 class DeepSpeedConfig(olmo.BaseConfig):
     """Training with DeepSpeed's ZeRO."""
 
@@ -288,6 +308,9 @@ class Config(olmo.TrainConfig):
 
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """A prepared corpus, in place of `data.paths`."""
+
+    needles: NeedlesConfig = field(default_factory=NeedlesConfig)
+    """Needles in the training windows of text."""
 
     task: TaskConfig = field(default_factory=TaskConfig)
     """A synthetic task, in place of a corpus."""

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.load import Config
+from olmo_sparsity.data.needles import NeedleWeaver
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
@@ -141,6 +142,7 @@ class WindowMaker:
         self.filter = config.data.instance_filter
         self.eos_token_id = config.model.eos_token_id
         self.seed = config.seed
+        self.weaver = NeedleWeaver(config)
         self.reach = self.options.target_length if self.skip_content else self.length
         """How many tokens from its start on a window may take its own from."""
 
@@ -153,7 +155,7 @@ class WindowMaker:
             self.scheme, self.length, self.options, seed=self.seed, epoch=epoch, index=index
         )
         window = stretch[ids] if self._skips(stretch) else stretch[: self.length]
-        window = window.astype(np.int64)
+        window = self.weaver.weave(window.astype(np.int64), epoch=epoch, index=index)
         item: dict[str, Any] = {"input_ids": window, "position_ids": ids}
         item["counts"] = self._passes_filter(window)
         if self.doc_mask:

@@ -52,6 +52,8 @@ class Stream(IntEnum):
     """Orders of the true far context's tokens, by block of targets."""
     VERIFIED = 12
     """Which recorded targets are measured again."""
+    WOVEN_NEEDLES = 13
+    """Needles in training windows."""
     TRAINING_SEEDS = 0x6C73
     """Resamples of training runs."""
     HELDOUT_WINDOWS = 0x686C64

@@ -1,6 +1,7 @@
 """Needles: where they stand, a copy head built by hand that finds them all, plain forward passes, and the script."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from analysis.measure import needle as module
 from analysis.measure.needle import (
     cells_of,
     draw_needles,
@@ -23,6 +25,8 @@ from analysis.model.load import load_for_analysis
 from analysis.model.token_losses import TokenLosses
 from analysis.plots.needle import needle_figure, recall_figure
 from analysis.records.results import NEEDLE
+from olmo_sparsity.checkpoint import CONFIG
+from olmo_sparsity.config.load import load_config as read_config
 from olmo_sparsity.data.tokens import TokenFiles
 from tests.support.families import directory
 from tests.support.measured import plain_loss, write_models
@@ -95,6 +99,24 @@ def test_needles_are_a_function_of_their_seed(made, needles):
     other = draw_needles(tokens, 8, lengths=LENGTHS, ks=KS, key_tokens=Q, seed=1)
     assert np.array_equal(again.key, needles.key) and np.array_equal(again.value, needles.value)
     assert not np.array_equal(other.key, needles.key)
+
+
+def test_keys_that_training_never_weaves_can_be_asked_for(made, tmp_path, monkeypatch):
+    tokens = TokenFiles.of_split(made / "corpus", "heldout")
+    unseen = draw_needles(tokens, 8, lengths=LENGTHS, ks=KS, key_tokens=Q, seed=0, unseen_keys=True)
+    assert (unseen.key.sum(axis=1) % 8 == 0).all()
+    read = read_config(made / "one" / "run" / "step00000001" / CONFIG)
+    woven = replace(read, needles=replace(read.needles, share=0.5))
+    monkeypatch.setattr(module, "load_config", lambda *_, **__: woven)
+    asked = {
+        "corpus": str(made / "corpus"),
+        "out": tmp_path / "out",
+        "lengths": LENGTHS,
+        "ks": KS,
+        "samples": 2,
+    }
+    with refused("was trained on text with needles; add --unseen-keys"):
+        measure_needle(NeedleSettings(checkpoints=(str(made / "one" / "run"),), labels=("one",), **asked))
 
 
 def test_a_copy_head_finds_every_needle_and_none_that_is_absent(needles):

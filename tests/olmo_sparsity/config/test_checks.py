@@ -41,6 +41,8 @@ def test_every_number_is_finite(value: str) -> None:
 
 # An override of configs/base.yaml (PoSE, window 1024, target 4096, 12 heads of 64) that makes it invalid, and why.
 ONE_OVERRIDE = {
+    "needles.share=2": "2.0 is no probability; give 0 … 1",
+    "needles.value_tokens=[]": "[] are not 1 or more; give one number or several",
     # unknown keys
     "positions.scheem=pose": "unknown key; did you mean positions.scheme?",
     "model.d_modle=3": "unknown key; did you mean model.d_model?",
@@ -122,6 +124,16 @@ def test_refused_in_one_line_with_its_remedy(override: str) -> None:
 
 # Overrides, the key that is named, and part of the message.
 SEVERAL_OVERRIDES = [
+    (
+        "needles.share=0.5 needles.per_window=90",
+        "needles.per_window",
+        "take more than half of a window of 1024",
+    ),
+    (
+        "needles.share=0.5 model.vocab_size=900",
+        "needles.per_window",
+        "900 different tokens are too few for needles",
+    ),
     ("model.alibi=true model.rope=false model.flash_attention=true", "model.alibi", "flash_attention"),
     ("model.nope=true model.rope=false model.alibi=true", "model.nope", "excludes model.alibi"),
     ("model.rope=false", "positions.scheme", "set model.rope: true, or positions.scheme: contiguous"),

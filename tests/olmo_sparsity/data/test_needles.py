@@ -1,0 +1,82 @@
+"""Needles in training windows: where they stand, what they hide, and what they are a function of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from olmo_sparsity.config.load import Config
+from olmo_sparsity.data.batches import open_training_data
+from olmo_sparsity.data.needles import NeedleWeaver, is_held_out
+from tests.support import tiny
+
+VOCABULARY, WINDOW, Q = 400, 64, 2
+NEEDLES = {"share": 1.0, "per_window": 3, "key_tokens": Q, "value_tokens": [1, 3]}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    made = tiny.train_config(tmp_path_factory.mktemp("needles"))
+    model = replace(made.model, vocab_size=VOCABULARY, embedding_size=VOCABULARY, max_sequence_length=WINDOW)
+    return replace(made, model=model, needles=replace(made.needles, **NEEDLES))
+
+
+def text(index: int) -> np.ndarray:
+    return np.random.default_rng(index).integers(1, 50, WINDOW)
+
+
+def test_a_window_has_each_needle_twice_and_its_text_besides(config: Config) -> None:
+    weaver, lengths = NeedleWeaver(config), set()
+    for index in range(60):
+        window, own = text(index), set(text(index).tolist())
+        woven = weaver.weave(window, epoch=0, index=index).tolist()
+        assert len(woven) == WINDOW
+        inside = [token for token in woven if token not in own]
+        assert 0 not in inside and (np.unique(inside, return_counts=True)[1] == 2).all()
+        rest = [token for token in woven if token in own]
+        assert rest == window[: len(rest)].tolist()
+        copies: dict[
+            int, list[int]
+        ] = {}  # by the distance between the two copies: needles that are one run of tokens
+        for token in dict.fromkeys(inside):
+            first = woven.index(token)
+            copies.setdefault(woven.index(token, first + 1) - first, []).append(token)
+        assert len(copies) <= 3
+        for needle in copies.values():
+            assert not is_held_out(np.array(needle[:Q]))
+            if len(needle) in (Q + 1, Q + 3):
+                place = woven.index(needle[0])
+                assert woven[place : place + len(needle)] == needle
+        lengths.add(len(inside) // 2)
+    assert lengths == {3 * Q + values for values in (3, 5, 7, 9)}  # three values of 1 or 3 tokens
+
+
+def test_they_are_a_function_of_seed_epoch_and_index(config: Config) -> None:
+    def woven(config: Config, epoch: int = 0, index: int = 7) -> list[int]:
+        return NeedleWeaver(config).weave(text(7), epoch=epoch, index=index).tolist()
+
+    first = woven(config)
+    assert woven(config) == first
+    others = [woven(config, epoch=1), woven(config, index=8), woven(replace(config, seed=config.seed + 1))]
+    assert all(other != first for other in others)
+
+
+def test_so_many_windows_have_them(config: Config) -> None:
+    weaver = NeedleWeaver(replace(config, needles=replace(config.needles, share=0.3)))
+    changed = [not np.array_equal(weaver.weave(text(i), epoch=0, index=i), text(i)) for i in range(1000)]
+    assert 0.25 < np.mean(changed) < 0.35
+    none = NeedleWeaver(replace(config, needles=replace(config.needles, share=0.0)))
+    assert np.array_equal(none.weave(text(0), epoch=0, index=0), text(0))
+
+
+def test_training_reads_them_and_nothing_else_changes(tmp_path) -> None:
+    """The same positions and order; windows are those of the text with needles woven in."""
+    plain = tiny.train_config(tmp_path, model={"vocab_size": 50, "max_sequence_length": 16})
+    with_needles = replace(plain, needles=replace(plain.needles, share=1.0, value_tokens=[1]))
+    batches = [next(iter(open_training_data(each).batches(0))) for each in (plain, with_needles)]
+    assert np.array_equal(batches[0].position_ids, batches[1].position_ids)
+    for before, after in zip(batches[0].input_ids.tolist(), batches[1].input_ids.tolist(), strict=True):
+        kept = [token for token in after if token in before]
+        assert len(kept) == 16 - 6 and kept == before[:10]
