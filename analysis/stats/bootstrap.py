@@ -175,12 +175,13 @@ def few_clusters(counts: Json, suffix: str = "") -> str | None:
 
 def by_clusters(counts: Json, suffix: str = "") -> str:
     """``by document``, or by group where groups are known, and whether these are few; for captions of figures."""
-    trainings = "by training, and " if "trainings" in counts else ""
+    several = "trainings" in counts
     groups = counts.get(f"groups{suffix}")
     if groups is None:
-        return f"{trainings}by document"
+        return "by training and document" if several else "by document"
     few = few_clusters(counts, suffix)
-    return f"{trainings}by group, then document" + (f" (only {few}: rough)" if few else "")
+    by = "by training, group and document" if several else "by group, then document"
+    return by + (f" (only {few}: rough)" if few else "")
 
 
 def interval_words(groups: np.ndarray | None, trainings: np.ndarray | None = None) -> str:

@@ -98,7 +98,7 @@ def test_each_training_stands_beside_all_of_them(trainings: list[Records]) -> No
     for records, found in zip(trainings, summary["trainings"], strict=True):
         assert found["selectors"] == summarize(records, 1000, 0)["selectors"]
     line = describe(summary)
-    assert "3 trainings × 400 targets of" in line and "bootstrap by training, and by document" in line
+    assert "3 trainings × 400 targets of" in line and "bootstrap by training and document" in line
     assert "by training" in summary["settings"]["interval"]
     alone = summarize(join_trainings(trainings[:1]), 1000, 0)
     assert "trainings" not in alone and "training" not in describe(alone)
