@@ -53,13 +53,19 @@ _ADDING_PROCESSORS = {"TemplateProcessing", "BertProcessing", "RobertaProcessing
 
 
 def export_checkpoint(
-    checkpoint: str | Path, out: str | Path, *, tokenizer: str | None = None, overwrite: bool = False
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    tokenizer: str | None = None,
+    bf16: bool = False,
+    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write the directory ``out``, whole or not at all, after comparing logits of both models.
 
     Returns what its `EXPORT_NAME` says.
-    ``tokenizer``: a tokenizer.json, or "olmo", for a checkpoint without its own. With ``overwrite`` an earlier export
-    is replaced, and nothing else ever is. Raises `UserError` for bad input and for a shape that no class has.
+    ``tokenizer``: a tokenizer.json, or "olmo", for a checkpoint without its own. With ``bf16`` the weights are rounded
+    to bf16, in half the space: another model, whose numbers differ a little. With ``overwrite`` an earlier export is
+    replaced, and nothing else ever is. Raises `UserError` for bad input and for a shape that no class has.
     """
     source, out = resolve_checkpoint(checkpoint), Path(out)
     if (source / "config.json").is_file():
@@ -67,6 +73,9 @@ def export_checkpoint(
     _check_target(out, overwrite)
     loaded, config = load_model(source)
     original = require_olmo(loaded, "the export")
+    if bf16:
+        for parameter in original.parameters():
+            parameter.data = parameter.data.bfloat16().float()
     family_of(config.model)
     tokens = _find_tokenizer(source, tokenizer, config.model)
     model = to_transformers(original, config)
@@ -74,7 +83,7 @@ def export_checkpoint(
     with atomic_path(out) as temporary, _full_disk_as_os_error(out):
         temporary.mkdir()
         with quiet_transformers():
-            model.save_pretrained(temporary)
+            (model.bfloat16() if bf16 else model).save_pretrained(temporary)
         _save_tokenizer(tokens, temporary, config)
         note = _note(source, tokens, config, model)
         write_json(temporary / EXPORT_NAME, note)
@@ -329,6 +338,7 @@ def _note(source: Path, tokenizer: Path, config: Config, model: Any) -> dict[str
         "kind": EXPORT_KIND,
         "source": str(source),
         "source_weights_sha256": weights_sha256(source),
+        "dtype": str(model.dtype).removeprefix("torch."),
         "step": load_state(source).step if (source / STATE).is_file() else None,
         "training_seed": config.seed,
         "architecture": type(model).__name__,

@@ -31,6 +31,9 @@ def main() -> None:
         metavar="FILE",
         help='tokenizer.json, or "olmo", for a checkpoint that has none (default: its own)',
     )
+    parser.add_argument(
+        "--bf16", action="store_true", help="round the weights to bf16: half the size, slightly other numbers"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier export in --out")
     parser.add_argument(
         "--push-to-hub",
@@ -42,7 +45,11 @@ def main() -> None:
 
     show_log()
     done = export_checkpoint(
-        arguments.checkpoint, arguments.out, tokenizer=arguments.tokenizer, overwrite=arguments.overwrite
+        arguments.checkpoint,
+        arguments.out,
+        tokenizer=arguments.tokenizer,
+        bf16=arguments.bf16,
+        overwrite=arguments.overwrite,
     )
     size = f"{done['parameters']:,} parameters, {done['max_positions']:,} positions"
     print(f"{arguments.out}: {done['architecture']}, {size}")

@@ -107,6 +107,24 @@ def test_logits_are_those_of_the_checkpoint(name, tmp_path):
     torch.testing.assert_close(eager, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
+def test_in_bf16_it_is_the_rounded_model_in_half_the_space(tmp_path):
+    source, original = checkpoint(tmp_path)
+    sizes = {}
+    for bf16 in (False, True):
+        note = export_checkpoint(source, tmp_path / f"hf-{bf16}", bf16=bf16)
+        assert note["dtype"] == ("bfloat16" if bf16 else "float32")
+        sizes[bf16] = (tmp_path / f"hf-{bf16}" / "model.safetensors").stat().st_size
+    assert sizes[True] < 0.6 * sizes[False]
+    ids = torch.arange(12)[None]
+    before, _ = logits_of_both(original, tmp_path / "hf-True", ids, dtype=torch.float32)
+    for parameter in original.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    expected, found = logits_of_both(original, tmp_path / "hf-True", ids, dtype=torch.float32)
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * scale)
+    assert float((before - found).abs().max()) > 1e-3 * scale
+
+
 def test_the_comparison_can_fail(tmp_path):
     """The same logits would be no evidence if ids, clipping or the order of fused weights did not matter."""
     source, original = checkpoint(tmp_path, **SHAPES["plain clipped"][0])
