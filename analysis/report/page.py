@@ -226,7 +226,8 @@ def page_data(records: Records, rows: np.ndarray, k: int) -> Json:
         rows: of `choose_examples`.
         k: the k that is shown first.
 
-    A selection is ``[positions, influences, losses]``; an influence that does not exist is None. ``gain`` is that of
+    ``selector`` is the number of the one that is shown first. A selection is ``[positions, influences, losses]``; an
+    influence that does not exist is None. ``gain`` is that of
     the model that evaluates, ``selecting_gain`` the one that put the target over tau.
     """
     manifest = records.manifest
@@ -238,6 +239,7 @@ def page_data(records: Records, rows: np.ndarray, k: int) -> Json:
         "n_short": manifest.n_short,
         "crossfit": manifest.crossfit,
         "selectors": manifest.selectors,
+        "selector": manifest.selectors.index(default_selector(manifest.selectors)),
         "units": [influence_unit(name) for name in manifest.selectors],
         "kinds": kinds,
         "controls": DIRECTION_CONTROLS,

@@ -15,7 +15,7 @@ from analysis.text.kinds import KINDS
 from tests.support.made_up_records import made_up_manifest
 from tests.support.made_up_summary import interval, made_up_summary
 
-SELECTORS = ("leave-one-out", "attention", "leave-one-in@gradient:32", "random")
+SELECTORS = ("attention", "leave-one-out", "leave-one-in@gradient:32", "random")
 WORDS = (
     " the", " house", " of", " Mr", ".", " Éva", ",", "\n", " said", "ing", " 42", " “", "”", "", " 家", "  ",
 )  # fmt: skip

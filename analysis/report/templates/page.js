@@ -336,6 +336,7 @@
       ...data.kinds.map((kind, number) => option(number, `${kind} (${count(ofKind[number])})`)));
     fields.selector.append(...data.selectors.map((name, number) => option(number, name)));
     fields.k.append(...data.ks.map((k) => option(k, k)));
+    fields.selector.value = data.selector;
     fields.k.value = data.k;
     const gains = data.examples.map((each) => each.gain);
     fields['gain-low'].placeholder = fixed(Math.min(...gains));

@@ -103,6 +103,7 @@ def test_text_and_marks_are_the_records(page: Browser, records: Records) -> None
     assert records.examples is not None
     first = by_gain(records)[0]
     assert shown(page) == first and listed(page) == COUNT
+    assert page.run("return document.getElementById('selector').selectedOptions[0].text") == "leave-one-out"
     texts_of = records.examples
     for s, name in enumerate(SELECTORS):
         for k in (1, 4, 8):
@@ -180,7 +181,7 @@ def test_a_chosen_token_says_what_else_it_serves(page: Browser, records: Records
 def test_losses_are_the_records(page: Browser, records: Records) -> None:
     i = by_gain(records)[0]
     short, gain = records.targets.loss_short_nats[i], gain_of(records, i)
-    page.set_field("selector", 1)
+    page.set_field("selector", 0)
     cells = page.texts("#losses tbody td")
     for column, context in ((0, "true"), (2, "placebo")):
         for row, loss in enumerate(records.loss_nats["attention"][context][i]):

@@ -88,7 +88,7 @@ def test_examples_are_the_records(records: Records, page: Page) -> None:
     data = page.data()
     assert (data["ks"], data["k"], data["n_long"], data["n_short"]) == ([1, 2, 4, 8], 4, 24, 8)
     assert data["selectors"] == list(SELECTORS)
-    assert data["units"] == ["nats", "of the attention", "nats", ""]
+    assert data["units"] == ["of the attention", "nats", "nats", ""]
     assert len(data["examples"]) == len(records.over) and records.examples is not None
     for i, each in enumerate(data["examples"]):
         targets, texts = records.targets, records.examples
