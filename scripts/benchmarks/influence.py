@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -197,9 +198,11 @@ def compare_selections(plain: Sequence[Selection], engine: Sequence[Selection], 
     }
 
 
-def select(name: str, scorer: Scorer, k: int, contexts: Contexts) -> Selection:
+def select(
+    name: str, scorer: Scorer, k: int, contexts: Contexts, proposing: Scorer | None = None
+) -> Selection:
     """The k tokens that a selector of the engine puts first."""
-    return find_selector(name)(Question(scorer, contexts, seed=0, k=k))
+    return find_selector(name)(Question(scorer, contexts, seed=0, k=k, proposing=proposing))
 
 
 @dataclass(frozen=True)
@@ -253,34 +256,43 @@ def measure_point(settings: InfluenceSettings, point: Point) -> Json:
     """Median seconds and computed tokens per target, and the memory that the first run took beyond what was in use.
 
     Tokens are told beside those of leave-one-out in a plain loop, which reads N - 1 tokens without each far one, and N.
+    A token of a smaller model that proposes counts as its share of the parameters [ours].
 
     On a CPU that is growth of the resident set, on a GPU of the memory that torch allocated; None where the system
     does not report it.
     """
     loaded, device = load_model(settings), chosen_device(settings.device)
     scorer = Scorer(loaded.model, device=device)
+    models, proposing = [loaded.model], None
+    if settings.propose_with is not None:
+        models.append(load_model(replace(settings, checkpoint=None, config=settings.propose_with)).model)
+        proposing = Scorer(models[1], device=device)
     vocabulary = vocabulary_size(loaded.model)
     contexts = random_contexts(vocabulary, point.targets, point.n_long, point.n_short, seed=0)
     # The smallest question first: what is set up once in a process is no cost of this point.
-    select(point.selector, scorer, 1, random_contexts(vocabulary, 1, 3, 1, seed=0))
+    select(point.selector, scorer, 1, random_contexts(vocabulary, 1, 3, 1, seed=0), proposing)
     memory = MemoryGrowth(torch.device(device))
     seconds: list[float] = []
     peak_bytes = None
     while not seconds or (len(seconds) < settings.repeats and sum(seconds) < SECONDS_ENOUGH):
         started = time.perf_counter()
-        with counted_tokens(loaded.model) as counts:
-            select(point.selector, scorer, point.k, contexts)
+        with ExitStack() as stack:
+            counts = [stack.enter_context(counted_tokens(model)) for model in models]
+            select(point.selector, scorer, point.k, contexts, proposing)
             synchroniser(device)()
         seconds.append(time.perf_counter() - started)
         if len(seconds) == 1:
             peak_bytes = memory.growth_bytes()
     per_target = statistics.median(seconds) / point.targets
-    tokens = sum(counts) / point.targets
+    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
+    of_models = [sum(count) / point.targets for count in counts]
+    tokens = sum(count * size / sizes[0] for count, size in zip(of_models, sizes, strict=True))
     plain = contexts.n_far * (point.n_long - 1) + point.n_long
     return {
         **asdict(point),
         "seconds_per_target": per_target,
         "peak_bytes": peak_bytes,
         "tokens_per_target": tokens,
+        **({"tokens_of_models": of_models, "parameters_of_models": sizes} if proposing else {}),
         "plain_loop_tokens_ratio": plain / tokens,
     }

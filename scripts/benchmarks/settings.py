@@ -115,6 +115,13 @@ class InfluenceSettings(ModelSettings):
             "of the parts screened and cost, comma-separated (default: all that are compared there)"
         ),
     )
+    propose_with: str | None = field(
+        default=None,
+        metadata=argument(
+            "config of a smaller model, whose random weights propose for screened selectors in the part cost",
+            metavar="CONFIG",
+        ),
+    )
     tau_nats: float = field(
         default=1.0, metadata=argument("threshold on the gain in these parts, in nats", name="tau")
     )

@@ -360,6 +360,16 @@ def test_cost_counts_the_tokens_of_any_selector(benchmark, tmp_path):
     assert 3 * N < screened["tokens_per_target"] < 3 * N + 8 * (N - 1) + 2 * N < exact["tokens_per_target"]
     plain = (N - M) * (N - 1) + N
     assert exact["plain_loop_tokens_ratio"] == pytest.approx(plain / exact["tokens_per_target"])
+    (tmp_path / "small").mkdir()
+    small = tiny.write_yaml(tmp_path / "small", tmp_path / "no-corpus", model={"n_layers": 1})
+    proposed = benchmark(
+        "influence", "--config", config, *options, "--device", "cpu", "--propose-with", small
+    )
+    exact_again, cheaper = proposed["cost"]["sweeps"]["n_long"]
+    tokens, sizes = cheaper["tokens_of_models"], cheaper["parameters_of_models"]
+    assert sizes[1] < sizes[0] and exact_again["tokens_per_target"] == exact["tokens_per_target"]
+    assert cheaper["tokens_per_target"] == pytest.approx(tokens[0] + tokens[1] * sizes[1] / sizes[0])
+    assert tokens[1] == 3 * N and 0 < tokens[0] < 8 * (N - 1) + 2 * N
 
 
 def test_selectors_side_by_side_recover_what_influence_measures(benchmark, trained, tmp_path):
