@@ -148,7 +148,7 @@ def test_the_script_measures_a_directory_and_figure2_draws(trained, tmp_path, ru
     assert done.returncode == 0, done.stderr
     records, found, following = done.stdout.splitlines()
     assert records == f"records: {out}"
-    assert "of 30 targets" in found and "leave-one-out: net recovery at k = 2 is" in found
+    assert "of 30 targets" in found and "leave-one-out-kl: net recovery at k = 2 is" in found
     assert following == f"next: olmo-sparsity figure2 {out}"
     draw = run_here("scripts/figure2.py", out, "--out", tmp_path)
     assert draw.returncode == 0, draw.stderr
