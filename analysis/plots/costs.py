@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter
 
 from analysis.plots import style
 from analysis.stats.bootstrap import by_clusters
+from analysis.stats.recovery import nats
 from olmo_sparsity.util.result_files import Json
 
 MEGABYTE = 1e6
@@ -85,7 +86,7 @@ def pareto_figure(result: Json) -> Figure:
         style.add_heading(
             figure,
             f"{result['model']}; {screened['over_tau']} of {screened['targets']} targets gain more than "
-            f"{screened['tau_nats']:g} nats, {screened['documents']} documents; 95 % intervals "
+            f"{nats(screened['tau_nats'])}, {screened['documents']} documents; 95 % intervals "
             f"{by_clusters(screened) if 'groups' in screened else 'over documents'}; "
             "line: no other selector is both faster and better",
         )
