@@ -38,8 +38,7 @@ from analysis.measure.measurement import Json, check_models, each_model, open_te
 from analysis.measure.planted import KS, chance_recall, found_at
 from analysis.measure.selectors import Question, check_selector, find_selector
 from analysis.measure.settings import NeedleSettings, RecallOptions
-from analysis.model.load import OWN_FAMILY
-from analysis.model.rope_scaling import load_scaled
+from analysis.model.rope_scaling import split_checkpoint
 from analysis.model.scorer import Scorer
 from analysis.model.token_losses import TokenLosses
 from analysis.records.results import NEEDLE
@@ -122,8 +121,9 @@ def measure_needle(settings: NeedleSettings) -> Path:
 
 
 def _refuse_seen_keys(checkpoint: str) -> None:
-    loaded = load_scaled(checkpoint)
-    if loaded.family == OWN_FAMILY and load_config(loaded.checkpoint / CONFIG, warn=False).needles.share:
+    """Raise `UserError` for a run of ours whose training windows had needles; of others it is not known."""
+    config = split_checkpoint(checkpoint)[0] / CONFIG
+    if config.is_file() and load_config(config, warn=False).needles.share:
         raise UserError(
             f"{checkpoint} was trained on text with needles; add --unseen-keys, for keys that it never saw"
         )

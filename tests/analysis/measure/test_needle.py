@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from analysis.measure import needle as module
 from analysis.measure.needle import (
     cells_of,
     draw_needles,
@@ -25,9 +24,11 @@ from analysis.model.load import load_for_analysis
 from analysis.model.token_losses import TokenLosses
 from analysis.plots.needle import needle_figure, recall_figure
 from analysis.records.results import NEEDLE
-from olmo_sparsity.checkpoint import CONFIG
+from olmo_sparsity.checkpoint import CONFIG, TOKENIZER, TrainState, save_checkpoint
 from olmo_sparsity.config.load import load_config as read_config
 from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.model.build import build_model
+from tests.support import tiny
 from tests.support.families import directory
 from tests.support.measured import plain_loss, write_models
 from tests.support.refusals import refused
@@ -101,13 +102,29 @@ def test_needles_are_a_function_of_their_seed(made, needles):
     assert not np.array_equal(other.key, needles.key)
 
 
-def test_keys_that_training_never_weaves_can_be_asked_for(made, tmp_path, monkeypatch):
+def test_keys_that_training_never_weaves_can_be_asked_for(made):
     tokens = TokenFiles.of_split(made / "corpus", "heldout")
     unseen = draw_needles(tokens, 8, lengths=LENGTHS, ks=KS, key_tokens=Q, seed=0, unseen_keys=True)
     assert (unseen.key.sum(axis=1) % 8 == 0).all()
+
+
+@pytest.mark.parametrize("family", ["olmo", "gpt_neox"])
+def test_a_model_that_saw_needles_is_asked_for_unseen_keys(made, tmp_path, family):
     read = read_config(made / "one" / "run" / "step00000001" / CONFIG)
-    woven = replace(read, needles=replace(read.needles, share=0.5))
-    monkeypatch.setattr(module, "load_config", lambda *_, **__: woven)
+    shape: dict = {"max_sequence_length": 24}
+    if family == "gpt_neox":
+        shape |= {
+            "family": family,
+            "embedding_size": None,
+            "layer_norm_type": "default",
+            "include_bias": True,
+        }
+        shape |= {"weight_tying": True}
+    model = tiny.model_config(**shape)
+    few = replace(read.needles, share=0.5, key_tokens=1)
+    config = replace(read, model=model, needles=few)
+    weights = build_model(config).state_dict()
+    save_checkpoint(tmp_path / "run", config, TrainState(1, 1), weights, {}, made / "corpus" / TOKENIZER)
     asked = {
         "corpus": str(made / "corpus"),
         "out": tmp_path / "out",
@@ -116,7 +133,7 @@ def test_keys_that_training_never_weaves_can_be_asked_for(made, tmp_path, monkey
         "samples": 2,
     }
     with refused("was trained on text with needles; add --unseen-keys"):
-        measure_needle(NeedleSettings(checkpoints=(str(made / "one" / "run"),), labels=("one",), **asked))
+        measure_needle(NeedleSettings(checkpoints=(str(tmp_path / "run"),), labels=("one",), **asked))
 
 
 def test_a_copy_head_finds_every_needle_and_none_that_is_absent(needles):
