@@ -2,7 +2,7 @@
 
 examples:
   olmo-sparsity verify runs/demo/influence
-  olmo-sparsity verify results/demo/weights/influence --checkpoint results/demo/weights --corpus runs/verify/data
+  olmo-sparsity verify results/demo/seed-1 --checkpoint runs/seeds/seed=1 --corpus runs/demo/data --targets 20
 
 Everything is made anew from the weights and the text: which targets are sampled, L_long and L_short, what every
 selector chooses in every far context, and L_k of it. The weights and the text must be those of the records,

@@ -227,8 +227,8 @@ def page_data(records: Records, rows: np.ndarray, k: int) -> Json:
         k: the k that is shown first.
 
     ``selector`` is the number of the one that is shown first. A selection is ``[positions, influences, losses]``; an
-    influence that does not exist is None. ``gain`` is that of
-    the model that evaluates, ``selecting_gain`` the one that put the target over tau.
+    influence that does not exist is None. ``gain`` is that of the model that evaluates, ``selecting_gain`` the one that
+    put the target over tau.
     """
     manifest = records.manifest
     kinds = [kind for kind in KINDS if kind in set(records.targets.kind[records.over[rows]].tolist())]

@@ -187,7 +187,7 @@ def by_clusters(counts: Json, suffix: str = "") -> str:
 def interval_words(groups: np.ndarray | None, trainings: np.ndarray | None = None) -> str:
     """How the intervals of a result were made, for its settings."""
     by = "document (no groups are known)" if groups is None else "group, then document"
-    return f"95 % percentile, cluster bootstrap {'' if trainings is None else 'by training, and '}by {by}"
+    return f"95 % percentile, cluster bootstrap by {'' if trainings is None else 'training, and by '}{by}"
 
 
 def sign_flip_p_values(
