@@ -103,6 +103,14 @@ def summaries_of(arguments: argparse.Namespace) -> list[Json]:
     return found
 
 
+def common_selector(wanted: str | None, measured: Sequence[Sequence[str]]) -> str:
+    """The selector ``wanted``, else the default one of those that were measured in all records."""
+    from analysis.stats.recovery import default_selector
+
+    in_all = [name for name in measured[0] if all(name in each for each in measured)]
+    return wanted or default_selector(in_all or measured[0])
+
+
 def parse_settings(
     description: str | None, settings: type[_Settings], arguments: Sequence[str] | None = None
 ) -> _Settings:

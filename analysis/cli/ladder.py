@@ -15,7 +15,7 @@ and prints a table. All intervals are 95 %, over documents. No model is needed.
 
 from __future__ import annotations
 
-from analysis.cli.arguments import add_records_arguments, summaries_of
+from analysis.cli.arguments import add_records_arguments, common_selector, summaries_of
 from olmo_sparsity.util.arguments import Parser, whole_number
 from olmo_sparsity.util.errors import UserError
 
@@ -27,17 +27,13 @@ def main() -> None:
     from analysis.plots.style import save_figure
     from analysis.records.results import LADDER, LENGTH
     from analysis.stats.ladder import ladder_points
-    from analysis.stats.recovery import default_selector
     from analysis.stats.tables import print_result, render_ladder
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit
 
     length = LENGTH.load(arguments.length)
     summaries = summaries_of(arguments)
-    in_all = [
-        name for name in summaries[0]["selectors"] if all(name in each["selectors"] for each in summaries)
-    ]
-    selector = arguments.selector or default_selector(in_all or summaries[0]["selectors"])
+    selector = common_selector(arguments.selector, [list(each["selectors"]) for each in summaries])
     points = ladder_points(summaries, length, selector=selector, k=arguments.k, times=arguments.times)
     measured = ("n_long", "n_short", "tau_nats")
     shapes = {tuple(each["settings"][name] for name in measured) for each in summaries}

@@ -20,13 +20,22 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.measure.measurement import Json, check_models, each_model, open_text, write_result
+from analysis.measure.measurement import (
+    Json,
+    MeasuredText,
+    check_models,
+    each_model,
+    open_text,
+    write_result,
+)
 from analysis.measure.settings import LengthSettings
 from analysis.model.token_losses import TokenLosses
 from analysis.records.results import LENGTH
 from analysis.stats.bootstrap import count_clusters, interval_words
 from analysis.stats.length import PositionSums, summarize_length
 from analysis.text.segments import Segments, sample_segments
+from olmo_sparsity.data.tokenizers import load_tokenizer
+from olmo_sparsity.data.tokens import TOKENIZER_NAME
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import progress
 
@@ -65,10 +74,19 @@ def measure_length(settings: LengthSettings) -> Path:
             "windows_measured": len(segments),
             **count_clusters(documents, groups),
             "documents_too_short": segments.documents_too_short,
+            "bytes_per_token": _bytes_per_token(text, documents),
             "interval": f"{interval_words(groups)}, and by seed where a model has several",
         },
         rows=sums.to_table(settings.labels),
     )
+
+
+def _bytes_per_token(text: MeasuredText, documents: np.ndarray) -> float:
+    """UTF-8 bytes per token of the documents that are measured, as the corpus's tokenizer writes them."""
+    tokenizer = load_tokenizer(Path(text.corpus) / TOKENIZER_NAME)
+    ids = [text.tokens.document(number).tolist() for number in documents.tolist()]
+    texts = tokenizer.decode_batch(ids, skip_special_tokens=False)
+    return sum(len(each.encode()) for each in texts) / sum(map(len, ids))
 
 
 def position_edges(lengths: Sequence[int]) -> list[int]:

@@ -126,6 +126,10 @@ COMPARISON = ResultFile(
     before={},
 )
 
+CORPORA = ResultFile(
+    "corpora.json", "olmo-sparsity corpora side by side", 1, "corpora side by side", "scripts/corpora.py"
+)
+
 LADDER = ResultFile("ladder.json", "olmo-sparsity ladder", 2, "ladder", "scripts/ladder.py")
 
 INFLUENCE_BENCHMARK = ResultFile(

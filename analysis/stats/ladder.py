@@ -62,14 +62,18 @@ def ladder_points(
                     if name in settings
                 },
                 "share_over_tau": summary["share_over_tau"],
-                **_sparsity(summary, selector, k),
+                **sparsity_at(summary, selector, k),
                 "rise_nats": _rise(own, times),
             }
         )
     return points
 
 
-def _sparsity(summary: Json, selector: str, k: int) -> Json:
+def sparsity_at(summary: Json, selector: str, k: int) -> Json:
+    """Recoveries of a selector at one k, and the share of targets over tau that k tokens suffice for.
+
+    Raises `UserError` where a summary lacks the selector or k.
+    """
     where = summary["settings"]["checkpoint"]
     if selector not in summary["selectors"]:
         raise UserError(f"{where} has no selector {selector}; choose {', '.join(summary['selectors'])}")

@@ -497,6 +497,37 @@ def render_curves(groups: Sequence[ExactMatchGroup]) -> Table:
     return table
 
 
+def render_corpora(corpora_json: Json) -> Table:
+    """A row for each corpus of `corpora.json`: use of the far context, sparsity and loss, per token and per byte."""
+    k, share = corpora_json["settings"]["k"], corpora_json["corpora"][0]["tokens_needed"]["share"]
+    length = corpora_json["corpora"][0]["loss_at_lengths"][0]["length"]
+    names = ("recovery [%]", "placebo [%]", "net [%]", f"{k} suffice [%]")
+    losses = ("gain", "gain / byte", f"loss at {length:,}", "/ byte")
+    table = plain_table("corpus", "trainings", "bytes / token", "over tau", "over tau [%]", *names, *losses)
+    table.caption = Text(
+        f"targets over tau; recovery, placebo and net recovery at k = {k}; share of those for which {k} tokens give "
+        f"{100 * share:g} % of the gain; mean gain of all targets and held-out loss in nats per token and per byte; "
+        "[95 % interval]"
+    )
+    table.caption_justify = "left"
+    for each in corpora_json["corpora"]:
+        loss = each["loss_at_lengths"][0]
+        shares = (each[name] for name in ("recovery", "placebo_recovery", "net_recovery", "k_suffices"))
+        table.add_row(
+            Text(each["label"]),
+            str(each["trainings"]),
+            f"{each['bytes_per_token']:.2f}",
+            f"{each['targets_over_tau']:,}",
+            Text(percent_text(each["share_over_tau"], 1)),
+            *(Text(percent_text(one)) for one in shares),
+            Text(interval_cell(each["gain_nats_per_token"], digits=3)),
+            Text(interval_cell(each["gain_nats_per_byte"], digits=4)),
+            Text(interval_cell(loss["loss_nats"])),
+            Text(interval_cell(loss["loss_nats_per_byte"], digits=3)),
+        )
+    return table
+
+
 def render_ladder(ladder_json: Json) -> Table:
     """A row for each point of `ladder.json`: sparsity, use of the far context and rise of the loss."""
     k, times = ladder_json["settings"]["k"], ladder_json["settings"]["times"]

@@ -20,6 +20,8 @@ UNSIGNED = {
     "leave-one-out-tv": ((0.16, 0.50, 0.67, 0.75), (0.00, -0.03, 0.00, 0.09)),
     "leave-one-out-absolute": ((0.18, 0.56, 0.74, 0.83), (0.02, 0.02, 0.05, 0.04)),
 }
+BLOCK = 4
+"""Targets per block of `made_up_training`."""
 OVER_PLACEBO = {"same-group": 0.03, "shuffled": 0.14}
 """What further placebos recover more than the placebo."""
 
@@ -118,6 +120,21 @@ def made_up_records(
         elsewhere = np.where(targets.document % 7, targets.document + 7, -1)
         targets = replace(targets, same_group_document=elsewhere, same_group_start=np.minimum(elsewhere, 0))
     return write_records(folder, manifest, targets, rng)
+
+
+def made_up_training(folder: Path, number: int) -> Records:
+    """The same 400 targets under one training: another one gains more or less, by chance and on the whole."""
+    targets = made_up_targets(400, 60, np.random.default_rng(0))
+    rng = np.random.default_rng(number)
+    gain = (1 + 0.2 * number) * targets.selecting_gain_nats + rng.normal(0, 0.3, 400)
+    short = targets.loss_long_nats + gain
+    gain = short - targets.loss_long_nats  # as the losses round it
+    manifest = made_up_manifest(
+        400, checkpoint=f"runs/{number}", checkpoint_sha256=f"{number}" * 64, training_seed=number,
+        options={"targets_per_block": BLOCK},
+    )  # fmt: skip
+    own = replace(targets, loss_short_nats=short, selecting_gain_nats=gain)
+    return write_records(folder / str(number), manifest, own, rng)
 
 
 def with_further(bare: Records) -> Records:

@@ -9,14 +9,17 @@ import pytest
 import torch
 
 import analysis.model.token_losses as token_losses_module
-from analysis.measure.length import measure_length, position_edges
+from analysis.measure.length import _bytes_per_token, measure_length, position_edges
+from analysis.measure.measurement import MeasuredText
 from analysis.measure.settings import LengthSettings
 from analysis.model.load import load_for_analysis
 from analysis.records.results import LENGTH
 from analysis.stats.bootstrap import ratio_of_sums
 from analysis.stats.length import PositionSums, summarize_length
 from analysis.text.segments import sample_segments
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.data.prepare import prepare
+from olmo_sparsity.data.sources import PrepareSettings
+from olmo_sparsity.data.tokens import TokenFiles, Verified
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
 from tests.support.families import directory
@@ -341,3 +344,17 @@ def test_figures_are_drawn_again_of_some_models(measured, tmp_path, run_here):
     done = run_here(*command, "--models", "nope,rope", "--out", tmp_path / "none")
     assert done.returncode == 1 and not (tmp_path / "none").exists()
     assert done.stderr == f"error: {measured} has no model 'rope'; choose of pose, nope\n"
+
+
+def test_bytes_per_token_are_those_of_the_text(tmp_path):
+    text = tmp_path / "text"
+    text.mkdir()
+    for number, words in enumerate(
+        ("naïve cafés, 東京 and back. " * 40, "plain words of one byte each. " * 60)
+    ):
+        (text / f"{number}.txt").write_text(words)
+    corpus = tmp_path / "corpus"
+    prepare(PrepareSettings("text", (), tuple(map(str, text.iterdir())), tokenizer="olmo"), corpus, workers=1)
+    tokens = TokenFiles.of_split(corpus, "heldout")
+    found = _bytes_per_token(MeasuredText(str(corpus), "", tokens, Verified(tmp_path)), np.arange(2))
+    assert found == sum(path.stat().st_size for path in text.iterdir()) / (tokens.num_tokens - 2)

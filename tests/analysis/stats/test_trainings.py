@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,31 +13,15 @@ from analysis.records.trainings import join_trainings
 from analysis.stats.bootstrap import draw_seeds
 from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
-from tests.support.made_up_records import made_up_manifest, made_up_targets, write_records
+from tests.support.made_up_records import BLOCK, made_up_training
 
 SCRIPT = "scripts/figure2.py"
-BLOCK = 4
-
-
-def training(folder: Path, number: int) -> Records:
-    """The same 400 targets under one training: another one gains more or less, by chance and on the whole."""
-    targets = made_up_targets(400, 60, np.random.default_rng(0))
-    rng = np.random.default_rng(number)
-    gain = (1 + 0.2 * number) * targets.selecting_gain_nats + rng.normal(0, 0.3, 400)
-    short = targets.loss_long_nats + gain
-    gain = short - targets.loss_long_nats  # as the losses round it
-    manifest = made_up_manifest(
-        400, checkpoint=f"runs/{number}", checkpoint_sha256=f"{number}" * 64, training_seed=number,
-        options={"targets_per_block": BLOCK},
-    )  # fmt: skip
-    own = replace(targets, loss_short_nats=short, selecting_gain_nats=gain)
-    return write_records(folder / str(number), manifest, own, rng)
 
 
 @pytest.fixture(scope="module")
 def trainings(tmp_path_factory: pytest.TempPathFactory) -> list[Records]:
     folder = tmp_path_factory.mktemp("trainings")
-    return [training(folder, number) for number in (1, 2, 3)]
+    return [made_up_training(folder, number) for number in (1, 2, 3)]
 
 
 def sums(records: Records) -> dict[int, np.ndarray]:
