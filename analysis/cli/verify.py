@@ -5,8 +5,8 @@ examples:
   olmo-sparsity verify results/demo/seed-1 --checkpoint runs/seeds/seed=1 --corpus runs/demo/data --targets 20
 
 Everything is made anew from the weights and the text: which targets are sampled, L_long and L_short, what every
-selector chooses in every far context, and L_k of it. The weights and the text must be those of the records,
-by their checksums. It prints the largest differences, and ends with exit code 1 where a loss differs by more than
+selector chooses in every far context, and L_k of it. The weights must be those of the records by their checksum; of
+the text, the targets. It prints the largest differences, and ends with exit code 1 where a loss differs by more than
 0.001 nats, or more than one choice in twenty is of other tokens (rounding decides between equal influences).
 """
 

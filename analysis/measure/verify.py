@@ -44,14 +44,16 @@ def verify(settings: VerifySettings) -> Json:
     """
     records = load_records(settings.records)
     asked = open_measurement(_settings_of(records, settings))
-    if asked.manifest.fingerprint != records.manifest.fingerprint:
+    # the text that was measured decides; the training text may be another Python's, say
+    manifest = replace(asked.manifest, corpus_manifest_sha256=records.manifest.corpus_manifest_sha256)
+    if manifest.fingerprint != records.manifest.fingerprint:
         raise UserError(
             f"{settings.records} cannot be verified with what is given: "
-            f"{setting_differences(records.manifest, asked.manifest)}; give the records' own --checkpoint and --corpus"
+            f"{setting_differences(records.manifest, manifest)}; give the records' own --checkpoint and --corpus"
         )
     drawn = np.stack([asked.sampled.document, asked.sampled.position])
     if not np.array_equal(drawn, np.stack([records.targets.document, records.targets.position])):
-        raise UserError(f"{settings.records} holds other targets than are sampled from {asked.text.corpus}")
+        raise _other_text(records, asked.text.corpus)
     engine = replace(asked.engine, faithfulness=None)
     found: list[SelectionRow] = []
     again: list[Targets] = []
@@ -61,7 +63,16 @@ def verify(settings: VerifySettings) -> Json:
             again.append(engine.measure_gains(asked.sampled, rows, records.targets.target_id[rows]))
             found += engine.select(records.targets, rows, records.manifest.far_contexts)
             advance(len(rows))
+            if not np.array_equal(again[-1].token, records.targets.token[rows]):
+                raise _other_text(records, asked.text.corpus)
     return _compared(records, Targets.joined(again), found)
+
+
+def _other_text(records: Records, corpus: str) -> UserError:
+    return UserError(
+        f"{records.folder} holds other targets than are sampled from {corpus}; prepare the text of the records, "
+        "docstrings with the package versions of constraints.txt"
+    )
 
 
 def _settings_of(records: Records, settings: VerifySettings) -> InfluenceSettings:

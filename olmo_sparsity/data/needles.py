@@ -3,7 +3,9 @@
     text[:p]  key  value  text[p:p']  key  value  text[p':]        (T tokens; the end of the text is left out)
 
 What stands behind the second key can only be known from the first one, so that a model which trains on such windows
-has a reason to read far back [ours]. `analysis.measure.needle` tests it with keys that are never woven (`is_held_out`).
+has a reason to read far back [ours]. The gap p' - p is log-uniform over what the window holds: near ones teach a model
+to look a key up at all, far ones how far back to look. `analysis.measure.needle` tests it with keys that are never
+woven (`is_held_out`).
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class NeedleWeaver:
         lengths = settings.key_tokens + generator.choice(settings.value_tokens, settings.per_window)
         needles = self._draw(generator, np.setdiff1d(self.vocabulary, window), lengths)
         text = window[: len(window) - 2 * int(lengths.sum())]
-        places = generator.integers(0, len(text) + 1, size=(len(needles), 2))
+        gaps = ((len(text) + 2) ** generator.random(len(needles))).astype(int) - 1
+        first = generator.integers(0, len(text) - gaps + 1)
+        places = np.stack([first, first + gaps], axis=1)
         at = np.concatenate([np.repeat(pair, len(each)) for pair, each in zip(places, needles, strict=True)])
         return np.insert(text, at, np.concatenate([np.tile(each, 2) for each in needles]))
 

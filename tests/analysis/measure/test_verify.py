@@ -10,6 +10,8 @@ from analysis.measure.influence import measure_influence
 from analysis.measure.settings import VerifySettings
 from analysis.measure.verify import verify
 from analysis.records.store import load_records
+from olmo_sparsity.data.tokens import TokenFiles
+from tests.support import tiny
 from tests.support.measured import influence_settings
 from tests.support.refusals import refused
 
@@ -58,6 +60,25 @@ def test_what_was_changed_is_noticed(measured, two_seeds, monkeypatch, what):
         assert found["same"] < 0.9
     else:
         assert found["largest_difference_nats"][what] == pytest.approx(0.01, abs=1e-5)
+
+
+def other_corpus(two_seeds, folder, split):
+    """The same corpus, but for one split in which every token is another."""
+    documents = {}
+    for name in ("train", "heldout"):
+        tokens = TokenFiles.of_split(two_seeds / "corpus", name)
+        documents[name] = [tokens.document(number).tolist() for number in range(len(tokens.document_bounds))]
+    documents[split] = [
+        [token % 49 + 1 for token in each] for each in documents[split]
+    ]  # 1 … 49; 0 ends a document
+    return tiny.write_corpus(folder, documents)
+
+
+def test_the_text_that_was_measured_decides(measured, two_seeds, tmp_path):
+    trained_on_other = other_corpus(two_seeds, tmp_path / "train", "train")
+    assert again(measured, two_seeds, corpus=str(trained_on_other))["verified"]
+    with refused("holds other targets than are sampled from .*; prepare the text of the records"):
+        again(measured, two_seeds, corpus=str(other_corpus(two_seeds, tmp_path / "heldout", "heldout")))
 
 
 def test_what_cannot_be_verified_is_one_line(measured, two_seeds, tmp_path, run_here):

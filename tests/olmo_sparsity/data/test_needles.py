@@ -53,6 +53,21 @@ def test_a_window_has_each_needle_twice_and_its_text_besides(config: Config) -> 
     assert lengths == {3 * Q + values for values in (3, 5, 7, 9)}  # three values of 1 or 3 tokens
 
 
+def test_gaps_are_log_uniform_and_places_uniform(config: Config) -> None:
+    one = replace(config, needles=replace(config.needles, per_window=1, value_tokens=[1]))
+    weaver, room = NeedleWeaver(one), WINDOW - 6
+    gaps, places = [], []
+    for index in range(3000):
+        woven = weaver.weave(np.full(WINDOW, 5), epoch=0, index=index)
+        start, again = np.flatnonzero(woven == woven[woven != 5][0])
+        gaps.append(again - start - 3)
+        places.append(start / max(room - gaps[-1], 1))
+    expected = [np.log2((g + 2) / (g + 1)) / np.log2(room + 2) for g in (0, 1, 3)]
+    assert np.allclose([np.mean(np.array(gaps) == g) for g in (0, 1, 3)], expected, atol=0.02)
+    assert room - 3 <= max(gaps) <= room
+    assert abs(np.mean(places) - 0.5) < 0.02
+
+
 def test_they_are_a_function_of_seed_epoch_and_index(config: Config) -> None:
     def woven(config: Config, epoch: int = 0, index: int = 7) -> list[int]:
         return NeedleWeaver(config).weave(text(7), epoch=epoch, index=index).tolist()
