@@ -17,7 +17,7 @@ counted how many of the needle's tokens come first; their placebo is a context w
 
 Checkpoints are those of the command length: CKPT@SCHEME:FACTOR scales RoPE, and those with one label are seeds of one
 model. Writes needle.json, needle.parquet (every needle), needle.png and needle_gain.png (a heat map per model and k),
-needle_recall.png, all also as pdf, and prints a table.
+needle_lengths.png (the mean over depths by length) and needle_recall.png, all also as pdf, and prints a table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     """Measure, then draw and print what was written."""
     settings = parse_settings(__doc__, NeedleSettings)
     from analysis.measure.needle import measure_needle
-    from analysis.plots.needle import MEASURES, needle_figure, recall_figure
+    from analysis.plots.needle import MEASURES, needle_figure, needle_lengths_figure, recall_figure
     from analysis.plots.style import save_figure
     from analysis.stats.tables import print_result, render_needle
 
@@ -40,6 +40,7 @@ def main() -> None:
     paths = [path, path.with_suffix(".parquet")]
     for measure, (name, _) in MEASURES.items():
         paths += save_figure(needle_figure(found, measure), path.parent, name)
+    paths += save_figure(needle_lengths_figure(found), path.parent, "needle_lengths")
     if settings.recall is not None:
         paths += save_figure(recall_figure(found), path.parent, "needle_recall")
     print_result(render_needle(found), paths)

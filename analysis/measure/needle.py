@@ -50,6 +50,7 @@ from analysis.stats.bootstrap import (
     difference,
     draw_seeds,
     interval_words,
+    mean_of,
     mean_over_seeds,
     ratio_of_sums,
 )
@@ -286,7 +287,13 @@ def _summarize(
                     "absent_exact": sums.interval(mean(number, label, "exact", absent)),
                 }
             )
-        models.append({"label": label, "cells": found})
+        over_depths = []
+        for k, length in dict.fromkeys((cell.value_tokens, cell.length) for cell in cells):
+            like = [cell for cell in cells if (cell.value_tokens, cell.length) == (k, length)]
+            of_depths = [mean(number, label, "exact", cell) for cell in like if cell.depth is not None]
+            exact_match = sums.interval(mean_of(of_depths))
+            over_depths.append({"value_tokens": k, "length": length, "exact": exact_match})
+        models.append({"label": label, "cells": found, "over_depths": over_depths})
     return models
 
 

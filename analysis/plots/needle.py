@@ -54,6 +54,37 @@ def needle_figure(needle_json: Json, measure: str) -> Figure:
     return figure
 
 
+def needle_lengths_figure(needle_json: Json) -> Figure:
+    """Exact match against length, the mean over depths: a panel for each model, a curve for each k."""
+    models, settings = needle_json["models"], needle_json["settings"]
+    colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.8, len(settings["ks"])))
+    markers = "os^DvPX<>"
+    styles: dict[str, style.Style] = {
+        f"k = {k}": (matplotlib.colors.to_hex(colour), markers[number % len(markers)], "-")
+        for number, (k, colour) in enumerate(zip(settings["ks"], colours, strict=True))
+    }
+    with matplotlib.rc_context(style.STYLE):
+        figure, panels = style.small_multiples(
+            style.in_rows(len(models), style.columns_in(style.PAGE, 1.6)), title_lines=2
+        )
+        for axes, model in zip(panels, models, strict=True):
+            curves = {
+                f"k = {k}": {one["length"]: one for one in model["over_depths"] if one["value_tokens"] == k}
+                for k in settings["ks"]
+            }
+            style.draw_curves(axes, curves, "exact", styles)
+            for window in {one["training_length"] for one in model["checkpoints"]} - {None}:
+                axes.axvline(window, color="0.35", linestyle=":", linewidth=1, zorder=1.5)
+            style.log_axis(axes, settings["lengths"])
+            axes.set_ylim(-0.03, 1.03)
+            axes.set_title(_titled(model), loc="left")
+        style.outer_labels(panels, "context [tokens]", "exact match,\nmean over depths")
+        style.add_legend(figure, style.line_handles(styles))
+        bars = f"bars: 95 % bootstrap {by_clusters(settings)}; dotted: trained window"
+        style.add_heading(figure, f"{describe_needle(needle_json)}; {bars}")
+    return figure
+
+
 def recall_figure(needle_json: Json) -> Figure:
     """Recall of the needle's tokens against k, a panel per checkpoint; true solid, placebo dashed, chance dotted."""
     checkpoints = [(model["label"], one) for model in needle_json["models"] for one in model["checkpoints"]]

@@ -158,6 +158,11 @@ def mean_over_seeds(of_seeds: Sequence[Statistic], drawn: np.ndarray) -> Statist
     return statistic
 
 
+def mean_of(statistics: Sequence[Statistic]) -> Statistic:
+    """Their mean, all of them over the same resamples."""
+    return lambda sums: np.mean([each(sums) for each in statistics], axis=0)
+
+
 def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str = "") -> Json:
     """How many documents there are and, where they are known, groups; for the settings of a result."""
     counts = {f"documents{suffix}": len(np.unique(documents))}

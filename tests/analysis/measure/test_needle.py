@@ -22,7 +22,7 @@ from analysis.measure.needle import (
 from analysis.measure.settings import NeedleSettings, RecallOptions
 from analysis.model.load import load_for_analysis
 from analysis.model.token_losses import TokenLosses
-from analysis.plots.needle import needle_figure, recall_figure
+from analysis.plots.needle import needle_figure, needle_lengths_figure, recall_figure
 from analysis.records.results import NEEDLE
 from olmo_sparsity.checkpoint import CONFIG, TOKENIZER, TrainState, save_checkpoint
 from olmo_sparsity.config.load import load_config as read_config
@@ -204,6 +204,12 @@ def test_cells_are_means_over_samples_and_seeds(made, tmp_path):
         assert one["loss_nats"]["low"] <= one["loss_nats"]["value"] <= one["loss_nats"]["high"]
         room = one["length"] - 2 * Q - one["value_tokens"]
         assert one["distance"] == one["length"] - Q - round(one["depth"] * room)
+    assert len(model["over_depths"]) == len(KS) * len(LENGTHS)
+    for one in model["over_depths"]:
+        like = [row for row in rows if all(row[name] == one[name] for name in ("value_tokens", "length"))]
+        assert one["exact"]["value"] == pytest.approx(
+            np.mean([row["exact"] for row in like if row["depth"] is not None])
+        )
 
 
 @pytest.mark.parametrize(
@@ -247,7 +253,7 @@ def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):
     assert found["settings"]["corpus"] == str(made / "corpus")
     assert [each["label"] for each in found["models"]] == ["plain", "YaRN"]
     assert found["models"][1]["checkpoints"][0]["rope_scaling"]["name"] == "yarn"
-    for name in ("needle", "needle_gain", "needle_recall"):
+    for name in ("needle", "needle_gain", "needle_lengths", "needle_recall"):
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000 and (tmp_path / f"{name}.pdf").is_file()
     assert "plain: exact match" in done.stdout and "recall of the needle's tokens" in done.stdout
     drawn = needle_figure(found, "exact").axes
@@ -260,6 +266,9 @@ def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):
     expected = [[cells[depth, length] for length in (16, 24)] for depth in (0, 1)]
     assert np.allclose(drawn[0].images[0].get_array(), expected)
     assert len(recall_figure(found).axes) == 2
+    for axes, model in zip(needle_lengths_figure(found).axes, found["models"], strict=True):
+        exact = [one["exact"]["value"] for one in model["over_depths"] if one["value_tokens"] == 3]
+        assert axes.lines[1].get_label() == "k = 3 exact" and list(axes.lines[1].get_ydata()) == exact
 
 
 def test_the_colours_go_upwards_where_no_model_gains_anything():
