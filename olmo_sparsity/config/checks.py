@@ -296,11 +296,11 @@ def _check_needles(config: Config) -> Iterator[Problem]:
         return
     tokens = needles.per_window * (needles.key_tokens + max(needles.value_tokens))
     fields = ("needles.per_window", "needles.key_tokens", "needles.value_tokens")
-    if 4 * tokens > window:
+    if 2 * tokens > 0.75 * window:
         yield (
             (*fields, "model.max_sequence_length"),
-            f"needles of {tokens} tokens, twice each, take more than half of a window of {window}; give fewer "
-            "or shorter ones",
+            f"needles of {tokens} tokens, twice each, take more than three quarters of a window of {window}; "
+            "give fewer or shorter ones",
         )
     elif window + 8 * tokens > config.model.vocab_size:
         yield (

@@ -125,9 +125,9 @@ def test_refused_in_one_line_with_its_remedy(override: str) -> None:
 # Overrides, the key that is named, and part of the message.
 SEVERAL_OVERRIDES = [
     (
-        "needles.share=0.5 needles.per_window=90",
+        "needles.share=0.5 needles.per_window=130",
         "needles.per_window",
-        "take more than half of a window of 1024",
+        "take more than three quarters of a window of 1024",
     ),
     (
         "needles.share=0.5 model.vocab_size=900",
