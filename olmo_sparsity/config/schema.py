@@ -330,6 +330,10 @@ class Config(olmo.TrainConfig):
     checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
     """Which checkpoints are kept."""
 
+    initial_weights: str | None = known(None)
+    """Checkpoint, or run (then its last one), of the same shape and tokenizer, whose weights training starts from;
+    optimizer, schedule and data start anew. For a longer window, say, or PoSE on a trained model."""
+
     @property
     def masks_documents(self) -> bool:
         """Whether a token attends only to its own document, asked for by our name of it or by OLMo's."""
@@ -351,7 +355,7 @@ _REFUSED = {
     "restore_dataloader": "a resumed run goes on where its data stopped; set it to true, or start a new run",
     "reset_optimizer_state": "a resumed run keeps its optimizer; set it to false, or start a new run",
     "reset_trainer_state": "a resumed run keeps its step and its data; set it to false, or start a new run",
-    "load_path": "set it to null, and pass --resume with the run's folder",
+    "load_path": "set it to null; a run goes on with --resume, and another run's weights are taken by initial_weights",
     "try_load_latest_save": "set it to false, and pass --resume with the run's folder",
     "optimizer.no_decay_norm_and_bias": "OLMo ignores it; set decay_norm_and_bias and decay_embeddings",
     "data.label_mask_paths": "label masks are not implemented; set it to null",

@@ -7,13 +7,21 @@ import math
 import time
 from pathlib import Path
 
-from olmo_sparsity.checkpoint import OPTIMIZER, load_state, load_tensors, load_weights, step_folder
+from olmo_sparsity.checkpoint import (
+    OPTIMIZER,
+    load_state,
+    load_tensors,
+    load_weights,
+    step_folder,
+    weights_sha256,
+)
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.batches import TrainingBatches, open_training_data, verify_checksums
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine, chosen_precision, lost_peers_in_words
 from olmo_sparsity.training.monitor import Monitor
 from olmo_sparsity.training.resume import (
+    initial_checkpoint,
     is_finished,
     refuse_other_data,
     run_folder,
@@ -42,9 +50,10 @@ def train(config: Config, *, resume: bool = False) -> Path:
     if last is not None and is_finished(config, last):
         log.info("%s is finished already", last)
         return last
+    initial = None if last is not None else initial_checkpoint(config)
     model = build_model(config)
-    if last is not None:
-        load_weights(model, last)
+    if weights := last or initial:
+        load_weights(model, weights)
     with lost_peers_in_words():
         engine = (Engine if config.deepspeed.config is None else ZeroEngine)(config, model)
         data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
@@ -65,7 +74,10 @@ def _train_from(config: Config, engine: Engine, data: TrainingBatches, last: Pat
         first_step = state.step
         engine.load_optimizer_tensors(load_tensors(last / OPTIMIZER))
         log.info("resuming from %s", last)
-    engine.on_main(lambda: append_provenance(config.save_folder, precision=chosen_precision(config)))
+    told = {"precision": chosen_precision(config)}
+    if last is None and config.initial_weights is not None:
+        told["initial_weights_sha256"] = weights_sha256(config.initial_weights)
+    engine.on_main(lambda: append_provenance(config.save_folder, **told))
     return _run(config, engine, data, schedule, first_step)
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from olmo_sparsity.checkpoint import (
     CONFIG,
+    TOKENIZER,
     TrainState,
     checkpoints,
     last_whole_checkpoint,
     load_state,
+    resolve_checkpoint,
     save_checkpoint,
     step_folder,
     step_of,
@@ -24,7 +26,7 @@ from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.schedule import Schedule
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import remove
+from olmo_sparsity.util.files import remove, sha256_file
 from olmo_sparsity.util.lock import folder_lock
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,23 @@ def starting_checkpoint(config: Config, resume: bool) -> Path | None:
     assert last is not None, "there are checkpoints, so it raises where none is whole"
     _refuse_another_run(config, last)
     return last
+
+
+def initial_checkpoint(config: Config) -> Path | None:
+    """The checkpoint that a fresh start takes its weights from; None for freshly drawn ones.
+
+    Raises `UserError` where it is none, or has another tokenizer.
+    """
+    if config.initial_weights is None:
+        return None
+    found, own = resolve_checkpoint(config.initial_weights), run_tokenizer(config)
+    its = found / TOKENIZER
+    if own is not None and its.is_file() and sha256_file(own) != sha256_file(its):
+        raise UserError(
+            f"initial_weights: {found} has another tokenizer than the text; prepare the text with --tokenizer {its}"
+        )
+    log.info("starting from the weights of %s", found)
+    return found
 
 
 def is_finished(config: Config, checkpoint: Path) -> bool:

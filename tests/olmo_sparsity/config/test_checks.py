@@ -92,7 +92,8 @@ ONE_OVERRIDE = {
     "auxiliary_loss_multiplier=-1": "-1.0 is below 0; give 0 or more",
     "restore_dataloader=false": "false is not supported: a resumed run goes on where its data stopped; set it to true, "
     "or start a new run",
-    "load_path=runs/a": "'runs/a' is not supported: set it to null, and pass --resume with the run's folder",
+    "load_path=runs/a": "'runs/a' is not supported: set it to null; a run goes on with --resume, and another run's "
+    "weights are taken by initial_weights",
     "optimizer.no_decay_norm_and_bias=true": "true is not supported: OLMo ignores it; set decay_norm_and_bias and "
     "decay_embeddings",
     "data.label_mask_paths=[a]": "['a'] is not supported: label masks are not implemented; set it to null",

@@ -7,8 +7,17 @@ import threading
 from dataclasses import replace
 
 import pytest
+import torch
 
-from olmo_sparsity.checkpoint import CHECKSUMS, checkpoints, load_model, load_state, resolve_checkpoint
+from olmo_sparsity.checkpoint import (
+    CHECKSUMS,
+    checkpoints,
+    load_model,
+    load_state,
+    resolve_checkpoint,
+    weights_sha256,
+)
+from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.training import engine as engines
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import MetricsFile, read_metrics
@@ -269,3 +278,49 @@ def test_rows_without_checksums_are_read_and_a_torn_last_line_is_not(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss_nats": 2.0}\n{"step": 2, "lo')
     assert read_metrics(path) == [{"step": 1, "loss_nats": 2.0}]
+
+
+# --- weights of another run ---
+
+
+def test_training_starts_from_the_weights_of_another_run_and_from_nothing_else_of_it(tmp_path):
+    """Its first loss is that of those weights, on a longer window; then it resumes without them."""
+    first = train(tiny.train_config(tmp_path))
+    longer = tiny.train_config(
+        tmp_path, f"--initial_weights={tmp_path / 'run'}", f"--save_folder={tmp_path / 'longer'}",
+        "--model.max_sequence_length=64", "--positions.target_length=128",
+    )  # fmt: skip
+    train(replace(longer, stop_at=4))
+    batch = next(open_training_data(longer).batches(0))
+    with torch.no_grad():
+        model, *_ = load_model(first)
+        logits = model(batch.input_ids, position_ids=batch.position_ids).logits
+    expected = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), batch.input_ids[:, 1:].flatten()
+    )
+    begun = read_metrics(tmp_path / "longer" / "metrics.jsonl")[0]
+    assert begun["step"] == 1 and begun["loss_nats"] == pytest.approx(expected.item(), abs=1e-5)
+    (told,) = json.loads((tmp_path / "longer" / "provenance.json").read_text())
+    assert told["initial_weights_sha256"] == weights_sha256(first)
+    shutil.rmtree(tmp_path / "run")
+    assert load_state(train(longer, resume=True)).step == 8
+
+
+def test_weights_that_cannot_be_started_from_are_one_line(tmp_path):
+    train(tiny.train_config(tmp_path))
+
+    def starting(name, *overrides):
+        given = (f"--initial_weights={tmp_path / 'run'}", f"--save_folder={tmp_path / name}", *overrides)
+        return tiny.train_config(tmp_path, *given)
+
+    with refused("is neither a checkpoint nor a run with one"):
+        train(replace(starting("a"), initial_weights=str(tmp_path / "nowhere")))
+    with refused("is of another model shape"):
+        train(starting("b", "--model.n_layers=3"))
+    other = tmp_path / "tokenizer.json"
+    other.write_text((tmp_path / "corpus" / "tokenizer.json").read_text() + " ")
+    with refused(
+        "initial_weights: .* has another tokenizer than the text; prepare the text with --tokenizer"
+    ):
+        train(starting("c", f"--tokenizer.identifier={other}"))
+    assert not any((tmp_path / name / "metrics.jsonl").exists() for name in "abc")
