@@ -1,5 +1,6 @@
 # make figure2   from a fresh clone to runs/demo/figure2.png (half an hour on 2 CPU cores without bf16)
 # make figure2-seeds   two more trainings, and the figure of all three in runs/seeds (an hour more)
+# make verify    measures 100 recorded targets again, on weights that are in results/checkpoint (three minutes)
 # make test      every test but the minutes-long ones, on up to four cores; make test-slow runs those, one at a time
 # make browser   installs Chromium from Debian's packages, for the tests of the report page, which skip without it
 # make lint      ruff and mypy
@@ -12,10 +13,12 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 RUN := runs/demo
 SEEDS := runs/seeds
+WEIGHTS := results/checkpoint
+VERIFIED := runs/verify/data
 MEASURED := --targets 5600 --targets-per-block 16
 WORKERS ?= logical
 
-.PHONY: figure2 figure2-seeds install test test-slow browser lint docs clean distclean
+.PHONY: figure2 figure2-seeds verify install test test-slow browser lint docs clean distclean
 
 install: $(INSTALLED)
 
@@ -41,6 +44,10 @@ figure2-seeds: figure2
 	    $(MEASURED) || exit; \
 	done
 	$(PY) scripts/figure2.py $(RUN)/influence $(SEEDS)/seed=*/influence --out $(SEEDS)
+
+verify: $(INSTALLED)
+	$(PY) scripts/prepare_data.py docs --tokenizer $(WEIGHTS)/tokenizer.json --out $(VERIFIED)
+	$(PY) scripts/verify.py $(WEIGHTS)/influence --checkpoint $(WEIGHTS) --corpus $(VERIFIED)
 
 # A file of tests stays in one process. One thread each: PyTorch processes side by side slow each other tenfold otherwise.
 test: $(INSTALLED)
