@@ -32,6 +32,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     remove(temporary)
     try:
         yield temporary
+        if temporary.is_dir():
+            _share(temporary)
         _flush(temporary)
         if path.is_dir() and not temporary.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -49,6 +51,14 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         raise
     remove(temporary)
     remove(replaced)
+
+
+def _share(folder: Path) -> None:
+    """Let others read the files as far as the folder lets them: safetensors writes its own for the owner alone."""
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def file_in(path: str | Path, name: str) -> Path:

@@ -324,3 +324,9 @@ def test_weights_that_cannot_be_started_from_are_one_line(tmp_path):
     ):
         train(starting("c", f"--tokenizer.identifier={other}"))
     assert not any((tmp_path / name / "metrics.jsonl").exists() for name in "abc")
+
+
+def test_others_may_read_a_checkpoint_as_far_as_its_folder_lets_them(tmp_path):
+    folder = train(replace(tiny.train_config(tmp_path), stop_at=1))
+    readable = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+    assert set(readable.values()) == {folder.stat().st_mode & 0o666}, readable
