@@ -63,7 +63,7 @@ class ModelSettings(Settings):
         default=None, metadata=argument("checkpoint, run, or transformers directory", positional=True)
     )
     config: str = field(
-        default="configs/books.yaml",
+        default="configs/demo.yaml",
         metadata=argument("shape of random weights where no checkpoint is given"),
     )
     device: str | None = field(
