@@ -103,6 +103,14 @@ def summaries_of(arguments: argparse.Namespace) -> list[Json]:
     return found
 
 
+def add_choice_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--selector`` and ``--k`` of commands that show one selector at one k; see `common_selector`."""
+    parser.add_argument(
+        "--selector", help="default: leave-one-out-kl where all records have it, else leave-one-out"
+    )
+    parser.add_argument("--k", type=whole_number, default=4, help="selected tokens (default: %(default)s)")
+
+
 def common_selector(wanted: str | None, measured: Sequence[Sequence[str]]) -> str:
     """The selector ``wanted``, else the default one of those that were measured in all records."""
     from analysis.stats.recovery import default_selector

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.cli.arguments import add_records_arguments, common_selector
-from olmo_sparsity.util.arguments import Parser, texts, whole_number
+from analysis.cli.arguments import add_choice_arguments, add_records_arguments, common_selector
+from olmo_sparsity.util.arguments import Parser, texts
 from olmo_sparsity.util.errors import UserError
 
 
@@ -87,9 +87,5 @@ def _parser() -> Parser:
         metavar="DIR",
         help="folders that scripts/length.py wrote",
     )
-    parser.add_argument(
-        "--selector",
-        help="default: leave-one-out-kl where all records have it, else leave-one-out",
-    )
-    parser.add_argument("--k", type=whole_number, default=4, help="selected tokens (default: %(default)s)")
+    add_choice_arguments(parser)
     return parser

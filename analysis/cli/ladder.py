@@ -15,7 +15,7 @@ and prints a table. All intervals are 95 %, over documents. No model is needed.
 
 from __future__ import annotations
 
-from analysis.cli.arguments import add_records_arguments, common_selector, summaries_of
+from analysis.cli.arguments import add_choice_arguments, add_records_arguments, common_selector, summaries_of
 from olmo_sparsity.util.arguments import Parser, whole_number
 from olmo_sparsity.util.errors import UserError
 
@@ -64,11 +64,7 @@ def _parser() -> Parser:
     parser = Parser(description=__doc__)
     add_records_arguments(parser)
     parser.add_argument("--length", required=True, metavar="DIR", help="folder that scripts/length.py wrote")
-    parser.add_argument(
-        "--selector",
-        help="default: leave-one-out-kl where all records have it, else leave-one-out",
-    )
-    parser.add_argument("--k", type=whole_number, default=4, help="selected tokens (default: %(default)s)")
+    add_choice_arguments(parser)
     parser.add_argument(
         "--times", type=whole_number, default=4, help="multiple of the training window (default: %(default)s)"
     )

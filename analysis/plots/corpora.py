@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from analysis.plots import style
-from analysis.stats.bootstrap import by_clusters
+from analysis.stats.bootstrap import by_clusters, divided
 from analysis.stats.corpora import KINDS
 from analysis.stats.recovery import nats
 from olmo_sparsity.util.result_files import Json
@@ -140,10 +140,7 @@ def _plot_distances(axes: Axes, corpora: Sequence[Json], styles: dict[str, style
         edges = np.array(each["distances"]["edges"])
         uniform = np.diff(edges) / (edges[-1] - edges[0])
         centres = each["bytes_per_token"] * np.sqrt(edges[:-1] * (edges[1:] - 1))
-        found = [
-            {bound: None if value is None else value / by for bound, value in one.items()}
-            for one, by in zip(each["distances"]["true"], uniform.tolist(), strict=True)
-        ]
+        found = list(map(divided, each["distances"]["true"], uniform.tolist()))
         values = [style.to_number(one["value"]) for one in found]
         axes.errorbar(
             centres,

@@ -20,7 +20,7 @@ from matplotlib.ticker import PercentFormatter
 from analysis.plots import style
 from analysis.plots.figure2 import describe, figure2, further_figure
 from analysis.plots.placebos import placebos_figure
-from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, few_clusters
+from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, divided, few_clusters
 from analysis.stats.tables import percent_text
 from olmo_sparsity.util.result_files import Json
 
@@ -177,7 +177,9 @@ def distances_figure(summary: Json, *, width: float = style.PAGE, heading: bool 
     widths = np.diff(distances["edges"])
     uniform = widths / widths.sum()
     over_uniform = {
-        name: {context: _divided(intervals, uniform) for context, intervals in shares.items()}
+        name: {
+            context: list(map(divided, intervals, uniform.tolist())) for context, intervals in shares.items()
+        }
         for name, shares in distances["selectors"].items()
     }
     top = 1.1 * _tallest(over_uniform)
@@ -197,13 +199,6 @@ def distances_figure(summary: Json, *, width: float = style.PAGE, heading: bool 
         if heading:
             style.add_heading(figure, describe(summary))
     return figure
-
-
-def _divided(intervals: list[Json], by: np.ndarray) -> list[Json]:
-    return [
-        {bound: None if value is None else value / each for bound, value in interval.items()}
-        for interval, each in zip(intervals, by.tolist(), strict=True)
-    ]
 
 
 def _tallest(selectors: Json) -> float:

@@ -163,6 +163,11 @@ def mean_of(statistics: Sequence[Statistic]) -> Statistic:
     return lambda sums: np.mean([each(sums) for each in statistics], axis=0)
 
 
+def divided(interval: Json, by: float) -> Json:
+    """Value and bounds of an `Interval.as_dict` over a number above 0; None stays None."""
+    return {bound: None if value is None else value / by for bound, value in interval.items()}
+
+
 def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str = "") -> Json:
     """How many documents there are and, where they are known, groups; for the settings of a result."""
     counts = {f"documents{suffix}": len(np.unique(documents))}

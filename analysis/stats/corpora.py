@@ -15,6 +15,7 @@ import numpy as np
 
 from analysis.records.store import Records
 from analysis.records.trainings import join_trainings
+from analysis.stats.bootstrap import divided
 from analysis.stats.ladder import sparsity_at
 from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
@@ -77,7 +78,7 @@ def corpus_numbers(
            if name in summary["settings"]},
         "share_over_tau_of_trainings": [each["share_over_tau"] for each in summary.get("trainings", [])],
         "gain_nats_per_token": gain,
-        "gain_nats_per_byte": _divided(gain, bytes_per_token),
+        "gain_nats_per_byte": divided(gain, bytes_per_token),
         **sparsity,
         "recoveries": summary["selectors"][selector],
         "tokens_needed": {
@@ -88,13 +89,13 @@ def corpus_numbers(
         "kinds": _kinds(summary, selector),
         "distances": {"edges": summary["distances"]["edges"], **summary["distances"]["selectors"][selector]},
         "loss_by_position": [
-            {**each, "loss_nats_per_byte": _divided(each["loss_nats"], bytes_per_token)} for each in model["bins"]
+            {**each, "loss_nats_per_byte": divided(each["loss_nats"], bytes_per_token)} for each in model["bins"]
         ],
         "loss_at_lengths": [
             {
                 "length": each["length"],
                 "loss_nats": each["loss_nats"],
-                "loss_nats_per_byte": _divided(each["loss_nats"], bytes_per_token),
+                "loss_nats_per_byte": divided(each["loss_nats"], bytes_per_token),
             }
             for each in model["at_lengths"]
         ],
@@ -130,7 +131,3 @@ def _kinds(summary: Json, selector: str) -> list[Json]:
         }
         for each in summary["kinds"]["kinds"]
     ]
-
-
-def _divided(interval: Json, by: float) -> Json:
-    return {bound: None if value is None else value / by for bound, value in interval.items()}
