@@ -29,6 +29,7 @@ import torch
 from olmo.config import ActivationType, BlockType, LayerNormType
 from torch import Tensor
 
+from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.checkpoint import (
     STATE,
     TOKENIZER,
@@ -118,6 +119,7 @@ def _misfits(config: ModelConfig, family: str) -> dict[str, bool]:
     inherited = config.bias_for_layer_norm is None and config.include_bias
     found = {
         f"{config.encoding.name}, not RoPE": not config.encoding.rotates,
+        f"model.attention: {config.attention}, not softmax": config.attention != SOFTMAX,
         f"model.activation_type: {config.activation_type}, not swiglu": (
             config.activation_type != ActivationType.swiglu
         ),

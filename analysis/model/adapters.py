@@ -240,7 +240,7 @@ def _recording_attention(model: PositionedOLMo, queries: int) -> Iterator[list[T
     """While it runs, every layer appends the attention of the last Q positions, mean over heads, (R, Q, L)."""
     recorded: list[Tensor] = []
 
-    def wrap(attend: Any) -> Any:
+    def softmax_of(attend: Any) -> Any:
         def attend_and_record(
             q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **rest: Any
         ) -> Any:
@@ -257,10 +257,24 @@ def _recording_attention(model: PositionedOLMo, queries: int) -> Iterator[list[T
 
         return attend_and_record
 
-    for block in model.blocks():
-        block._scaled_dot_product_attention = wrap(block._scaled_dot_product_attention)
+    def own(weights: Any) -> Any:
+        def weigh_and_record(*read: Any) -> Tensor:
+            made = weights(*read)
+            recorded.append(made[:, :, -queries:].mean(dim=1))
+            return made
+
+        return weigh_and_record
+
+    wrapped = [
+        (block, "_scaled_dot_product_attention", softmax_of)
+        if getattr(block, "mixer", None) is None
+        else (block.mixer, "weights", own)
+        for block in model.blocks()
+    ]
+    for holder, name, record in wrapped:
+        setattr(holder, name, record(getattr(holder, name)))
     try:
         yield recorded
     finally:
-        for block in model.blocks():
-            del block._scaled_dot_product_attention  # the class's own is there again
+        for holder, name, _ in wrapped:
+            delattr(holder, name)  # the class's own is there again

@@ -8,6 +8,9 @@ from dataclasses import fields, is_dataclass
 from itertools import combinations
 from typing import Any
 
+from olmo.config import ActivationCheckpointingStrategy, BlockType
+
+from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
 from olmo_sparsity.config.messages import choose, show
 from olmo_sparsity.config.schema import Config, changed_fields, each_field, field_value
 from olmo_sparsity.encodings import SWITCHES
@@ -71,6 +74,7 @@ def find_problems(config: Config) -> Iterator[Problem]:
     yield from _check_shape(config)
     yield from _check_family(config)
     yield from _check_position_encoding(config)
+    yield from _check_attention(config)
     yield from _check_positions(config)
     yield from _check_coupling(config)
     yield from _check_documents(config)
@@ -190,6 +194,24 @@ def _check_position_encoding(config: Config) -> Iterator[Problem]:
             ("positions.scheme", *SWITCHES),
             f"{scheme} needs position ids past the table of learned position embeddings; "
             "set model.rope: true, or positions.scheme: contiguous",
+        )
+
+
+def _check_attention(config: Config) -> Iterator[Problem]:
+    model, names = config.model, (SOFTMAX, *sorted(ATTENTIONS))
+    if model.attention not in names:
+        yield ("model.attention",), f"{show(model.attention)} is no attention; {choose(model.attention, names)}"
+    if model.attention == SOFTMAX:
+        return
+    if model.block_type != BlockType.sequential:
+        yield (
+            ("model.attention", "model.block_type"),
+            f"{model.attention} is for model.block_type: sequential; set it so",
+        )
+    if config.activation_checkpointing == ActivationCheckpointingStrategy.fine_grained:
+        yield (
+            ("activation_checkpointing", "model.attention"),
+            f"fine_grained is for model.attention: softmax; with {model.attention} choose whole_layer",
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from olmo import config as olmo
 
+from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.encodings import PositionEncoding, encoding_of
 
 
@@ -63,6 +64,11 @@ class ModelConfig(olmo.ModelConfig):
     """
     No position information at all; needs `rope: false` and `alibi: false`. Without it OLMo gives such a model
     learned absolute position embeddings.
+    """
+
+    attention: str = SOFTMAX
+    """
+    softmax, or a name of `olmo_sparsity.attention.ATTENTIONS`: asentmax, entmax, fox, log-n, scale-invariant, ssmax.
     """
 
     @property

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 from olmo.config import ActivationCheckpointingStrategy
-from olmo.model import OLMo, OLMoSequentialBlock, causal_attention_bias
+from olmo.model import OLMo, OLMoSequentialBlock
 from torch import Tensor, nn
 
+from olmo_sparsity.attention import ATTENTIONS, SOFTMAX, Attention, Shape
 from olmo_sparsity.config.schema import ModelConfig
+from olmo_sparsity.model.block import PositionedBlock, cast_bias
 from olmo_sparsity.model.linear_loss import Head, loss_sums
 from olmo_sparsity.model.rope import (
     CurrentPositions,
@@ -25,73 +27,6 @@ from olmo_sparsity.model.rope import (
     rotary_sin_cos,
 )
 from olmo_sparsity.model.rope_scaling import RopeScaling
-
-KeyValue = tuple[Tensor, Tensor]
-
-
-def cast_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """An attention bias in ``dtype``, or in autocast's; finite. As OLMo's, which no compiler traces."""
-    kind = bias.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-    return bias if bias.dtype == dtype else bias.to(dtype).clamp(min=torch.finfo(dtype).min)
-
-
-class LastBlock(OLMoSequentialBlock):
-    """OLMo's block, which can compute the last positions alone; of the others it needs keys and values only."""
-
-    asked: int = 0
-    """Q; 0: all positions."""
-
-    def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        attention_bias: Tensor | None = None,
-        layer_past: KeyValue | None = None,
-        use_cache: bool = False,
-        **options: Any,
-    ) -> tuple[Tensor, KeyValue | None]:
-        """As OLMo's block: from (B, T, D) to (B, T, D), or (B, Q, D), and the keys and values with ``use_cache``."""
-        if not 0 < self.asked < x.shape[1]:
-            return super().forward(x, attention_bias, layer_past, use_cache, **options)
-        last = x[:, -self.asked :]
-        attended, present = self._attend(x, attention_bias, layer_past, use_cache)
-        after = self.config.norm_after
-        last = last + self.dropout(self.attn_norm(attended) if after else attended)
-        changed = self.ff_out(self.act(self.ff_proj(last if after else self.ff_norm(last))))
-        return last + self.dropout(self.ff_norm(changed) if after else changed), present
-
-    def _attend(
-        self, x: Tensor, attention_bias: Tensor | None, layer_past: KeyValue | None, use_cache: bool
-    ) -> tuple[Tensor, KeyValue | None]:
-        """Attention of the last Q positions: the keys and values before them are handed on as if they were cached."""
-        h = x if self.config.norm_after else self.attn_norm(x)
-        width, bias = self.fused_dims[0], self.att_proj.bias
-        parts = slice(width), slice(width, None)
-        q, kv = (
-            nn.functional.linear(inputs, self.att_proj.weight[part], None if bias is None else bias[part])
-            for inputs, part in zip((h[:, -self.asked :], h), parts, strict=True)
-        )
-        if (limit := self.config.clip_qkv) is not None:
-            q, kv = q.clamp(-limit, limit), kv.clamp(-limit, limit)
-        k, v = kv.split(self.fused_dims[1:], dim=-1)
-        earlier = k[:, : -self.asked], v[:, : -self.asked]
-        if self.k_norm is not None:
-            earlier = self.k_norm(earlier[0]).to(k.dtype), earlier[1]
-        shape = (len(x), -1, self.config.effective_n_kv_heads, width // self.config.n_heads)
-        past = [each.view(shape).transpose(1, 2) for each in earlier]
-        if layer_past is not None:
-            past = [torch.cat(pair, dim=-2) for pair in zip(layer_past, past, strict=True)]
-        if attention_bias is None:
-            attention_bias = causal_attention_bias(past[0].shape[-2] + self.asked, x.device)
-        return self.attention(
-            q,
-            k[:, -self.asked :],
-            v[:, -self.asked :],
-            attention_bias,
-            layer_past=(past[0], past[1]),
-            use_cache=use_cache,
-        )
 
 
 class PositionedOLMo(OLMo):
@@ -117,12 +52,15 @@ class PositionedOLMo(OLMo):
         self._activation_checkpoint_fn = self._checkpoint_with_positions
         parts: Any = self.transformer
         parts["ln_f"].register_forward_pre_hook(self._only_last)
-        if type(self.blocks()[-1]) is OLMoSequentialBlock:
-            self.blocks()[-1].__class__ = LastBlock
         for group in parts["block_groups"] if config.block_group_size > 1 else ():
             group._activation_checkpoint_fn = self._checkpoint_with_positions
         for block in self.blocks():
             block._cast_attn_bias = cast_bias
+            if type(block) is OLMoSequentialBlock:
+                block.__class__ = PositionedBlock
+                block.mixer, block.current = None, self.current_positions
+        if config.attention != SOFTMAX:
+            self._set_attention(ATTENTIONS[config.attention], init_params)
         if self.encoding.rotates:
             for block in self.blocks():
                 block.rotary_emb = PositionedRotaryEmbedding(config, self.current_positions)
@@ -131,6 +69,14 @@ class PositionedOLMo(OLMo):
             parts["wpe"].current = self.current_positions
         elif "wpe" in parts:  # OLMo's table, where neither of its own switches is on
             parts["wpe"] = NoPositionEmbedding()
+
+    def _set_attention(self, attention: type[Attention], init_params: bool) -> None:
+        """Give every block another attention than the softmax."""
+        config = self.config
+        for block in self.blocks():
+            block.mixer = attention(Shape(config.d_model, config.n_heads, config.max_sequence_length))
+            if init_params:
+                block.mixer.reset_parameters()
 
     def blocks(self) -> list[Any]:
         """The transformer blocks in order, whether OLMo grouped them or not."""

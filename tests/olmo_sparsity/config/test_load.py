@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from olmo.config import ModelConfig as OLMoModelConfig
 from olmo.config import TrainConfig
 from olmo.util import clean_opt
 
 from olmo_sparsity.config.load import Config, load_config
-from olmo_sparsity.config.schema import replaced_fields
+from olmo_sparsity.config.schema import ModelConfig, replaced_fields
 from tests.olmo_sparsity.config.conftest import BASE, TINY, Write, refusal
 from tests.support.refusals import refused
 
@@ -47,7 +48,8 @@ def only_olmo(config: Config) -> dict[str, Any]:
     """``config`` as a dictionary, without the fields that OLMo does not have."""
     ours = {item.name for item in fields(Config)} - {item.name for item in fields(TrainConfig)}
     values = config.asdict(exclude=ours)
-    del values["model"]["nope"], values["model"]["family"]
+    for item in {item.name for item in fields(ModelConfig)} - {item.name for item in fields(OLMoModelConfig)}:
+        del values["model"][item]
     if values["compile"] is not None:
         del values["compile"]["from_steps"]
     return values

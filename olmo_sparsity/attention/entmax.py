@@ -1,0 +1,80 @@
+"""Attention with exact zeros: 1.5-entmax, and ASEntmax, whose temperature depends on the length of the context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from olmo_sparsity.attention.base import Attention, Places, Shape, register
+
+
+class _Entmax15(torch.autograd.Function):
+    """1.5-entmax over the last dimension (Peters, Niculae and Martins 2019, arXiv 1905.05702), by sorting."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        """p = max(scores / 2 - threshold, 0)², the threshold such that p sums to 1."""
+        half = (scores - scores.amax(dim=-1, keepdim=True)) / 2
+        ordered = half.sort(dim=-1, descending=True).values.clamp_min(-1)  # below -1 nothing is in the support
+        count = torch.arange(1, ordered.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+        mean = ordered.cumsum(dim=-1) / count
+        spread = (ordered**2).cumsum(dim=-1) / count - mean**2
+        threshold = mean - ((1 / count - spread).clamp_min(0)).sqrt()
+        size = (threshold <= ordered).sum(dim=-1, keepdim=True)
+        p = (half - threshold.gather(-1, size - 1)).clamp_min(0) ** 2
+        ctx.save_for_backward(p)
+        return p
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        """Jacobian diag(s) - s sᵀ / Σ s with s = sqrt(p)."""
+        (p,) = ctx.saved_tensors
+        root = p.sqrt()
+        weighted = gradient * root
+        return weighted - root * weighted.sum(dim=-1, keepdim=True) / root.sum(dim=-1, keepdim=True)
+
+
+def entmax15(scores: Tensor, seen: Tensor) -> Tensor:
+    """1.5-entmax over the keys that are seen; 0 of the others, and of many that are seen."""
+    return _Entmax15.apply(scores.masked_fill(~seen, -1e9))
+
+
+@register("entmax")
+class Entmax(Attention):
+    """1.5-entmax of the scores."""
+
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+        """See `Attention`."""
+        return entmax15(self.scores(q, k, extras, places), places.seen)
+
+
+@register("asentmax")
+class AdaptiveScalableEntmax(Attention):
+    """ASEntmax (Vasylenko et al. 2025, arXiv 2506.16640): 1.5-entmax of the scores times 1 + β (log n)^γ.
+
+    β = softplus(w · input) of the query's token and γ = 3 tanh(u · input), a vector w and one u for each head.
+    """
+
+    extras = 2
+
+    def __init__(self, shape: Shape):
+        super().__init__(shape)
+        self.beta_gamma = nn.Linear(shape.width, 2 * shape.heads, bias=False)
+
+    def reset_parameters(self) -> None:
+        """See `Attention`."""
+        nn.init.normal_(self.beta_gamma.weight, std=0.02)
+
+    def per_token(self, inputs: Tensor) -> Tensor:
+        """What β and γ are made of, (B, H, T, 2)."""
+        return self.beta_gamma(inputs).unflatten(-1, (self.shape.heads, 2)).transpose(1, 2)
+
+    def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
+        """See `Attention`."""
+        own = extras[:, :, -q.shape[2] :].float()
+        beta, gamma = F.softplus(own[..., :1]), 3 * own[..., 1:].tanh()
+        length = places.context_length.clamp_min(2).log()  # a single key has the weight 1 at any temperature
+        return entmax15((1 + beta * length**gamma) * self.scores(q, k, extras, places), places.seen)

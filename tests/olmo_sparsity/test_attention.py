@@ -1,0 +1,112 @@
+"""Attentions in the place of the softmax: against their papers' formulas, and as every analysis reads them."""
+
+import math
+
+import pytest
+import torch
+
+from olmo_sparsity.attention import ATTENTIONS, Places
+from olmo_sparsity.attention.entmax import entmax15
+from tests.support import tiny
+
+
+def model(name, encoding="rope", **changes):
+    made = tiny.model(attention=name, **tiny.ENCODINGS[encoding], **changes)
+    for parameter_name, parameter in made.named_parameters():
+        if "mixer" in parameter_name:  # large enough to matter, and different for each head
+            torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
+    return made
+
+
+def tokens(batch=2, length=24, seed=0):
+    return torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("encoding", ["rope", "nope", "alibi"])
+@pytest.mark.parametrize("name", sorted(ATTENTIONS))
+def test_a_dropped_token_is_a_masked_token(name, encoding):
+    """Both by position id: neither the length of the context nor the gates on the way know the dropped ones."""
+    ours, ids = model(name, encoding), tokens()
+    dropped = torch.tensor([0, 3, 4, 11, 17])
+    keep = torch.tensor([i for i in range(24) if i not in dropped])
+    kept = ours(ids[:, keep], position_ids=keep.expand(2, -1), logits_to_keep=1).logits[:, 0]
+    mask = torch.ones_like(ids)
+    mask[:, dropped] = 0
+    masked = ours(ids, attention_mask=mask).logits[:, -1]
+    torch.testing.assert_close(kept, masked, atol=2e-5, rtol=1e-4)
+    assert (kept - ours(ids).logits[:, -1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("changes", [{}, {"n_kv_heads": 2}, {"norm_after": True}], ids=["plain", "groups", "norm after"])
+@pytest.mark.parametrize("name", sorted(ATTENTIONS))
+def test_a_cache_and_the_last_positions_alone_give_the_same_logits(name, changes):
+    ours, ids = model(name, **changes), tokens()
+    position_ids = torch.arange(24).expand(2, -1) * 2 + 5
+    whole = ours(ids, position_ids=position_ids).logits
+    start = ours(ids[:, :12], position_ids=position_ids[:, :12], use_cache=True)
+    rest = ours(
+        ids[:, 12:], position_ids=position_ids, past_key_values=start.attn_key_values, logits_to_keep=5
+    ).logits
+    torch.testing.assert_close(rest, whole[:, -5:], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTIONS))
+def test_weights_sum_to_one_over_what_is_seen(name):
+    ours = model(name)
+    with torch.no_grad():
+        mixer = ours.blocks()[0].mixer
+        q, k = torch.randn(2, 3, 4, 6, 8, generator=torch.Generator().manual_seed(0))
+        extras = torch.rand(3, 4, 6, mixer.extras) - 1
+        ids = torch.tensor([[0, 2, 3, 7, 8, 11]])
+        seen = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+        weights = mixer.weights(q, k, extras, Places(ids, ids, seen, None))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4, 6))
+    assert not weights.masked_select(~seen).any()
+
+
+def by_hand(name, scores, distances, lengths, own):
+    """Weights of one query of one head, from the formula of the paper, number by number."""
+    if name == "ssmax":
+        scores = [own["s"] * math.log(lengths) * s for s in scores]
+    if name == "log-n":
+        scores = [max(1, math.log(lengths) / math.log(32)) * s for s in scores]
+    if name == "scale-invariant":
+        a2 = [2 * math.log(d / 10 + 1) + 1 for d in distances]
+        scores = [math.sqrt(a) * s + 1 - a for a, s in zip(a2, scores, strict=True)]
+    if name == "fox":
+        scores = [s + sum(own["log_f"][j + 1 :]) for j, s in enumerate(scores)]
+    top = [math.exp(s) for s in scores]
+    return [each / sum(top) for each in top]
+
+
+@pytest.mark.parametrize("name", ["ssmax", "log-n", "scale-invariant", "fox"])
+def test_weights_are_those_of_the_papers_formula(name):
+    mixer = model(name).blocks()[0].mixer
+    generator = torch.Generator().manual_seed(3)
+    q, k = torch.randn(1, 4, 6, 8, generator=generator), torch.randn(1, 4, 6, 8, generator=generator)
+    extras = torch.log(torch.rand(1, 4, 6, mixer.extras, generator=generator))
+    ids = torch.tensor([[0, 2, 3, 7, 8, 110]])
+    seen = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    weights = mixer.weights(q, k, extras, Places(ids, ids, seen, None))
+    for head in range(4):
+        scores = (q[0, head, -1] @ k[0, head].T / math.sqrt(8)).tolist()
+        own = {"s": 1 / math.log(32) + mixer.s_bias[head].item()} if name == "ssmax" else {}
+        own |= {"log_f": extras[0, head, :, 0].tolist()} if name == "fox" else {}
+        expected = by_hand(name, scores, (110 - ids[0]).tolist(), 111, own)
+        assert weights[0, head, -1].tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_entmax_solves_its_own_equation_and_has_its_gradient():
+    """p = max(z / 2 - threshold, 0)², found by bisection; the gradient by differences."""
+    z = torch.randn(5, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 2
+    seen = torch.ones(5, 9, dtype=torch.bool)
+    seen[:, -2:] = False
+    low, high = z[:, :7].amax(-1) / 2 - 1, z[:, :7].amax(-1) / 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        enough = ((z[:, :7] / 2 - middle[:, None]).clamp_min(0) ** 2).sum(-1) >= 1
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+    p = entmax15(z, seen)
+    torch.testing.assert_close(p[:, :7], (z[:, :7] / 2 - low[:, None]).clamp_min(0) ** 2)
+    assert not p[:, 7:].any() and (p[:, :7] == 0).any()
+    assert torch.autograd.gradcheck(lambda x: entmax15(x, seen), z.clone().requires_grad_())
