@@ -23,7 +23,7 @@ from olmo_sparsity.model.rope import (
     PositionedEmbedding,
     PositionedRotaryEmbedding,
     alibi_causal_bias,
-    document_mask,
+    document_bias,
     rotary_sin_cos,
 )
 from olmo_sparsity.model.rope_scaling import RopeScaling
@@ -149,11 +149,11 @@ class PositionedOLMo(OLMo):
 
     def _attention_bias(self, ids: Tensor, document_ids: Tensor | None) -> Tensor | None:
         """What OLMo adds to attention scores, (B, 1 or H, T, T); None where fused causal attention is all there is."""
-        seen = None if document_ids is None else document_mask(document_ids)
+        hidden = None if document_ids is None else document_bias(document_ids)
         if not self.encoding.biases:
-            return seen
+            return hidden
         bias = alibi_causal_bias(self.config, ids)
-        return bias if seen is None else torch.where(seen, bias, torch.finfo(bias.dtype).min)
+        return bias if hidden is None else torch.minimum(bias, hidden)
 
     def forward(  # type: ignore[override]
         self,

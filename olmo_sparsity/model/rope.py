@@ -83,10 +83,11 @@ def alibi_causal_bias(config: ModelConfig, ids: Tensor) -> Tensor:
     return bias.masked_fill(future, torch.finfo(torch.float).min)
 
 
-def document_mask(document_ids: Tensor) -> Tensor:
-    """Which tokens each token sees: itself and those before it in its own document, (B, 1, T, T) bool, True: seen."""
+def document_bias(document_ids: Tensor) -> Tensor:
+    """0 where a token sees another, those before it in its document and itself, else the lowest number: (B, 1, T, T)."""
     same = document_ids[:, :, None] == document_ids[:, None, :]
-    return same.tril()[:, None]
+    bias = torch.zeros(same.shape, device=same.device)
+    return bias.masked_fill(~same.tril(), torch.finfo(bias.dtype).min)[:, None]
 
 
 class PositionedEmbedding(nn.Embedding):

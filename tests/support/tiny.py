@@ -12,6 +12,7 @@ import torch
 import yaml
 from tokenizers import Tokenizer, models
 
+from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.config.load import Config, ModelConfig, load_config
 from olmo_sparsity.data.groups import groups_name, write_groups
 from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile
@@ -25,8 +26,9 @@ ENCODINGS = {
     "nope": {"rope": False, "nope": True},
     "alibi": {"rope": False, "alibi": True},
     "learned": {"rope": False},
+    **{name: {"attention": name} for name in ATTENTIONS},
 }
-"""Changes of the model that choose each position encoding."""
+"""Changes of the model that choose each position encoding, and each attention."""
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 
 

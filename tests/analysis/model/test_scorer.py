@@ -22,13 +22,7 @@ from tests.support.refusals import refused
 
 N, M = 24, 6
 FAR = N - M
-OWN = {
-    "rope": {},
-    "grouped": {"n_kv_heads": 2},
-    "alibi": {"rope": False, "alibi": True},
-    "nope": {"rope": False, "nope": True},
-    "learned": {"rope": False},
-}
+OWN = {**tiny.ENCODINGS, "grouped": {"n_kv_heads": 2}}
 
 
 def build(name):
