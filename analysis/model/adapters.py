@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.util.errors import UserError
 
 KeyValues = list[tuple[Tensor, Tensor]]
 """Keys and values of a prefix, each (R, H, P, D), a pair per layer."""
@@ -92,6 +93,11 @@ class OlmoForAnalysis(nn.Module):
         self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
     ) -> Tensor:
         """See `AnalysedModel`."""
+        if not getattr(self.model.blocks()[0].mixer, "fades", True):
+            raise UserError(
+                f"model.attention: {self.model.config.attention} has more than its scores to drop a token from, so that "
+                "the selector gradient does not apply to it; leave it out"
+            )
         own = self.model._attention_bias(position_ids, None)
         bias = bias[:, None] + (_causal(bias) if own is None else own)
         return self.model(
@@ -267,7 +273,7 @@ def _recording_attention(model: PositionedOLMo, queries: int) -> Iterator[list[T
 
     wrapped = [
         (block, "_scaled_dot_product_attention", softmax_of)
-        if getattr(block, "mixer", None) is None
+        if block.mixer is None
         else (block.mixer, "weights", own)
         for block in model.blocks()
     ]

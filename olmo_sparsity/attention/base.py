@@ -47,7 +47,7 @@ class Places:
     seen: Tensor
     """(B or 1, 1, Q, K) bool: what a query sees. Later keys it does not."""
     bias: Tensor | None
-    """(B or 1, 1 or H, Q, K): added to the scores of what is seen; None: nothing is."""
+    """(B or 1, 1 or H, Q, K): added to the scores of what is seen, last of all; None: nothing is."""
 
     @property
     def distance(self) -> Tensor:
@@ -72,7 +72,8 @@ class Attention(nn.Module):
 
     extras = 0
     """E: `per_token` computes them from the layer's input, and they are cached with the values."""
-    reads_extras_of_hidden = False
+    fades = True
+    """Whether a token whose scores are lowered without end is the same as one that is dropped."""
 
     def __init__(self, shape: Shape):
         super().__init__()
@@ -85,10 +86,9 @@ class Attention(nn.Module):
         """(B, H, T, E) of the layer's normed input (B, T, W); only where `extras` is not 0."""
         raise NotImplementedError
 
-    def scores(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
-        """q · k / sqrt(D) and the bias, (B, H, Q, K) float32; what is not seen is not masked yet."""
-        scores = (q.float() @ k.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
-        return scores if places.bias is None else scores + places.bias.float()
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """q · k / sqrt(D), (B, H, Q, K) float32."""
+        return (q.float() @ k.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
 
     @abstractmethod
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
@@ -111,6 +111,13 @@ def register(name: str) -> Callable[[type[Attention]], type[Attention]]:
     return add
 
 
-def masked_softmax(scores: Tensor, seen: Tensor) -> Tensor:
+def masked_scores(scores: Tensor, places: Places) -> Tensor:
+    """Scores with their bias, the lowest number where a key is not seen."""
+    if places.bias is not None:
+        scores = scores + places.bias.float()
+    return scores.masked_fill(~places.seen, torch.finfo(scores.dtype).min)
+
+
+def masked_softmax(scores: Tensor, places: Places) -> Tensor:
     """Softmax over the keys that are seen; 0 of the others."""
-    return scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    return masked_scores(scores, places).softmax(dim=-1)

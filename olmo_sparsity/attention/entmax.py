@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.attention.base import Attention, Places, Shape, register
+from olmo_sparsity.attention.base import Attention, Places, Shape, masked_scores, register
 
 
 class _Entmax15(torch.autograd.Function):
@@ -17,7 +17,7 @@ class _Entmax15(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:
         """p = max(scores / 2 - threshold, 0)², the threshold such that p sums to 1."""
-        half = (scores - scores.amax(dim=-1, keepdim=True)) / 2
+        half = scores / 2 - scores.amax(dim=-1, keepdim=True) / 2
         ordered = half.sort(dim=-1, descending=True).values.clamp_min(-1)  # below -1 nothing is in the support
         count = torch.arange(1, ordered.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
         mean = ordered.cumsum(dim=-1) / count
@@ -37,9 +37,9 @@ class _Entmax15(torch.autograd.Function):
         return weighted - root * weighted.sum(dim=-1, keepdim=True) / root.sum(dim=-1, keepdim=True)
 
 
-def entmax15(scores: Tensor, seen: Tensor) -> Tensor:
-    """1.5-entmax over the keys that are seen; 0 of the others, and of many that are seen."""
-    return _Entmax15.apply(scores.masked_fill(~seen, -1e9))
+def entmax15(scores: Tensor) -> Tensor:
+    """1.5-entmax over the last dimension: 0 of most that are far below the largest."""
+    return _Entmax15.apply(scores)
 
 
 @register("entmax")
@@ -48,7 +48,7 @@ class Entmax(Attention):
 
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
         """See `Attention`."""
-        return entmax15(self.scores(q, k, extras, places), places.seen)
+        return entmax15(masked_scores(self.scores(q, k), places))
 
 
 @register("asentmax")
@@ -77,4 +77,5 @@ class AdaptiveScalableEntmax(Attention):
         own = extras[:, :, -q.shape[2] :].float()
         beta, gamma = F.softplus(own[..., :1]), 3 * own[..., 1:].tanh()
         length = places.context_length.clamp_min(2).log()  # a single key has the weight 1 at any temperature
-        return entmax15((1 + beta * length**gamma) * self.scores(q, k, extras, places), places.seen)
+        scores = (1 + beta * length**gamma) * self.scores(q, k)
+        return entmax15(masked_scores(scores, places))

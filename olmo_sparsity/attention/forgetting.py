@@ -17,6 +17,7 @@ class Forgetting(Attention):
     """
 
     extras = 1
+    fades = False
 
     def __init__(self, shape: Shape):
         super().__init__(shape)
@@ -35,4 +36,4 @@ class Forgetting(Attention):
         """See `Attention`."""
         log_gates = extras.float().transpose(-1, -2) * places.seen  # (B, H, Q, K)
         behind = log_gates.flip(-1).cumsum(-1).flip(-1) - log_gates
-        return masked_softmax(self.scores(q, k, extras, places) + behind, places.seen)
+        return masked_softmax(self.scores(q, k) + behind, places)

@@ -30,7 +30,7 @@ class ScalableSoftmax(Attention):
         """See `Attention`."""
         s = 1 / math.log(self.shape.window) + self.s_bias.float()
         scale = s[:, None, None] * places.context_length.log()
-        return masked_softmax(scale * self.scores(q, k, extras, places), places.seen)
+        return masked_softmax(scale * self.scores(q, k), places)
 
 
 @register("log-n")
@@ -40,7 +40,7 @@ class LogLengthTemperature(Attention):
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
         """See `Attention`."""
         scale = (places.context_length.log() / math.log(self.shape.window)).clamp_min(1)
-        return masked_softmax(scale * self.scores(q, k, extras, places), places.seen)
+        return masked_softmax(scale * self.scores(q, k), places)
 
 
 _TAU = 10.0
@@ -57,5 +57,5 @@ class ScaleInvariant(Attention):
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
         """See `Attention`."""
         squared = 2 * (places.distance.clamp_min(0) / _TAU).log1p() + 1
-        scores = squared.sqrt() * self.scores(q, k, extras, places) + 1 - squared
-        return masked_softmax(scores, places.seen)
+        scores = squared.sqrt() * self.scores(q, k) + 1 - squared
+        return masked_softmax(scores, places)

@@ -68,7 +68,8 @@ class ModelConfig(olmo.ModelConfig):
 
     attention: str = SOFTMAX
     """
-    softmax, or a name of `olmo_sparsity.attention.ATTENTIONS`: asentmax, entmax, fox, log-n, scale-invariant, ssmax.
+    softmax, or a name of `olmo_sparsity.attention.ATTENTIONS`: asentmax, dape-v2, entmax, fox, log-n, scale-invariant,
+    sparsek, ssmax.
     """
 
     @property

@@ -56,9 +56,9 @@ class PositionedOLMo(OLMo):
             group._activation_checkpoint_fn = self._checkpoint_with_positions
         for block in self.blocks():
             block._cast_attn_bias = cast_bias
+            block.mixer, block.current = None, self.current_positions
             if type(block) is OLMoSequentialBlock:
                 block.__class__ = PositionedBlock
-                block.mixer, block.current = None, self.current_positions
         if config.attention != SOFTMAX:
             self._set_attention(ATTENTIONS[config.attention], init_params)
         if self.encoding.rotates:
