@@ -199,6 +199,16 @@ def _check_position_encoding(config: Config) -> Iterator[Problem]:
 
 def _check_attention(config: Config) -> Iterator[Problem]:
     model, names = config.model, (SOFTMAX, *sorted(ATTENTIONS))
+    if model.nope_layer_interval and not model.rope:
+        yield (
+            ("model.nope_layer_interval", "model.rope"),
+            "is for layers of RoPE and NoPE in turn; set model.rope: true, or leave it out",
+        )
+    if model.rope_window and not model.nope_layer_interval:
+        yield (
+            ("model.rope_window", "model.nope_layer_interval"),
+            "is for models that have layers without it; set model.nope_layer_interval, such as 4",
+        )
     if model.attention not in names:
         yield ("model.attention",), f"{show(model.attention)} is no attention; {choose(model.attention, names)}"
     if model.attention == SOFTMAX:

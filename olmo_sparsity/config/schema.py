@@ -72,6 +72,16 @@ class ModelConfig(olmo.ModelConfig):
     sparsek, ssmax.
     """
 
+    nope_layer_interval: int | None = known(None, bound=ABOVE_0)
+    """
+    RNoPE: every so many layers has no rotation, the first so many less one have; needs `rope: true`. Null: all rotate.
+    """
+
+    rope_window: int | None = known(None, bound=ABOVE_0)
+    """
+    With `nope_layer_interval`: the layers with RoPE see only the tokens whose ids are less than so many behind. Null: all.
+    """
+
     @property
     def encoding(self) -> PositionEncoding:
         """The position encoding that the switches `rope`, `alibi` and `nope` ask for."""

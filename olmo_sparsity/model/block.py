@@ -1,4 +1,4 @@
-"""OLMo's transformer block, with another attention than the softmax, and for the last positions alone.
+"""OLMo's transformer block, with another attention than the softmax, within a window, and for the last positions alone.
 
 Shapes: B batch, T tokens, P past tokens in a key-value cache, Q positions that are asked for, H heads, D head dimension,
 E numbers that an attention keeps beside a value, W width.
@@ -32,6 +32,8 @@ class PositionedBlock(OLMoSequentialBlock):
 
     mixer: Attention | None
     """What attends in the place of the softmax."""
+    window: int | None
+    """Only keys whose ids are less than so many behind are seen."""
     current: CurrentPositions
     asked: int = 0
     """Q; 0: all positions."""
@@ -46,7 +48,7 @@ class PositionedBlock(OLMoSequentialBlock):
     ) -> tuple[Tensor, KeyValue | None]:
         """As OLMo's block: from (B, T, W) to (B, T, W), or (B, Q, W), and the keys and values with ``use_cache``."""
         asked = self.asked if 0 < self.asked < x.shape[1] else x.shape[1]
-        if self.mixer is None and asked == x.shape[1]:
+        if self.mixer is None and self.window is None and asked == x.shape[1]:
             return super().forward(x, attention_bias, layer_past, use_cache, **options)
         last = x[:, -asked:]
         attended, present = self._attend(x, asked, attention_bias, layer_past)
@@ -73,10 +75,13 @@ class PositionedBlock(OLMoSequentialBlock):
         if self.config.rope:
             q, k = self.rotary_emb(q, k)
         keys = k.shape[-2]
-        if attention_bias is None and (asked < keys or self.mixer is not None):
+        own = self.mixer is not None or self.window is not None
+        if attention_bias is None and (own or asked < keys):
             attention_bias = causal_attention_bias(keys, x.device)
         if attention_bias is not None:
             attention_bias = attention_bias[:, :, keys - asked : keys, :keys]
+        if self.window is not None:
+            attention_bias = self._within_window(attention_bias, self.window)
         dropout = self.config.attention_dropout if self.training else 0.0
         if self.mixer is None:
             bias = None if attention_bias is None else self._cast_attn_bias(attention_bias, k.dtype)
@@ -101,6 +106,13 @@ class PositionedBlock(OLMoSequentialBlock):
         if (limit := self.config.clip_qkv) is not None:
             q, kv = q.clamp(-limit, limit), kv.clamp(-limit, limit)
         return [q, *kv.split(self.fused_dims[1:], dim=-1)]
+
+    def _within_window(self, attention_bias: Tensor, window: int) -> Tensor:
+        """The bias, and its lowest number where a key (B, 1 or H, Q, K) is so many ids or more behind the query."""
+        ids = self.current.ids
+        assert ids is not None
+        behind = ids[:, None, -attention_bias.shape[2] :, None] - ids[:, None, None, :]
+        return attention_bias.masked_fill(behind >= window, torch.finfo(attention_bias.dtype).min)
 
     def _for_each_head(self, of_groups: Tensor) -> Tensor:
         """Keys or values of as many heads as there are queries."""

@@ -22,6 +22,7 @@ from olmo_sparsity.model.rope import (
     NoPositionEmbedding,
     PositionedEmbedding,
     PositionedRotaryEmbedding,
+    Unrotated,
     alibi_causal_bias,
     document_bias,
     rotary_sin_cos,
@@ -56,14 +57,18 @@ class PositionedOLMo(OLMo):
             group._activation_checkpoint_fn = self._checkpoint_with_positions
         for block in self.blocks():
             block._cast_attn_bias = cast_bias
-            block.mixer, block.current = None, self.current_positions
+            block.mixer, block.window, block.current = None, None, self.current_positions
             if type(block) is OLMoSequentialBlock:
                 block.__class__ = PositionedBlock
         if config.attention != SOFTMAX:
             self._set_attention(ATTENTIONS[config.attention], init_params)
         if self.encoding.rotates:
-            for block in self.blocks():
-                block.rotary_emb = PositionedRotaryEmbedding(config, self.current_positions)
+            for number, block in enumerate(self.blocks(), start=1):
+                if config.nope_layer_interval and number % config.nope_layer_interval == 0:
+                    block.rotary_emb = Unrotated()
+                else:
+                    block.rotary_emb = PositionedRotaryEmbedding(config, self.current_positions)
+                    block.window = config.rope_window
         elif self.encoding.has_table:
             parts["wpe"].__class__ = PositionedEmbedding  # keeps OLMo's initial weights
             parts["wpe"].current = self.current_positions

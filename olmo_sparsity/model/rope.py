@@ -53,6 +53,14 @@ class PositionedRotaryEmbedding(RotaryEmbedding):
         return self.current.sin_cos
 
 
+class Unrotated(nn.Module):
+    """Stands where OLMo rotates queries and keys, and leaves them as they are: a layer of NoPE."""
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Both, as they are."""
+        return q, k
+
+
 def rotary_sin_cos(
     config: ModelConfig, ids: Tensor, scaling: RopeScaling | None = None
 ) -> tuple[Tensor, Tensor]:

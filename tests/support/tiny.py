@@ -26,6 +26,7 @@ ENCODINGS = {
     "nope": {"rope": False, "nope": True},
     "alibi": {"rope": False, "alibi": True},
     "learned": {"rope": False},
+    "hybrid": {"nope_layer_interval": 2, "rope_window": 9},
     **{name: {"attention": name} for name in ATTENTIONS},
 }
 """Changes of the model that choose each position encoding, and each attention."""

@@ -115,3 +115,21 @@ def test_a_cache_of_keys_gives_the_same_logits():
     start = model(ids[:, :12], position_ids=position_ids[:, :12], use_cache=True)
     rest = model(ids[:, 12:], position_ids=position_ids, past_key_values=start.attn_key_values).logits
     torch.testing.assert_close(rest, whole[:, 12:], atol=2e-5, rtol=1e-4)
+
+
+def test_a_layer_of_a_hybrid_is_one_of_nope_or_one_of_rope():
+    ids = tokens()
+    places = contiguous(ids) * 3
+    for interval, encoding in ((1, "nope"), (3, "rope")):  # every layer of the two, and none of them
+        hybrid, pure = tiny.model(nope_layer_interval=interval), tiny.model(**tiny.ENCODINGS[encoding])
+        pure.load_state_dict(hybrid.state_dict())
+        torch.testing.assert_close(hybrid(ids, position_ids=places).logits, pure(ids, position_ids=places).logits)
+
+
+def test_a_window_hides_tokens_by_the_distance_of_their_ids():
+    model, ids = tiny.model(n_layers=1, nope_layer_interval=2, rope_window=6), tokens(batch=1)
+    places = contiguous(ids) * 2  # three tokens are within six ids
+    before = model(ids, position_ids=places).logits
+    ids[0, 10] += 1
+    changed = (model(ids, position_ids=places).logits - before).abs().amax(-1)[0] > 1e-4
+    assert changed.nonzero().flatten().tolist() == [10, 11, 12]
