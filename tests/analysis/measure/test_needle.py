@@ -289,7 +289,14 @@ def test_more_models_than_ks_stand_one_below_the_other():
         {"label": label, "checkpoints": [{"training_length": None}], "cells": cells(exact)}
         for label, exact in (("x", 0.25), ("y", 0.75))
     ]
-    settings = {"ks": [1], "lengths": [16], "depths": [0.5], "key_tokens": 2, "samples_measured": 4, "documents": 2}
+    settings = {
+        "ks": [1],
+        "lengths": [16],
+        "depths": [0.5],
+        "key_tokens": 2,
+        "samples_measured": 4,
+        "documents": 2,
+    }
     panels = needle_figure({"models": models, "settings": settings}, "exact").axes[:2]
     assert [axes.get_ylabel().split("\n")[0] for axes in panels] == ["x", "y"]
     assert [axes.texts[0].get_text() for axes in panels] == ["25", "75"]
