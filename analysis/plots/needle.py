@@ -14,41 +14,45 @@ from analysis.stats.bootstrap import by_clusters, few_clusters
 from olmo_sparsity.util.result_files import Json
 
 MEASURES = {
-    "exact": ("needle", "exact match [share of needles]"),
+    "exact": ("needle", "exact match [% of needles]"),
     "gain_nats": ("needle_gain", "loss without the needle - with it [nats per token]"),
 }
 """What a heat map can show: the name of its figure, and what its colours mean."""
+_SLANTED_FROM = 5  # lengths whose labels would touch
 
 _LEAST_TOP_NATS = 0.1
 _CHANCE: Json = {"color": "0.4", "linestyle": ":"}
 
 
 def needle_figure(needle_json: Json, measure: str) -> Figure:
-    """Depth against length, a column of panels per model and a row per k; one scale of colours."""
+    """Depth against length, a panel for each model and k, the more numerous of them downwards; one scale."""
     models, settings = needle_json["models"], needle_json["settings"]
-    ks = settings["ks"]
+    ks, turned = settings["ks"], len(models) > len(settings["ks"])
     _, meaning = MEASURES[measure]
     grids = {
-        (row, column): _grid(model, k, settings, measure)
+        (column, row) if turned else (row, column): _grid(model, k, settings, measure)
         for row, k in enumerate(ks)
         for column, model in enumerate(models)
     }
     # Where no model gains anything the colours still need a scale.
     gains = [_LEAST_TOP_NATS, *(float(np.nanmax(grid)) for grid in grids.values())]
-    top = 1.0 if measure == "exact" else max(gains)
+    top = 100 if measure == "exact" else max(gains)
+    of_ks, of_models = [f"k = {k}" for k in ks], [_titled(model) for model in models]
+    down, across = (of_models, of_ks) if turned else (of_ks, of_models)
     with matplotlib.rc_context(style.STYLE):
         figure = style.new_figure(
-            max(style.PAGE, 0.9 + 1.2 * len(models)), 1.5 + (0.3 + 0.2 * len(settings["depths"])) * len(ks)
+            max(style.PAGE, 0.9 + 1.2 * len(across)),
+            1.5 + (0.3 + 0.2 * len(settings["depths"])) * len(down),
         )
-        panels = figure.subplots(len(ks), len(models), squeeze=False, sharex=True, sharey=True)
+        panels = figure.subplots(len(down), len(across), squeeze=False, sharex=True, sharey=True)
         for place, grid in grids.items():
             image = _heat_map(panels[place], grid, settings, top)
-        for axes, model in zip(panels[0], models, strict=True):
-            axes.set_title(_titled(model), loc="left")
+        for axes, title in zip(panels[0], across, strict=True):
+            axes.set_title(title, loc="left")
         for axes in panels[-1]:
             axes.set_xlabel("context [tokens]")
-        for axes, k in zip(panels[:, 0], ks, strict=True):
-            axes.set_ylabel(f"k = {k}\ndepth of the needle")
+        for axes, name in zip(panels[:, 0], down, strict=True):
+            axes.set_ylabel(f"{name}\ndepth of the needle")
         figure.colorbar(image, ax=panels, label=meaning, location="bottom", shrink=0.5, aspect=40, pad=0.02)
         style.add_heading(figure, describe_needle(needle_json))
     return figure
@@ -95,12 +99,14 @@ def recall_figure(needle_json: Json) -> Figure:
         figure, panels = style.small_multiples(
             style.in_rows(len(measured), style.columns_in(style.PAGE, 2.0))
         )
-        for axes, (label, recall) in zip(panels, measured, strict=True):
+        labels = [label for label, _ in measured]
+        for number, (axes, (label, recall)) in enumerate(zip(panels, measured, strict=True)):
             style.draw_curves(axes, recall["selectors"], "placebo_recall", styles, placebo=True)
             style.draw_curves(axes, recall["selectors"], "recall", styles)
             axes.plot(recall["ks"], list(recall["chance"].values()), **_CHANCE)
             style.k_axis(axes, recall["ks"])
-            axes.set_title(label, loc="left")
+            seed = f", {labels[:number].count(label) + 1}" if labels.count(label) > 1 else ""
+            axes.set_title(label + seed, loc="left")
         first = measured[0][1]
         panels[0].set_ylim(-0.03, 1.03)
         style.outer_labels(
@@ -126,23 +132,33 @@ def describe_needle(needle_json: Json) -> str:
 
 
 def _grid(model: Json, k: int, settings: Json, measure: str) -> np.ndarray:
-    """Values by depth (rows) and length (columns)."""
+    """Values by depth (rows) and length (columns), exact match in per cent."""
     of_cell = {
         (one["depth"], one["length"]): one[measure]["value"]
         for one in model["cells"]
         if one["value_tokens"] == k
     }
-    return np.array(
+    grid = np.array(
         [[of_cell[depth, length] for length in settings["lengths"]] for depth in settings["depths"]]
     )
+    return 100 * grid if measure == "exact" else grid
 
 
 def _heat_map(axes: Axes, grid: np.ndarray, settings: Json, top: float) -> AxesImage:
     image = axes.imshow(grid, vmin=0, vmax=top, cmap="viridis", aspect="auto")
+    decimals = 0 if top == 100 else 1 if top >= 1 else 2
     for (row, column), value in np.ndenumerate(grid):
         colour = "white" if value < 0.6 * top else "0.1"  # white where the shade is dark
-        axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=style.SMALL, color=colour)
-    axes.set_xticks(range(len(settings["lengths"])), [f"{length:,}" for length in settings["lengths"]])
+        axes.text(
+            column, row, f"{value:.{decimals}f}", ha="center", va="center", fontsize=style.SMALL, color=colour
+        )
+    lengths = settings["lengths"]
+    slanted: Json = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(
+        range(len(lengths)),
+        [f"{length:,}" for length in lengths],
+        **(slanted if len(lengths) >= _SLANTED_FROM else {}),
+    )
     axes.set_yticks(range(len(settings["depths"])), [f"{depth:g}" for depth in settings["depths"]])
     axes.grid(visible=False)
     return image

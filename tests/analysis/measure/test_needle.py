@@ -264,7 +264,7 @@ def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):
         if c["value_tokens"] == 1
     }
     expected = [[cells[depth, length] for length in (16, 24)] for depth in (0, 1)]
-    assert np.allclose(drawn[0].images[0].get_array(), expected)
+    assert np.allclose(drawn[0].images[0].get_array(), 100 * np.array(expected))
     assert len(recall_figure(found).axes) == 2
     for axes, model in zip(needle_lengths_figure(found).axes, found["models"], strict=True):
         exact = [one["exact"]["value"] for one in model["over_depths"] if one["value_tokens"] == 3]
@@ -279,6 +279,28 @@ def test_the_colours_go_upwards_where_no_model_gains_anything():
     drawn = needle_figure({"models": models, "settings": settings}, "gain_nats")
     assert [text.get_text() for text in drawn.axes[0].texts] == ["-0.20"]
     assert drawn.axes[0].images[0].get_clim() == (0, 0.1)
+
+
+def test_more_models_than_ks_stand_one_below_the_other():
+    def cells(exact):
+        return [{"value_tokens": 1, "length": 16, "depth": 0.5, "exact": {"value": exact}}]
+
+    models = [
+        {"label": label, "checkpoints": [{"training_length": None}], "cells": cells(exact)}
+        for label, exact in (("x", 0.25), ("y", 0.75))
+    ]
+    settings = {
+        "ks": [1],
+        "lengths": [16],
+        "depths": [0.5],
+        "key_tokens": 2,
+        "samples_measured": 4,
+        "documents": 2,
+    }
+    panels = needle_figure({"models": models, "settings": settings}, "exact").axes[:2]
+    assert [axes.get_ylabel().split("\n")[0] for axes in panels] == ["x", "y"]
+    assert [axes.texts[0].get_text() for axes in panels] == ["25", "75"]
+    assert panels[0].get_title("left") == "k = 1" and panels[1].get_title("left") == ""
 
 
 def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
