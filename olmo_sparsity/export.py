@@ -120,7 +120,9 @@ def _misfits(config: ModelConfig, family: str) -> dict[str, bool]:
     found = {
         f"{config.encoding.name}, not RoPE": not config.encoding.rotates,
         f"model.attention: {config.attention}, not softmax": config.attention != SOFTMAX,
-        f"model.nope_layer_interval: {config.nope_layer_interval}, not null": bool(config.nope_layer_interval),
+        f"model.nope_layer_interval: {config.nope_layer_interval}, not null": bool(
+            config.nope_layer_interval
+        ),
         f"model.activation_type: {config.activation_type}, not swiglu": (
             config.activation_type != ActivationType.swiglu
         ),

@@ -95,8 +95,8 @@ class OlmoForAnalysis(nn.Module):
         """See `AnalysedModel`."""
         if not getattr(self.model.blocks()[0].mixer, "fades", True):
             raise UserError(
-                f"model.attention: {self.model.config.attention} has more than its scores to drop a token from, so that "
-                "the selector gradient does not apply to it; leave it out"
+                f"model.attention: {self.model.config.attention} has more than its scores to drop a token from, so "
+                "that the selector gradient does not apply to it; leave it out"
             )
         own = self.model._attention_bias(position_ids, None)
         bias = bias[:, None] + (_causal(bias) if own is None else own)

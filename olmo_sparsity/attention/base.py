@@ -1,7 +1,7 @@
 """What an attention that replaces the softmax is, and where each is registered.
 
-Shapes: B batch, H heads, Q queries, K keys (the last Q of them are the queries' own tokens), D head dimension, W width of
-the model, E numbers that an attention keeps of each token and head beside its value.
+Shapes: B batch, H heads, Q queries, K keys (the last Q of them are the queries' own tokens), D head dimension, W width
+of the model, E numbers that an attention keeps of each token and head beside its value.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Attention(nn.Module):
 
     @abstractmethod
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
-        """Attention (B, H, Q, K) float32 of queries (B, H, Q, D) to keys (B, H, K, D), extras (B, H, K, E); 0: not seen."""
+        """Attention (B, H, Q, K) float32 of queries (B, H, Q, D) to keys (B, H, K, D) with extras (B, H, K, E)."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, places: Places, dropout: float) -> Tensor:
         """What the queries read of the values, (B, H, Q, D); ``v`` is (B, H, K, D + E)."""

@@ -18,7 +18,9 @@ class _Entmax15(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor) -> Tensor:
         """p = max(scores / 2 - threshold, 0)², the threshold such that p sums to 1."""
         half = scores / 2 - scores.amax(dim=-1, keepdim=True) / 2
-        ordered = half.sort(dim=-1, descending=True).values.clamp_min(-1)  # below -1 nothing is in the support
+        ordered = half.sort(dim=-1, descending=True).values.clamp_min(
+            -1
+        )  # below -1 nothing is in the support
         count = torch.arange(1, ordered.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
         mean = ordered.cumsum(dim=-1) / count
         spread = (ordered**2).cumsum(dim=-1) / count - mean**2
@@ -29,7 +31,7 @@ class _Entmax15(torch.autograd.Function):
         return p
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """Jacobian diag(s) - s sᵀ / Σ s with s = sqrt(p)."""
         (p,) = ctx.saved_tensors
         root = p.sqrt()

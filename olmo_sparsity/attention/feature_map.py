@@ -11,7 +11,7 @@ from olmo_sparsity.attention.base import Attention, Places, Shape, masked_softma
 
 @register("dape-v2")
 class FeatureMap(Attention):
-    """DAPE v2 (Zheng et al. 2024, arXiv 2410.04798): the scores plus two convolutions of them over heads and three keys.
+    """DAPE v2 (Zheng et al. 2024, arXiv 2410.04798): the scores plus two convolutions over heads and three keys.
 
     The neighbours of a key are those whose ids are one less and one more [ours]: a token that is dropped leaves a gap,
     as one that is hidden does.

@@ -10,7 +10,7 @@ from olmo_sparsity.attention.base import Attention, Places, Shape, masked_softma
 
 @register("fox")
 class Forgetting(Attention):
-    """Forgetting Transformer (Lin et al. 2025, arXiv 2503.02130): to the score of key j for query i Σ log f(l), j < l <= i.
+    """Forgetting Transformer (Lin et al. 2025, arXiv 2503.02130): scores plus Σ log f(l), key j < l <= query i.
 
     f(l) = sigmoid(w · input(l) + b), a number for each token and head. A token that a query does not see has no gate
     for it either [ours]: so a token that is hidden is the same as one that is dropped.

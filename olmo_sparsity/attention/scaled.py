@@ -48,10 +48,10 @@ _TAU = 10.0
 
 @register("scale-invariant")
 class ScaleInvariant(Attention):
-    """Scale-invariant attention (Anson et al. 2025, arXiv 2505.17083): a(t) times the scores, plus 1 - a(t)², t the distance.
+    """Scale-invariant attention (Anson et al. 2025, arXiv 2505.17083): a times the scores, plus 1 - a².
 
-    a(t)² = 2 log(t / τ + 1) + 1 with τ = 10 tokens, as there: of scores that are Gaussian, keys at 10 to 100 tokens then
-    weigh together as much as those at 100 to 1,000.
+    a² = 2 log(t / τ + 1) + 1 at a distance of t tokens, with τ = 10 as there: of scores that are Gaussian, keys at 10 to
+    100 tokens then weigh together as much as those at 100 to 1,000.
     """
 
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:

@@ -37,7 +37,7 @@ class _SparseK(torch.autograd.Function):
         return m
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Free of its mean over those m between 0 and 1; 0 of the others."""
         (between,) = ctx.saved_tensors
         own = gradient * between
@@ -46,7 +46,7 @@ class _SparseK(torch.autograd.Function):
 
 
 def sparsek(u: Tensor, seen: Tensor, k: int) -> Tensor:
-    """m = clip(u - τ, 0, 1) with Σ m = k over the keys that are seen, along the last dimension; ones where they are k at most.
+    """m = clip(u - τ, 0, 1) with Σ m = k over the keys that are seen, along the last dimension; all 1 where they are few.
 
     Lou et al. 2024, arXiv 2406.16747, section 3.2.
     """
@@ -55,7 +55,7 @@ def sparsek(u: Tensor, seen: Tensor, k: int) -> Tensor:
 
 @register("sparsek")
 class SparseK(Attention):
-    """SparseK attention (Lou et al. 2024, arXiv 2406.16747): softmax over chosen and near keys, times how much a key is chosen.
+    """SparseK attention (Lou et al. 2024, arXiv 2406.16747): softmax over chosen and near keys, times the choice.
 
     A head scores every token by a vector times the layer's input; of the keys that a query sees it chooses a quarter of
     the training window by `sparsek`, and the nearest eighth besides, by ids [ours].

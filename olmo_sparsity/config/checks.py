@@ -210,7 +210,10 @@ def _check_attention(config: Config) -> Iterator[Problem]:
             "is for models that have layers without it; set model.nope_layer_interval, such as 4",
         )
     if model.attention not in names:
-        yield ("model.attention",), f"{show(model.attention)} is no attention; {choose(model.attention, names)}"
+        yield (
+            ("model.attention",),
+            f"{show(model.attention)} is no attention; {choose(model.attention, names)}",
+        )
     if model.attention == SOFTMAX:
         return
     if model.block_type != BlockType.sequential:

@@ -79,7 +79,7 @@ class ModelConfig(olmo.ModelConfig):
 
     rope_window: int | None = known(None, bound=ABOVE_0)
     """
-    With `nope_layer_interval`: the layers with RoPE see only the tokens whose ids are less than so many behind. Null: all.
+    With `nope_layer_interval`: layers with RoPE see only the tokens whose ids are less than so many behind. Null: all.
     """
 
     @property

@@ -1,7 +1,7 @@
 """OLMo's transformer block, with another attention than the softmax, within a window, and for the last positions alone.
 
-Shapes: B batch, T tokens, P past tokens in a key-value cache, Q positions that are asked for, H heads, D head dimension,
-E numbers that an attention keeps beside a value, W width.
+Shapes: B batch, T tokens, P past tokens in a key-value cache, Q positions that are asked for, H heads, D head
+dimension, E numbers that an attention keeps beside a value, W width.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cast_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class PositionedBlock(OLMoSequentialBlock):
-    """OLMo's block. Of the last one the last positions may be asked alone: of the others it needs keys and values only."""
+    """OLMo's block. Of the last one the last positions may be asked alone: the others give keys and values only."""
 
     mixer: Attention | None
     """What attends in the place of the softmax."""
@@ -55,7 +55,9 @@ class PositionedBlock(OLMoSequentialBlock):
         after = self.config.norm_after
         last = last + self.dropout(self.attn_norm(attended) if after else attended)
         changed = self.ff_out(self.act(self.ff_proj(last if after else self.ff_norm(last))))
-        return last + self.dropout(self.ff_norm(changed) if after else changed), present if use_cache else None
+        return last + self.dropout(
+            self.ff_norm(changed) if after else changed
+        ), present if use_cache else None
 
     def _attend(
         self, x: Tensor, asked: int, attention_bias: Tensor | None, layer_past: KeyValue | None
@@ -81,6 +83,7 @@ class PositionedBlock(OLMoSequentialBlock):
         if attention_bias is not None:
             attention_bias = attention_bias[:, :, keys - asked : keys, :keys]
         if self.window is not None:
+            assert attention_bias is not None
             attention_bias = self._within_window(attention_bias, self.window)
         dropout = self.config.attention_dropout if self.training else 0.0
         if self.mixer is None:
@@ -96,7 +99,7 @@ class PositionedBlock(OLMoSequentialBlock):
         return self.attn_out(mixed.transpose(1, 2).flatten(2)), present
 
     def _projected(self, h: Tensor, asked: int) -> list[Tensor]:
-        """Queries (B, Q, W) of the last positions, keys and values (B, T, …) of all, from the normed input (B, T, W)."""
+        """Queries (B, Q, W) of the last positions, keys and values (B, T, …) of all, from the normed input."""
         width, bias = self.fused_dims[0], self.att_proj.bias
         parts = slice(width), slice(width, None)
         q, kv = (

@@ -92,7 +92,7 @@ def alibi_causal_bias(config: ModelConfig, ids: Tensor) -> Tensor:
 
 
 def document_bias(document_ids: Tensor) -> Tensor:
-    """0 where a token sees another, those before it in its document and itself, else the lowest number: (B, 1, T, T)."""
+    """0 where a token sees another, itself or before it in its document, else the lowest number: (B, 1, T, T)."""
     same = document_ids[:, :, None] == document_ids[:, None, :]
     bias = torch.zeros(same.shape, device=same.device)
     return bias.masked_fill(~same.tril(), torch.finfo(bias.dtype).min)[:, None]

@@ -40,7 +40,9 @@ def test_a_dropped_token_is_a_masked_token(name, encoding):
     assert (kept - ours(ids).logits[:, -1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("changes", [{}, {"n_kv_heads": 2}, {"norm_after": True}], ids=["plain", "groups", "norm after"])
+@pytest.mark.parametrize(
+    "changes", [{}, {"n_kv_heads": 2}, {"norm_after": True}], ids=["plain", "groups", "norm after"]
+)
 @pytest.mark.parametrize("name", sorted(ATTENTIONS))
 def test_a_cache_and_the_last_positions_alone_give_the_same_logits(name, changes):
     ours, ids = model(name, **changes), tokens()
@@ -115,7 +117,9 @@ def test_entmax_solves_its_own_equation_and_has_its_gradient():
     p = entmax15(z.masked_fill(~seen, -1e9))
     torch.testing.assert_close(p[:, :7], (z[:, :7] / 2 - low[:, None]).clamp_min(0) ** 2)
     assert not p[:, 7:].any() and (p[:, :7] == 0).any()
-    assert torch.autograd.gradcheck(lambda x: entmax15(x.masked_fill(~seen, -1e9)), z.clone().requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda x: entmax15(x.masked_fill(~seen, -1e9)), z.clone().requires_grad_()
+    )
 
 
 def test_sparsek_is_the_nearest_point_of_sum_k_and_has_its_gradient():
@@ -130,7 +134,13 @@ def test_sparsek_is_the_nearest_point_of_sum_k_and_has_its_gradient():
         start = np.full(7, 3 / 7)
         total = {"type": "eq", "fun": lambda x: x.sum() - 3}
         own = u[row, :7].numpy()
-        found = minimize(lambda x, own=own: ((x - own) ** 2).sum(), start, bounds=[(0, 1)] * 7, constraints=[total], tol=1e-12)
+        found = minimize(
+            lambda x, own=own: ((x - own) ** 2).sum(),
+            start,
+            bounds=[(0, 1)] * 7,
+            constraints=[total],
+            tol=1e-12,
+        )
         np.testing.assert_allclose(m[row, :7], found.x, atol=1e-5)
     assert torch.autograd.gradcheck(lambda x: sparsek(x, seen, 3), u.clone().requires_grad_())
 
@@ -142,7 +152,9 @@ def test_dape_convolves_over_heads_and_neighbouring_ids():
     q, k = torch.randn(1, 4, 6, 8, generator=generator), torch.randn(1, 4, 6, 8, generator=generator)
     ids = [0, 1, 2, 7, 8, 9]
     seen = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-    found = mixer.weights(q, k, torch.empty(1, 4, 6, 0), Places(torch.tensor([ids]), torch.tensor([ids]), seen, None))
+    found = mixer.weights(
+        q, k, torch.empty(1, 4, 6, 0), Places(torch.tensor([ids]), torch.tensor([ids]), seen, None)
+    )
 
     def convolve(layer, of):
         rows = {}

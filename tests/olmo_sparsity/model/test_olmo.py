@@ -123,7 +123,9 @@ def test_a_layer_of_a_hybrid_is_one_of_nope_or_one_of_rope():
     for interval, encoding in ((1, "nope"), (3, "rope")):  # every layer of the two, and none of them
         hybrid, pure = tiny.model(nope_layer_interval=interval), tiny.model(**tiny.ENCODINGS[encoding])
         pure.load_state_dict(hybrid.state_dict())
-        torch.testing.assert_close(hybrid(ids, position_ids=places).logits, pure(ids, position_ids=places).logits)
+        torch.testing.assert_close(
+            hybrid(ids, position_ids=places).logits, pure(ids, position_ids=places).logits
+        )
 
 
 def test_a_window_hides_tokens_by_the_distance_of_their_ids():
