@@ -14,8 +14,8 @@ from olmo_sparsity.attention.base import Attention, Places, Shape, masked_softma
 class ScalableSoftmax(Attention):
     """SSMax (Nakanishi 2025, arXiv 2501.19399): the scores times s log n, s learned by each head.
 
-    s is 1 / log(window) plus a bias that is 0 at first [ours], so that an untrained model has the usual scores at the end
-    of its window.
+    s is 1 / log(window) plus a bias that is 0 at first [ours], so that an untrained model has the usual scores at the
+    end of its window.
     """
 
     def __init__(self, shape: Shape):
@@ -35,7 +35,7 @@ class ScalableSoftmax(Attention):
 
 @register("log-n")
 class LogLengthTemperature(Attention):
-    """The scores times max(1, log n / log window): the usual softmax inside the window (Su 2021; Chiang and Cholak 2022)."""
+    """The scores times max(1, log n / log window): the usual softmax inside the window (Su 2021, and others since)."""
 
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
         """See `Attention`."""
@@ -50,8 +50,8 @@ _TAU = 10.0
 class ScaleInvariant(Attention):
     """Scale-invariant attention (Anson et al. 2025, arXiv 2505.17083): a times the scores, plus 1 - a².
 
-    a² = 2 log(t / τ + 1) + 1 at a distance of t tokens, with τ = 10 as there: of scores that are Gaussian, keys at 10 to
-    100 tokens then weigh together as much as those at 100 to 1,000.
+    a² = 2 log(t / τ + 1) + 1 at a distance of t tokens, with τ = 10 as there: of scores that are Gaussian, keys at 10
+    to 100 tokens then weigh together as much as those at 100 to 1,000.
     """
 
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:

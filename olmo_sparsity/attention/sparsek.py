@@ -46,7 +46,7 @@ class _SparseK(torch.autograd.Function):
 
 
 def sparsek(u: Tensor, seen: Tensor, k: int) -> Tensor:
-    """m = clip(u - τ, 0, 1) with Σ m = k over the keys that are seen, along the last dimension; all 1 where they are few.
+    """m = clip(u - τ, 0, 1) with Σ m = k over the keys that are seen, last dimension; all 1 where these are few.
 
     Lou et al. 2024, arXiv 2406.16747, section 3.2.
     """
