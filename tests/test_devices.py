@@ -116,7 +116,9 @@ def test_scoring_stays_on_the_device(monkeypatch, name, bf16):
     monkeypatch.setattr(torch.autograd, "grad", lambda loss, of: (torch.zeros_like(of),))
     with fake_cuda():
         scorer = Scorer(on_fake_cuda(model).requires_grad_(False), device=DEVICE, bf16=bf16)
-        for selector in SELECTORS.values():
+        for selector_name, selector in SELECTORS.items():
+            if selector_name == "gradient" and name in ("fox", "sparsek"):
+                continue  # refused by name
             assert selector(Question(scorer, asked, seed=0, k=3)).columns.shape == (6, 3)
 
 

@@ -6,7 +6,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +206,7 @@ def _with_random_tokens(config: Config, folder: Path) -> Config:
 
 def _unmodified_olmo(config: Config) -> OLMo:
     """OLMo from its own wheel, same shape and weights."""
-    values = {name: value for name, value in vars(config.model).items() if name not in ("nope", "family")}
+    values = {field.name: getattr(config.model, field.name) for field in fields(ModelConfig)}
     model = OLMo(ModelConfig(**{**values, "init_device": "cpu"}))
     model.load_state_dict(_olmo_model(config).state_dict())
     return model
