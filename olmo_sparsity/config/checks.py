@@ -204,10 +204,16 @@ def _check_attention(config: Config) -> Iterator[Problem]:
             ("model.nope_layer_interval", "model.rope"),
             "is for layers of RoPE and NoPE in turn; set model.rope: true, or leave it out",
         )
+    elif model.nope_layer_interval and model.nope_layer_interval > model.n_layers:
+        yield (
+            ("model.nope_layer_interval", "model.n_layers"),
+            f"{model.nope_layer_interval} is above model.n_layers {model.n_layers}: no layer would be without RoPE; "
+            "lower it, or leave it out",
+        )
     if model.rope_window and not model.nope_layer_interval:
         yield (
             ("model.rope_window", "model.nope_layer_interval"),
-            "is for models that have layers without it; set model.nope_layer_interval, such as 4",
+            "is for hybrids of RoPE and NoPE; set model.nope_layer_interval, such as 4",
         )
     if model.attention not in names:
         yield (

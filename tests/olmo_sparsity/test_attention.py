@@ -29,15 +29,7 @@ def tokens(batch=2, length=24, seed=0):
 @pytest.mark.parametrize("name", sorted(ATTENTIONS))
 def test_a_dropped_token_is_a_masked_token(name, encoding):
     """Both by position id: neither the length of the context nor the gates on the way know the dropped ones."""
-    ours, ids = model(name, encoding), tokens()
-    dropped = torch.tensor([0, 3, 4, 11, 17])
-    keep = torch.tensor([i for i in range(24) if i not in dropped])
-    kept = ours(ids[:, keep], position_ids=keep.expand(2, -1), logits_to_keep=1).logits[:, 0]
-    mask = torch.ones_like(ids)
-    mask[:, dropped] = 0
-    masked = ours(ids, attention_mask=mask).logits[:, -1]
-    torch.testing.assert_close(kept, masked, atol=2e-5, rtol=1e-4)
-    assert (kept - ours(ids).logits[:, -1]).abs().max() > 1e-3
+    tiny.assert_dropped_is_masked(model(name, encoding))
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ MISFITS = {
     "alibi": ({"rope": False, "alibi": True}, "ALiBi, not RoPE"),
     "nope": ({"rope": False, "nope": True}, "NoPE, not RoPE"),
     "learned": ({"rope": False}, "learned positions, not RoPE"),
+    "attention": ({"attention": "ssmax"}, "model.attention: ssmax, not softmax"),
+    "hybrid": ({"nope_layer_interval": 2}, "model.nope_layer_interval: 2, not null"),
     "gelu": ({"activation_type": "gelu"}, "model.activation_type: gelu, not swiglu"),
     "biases": ({"include_bias": True}, "model.include_bias: true; model.bias_for_layer_norm: true"),
     "norm biases": ({"bias_for_layer_norm": True}, r"\): model.bias_for_layer_norm: true;"),

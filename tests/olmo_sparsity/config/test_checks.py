@@ -73,6 +73,11 @@ ONE_OVERRIDE = {
     "precision=bf16": "'bf16' is unknown; choose amp_bf16, fp32; did you mean amp_bf16?; null is the machine's best",
     "positions.scheme=poes": "'poes' is no position scheme; choose contiguous, random_start, pose, coupled, predicted; "
     "did you mean pose?",
+    "model.attention=softmaxx": "'softmaxx' is no attention; choose softmax, asentmax, dape-v2, entmax, fox, log-n, "
+    "scale-invariant, sparsek, ssmax; did you mean softmax?",
+    "model.rope_window=8": "is for hybrids of RoPE and NoPE; set model.nope_layer_interval, such as 4",
+    "model.nope_layer_interval=99": "99 is above model.n_layers 12: no layer would be without RoPE; lower it, "
+    "or leave it out",
     # ranges
     "seed=-1": "-1 is below 0; give 0 or more",
     f"seed={2**70}": f"{2**70} has more than 64 bits; give a smaller number",

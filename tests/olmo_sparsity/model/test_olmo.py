@@ -81,16 +81,7 @@ def test_recomputed_layers_see_the_ids_of_their_own_forward_pass(strategy):
 @pytest.mark.parametrize("encoding", sorted(tiny.ENCODINGS))
 def test_a_dropped_token_is_a_masked_token(encoding):
     """The subsequence at the original ids equals hiding the dropped tokens from every layer (docs/method.md 2.1)."""
-    model = tiny.model(**tiny.ENCODINGS[encoding])
-    ids = tokens(batch=2, length=24)
-    dropped = torch.tensor([0, 3, 4, 11, 17])
-    keep = torch.tensor([i for i in range(24) if i not in dropped])
-    kept = model(ids[:, keep], position_ids=keep.expand(2, -1), logits_to_keep=1).logits[:, 0]
-    mask = torch.ones_like(ids)
-    mask[:, dropped] = 0
-    masked = model(ids, attention_mask=mask).logits[:, -1]
-    torch.testing.assert_close(kept, masked, atol=2e-5, rtol=1e-4)
-    assert (kept - model(ids).logits[:, -1]).abs().max() > 1e-3  # dropping them did change the prediction
+    tiny.assert_dropped_is_masked(tiny.model(**tiny.ENCODINGS[encoding]))
 
 
 def test_position_ids_keep_fused_causal_attention(monkeypatch):
