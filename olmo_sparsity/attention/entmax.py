@@ -55,9 +55,10 @@ class Entmax(Attention):
 
 @register("asentmax")
 class AdaptiveScalableEntmax(Attention):
-    """ASEntmax (Vasylenko et al. 2025, arXiv 2506.16640): 1.5-entmax of the scores times 1 + β (log n)^γ.
+    """ASEntmax (Vasylenko et al. 2025, arXiv 2506.16640): 1.5-entmax of the scores times 1 + β (log (n + 1))^γ.
 
-    β = softplus(w · input) of the query's token and γ = 3 tanh(u · input), a vector w and one u for each head.
+    β = softplus(w · input) of the query's token and γ = 2 tanh(u · input), a vector w and one u for each head. The
+    range of γ, the + 1 and how w and u are drawn are those of the authors' code (deep-spin/asentmax).
     """
 
     extras = 2
@@ -77,7 +78,6 @@ class AdaptiveScalableEntmax(Attention):
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
         """See `Attention`."""
         own = extras[:, :, -q.shape[2] :].float()
-        beta, gamma = F.softplus(own[..., :1]), 3 * own[..., 1:].tanh()
-        length = places.context_length.clamp_min(2).log()  # a single key has the weight 1 at any temperature
-        scores = (1 + beta * length**gamma) * self.scores(q, k)
+        beta, gamma = F.softplus(own[..., :1]), 2 * own[..., 1:].tanh()
+        scores = (1 + beta * places.context_length.log1p() ** gamma) * self.scores(q, k)
         return entmax15(masked_scores(scores, places))

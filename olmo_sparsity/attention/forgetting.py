@@ -24,7 +24,7 @@ class Forgetting(Attention):
         self.gate = nn.Linear(shape.width, shape.heads)
 
     def reset_parameters(self) -> None:
-        """See `Attention`; with small weights and no bias every gate is about a half at first."""
+        """See `Attention`; as the authors draw them, so that every gate is about a half at first."""
         nn.init.normal_(self.gate.weight, std=0.02)
         nn.init.zeros_(self.gate.bias)
 

@@ -64,6 +64,16 @@ def test_weights_sum_to_one_over_what_is_seen_or_to_less_with_sparsek(name):
         torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4, 6))
 
 
+def entmax_by_bisection(z):
+    """p = max(z / 2 - threshold, 0)² over the last dimension, the threshold such that p sums to 1."""
+    low, high = z.amax(-1) / 2 - 1, z.amax(-1) / 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        enough = ((z / 2 - middle[..., None]).clamp_min(0) ** 2).sum(-1) >= 1
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+    return (z / 2 - low[..., None]).clamp_min(0) ** 2
+
+
 def by_hand(name, scores, distances, lengths, own):
     """Weights of one query of one head, from the formula of the paper, number by number."""
     if name == "ssmax":
@@ -75,11 +85,15 @@ def by_hand(name, scores, distances, lengths, own):
         scores = [math.sqrt(a) * s + 1 - a for a, s in zip(a2, scores, strict=True)]
     if name == "fox":
         scores = [s + sum(own["log_f"][j + 1 :]) for j, s in enumerate(scores)]
+    if name == "asentmax":
+        beta, gamma = math.log(1 + math.exp(own["b"])), 2 * math.tanh(own["g"])
+        scaled = torch.tensor([(1 + beta * math.log(lengths + 1) ** gamma) * s for s in scores])
+        return entmax_by_bisection(scaled).tolist()
     top = [math.exp(s) for s in scores]
     return [each / sum(top) for each in top]
 
 
-@pytest.mark.parametrize("name", ["ssmax", "log-n", "scale-invariant", "fox"])
+@pytest.mark.parametrize("name", ["ssmax", "log-n", "scale-invariant", "fox", "asentmax"])
 def test_weights_are_those_of_the_papers_formula(name):
     mixer = model(name).blocks()[0].mixer
     generator = torch.Generator().manual_seed(3)
@@ -92,22 +106,18 @@ def test_weights_are_those_of_the_papers_formula(name):
         scores = (q[0, head, -1] @ k[0, head].T / math.sqrt(8)).tolist()
         own = {"s": 1 / math.log(32) + mixer.s_bias[head].item()} if name == "ssmax" else {}
         own |= {"log_f": extras[0, head, :, 0].tolist()} if name == "fox" else {}
+        own |= dict(zip("bg", extras[0, head, -1].tolist(), strict=True)) if name == "asentmax" else {}
         expected = by_hand(name, scores, (110 - ids[0]).tolist(), 111, own)
-        assert weights[0, head, -1].tolist() == pytest.approx(expected, rel=1e-4)
+        assert weights[0, head, -1].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_entmax_solves_its_own_equation_and_has_its_gradient():
-    """p = max(z / 2 - threshold, 0)², found by bisection; the gradient by differences."""
+    """The threshold found by bisection; the gradient by differences."""
     z = torch.randn(5, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 2
     seen = torch.ones(5, 9, dtype=torch.bool)
     seen[:, -2:] = False
-    low, high = z[:, :7].amax(-1) / 2 - 1, z[:, :7].amax(-1) / 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        enough = ((z[:, :7] / 2 - middle[:, None]).clamp_min(0) ** 2).sum(-1) >= 1
-        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
     p = entmax15(z.masked_fill(~seen, -1e9))
-    torch.testing.assert_close(p[:, :7], (z[:, :7] / 2 - low[:, None]).clamp_min(0) ** 2)
+    torch.testing.assert_close(p[:, :7], entmax_by_bisection(z[:, :7]))
     assert not p[:, 7:].any() and (p[:, :7] == 0).any()
     assert torch.autograd.gradcheck(
         lambda x: entmax15(x.masked_fill(~seen, -1e9)), z.clone().requires_grad_()
