@@ -119,7 +119,7 @@ def test_a_stage_loads_no_more_than_it_needs(stages, absent):
 def test_every_yaml_loads(path):
     config = load_config(path)
     assert config.model.d_model > 0
-    assert config.model.rope == (path.stem not in ("nope", "alibi", "fox"))
+    assert config.model.rope == (path.stem not in ("nope", "alibi", "drope", "fox"))
 
 
 def test_there_are_configs_to_load():

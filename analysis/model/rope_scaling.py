@@ -21,7 +21,7 @@ from olmo_sparsity.checkpoint import CONFIG
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.model.rope_scaling import RopeScaling, split_scaling
+from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
 
 _USUAL = "default"  # transformers' name of RoPE as it was trained
@@ -100,6 +100,10 @@ def _original_length(loaded: LoadedModel, text: str) -> int:
 def _scale_transformers(model: nn.Module, scaling: RopeScaling, text: str) -> None:
     """Change the frequencies that a transformers model keeps in its rotary modules."""
     assert isinstance(model, PositionedCausalLM)
+    if scaling.name == LOG_N:
+        raise UserError(
+            f"{text}: transformers' attention has no place for {LOG_N}; give the checkpoint it was exported from"
+        )
     rotary = [module for module in model.model.modules() if hasattr(module, "inv_freq")]
     parameters = getattr(model.model.config.get_text_config(), "rope_parameters", None) or {}
     if not rotary or parameters.get("rope_type") != _USUAL:

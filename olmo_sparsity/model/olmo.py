@@ -195,6 +195,8 @@ class PositionedOLMo(OLMo):
                 options["attention_bias"] = self._attention_bias(ids, document_ids)
         rotates = self.encoding.rotates
         sin_cos = rotary_sin_cos(self.config, ids, self.rope_scaling) if rotates else None
+        factor = self.rope_scaling.of_queries(ids) if self.rope_scaling else None
+        self.current_positions.of_queries = None if factor is None else factor[:, None, :, None]
         last = self.blocks()[-1]
         self._logits_to_keep = last.asked = logits_to_keep
         try:

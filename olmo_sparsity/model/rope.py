@@ -27,6 +27,9 @@ class CurrentPositions:
     def __init__(self) -> None:
         self.ids: Tensor | None = None  # (B or 1, T)
         self.sin_cos: tuple[Tensor, Tensor] | None = None  # each (B or 1, 1, T, D), float32
+        self.of_queries: Tensor | None = (
+            None  # (B or 1, 1, T, 1), float32: what rotated queries are multiplied by
+        )
 
     @contextmanager
     def holding(self, ids: Tensor | None, sin_cos: tuple[Tensor, Tensor] | None) -> Iterator[None]:
@@ -51,6 +54,12 @@ class PositionedRotaryEmbedding(RotaryEmbedding):
         """Sines and cosines of the current ids, each (B or 1, 1, T, D)."""
         assert self.current.sin_cos is not None and self.current.sin_cos[0].shape[-2] == seq_len
         return self.current.sin_cos
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Both rotated; the queries (B, H, Q, D) are those of the last Q ids."""
+        q, k = super().forward(q, k)
+        factor = self.current.of_queries
+        return (q if factor is None else (q * factor[:, :, -q.shape[-2] :]).to(q.dtype)), k
 
 
 class Unrotated(nn.Module):

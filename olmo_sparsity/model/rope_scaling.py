@@ -1,4 +1,4 @@
-"""RoPE past the length it was trained on, without training: other frequencies for the same weights.
+"""RoPE past the length it was trained on, without training: other frequencies, or sharper scores, of the same weights.
 
 Each scheme of `ROPE_SCALINGS` has a factor s, how many times the original length L the ids are to reach.
 Shapes: D dimensions of a head that are rotated, D / 2 frequencies.
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from olmo_sparsity.util.errors import UserError
 
+LOG_N = "log-n"
 _FAST, _SLOW = 32, 1  # YaRN's beta: rotations over the original length
 Scheme = Callable[[Tensor, float, "RopeScaling"], tuple[Tensor, float]]
 """From 1 / frequencies (D / 2,), the base and what is asked for to the new ones, and a factor of sines and cosines."""
@@ -36,6 +37,15 @@ class RopeScaling:
     def apply(self, inverse_frequencies: Tensor, base: float) -> tuple[Tensor, float]:
         """What RoPE's 1 / base^(2i/D), (D / 2,), become, and what sines and cosines are multiplied by."""
         return ROPE_SCALINGS[self.name](inverse_frequencies, base, self)
+
+    def of_queries(self, ids: Tensor) -> Tensor | None:
+        """What rotated queries are multiplied by, of the shape of ``ids``, float32; None: by nothing.
+
+        With `LOG_N` max(1, log n / log L) at the n-th id (Su 2021), as the attention of this name has it in training.
+        """
+        if self.name != LOG_N:
+            return None
+        return ((ids + 1).float().log() / math.log(self.original_length)).clamp_min(1)
 
     def __str__(self) -> str:
         return f"{self.name}:{self.factor:g}"
@@ -92,7 +102,13 @@ def yarn(inverse_frequencies: Tensor, base: float, scaling: RopeScaling) -> tupl
     return mixed, 0.1 * math.log(scaling.factor) + 1.0
 
 
-_WITH_SCALING = re.compile(r"(?P<path>.+)@(?P<name>[A-Za-z]\w*):(?P<factor>\d+(\.\d+)?)")
+@register(LOG_N)
+def log_n(inverse_frequencies: Tensor, base: float, scaling: RopeScaling) -> tuple[Tensor, float]:
+    """All frequencies are kept; `RopeScaling.of_queries` sharpens the scores instead, whatever s is."""
+    return inverse_frequencies, 1.0
+
+
+_WITH_SCALING = re.compile(r"(?P<path>.+)@(?P<name>[A-Za-z][\w-]*):(?P<factor>\d+(\.\d+)?)")
 
 
 def split_scaling(text: str) -> tuple[str, tuple[str, float] | None]:

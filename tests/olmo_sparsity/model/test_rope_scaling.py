@@ -1,6 +1,7 @@
 """RoPE scaled at evaluation time: against transformers on copied weights, and what cannot be scaled."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from analysis.model.rope_scaling import load_scaled, split_checkpoint
 from olmo_sparsity.export import export_checkpoint
-from olmo_sparsity.model.rope_scaling import ROPE_SCALINGS, RopeScaling
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.model.rope_scaling import LOG_N, ROPE_SCALINGS, RopeScaling
 from tests.analysis.model.test_load import directory
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support.refusals import refused
@@ -47,7 +49,7 @@ def logits_of_transformers(folder, name, factor):
     return AutoModelForCausalLM.from_pretrained(folder, config=config).eval()(TOKENS, position_ids=IDS).logits
 
 
-@pytest.mark.parametrize("name", list(ROPE_SCALINGS))
+@pytest.mark.parametrize("name", [name for name in ROPE_SCALINGS if name != LOG_N])
 @pytest.mark.parametrize("factor", [1.5, 3])
 def test_logits_are_those_of_transformers_on_copied_weights(made, name, factor):
     source, exported = made
@@ -56,6 +58,22 @@ def test_logits_are_those_of_transformers_on_copied_weights(made, name, factor):
     for path in (source, exported):
         torch.testing.assert_close(logits(f"{path}@{name}:{factor}"), expected, rtol=0, atol=tolerance)
         assert (logits(path) - expected).abs().max() > 100 * tolerance, "unscaled it is another model"
+
+
+def test_log_n_after_training_is_the_attention_of_that_name(made):
+    """The same weights with ``model.attention: log-n`` and the window that the ids reached in training."""
+    source, exported = made
+    plain = load_scaled(str(source)).model.model
+    trained = PositionedOLMo(replace(plain.config, attention="log-n", max_sequence_length=REACH)).eval()
+    trained.load_state_dict(plain.state_dict())
+    found = logits(f"{source}@log-n:3")
+    tolerance = 1e-5 * float(found.abs().max())
+    with torch.inference_mode():
+        torch.testing.assert_close(found, trained(TOKENS, position_ids=IDS).logits, rtol=0, atol=tolerance)
+    assert (found - logits(source))[:, REACH:].abs().max() > 100 * tolerance
+    torch.testing.assert_close(found[:, :REACH], logits(source)[:, :REACH], rtol=0, atol=tolerance)
+    with refused("transformers' attention has no place for log-n"):
+        load_scaled(f"{exported}@log-n:3")
 
 
 def test_what_was_scaled_is_told(made):
@@ -87,7 +105,7 @@ def test_what_cannot_be_scaled_is_one_line(made, tmp_path):
         (f"{nope}@yarn:2", "was not trained with RoPE: there is nothing to scale"),
         (f"{learned}@yarn:2", "this model has no RoPE, and only plain RoPE can be scaled"),
         (f"{scaled}@yarn:2", "this model has linear, and only plain RoPE can be scaled"),
-        (f"{made[0]}@yern:2", "there is no RoPE scaling yern; choose linear, ntk, yarn"),
+        (f"{made[0]}@yern:2", "there is no RoPE scaling yern; choose linear, ntk, yarn, log-n"),
         (f"{made[0]}@yarn:0.5", "the factor 0.5 is below 1"),
     ):
         with refused(message):
