@@ -83,6 +83,15 @@ def pose(length: int, options: SchemeOptions, generator: np.random.Generator) ->
     return np.arange(length, dtype=np.int64) + np.repeat(shifts, chunk_lengths)
 
 
+@register("random_float")
+def random_float(length: int, options: SchemeOptions, generator: np.random.Generator) -> np.ndarray:
+    """Random Float Sampling, (T,) float32: sorted uniform draws from [0, T') (Shimizu et al. 2026, arXiv 2602.14050).
+
+    The paper draws ids at test, too; here they are 0, 1, … there, as for every scheme [ours].
+    """
+    return np.sort(generator.random(length, dtype=np.float32)) * options.target_length
+
+
 def draw_shift(
     largest: int,
     largest_of_prompt: int,
@@ -131,7 +140,9 @@ def draws_of_all(seed: int, epoch: int, indices: np.ndarray) -> list[np.random.G
 def position_ids(
     name: str, length: int, options: SchemeOptions, *, seed: int, epoch: int, index: int
 ) -> np.ndarray:
-    """Position ids of example ``index`` at its visit in ``epoch``, (T,) int64, strictly increasing, below T'.
+    """Position ids of example ``index`` at its visit in ``epoch``, (T,), increasing, below T'.
+
+    int64 and strictly increasing, but of `random_float`, where they are float32.
 
     Raises `UserError` as `find_scheme` does.
     """

@@ -22,7 +22,8 @@ from olmo_sparsity.util.result_files import Json
 MOST_CURVES = 4
 """With more models than these each family of encodings has a panel."""
 _FAMILIES = {
-    "contiguous": "RoPE", "random_start": "RoPE", "pose": "RoPE + PoSE", "nope": "NoPE, ALiBi",
+    "contiguous": "RoPE", "random_start": "RoPE", "pose": "RoPE + PoSE",
+    "random_float": "RoPE + PoSE", "nope": "NoPE, ALiBi",
     "alibi": "NoPE, ALiBi", "linear": "RoPE scaled linearly", "ntk": "RoPE scaled by NTK", "yarn": "RoPE with YaRN",
 }  # fmt: skip
 _TRAINED: Json = {"color": "0.35", "linewidth": 1, "zorder": 1.5}

@@ -82,6 +82,7 @@ _ENCODINGS: dict[str | None, tuple[str, str]] = {
     "contiguous": ("#332288", "o"),
     "random_start": ("#CC6677", "v"),
     "pose": ("#117733", "s"),
+    "random_float": ("#88CCEE", "p"),
     "coupled": ("#997700", "P"),
     "predicted": ("#004488", "X"),
     "nope": ("#999933", "d"),
@@ -91,7 +92,7 @@ _ENCODINGS: dict[str | None, tuple[str, str]] = {
     "yarn": ("#661100", ">"),
 }
 """Colour and marker by position scheme, encoding or extension of RoPE."""
-_IN_LABELS = ("alibi", "nope", "yarn", "ntk", "linear", "pose", "random start")
+_IN_LABELS = ("alibi", "nope", "yarn", "ntk", "linear", "pose", "random start", "random float")
 # of models that name no encoding, such as the runs of a sweep
 _OTHERS = (
     ("#0077BB", "o"),

@@ -28,6 +28,7 @@ SCHEME_LABELS = {
     "contiguous": "RoPE",
     "random_start": "RoPE, random start",
     "pose": "RoPE + PoSE",
+    "random_float": "RoPE, random float",
     "coupled": "coupled ids (oracle)",
     "predicted": "Predictive Position Coupling",
 }

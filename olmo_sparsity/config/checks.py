@@ -253,6 +253,11 @@ def _check_positions(config: Config) -> Iterator[Problem]:
         )
     elif target is not None and target < length:
         yield target_fields, f"{target} is below model.max_sequence_length {length}; raise it, or set null"
+    if scheme == "random_float" and config.model.attention == "dape-v2":
+        yield (
+            ("positions.scheme", "model.attention"),
+            "random_float leaves no ids that are 1 apart, and dape-v2 convolves over those; choose pose",
+        )
     if scheme == "pose" and not 2 <= positions.chunks <= length // 2:
         yield (
             ("positions.chunks", "positions.scheme", "model.max_sequence_length"),

@@ -106,9 +106,9 @@ class PositionsConfig(olmo.BaseConfig):
 
     scheme: str = "contiguous"
     """
-    A name of `olmo_sparsity.positions.SCHEMES`: contiguous, random_start, pose; and, for tasks whose tokens are
-    coupled, coupled (the ids of the response are given at test, by an oracle) and predicted (Predictive Position
-    Coupling).
+    A name of `olmo_sparsity.positions.SCHEMES`: contiguous, random_start, pose, random_float; and, for tasks whose
+    tokens are coupled, coupled (the ids of the response are given at test, by an oracle) and predicted (Predictive
+    Position Coupling).
     """
 
     chunks: int = 2

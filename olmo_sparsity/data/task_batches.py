@@ -42,7 +42,7 @@ class TaskPositions:
         )
 
     def ids(self, batch: TaskBatch, *, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
-        """Position ids of the samples ``indices`` (B,), (B, T) int64; 0 at padding.
+        """Position ids of the samples ``indices`` (B,), (B, T) of the scheme's type; 0 at padding.
 
         Training: those of the scheme. Test: coupled ids after a random start, or 0, 1, … for every other scheme, which
         are meant to be read without skips.
@@ -55,9 +55,13 @@ class TaskPositions:
             return np.where(between(0, batch.lengths, width), np.arange(width), 0)
         draw_ids = positions.find_scheme(scheme, int(batch.lengths.max(initial=0)), self.options)
         generators = positions.draws_of_all(seed, 0, indices)
-        ids = np.zeros_like(batch.tokens)
-        for row, (length, generator) in enumerate(zip(batch.lengths.tolist(), generators, strict=True)):
-            ids[row, :length] = draw_ids(length, self.options, generator)
+        drawn = [
+            draw_ids(length, self.options, generator)
+            for length, generator in zip(batch.lengths.tolist(), generators, strict=True)
+        ]
+        ids = np.zeros(batch.tokens.shape, dtype=np.result_type(np.int8, *drawn))
+        for row, of_row in zip(ids, drawn, strict=True):
+            row[: len(of_row)] = of_row
         return ids
 
     def _coupled(self, batch: TaskBatch, split: str, seed: int, indices: np.ndarray) -> np.ndarray:

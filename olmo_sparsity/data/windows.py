@@ -38,7 +38,7 @@ class Batch:
     input_ids: Tensor
     """(B, T) int64."""
     position_ids: Tensor
-    """(B, T) int64, the id that each token is rotated by."""
+    """(B, T) int64, or float32 of ids that are real numbers: the id that each token is rotated by."""
     labels: Tensor
     """(B, T) int64, the token to be predicted at each place; read only where the loss mask is set."""
     loss_mask: Tensor
@@ -149,7 +149,8 @@ class WindowMaker:
     def make(self, stretch: np.ndarray, *, epoch: int, index: int) -> dict[str, Any]:
         """Window ``index`` of ``epoch``, from the text at its start: `reach` tokens, or fewer, at least T.
 
-        ``input_ids`` and ``position_ids`` (T,) int64, and ``counts``: False where the instance filter drops it.
+        ``input_ids`` (T,) int64, ``position_ids`` (T,) as `positions.position_ids` has them, and ``counts``: False
+        where the instance filter drops it.
         """
         ids = positions.position_ids(
             self.scheme, self.length, self.options, seed=self.seed, epoch=epoch, index=index

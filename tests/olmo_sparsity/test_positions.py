@@ -30,6 +30,14 @@ def test_random_start_is_uniform_and_contiguous():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
+def test_random_floats_are_sorted_uniform_draws():
+    ids = draw("random_float", 3000)
+    assert (np.diff(ids, axis=1) >= 0).all() and ids.min() >= 0 and ids.max() < TARGET
+    for rank in (1, LENGTH // 2, LENGTH):
+        of_rank = stats.beta(rank, LENGTH + 1 - rank)  # of this order statistic
+        assert stats.kstest(ids[:, rank - 1] / TARGET, of_rank.cdf).pvalue > 1e-3
+
+
 @pytest.mark.parametrize("chunks", [2, 3, 5, 16])
 def test_pose_increases_strictly_and_stays_below_target(chunks):
     ids = draw("pose", 3000, chunks=chunks)
@@ -82,7 +90,7 @@ def test_ids_are_a_pure_function_of_seed_epoch_and_index(name):
 
 
 def test_unknown_scheme_lists_the_choices():
-    with refused("choose one of contiguous, random_start, pose"):
+    with refused("choose one of contiguous, random_start, pose, random_float"):
         draw("rope", 1)
 
 

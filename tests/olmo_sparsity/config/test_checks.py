@@ -71,8 +71,8 @@ ONE_OVERRIDE = {
     "save_folder=[a]": "['a'] does not fit; give a value of type str",
     "run_name=???": "is left open; give it a value",
     "precision=bf16": "'bf16' is unknown; choose amp_bf16, fp32; did you mean amp_bf16?; null is the machine's best",
-    "positions.scheme=poes": "'poes' is no position scheme; choose contiguous, random_start, pose, coupled, predicted; "
-    "did you mean pose?",
+    "positions.scheme=poes": "'poes' is no position scheme; choose contiguous, random_start, pose, random_float, "
+    "coupled, predicted; did you mean pose?",
     "model.attention=softmaxx": "'softmaxx' is no attention; choose softmax, asentmax, dape-v2, entmax, fox, log-n, "
     "scale-invariant, sparsek, ssmax; did you mean softmax?",
     "model.rope_window=8": "is for hybrids of RoPE and NoPE; set model.nope_layer_interval, such as 4",
@@ -145,6 +145,7 @@ SEVERAL_OVERRIDES = [
     ("model.rope=false", "positions.scheme", "set model.rope: true, or positions.scheme: contiguous"),
     ("positions.scheme=random_start positions.target_length=1023", "positions.target_length", "raise it"),
     ("positions.scheme=contiguous positions.content=skip", "positions.content", "positions.scheme: pose"),
+    ("positions.scheme=random_float model.attention=dape-v2", "positions.scheme", "no ids that are 1 apart"),
     ("scheduler.t_warmup=10001", "scheduler.t_warmup", "longer than max_duration, 10,000"),
     ("max_duration=120", "scheduler.t_warmup", "--scheduler.t_warmup=30"),
     ("scheduler.t_warmup=3e9 scheduler.units=tokens max_duration=2e9T", "scheduler.t_warmup", "tokens"),
@@ -168,6 +169,7 @@ ACCEPTED = [
     "model.rope=false positions.scheme=contiguous",
     "positions.scheme=random_start positions.target_length=1024",
     "positions.scheme=random_start positions.target_length=null",
+    "positions.scheme=random_float",
     "positions.chunks=512 positions.target_length=1025 positions.content=skip",
     "model.n_kv_heads=4 model.embedding_size=null",
     "scheduler.t_warmup=10000",

@@ -108,7 +108,7 @@ def test_ids_skip_only_where_the_prompt_shows_it(tmp_path):
     assert any((np.diff(np.unique(row[row > 0])) > 1).any() for row in ids), "and skip they do"
 
 
-@pytest.mark.parametrize("scheme", ["contiguous", "random_start", "pose"])
+@pytest.mark.parametrize("scheme", ["contiguous", "random_start", "pose", "random_float"])
 def test_other_schemes_number_each_sample_by_its_own_length(tmp_path, scheme):
     config = tiny_task.config(tmp_path, positions={"scheme": scheme})
     samples, ids = ids_of(config)

@@ -99,7 +99,9 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "olmo"])
-@pytest.mark.parametrize("scheme", ["contiguous", "random_start", "pose", "coupled", "predicted"])
+@pytest.mark.parametrize(
+    "scheme", ["contiguous", "random_start", "pose", "random_float", "coupled", "predicted"]
+)
 def test_every_scheme_trains_on_either_architecture(tmp_path, family, scheme):
     model = tiny_task.OLMO if family == "olmo" else {}
     config = tiny_task.config(
