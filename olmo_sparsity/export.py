@@ -5,13 +5,14 @@
 
 The class is the one whose arithmetic is exactly that of the checkpoint; a shape that none has is refused by name.
 
-| checkpoint                                                    | class |
-|---------------------------------------------------------------|-------|
-| RMSNorm before each layer                                     | Llama |
-| LayerNorm without weights before each layer, clip_qkv or not  | Olmo  |
-| RMSNorm after each layer and on queries and keys              | Olmo2 |
+| checkpoint                                                    | class   |
+|---------------------------------------------------------------|---------|
+| RMSNorm before each layer                                     | Llama   |
+| the same, with some or all layers of NoPE                     | SmolLM3 |
+| LayerNorm without weights before each layer, clip_qkv or not  | Olmo    |
+| RMSNorm after each layer and on queries and keys              | Olmo2   |
 
-All of them with RoPE and SwiGLU and without biases. Shapes: B batch, T tokens, V embedding size (logits).
+All of them with SwiGLU and without biases, and with RoPE where nothing else is said. Shapes: B batch, T tokens, V embedding size (logits).
 """
 
 from __future__ import annotations
@@ -93,18 +94,20 @@ def export_checkpoint(
 
 
 def family_of(config: ModelConfig) -> str:
-    """The transformers family that computes exactly this shape: llama, olmo or olmo2.
+    """The transformers family that computes exactly this shape: llama, olmo, olmo2, or smollm3 for layers of NoPE.
 
     Raises one `UserError` that names everything about the shape that does not fit.
     """
     if config.norm_after or config.attention_layer_norm:
         family = "olmo2"
+    elif config.layer_norm_type != LayerNormType.rms:
+        family = "olmo"
     else:
-        family = "llama" if config.layer_norm_type == LayerNormType.rms else "olmo"
+        family = "llama" if all(_rotated_layers(config)) else "smollm3"
     misfits = [text for text, misfit in _misfits(config, family).items() if misfit]
     if misfits:
         raise UserError(
-            f"transformers has no class for this shape (Llama, Olmo or Olmo2): {'; '.join(misfits)}; use the "
+            f"transformers has no class for this shape (Llama, Olmo, Olmo2 or SmolLM3): {'; '.join(misfits)}; use the "
             "checkpoint folder itself, which scripts/influence.py reads"
         )
     return family
@@ -117,12 +120,16 @@ def _misfits(config: ModelConfig, family: str) -> dict[str, bool]:
         config.attention_layer_norm and config.attention_layer_norm_with_affine
     )
     inherited = config.bias_for_layer_norm is None and config.include_bias
+    some_unrotated = family == "smollm3"
     found = {
-        f"{config.encoding.name}, not RoPE": not config.encoding.rotates,
-        f"model.attention: {config.attention}, not softmax": config.attention != SOFTMAX,
-        f"model.nope_layer_interval: {config.nope_layer_interval}, not null": bool(
-            config.nope_layer_interval
+        f"{config.encoding.name}, not RoPE": not (
+            config.encoding.rotates or (some_unrotated and config.nope)
         ),
+        f"model.attention: {config.attention}, not softmax": config.attention != SOFTMAX,
+        f"model.nope_layer_interval: {config.nope_layer_interval}, not null": (
+            config.nope_layer_interval is not None and not some_unrotated
+        ),
+        f"model.rope_window: {config.rope_window}, not null": config.rope_window is not None,
         f"model.activation_type: {config.activation_type}, not swiglu": (
             config.activation_type != ActivationType.swiglu
         ),
@@ -150,6 +157,12 @@ def _misfits(config: ModelConfig, family: str) -> dict[str, bool]:
         }
     clipped = f"model.clip_qkv: {config.clip_qkv}, which {family.capitalize()} lacks"
     return found | {clipped: config.clip_qkv is not None}
+
+
+def _rotated_layers(config: ModelConfig) -> list[bool]:
+    """Of each layer whether it has RoPE."""
+    interval = config.nope_layer_interval or config.n_layers + 1
+    return [config.encoding.rotates and number % interval != 0 for number in range(1, config.n_layers + 1)]
 
 
 def position_reach(config: Config) -> int:
@@ -181,6 +194,7 @@ def _transformers_config(config: Config) -> Any:
     shape, family = config.model, family_of(config.model)
     eps = {} if family == "olmo" else {"rms_norm_eps": shape.layer_norm_eps}
     clip = {"clip_qkv": shape.clip_qkv} if family == "olmo" else {}
+    unrotated = {"no_rope_layers": [*map(int, _rotated_layers(shape))]} if family == "smollm3" else {}
     hidden = shape.mlp_hidden_size or shape.mlp_ratio * shape.d_model
     return AutoConfig.for_model(
         family,
@@ -203,6 +217,7 @@ def _transformers_config(config: Config) -> Any:
         pad_token_id=None if shape.pad_token_id == shape.eos_token_id else shape.pad_token_id,
         **eps,
         **clip,
+        **unrotated,
     )
 
 

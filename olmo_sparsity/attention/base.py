@@ -30,11 +30,6 @@ class Shape:
     window: int
     """Tokens of a training window."""
 
-    @property
-    def head_width(self) -> int:
-        """D."""
-        return self.width // self.heads
-
 
 @dataclass(frozen=True)
 class Places:

@@ -33,6 +33,8 @@ SHAPES = {  # name: changes of the model, class of transformers
     ),
     "rms block groups": ({"block_group_size": 2}, "LlamaForCausalLM"),
     "rms llama block": ({"block_type": "llama"}, "LlamaForCausalLM"),
+    "hybrid": ({"nope_layer_interval": 2}, "SmolLM3ForCausalLM"),
+    "nope": ({"rope": False, "nope": True, "n_kv_heads": 2}, "SmolLM3ForCausalLM"),
     "plain": (PLAIN_NORM, "OlmoForCausalLM"),
     "plain tied": ({**PLAIN_NORM, "weight_tying": True}, "OlmoForCausalLM"),
     "plain low precision": ({**PLAIN_NORM, "layer_norm_type": "low_precision"}, "OlmoForCausalLM"),
@@ -46,10 +48,11 @@ SHAPES = {  # name: changes of the model, class of transformers
 }
 MISFITS = {
     "alibi": ({"rope": False, "alibi": True}, "ALiBi, not RoPE"),
-    "nope": ({"rope": False, "nope": True}, "NoPE, not RoPE"),
+    "plain nope": ({**PLAIN_NORM, "rope": False, "nope": True}, "NoPE, not RoPE"),
     "learned": ({"rope": False}, "learned positions, not RoPE"),
     "attention": ({"attention": "ssmax"}, "model.attention: ssmax, not softmax"),
-    "hybrid": ({"nope_layer_interval": 2}, "model.nope_layer_interval: 2, not null"),
+    "plain hybrid": ({**PLAIN_NORM, "nope_layer_interval": 2}, "model.nope_layer_interval: 2, not null"),
+    "window": ({"nope_layer_interval": 2, "rope_window": 8}, "model.rope_window: 8, not null"),
     "gelu": ({"activation_type": "gelu"}, "model.activation_type: gelu, not swiglu"),
     "biases": ({"include_bias": True}, "model.include_bias: true; model.bias_for_layer_norm: true"),
     "norm biases": ({"bias_for_layer_norm": True}, r"\): model.bias_for_layer_norm: true;"),
