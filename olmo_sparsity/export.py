@@ -12,7 +12,8 @@ The class is the one whose arithmetic is exactly that of the checkpoint; a shape
 | LayerNorm without weights before each layer, clip_qkv or not  | Olmo    |
 | RMSNorm after each layer and on queries and keys              | Olmo2   |
 
-All of them with SwiGLU and without biases, and with RoPE where nothing else is said. Shapes: B batch, T tokens, V embedding size (logits).
+All of them with SwiGLU and without biases, and with RoPE where nothing else is said.
+Shapes: B batch, T tokens, V embedding size (logits).
 """
 
 from __future__ import annotations
