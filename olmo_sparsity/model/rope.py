@@ -27,9 +27,7 @@ class CurrentPositions:
     def __init__(self) -> None:
         self.ids: Tensor | None = None  # (B or 1, T)
         self.sin_cos: tuple[Tensor, Tensor] | None = None  # each (B or 1, 1, T, D), float32
-        self.of_queries: Tensor | None = (
-            None  # (B or 1, 1, T, 1), float32: what rotated queries are multiplied by
-        )
+        self.of_queries: Tensor | None = None  # (B or 1, 1, T, 1), float32: multiplies rotated queries
 
     @contextmanager
     def holding(self, ids: Tensor | None, sin_cos: tuple[Tensor, Tensor] | None) -> Iterator[None]:
