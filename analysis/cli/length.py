@@ -16,7 +16,8 @@ lengths.png (loss at each length), both also as pdf, and prints two tables. Ever
 training length and its multiples. Checkpoints must share a tokenizer; transformers directories can be measured too.
 
 CKPT@SCHEME:FACTOR reads CKPT with its RoPE scaled, without training, so that it reaches FACTOR times the ids that it
-was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN), log-n (sharper scores instead).
+was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN), log-n (sharper scores instead), mesa
+(Mesa-Extrapolation: in chunks, at woven ids).
 """
 
 from __future__ import annotations

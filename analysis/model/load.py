@@ -30,7 +30,7 @@ from olmo_sparsity.export import EXPORT_KIND, EXPORT_NAME, quiet_transformers
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.predictive import PositionPredictor
-from olmo_sparsity.model.rope_scaling import RopeScaling
+from olmo_sparsity.model.rope_scaling import MESA, RopeScaling
 from olmo_sparsity.util.errors import UserError, first_line, printable
 from olmo_sparsity.util.files import read_json, sha256_file
 
@@ -105,6 +105,11 @@ class LoadedModel:
 
     def check_context(self, n_long: int, targets_per_block: int = 1) -> None:
         """Raise `UserError` where the model cannot be measured on N tokens, see `check_long_context`."""
+        if self.rope_scaling and self.rope_scaling.name == MESA:
+            raise UserError(
+                f"{self.name}: no token can be dropped from a context that is read in chunks; give another scheme, or "
+                "measure loss by position or needles"
+            )
         name = f"{self.checkpoint} ({self.family})"
         check_long_context(self.model, n_long, targets_per_block, name=name, option="--n-long")
 

@@ -16,12 +16,13 @@ from torch import nn
 
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
 from analysis.model.load import TRANSFORMERS_CONFIG, LoadedModel, adapter_of, find_model, load_for_analysis
+from analysis.model.mesa import MesaForAnalysis
 from analysis.records.schema import UNTRAINED
 from olmo_sparsity.checkpoint import CONFIG
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling, split_scaling
+from olmo_sparsity.model.rope_scaling import LOG_N, MESA, RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
 
 _USUAL = "default"  # transformers' name of RoPE as it was trained
@@ -58,11 +59,12 @@ def load_scaled(text: str) -> LoadedModel:
     if asked[0] == UNTRAINED:
         return _untrained(loaded)
     scaling = RopeScaling(*asked, original_length=_original_length(loaded, text))
-    if isinstance(loaded.model, OlmoForAnalysis):
-        loaded.model.model.rope_scaling = scaling
-    else:
+    if not isinstance(loaded.model, OlmoForAnalysis):
         _scale_transformers(loaded.model, scaling, text)
-    return replace(loaded, rope_scaling=scaling)
+        return replace(loaded, rope_scaling=scaling)
+    loaded.model.model.rope_scaling = scaling
+    model = MesaForAnalysis(loaded.model.model, scaling).eval() if scaling.name == MESA else loaded.model
+    return replace(loaded, model=model, rope_scaling=scaling)
 
 
 def _untrained(loaded: LoadedModel) -> LoadedModel:
@@ -100,9 +102,9 @@ def _original_length(loaded: LoadedModel, text: str) -> int:
 def _scale_transformers(model: nn.Module, scaling: RopeScaling, text: str) -> None:
     """Change the frequencies that a transformers model keeps in its rotary modules."""
     assert isinstance(model, PositionedCausalLM)
-    if scaling.name == LOG_N:
+    if scaling.name in (LOG_N, MESA):
         raise UserError(
-            f"{text}: transformers' attention has no place for {LOG_N}; give the checkpoint it was exported from"
+            f"{text}: transformers' attention has no place for {scaling.name}; give the checkpoint it was exported from"
         )
     rotary = [module for module in model.model.modules() if hasattr(module, "inv_freq")]
     parameters = getattr(model.model.config.get_text_config(), "rope_parameters", None) or {}

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from analysis.model.rope_scaling import load_scaled, split_checkpoint
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.model.rope_scaling import LOG_N, ROPE_SCALINGS, RopeScaling
+from olmo_sparsity.model.rope_scaling import LOG_N, MESA, ROPE_SCALINGS, RopeScaling
 from tests.analysis.model.test_load import directory
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support.refusals import refused
@@ -49,7 +49,7 @@ def logits_of_transformers(folder, name, factor):
     return AutoModelForCausalLM.from_pretrained(folder, config=config).eval()(TOKENS, position_ids=IDS).logits
 
 
-@pytest.mark.parametrize("name", [name for name in ROPE_SCALINGS if name != LOG_N])
+@pytest.mark.parametrize("name", [name for name in ROPE_SCALINGS if name not in (LOG_N, MESA)])
 @pytest.mark.parametrize("factor", [1.5, 3])
 def test_logits_are_those_of_transformers_on_copied_weights(made, name, factor):
     source, exported = made
@@ -105,7 +105,7 @@ def test_what_cannot_be_scaled_is_one_line(made, tmp_path):
         (f"{nope}@yarn:2", "was not trained with RoPE: there is nothing to scale"),
         (f"{learned}@yarn:2", "this model has no RoPE, and only plain RoPE can be scaled"),
         (f"{scaled}@yarn:2", "this model has linear, and only plain RoPE can be scaled"),
-        (f"{made[0]}@yern:2", "there is no RoPE scaling yern; choose linear, ntk, yarn, log-n"),
+        (f"{made[0]}@yern:2", "there is no RoPE scaling yern; choose linear, ntk, yarn, log-n, mesa"),
         (f"{made[0]}@yarn:0.5", "the factor 0.5 is below 1"),
     ):
         with refused(message):
