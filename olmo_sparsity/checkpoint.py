@@ -208,10 +208,15 @@ def load_model(checkpoint: str | Path) -> tuple[Model, Config]:
     return model.eval(), config
 
 
-def load_weights(model: torch.nn.Module, folder: Path) -> None:
-    """Load a checkpoint's weights. Raises `UserError` that names the first tensor which does not fit."""
+def load_weights(model: torch.nn.Module, folder: Path, *, attention_may_be_new: bool = False) -> None:
+    """Load a checkpoint's weights. Raises `UserError` that names the first tensor which does not fit.
+
+    With ``attention_may_be_new`` what the model's attention has of its own, and the checkpoint has not, stays as drawn.
+    """
     tensors = load_tensors(folder / WEIGHTS)
     expected = model.state_dict()
+    if attention_may_be_new:
+        tensors = {name: each for name, each in expected.items() if ".mixer." in name} | tensors
     for name in sorted(expected.keys() | tensors.keys()):
         found = tuple(tensors[name].shape) if name in tensors else "absent"
         wanted = tuple(expected[name].shape) if name in expected else "absent"

@@ -53,7 +53,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     initial = None if last is not None else initial_checkpoint(config)
     model = build_model(config)
     if weights := last or initial:
-        load_weights(model, weights)
+        load_weights(model, weights, attention_may_be_new=last is None)
     with lost_peers_in_words():
         engine = (Engine if config.deepspeed.config is None else ZeroEngine)(config, model)
         data = open_training_data(config, rank=engine.rank, world_size=engine.processes)

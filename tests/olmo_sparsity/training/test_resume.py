@@ -18,6 +18,7 @@ from olmo_sparsity.checkpoint import (
     weights_sha256,
 )
 from olmo_sparsity.data.batches import open_training_data
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training import engine as engines
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import MetricsFile, read_metrics
@@ -304,6 +305,30 @@ def test_training_starts_from_the_weights_of_another_run_and_from_nothing_else_o
     assert told["initial_weights_sha256"] == weights_sha256(first)
     shutil.rmtree(tmp_path / "run")
     assert load_state(train(longer, resume=True)).step == 8
+
+
+def test_another_attention_may_be_switched_on_after_training(tmp_path):
+    """SSMax begins with its own scales as they are drawn; a resumed run must have them."""
+    first = train(tiny.train_config(tmp_path))
+    late = tiny.train_config(
+        tmp_path,
+        f"--initial_weights={first}",
+        f"--save_folder={tmp_path / 'late'}",
+        "--model.attention=ssmax",
+    )
+    train(replace(late, stop_at=1))
+    model = build_model(late)
+    missing, unexpected = model.load_state_dict(load_model(first)[0].state_dict(), strict=False)
+    assert missing and all(".mixer." in name for name in missing) and not unexpected
+    batch = next(open_training_data(late).batches(0))
+    with torch.no_grad():
+        logits = model(batch.input_ids, position_ids=batch.position_ids).logits[:, :-1]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.input_ids[:, 1:].flatten())
+    (begun,) = read_metrics(tmp_path / "late" / "metrics.jsonl")
+    assert begun["loss_nats"] == pytest.approx(expected.item(), abs=1e-5)
+    with refused("is of another model shape: .*mixer"):
+        train(replace(late, initial_weights=str(tmp_path / "late"), save_folder=str(tmp_path / "back"),
+                      model=replace(late.model, attention="softmax")))  # fmt: skip
 
 
 def test_weights_that_cannot_be_started_from_are_one_line(tmp_path):
