@@ -146,6 +146,12 @@ SEVERAL_OVERRIDES = [
     ("positions.scheme=random_start positions.target_length=1023", "positions.target_length", "raise it"),
     ("positions.scheme=contiguous positions.content=skip", "positions.content", "positions.scheme: pose"),
     ("positions.scheme=random_float model.attention=dape-v2", "positions.scheme", "no ids that are 1 apart"),
+    ("model.attention=fox model.block_type=llama", "model.attention", "set it so"),
+    (
+        "model.attention=fox activation_checkpointing=fine_grained",
+        "activation_checkpointing",
+        "with fox choose whole_layer",
+    ),
     ("scheduler.t_warmup=10001", "scheduler.t_warmup", "longer than max_duration, 10,000"),
     ("max_duration=120", "scheduler.t_warmup", "--scheduler.t_warmup=30"),
     ("scheduler.t_warmup=3e9 scheduler.units=tokens max_duration=2e9T", "scheduler.t_warmup", "tokens"),
