@@ -90,12 +90,12 @@ def add_records_arguments(parser: argparse.ArgumentParser) -> None:
     add_bootstrap_arguments(parser)
 
 
-def summaries_of(arguments: argparse.Namespace) -> list[Json]:
-    """The summary of each of ``RECORDS``, with the bootstrap that is asked for."""
+def summaries_of(arguments: argparse.Namespace, folders: Sequence[Path]) -> list[Json]:
+    """The summary of each folder of records, with the bootstrap that is asked for."""
     from analysis.records.store import load_records
     from analysis.stats.summary import summarize
 
-    found, folders = [], arguments.records
+    found = []
     with progress("summarising", len(folders), "folders", enabled=len(folders) > 1) as advance:
         for folder in folders:
             found.append(summarize(load_records(folder), arguments.resamples, arguments.seed))

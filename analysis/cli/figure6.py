@@ -24,7 +24,7 @@ def main() -> None:
     from analysis.plots.style import save_figure
     from olmo_sparsity.util.files import write_json
 
-    summaries = summaries_of(arguments)
+    summaries = summaries_of(arguments, arguments.records)
     panels = grid_panels(
         list(map(str, arguments.records)),
         summaries,

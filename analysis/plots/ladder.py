@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from string import ascii_lowercase, ascii_uppercase
 
 import matplotlib
 import numpy as np
@@ -16,6 +17,8 @@ from analysis.stats.recovery import nats
 from olmo_sparsity.util.result_files import Json
 
 _COLOUR = "#332288"
+_MOST_MARKERS = 8
+_LETTER: Json = {"markersize": 5, "markeredgewidth": 0, "linewidth": 0.4, "capsize": 0, "zorder": 3}
 _OPEN: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0}
 
 
@@ -48,19 +51,47 @@ def ladder_figure(ladder_json: Json) -> Figure:
 
 
 def joint_figure(ladder_json: Json) -> Figure:
-    """Rise against net recovery: does what is sparse generalize to length? A point for each checkpoint, as above."""
+    """Rise against net recovery, and where it was measured against use beyond the window.
+
+    Does what is sparse generalize to length, and does what holds its loss use what is far? A point for each checkpoint,
+    as above; where there are many models each has a letter.
+    """
+    points = ladder_json["points"]
+    labels = {
+        "net_recovery": ("Length generalization against sparsity", _net_label(ladder_json), 100.0),
+        "use_nats": ("Length generalization against use", _use_label(ladder_json), 1.0),
+    }
+    shown = [name for name in labels if name in points[0]]
+    styles = _joint_styles(points)
     with matplotlib.rc_context(style.STYLE):
-        figure = style.new_figure(4.6, 3.8)
-        axes = figure.subplots()
-        styles = _jointly(axes, ladder_json["points"])
-        axes.set_title("Length generalization against sparsity", loc="left")
-        axes.set_xlabel(_net_label(ladder_json))
-        axes.set_ylabel(_rise_label(ladder_json))
+        figure = style.new_figure(4.6 if len(shown) == 1 else style.PAGE, 3.8)
+        for axes, name in zip(
+            figure.subplots(1, len(shown), sharey=True, squeeze=False).flat, shown, strict=True
+        ):
+            title, label, scale = labels[name]
+            _jointly(axes, points, styles, name, scale)
+            axes.set_title(title, loc="left")
+            axes.set_xlabel(label + _correlated(ladder_json, name))
+        figure.axes[0].set_ylabel(_rise_label(ladder_json))
         style.add_legend(
             figure, style.line_handles({label: (*look[:2], "none") for label, look in styles.items()})
         )
         style.add_heading(figure, _told(ladder_json))
     return figure
+
+
+def _use_label(ladder_json: Json) -> str:
+    n = ladder_json["settings"].get("n_beyond")
+    return f"mean gain of {n} tokens over the window [nats]"
+
+
+def _correlated(ladder_json: Json, name: str) -> str:
+    """A line with the rank correlation, where there is one."""
+    found = ladder_json.get("correlations", {}).get(name)
+    if not found or found["value"] is None:
+        return ""
+    between = "" if found["low"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
+    return f"\nrank correlation {found['value']:.2f}{between}, {found['models']} models"
 
 
 def _net_label(ladder_json: Json) -> str:
@@ -108,18 +139,28 @@ def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -
     axes.set_xlabel("parameters [millions]")
 
 
-def _jointly(axes: Axes, points: Sequence[Json]) -> dict[str, style.Style]:
-    """Draws the points, and returns the looks of their models."""
+def _joint_styles(points: Sequence[Json]) -> dict[str, style.Style]:
+    """The looks of the models; where there are many each has a letter as its marker."""
     styles = style.model_styles(
         {each["label"]: style.encoding_of(each["label"], each["position_scheme"]) for each in points}
     )
+    if len(styles) <= _MOST_MARKERS:
+        return styles
+    letters = ascii_uppercase + ascii_lowercase
+    return {
+        label: (look[0], rf"$\mathbf{{{letter}}}$", look[2])
+        for letter, (label, look) in zip(letters, styles.items(), strict=False)
+    }
+
+
+def _jointly(
+    axes: Axes, points: Sequence[Json], styles: dict[str, style.Style], name: str, scale: float
+) -> None:
     for point in points:
         colour, marker, _ = styles[point["label"]]
-        (x, x_error), (y, y_error) = _scaled(point["net_recovery"], 100.0), _scaled(point["rise_nats"], 1.0)
-        axes.errorbar(
-            x, y, xerr=x_error, yerr=y_error, color=colour, marker=marker, **_looks(point["crossfit"])
-        )
-    return styles
+        (x, x_error), (y, y_error) = _scaled(point[name], scale), _scaled(point["rise_nats"], 1.0)
+        looks = _looks(point["crossfit"]) | (_LETTER if len(styles) > _MOST_MARKERS else {})
+        axes.errorbar(x, y, xerr=x_error, yerr=y_error, color=colour, marker=marker, **looks)
 
 
 def _looks(is_open: bool) -> Json:

@@ -533,10 +533,15 @@ def render_ladder(ladder_json: Json) -> Table:
     k, times = ladder_json["settings"]["k"], ladder_json["settings"]["times"]
     recoveries = ("recovery", "placebo_recovery", "net_recovery")
     names = ("recovery [%]", "placebo [%]", "net [%]", f"{k} suffice [%]", "rise [nats]")
-    table = plain_table("model", "seed", "parameters", "over tau [%]", *names)
+    used = "n_beyond" in ladder_json["settings"]
+    table = plain_table(
+        "model", "seed", "parameters", "over tau [%]", *names, *(["use [nats]"] if used else [])
+    )
     table.caption = Text(
         f"targets over tau; recovery, placebo and net recovery at k = {k}; share of those for which {k} tokens give "
-        f"90 % of the gain; loss at {times} times the training window minus at the window; [95 % interval]"
+        f"90 % of the gain; loss at {times} times the training window minus at the window; "
+        + (f"mean gain of {ladder_json['settings']['n_beyond']:,} tokens over the window; " if used else "")
+        + "[95 % interval]"
     )
     table.caption_justify = "left"
     for point in sorted(ladder_json["points"], key=lambda point: (point["crossfit"], point["parameters"])):
@@ -548,5 +553,23 @@ def render_ladder(ladder_json: Json) -> Table:
             *(Text(percent_text(point[name])) for name in recoveries),
             Text(percent_text(point["k_suffices"])),
             Text(interval_cell(point["rise_nats"])),
+            *([Text(interval_cell(point["use_nats"], digits=3))] if used else []),
         )
+    return table
+
+
+def render_correlations(ladder_json: Json) -> Table:
+    """A row for each correlation of `ladder.json` with the rise, and how far it moves without one of the models."""
+    k = ladder_json["settings"]["k"]
+    names = {
+        "net_recovery": f"net recovery at k = {k}",
+        "k_suffices": f"{k} tokens suffice",
+        "share_over_tau": "share over tau",
+        "use_nats": "use beyond the window",
+    }
+    table = plain_table("rank correlation with the rise", "models", "Spearman", "without one of them")
+    for name, found in ladder_json["correlations"].items():
+        without = [each for each in found["without"].values() if each is not None]
+        reach = f"{min(without):.2f} to {max(without):.2f}" if without else "–"
+        table.add_row(names[name], str(found["models"]), interval_cell(found), reach)
     return table

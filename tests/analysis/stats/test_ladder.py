@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from analysis.plots.ladder import joint_figure, ladder_figure
 from analysis.records.store import load_records
-from analysis.stats.ladder import ladder_points
+from analysis.stats.ladder import correlations, ladder_points
 from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_length import SHAS, checkpoint, interval, length_json
@@ -82,6 +83,98 @@ def test_what_cannot_be_joined_is_one_line(summaries, changes, message):
     with pytest.raises(UserError, match=message) as caught:
         points_of(summaries, names=["a"], **changes)
     assert "\n" not in str(caught.value)
+
+
+def beyond(summary, n_short=128, gain=0.02, sha=None):
+    settings = {**summary["settings"], "n_short": n_short, "n_long": 512}
+    settings["checkpoint_sha256"] = sha or settings["checkpoint_sha256"]
+    return {**summary, "settings": settings, "all_targets": {"gap_short_minus_long": interval(gain)}}
+
+
+def test_use_beyond_the_window_is_the_gain_of_the_same_checkpoint(summaries):
+    further = [beyond(summaries["c"], gain=0.7), beyond(summaries["a"], gain=-0.1)]
+    points = points_of(summaries, names=["a", "c"], beyond=further)
+    assert [point["use_nats"]["value"] for point in points] == [-0.1, 0.7]
+    assert "use_nats" not in points_of(summaries, names=["a"])[0]
+    with pytest.raises(
+        UserError, match="runs/c was not measured beyond its window; give its records of --n-short 128"
+    ):
+        points_of(summaries, names=["a", "c"], beyond=further[1:])
+    with pytest.raises(UserError, match="runs/a was measured beyond 64 tokens, and its window has 128"):
+        points_of(summaries, names=["a"], beyond=[beyond(summaries["a"], n_short=64)])
+
+
+def made_up_points(models, seeds, rng):
+    """Points whose seeds are far apart and whose models rise the less the more they recover, but for the last one."""
+    points = []
+    for model in range(models):
+        for _ in range(seeds):
+            rise = -model if model < models - 1 else 5.0
+            noise = rng.normal(0, 0.8, 2)
+            points.append({"label": f"model {model}", "crossfit": False, "net_recovery": {"value": model + noise[0]},
+                           "k_suffices": {"value": 0.5}, "rise_nats": {"value": rise + noise[1]}})  # fmt: skip
+    return points
+
+
+def test_correlations_are_those_of_the_means_of_seeds_and_told_without_each_model():
+    points = made_up_points(7, 3, np.random.default_rng(5))
+    found = correlations([*points, {**points[0], "crossfit": True, "net_recovery": {"value": 99.0}}],
+                         resamples=1000, seed=0)  # fmt: skip
+    values = np.array([(p["net_recovery"]["value"], p["rise_nats"]["value"]) for p in points])
+    means = values.reshape(7, 3, 2).mean(axis=1)
+    own = found["net_recovery"]
+    assert own["value"] == pytest.approx(spearmanr(*means.T).statistic) and own["models"] == 7
+    without = [spearmanr(*np.delete(means, model, axis=0).T).statistic for model in range(7)]
+    assert list(own["without"].values()) == pytest.approx(without)
+    assert own["without"]["model 6"] < -0.9 < own["value"], "one model speaks against it"
+    assert found["k_suffices"]["value"] is None and found["k_suffices"]["low"] is None, "it is constant"
+    assert correlations(points[:9], resamples=1000, seed=0) == {}, "three models"
+
+
+def test_the_interval_of_a_correlation_goes_over_models_and_seeds():
+    """Against a bootstrap that was written another way; and seeds that agree make it narrower."""
+    points = made_up_points(9, 2, np.random.default_rng(7))
+    own = correlations(points, resamples=4000, seed=0)["net_recovery"]
+    values = np.array([(p["net_recovery"]["value"], p["rise_nats"]["value"]) for p in points]).reshape(
+        9, 2, 2
+    )
+    rng = np.random.default_rng(1)
+    drawn = []
+    for _ in range(4000):
+        turns = rng.choice(9, 9)
+        of_seeds = rng.multinomial(2, [0.5, 0.5], size=9) / 2
+        drawn.append(spearmanr(*np.einsum("ms,msv->mv", of_seeds, values[turns]).T).statistic)
+    assert (own["low"], own["high"]) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))), abs=0.05)
+    for point in points:
+        point["net_recovery"] = {"value": float(point["label"][-1])}
+        point["rise_nats"] = {"value": -float(point["label"][-1])}
+    exact = correlations(points, resamples=1000, seed=0)["net_recovery"]
+    assert (exact["value"], exact["low"], exact["high"]) == pytest.approx((-1, -1, -1))
+
+
+def test_many_models_have_letters_and_use_has_a_panel(summaries):
+    (point,) = points_of(summaries, names=["a"])
+    points = [
+        {
+            **point,
+            "label": f"encoding {number}",
+            "rise_nats": interval(0.1 * number),
+            "use_nats": interval(0.01 * number),
+        }
+        for number in range(10)
+    ]
+    settings = {"selector": "leave-one-out", "k": 4, "times": 4, "n_long": 128, "n_short": 16, "tau_nats": 1.0,
+                "n_beyond": 512}  # fmt: skip
+    found = {"settings": settings, "points": points,
+             "correlations": correlations(points, resamples=1000, seed=0)}  # fmt: skip
+    sparsity, use = joint_figure(found).axes
+    assert "rank correlation 1.00 [1.00, 1.00], 10 models" in use.get_xlabel()
+    assert "correlation" not in sparsity.get_xlabel(), "all have the same net recovery"
+    assert [container[0].get_marker() for container in use.containers][:2] == [
+        r"$\mathbf{A}$",
+        r"$\mathbf{B}$",
+    ]
+    assert use.containers[3][0].get_xdata()[0] == pytest.approx(0.03)
 
 
 def test_the_script_joins_draws_and_prints(folders, summaries, tmp_path, run_here):
