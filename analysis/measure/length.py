@@ -5,7 +5,9 @@ of a window has position 0 and is not measured, for nothing predicts it. Windows
 and lie inside one document; end-of-text is not predicted. All checkpoints read the same windows, hence their
 differences are paired. [ours: the bins, and drawing windows evenly from documents]
 
-    length.json     settings, and per model the mean of each bin and its difference to the first model
+    length.json     settings, and per model the mean of each bin and its difference to the first model; with --attention
+                    the entropy of the attention at the end of each length, and the share of its weights that are
+                    exactly 0 in float32, means over heads and layers
     length.parquet  a row per (checkpoint, document, bin): sum of losses and number of tokens
 
 Shapes: n windows, L tokens of each, D documents, B bins of positions. Losses are in nats per token.
@@ -29,19 +31,25 @@ from analysis.measure.measurement import (
     write_result,
 )
 from analysis.measure.settings import LengthSettings
+from analysis.model.rope_scaling import split_checkpoint
 from analysis.model.token_losses import TokenLosses
 from analysis.records.results import LENGTH
 from analysis.stats.bootstrap import count_clusters, interval_words
-from analysis.stats.length import PositionSums, summarize_length
+from analysis.stats.length import PositionSums, summarize_attention, summarize_length
 from analysis.text.segments import Segments, sample_segments
 from olmo_sparsity.data.tokenizers import load_tokenizer
 from olmo_sparsity.data.tokens import TOKENIZER_NAME
+from olmo_sparsity.model.rope_scaling import MESA
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import progress
 
 BINS_PER_OCTAVE = 2
 OCTAVES_BELOW = 3
 """Below the smallest length the bins go down so many octaves; the positions before them are one bin."""
+ATTENTION_QUERIES = 16
+"""Last tokens of each length whose attention is told."""
+ATTENTION_MEMORY = 4
+"""How many times the memory of a forward pass one takes that tells its attention."""
 
 
 def measure_length(settings: LengthSettings) -> Path:
@@ -53,23 +61,40 @@ def measure_length(settings: LengthSettings) -> Path:
     if list(lengths) != sorted(set(lengths)) or lengths[0] < 2:
         raise UserError(f"the lengths must be ascending and at least 2, not {list(lengths)}; mend --lengths")
     check_models(settings.checkpoints, settings.labels)
+    for checkpoint in settings.checkpoints if settings.attention else ():
+        if (split_checkpoint(checkpoint)[1] or ("",))[0] == MESA:
+            raise UserError(
+                f"{checkpoint} is read in chunks, and its attention is no single row; leave --attention out"
+            )
     text = open_text(settings, settings.checkpoints[0])
     segments = sample_segments(
         text.tokens, settings.windows, length=lengths[-1], seed=settings.seed, option="--lengths"
     )
     windows, edges = segments.read(text.tokens), position_edges(lengths)
-    described, loss_nats = [], []
+    described, loss_nats, attention = [], [], []
     for one, losses in each_model(settings, text, lengths[-1]):
         described.append(one)
         loss_nats.append(_sum_losses(losses, segments, windows, edges, one["label"]))
+        if settings.attention:
+            attention.append(_attention(losses, segments, windows, lengths, one["label"]))
     documents, windows_of = np.unique(segments.document, return_counts=True)
     groups = text.tokens.groups_of(documents)
     sums = PositionSums(edges, documents, windows_of[:, None] * np.diff(edges), np.stack(loss_nats), groups)
+    models = _models(settings, described, sums)
+    if settings.attention:
+        values = np.stack(attention).reshape(len(described), len(segments), -1)
+        of_models = summarize_attention(
+            values, segments.document, settings.labels, text.tokens.groups_of(segments.document),
+            resamples=settings.resamples, seed=settings.seed,
+        )  # fmt: skip
+        for model, found in zip(models, of_models, strict=True):
+            for one, statistics in zip(model["at_lengths"], found, strict=True):
+                one["attention"] = statistics
     return write_result(
         LENGTH,
         settings,
         text,
-        found={"models": _models(settings, described, sums)},
+        found={"models": models},
         measured={
             "windows_measured": len(segments),
             **count_clusters(documents, groups),
@@ -116,6 +141,20 @@ def _sum_losses(
             np.add.at(sums, document[rows], by_bin)
             advance(len(rows))
     return sums
+
+
+def _attention(
+    losses: TokenLosses, segments: Segments, windows: np.ndarray, lengths: Sequence[int], label: str
+) -> np.ndarray:
+    """Entropy and share of zeros of the attention at the end of the first L tokens of each window, (n, lengths, 2)."""
+    found = np.empty((len(segments), len(lengths), 2))
+    with progress(f"attention, {label}", len(lengths), "lengths") as advance:
+        for number, length in enumerate(lengths):
+            queries = min(ATTENTION_QUERIES, length)
+            for rows in losses.batches(len(segments), ATTENTION_MEMORY * length, queries):
+                found[rows, number] = losses.attention_statistics(windows[rows, :length], queries)
+            advance(1)
+    return found
 
 
 def _models(settings: LengthSettings, described: Sequence[Json], sums: PositionSums) -> list[Json]:

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from analysis.measure.selectors import Question, check_selector, find_selector
-from analysis.model.adapters import KeyValues
+from analysis.model.adapters import KeyValues, ReadAttention, mean_over_heads
 from analysis.model.device import pick_device
 from analysis.model.load import LoadedModel, check_long_context, load_for_analysis
 from analysis.model.scorer import Scorer
@@ -128,10 +128,12 @@ class PlantedModel:
         """See `analysis.model.adapters.AnalysedModel`."""
         return self._logits(self._present(position_ids, embeddings[..., 0]))[:, None]
 
-    def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
-        """A softmax of how far each token bears on the answer, (R, 1, L)."""
+    def last_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
+    ) -> Tensor:
+        """A softmax of how far each token bears on the answer, of one head, (R, 1, L)."""
         weight = self.noise.abs().index_fill(0, self.planted, self.strength / len(self.planted))
-        return weight[position_ids].softmax(dim=-1)[:, None]
+        return read(weight[position_ids].softmax(dim=-1)[:, None, None])
 
     def _present(self, position_ids: Tensor, presence: Tensor | float = 1.0) -> Tensor:
         """(R, N) presence of every column, that of tokens (R, L) or of what is read."""

@@ -188,6 +188,9 @@ class LengthSettings(ComparisonSettings):
     )
     """Every one is an edge of bins; the largest is L."""
     windows: int = field(default=256, metadata=argument("windows to sample, at most"))
+    attention: bool = field(
+        default=False, metadata=argument("also the entropy of attention at each length, and its exact zeros")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ width, H heads, D head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,6 +21,15 @@ from olmo_sparsity.util.errors import UserError
 
 KeyValues = list[tuple[Tensor, Tensor]]
 """Keys and values of a prefix, each (R, H, P, D), a pair per layer."""
+
+
+ReadAttention = Callable[[Tensor], Tensor]
+"""From the attention of a layer, (R, H, Q, L) float, to what is wanted of it."""
+
+
+def mean_over_heads(attention: Tensor) -> Tensor:
+    """(R, Q, L) of attention (R, H, Q, L)."""
+    return attention.mean(dim=1)
 
 
 class TokenModel(Protocol):
@@ -60,8 +69,10 @@ class AnalysedModel(Protocol):
     def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
         """Logits of the last Q positions, (R, Q, V), from what `embed` gives; gradients flow back to it."""
 
-    def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
-        """Attention of the last Q positions to every token, mean over heads and layers, (R, Q, L)."""
+    def last_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
+    ) -> Tensor:
+        """What is read of the attention of the last Q positions to every token, mean over layers; else (R, Q, L)."""
 
 
 class OlmoForAnalysis(nn.Module):
@@ -122,9 +133,11 @@ class OlmoForAnalysis(nn.Module):
             logits_to_keep=logits_to_keep,
         ).logits
 
-    def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
+    def last_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
+    ) -> Tensor:
         """See `AnalysedModel`."""
-        with _recording_attention(self.model, queries) as recorded:
+        with _recording_attention(self.model, queries, read) as recorded:
             self.model(input_ids, position_ids=position_ids, logits_to_keep=queries)
         return torch.stack(recorded).mean(dim=0)
 
@@ -216,7 +229,9 @@ class PositionedCausalLM(nn.Module):
             logits_to_keep=logits_to_keep,
         ).logits
 
-    def last_attention(self, input_ids: Tensor, position_ids: Tensor, queries: int) -> Tensor:
+    def last_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
+    ) -> Tensor:
         """See `AnalysedModel`. Only the plain ("eager") attention of transformers tells its weights."""
         usual = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
@@ -231,7 +246,7 @@ class PositionedCausalLM(nn.Module):
             ).attentions
         finally:
             self.model.set_attn_implementation(usual)
-        return torch.stack([layer[:, :, -queries:].float().mean(dim=1) for layer in weights]).mean(dim=0)
+        return torch.stack([read(layer[:, :, -queries:].float()) for layer in weights]).mean(dim=0)
 
 
 def _causal(bias: Tensor) -> Tensor:
@@ -242,8 +257,8 @@ def _causal(bias: Tensor) -> Tensor:
 
 
 @contextmanager
-def _recording_attention(model: PositionedOLMo, queries: int) -> Iterator[list[Tensor]]:
-    """While it runs, every layer appends the attention of the last Q positions, mean over heads, (R, Q, L)."""
+def _recording_attention(model: PositionedOLMo, queries: int, read: ReadAttention) -> Iterator[list[Tensor]]:
+    """While it runs, every layer appends what is read of the attention of the last Q positions."""
     recorded: list[Tensor] = []
 
     def softmax_of(attend: Any) -> Any:
@@ -258,15 +273,15 @@ def _recording_attention(model: PositionedOLMo, queries: int) -> Iterator[list[T
                 else attn_mask
             )
             scores = scores + mask[..., -queries:, :].float()
-            recorded.append(scores.softmax(dim=-1).mean(dim=1))
+            recorded.append(read(scores.softmax(dim=-1)))
             return attend(q, k, v, attn_mask=attn_mask, **rest)
 
         return attend_and_record
 
     def own(weights: Any) -> Any:
-        def weigh_and_record(*read: Any) -> Tensor:
-            made = weights(*read)
-            recorded.append(made[:, :, -queries:].mean(dim=1))
+        def weigh_and_record(*arguments: Any) -> Tensor:
+            made = weights(*arguments)
+            recorded.append(read(made[:, :, -queries:]))
             return made
 
         return weigh_and_record

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from analysis.model.adapters import AnalysedModel
 from analysis.model.device import LOGITS_PER_SLICE, OnDevice, pick_device
 from analysis.model.load import LoadedModel
 from olmo_sparsity.util.errors import UserError
@@ -60,6 +61,20 @@ class TokenLosses(OnDevice):
         logits = self._logits(tokens[:, :-1], np.zeros(len(tokens)), scored)
         return self._losses(logits, tokens), logits.argmax(dim=-1).cpu().numpy()
 
+    @torch.inference_mode()
+    def attention_statistics(self, tokens: np.ndarray, queries: int) -> np.ndarray:
+        """Entropy in nats and share of exact zeros of the attention of the last Q tokens of each row, (R, 2) float64.
+
+        ``tokens``: (R, L) ids. Both of the tokens up to the query, means over heads, layers and queries.
+        """
+        assert isinstance(self.model, AnalysedModel)
+        ids = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        with self.precision():
+            found = self.model.last_attention(
+                self.tensor(tokens), self.tensor(ids), queries, _entropy_and_zeros
+            )
+        return found.double().mean(dim=1).cpu().numpy()
+
     def _losses(self, logits: Tensor, tokens: np.ndarray) -> np.ndarray:
         losses = _cross_entropy(logits, self.tensor(tokens[:, -logits.shape[1] :])).cpu().numpy()
         if not np.isfinite(losses).all():
@@ -76,6 +91,15 @@ class TokenLosses(OnDevice):
         with self.precision():
             output = self.model(self.tensor(tokens), position_ids=self.tensor(ids), logits_to_keep=scored)
         return output.logits
+
+
+def _entropy_and_zeros(attention: Tensor) -> Tensor:
+    """Of attention (R, H, Q, L) the entropy over the L tokens and the share of zeros up to the query, (R, Q, 2)."""
+    queries, length = attention.shape[2:]
+    entropy = torch.special.entr(attention.float()).sum(dim=-1).mean(dim=1)
+    seen = torch.arange(length - queries + 1, length + 1, device=attention.device)
+    above = (attention > 0).sum(dim=-1).float().mean(dim=1)
+    return torch.stack([entropy, 1 - above / seen], dim=-1)
 
 
 @torch.inference_mode()

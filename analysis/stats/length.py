@@ -104,3 +104,44 @@ def summarize_length(
             )
         found.append({"label": models[number], "bins": bins, "at_lengths": at_lengths})
     return found
+
+
+def summarize_attention(
+    values: np.ndarray,
+    document: np.ndarray,
+    labels: Sequence[str],
+    group: np.ndarray | None,
+    *,
+    resamples: int,
+    seed: int,
+) -> list[list[Json]]:
+    """Of each model, at each length, the mean entropy of its attention and the share of zeros, with intervals.
+
+    Args:
+        values: (C, n, lengths times 2) of C checkpoints and n windows: entropy and share of each length.
+        document: (n,) of each window.
+        labels: of the C checkpoints; those of one label are seeds of one model.
+        group: (n,) of each window; None where the corpus has no groups.
+        resamples: of the bootstrap.
+        seed: of the bootstrap.
+    """
+    checkpoints, windows, columns = values.shape
+    sums = np.concatenate([np.ones((windows, 1)), *values], axis=1)
+    bootstrap = ClusterBootstrap(sums, document, groups=group, resamples=resamples, seed=seed)
+    found = []
+    for number, label in enumerate(dict.fromkeys(labels)):
+        seeds = [c for c in range(checkpoints) if labels[c] == label]
+        drawn = draw_seeds(len(seeds), resamples, seed, number)
+        means = [
+            bootstrap.interval(
+                mean_over_seeds([ratio_of_sums(1 + c * columns + place, 0) for c in seeds], drawn)
+            )
+            for place in range(columns)
+        ]
+        found.append(
+            [
+                {"entropy_nats": entropy.as_dict(), "zero_share": zeros.as_dict()}
+                for entropy, zeros in zip(means[::2], means[1::2], strict=True)
+            ]
+        )
+    return found

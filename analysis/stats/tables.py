@@ -381,7 +381,9 @@ def _agreement_tables(comparison: Json) -> Iterator[Table]:
 def render_length(length_json: Json) -> list[Table]:
     """The loss at each length, a row per model, and mean loss per bin, a column per model; for a terminal."""
     models, interval = length_json["models"], _interval_note(length_json["settings"])
-    return [_table_of_lengths(models, interval), _table_of_bins(models, interval)]
+    told = "attention" in models[0]["at_lengths"][0]
+    attention = [_table_of_attention(models, interval)] if told else []
+    return [_table_of_lengths(models, interval), *attention, _table_of_bins(models, interval)]
 
 
 def _interval_note(settings: Json) -> str:
@@ -404,6 +406,23 @@ def _table_of_lengths(models: Sequence[Json], interval: str) -> Table:
         cells = [interval_cell(first["loss_nats"])]
         cells += [f"{interval_cell(one['loss_nats'])}\n{interval_cell(one['rise_nats'])}" for one in others]
         table.add_row(Text(each["label"]), str(len(each["checkpoints"])), *cells)
+    return table
+
+
+def _table_of_attention(models: Sequence[Json], interval: str) -> Table:
+    table = _table(
+        "entropy of the attention [nats]",
+        f"[{interval}]; of the last tokens of each length; second line: weights that are exactly 0 [%]",
+    )
+    table.add_column("", no_wrap=True)
+    for one in models[0]["at_lengths"]:
+        table.add_column(f"{one['length']:,}", justify="right")
+    for each in models:
+        found = [one["attention"] for one in each["at_lengths"]]
+        cells = [
+            f"{interval_cell(one['entropy_nats'])}\n{percent_text(one['zero_share'], 1)}" for one in found
+        ]
+        table.add_row(Text(each["label"]), *cells)
     return table
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from scipy.stats import entropy
+from transformers import AutoModelForCausalLM
 
 import analysis.model.token_losses as token_losses_module
 from analysis.measure.length import _bytes_per_token, measure_length, position_edges
@@ -17,9 +19,11 @@ from analysis.records.results import LENGTH
 from analysis.stats.bootstrap import ratio_of_sums
 from analysis.stats.length import PositionSums, summarize_length
 from analysis.text.segments import sample_segments
+from olmo_sparsity.checkpoint import load_model
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokens import TokenFiles, Verified
+from olmo_sparsity.export import export_checkpoint
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
 from tests.support.families import directory
@@ -129,6 +133,57 @@ def test_the_loss_at_a_length_is_that_of_the_half_octave_below_it(plain, measure
         expected = interval_of(columns, document, rise_of, resamples=300, seed=0)
         interval = (last["rise_nats"]["low"], last["rise_nats"]["high"])
         assert interval == pytest.approx((expected.low, expected.high), abs=1e-4)
+
+
+def told_of(attention, length):
+    """Mean entropy by SciPy and share of zeros of the last 16 rows of layers of attention (H, L, L)."""
+    rows = [row[:place] for layer in attention for head in layer
+            for place, row in enumerate(head.double().tolist(), start=1) if place > length - 16]  # fmt: skip
+    zeros = [sum(weight == 0 for weight in row) / len(row) for row in rows]
+    return np.mean([entropy(row) for row in rows]), np.mean(zeros)
+
+
+def test_the_entropy_of_attention_and_its_zeros_are_told_at_each_length(made, tmp_path):
+    """Of softmax against transformers' own attention; of entmax against the weights of its layers, row by row."""
+    export_checkpoint(made / "pose" / "run", tmp_path / "hf")
+    (tmp_path / "entmax").mkdir()
+    checkpoint(tmp_path / "entmax", corpus=made / "corpus", attention="entmax")
+    paths = (str(made / "pose" / "run"), str(tmp_path / "hf"), str(tmp_path / "entmax" / "run"))
+    labels = ("pose", "exported", "entmax")
+    found = loaded(settings(made, tmp_path / "out", checkpoints=paths, labels=labels, attention=True))
+    tokens = TokenFiles.of_split(made / "corpus", "heldout")
+    windows = sample_segments(tokens, WINDOWS, length=40, seed=0, option="--lengths").read(tokens)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", attn_implementation="eager").eval()
+    sparse = load_model(tmp_path / "entmax" / "run")[0]
+    recorded = []
+    for block in sparse.blocks():
+        block.mixer.register_forward_hook(
+            lambda mixer, inputs, _: recorded.append(
+                mixer.weights(*inputs[:2], inputs[2][..., :0], inputs[3])[0]
+            )
+        )
+    for number, length in enumerate((16, 40), start=1):
+        softmax, entmax = [], []
+        for window in torch.from_numpy(windows[:, :length].astype(np.int64)):
+            with torch.no_grad():
+                softmax.append(
+                    told_of(
+                        [each[0] for each in plain(window[None], output_attentions=True).attentions], length
+                    )
+                )
+                recorded.clear()
+                sparse(window[None])
+            entmax.append(told_of(recorded, length))
+        for model, expected in zip(found["models"], (softmax, softmax, entmax), strict=True):
+            told = model["at_lengths"][number]["attention"]
+            values = told["entropy_nats"]["value"], told["zero_share"]["value"]
+            assert values == pytest.approx(tuple(np.mean(expected, axis=0)), abs=1e-5)
+            assert told["entropy_nats"]["low"] < values[0] < told["entropy_nats"]["high"]
+        assert np.mean(softmax, axis=0)[1] == 0 < np.mean(entmax, axis=0)[1] < 1
+    assert (
+        "attention"
+        not in loaded(settings(made, tmp_path / "without", ["pose"]))["models"][0]["at_lengths"][0]
+    )
 
 
 def sums_of(*checkpoints, documents=4):
@@ -283,9 +338,16 @@ def test_a_directory_of_transformers_is_measured_in_the_same_way(made, tmp_path)
         ({"windows": 0}, "nothing to measure"),
         ({"split": "test"}, "has no split 'test'"),
         ({"checkpoints": ("nowhere", "nowhere")}, "nowhere is neither"),
+        (
+            {"checkpoints": ("RUN@mesa:2", "RUN"), "attention": True},
+            "mesa:2 is read in chunks, .*; leave --attention",
+        ),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(made, tmp_path, changes, message):
+    own = str(made / "pose" / "run")
+    changes = {name: tuple(x.replace("RUN", own) for x in each) if name == "checkpoints" else each
+               for name, each in changes.items()}  # fmt: skip
     with refused(message):
         measure_length(settings(made, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
