@@ -3,6 +3,7 @@
 examples:
   python scripts/benchmark.py train                          the demo's shape
   python scripts/benchmark.py train --config configs/base.yaml --rounds 5 --json
+  python scripts/benchmark.py encodings configs/length/rope.yaml configs/length/{alibi,fox,entmax}.yaml
   python scripts/benchmark.py data --files data/c4/en/*.json.gz --rounds 5
   python scripts/benchmark.py influence --out runs/benchmark                    random weights, random tokens
   python scripts/benchmark.py influence runs/books --corpus runs/books/data --out runs/benchmark
@@ -16,6 +17,9 @@ its Trainer; the last two also compiled by torch.compile, which is not timed. Ra
 and of both Trainers, the median over rounds; a ratio above 1 is faster. Beside them stand the share of the machine's
 own matrix product in the same precision, timed in the same rounds, and the memory of the loss against the vocabulary.
 --model.d_model=512 --model.n_heads=8 is another width.
+
+`encodings` times optimizer steps of our loop with each config's position encoding and attention, eager and on random
+tokens, and measures the memory of a step, each in a process of its own.
 
 `data` times making token files of text, reading it included, as prepare_data does, and `datasets.map` with the same
 tokenizer (OLMo's) and as many processes as there are cores.

@@ -30,6 +30,19 @@ class TrainSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EncodingsSettings(Settings):
+    """Tokens per second and memory of training with each position encoding or attention, against the first."""
+
+    configs: tuple[str, ...] = field(
+        metadata=argument(
+            "configs of one window and batch; the first is the baseline", positional=True, nargs="+"
+        )
+    )
+    rounds: int = field(default=5, metadata=argument(ROUNDS))
+    steps: int = field(default=2, metadata=argument("steps per timing"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSettings(Settings):
     """Tokens per second of preparing text, ours against `datasets.map`."""
 
@@ -182,6 +195,7 @@ class GpuSettings(Settings):
 
 BENCHMARKS: dict[str, type[Settings]] = {
     "train": TrainSettings,
+    "encodings": EncodingsSettings,
     "data": DataSettings,
     "synthetic": SyntheticSettings,
     "length": LengthSettings,

@@ -90,7 +90,7 @@ class TrainBenchmark:
 
     def __init__(self, settings: TrainSettings, folder: Path):
         use_cpu_without_gpu()
-        self.config = _with_random_tokens(load_config(settings.config, settings.overrides), folder)
+        self.config = with_random_tokens(load_config(settings.config, settings.overrides), folder)
         self.steps, self.folder = settings.steps, folder
         eager = replace(self.config, compile=None)
         always = replace(self.config.compile or CompilerConfig(), from_steps=0)
@@ -191,7 +191,7 @@ def _olmo_model(config: Config) -> PositionedOLMo:
     return model
 
 
-def _with_random_tokens(config: Config, folder: Path) -> Config:
+def with_random_tokens(config: Config, folder: Path) -> Config:
     """The same config over a file of random tokens, so that a benchmark needs no corpus."""
     count = 64 * config.global_train_batch_size * config.model.max_sequence_length
     dtype = np.uint16 if config.model.vocab_size <= 1 << 16 else np.uint32

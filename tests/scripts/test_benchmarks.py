@@ -25,13 +25,14 @@ from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError
 from tests.olmo_sparsity.data.test_prepare import some_files
 from tests.support import tiny, tiny_task
+from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))  # as scripts/benchmark.py finds its modules
 
-from benchmarks import influence, influence_screened, length, loss_memory, synthetic, tables  # noqa: E402
+from benchmarks import encodings, influence, influence_screened, length, loss_memory, synthetic, tables  # noqa: E402
 from benchmarks.plain_loop import PLAIN_SELECTORS, PlainLoop, plain_selection  # noqa: E402
-from benchmarks.settings import InfluenceSettings, LengthSettings, SyntheticSettings  # noqa: E402
+from benchmarks.settings import EncodingsSettings, InfluenceSettings, LengthSettings, SyntheticSettings  # noqa: E402
 from benchmarks.timing import summarise, time_in_turn  # noqa: E402
 from benchmarks.trainer import LEARNING_RATE  # noqa: E402
 
@@ -511,3 +512,34 @@ def test_what_the_trainer_cannot_be_given_is_refused(tmp_path, changes, message)
         path = tiny_task.write(tmp_path, **changes)
     with pytest.raises(UserError, match=message):
         synthetic.run(SyntheticSettings(config=str(path), rounds=1, steps=1))
+
+
+# --- encodings ---
+
+
+SMALL = tuple(
+    f"--model.{each}"
+    for each in ("d_model=32", "max_sequence_length=512", "vocab_size=128", "embedding_size=128")
+)
+
+
+def test_encodings_are_timed_in_turn_and_attention_that_is_written_out_takes_more_memory():
+    configs = tuple(str(ROOT / f"configs/length/{name}.yaml") for name in ("rope", "fox"))
+    overrides = (*SMALL, "--global_train_batch_size=4", "--device_train_microbatch_size=4")
+    found = encodings.run(EncodingsSettings(configs=configs, rounds=2, steps=1, overrides=overrides))
+    rope, fox = (found["results"][name] for name in configs)
+    assert (rope["ratio"], rope["ratio_low"], rope["ratio_high"]) == (1, 1, 1)
+    assert fox["ratio"] == statistics.median(
+        a / b for a, b in zip(*(found["seconds"][name] for name in configs), strict=True)
+    )
+    scores = 4 * 2 * 512 * 512 * 4
+    assert fox["step_bytes"] > rope["step_bytes"] + scores, "of one layer at least"
+    assert found["baseline"] == configs[0] and (found["window"], found["batch"]) == (512, 4)
+
+
+def test_encodings_of_different_windows_are_refused(tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(f"base: {ROOT / 'configs/length/rope.yaml'}\nglobal_train_batch_size: 8\n")
+    configs = (str(ROOT / "configs/length/rope.yaml"), str(other))
+    with refused("the configs have different windows and batches"):
+        encodings.run(EncodingsSettings(configs=configs, overrides=SMALL))

@@ -1,0 +1,112 @@
+"""Position encodings and attentions side by side: optimizer steps of our loop in turn, and the memory of a step."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from analysis.model.device import MemoryGrowth
+from benchmarks.settings import EncodingsSettings
+from benchmarks.timing import (
+    MATRIX_PRODUCT,
+    Json,
+    about_this_run,
+    chosen_device,
+    matrix_product,
+    summarise,
+    time_in_turn,
+)
+from benchmarks.train import use_cpu_without_gpu, with_random_tokens
+from benchmarks.trainer import LEARNING_RATE, train_steps
+from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.data.batches import Batch, open_training_data
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.util.errors import UserError
+
+
+def run(settings: EncodingsSettings) -> Json:
+    """Tokens per second of each config, its ratio to the first, and the bytes that its steps take beyond the weights.
+
+    All are eager: attentions whose kernels are many would else be compared by what a compiler makes of them. Raises
+    `UserError` where windows or batches differ.
+    """
+    use_cpu_without_gpu()
+    os.environ.setdefault(
+        "MALLOC_MMAP_THRESHOLD_", "65536"
+    )  # of processes begun from here on: see `_step_bytes`
+    made = about_this_run(chosen_device())
+    with tempfile.TemporaryDirectory() as folder:
+        configs = _configs(settings, Path(folder))
+        first = next(iter(configs.values()))
+        tokens = settings.steps * first.global_train_batch_size * first.model.max_sequence_length
+        engines = {name: Engine(config, build_model(config)) for name, config in configs.items()}
+        baseline = engines[settings.configs[0]]
+        device, precision = baseline.device, baseline.accelerator.mixed_precision
+        runners = {
+            name: partial(train_steps, engine, configs[name], _endless(configs[name]), settings.steps)
+            for name, engine in engines.items()
+        }
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        product, operations = matrix_product(device, dtype)
+        seconds = time_in_turn({**runners, MATRIX_PRODUCT: product}, settings.rounds, device.type)
+        product_rate = operations / statistics.median(seconds.pop(MATRIX_PRODUCT))
+        rates = summarise(seconds, baseline=settings.configs[0], amount=tokens, unit="tokens/s")
+        for name, row in rates["results"].items():
+            row["step_bytes"] = _in_own_process(configs[name])
+    return {
+        "benchmark": "encodings",
+        "precision": precision,
+        "window": first.model.max_sequence_length,
+        "batch": first.global_train_batch_size,
+        "matrix_product_tflops": product_rate / 1e12,
+        **made,
+        **rates,
+        "seconds": seconds,
+    }
+
+
+def _configs(settings: EncodingsSettings, folder: Path) -> dict[str, Config]:
+    found = {}
+    for number, path in enumerate(settings.configs):
+        own = folder / str(number)
+        own.mkdir()
+        config = replace(load_config(path, settings.overrides), compile=None, initial_weights=None)
+        found[path] = with_random_tokens(config, own)
+    shapes = {(each.model.max_sequence_length, each.global_train_batch_size) for each in found.values()}
+    if len(shapes) > 1:
+        raise UserError(
+            f"the configs have different windows and batches, {sorted(shapes)}; give those of one"
+        )
+    return found
+
+
+def _endless(config: Config) -> Iterator[Batch]:
+    while True:
+        yield from open_training_data(config).batches(0)
+
+
+def _in_own_process(config: Config) -> int | None:
+    """What an earlier config left in memory cannot hide what this one takes."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_step_bytes, config).result()
+
+
+def _step_bytes(config: Config) -> int | None:
+    """Most bytes of a step beyond what it leaves; what the step before has freed, malloc has given back."""
+    use_cpu_without_gpu()
+    engine, batches = Engine(config, build_model(config)), _endless(config)
+    train_steps(engine, config, batches, 1)
+    memory = MemoryGrowth(engine.device)
+    engine.forward_backward(next(batches))
+    engine.step(LEARNING_RATE, config.max_grad_norm)
+    return memory.growth_bytes()
