@@ -99,7 +99,7 @@ def loaded_by(modules, names):
     ("stages", "absent"),
     [
         (("text", "model", "measure"), ENGINES | {"matplotlib"}),
-        (("records", "stats", "plots", "report"), {"torch"}),
+        (("records", "stats", "tables", "plots", "report"), {"torch"}),
         (("cli",), HEAVY),
     ],
     ids=[

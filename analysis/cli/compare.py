@@ -28,7 +28,8 @@ def main() -> None:
     from analysis.records.results import COMPARISON
     from analysis.records.store import load_records
     from analysis.stats.compare import compare
-    from analysis.stats.tables import print_result, render_comparison
+    from analysis.tables.cells import print_result
+    from analysis.tables.comparison import render_comparison
 
     first, second = load_records(arguments.first), load_records(arguments.second)
     comparison = compare(first, second, arguments.resamples, arguments.seed)

@@ -32,7 +32,8 @@ def main() -> None:
     from analysis.records.results import CORPORA, LENGTH
     from analysis.records.store import load_records
     from analysis.stats.corpora import corpus_numbers, joined_by_label
-    from analysis.stats.tables import print_result, render_corpora
+    from analysis.tables.cells import print_result
+    from analysis.tables.models import render_corpora
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.progress import progress
     from olmo_sparsity.util.provenance import current_commit

@@ -73,7 +73,7 @@ def main() -> None:
     import torch
 
     from analysis.stats.exact_match import RECORD_NAME
-    from analysis.stats.tables import print_result
+    from analysis.tables.cells import print_result
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
     from olmo_sparsity.data.task_batches import TaskPositions, task_of
     from olmo_sparsity.evaluate.exact_match import (
@@ -122,7 +122,7 @@ def main() -> None:
 
 def _table(rows: list[LengthResult]) -> Table:
     """A row for every length and k, without columns that do not apply; shares in per cent."""
-    from analysis.stats.tables import plain_table
+    from analysis.tables.cells import plain_table
 
     cells = [_cells(row) for row in rows]
     names = [name for name, text in cells[0].items() if text is not None]
@@ -137,7 +137,7 @@ def _table(rows: list[LengthResult]) -> Table:
 
 def _cells(row: LengthResult) -> dict[str, str | None]:
     from analysis.stats.exact_match import wilson
-    from analysis.stats.tables import percent_text
+    from analysis.tables.cells import percent_text
 
     has_ids = row.teacher_forced_ids is not None
     return {

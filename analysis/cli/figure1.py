@@ -40,7 +40,8 @@ def main() -> None:
     from analysis.plots.style import save_figure
     from analysis.stats.bound import bounds_json, trained_error
     from analysis.stats.exact_match import curves_json, load_records, pool, sources_json
-    from analysis.stats.tables import print_result, render_curves
+    from analysis.tables.cells import print_result
+    from analysis.tables.models import render_curves
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit, library_versions
 

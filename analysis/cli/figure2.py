@@ -41,7 +41,8 @@ def main() -> None:
     arguments = _parser().parse_args()
     from analysis.plots.dependencies import all_figures
     from analysis.plots.style import save_figure
-    from analysis.stats.tables import print_result, render_table
+    from analysis.tables.cells import print_result
+    from analysis.tables.summary import render_summary
     from olmo_sparsity.util.files import write_json
 
     _, summary, length = read_summary(arguments, arguments.records)
@@ -55,7 +56,7 @@ def main() -> None:
         for name, figure in figures.items()
         for path in save_figure(figure, folder, name, arguments.format)
     ]
-    print_result([render_table(summary)], [*paths, folder / "summary.json"])
+    print_result([render_summary(summary)], [*paths, folder / "summary.json"])
 
 
 def _parser() -> Parser:

@@ -38,7 +38,8 @@ def main() -> None:
     from analysis.plots.style import save_figure
     from analysis.records.results import LADDER, LENGTH
     from analysis.stats.ladder import correlations, ladder_points
-    from analysis.stats.tables import print_result, render_correlations, render_ladder
+    from analysis.tables.cells import print_result
+    from analysis.tables.models import render_correlations, render_ladder
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit
 

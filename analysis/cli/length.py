@@ -32,7 +32,8 @@ def main() -> None:
     settings = parse_settings(__doc__, LengthSettings)
     from analysis.measure.length import measure_length
     from analysis.plots.length import save_length_figures
-    from analysis.stats.tables import print_result, render_length
+    from analysis.tables.cells import print_result
+    from analysis.tables.models import render_length
 
     path = measure_length(with_labels(settings))
     found = LENGTH.load(path)

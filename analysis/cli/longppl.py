@@ -23,8 +23,8 @@ def main() -> None:
     """Measure, then print what was written."""
     settings = parse_settings(__doc__, LongPPLSettings)
     from analysis.measure.longppl import measure_longppl
-    from analysis.stats.longppl import render_longppl
-    from analysis.stats.tables import print_result
+    from analysis.tables.cells import print_result
+    from analysis.tables.models import render_longppl
 
     path = measure_longppl(settings)
     print_result([render_longppl(LONGPPL.load(path))], [path])

@@ -33,7 +33,8 @@ def main() -> None:
     from analysis.measure.needle import measure_needle
     from analysis.plots.needle import MEASURES, needle_figure, needle_lengths_figure, recall_figure
     from analysis.plots.style import save_figure
-    from analysis.stats.tables import print_result, render_needle
+    from analysis.tables.cells import print_result
+    from analysis.tables.models import render_needle
 
     path = measure_needle(with_labels(settings))
     found = NEEDLE.load(path)

@@ -62,7 +62,7 @@ def main() -> None:
     from analysis.plots.recall import recall_figure
     from analysis.plots.style import save_figure
     from analysis.records.results import RECALL
-    from analysis.stats.tables import print_result
+    from analysis.tables.cells import print_result
     from olmo_sparsity.util.files import read_json
 
     options: dict[str, Any] = {**defaults, **given}
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _tables_of_checkpoint(result: dict[str, Any]) -> Iterator[str | Table]:
-    from analysis.stats.tables import percent_text
+    from analysis.tables.cells import percent_text
 
     for cell in result["cells"]:
         right = percent_text(cell["accuracy"], 1)
@@ -88,7 +88,7 @@ def _tables_of_checkpoint(result: dict[str, Any]) -> Iterator[str | Table]:
 
 def _table_of_checkpoint(result: dict[str, Any], what: str) -> Table:
     """Rows for every number of planted tokens, selector and sort of context; ``what``: token or place."""
-    from analysis.stats.tables import plain_table
+    from analysis.tables.cells import plain_table
 
     counted = {"token": "planted tokens", "place": "planted pairs, found by either token"}[what]
     table = plain_table("planted", "selector", "context", *(f"k = {k}" for k in result["ks"]))
@@ -110,7 +110,7 @@ def _table_of_checkpoint(result: dict[str, Any], what: str) -> Table:
 
 
 def _table(result: dict[str, Any]) -> Table:
-    from analysis.stats.tables import plain_table
+    from analysis.tables.cells import plain_table
 
     table = plain_table("rule", "planted", "selector", *(f"k = {k}" for k in result["ks"]))
     table.title = "recall of the planted tokens"

@@ -21,7 +21,7 @@ from analysis.plots import style
 from analysis.plots.figure2 import describe, figure2, further_figure
 from analysis.plots.placebos import placebos_figure
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, divided, few_clusters
-from analysis.stats.tables import percent_text
+from analysis.tables.cells import percent_text
 from olmo_sparsity.util.result_files import Json
 
 KINDS_TITLES = ("(a) Share", "(b) Gain, all targets", "(c) Recovery, k = {k}", "(d) Net recovery, k = {k}")

@@ -1,4 +1,4 @@
-"""From the losses of targets to LongPPL in both forms, with intervals, and a table of it for a terminal.
+"""From the losses of targets to LongPPL in both forms, with intervals.
 
 `analysis.measure.longppl` says what the forms are. Shapes: n segments, T targets of each. Losses are in nats per token.
 """
@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Group
-from rich.text import Text
 
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, by_clusters, count_clusters, difference
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, count_clusters, difference
 from analysis.stats.recovery import SumsBootstrap
-from analysis.stats.tables import interval_cell, plain_table
 from olmo_sparsity.util.result_files import Json
 
 FORMS = ("exact", "published")
@@ -126,51 +123,3 @@ def _correlation(one: int, x: int, y: int, xx: int, yy: int, xy: int) -> Statist
         return np.where(varies, (product - mean_x * mean_y) / root, np.nan)
 
     return statistic
-
-
-def render_longppl(found: Json) -> Group:
-    """Both forms side by side, and how they agree, for a terminal."""
-    settings, forms = found["settings"], found["forms"]
-    head = Text.assemble(
-        (f"{found['targets']:,} targets", "bold"),
-        f" of {found['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}, "
-        f"S {settings['sliding_window']}; PPL of all of them {interval_cell(found['ppl'])}\n"
-        f"key tokens: LSD > {settings['alpha_nats']:g} nats and L_long < {settings['beta_nats']:g} nats",
-    )
-    table = plain_table("", *FORMS)
-    rows: list[tuple[str, str, Json]] = [
-        ("key tokens", "key_tokens", {"digits": 0}),
-        ("share of the targets [%]", "share", {"scale": 100}),
-        ("LongPPL", "longppl", {"digits": 3}),
-        ("PPL with the short context", "ppl_short", {}),
-        ("mean LSD [nats]", "mean_lsd_nats", {"digits": 3}),
-    ]
-    for title, name, looks in rows:
-        cells = [
-            "undefined" if forms[form][name]["value"] is None else interval_cell(forms[form][name], **looks)
-            for form in FORMS
-        ]
-        table.add_row(Text(title), *cells)
-    table.add_row("tokens read", *(f"{forms[form]['tokens_read']:,}" for form in FORMS), end_section=True)
-    return Group(head, Text(), table, Text(), _words(found))
-
-
-def _words(found: Json) -> Text:
-    """How the forms agree; where there are no key tokens, that LongPPL is undefined and what to change."""
-    settings, agreement, forms = found["settings"], found["agreement"], found["forms"]
-    if without := [form for form in FORMS if forms[form]["longppl"]["value"] is None]:
-        which = "either form" if len(without) == len(FORMS) else f"the {without[0]} form"
-        return Text(
-            f"there are no key tokens in {which}, so LongPPL is undefined: no target gains more than "
-            f"{settings['alpha_nats']:g} nats from the long context and has L_long below {settings['beta_nats']:g} "
-            "nats; lower --alpha, raise --beta or --segments, or measure a model trained for longer"
-        )
-    shares = ("jaccard", "share_of_exact_found_by_published", "share_of_published_confirmed_by_exact")
-    jaccard, of_exact, of_published = (interval_cell(agreement[name], scale=100, digits=0) for name in shares)
-    return Text.assemble(
-        f"key tokens of both forms: {jaccard} % of those of either (Jaccard), {of_exact} % of exact, "
-        f"{of_published} % of published\n"
-        f"correlation of LSD {interval_cell(agreement['lsd_correlation'], digits=3)}; LongPPL exact - published "
-        f"{interval_cell(agreement['longppl_difference'], digits=3)}\n",
-        (f"[95 % interval]: {settings['resamples']:,} resamples {by_clusters(found)}", "dim"),
-    )

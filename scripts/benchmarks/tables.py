@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from analysis.stats.tables import percent_text, plain_table, print_result
+from analysis.tables.cells import percent_text, plain_table, print_result
 from benchmarks.timing import Json
 
 _OF_PARTS = ("tokens_per_second", "mfu", "mfu_goal", "share_of_matrix_product", "peak_memory_gb")

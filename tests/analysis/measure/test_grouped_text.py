@@ -17,7 +17,7 @@ from analysis.measure.settings import LengthSettings, LongPPLSettings, NeedleSet
 from analysis.plots.length import describe_length
 from analysis.plots.needle import describe_needle
 from analysis.stats.bootstrap import ClusterBootstrap, ratio_of_sums
-from analysis.stats.tables import render_length
+from analysis.tables.models import render_length
 from tests.support import tiny
 from tests.support.measured import write_models
 

@@ -11,7 +11,8 @@ from analysis.measure.longppl import measure_longppl, score_targets
 from analysis.measure.settings import LongPPLSettings
 from analysis.model.load import load_for_analysis
 from analysis.model.token_losses import TokenLosses
-from analysis.stats.longppl import TargetLosses, key_tokens, render_longppl, summarize_longppl
+from analysis.stats.longppl import TargetLosses, key_tokens, summarize_longppl
+from analysis.tables.models import render_longppl
 from analysis.text.segments import sample_segments
 from olmo_sparsity.data.tokens import TokenFiles
 from tests.support.families import directory

@@ -17,7 +17,7 @@ from analysis.records.schema import FAR_CONTEXTS
 from analysis.records.store import Records
 from analysis.stats.compare import compare
 from analysis.stats.summary import summarize
-from analysis.stats.tables import render_comparison
+from analysis.tables.comparison import render_comparison
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_records import MEASURED, made_up_manifest, made_up_targets, write_records
 

@@ -11,7 +11,7 @@ from analysis.records.store import Records
 from analysis.stats.correlation import row_pearson, row_spearman
 from analysis.stats.faithfulness import overlap
 from analysis.stats.summary import summarize
-from analysis.stats.tables import interval_cell, percent_text
+from analysis.tables.cells import interval_cell, percent_text
 from tests.analysis.stats.test_summary import table_text
 from tests.support.made_up_records import made_up_records, resampled_rows, with_further
 

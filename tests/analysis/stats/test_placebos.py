@@ -13,7 +13,7 @@ from analysis.plots.dependencies import all_figures
 from analysis.records.schema import FURTHER_PLACEBOS
 from analysis.records.store import Records
 from analysis.stats.summary import summarize
-from analysis.stats.tables import name_lines, percent_text
+from analysis.tables.cells import name_lines, percent_text
 from tests.analysis.stats.test_summary import table_text
 from tests.support.made_up_records import UNSIGNED, made_up_records, resampled_rows
 

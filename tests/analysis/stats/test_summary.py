@@ -17,7 +17,8 @@ from analysis.records.store import Records
 from analysis.stats.bootstrap import ClusterBootstrap, few_clusters, ratio_of_sums, sign_flip_p_values
 from analysis.stats.findings import describe_findings
 from analysis.stats.summary import gain_bins, summarize
-from analysis.stats.tables import name_lines, render_table
+from analysis.tables.cells import name_lines
+from analysis.tables.summary import render_summary
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_records import MEASURED, made_up_records, resampled_rows
 
@@ -281,7 +282,7 @@ def test_unfinished_records_say_so(records: Records) -> None:
 
 def table_text(summary: dict) -> str:
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(render_table(summary))
+    console.print(render_summary(summary))
     return console.export_text()
 
 

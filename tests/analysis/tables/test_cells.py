@@ -5,7 +5,7 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from analysis.stats.tables import interval_cell, print_whole
+from analysis.tables.cells import interval_cell, print_whole
 
 WIDE = "4.61 [4.48, 4.74] " * 9
 

@@ -1,0 +1,1 @@
+"""Tables for a terminal: numbers with their 95 % intervals, from results as JSON."""
