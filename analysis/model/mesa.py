@@ -55,7 +55,7 @@ class Chunks:
     def woven_ids(self, begin: int, end: int) -> Tensor:
         """(end,) ids at which the chunk from ``begin`` on reads itself and what is before it.
 
-        The i-th token before the chunk has id begin - 1 - floor((begin - 1 - i) / E).
+        Token i, of those before the chunk, has id begin - 1 - floor((begin - 1 - i) / E).
         """
         ids = torch.arange(end)
         back = begin - 1 - ids[:begin]
