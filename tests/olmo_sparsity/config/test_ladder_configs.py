@@ -10,7 +10,10 @@ from olmo_sparsity.model.build import empty_model
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 RUNGS = sorted(path for path in (CONFIGS / "ladder").glob("*.yaml") if path.name != "base.yaml")
-ENCODINGS = sorted(path for path in (CONFIGS / "length").glob("*.yaml") if path.name != "base.yaml")
+BESIDE = sorted(path for path in (CONFIGS / "length").glob("*.yaml") if path.name != "base.yaml")
+LATER = [path for path in BESIDE if "initial_weights" in path.read_text()]
+ENCODINGS = [path for path in BESIDE if path not in LATER]
+OF_MODEL = ("rope", "nope", "alibi", "attention", "nope_layer_interval", "rope_window")
 
 
 def values_of(path: Path) -> dict:
@@ -45,12 +48,21 @@ def test_rungs_differ_in_shape_and_steps_only():
 
 
 def test_encodings_differ_in_positions_only():
-    of_model = ("rope", "nope", "alibi", "attention", "nope_layer_interval", "rope_window")
-    alike = [without(values_of(path), "positions", *of_model) for path in ENCODINGS]
+    alike = [without(values_of(path), "positions", *OF_MODEL) for path in ENCODINGS]
     assert all(each == alike[0] for each in alike)
-    ways = {str((each["positions"], [each["model"][name] for name in of_model]))
+    ways = {str((each["positions"], [each["model"][name] for name in OF_MODEL]))
             for each in map(values_of, ENCODINGS)}  # fmt: skip
     assert len(ways) == len(ENCODINGS) >= 15
+
+
+def test_what_is_switched_on_after_training_goes_on_from_rope_for_an_eighth_as_long():
+    rope = values_of(CONFIGS / "length" / "rope.yaml")
+    own = ("initial_weights", "max_duration", "scheduler", "positions", *OF_MODEL)
+    assert [path.stem for path in LATER] == ["drope", "ssmax-late"]
+    for values in map(values_of, LATER):
+        assert without(values, *own) == without(rope, *own)
+        assert values["initial_weights"].startswith("runs/encodings/config=rope,seed=")
+        assert int(values["max_duration"]) == round(int(rope["max_duration"]) / 8)
 
 
 def test_the_encoding_pose_is_the_rung_of_its_size():
