@@ -525,7 +525,8 @@ SMALL = tuple(
 
 def test_encodings_are_timed_in_turn_and_attention_that_is_written_out_takes_more_memory():
     configs = tuple(str(ROOT / f"configs/length/{name}.yaml") for name in ("rope", "fox"))
-    overrides = (*SMALL, "--global_train_batch_size=4", "--device_train_microbatch_size=4")
+    batch = ("--global_train_batch_size=4", "--device_train_microbatch_size=4")
+    overrides = (*SMALL, *batch, "--precision=fp32")  # a process has one, and other tests have chosen it
     found = encodings.run(EncodingsSettings(configs=configs, rounds=2, steps=1, overrides=overrides))
     rope, fox = (found["results"][name] for name in configs)
     assert (rope["ratio"], rope["ratio_low"], rope["ratio_high"]) == (1, 1, 1)
