@@ -29,6 +29,8 @@ _READ_BY_NEOX = {
     *("vocab_size", "embedding_size", "attention_dropout", "residual_dropout", "embedding_dropout"),
     *("eos_token_id", "pad_token_id", "init_device", "precision"),
 }
+_READ_BY = {"gpt_neox": _READ_BY_NEOX, "tuples": {*_READ_BY_NEOX, "tuples"}}
+_MOST_TABLE_ENTRIES = 1 << 26
 _DROPOUTS = ("model.residual_dropout", "model.attention_dropout", "model.embedding_dropout")
 _ABOUT_TEXT = (
     *("corpus.path", "corpus.stream", "data.paths", "data.datasets", "data.instance_filter"),
@@ -165,9 +167,11 @@ def _check_shape(config: Config) -> Iterator[Problem]:
 
 def _check_family(config: Config) -> Iterator[Problem]:
     model = config.model
-    if model.family != "gpt_neox":
+    if model.family not in _READ_BY:
         return
-    if not model.rope:
+    if model.family == "tuples":
+        yield from _check_tuples(config)
+    elif not model.rope:
         yield (
             ("model.rope", "model.family"),
             "GPT-NeoX has rotary embedding: set it to true; positions.rotate: none turns it off",
@@ -175,16 +179,44 @@ def _check_family(config: Config) -> Iterator[Problem]:
     defaults = type(model)()
     for item in fields(model):
         value, default = getattr(model, item.name), getattr(defaults, item.name)
-        if item.name not in _READ_BY_NEOX and value != default:
+        if item.name not in _READ_BY[model.family] and value != default:
             yield (
                 (f"model.{item.name}", "model.family"),
-                f"{show(value)} means nothing to model.family: gpt_neox; leave it at {show(default)}",
+                f"{show(value)} means nothing to model.family: {model.family}; leave it at {show(default)}",
             )
-    if len({field_value(config, name) for name in _DROPOUTS}) > 1:
+    if model.family == "gpt_neox" and len({field_value(config, name) for name in _DROPOUTS}) > 1:
         yield _DROPOUTS, "GPT-NeoX has one probability of dropout; set the three to the same number"
     for name in ("activation_checkpointing", "positions.doc_mask", "data.generate_doc_lengths"):
         if field_value(config, name):
             yield (name, "model.family"), "is for model.family: olmo; turn it off"
+
+
+def _check_tuples(config: Config) -> Iterator[Problem]:
+    model, scheme = config.model, config.positions.scheme
+    if config.task.name is None:
+        yield ("model.family", "task.name"), "tuples is for synthetic tasks; name a task, or choose olmo"
+    vocabulary, size = model.embedding_size or model.vocab_size, model.tuples.size
+    if size in (1, 2, 3) and vocabulary ** (size + 1) > _MOST_TABLE_ENTRIES:
+        yield (
+            ("model.tuples.size", "model.vocab_size"),
+            f"tuples of {size} among {vocabulary} tokens need {vocabulary ** (size + 1):,} entries; lower it",
+        )
+    if scheme in ("predicted", "random_float"):
+        yield (
+            ("positions.scheme", "model.family"),
+            f"{scheme} is not for model.family: tuples, which looks up whole differences of given ids; choose "
+            "contiguous, pose, or coupled",
+        )
+    if config.positions.rotate != "ids":
+        yield (
+            ("positions.rotate", "model.family"),
+            "is about RoPE, which model.family: tuples has not; leave it out",
+        )
+    if config.softmax_auxiliary_loss:
+        yield (
+            ("softmax_auxiliary_loss", "model.family"),
+            "is about logits, and model.family: tuples gives probabilities; set it to false",
+        )
 
 
 def _check_position_encoding(config: Config) -> Iterator[Problem]:

@@ -50,15 +50,36 @@ def known(default: Any, **what: Any) -> Any:
 
 
 @dataclass
-class ModelConfig(olmo.ModelConfig):
-    """OLMo's model configuration, the one position encoding that OLMo lacks, and the other architecture."""
+class TuplesConfig(olmo.BaseConfig):
+    """The idealised transformer of the theory, `model.family: tuples`: one attention over tuples of tokens."""
 
-    family: str = known("olmo", choices=("olmo", "gpt_neox"))
+    size: int = known(2, choices=(1, 2, 3))
+    """k: tokens of a tuple. Time grows with the k-th power of the length, memory with that of the vocabulary."""
+
+    locality: int | None = known(None, bound=ABOVE_0)
+    """Tuples whose position ids span more than this have no weight. Null: all have."""
+
+    relative: bool = True
+    """Whether the weight of a tuple depends on its position ids by their differences alone."""
+
+    anchored: bool = False
+    """Whether a tuple must contain the last token that was read, as where a response goes on from its last token."""
+
+
+@dataclass
+class ModelConfig(olmo.ModelConfig):
+    """OLMo's model configuration, the one position encoding that OLMo lacks, and the other architectures."""
+
+    family: str = known("olmo", choices=("olmo", "gpt_neox", "tuples"))
     """
-    olmo, or gpt_neox: transformers' GPT-NeoX with rotary embedding over the whole head. Of this section GPT-NeoX
-    reads d_model, n_heads, n_layers, rope_theta, max_sequence_length, vocab_size, embedding_size and the three
-    dropouts, which must be equal.
+    olmo; or gpt_neox: transformers' GPT-NeoX with rotary embedding over the whole head; or, for tasks, tuples: the
+    idealised transformer of the theory. Of this section GPT-NeoX reads d_model, n_heads, n_layers, rope_theta,
+    max_sequence_length, vocab_size, embedding_size and the three dropouts, which must be equal. Tuples reads
+    max_sequence_length, vocab_size, embedding_size and `tuples`; the rest may stay as it is for GPT-NeoX.
     """
+
+    tuples: TuplesConfig = field(default_factory=TuplesConfig)
+    """Of `family: tuples`."""
 
     nope: bool = False
     """

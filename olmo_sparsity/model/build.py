@@ -1,4 +1,4 @@
-"""The model that a config asks for: OLMo or GPT-NeoX, alone or inside a `PositionPredictor`."""
+"""The model that a config asks for: OLMo, GPT-NeoX or tuples, alone or inside a `PositionPredictor`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from olmo_sparsity.config.schema import Config, ModelConfig
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions
+from olmo_sparsity.model.tuples import TupleAttention
+from olmo_sparsity.positions import COUPLED_SCHEMES
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 
-Decoder = PositionedOLMo | PositionedNeoX
+Decoder = PositionedOLMo | PositionedNeoX | TupleAttention
 Model = Decoder | PositionPredictor
 
 _MODES = {"coupled": "oracle", "predicted": "predicted"}
@@ -25,7 +27,7 @@ def predictive_options(config: Config) -> PredictiveOptions:
     """How the model of ``config`` uses position ids."""
     options = config.positions
     return PredictiveOptions(
-        mode=_MODES.get(options.scheme, "plain"),
+        mode="plain" if config.model.family == "tuples" else _MODES.get(options.scheme, "plain"),
         table_size=options.table_size or 1,
         rotate=options.rotate,
         id_weight=options.id_weight,
@@ -36,14 +38,14 @@ def build_model(config: Config) -> Model:
     """The model of ``config`` with freshly drawn weights on the CPU, the same for a seed on every machine."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        decoder = _decoder(config.model, init_device="cpu", init_params=True)
+        decoder = _decoder(config, init_device="cpu", init_params=True)
     return _around(decoder, config)
 
 
 def empty_model(config: Config, device: str = "cpu") -> Model:
     """A model of this shape whose weights are about to be loaded; ``meta``: shapes alone, no memory."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        return _around(_decoder(config.model, init_device=device, init_params=False), config)
+        return _around(_decoder(config, init_device=device, init_params=False), config)
 
 
 def as_predictor(model: Model) -> PositionPredictor:
@@ -59,16 +61,22 @@ def decoder_of(model: Model) -> Decoder:
 
 
 def token_embedding(model: Model) -> nn.Embedding:
-    """The table in which the model looks its tokens up."""
+    """The table in which the model looks its tokens up; of tuples, that of what they predict."""
     decoder = decoder_of(model)
+    if isinstance(decoder, TupleAttention):
+        return decoder.values
     parts: Any = decoder.model.gpt_neox if isinstance(decoder, PositionedNeoX) else decoder.transformer
     return parts.embed_in if isinstance(decoder, PositionedNeoX) else parts["wte"]
 
 
-def _decoder(config: ModelConfig, *, init_device: str, init_params: bool) -> Decoder:
-    if config.family == "olmo":
-        return PositionedOLMo(replace(config, init_device=init_device), init_params=init_params)
-    return PositionedNeoX(config)
+def _decoder(config: Config, *, init_device: str, init_params: bool) -> Decoder:
+    model, positions = config.model, config.positions
+    if model.family == "olmo":
+        return PositionedOLMo(replace(model, init_device=init_device), init_params=init_params)
+    if model.family == "tuples":
+        coupled = positions.table_size if positions.scheme in COUPLED_SCHEMES else None
+        return TupleAttention(model, reach=coupled or positions.target_length or model.max_sequence_length)
+    return PositionedNeoX(model)
 
 
 def _around(decoder: Decoder, config: Config) -> Model:

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.model.linear_loss import Head, linear_cross_entropy, loss_sums
-from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
 
@@ -82,14 +81,17 @@ class PositionPredictor(nn.Module):
     Called as the decoder alone is called, so the training loop needs not tell them apart.
     """
 
-    def __init__(self, decoder: PositionedOLMo | PositionedNeoX, options: PredictiveOptions, *, seed: int):
-        """The embedding and the head are drawn anew, the same for a seed on every machine."""
+    def __init__(self, decoder: Any, options: PredictiveOptions, *, seed: int):
+        """The embedding and the head are drawn anew, the same for a seed on every machine.
+
+        ``decoder``: `PositionedOLMo`, `PositionedNeoX`, or, plain, what else is called as they are.
+        """
         super().__init__()
         self.decoder = decoder
+        width = decoder.config.d_model
         self.options = options
         self.id_embedding: nn.Embedding | None = None
         self.id_head: nn.Linear | None = None
-        width = decoder.config.d_model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if options.embeds_ids:
@@ -122,7 +124,7 @@ class PositionPredictor(nn.Module):
         """
         inputs: dict[str, Any] = {
             "position_ids": self._rotary_ids(position_ids, attention_mask),
-            "input_embeddings": self._embed(input_ids, position_ids[:, -input_ids.shape[1] :]),
+            **self._embeddings(input_ids, position_ids[:, -input_ids.shape[1] :]),
             **self._mask_options(attention_mask, input_ids.shape[1]),
         }
         if labels is not None:
@@ -151,9 +153,11 @@ class PositionPredictor(nn.Module):
         loss = tokens + self.options.id_weight * ids
         return {"loss_nats": loss, "token_loss_nats": tokens, "id_loss_nats": ids}
 
-    def _embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-        tokens = self.decoder.embed(input_ids)
-        return tokens if self.id_embedding is None else tokens + self.id_embedding(position_ids)
+    def _embeddings(self, input_ids: Tensor, position_ids: Tensor) -> dict[str, Tensor]:
+        """In place of the decoder's own embeddings, with those of the ids where there are any."""
+        if self.id_embedding is None:
+            return {}
+        return {"input_embeddings": self.decoder.embed(input_ids) + self.id_embedding(position_ids)}
 
     def _rotary_ids(self, position_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """What RoPE sees of (B, P + T) ids, of the same shape."""
@@ -168,7 +172,7 @@ class PositionPredictor(nn.Module):
         """The mask as the decoder wants it."""
         if attention_mask is None:
             return {}
-        if length > 1 or isinstance(self.decoder, PositionedNeoX) or self.decoder.encoding.biases:
+        if length > 1 or not isinstance(self.decoder, PositionedOLMo) or self.decoder.encoding.biases:
             return {"attention_mask": attention_mask}
         # Of a single query OLMo reads one row of a square bias, yet makes the square out of a mask, at every step. A
         # view that repeats the row costs nothing; a single query is after all the others, so it is causal too.

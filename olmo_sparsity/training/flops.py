@@ -60,6 +60,8 @@ def peak_flops(config: Config, device: torch.device) -> float | None:
 
     `speed_monitor.gpu_flops_available` overrides the table. A processor, or part of a GPU (MIG), is not guessed.
     """
+    if config.model.family == "tuples":
+        return None  # it looks up instead of multiplying matrices
     if config.speed_monitor.gpu_flops_available is not None:
         return float(config.speed_monitor.gpu_flops_available)
     return known_peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,11 @@ def random_documents(count: int, length: int, seed: int = 0, vocab_size: int = 5
 
 def write_yaml(folder: Path, corpus: Path, **changes) -> Path:
     """A training config for `corpus`; changes are sections or plain values."""
-    model_section = {key: value for key, value in vars(model_config()).items() if value is not None}
+    model_section = {
+        key: value
+        for key, value in vars(model_config()).items()
+        if value is not None and not is_dataclass(value)
+    }
     values = {
         "seed": 3,
         "model": {key: getattr(value, "value", value) for key, value in model_section.items()},

@@ -1,0 +1,156 @@
+"""The idealised transformer of the theory: one softmax over tuples of k tokens (Golowich et al. 2025, Definition 3.3).
+
+Where a head of a transformer attends to single tokens, this one attends to all tuples S of k tokens that it has read:
+
+    p(next token | x) = sum over S of w_S g(x_S),    w = softmax over S of a(x_S) + b(positions of S)
+
+a and b are any functions, and g gives any distribution, so all three are tables [ours]. What the theory assumes about
+positions are options: b may see differences of position ids alone (relativity), and tuples whose ids are far apart may
+have no weight (locality). The cost grows with T^k, and the tables with V^k.
+
+Shapes: B batch, P past tokens, T tokens, C = P + T columns, A columns that are the last of a tuple, S tuples of each of
+them, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from olmo.model import OLMoOutput
+from torch import Tensor, nn
+
+from olmo_sparsity.config.schema import ModelConfig
+from olmo_sparsity.model.linear_loss import IGNORED
+
+_TUPLES_AT_ONCE = 1 << 22
+_NO_WEIGHT = -1e9  # added to scores; finite, so that a column without any tuple has no NaN
+_INIT_STD = 0.02
+_SMALLEST = 1e-30  # of a probability, so that its logarithm is finite
+
+
+class TupleAttention(nn.Module):
+    """Attention over tuples with the interface of `PositionedOLMo`, as far as synthetic tasks need it.
+
+    ``logits`` are log probabilities. A column before which there is no tuple has a uniform distribution.
+    """
+
+    def __init__(self, config: ModelConfig, reach: int):
+        """With freshly drawn weights. ``reach``: ids are told apart up to reach - 1, and larger ones are like it."""
+        super().__init__()
+        self.config = config
+        options, vocabulary = config.tuples, config.embedding_size or config.vocab_size
+        self.size, self.locality, self.anchored = options.size, options.locality, options.anchored
+        self.vocabulary, self.reach = vocabulary, reach
+        self.farthest = reach - 1 if options.locality is None else options.locality
+        gaps = (2 * self.farthest + 1) ** (self.size - 1)
+        self.relative = options.relative
+        self.content = nn.Embedding(vocabulary**self.size, 1)
+        self.positions = nn.Embedding(gaps * (1 if options.relative else reach), 1)
+        self.values = nn.Embedding(vocabulary**self.size, vocabulary)
+        for table in (self.content, self.positions, self.values):
+            nn.init.normal_(table.weight, std=_INIT_STD)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        past_key_values: Tensor | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int = 0,
+        labels: Tensor | None = None,
+        **_: Any,
+    ) -> Any:
+        """``logits`` (B, T, V), or of the last ``logits_to_keep`` columns; with ``labels`` the sum of their losses.
+
+        ``input_ids``: (B, T). ``position_ids``: (B, C) integers; None means 0 … C-1. ``attention_mask``: (B, C), 0 at
+        padding. The cache is simply the tokens before, (B, P): nothing of them can be kept but for single tokens.
+        """
+        tokens = input_ids if past_key_values is None else torch.cat([past_key_values, input_ids], dim=1)
+        ids = torch.arange(tokens.shape[1], device=tokens.device) if position_ids is None else position_ids
+        real = torch.ones_like(tokens) if attention_mask is None else attention_mask
+        logits = self._log_probabilities(tokens, ids.expand_as(tokens), real.bool(), input_ids.shape[1])
+        if labels is not None:
+            loss = F.nll_loss(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+            return {"loss_nats": loss}
+        kept: Any = logits[:, -logits_to_keep:]  # -0: all
+        cache: Any = tokens if use_cache else None
+        return OLMoOutput(logits=kept, attn_key_values=cache, hidden_states=None)
+
+    def _log_probabilities(self, tokens: Tensor, ids: Tensor, real: Tensor, wanted: int) -> Tensor:
+        """Of the next token, (B, T, V), for the last T = ``wanted`` of the C columns."""
+        columns = tokens.shape[1]
+        first = columns - wanted if self.anchored else 0  # else a tuple may end anywhere
+        near = self.locality is not None and bool((ids.diff(dim=1)[real[:, 1:]] > 0).all())
+        members = self._members(columns, tokens.device, near)
+        probabilities = self.values.weight.float().softmax(dim=-1)
+        step = max(1, _TUPLES_AT_ONCE // (len(tokens) * members.shape[1]))
+        outputs, totals = [], []
+        for start in range(first, columns, step):
+            last = torch.arange(start, min(start + step, columns), device=tokens.device)
+            output, total = self._of_tuples(tokens, ids, real, last, members, near, probabilities)
+            outputs.append(output)
+            totals.append(total)
+        output, total = torch.cat(outputs, dim=1), torch.cat(totals, dim=1)
+        has_tuple = total > _NO_WEIGHT / 2
+        if not self.anchored:
+            later = torch.ones(columns, columns, dtype=torch.bool, device=tokens.device).triu(1)
+            weights = (
+                total[:, None].expand(-1, columns, -1).masked_fill(later, 2 * _NO_WEIGHT).softmax(dim=-1)
+            )
+            output, has_tuple = weights @ output, has_tuple.cummax(dim=1).values
+        output = torch.where(has_tuple[..., None], output, 1 / self.vocabulary)
+        return output.clamp_min(_SMALLEST).log()[:, -wanted:]
+
+    def _members(self, columns: int, device: torch.device, near: bool) -> Tensor:
+        """The other columns of the tuples, (k - 1, S) ascending, or, ``near``, how far they are before the last.
+
+        Ids that grow with every token leave no tuple within `locality` that has more columns than ids between.
+        """
+        if self.size == 1:
+            return torch.empty(0, 1, dtype=torch.int64, device=device)  # one tuple: the last column alone
+        many = min(columns - 1, self.farthest) if near else columns
+        found = torch.combinations(torch.arange(many, device=device), self.size - 1).T
+        return many - found if near else found  # distances, the farthest first
+
+    def _of_tuples(
+        self,
+        tokens: Tensor,
+        ids: Tensor,
+        real: Tensor,
+        last: Tensor,
+        members: Tensor,
+        near: bool,
+        probabilities: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """What the tuples that end in the columns ``last`` (A,) predict, (B, A, V), and log Σ exp of scores, (B, A).
+
+        ``members``, ``near``: see `_members`. ``probabilities``: g, (V^k, V).
+        """
+        code = tokens[:, last, None] * self.vocabulary ** (self.size - 1)
+        gap_code = torch.zeros_like(ids[:, last, None])
+        counts = real[:, last, None]
+        lowest = highest = torch.zeros_like(gap_code)
+        for number, places in enumerate(members):
+            columns = last[:, None] - places if near else places.expand(len(last), -1)
+            counts = counts & (columns >= 0) & (columns < last[:, None]) & real[:, columns.clamp_min(0)]
+            columns = columns.clamp_min(0)
+            gap = ids[:, last, None] - ids[:, columns]
+            lowest, highest = torch.minimum(lowest, gap), torch.maximum(highest, gap)
+            code = code + tokens[:, columns] * self.vocabulary**number
+            place = (gap + self.farthest).clamp(0, 2 * self.farthest)
+            gap_code = gap_code * (2 * self.farthest + 1) + place
+        if self.locality is not None:
+            counts = counts & (highest - lowest <= self.locality)
+        if not self.relative:
+            gap_code = gap_code * self.reach + ids[:, last, None].clamp_max(self.reach - 1)
+        scores = self.content(code)[..., 0].float() + self.positions(gap_code)[..., 0].float()
+        scores = scores.masked_fill(~counts, _NO_WEIGHT)
+        weights = scores.softmax(dim=-1)
+        summed = F.embedding_bag(
+            code.flatten(0, 1), probabilities, per_sample_weights=weights.flatten(0, 1), mode="sum"
+        )
+        return summed.view(*weights.shape[:2], -1), scores.logsumexp(dim=-1)

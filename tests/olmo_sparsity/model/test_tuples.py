@@ -1,0 +1,137 @@
+"""Attention over tuples against a plain sum over them, and what the theory's assumptions change."""
+
+import math
+from itertools import combinations
+
+import pytest
+import torch
+
+from olmo_sparsity.config.schema import TuplesConfig
+from olmo_sparsity.model import tuples
+from olmo_sparsity.model.build import as_predictor
+from olmo_sparsity.model.predictive import decode
+from olmo_sparsity.model.tuples import TupleAttention
+from tests.support import tiny
+
+VOCABULARY, REACH = 5, 40
+
+
+def random_model(**options) -> TupleAttention:
+    config = tiny.model_config(
+        family="tuples", vocab_size=VOCABULARY, embedding_size=None, tuples=TuplesConfig(**options)
+    )
+    torch.manual_seed(3)
+    model = TupleAttention(config, reach=REACH).eval()
+    for table in (model.content, model.positions, model.values):
+        torch.nn.init.normal_(table.weight, std=1.5)
+    return model
+
+
+@torch.no_grad()
+def plain_sum(model: TupleAttention, tokens: list[int], ids: list[int]) -> list[float]:
+    """The distribution after the last token, by the definition, one tuple after the other."""
+    k, far = model.size, model.farthest
+    last = len(tokens) - 1
+    sums, total = [0.0] * VOCABULARY, 0.0
+    for columns in combinations(range(len(tokens)), k):
+        of_ids = [ids[column] for column in columns]
+        if model.anchored and columns[-1] != last:
+            continue
+        if model.locality is not None and max(of_ids) - min(of_ids) > model.locality:
+            continue
+        code = sum(tokens[column] * VOCABULARY**number for number, column in enumerate(columns))
+        place = 0
+        for each in of_ids[:-1]:
+            place = place * (2 * far + 1) + of_ids[-1] - each + far
+        if not model.relative:
+            place = place * REACH + of_ids[-1]
+        weight = math.exp(float(model.content.weight[code, 0] + model.positions.weight[place, 0]))
+        total += weight
+        given = model.values.weight[code].softmax(dim=0)
+        sums = [before + weight * float(p) for before, p in zip(sums, given, strict=True)]
+    return [each / total for each in sums] if total else [1 / VOCABULARY] * VOCABULARY
+
+
+def samples(length=8, coupled=False):
+    generator = torch.Generator().manual_seed(length)
+    tokens = torch.randint(0, VOCABULARY, (2, length), generator=generator)
+    if coupled:
+        return tokens, torch.randint(0, REACH, (2, length), generator=generator)
+    return tokens, torch.cumsum(torch.randint(1, 5, (2, length), generator=generator), dim=1)
+
+
+OPTIONS = [
+    {"size": size, **options}
+    for size in (1, 2, 3)
+    for options in (
+        {},
+        {"locality": 6},
+        {"anchored": True},
+        {"locality": 6, "relative": False, "anchored": True},
+    )
+]
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_column_has_the_plain_sum_over_the_tuples_before_it(monkeypatch, options, coupled):
+    monkeypatch.setattr(tuples, "_TUPLES_AT_ONCE", 50)  # several rounds
+    model = random_model(**options)
+    tokens, ids = samples(coupled=coupled)
+    found = model(tokens, ids).logits.exp()
+    for row in range(2):
+        for end in range(1, tokens.shape[1] + 1):
+            expected = plain_sum(model, tokens[row, :end].tolist(), ids[row, :end].tolist())
+            assert found[row, end - 1].tolist() == pytest.approx(expected, abs=1e-6), (row, end)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_padding_and_a_cache_change_nothing(options):
+    model = random_model(**options)
+    tokens, ids = samples()
+    whole = model(tokens, ids).logits
+    start = model(tokens[:, :5], ids[:, :5], use_cache=True)
+    rest = model(tokens[:, 5:], ids, past_key_values=start.attn_key_values).logits
+    torch.testing.assert_close(rest, whole[:, 5:])
+    mask = torch.ones(2, 11, dtype=torch.long)
+    mask[:, 3:6] = 0  # padding in the middle, as between a prompt and what follows it
+    padded = torch.cat([tokens[:, :3], torch.zeros_like(tokens[:, :3]), tokens[:, 3:]], dim=1)
+    padded_ids = torch.cat([ids[:, :3], torch.zeros_like(ids[:, :3]), ids[:, 3:]], dim=1)
+    torch.testing.assert_close(model(padded, padded_ids, attention_mask=mask).logits[:, 6:], whole[:, 3:])
+
+
+def test_relative_weights_do_not_see_a_shift_of_all_ids_and_absolute_ones_do():
+    tokens, ids = samples()
+    for relative in (True, False):
+        model = random_model(size=2, relative=relative)
+        same = torch.allclose(model(tokens, ids).logits, model(tokens, ids + 3).logits, atol=1e-6)
+        assert same == relative
+
+
+def test_labels_give_the_sum_of_the_losses_and_its_gradient():
+    model = random_model(size=2, locality=6)
+    tokens, ids = samples()
+    labels = tokens.roll(-1, dims=1)
+    labels[:, :3] = -100
+    loss = model(tokens, ids, labels=labels)["loss_nats"]
+    logits = model(tokens, ids).logits
+    expected = torch.nn.functional.cross_entropy(
+        logits[:, 3:].flatten(0, 1), labels[:, 3:].flatten(), reduction="sum"
+    )
+    torch.testing.assert_close(loss, expected)  # log probabilities are logits, too
+    for parameter in model.parameters():
+        [found] = torch.autograd.grad(loss, parameter, retain_graph=True)
+        [wanted] = torch.autograd.grad(expected, parameter, retain_graph=True)
+        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
+
+
+def test_decoding_reads_what_it_has_decoded():
+    model = random_model(size=2)
+    tokens, ids = samples()
+    decoded = decode(as_predictor(model), tokens, ids, end_token=-1, max_tokens=3)
+    for row in range(2):
+        read, read_ids = tokens[row].tolist(), ids[row].tolist()
+        for step in range(3):
+            expected = plain_sum(model, read, read_ids)
+            assert int(decoded.tokens[row, step]) == max(range(VOCABULARY), key=expected.__getitem__)
+            read, read_ids = [*read, int(decoded.tokens[row, step])], [*read_ids, read_ids[-1] + 1]
