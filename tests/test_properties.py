@@ -24,8 +24,8 @@ from analysis.records.schema import Manifest
 from analysis.records.store import load_records
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.messages import dotted_names
+from olmo_sparsity.corpus.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.data.sources import TextFiles
-from olmo_sparsity.data.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
 from tests.support.made_up_records import made_up_manifest, made_up_records

@@ -37,9 +37,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFile
 from olmo_sparsity.data.prepare import prepare, prepare_shard
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
-from olmo_sparsity.data.tokens import CorpusManifest, TokenFile
 from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.shard import Shard

@@ -201,7 +201,7 @@ def _check_measurement(options: argparse.Namespace, command: Sequence[str], arra
     from analysis.measure.influence import targets_per_batch
     from analysis.records.shards import MeasurementShard
     from analysis.text.contexts import sample_targets
-    from olmo_sparsity.data.tokens import TokenFiles
+    from olmo_sparsity.corpus.tokens import TokenFiles
 
     settings = parse_settings(command)
     if _is_to_come(options.corpus, bool(options.after)):
@@ -222,7 +222,7 @@ def _check_measurement(options: argparse.Namespace, command: Sequence[str], arra
 
 def _is_to_come(corpus: str, after: bool) -> bool:
     """Whether a corpus is left to an earlier job."""
-    from olmo_sparsity.data.tokens import MANIFEST_NAME
+    from olmo_sparsity.corpus.tokens import MANIFEST_NAME
 
     return after and not (Path(corpus) / MANIFEST_NAME).is_file()
 

@@ -37,8 +37,8 @@ from analysis.records.results import LENGTH
 from analysis.stats.bootstrap import count_clusters, interval_words
 from analysis.stats.length import PositionSums, summarize_attention, summarize_length
 from analysis.text.segments import Segments, sample_segments
+from olmo_sparsity.corpus.tokens import TOKENIZER_NAME
 from olmo_sparsity.data.tokenizers import load_tokenizer
-from olmo_sparsity.data.tokens import TOKENIZER_NAME
 from olmo_sparsity.model.rope_scaling import MESA
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import progress

@@ -19,7 +19,7 @@ from analysis.model.rope_scaling import load_scaled, split_checkpoint
 from analysis.model.token_losses import TokenLosses
 from olmo_sparsity.checkpoint import CONFIG
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.data.tokens import MANIFEST_NAME, TokenFiles, Verified
+from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TokenFiles, Verified
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file

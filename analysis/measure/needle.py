@@ -59,8 +59,8 @@ from analysis.text.contexts import Contexts
 from analysis.text.segments import Segments, sample_segments
 from olmo_sparsity.checkpoint import CONFIG
 from olmo_sparsity.config.load import load_config
+from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.data.needles import is_held_out
-from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.streams import Stream

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
 from olmo_sparsity.checkpoint import CONFIG, TOKENIZER, load_model, resolve_checkpoint, weights_sha256
 from olmo_sparsity.config.load import load_config
+from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest
 from olmo_sparsity.data.tokenizers import load_tokenizer
-from olmo_sparsity.data.tokens import TOKENIZER_NAME, CorpusManifest
 from olmo_sparsity.export import EXPORT_KIND, EXPORT_NAME, quiet_transformers
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo

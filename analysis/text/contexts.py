@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 

@@ -1,1 +1,1 @@
-"""Text to token files: corpora, tokenizers, and the files that training and analysis read."""
+"""Text to token files, and token files or synthetic tasks to training batches."""

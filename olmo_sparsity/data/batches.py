@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from olmo_sparsity.config.load import Config
+from olmo_sparsity.corpus.tokens import ExpectedFile, Verified, expected_files
 from olmo_sparsity.data.stream import StreamedData
 from olmo_sparsity.data.task_batches import TaskData
-from olmo_sparsity.data.tokens import ExpectedFile, Verified, expected_files
 from olmo_sparsity.data.windows import Batch, TrainingBatches, TrainingData, bare_training_paths
 
 __all__ = ["Batch", "TrainingBatches", "open_training_data", "verify_checksums"]

@@ -22,9 +22,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from olmo_sparsity.data.text import Document, paragraph_hash, split_paragraphs, write_document
-from olmo_sparsity.data.workers import report, run_jobs
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
+from olmo_sparsity.util.workers import report, run_jobs
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.data.groups import groups_name, write_groups
+from olmo_sparsity.corpus.groups import groups_name, write_groups
+from olmo_sparsity.corpus.tokens import DTYPES, TokenFile
 from olmo_sparsity.data.text import (
     BUCKETS,
     SPACE,
@@ -30,11 +31,10 @@ from olmo_sparsity.data.text import (
     write_document,
 )
 from olmo_sparsity.data.tokenizers import load_tokenizer
-from olmo_sparsity.data.tokens import DTYPES, TokenFile
-from olmo_sparsity.data.workers import report
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
 from olmo_sparsity.util.result_files import CHECKSUM, json_checksum
+from olmo_sparsity.util.workers import report
 
 BATCH_CHARACTERS = 1 << 20
 """Text tokenized at once: enough to keep the tokenizer's threads busy, little enough to bound memory."""

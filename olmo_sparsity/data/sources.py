@@ -20,8 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from olmo_sparsity.corpus.groups import group_of_url
 from olmo_sparsity.data.docstrings import docs_packages, write_documents
-from olmo_sparsity.data.groups import group_of_url
 from olmo_sparsity.data.text import GROUP_FIELD, Document, Unit
 from olmo_sparsity.data.tokenizers import (
     EOS_TOKEN,
@@ -31,7 +31,6 @@ from olmo_sparsity.data.tokenizers import (
     load_tokenizer,
     tokenizer_file,
 )
-from olmo_sparsity.data.workers import StoppedEarly
 from olmo_sparsity.util.arguments import (
     positive_number,
     seed_number,
@@ -41,6 +40,7 @@ from olmo_sparsity.util.arguments import (
 )
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import sha256_file
+from olmo_sparsity.util.workers import StoppedEarly
 
 log = logging.getLogger(__name__)
 

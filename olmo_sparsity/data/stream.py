@@ -30,11 +30,11 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from olmo_sparsity.config.load import Config, StreamConfig
+from olmo_sparsity.corpus.tokens import DTYPES
 from olmo_sparsity.data.encode import Encoding, encode_documents
 from olmo_sparsity.data.sources import check_files, file_units, hub_units
 from olmo_sparsity.data.text import Unit
 from olmo_sparsity.data.tokenizers import find_eos, id_range, load_tokenizer
-from olmo_sparsity.data.tokens import DTYPES
 from olmo_sparsity.data.windows import Batch, TrainingBatches, WindowMaker, collate, run_tokenizer
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file

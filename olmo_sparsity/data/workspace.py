@@ -13,16 +13,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.data.groups import GROUPS_SUFFIX, groups_name
-from olmo_sparsity.data.near_copies import NEAR_COPIES_SUFFIX, near_copies_name
+from olmo_sparsity.corpus.groups import GROUPS_SUFFIX, groups_name
+from olmo_sparsity.corpus.near_copies import NEAR_COPIES_SUFFIX, near_copies_name
+from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import tokenizer_file
-from olmo_sparsity.data.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
-from olmo_sparsity.data.workers import StoppedEarly
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.lock import folder_lock
 from olmo_sparsity.util.shard import Shard
+from olmo_sparsity.util.workers import StoppedEarly
 
 WORK_NAME = ".partial"
 REQUEST_NAME = "request.json"

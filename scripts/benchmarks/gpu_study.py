@@ -17,9 +17,9 @@ from benchmarks.settings import GpuSettings
 from benchmarks.timing import Json
 from olmo_sparsity.checkpoint import last_whole_checkpoint, load_state
 from olmo_sparsity.config.load import load_config
+from olmo_sparsity.corpus.tokens import CorpusManifest
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
-from olmo_sparsity.data.tokens import CorpusManifest
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.signals import StoppedBySignal

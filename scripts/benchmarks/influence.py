@@ -39,7 +39,7 @@ from benchmarks.timing import (
     time_in_turn,
 )
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError

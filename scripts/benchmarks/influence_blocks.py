@@ -35,7 +35,7 @@ from benchmarks.timing import (
     synchroniser,
     time_in_turn,
 )
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.util.progress import progress
 
 PLAIN, ALONE, BLOCK = "plain loop", "engine, one target at a time", "engine, a block"

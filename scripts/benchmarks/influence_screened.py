@@ -25,7 +25,7 @@ from analysis.text.decode import TextDecoder
 from benchmarks.other_selectors import other_selectors
 from benchmarks.settings import InfluenceSettings
 from benchmarks.timing import Json, synchroniser
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import progress
 

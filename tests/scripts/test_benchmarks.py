@@ -18,8 +18,8 @@ from analysis.model.scorer import Scorer
 from analysis.records.store import load_records
 from analysis.stats.summary import summarize
 from analysis.text.contexts import Contexts
+from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.data import task_batches
-from olmo_sparsity.data.tokens import TokenFiles
 from olmo_sparsity.tasks import TASKS
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError

@@ -11,7 +11,7 @@ import torch
 from scipy.special import rel_entr
 
 from analysis.measure.settings import InfluenceSettings
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from olmo_sparsity.data import tokens
+from olmo_sparsity.corpus import tokens
 from olmo_sparsity.util.errors import UserError
 
 

@@ -13,7 +13,7 @@ from analysis.records.store import load_records
 from analysis.report.page import influence_command
 from analysis.stats.summary import summarize
 from analysis.text.contexts import Contexts, sample_targets
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.model.test_scorer import OWN, build
 from tests.support import measured

@@ -13,7 +13,7 @@ from analysis.stats.compare import compare
 from analysis.stats.faithfulness import overlap
 from analysis.stats.summary import summarize
 from olmo_sparsity.checkpoint import load_model
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from tests.support.measured import M, N, arrays, assert_losses_are_plain, influence_settings
 from tests.support.refusals import refused
 

@@ -16,7 +16,7 @@ from analysis.report.page import influence_command
 from analysis.stats.summary import summarize
 from analysis.text.contexts import Contexts
 from olmo_sparsity.checkpoint import load_model
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from tests.support.made_up_records import assert_same_records
 from tests.support.measured import KS, M, N, placebo_window, plain_loss, read
 from tests.support.measured import influence_settings as settings

@@ -13,7 +13,7 @@ from analysis.records.schema import FAR_CONTEXTS, FURTHER_PLACEBOS
 from analysis.records.shards import MeasurementShard, merge_records
 from analysis.records.store import Records, load_records
 from olmo_sparsity.checkpoint import load_model
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.util.streams import Stream
 from tests.analysis.records.test_record_damage import list_again
 from tests.support import tiny

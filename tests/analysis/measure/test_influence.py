@@ -16,7 +16,7 @@ import analysis.measure.influence as measurement_module
 from analysis.measure.influence import measure_influence
 from analysis.records.store import load_records
 from olmo_sparsity.checkpoint import load_model
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.model.rope_scaling import RopeScaling
 from tests.analysis.records.test_record_damage import list_again, put, rewrite

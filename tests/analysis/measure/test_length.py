@@ -20,9 +20,9 @@ from analysis.stats.bootstrap import ratio_of_sums
 from analysis.stats.length import PositionSums, summarize_length
 from analysis.text.segments import sample_segments
 from olmo_sparsity.checkpoint import load_model
+from olmo_sparsity.corpus.tokens import TokenFiles, Verified
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
-from olmo_sparsity.data.tokens import TokenFiles, Verified
 from olmo_sparsity.export import export_checkpoint
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny

@@ -14,7 +14,7 @@ from analysis.model.token_losses import TokenLosses
 from analysis.stats.longppl import TargetLosses, key_tokens, summarize_longppl
 from analysis.tables.models import render_longppl
 from analysis.text.segments import sample_segments
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from tests.support.families import directory
 from tests.support.measured import plain_loss, write_models
 from tests.support.refusals import refused

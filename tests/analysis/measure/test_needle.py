@@ -26,7 +26,7 @@ from analysis.plots.needle import needle_figure, needle_lengths_figure, recall_f
 from analysis.records.results import NEEDLE
 from olmo_sparsity.checkpoint import CONFIG, TOKENIZER, TrainState, save_checkpoint
 from olmo_sparsity.config.load import load_config as read_config
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.model.build import build_model
 from tests.support import tiny
 from tests.support.families import directory

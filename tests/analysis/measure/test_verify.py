@@ -10,7 +10,7 @@ from analysis.measure.influence import measure_influence
 from analysis.measure.settings import VerifySettings
 from analysis.measure.verify import verify
 from analysis.records.store import load_records
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from tests.support import tiny
 from tests.support.measured import influence_settings
 from tests.support.refusals import refused

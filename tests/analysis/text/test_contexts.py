@@ -8,7 +8,7 @@ from analysis.text.contexts import (
     shuffled_contexts,
     with_same_group,
 )
-from olmo_sparsity.data.tokens import TokenFiles
+from olmo_sparsity.corpus.tokens import TokenFiles
 from tests.support import tiny
 from tests.support.refusals import refused
 

@@ -15,8 +15,8 @@ from olmo_sparsity.data import text as text_module
 from olmo_sparsity.data.docstrings import clean_documents, docs_packages, is_english
 from olmo_sparsity.data.sources import HubShards, TextFiles, file_units, hub_units
 from olmo_sparsity.data.text import Unit, paragraph_hash, split_paragraphs
-from olmo_sparsity.data.workers import StoppedEarly, run_jobs
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.workers import StoppedEarly, run_jobs
 from tests.support.corpora import PROSE, c4_folder, c4_texts, needs_c4_sample, write_lines
 from tests.support.refusals import refused
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from olmo_sparsity.data.workers import report, run_jobs
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
+from olmo_sparsity.util.workers import report, run_jobs
 
 NEAR_COPIES_SUFFIX = ".near-copies"
 CHUNK_TOKENS = 1 << 20

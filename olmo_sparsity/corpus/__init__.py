@@ -1,0 +1,1 @@
+"""Token files and what belongs to them: what a prepared corpus is on disk."""
