@@ -39,20 +39,22 @@ class Draws:
 
     states: np.ndarray
     """(B,) uint64, where the sequence of each sample starts."""
+    split: str
+    """Whose samples they are: train or test."""
 
     @classmethod
     def of(cls, seed: int, split: str, indices: np.ndarray) -> Draws:
         """The draws of samples ``indices`` (B,); different indices of one seed and split never share a state."""
         start = mix(mix(_word(seed)) ^ _word(zlib.crc32(split.encode())))
-        return cls(mix(start + indices.astype(np.uint64) * _GAMMA))
+        return cls(mix(start + indices.astype(np.uint64) * _GAMMA), split)
 
     def named(self, purpose: str) -> Draws:
         """Draws that are independent of those for any other purpose."""
-        return Draws(mix(self.states ^ _word(zlib.crc32(purpose.encode()))))
+        return Draws(mix(self.states ^ _word(zlib.crc32(purpose.encode()))), self.split)
 
     def rows(self, rows: np.ndarray) -> Draws:
         """The draws of some of the samples, given their rows."""
-        return Draws(self.states[rows])
+        return Draws(self.states[rows], self.split)
 
     def words(self, columns: int) -> np.ndarray:
         """Uniform 64-bit words, (B, C) uint64."""

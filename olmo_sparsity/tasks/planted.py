@@ -6,10 +6,12 @@ Shapes: B samples, l columns of the longest prompt, k planted tokens at most.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
+from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.tasks.draws import Draws, counters, mix
 from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch, letter_names
 from olmo_sparsity.tasks.sparse import SparseTask
@@ -106,6 +108,38 @@ def random_label(values: np.ndarray, present: np.ndarray, number: int) -> np.nda
     return (words % np.uint64(number)).astype(np.int64)
 
 
+# --- real text as the background ---
+
+_TEXT_OF = {"train": "train", "test": "heldout"}
+"""Which split of a corpus the samples of a split are drawn from."""
+
+
+@cache
+def _vocabulary_size(corpus: str) -> int:
+    return CorpusManifest.load(corpus).vocab_size
+
+
+@cache
+def _text(corpus: str, split: str) -> np.ndarray:
+    """All tokens of a split of a prepared corpus, (n,)."""
+    return np.concatenate(TokenFiles.of_split(corpus, _TEXT_OF[split]).arrays)
+
+
+def text_background(draws: Draws, corpus: str, lengths: np.ndarray, columns: int) -> np.ndarray:
+    """Stretches of a corpus of ``lengths`` (B,) tokens that begin anywhere, (B, columns).
+
+    Training text for training, held-out text for tests. What stands past a row's length is of no meaning.
+    """
+    text, longest = _text(corpus, draws.split), int(lengths.max(initial=0))
+    if len(text) < longest:
+        raise UserError(
+            f"planted: {corpus} has {len(text):,} tokens in {_TEXT_OF[draws.split]}, too few for samples of "
+            f"{longest:,}; give a larger corpus, or shorten the samples"
+        )
+    start = draws.integer(len(text) - lengths + 1)
+    return text[np.minimum(start[:, None] + np.arange(columns), len(text) - 1)].astype(np.int64)
+
+
 POSITIONS: dict[str, Positions] = {
     "uniform": uniform_positions,
     "adjacent": adjacent_positions,
@@ -127,9 +161,12 @@ class Planted(SparseTask):
     """k planted tokens in a background, and a label that is a function of them alone (docs/method.md 3.1 [paper]).
 
     A prompt of length l: S* of size k from the position distribution, tokens at S* from the planted distribution on
-    V^k, the rest independent from the background. Planted and background symbols are different ones [ours], so that
-    a prompt by itself tells S* and the label. Labels are planted symbols: the label is a token in column l,
-    predicted at the last token of the prompt, and a sample has l + 1 tokens. Length is that of the prompt, l.
+    V^k, the rest independent from the background, or [ours] real text. Planted and background symbols are different
+    ones [ours], so that a prompt by itself tells S* and the label. Labels are planted symbols: the label is a token in
+    column l, predicted at the last token of the prompt, and a sample has l + 1 tokens. Length is that of the prompt, l.
+
+    Coupled ids [ours]: column c has id c + 1, and a planted token has that of the label, l + 1: however far apart, they
+    are together.
     """
 
     train_length: tuple[int, int] = (20, 50)
@@ -139,7 +176,9 @@ class Planted(SparseTask):
     num_planted: int = 2
     """How many planted symbols there are, and labels."""
     num_background: int = 8
-    """How many background symbols there are."""
+    """How many background symbols there are; not read where they are those of `text`."""
+    text: str | None = None
+    """A prepared corpus, whose text is then the background: its train split, and for tests its heldout split."""
     position_distribution: str = "uniform"
     """Q_pos: uniform, adjacent or stretched."""
     planted_distribution: str = "uniform"
@@ -154,7 +193,15 @@ class Planted(SparseTask):
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """Padding, the background symbols (a, b, …), the planted symbols and labels (0, 1, …)."""
-        return ("<pad>", *letter_names(self.num_background), *map(str, range(self.num_planted)))
+        return ("<pad>", *letter_names(self._backgrounds), *map(str, range(self.num_planted)))
+
+    @property
+    def _backgrounds(self) -> int:
+        return self.num_background if self.text is None else _vocabulary_size(self.text)
+
+    def largest_id(self, length: int) -> int:
+        """That of the label."""
+        return length + 1
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         width, most = int(sizes.length.max(initial=0)), int(sizes.k.max(initial=0))
@@ -164,11 +211,20 @@ class Planted(SparseTask):
         values = PLANTED[self.planted_distribution](draws.named("planted"), self.num_planted, most)
         present = between(0, sizes.k, most)
         label = LABELS[self.label_function](values, present, self.num_planted)
-        background = BACKGROUNDS[self.background_distribution]
-        prompt = 1 + background(draws.named("background"), self.num_background, width)
-        first_planted = 1 + self.num_background
+        of_background = draws.named("background")
+        if self.text is None:
+            prompt = 1 + BACKGROUNDS[self.background_distribution](of_background, self.num_background, width)
+        else:
+            prompt = 1 + text_background(of_background, self.text, sizes.length, width)
+        first_planted = 1 + self._backgrounds
         prompt[chosen] = first_planted + values[present]
-        return labelled_batch(prompt, sizes.length, first_planted + label, chosen)
+        batch = labelled_batch(prompt, sizes.length, first_planted + label, chosen)
+        of_label = sizes.length[:, None] + 1
+        ids = np.where(chosen, of_label, 1 + np.arange(width))
+        ids = np.where(between(0, sizes.length, width), ids, 0)
+        together = np.concatenate([ids, np.zeros_like(of_label)], axis=1)
+        np.put_along_axis(together, sizes.length[:, None], of_label, axis=1)
+        return replace(batch, coupled_ids=together)
 
     def _check(self) -> None:
         super()._check()

@@ -5,6 +5,8 @@ import pytest
 
 from olmo_sparsity.tasks import TASKS, make_task
 from olmo_sparsity.tasks.addition import add_digits
+from tests.support import tiny
+from tests.support.refusals import refused
 
 SMALL = {
     "addition": {"train_length": (1, 12), "test_length": (1, 40)},
@@ -147,6 +149,52 @@ def test_the_planted_columns_are_those_that_decide_the_label(name):
         ]
         assert decisive == [column for column in batch.planted[row] if column >= 0]
         assert (batch.planted[row, len(decisive) :] == -1).all()
+
+
+def test_text_in_the_background_is_that_of_the_split(tmp_path):
+    """Every prompt is a stretch of the right file wherever nothing is planted; files are ended by EOS, id 0."""
+    documents = {
+        "train": [[*range(1, 41)] * 3],
+        "heldout": [[*range(41, 50)] * 20],
+    }
+    corpus = tiny.write_corpus(tmp_path / "corpus", documents)
+    task = make_task(
+        "planted",
+        {"text": str(corpus), "num_planted": 3, "k_train": 3, "k_test": (2,), "test_length": (20, 60)},
+    )
+    assert len(task.vocabulary) == 1 + 50 + 3
+    seen = set()
+    for split, name in (("train", "train"), ("test", "heldout")):
+        text = [*documents[name][0], tiny.EOS]
+        batch = task.sample(split, 0, range(50))
+        for tokens, length, planted, label in zip(
+            batch.tokens, batch.task_length, batch.planted, batch.label, strict=True
+        ):
+            columns = [column for column in planted if column >= 0]
+            assert (tokens[columns] > 50).all() and label - 51 == (tokens[columns] - 51).sum() % 3
+            kept = [column for column in range(length) if column not in columns]
+            assert max(tokens[kept]) <= 50
+            starts = [
+                start
+                for start in range(len(text) - length + 1)
+                if all(tokens[column] - 1 == text[start + column] for column in kept)
+            ]
+            assert starts
+            seen.add((split, starts[0]))
+        for index in (3, 17):  # whatever it is batched with
+            alone = task.sample(split, 0, [index]).tokens[0]
+            assert alone.tolist() == batch.tokens[index, : len(alone)].tolist()
+    assert len(seen) > 20
+    with refused("has 121 tokens in train, too few for samples of 150"):
+        make_task("planted", {"text": str(corpus), "train_length": (150, 150), "test_length": (20, 60)})
+
+
+def test_planted_tokens_share_the_id_of_the_label():
+    task = make_task("planted", {"k_train": 3})
+    batch = task.sample("train", 0, range(30))
+    for ids, length, planted in zip(batch.coupled_ids, batch.task_length, batch.planted, strict=True):
+        expected = [length + 1 if column in planted else column + 1 for column in range(length)]
+        assert ids.tolist() == [*expected, length + 1] + [0] * (len(ids) - length - 1)
 
 
 @pytest.mark.parametrize(
