@@ -393,6 +393,11 @@ def _check_task(config: Config) -> Iterator[Problem]:
     if config.task.name is None:
         if config.task.parameters:
             yield ("task.parameters", "task.name"), "are given without task.name; name the task"
+        if config.task.length_groups:
+            yield (
+                ("task.length_groups", "task.name"),
+                "is for synthetic tasks; name the task, or leave it out",
+            )
         return
     try:
         task = make_task(config.task.name, config.task.parameters)

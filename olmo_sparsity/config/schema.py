@@ -291,6 +291,12 @@ class TaskConfig(olmo.BaseConfig):
     parameters: dict[str, Any] = field(default_factory=dict)
     """The fields of the task that differ from their defaults, such as `train_length: [5, 20]`."""
 
+    length_groups: int | None = known(None, bound=ABOVE_0)
+    """
+    A minimax objective over lengths: of so many groups of a step's samples, by length, the step trains on the one whose
+    mean loss is largest [ours; the paper's improved bound assumes such an objective]. Null: the mean over all samples.
+    """
+
 
 @dataclass
 class EvaluationConfig(olmo.BaseConfig):

@@ -78,6 +78,15 @@ class Batch:
             Batch(**dict(zip(parts, tensors, strict=True))) for tensors in zip(*parts.values(), strict=True)
         ]
 
+    def by_length(self, count: int) -> list[Batch]:
+        """``count`` batches (fewer of fewer examples) of about as many examples each, the shortest first."""
+        places = torch.arange(1, self.loss_mask.shape[1] + 1, device=self.loss_mask.device)
+        order = (self.loss_mask * places).amax(dim=1).argsort(stable=True)
+        return [
+            Batch(**{name: tensor[rows] for name, tensor in self._tensors().items()})
+            for rows in order.chunk(count)
+        ]
+
     def pin_memory(self) -> Batch:
         """Called by PyTorch's data loader when ``data.pin_memory`` is set."""
         return Batch(**{name: tensor.pin_memory() for name, tensor in self._tensors().items()})

@@ -125,6 +125,7 @@ class Engine:
         self.device = self.accelerator.device
         self.micro_batch_size = config.device_train_microbatch_size
         self._loss_options = {"z_weight": z_weight(config)}
+        self._length_groups = config.task.length_groups
         decoder = decoder_of(model)
         if config.activation_checkpointing is not None:
             assert isinstance(decoder, PositionedOLMo), "the config was checked"
@@ -163,7 +164,7 @@ class Engine:
         of a process alone, it goes on without.
         """
         try:
-            return self._accumulate(batch)
+            return self._objective(batch)
         except RuntimeError as error:
             may_go_on = self.is_compiled and not self._has_stepped and self.processes == 1
             if not (may_go_on and is_of_compiler(error)):
@@ -171,7 +172,27 @@ class Engine:
             log.warning("not compiled: compiling failed (%s)", first_line(error))
             self.model, self.is_compiled = self.raw_model, False
             self.model.zero_grad()
+            return self._objective(batch)
+
+    def _objective(self, batch: Batch) -> dict[str, float]:
+        """As `_accumulate`; with `task.length_groups` of the group of lengths with the largest loss alone."""
+        if self._length_groups is None:
             return self._accumulate(batch)
+        groups = batch.by_length(self._length_groups)
+        sums = self.sum_over_processes(torch.stack([self._loss_and_count(group) for group in groups]))
+        worst = int((sums[:, 0] / sums[:, 1]).argmax())
+        mean = float(sums[:, 0].sum() / sums[:, 1].sum())
+        return {**self._accumulate(groups[worst]), "mean_loss_nats": mean}
+
+    @torch.no_grad()
+    def _loss_and_count(self, batch: Batch) -> Tensor:
+        """The sum of the losses of this process's examples and how many tokens count, (2,)."""
+        total = torch.zeros((), device=self.device)
+        for part in batch.split(self.micro_batch_size):
+            with self._forward_context():
+                part = part.to(self.device)
+                total += self.model(**part.model_inputs, **part.targets, **self._loss_options)["loss_nats"]
+        return torch.stack([total, torch.tensor(float(batch.num_loss_tokens), device=self.device)])
 
     def _accumulate(self, batch: Batch) -> dict[str, float]:
         count = self.sum_over_processes(torch.tensor(float(batch.num_loss_tokens)))

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from olmo_sparsity.checkpoint import load_model, load_tensors, weights_sha256
-from olmo_sparsity.data.task_batches import TaskPositions, task_of
+from olmo_sparsity.data.task_batches import TaskData, TaskPositions, task_of
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.model.build import as_predictor, build_model
 from olmo_sparsity.model.neox import PositionedNeoX
+from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from tests.support import tiny_task
@@ -78,6 +79,28 @@ def test_the_loop_trains_as_a_plain_loop_over_single_samples(tmp_path, rotate):
     ]
     assert found == [pytest.approx(row, abs=2e-5) for row in plain_losses(config, 6)]
     assert all(row[0] == pytest.approx(row[1] + 0.5 * row[2], abs=1e-5) for row in found)
+
+
+def test_a_minimax_step_trains_on_the_lengths_whose_loss_is_largest(tmp_path):
+    """The loss of each group, and the gradient of the worst one, from a model that sees the group alone."""
+    config = tiny_task.config(tmp_path, "task.length_groups=3", "positions.scheme=contiguous")
+    engine, plain = Engine(config, build_model(config)), build_model(config).train()
+    batch = next(TaskData(config).batches(0))
+    found = engine.forward_backward(batch)
+    lengths = [int(row.nonzero().max()) for row in batch.loss_mask]
+    assert len(set(lengths)) > 2
+    order = sorted(range(8), key=lambda row: (lengths[row], row))
+    losses = []
+    for rows in (order[:3], order[3:6], order[6:]):
+        logits = plain(batch.input_ids[rows], position_ids=batch.position_ids[rows]).logits
+        mask = batch.loss_mask[rows]
+        losses.append((F.cross_entropy(logits[mask], batch.labels[rows][mask]), int(mask.sum())))
+    worst, _ = max(losses, key=lambda each: float(each[0]))
+    mean = sum(float(loss) * count for loss, count in losses) / sum(count for _, count in losses)
+    assert found == pytest.approx({"loss_nats": float(worst), "mean_loss_nats": mean}, abs=1e-5)
+    worst.backward()
+    for ours, theirs in zip(engine.raw_model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
