@@ -196,7 +196,7 @@ def _check_tuples(config: Config) -> Iterator[Problem]:
     if config.task.name is None:
         yield ("model.family", "task.name"), "tuples is for synthetic tasks; name a task, or choose olmo"
     vocabulary, size = model.embedding_size or model.vocab_size, model.tuples.size
-    if size in (1, 2, 3) and vocabulary ** (size + 1) > _MOST_TABLE_ENTRIES:
+    if vocabulary ** (size + 1) > _MOST_TABLE_ENTRIES:
         yield (
             ("model.tuples.size", "model.vocab_size"),
             f"tuples of {size} among {vocabulary} tokens need {vocabulary ** (size + 1):,} entries; lower it",

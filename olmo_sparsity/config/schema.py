@@ -27,6 +27,7 @@ class Bound:
 
 ABOVE_0 = Bound(lambda value: value > 0, "is not above 0; give a positive number")
 NOT_BELOW_0 = Bound(lambda value: value >= 0, "is below 0; give 0 or more")
+ONE_TO_THREE = Bound(lambda value: 1 <= value <= 3, "is not 1, 2 or 3; give one of them")
 PROBABILITY = Bound(lambda value: 0 <= value <= 1, "is no probability; give 0 … 1")
 
 
@@ -53,7 +54,7 @@ def known(default: Any, **what: Any) -> Any:
 class TuplesConfig(olmo.BaseConfig):
     """The idealised transformer of the theory, `model.family: tuples`: one attention over tuples of tokens."""
 
-    size: int = known(2, choices=(1, 2, 3))
+    size: int = known(2, bound=ONE_TO_THREE)
     """k: tokens of a tuple. Time grows with the k-th power of the length, memory with that of the vocabulary."""
 
     locality: int | None = known(None, bound=ABOVE_0)

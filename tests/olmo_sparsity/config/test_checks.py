@@ -12,7 +12,7 @@ from olmo.config import OptimizerType, TrainConfig
 from olmo_sparsity.config.load import Config, load_config, parse_duration
 from olmo_sparsity.config.schema import OLMO_FIELDS
 from olmo_sparsity.positions import SCHEMES
-from tests.olmo_sparsity.config.conftest import BASE, refusal
+from tests.olmo_sparsity.config.conftest import BASE, ROOT, refusal
 from tests.support.refusals import refused
 
 
@@ -226,6 +226,32 @@ def test_every_field_of_olmo_is_in_the_table() -> None:
 
     assert set(olmo_fields(TrainConfig())) == set(OLMO_FIELDS) and len(OLMO_FIELDS) > 120
     assert set(olmo_fields(NewerConfig())) - set(OLMO_FIELDS) == {"new_field"}
+
+
+TUPLES = {
+    "model.tuples.size=4": "4 is not 1, 2 or 3; give one of them",
+    "model.tuples.locality=0": "0 is not above 0; give a positive number",
+    "model.attention=ssmax": "'ssmax' means nothing to model.family: tuples; leave it at 'softmax'",
+    "positions.rotate=none": "is about RoPE, which model.family: tuples has not; leave it out",
+    "positions.scheme=random_float": "random_float is not for model.family: tuples, which looks up whole differences "
+    "of given ids; choose contiguous, pose, or coupled",
+    "softmax_auxiliary_loss": "is about logits, and model.family: tuples gives probabilities; set it to false",
+}
+"""Overrides of configs/synthetic/planted-tuples.yaml, and why they are refused."""
+
+
+@pytest.mark.parametrize("override", TUPLES)
+def test_what_the_idealised_transformer_has_not_is_refused(override: str) -> None:
+    message = refusal(ROOT / "configs" / "synthetic" / "planted-tuples.yaml", f"--{override}")
+    assert message == f"FILE: {override.split('=')[0]}: {TUPLES[override]}"
+
+
+def test_tuples_of_many_tokens_are_refused() -> None:
+    path = ROOT / "configs" / "synthetic" / "planted-tuples.yaml"
+    many = "--task.parameters.num_background=1000", "--model.vocab_size=1003"
+    assert "model.tuples.size: tuples of 2 among 1003 tokens need 1,009,027,027 entries" in refusal(
+        path, *many
+    )
 
 
 @pytest.mark.parametrize(
