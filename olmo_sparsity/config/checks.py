@@ -196,7 +196,7 @@ def _check_tuples(config: Config) -> Iterator[Problem]:
     if config.task.name is None:
         yield ("model.family", "task.name"), "tuples is for synthetic tasks; name a task, or choose olmo"
     vocabulary, size = model.embedding_size or model.vocab_size, model.tuples.size
-    if vocabulary ** (size + 1) > _MOST_TABLE_ENTRIES:
+    if size <= 3 and vocabulary ** (size + 1) > _MOST_TABLE_ENTRIES:
         yield (
             ("model.tuples.size", "model.vocab_size"),
             f"tuples of {size} among {vocabulary} tokens need {vocabulary ** (size + 1):,} entries; lower it",
@@ -393,11 +393,9 @@ def _check_task(config: Config) -> Iterator[Problem]:
     if config.task.name is None:
         if config.task.parameters:
             yield ("task.parameters", "task.name"), "are given without task.name; name the task"
-        if config.task.length_groups:
-            yield (
-                ("task.length_groups", "task.name"),
-                "is for synthetic tasks; name the task, or leave it out",
-            )
+        for name in ("task.length_groups", "evaluation.until"):
+            if field_value(config, name) is not None:
+                yield (name, "task.name"), "is for synthetic tasks; name the task, or leave it out"
         return
     try:
         task = make_task(config.task.name, config.task.parameters)
@@ -493,6 +491,11 @@ def _check_evaluation(config: Config) -> Iterator[Problem]:
     evaluation, model = config.evaluation, config.model
     length, window = evaluation.position_length, model.max_sequence_length
     lengths = ("evaluation.position_length", "model.max_sequence_length")
+    if evaluation.until is not None and evaluation.interval is None:
+        yield (
+            ("evaluation.until", "evaluation.interval"),
+            "needs evaluation.interval: steps between two looks; set it",
+        )
     if length is not None and 0 < length <= 1:
         yield lengths[:1], f"{length} leaves nothing to predict; give 2 or more"
     if length is not None and length > window and model.encoding.has_table:

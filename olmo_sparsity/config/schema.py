@@ -313,6 +313,12 @@ class EvaluationConfig(olmo.BaseConfig):
     windows: int = known(64, bound=ABOVE_0, free=True)
     """How many windows each of the two measures reads, fewer where the held-out text has fewer."""
 
+    until: float | None = known(None, bound=PROBABILITY, free=True)
+    """
+    A task: the run is finished before `max_duration` when the exact match at the longest training length reaches this.
+    The learning rate is the one that the longer run has there. Null: it goes on to the end.
+    """
+
     batch_size: int | None = known(None, bound=ABOVE_0, free=True)
     """
     Windows of the training length that one process reads at a time; of longer ones as many as have no more

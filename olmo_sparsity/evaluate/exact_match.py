@@ -207,6 +207,12 @@ class TaskEvaluation:
         return {"exact_match": [asdict(row) for row in found]}
 
 
+def exact_share(row: dict[str, Any]) -> float:
+    """The share of exact responses at the longest training length, of what `TaskEvaluation.run` gave."""
+    first = row["exact_match"][0]
+    return first["exact"] / first["samples"]
+
+
 def exact_match_record(
     checkpoint: Path,
     config: Config,

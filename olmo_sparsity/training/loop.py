@@ -17,6 +17,7 @@ from olmo_sparsity.checkpoint import (
 )
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.batches import TrainingBatches, open_training_data, verify_checksums
+from olmo_sparsity.evaluate.exact_match import exact_share
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine, chosen_precision, lost_peers_in_words
 from olmo_sparsity.training.monitor import Monitor
@@ -83,7 +84,7 @@ def _train_from(config: Config, engine: Engine, data: TrainingBatches, last: Pat
 
 def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedule, first_step: int) -> Path:
     """The loop itself, from after ``first_step`` steps to the last; returns the last checkpoint's folder."""
-    interval = config.evaluation.interval
+    interval, until = config.evaluation.interval, config.evaluation.until
     evaluation = engine.open_evaluation(config) if interval else None
     last_step = min(schedule.last_step, first_step + (config.stop_after or schedule.max_steps))
     deadline = time.monotonic() + (config.time_limit or math.inf)
@@ -114,11 +115,20 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
             grad_norm = engine.step(learning_rate, schedule.max_grad_norm(step))
             monitor.log(step, {**losses, "learning_rate": learning_rate, "grad_norm": grad_norm})
             ends = engine.any_process(stop.received is not None or time.monotonic() > deadline)
+            has_learned = False
             with monitor.paused():
                 if evaluation is not None and interval and (step == last_step or step % interval == 0):
-                    monitor.log_evaluation(step, engine.evaluate(evaluation))
-                if step == last_step or ends or saves_at(config, step):
-                    folder = save(config, engine, schedule, step, data.identity)
+                    found = engine.evaluate(evaluation)
+                    monitor.log_evaluation(step, found)
+                    has_learned = until is not None and exact_share(found) >= until
+                if step == last_step or ends or has_learned or saves_at(config, step):
+                    finished = has_learned or step >= schedule.max_steps
+                    folder = save(
+                        config, engine, step, schedule.tokens_per_step, data.identity, finished=finished
+                    )
+            if has_learned:
+                log.info("finished after step %d: exact match reached evaluation.until", step)
+                break
             if ends and step < last_step:
                 why = stop.received or "a signal to another process, or time_limit"
                 raise StoppedBySignal(

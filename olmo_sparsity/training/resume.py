@@ -24,7 +24,6 @@ from olmo_sparsity.config.load import load_config
 from olmo_sparsity.config.schema import Config, each_field
 from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
-from olmo_sparsity.training.schedule import Schedule
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import remove, sha256_file
 from olmo_sparsity.util.lock import folder_lock
@@ -144,11 +143,12 @@ def saves_at(config: Config, step: int) -> bool:
     return any(interval is not None and step % interval == 0 for interval in intervals)
 
 
-def save(config: Config, engine: Engine, schedule: Schedule, step: int, data: str | None) -> Path:
+def save(
+    config: Config, engine: Engine, step: int, tokens_per_step: int, data: str | None, *, finished: bool
+) -> Path:
     """Write the checkpoint after ``step`` from the main process and drop those that are not kept. Collective."""
     weights, optimizer = engine.weights(), engine.optimizer_tensors()
-    finished = step >= schedule.max_steps
-    state = TrainState(step, step * schedule.tokens_per_step, finished, chosen_precision(config), data)
+    state = TrainState(step, step * tokens_per_step, finished, chosen_precision(config), data)
 
     def write() -> None:
         saved = save_checkpoint(config.save_folder, config, state, weights, optimizer, run_tokenizer(config))

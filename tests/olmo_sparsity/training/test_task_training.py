@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from olmo_sparsity.checkpoint import load_model, load_tensors, weights_sha256
 from olmo_sparsity.data.task_batches import TaskData, TaskPositions, task_of
+from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.model.build import as_predictor, build_model
 from olmo_sparsity.model.neox import PositionedNeoX
@@ -101,6 +102,27 @@ def test_a_minimax_step_trains_on_the_lengths_whose_loss_is_largest(tmp_path):
     worst.backward()
     for ours, theirs in zip(engine.raw_model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_a_run_is_finished_when_it_has_learned_the_longest_training_samples(tmp_path, monkeypatch):
+    asked = "evaluation.interval=2", "evaluation.windows=4", "evaluation.until=0.5"
+    config = tiny_task.config(tmp_path, *asked)
+    assert train(config).name == "step00000006"  # it has not learned them
+    assert all(
+        row["exact_match"][0]["exact"] < 2 for row in rows_of(tmp_path / "run") if "exact_match" in row
+    )
+    longest, exact = config.task.parameters["train_length"][1], iter([1, 2])
+
+    def learns(evaluation, *_):
+        assert evaluation.lengths[0] == longest
+        return {"exact_match": [{"length": longest, "samples": 4, "exact": next(exact)}]}
+
+    monkeypatch.setattr(TaskEvaluation, "run", learns)
+    learned = tiny_task.config(tmp_path, *asked, f"save_folder={tmp_path / 'learned'}")
+    last = train(learned)
+    assert last.name == "step00000004"
+    assert train(learned, resume=True) == last
+    assert rows_of(tmp_path / "learned")[-1]["step"] == 4
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
