@@ -306,6 +306,22 @@ def _check_coupling(config: Config) -> Iterator[Problem]:
             f"{scheme} couples the tokens of a task, and text has no such coupling; choose contiguous, "
             "random_start or pose, or name a task",
         )
+    if positions.coupled_share < 1 and scheme != "predicted":
+        yield (
+            ("positions.coupled_share", "positions.scheme"),
+            f"is for positions.scheme: predicted, not {scheme}; leave it at 1",
+        )
+    elif positions.coupled_share < 1 and (positions.table_size or 0) < config.model.max_sequence_length:
+        yield (
+            ("positions.table_size", "positions.coupled_share", "model.max_sequence_length"),
+            f"{show(positions.table_size)} is too small for contiguous ids of {config.model.max_sequence_length} "
+            "tokens; raise it",
+        )
+    if positions.id_noise and scheme not in COUPLED_SCHEMES:
+        yield (
+            ("positions.id_noise", "positions.scheme"),
+            f"is about coupled ids, and positions.scheme: {scheme} has none; leave it at 0",
+        )
     if scheme == "predicted" and config.softmax_auxiliary_loss:
         yield (
             ("softmax_auxiliary_loss", "positions.scheme"),

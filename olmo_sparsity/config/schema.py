@@ -152,6 +152,18 @@ class PositionsConfig(olmo.BaseConfig):
     farther apart than the longest training sample has them.
     """
 
+    coupled_share: float = known(1.0, bound=PROBABILITY)
+    """
+    predicted: the share of the training samples whose coupled ids are given. The others have contiguous ids after a
+    random start, and train the next token alone [ours].
+    """
+
+    id_noise: float = known(0.0, bound=PROBABILITY)
+    """
+    coupled, predicted: each coupled id of a training sample is, with this probability, another one of the sample's
+    range, uniformly drawn [ours].
+    """
+
     rotate: str = known("ids", choices=("ids", "index", "none"))
     """What RoPE rotates by: ids (of the scheme), index (the place among the tokens without padding), none (NoPE)."""
 

@@ -15,9 +15,11 @@ from torch.utils.data import Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.load import Config
-from olmo_sparsity.data.windows import Batch, TrainingBatches
+from olmo_sparsity.data.windows import IGNORED, Batch, TrainingBatches
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
 from olmo_sparsity.tasks.samples import between
+from olmo_sparsity.util.streams import Stream
+from olmo_sparsity.util.streams import generators as draws_of_all
 
 _SAMPLES_AT_ONCE = 512
 _TEST_EPOCH = 1  # keeps the random starts of test samples apart from those of training, which is epoch 0
@@ -35,6 +37,7 @@ class TaskPositions:
     def __init__(self, config: Config):
         options = config.positions
         self.scheme, self.skip_probability = options.scheme, options.skip_probability
+        self.coupled_share, self.id_noise = options.coupled_share, options.id_noise
         self.couples = options.scheme in positions.COUPLED_SCHEMES
         self.table_size = options.table_size or 0
         self.options = positions.SchemeOptions(
@@ -48,7 +51,8 @@ class TaskPositions:
         are meant to be read without skips.
         """
         if self.couples:
-            return self._coupled(batch, split, seed, indices)
+            ids = self._coupled(batch, split, seed, indices)
+            return ids if split == "test" else self._without_some(ids, batch, seed, indices)
         scheme = self.scheme if split == "train" else "contiguous"
         if scheme == "contiguous":  # nothing to draw
             width = batch.tokens.shape[1]
@@ -62,6 +66,31 @@ class TaskPositions:
         ids = np.zeros(batch.tokens.shape, dtype=np.result_type(np.int8, *drawn))
         for row, of_row in zip(ids, drawn, strict=True):
             row[: len(of_row)] = of_row
+        return ids
+
+    def has_coupled_ids(self, *, seed: int, indices: np.ndarray) -> np.ndarray:
+        """Whether the training samples ``indices`` (B,) are given their coupled ids, (B,) bool."""
+        generators = draws_of_all([Stream.GIVEN_IDS, seed, 0], indices)
+        return np.array([generator.random() < self.coupled_share for generator in generators], dtype=bool)
+
+    def _without_some(self, ids: np.ndarray, batch: TaskBatch, seed: int, indices: np.ndarray) -> np.ndarray:
+        """The ids (B, T) of training samples: some wrong (`id_noise`), some samples' contiguous (`coupled_share`)."""
+        if self.id_noise:
+            for row, generator in zip(ids, draws_of_all([Stream.GIVEN_IDS, seed, 1], indices), strict=True):
+                wrong = (row > 0) & (generator.random(len(row)) < self.id_noise)
+                present = row[row > 0]
+                row[wrong] = generator.integers(present.min(), present.max(), wrong.sum(), endpoint=True)
+        if self.coupled_share < 1:
+            contiguous = ~self.has_coupled_ids(seed=seed, indices=indices)
+            starts = [
+                generator.integers(0, self.table_size - length, endpoint=True)
+                for length, generator in zip(
+                    batch.lengths.tolist(), draws_of_all([Stream.GIVEN_IDS, seed, 2], indices), strict=True
+                )
+            ]
+            places = np.arange(ids.shape[1]) + np.array(starts, dtype=np.int64)[:, None]
+            inside = between(0, batch.lengths, ids.shape[1])
+            ids = np.where(contiguous[:, None], np.where(inside, places, 0), ids)
         return ids
 
     def _coupled(self, batch: TaskBatch, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
@@ -84,10 +113,18 @@ class TaskPositions:
         return positions.apply_shift(batch.coupled_ids, columns[:, 0], columns[:, 1], columns[:, 2])
 
 
-def to_batch(samples: TaskBatch, ids: np.ndarray, length: int, *, predicts_ids: bool) -> Batch:
+def to_batch(
+    samples: TaskBatch,
+    ids: np.ndarray,
+    length: int,
+    *,
+    predicts_ids: bool,
+    coupled: np.ndarray | None = None,
+) -> Batch:
     """What the loop trains on: samples and their ids (B, ≤ T), padded to ``length`` T.
 
-    Labels are the next tokens; the loss counts where the next token is one of the response.
+    Labels are the next tokens; the loss counts where the next token is one of the response. That of its id counts in
+    the samples that are ``coupled`` (B,); None: in all.
     """
 
     def padded(values: np.ndarray) -> torch.Tensor:
@@ -96,12 +133,15 @@ def to_batch(samples: TaskBatch, ids: np.ndarray, length: int, *, predicts_ids: 
         return torch.from_numpy(wide)
 
     tokens, position_ids = padded(samples.tokens), padded(ids)
+    id_labels = position_ids.roll(-1, dims=1)
+    if coupled is not None:
+        id_labels[~torch.from_numpy(coupled)] = IGNORED
     return Batch(
         input_ids=tokens,
         position_ids=position_ids,
         labels=tokens.roll(-1, dims=1),
         loss_mask=padded(samples.loss_mask).roll(-1, dims=1),  # from the target's column to the one before it
-        id_labels=position_ids.roll(-1, dims=1) if predicts_ids else None,
+        id_labels=id_labels if predicts_ids else None,
     )
 
 
@@ -125,7 +165,11 @@ class _Steps(Dataset[Batch]):
         indices = (self.batch_size * steps[:, None] + own).reshape(-1)
         samples = self.task.sample("train", self.seed, indices)
         ids = self.positions.ids(samples, split="train", seed=self.seed, indices=indices)
-        return to_batch(samples, ids, self.length, predicts_ids=self.predicts_ids).split(len(own))
+        coupled = None
+        if self.positions.coupled_share < 1:
+            coupled = self.positions.has_coupled_ids(seed=self.seed, indices=indices)
+        batch = to_batch(samples, ids, self.length, predicts_ids=self.predicts_ids, coupled=coupled)
+        return batch.split(len(own))
 
 
 class TaskData(TrainingBatches):

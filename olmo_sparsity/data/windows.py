@@ -30,6 +30,9 @@ from olmo_sparsity.util.files import sha256_file
 
 # --- what the training loop sees, whatever it trains on ---
 
+IGNORED = -100
+"""A label that does not count, as in `torch.nn.functional.cross_entropy`."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -56,10 +59,10 @@ class Batch:
 
     @property
     def targets(self) -> dict[str, Tensor]:
-        """What its loss is of: the labels, -100 where the loss does not count."""
+        """What its loss is of: the labels, `IGNORED` where the loss does not count."""
         targets = {"labels": self.labels, "id_labels": self.id_labels}
         return {
-            name: values.masked_fill(~self.loss_mask, -100)
+            name: values.masked_fill(~self.loss_mask, IGNORED)
             for name, values in targets.items()
             if values is not None
         }

@@ -54,6 +54,8 @@ class Stream(IntEnum):
     """Which recorded targets are measured again."""
     WOVEN_NEEDLES = 13
     """Needles in training windows."""
+    GIVEN_IDS = 14
+    """Which training samples have coupled ids, and which of these are wrong."""
     TRAINING_SEEDS = 0x6C73
     """Resamples of training runs."""
     HELDOUT_WINDOWS = 0x686C64

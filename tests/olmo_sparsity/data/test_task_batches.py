@@ -72,6 +72,40 @@ def test_coupled_ids_stay_coupled_after_the_random_start(tmp_path, scheme, skip)
     assert all((gap == 1).all() for gap in gaps), "test samples do not skip"
 
 
+def test_a_share_of_the_samples_has_contiguous_ids_and_no_labels_of_ids(tmp_path):
+    plain = tiny_task.config(tmp_path, "global_train_batch_size=400")
+    config = tiny_task.config(tmp_path, "global_train_batch_size=400", "positions.coupled_share=0.25")
+    batch, whole = (next(TaskData(each).batches(0)) for each in (config, plain))
+    given = (batch.id_labels != -100).any(dim=1)
+    assert 70 < int(given.sum()) < 130
+    assert torch.equal(batch.position_ids[given], whole.position_ids[given])
+    assert torch.equal(batch.id_labels[given], whole.id_labels[given])
+    assert torch.equal(batch.labels, whole.labels)
+    starts = set()
+    for ids, mask in zip(batch.position_ids[~given], batch.loss_mask[~given], strict=True):
+        length = int(mask.nonzero().max()) + 2  # the last place whose next token counts, that token
+        start = int(ids[0])
+        assert ids.tolist() == [*range(start, start + length)] + [0] * (13 - length)
+        starts.add(start)
+    assert starts >= {0, 5, 10} and max(starts) <= 23
+    _, of_test = ids_of(config, split="test")
+    assert (of_test == ids_of(plain, split="test")[1]).all()
+
+
+def test_noise_replaces_ids_by_others_of_the_sample(tmp_path):
+    config = tiny_task.config(tmp_path, "positions.id_noise=0.3", "positions.skip_probability=0")
+    _, noisy = ids_of(config)
+    _, clean = ids_of(tiny_task.config(tmp_path, "positions.skip_probability=0"))
+    assert ((noisy == 0) == (clean == 0)).all(), "beginning, end and padding stay what they are"
+    changed = 0
+    for one, other in zip(noisy, clean, strict=True):
+        assert set(one[one > 0]) <= set(range(min(other[other > 0]), max(other) + 1))
+        changed += int((one != other).sum())
+    # An id that is drawn anew is the same one now and then.
+    assert 0.15 < changed / int((clean > 0).sum()) < 0.3
+    assert (ids_of(config, split="test")[1] == ids_of(tiny_task.config(tmp_path), split="test")[1]).all()
+
+
 def test_starts_and_skips_are_uniform():
     coupled = np.array([0, 1, 2, 3, 0])
     rows = [
@@ -154,6 +188,11 @@ REFUSED = [
     (["positions.rotate=id"], "is unknown; choose ids, index, none; did you mean ids"),
     (["positions.id_weight=-1"], "below 0; give 0 or more"),
     (["positions.skip_probability=2"], "is no probability"),
+    (
+        ["positions.coupled_share=0.5", "positions.scheme=coupled"],
+        r"is for positions\.scheme: predicted, not coupled",
+    ),
+    (["positions.id_noise=0.5", "positions.scheme=pose"], "is about coupled ids, and .*pose has none"),
     (["model.family=neox"], "is unknown; choose olmo, gpt_neox"),
     (["model.rope=false"], r"GPT-NeoX has rotary embedding: set it to true"),
     (["model.weight_tying=false"], r"means nothing to model\.family: gpt_neox; leave it at true"),
