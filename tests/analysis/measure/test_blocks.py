@@ -118,6 +118,7 @@ def test_attention_of_a_block_is_that_of_each_target(name):
         )
 
 
+@pytest.mark.slow
 def test_shards_and_recorded_choices_of_blocks_are_those_of_the_whole(two_seeds, tmp_path):
     changes = {"targets_per_block": 20, "targets": 160}
     whole = load_records(measure_influence(settings(two_seeds, tmp_path / "whole", **changes)))

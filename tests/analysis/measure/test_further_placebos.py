@@ -98,6 +98,7 @@ def test_what_was_measured_without_them_is_the_same(whole, grouped, tmp_path):
                 assert np.array_equal(values, getattr(whole, name)[selector][context])
 
 
+@pytest.mark.slow
 def test_resumed_and_sharded_are_those_of_one_run(whole, grouped, tmp_path):
     resumed = again(whole, grouped, tmp_path / "resumed")
     measure_influence(replace(resumed, limit=5))

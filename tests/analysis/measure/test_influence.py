@@ -142,6 +142,7 @@ def influence_command(model, corpus, out, *more):
     return ["scripts/influence.py", model, "--corpus", corpus, "--out", out, *options]
 
 
+@pytest.mark.slow
 def test_the_script_measures_a_directory_and_figure2_draws(trained, tmp_path, run_here):
     out = tmp_path / "records"
     done = run_here(*influence_command(trained / "hf", trained / "corpus", out, "--targets", 30))
@@ -175,6 +176,7 @@ def test_scripts_end_bad_input_with_one_line_and_a_code(arguments, message, run_
     assert run.stdout == ""
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(trained, tmp_path, run_here):
     corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(60, 80, seed=1)})
     out, slow = tmp_path / "records", ("--targets", 1000, "--tokens-per-batch", 1)  # a minute of selecting

@@ -124,6 +124,7 @@ def spelled(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_notebook_and_command_measure_the_same(spelled: Path, tmp_path: Path, run_here) -> None:
     """A text longer than what the model reads (64 tokens); then drawn again without the model."""
     text = " ".join(f"w{1 + i * i % 23}" for i in range(90))

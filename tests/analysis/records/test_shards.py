@@ -249,6 +249,7 @@ def test_every_block_is_in_exactly_one_shard(count):
         assert sum(MeasurementShard(number, count).has(block) for number in range(1, count + 1)) == 1
 
 
+@pytest.mark.slow
 def test_the_scripts_measure_merge_and_draw(trained, tmp_path):
     def run(*command):
         return subprocess.run(

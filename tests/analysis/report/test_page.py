@@ -430,6 +430,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_script_writes_the_page(folder: Path, tmp_path: Path, run_here: Any) -> None:
     out = tmp_path / "page.html"
     arguments = (folder, "--resamples", 1000, "--examples", 7, "--out", out, "--k", 2)
