@@ -107,6 +107,7 @@ def test_rounds_are_timed_in_turn_and_paired():
 # train and data.
 
 
+@pytest.mark.slow
 def test_everything_is_timed_on_the_same_shape(benchmark, tmp_path, monkeypatch):
     monkeypatch.setattr(loss_memory, "VOCABULARIES", (256,))
     tiny.train_config(tmp_path, compile={"backend": "eager"})
@@ -343,6 +344,7 @@ def test_blocks_agree_with_the_plain_loop_and_are_compared_on_the_same_targets(b
         assert net[k]["value"] == pytest.approx(expected["net_recovery"]["value"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_cost_counts_the_tokens_of_any_selector(benchmark, tmp_path):
     """Without shared prefixes gradient and its 8 passes would read 3 N + 8 (N - 1) + N tokens."""
     config = tiny.write_yaml(tmp_path, tmp_path / "no-corpus")
@@ -373,6 +375,7 @@ def test_cost_counts_the_tokens_of_any_selector(benchmark, tmp_path):
     assert tokens[1] == 3 * N and 0 < tokens[0] < 8 * (N - 1) + 2 * N
 
 
+@pytest.mark.slow
 def test_selectors_side_by_side_recover_what_influence_measures(benchmark, trained, tmp_path):
     """The same targets, selectors and seed as `measure_influence`, and costs that grow with m."""
     sizes = ["--n-long", 28, "--n-short", M, "--sampled-targets", 40, "--tau", 0.05, "--parts", "screened"]
@@ -523,6 +526,7 @@ SMALL = tuple(
 )
 
 
+@pytest.mark.slow
 def test_encodings_are_timed_in_turn_and_attention_that_is_written_out_takes_more_memory():
     configs = tuple(str(ROOT / f"configs/length/{name}.yaml") for name in ("rope", "fox"))
     batch = ("--global_train_batch_size=4", "--device_train_microbatch_size=4")

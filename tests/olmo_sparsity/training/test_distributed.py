@@ -87,7 +87,10 @@ def assert_same(rows, expected):
         assert row["learning_rate"] == expected[step]["learning_rate"]
 
 
-@pytest.mark.parametrize("stage", [None, 0, 1, 2, 3])
+SLOW_STAGES = [pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 3)]
+
+
+@pytest.mark.parametrize("stage", [None, 2, *SLOW_STAGES])
 def test_two_processes_have_the_losses_of_one(folder, alone, stage):
     """Gradient accumulation too: each process runs its two windows one by one, one process runs two at a time."""
     rows = run(
@@ -140,6 +143,7 @@ def error_lines(errors):
     return [line for line in errors.splitlines() if line.startswith("error: ")]
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_saving_ends_every_process(folder, tmp_path):
     """A file-size limit stands for the full disk; only the main process writes, and the other must not wait for it."""
 
