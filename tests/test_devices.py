@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.measure import selectors
 from analysis.measure.selectors import SELECTORS, Question
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
 from analysis.model.scorer import Scorer
@@ -109,10 +110,17 @@ def analysed(name):
     return PositionedCausalLM(families.random_model(name))
 
 
-@PRECISIONS
-@pytest.mark.parametrize("name", [*tiny.ENCODINGS, "gpt_neox", "llama"])
+OWN_AND_OTHERS = ("rope", "gpt_neox", "llama")
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16"),
+    [(name, False) for name in (*tiny.ENCODINGS, "gpt_neox", "llama")]
+    + [(name, True) for name in OWN_AND_OTHERS],
+)
 def test_scoring_stays_on_the_device(monkeypatch, name, bf16):
     model, asked = analysed(name), contexts()
+    monkeypatch.setattr(selectors, "_STEPS", 2)  # all alike
     monkeypatch.setattr(torch.autograd, "grad", lambda loss, of: (torch.zeros_like(of),))
     with fake_cuda():
         scorer = Scorer(on_fake_cuda(model).requires_grad_(False), device=DEVICE, bf16=bf16)

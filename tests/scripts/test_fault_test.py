@@ -65,11 +65,10 @@ BROKEN = {
 
 
 def inject(fault, script, folder, count=12):
-    """What is seen in injections of one fault into ``prepare``, played by ``script``; nothing where all is well."""
+    """What is seen in injections of one fault into ``prepare``, played by ``script``, one after the other."""
     (folder / "scripts").mkdir()
     (folder / "scripts" / "prepare_data.py").write_text(script)
     workshop = commands.Workshop(folder / "undisturbed", folder / "scripts", time_out=3.0)
-    seen = []
     for number in range(count):
         trial = injections.Trial(
             workshop, commands.COMMANDS["prepare"], folder / str(number), random.Random(number)
@@ -77,21 +76,21 @@ def inject(fault, script, folder, count=12):
         try:
             injections.FAULTS[fault](trial)
         except injections.Broken as broken:
-            seen.append(f"{trial.place}: {broken}")
-    return seen
+            yield f"{trial.place}: {broken}"
 
 
 @pytest.mark.parametrize("fault", sorted(injections.FAULTS.keys() - {"stalled-peer", "dead-peer"}))
 def test_a_careful_command_keeps_the_property(fault, tmp_path):
-    assert inject(fault, CAREFUL, tmp_path) == []
+    assert list(inject(fault, CAREFUL, tmp_path)) == []
 
 
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_command_is_noticed(how, tmp_path):
     careful, careless, fault, expected = BROKEN[how]
     assert careful in CAREFUL
-    seen = inject(fault, CAREFUL.replace(careful, careless), tmp_path)
-    assert any(expected in each for each in seen), seen
+    # Where a fault strikes is drawn; on a busy machine the command may be past the place that is broken.
+    seen = inject(fault, CAREFUL.replace(careful, careless), tmp_path, count=60)
+    assert any(expected in each for each in seen)
 
 
 def run_script(tmp_path, *arguments):

@@ -247,6 +247,7 @@ token    on 0 off 1 on 0 off 0 > 0
 planted     ^          ^""",
     ("planted", 8): """
 token    c e d 0 b 1 e d > 1
+id       1 2 3 9 5 9 7 8   9
 planted        ^   ^""",
     ("variable_assignment", 2): """
 token  <bos> b = 6 e = 9 f =  b  g  =  a  h  =  e  a  =  b ? a >  a  =  b b = 6 6 <eos>
