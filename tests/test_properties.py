@@ -138,7 +138,7 @@ def check_config(path: Path, overrides: Sequence[str] = ()) -> None:
         assert load_config(path.with_name("saved.yaml"), warn=False) == config
 
 
-@examples(120)
+@examples(60)
 def test_configs_of_any_text(tmp_path: Path, count: int) -> None:
     path = tmp_path / "x.yaml"
 
@@ -149,7 +149,7 @@ def test_configs_of_any_text(tmp_path: Path, count: int) -> None:
     holds(count, check, fragments | st.text(max_size=40) | st.binary(max_size=40))
 
 
-@examples(120)
+@examples(50)
 def test_configs_with_any_value(tmp_path: Path, count: int) -> None:
     path = tmp_path / "x.yaml"
 
@@ -169,7 +169,7 @@ def test_configs_with_any_value(tmp_path: Path, count: int) -> None:
     holds(count, check, st.dictionaries(names, yaml_values, min_size=1, max_size=2))
 
 
-@examples(100)
+@examples(50)
 def test_configs_with_any_override(tmp_path: Path, count: int) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("seed: 1", encoding="utf8")

@@ -99,9 +99,9 @@ def run_script(tmp_path, *arguments):
 
 
 def test_commands_keep_the_property(tmp_path):
-    result = run_script(tmp_path, "--injections", 20, "--commands", "prepare,train-resume,export")
+    result = run_script(tmp_path, "--injections", 8, "--commands", "prepare,train-resume,export")
     assert result.returncode == 0, result.stdout + result.stderr[-3000:]
-    assert "| **all** | | 20 |" in result.stdout
+    assert "| **all** | | 8 |" in result.stdout
 
 
 @pytest.mark.slow

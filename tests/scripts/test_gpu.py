@@ -49,6 +49,7 @@ def measured(tmp_path_factory):
     return {name: json.loads((out / f"{name}.json").read_text()) for name in PARTS} | {"out": out}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
 def test_every_part_is_done_and_says_what_it_found(measured, name):
     part = measured[name]
@@ -57,6 +58,7 @@ def test_every_part_is_done_and_says_what_it_found(measured, name):
     assert gpu.PART.load(measured["out"] / f"{name}.json") == part
 
 
+@pytest.mark.slow
 def test_the_cpu_agrees_with_itself(measured):
     rows = measured["agreement"]["rows"]
     assert {f"{shape}, {precision}" for shape in SHAPES for precision in ("fp32", "bf16")} < set(rows)
@@ -75,6 +77,7 @@ def test_the_cpu_agrees_with_itself(measured):
     assert influence["same_sets"] == influence["same_sets_where_clear"] == 1 and influence["clear_sets"] > 0.9
 
 
+@pytest.mark.slow
 def test_speeds_are_those_of_the_shapes(measured):
     eager, compiled, large = (
         measured[f"train-{name}"] for name in ("150m-eager", "150m-compiled", "1b-eager")
@@ -89,6 +92,7 @@ def test_speeds_are_those_of_the_shapes(measured):
     assert measured["targets"]["blocks"]["targets_per_block"] == 4
 
 
+@pytest.mark.slow
 def test_the_model_is_trained_and_drawn(measured):
     model, out = measured["model"], measured["out"]
     assert model["step"] == model["steps"] and model["tokens"] == model["step"] * 4 * 32
