@@ -69,11 +69,18 @@ class Settings:
     family: str
     weights: int
     """How many the model has."""
+    options_json: str = "{}"
+    """Further options of its training by dotted name, those that are not at their default, keys in order."""
 
     @cached_property
     def parameters(self) -> Json:
         """Parameters of the task by name."""
         return json.loads(self.parameters_json)
+
+    @property
+    def options(self) -> Json:
+        """Further options of its training, by dotted name."""
+        return json.loads(self.options_json)
 
     @property
     def train_length(self) -> tuple[int, int]:
@@ -101,7 +108,8 @@ class Settings:
         """Ascending in figures and tables."""
         schemes = [*SCHEME_LABELS, self.scheme]
         plan = (self.task, self.k_train or 0, self.parameters_json, schemes.index(self.scheme), self.scheme)
-        return (*plan, self.rotate or "", -(self.skip_probability or 0), self.family, self.weights)
+        model = (self.rotate or "", -(self.skip_probability or 0), self.family, self.weights)
+        return (*plan, *model, bool(self.options), self.options_json)
 
 
 @dataclass(frozen=True)
@@ -202,13 +210,16 @@ def _load(path: Path) -> Record:
     found = EXACT_MATCH.load(path)
     if odd := misfit(found, _SHAPE):
         raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
-    parameters = found["task"]["parameters"]
+    parameters, options = found["task"]["parameters"], found.get("options", {})  # older records have none
     settings = Settings(
         task=found["task"]["name"],
         parameters_json=json.dumps(parameters, sort_keys=True),
         weights=found["parameters"],
         **{name: found[name] for name in ("scheme", "rotate", "skip_probability", "family")},
+        options_json=json.dumps(options, sort_keys=True),
     )
+    if odd := misfit(options, {}, "options"):
+        raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
     if len(parameters["train_length"]) != 2 or misfit(settings.k_train, (int, None)):
         raise UserError(f"{path} is malformed: train_length or k_train of the task is none; {_AGAIN}")
     rows = tuple(Row(**{name: row[name] for name in _ROW}) for row in found["rows"])
@@ -348,6 +359,7 @@ def facts(settings: Settings) -> Json:
         "skip_probability": settings.skip_probability,
         "family": settings.family,
         "weights": settings.weights,
+        **settings.options,
     }
 
 
@@ -361,17 +373,21 @@ def differing(all_facts: Sequence[Json]) -> list[Json]:
 def scheme_labels(all_settings: Sequence[Settings]) -> list[str]:
     """A name for each of the settings after its scheme, and as much more as tells apart those of one task.
 
-    Rotation is named only where a scheme occurs with several, family and number of weights only where settings that
-    agree in all else differ in them.
+    Rotation and further options are named only where a scheme occurs with several, family and number of weights only
+    where settings that agree in all else differ in them. Tuples do not rotate: where they are, families are named.
     """
     labels = []
     for settings in all_settings:
         label = SCHEME_LABELS.get(settings.scheme, settings.scheme)
+        if settings.family == "tuples":
+            label = label.replace("RoPE", "tuples")
         alike = [other for other in all_settings if other.scheme == settings.scheme]
         if len({other.rotate for other in alike}) > 1:
             label += f", rotate {settings.rotate or 'default'}"
         if len({other.skip_probability for other in alike}) > 1:
             label += f", {_skips(settings.skip_probability)}"
+        own, *_ = differing([settings.options, *(other.options for other in alike)])
+        label += "".join(f", {name.split('.')[-1]} {value}" for name, value in own.items())
         alike = [other for other in alike if _plan(other) == _plan(settings)]
         if len({other.family for other in alike}) > 1:
             label += f", {settings.family}"
@@ -386,7 +402,8 @@ def _skips(probability: float | None) -> str:
 
 
 def _plan(settings: Settings) -> tuple:
-    return settings.task, settings.parameters_json, settings.rotate, settings.skip_probability
+    model = settings.rotate, settings.skip_probability, settings.options_json
+    return settings.task, settings.parameters_json, *model
 
 
 def curve_names(groups: Sequence[Group]) -> Iterator[tuple[Group, Curve, str]]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.checkpoint import load_state, weights_sha256
-from olmo_sparsity.config.schema import Config
+from olmo_sparsity.config.schema import Config, field_value
 from olmo_sparsity.data.task_batches import TaskPositions, task_of
 from olmo_sparsity.evaluate.heldout import ReduceSum
 from olmo_sparsity.model.build import Model, as_predictor
@@ -236,12 +236,27 @@ def exact_match_record(
         "rotate": model.options.rotate,
         "skip_probability": config.positions.skip_probability if model.options.embeds_ids else None,
         "family": config.model.family,
+        "options": further_options(config),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seed": config.seed,
         "evaluation_seed": seed,
         "rows": [asdict(row) for row in rows],
     }
     return EXACT_MATCH.stamped(found)
+
+
+def further_options(config: Config) -> dict[str, Any]:
+    """What else of a config decides how a task was learned, by dotted name: those that are not at their default."""
+    names: tuple[str, ...] = ("positions.coupled_share", "positions.id_noise", "task.length_groups")
+    if config.model.family == "tuples":
+        names += tuple(f"model.tuples.{each.name}" for each in fields(config.model.tuples))
+    default = Config()
+    asked = {name: field_value(config, name) for name in names}
+    return {
+        name: value
+        for name, value in asked.items()
+        if name.startswith("model.") or value != field_value(default, name)
+    }
 
 
 def is_measured(path: Path, checkpoint: Path, cells: Sequence[Cell], *, samples: int, seed: int) -> bool:

@@ -191,6 +191,29 @@ class TestPooling:
             "Predictive Position Coupling, no skips",
         ]
 
+    def test_runs_of_other_options_are_not_pooled(self, tmp_path):
+        options = {"scheme": "predicted", "rotate": "ids"}
+        asked = [
+            {},
+            {"options": {}},
+            {"options": {"positions.id_noise": 0.1}},
+            {"options": {"positions.id_noise": 0.2}},
+        ]
+        values = [
+            record([row(20, 3)], PARITY, **options, **each, seed=seed) for seed, each in enumerate(asked)
+        ]
+        groups = pooled(tmp_path, *values, record([row(20, 3)], PARITY, scheme="contiguous", family="tuples"))
+        assert scheme_labels([group.settings for group in groups]) == [
+            "tuples",
+            "Predictive Position Coupling",
+            "Predictive Position Coupling, id_noise 0.1",
+            "Predictive Position Coupling, id_noise 0.2",
+        ]
+        assert len(groups[1].records) == 2  # an older record names no options
+        write(tmp_path / "odd", record([row(20, 3)], PARITY, options=[1]))
+        with pytest.raises(UserError, match=r"options is \[1\]"):
+            load_records([tmp_path])
+
 
 class TestIntervals:
     @pytest.mark.parametrize(("successes", "trials"), [(0, 200), (1, 7), (150, 200), (200, 200)])
