@@ -10,7 +10,8 @@ is needed), pools the training seeds of one setting, prints the numbers and writ
 
   figure1-sparse_parity.*   planted tasks: accuracy against length, a panel per K_train, a curve per k; a figure for
   figure1-planted.*         each task
-  figure1-TASK-bound.*      with --bound: their errors under Theorem 4.3, whose constant is not known
+  figure1-TASK-bound.*      with --bound: their errors under Theorem 4.3, whose constant is not known; printed: the
+                            constant from every other length beyond the trained ones, tried at those between
   figure1-schemes.*         tasks with coupled ids: exact match by position scheme, and what the first errors are
   figure1.json              every number that is drawn, and where the records come from
 
@@ -20,6 +21,7 @@ training seed alone are pooled. The same records give the same files.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,10 +40,10 @@ def main() -> None:
     """Read and pool the records, then draw, write and print what they say."""
     arguments = _parser().parse_args()
     from analysis.plots.style import save_figure
-    from analysis.stats.bound import bounds_json, trained_error
+    from analysis.stats.bound import bounds_json, fit_bounds, trained_error
     from analysis.stats.exact_match import curves_json, load_records, pool, sources_json
     from analysis.tables.cells import print_result
-    from analysis.tables.models import render_curves
+    from analysis.tables.models import render_curves, render_fits
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit, library_versions
 
@@ -50,6 +52,13 @@ def main() -> None:
     if arguments.bound and not planted:
         raise UserError("--bound is for tasks with planted tokens, and no record is of one; leave it out")
     starts = [trained_error(group) for group in planted if arguments.bound]
+    tasks = dict.fromkeys(start.group.settings.task for start in starts)
+    fits = {
+        task: [
+            asdict(fit) for fit in fit_bounds([each for each in starts if each.group.settings.task == task])
+        ]
+        for task in tasks
+    }
     paths = [
         path
         for name, figure in _figures(groups, starts).items()
@@ -59,12 +68,13 @@ def main() -> None:
     written = {
         "curves": curves_json(groups),
         "bounds": [bounds_json(start) for start in starts],
+        "fits": fits,
         "records": sources_json(groups),
         "settings": {"resamples": arguments.resamples, "bootstrap_seed": arguments.seed},
         "provenance": {"commit": current_commit(), "versions": library_versions()},
     }
     write_json(paths[-1], written)
-    print_result([render_curves(groups)], paths)
+    print_result([render_curves(groups), *([render_fits(fits)] if any(fits.values()) else [])], paths)
 
 
 def _figures(groups: list[Group], starts: list[TrainedError]) -> dict[str, Figure]:

@@ -5,7 +5,8 @@
 
 delta is the error at trained lengths, L the longest of them, and L' > L the length that is asked for. What these are in
 a figure [ours] says docs/method.md, 3.6: the constants that O() hides (with them eta_L and eta_L', which belong to the
-distribution of planted positions) are 1, so that a curve shows how the bound grows, its height up to a constant only.
+distribution of planted positions) are 1, so that a curve shows how the bound grows, its height up to a constant only;
+`fit_bounds` takes the constant from some of the lengths and tries it on the others.
 Above 1 a bound says nothing: it is cut to 1. L and L' are tokens of the prompt. With one L in a panel both bounds grow
 like L'^2 and differ by the factor L^3. Test samples with more planted tokens than were trained on have no bound.
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.stats.bootstrap import Interval
-from analysis.stats.exact_match import Group
+from analysis.stats.exact_match import Group, Point
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
@@ -51,14 +52,18 @@ class TrainedError:
         return self.error.high if self.is_limit else self.error.value
 
 
-def theorem_bound(lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float) -> np.ndarray:
-    """min(1, L L'^2 delta) at ``lengths`` L' (n,), (n,)."""
-    return np.minimum(1.0, trained_length * np.asarray(lengths, dtype=float) ** 2 * delta)
+def theorem_bound(
+    lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float, most: float = 1.0
+) -> np.ndarray:
+    """min(most, L L'^2 delta) at ``lengths`` L' (n,), (n,)."""
+    return np.minimum(most, trained_length * np.asarray(lengths, dtype=float) ** 2 * delta)
 
 
-def improved_bound(lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float) -> np.ndarray:
-    """min(1, (L' / L)^2 delta) at ``lengths`` L' (n,), (n,)."""
-    return np.minimum(1.0, (np.asarray(lengths, dtype=float) / trained_length) ** 2 * delta)
+def improved_bound(
+    lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float, most: float = 1.0
+) -> np.ndarray:
+    """min(most, (L' / L)^2 delta) at ``lengths`` L' (n,), (n,)."""
+    return np.minimum(most, (np.asarray(lengths, dtype=float) / trained_length) ** 2 * delta)
 
 
 BOUNDS = {
@@ -124,3 +129,62 @@ def bounds_json(start: TrainedError) -> Json:
             for name, (_, _, bound, _) in BOUNDS.items()
         },
     }
+
+
+@dataclass(frozen=True)
+class BoundFit:
+    """A bound whose constant was taken from some lengths, tried on others."""
+
+    name: str
+    """Of `BOUNDS`."""
+    constant: float
+    """The smallest with which the bound holds wherever it was fitted."""
+    fitted: int
+    """Points that it was fitted on."""
+    tested: int
+    """Points that it was tried on."""
+    held: int
+    """Of these, those whose error (the lower end of its 95 % interval) is not above the bound."""
+    slack: float | None
+    """Geometric mean of bound / error over the tested points with an error above 0; None where there are none."""
+
+
+def fit_bounds(starts: Sequence[TrainedError]) -> list[BoundFit]:
+    """One constant for all groups, from every other length beyond L, tried at the lengths between [ours].
+
+    Groups of several L tell the bounds apart: with a single one both grow alike, and differ by their constants.
+    None where no group was measured at two lengths beyond L, or more.
+    """
+    fitted, tested = [], []
+    for start in starts:
+        [curve] = [each for each in start.group.curves if each.k == start.k]
+        beyond = [(start, point) for point in curve.points if point.length > start.trained_length]
+        fitted += beyond[::2]
+        tested += beyond[1::2]
+    return [_fit(name, fitted, tested) for name in BOUNDS] if tested else []
+
+
+def _fit(
+    name: str, fitted: Sequence[tuple[TrainedError, Point]], tested: Sequence[tuple[TrainedError, Point]]
+) -> BoundFit:
+    bound = BOUNDS[name][2]
+
+    def shapes(points: Sequence[tuple[TrainedError, Point]]) -> np.ndarray:
+        """The bound with a constant of 1, not cut, (n,)."""
+        values = [
+            bound([point.length], start.trained_length, start.delta, most=np.inf) for start, point in points
+        ]
+        return np.concatenate(values)
+
+    errors = [error_of(point.exact) for _, point in tested]
+    constant = float((np.array([error_of(point.exact).value for _, point in fitted]) / shapes(fitted)).max())
+    tried = np.minimum(1.0, constant * shapes(tested))
+    ratios = [value / error.value for value, error in zip(tried, errors, strict=True) if error.value]
+    return BoundFit(
+        name,
+        constant,
+        len(fitted),
+        len(tested),
+        held=int(sum(error.low <= value for value, error in zip(tried, errors, strict=True))),
+        slack=float(np.exp(np.mean(np.log(ratios)))) if ratios and constant else None,
+    )

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.stats.bootstrap import by_clusters
+from analysis.stats.bound import BOUNDS
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
 from analysis.stats.longppl import FORMS
@@ -152,6 +153,18 @@ def render_curves(groups: Sequence[ExactMatchGroup]) -> Table:
             cell = "; ".join(each for each in cells[number:] if each) if last else cells[number]
             numbers = (f"{point.length:,}", str(point.seeds), f"{point.samples:,}")
             table.add_row(Text(cell), *numbers, percent_text(point.exact.as_dict(), 1), end_section=last)
+    return table
+
+
+def render_fits(fits: dict[str, list[Json]]) -> Table:
+    """A row for each task and bound: its constant from some lengths, tried at the others."""
+    table = plain_table("bound", "constant", "fitted on", "holds at", "bound / error")
+    for task, of_task in fits.items():
+        for fit in of_task:
+            slack = "–" if fit["slack"] is None else f"{fit['slack']:.3g}"
+            held = f"{fit['held']} of {fit['tested']} lengths"
+            name = f"{task}, {BOUNDS[fit['name']][0]}"
+            table.add_row(Text(name), f"{fit['constant']:.3g}", f"{fit['fitted']} lengths", held, slack)
     return table
 
 

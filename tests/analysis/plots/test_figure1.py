@@ -179,7 +179,7 @@ class TestBoundFigure:
 
 class TestScript:
     def test_json_and_table_hold_the_numbers(self, tmp_path, run_here):
-        rows = [row(20, 196, 4, (4, 0, 0)), row(100, 150, 4, (50, 0, 0))]
+        rows = [row(20, 196, 4, (4, 0, 0)), row(100, 150, 4, (50, 0, 0)), row(200, 120, 4, (80, 0, 0))]
         file = write(tmp_path / "in", record(rows))
         printed = run_here(SCRIPT, tmp_path / "in", "--out", tmp_path / "out", "--bound").stdout
         names = ["figure1-sparse_parity", "figure1-sparse_parity-bound"]
@@ -193,13 +193,20 @@ class TestScript:
             4,
             [1],
         )
-        assert [point["length"] for point in one["points"]] == [20, 100]
+        assert [point["length"] for point in one["points"]] == [20, 100, 200]
         exact = one["points"][0]["exact"]
         assert exact["value"] == 0.98 and (exact["low"], exact["high"]) == pytest.approx(
             wilson_by_hand(196, 200)
         )
         assert one["points"][1]["wrong"] == {"token": 0.25, "id": 0, "stop": 0}
-        assert found["bounds"][0]["improved"]["value"] == pytest.approx([0.08])  # (100 / 50)^2 · 4 / 200
+        assert found["bounds"][0]["improved"]["value"] == pytest.approx(
+            [0.08, 0.32]
+        )  # (100 / 50)^2 · 4 / 200, …
+        fit = found["fits"]["sparse_parity"][1]
+        assert fit["constant"] == pytest.approx(
+            0.25 / 0.08
+        )  # from 100, and tried at 200, where it is cut to 1
+        assert (fit["held"], fit["slack"]) == (1, pytest.approx(1 / 0.4)) and "1 of 1 lengths" in printed
         assert (
             found["records"][0]["record"] == str(file) and found["records"][0]["weights_sha256"] == "a" * 64
         )

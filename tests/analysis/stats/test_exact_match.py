@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.stats.bound import bounds_json, improved_bound, theorem_bound, trained_error
+from analysis.stats.bound import bounds_json, fit_bounds, improved_bound, theorem_bound, trained_error
 from analysis.stats.exact_match import (
     BOOTSTRAP,
     POOLED,
@@ -287,6 +287,27 @@ class TestBound:
         assert start.is_limit and (start.measured_length, start.trained_length) == (40, 50)
         assert start.delta == pytest.approx(Z**2 / (200 + Z**2))
         assert bounds_json(start)["improved"]["value"] == pytest.approx([4 * start.delta])
+
+    def test_a_constant_is_fitted_at_every_other_length_and_tried_at_the_rest(self, tmp_path):
+        """Errors of 0.3 (L'/L)^2 delta: the improved bound needs one constant for both L, the theorem's does not."""
+        starts = []
+        for longest, delta in ((50, 40), (100, 10)):
+            rows = [row(longest, 10_000 - delta, 4, (delta, 0, 0))]
+            for times in (2, 3, 4, 5):
+                wrong = round(0.3 * times**2 * delta)
+                rows.append(row(times * longest, 10_000 - wrong, 4, (wrong, 0, 0)))
+            task = {"train_length": [20, longest], "test_length": [20, 500]}
+            starts.append(trained_error(pooled(tmp_path / str(longest), record(rows, task_changes=task))[0]))
+        theorem, improved = fit_bounds(starts)
+        assert (improved.fitted, improved.tested, improved.held) == (4, 4, 4)
+        assert improved.constant == pytest.approx(0.3) and improved.slack == pytest.approx(1)
+        assert theorem.constant == pytest.approx(0.3 / 50**3)
+        # of L = 100 it is 8 times too high, and of L = 50 exact
+        assert theorem.slack == pytest.approx(8**0.5) and theorem.held == 4
+        alone = trained_error(
+            self.group(tmp_path / "one", row(50, 196, 4, (4, 0, 0)), row(60, 150, 4, (50, 0, 0)))
+        )
+        assert fit_bounds([alone]) == [], "there is no length to try it at"
 
     def test_is_refused_where_nothing_was_both_trained_and_tested(self, tmp_path):
         with pytest.raises(UserError, match="every measured k is larger"):
