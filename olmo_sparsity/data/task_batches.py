@@ -77,9 +77,10 @@ class TaskPositions:
         """The ids (B, T) of training samples: some wrong (`id_noise`), some samples' contiguous (`coupled_share`)."""
         if self.id_noise:
             for row, generator in zip(ids, draws_of_all([Stream.GIVEN_IDS, seed, 1], indices), strict=True):
-                wrong = (row > 0) & (generator.random(len(row)) < self.id_noise)
-                present = row[row > 0]
-                row[wrong] = generator.integers(present.min(), present.max(), wrong.sum(), endpoint=True)
+                coupled = np.flatnonzero(row)  # padding, which depends on the batch, draws nothing
+                wrong = coupled[generator.random(len(coupled)) < self.id_noise]
+                lowest, highest = row[coupled].min(), row[coupled].max()
+                row[wrong] = generator.integers(lowest, highest, len(wrong), endpoint=True)
         if self.coupled_share < 1:
             contiguous = ~self.has_coupled_ids(seed=seed, indices=indices)
             starts = [
