@@ -153,7 +153,7 @@ def fit_bounds(starts: Sequence[TrainedError]) -> list[BoundFit]:
     """One constant for all groups, from every other length beyond L, tried at the lengths between [ours].
 
     Groups of several L tell the bounds apart: with a single one both grow alike, and differ by their constants.
-    None where no group was measured at two lengths beyond L, or more.
+    Empty where no group was measured at two lengths beyond L or more.
     """
     fitted, tested = [], []
     for start in starts:

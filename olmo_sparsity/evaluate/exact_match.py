@@ -246,7 +246,10 @@ def exact_match_record(
 
 
 def further_options(config: Config) -> dict[str, Any]:
-    """What else of a config decides how a task was learned, by dotted name: those that are not at their default."""
+    """What else of a config decides how a task was learned, by dotted name: what is not at its default.
+
+    Of tuples all of their options.
+    """
     names: tuple[str, ...] = ("positions.coupled_share", "positions.id_noise", "task.length_groups")
     if config.model.family == "tuples":
         names += tuple(f"model.tuples.{each.name}" for each in fields(config.model.tuples))

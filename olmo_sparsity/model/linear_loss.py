@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-IGNORED = -100
-"""Label of a row that does not count, as in `torch.nn.functional.cross_entropy`."""
+from olmo_sparsity.data.windows import IGNORED
+
 _LOGITS_PER_CHUNK = {"cpu": 1 << 22, "cuda": 1 << 27}
 _FEWEST_ROWS = 128
 

@@ -22,7 +22,7 @@ from olmo.model import OLMoOutput
 from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import ModelConfig
-from olmo_sparsity.model.linear_loss import IGNORED
+from olmo_sparsity.data.windows import IGNORED
 
 _TUPLES_AT_ONCE = 1 << 22
 _NO_WEIGHT = -1e9  # added to scores; finite, so that a column without any tuple has no NaN

@@ -105,7 +105,9 @@ def test_noise_replaces_ids_by_others_of_the_sample(tmp_path):
     assert 0.15 < changed / int((clean > 0).sum()) < 0.3
     task, scheme = task_of(config), TaskPositions(config)
     for index in range(40):  # whatever it is batched with, and so on any number of processes
-        alone = scheme.ids(task.sample("train", 5, [index]), split="train", seed=5, indices=np.array([index]))[0]
+        alone = scheme.ids(
+            task.sample("train", 5, [index]), split="train", seed=5, indices=np.array([index])
+        )[0]
         assert alone.tolist() == noisy[index, : len(alone)].tolist()
     assert (ids_of(config, split="test")[1] == ids_of(tiny_task.config(tmp_path), split="test")[1]).all()
 
