@@ -38,6 +38,8 @@ class Question:
     """(m, 2) block and place in it of each target; None means all, block by block."""
     columns: np.ndarray | None = None
     """Candidates, (m, C) columns of the far context, ascending; None means all of it."""
+    screen: str = ""
+    """Who proposed them and how many, as the selector's name has it behind its @; empty: nobody."""
     passes: SharedPasses | None = None
     """What selectors that are asked the same read off the same passes; None: nothing is shared."""
     proposing: Scorer | None = None
@@ -65,9 +67,7 @@ class Question:
 
     def measure_each(self, base: str, name: str, far: np.ndarray) -> np.ndarray:
         """`measure` of the subsets ``far``, which are those of the selector ``base`` for each candidate."""
-        if self.passes is None or self.columns is not None:
-            return self.measure(name, far)
-        return self.passes.measure(self, base, name, far)
+        return self.measure(name, far) if self.passes is None else self.passes.measure(self, base, name, far)
 
     def of_candidates(self, values: np.ndarray) -> np.ndarray:
         """Values of the far tokens, (m, F), at the candidates, (m, C)."""
@@ -76,24 +76,28 @@ class Question:
 
 @dataclass(frozen=True)
 class SharedPasses:
-    """Signed, absolute and target-blind forms read one pass for each far token, which is made once for all of them."""
+    """What is computed once for all selectors that are asked: signed, absolute and target-blind forms read one pass for
+    each candidate, and screened ones one proposal."""
 
     selectors: tuple[str, ...]
     """Names of those that are asked."""
     known: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
-    """By base and measure, (m, F)."""
+    """By base, with the screen behind it, and measure, (m, C)."""
+    proposed: dict[str, np.ndarray] = field(default_factory=dict)
+    """By screen, (m, C) columns."""
 
     def measure(self, question: Question, base: str, name: str, far: np.ndarray) -> np.ndarray:
         """What was read off the passes of ``base`` before, or is now, with what else will be asked of them."""
-        if (base, name) not in self.known:
+        at = f"@{question.screen}" if question.screen else ""
+        if (base + at, name) not in self.known:
             asked = {
                 name,
-                *(measure for form, (_, measure) in FORMS.items() if base + form in self.selectors),
+                *(measure for form, (_, measure) in FORMS.items() if base + form + at in self.selectors),
             }
             names = tuple(sorted(asked))
             values = question.scorer.measures(question.contexts, far, names, question.targets)
-            self.known.update({(base, each): values[..., column] for column, each in enumerate(names)})
-        return self.known[base, name]
+            self.known.update({(base + at, each): values[..., column] for column, each in enumerate(names)})
+        return self.known[base + at, name]
 
 
 @dataclass(frozen=True)
@@ -187,7 +191,7 @@ def find_selector(name: str) -> Selector:
             raise UserError(
                 f"{name!r} is no screened selector; write EXACT@PROPOSER:m, such as leave-one-out@gradient:32"
             )
-        return screened(_registered(exact), _registered(proposer), int(count), name)
+        return screened(_registered(exact), _registered(proposer), int(count), screen)
     return _registered(name)
 
 
@@ -208,7 +212,7 @@ def check_selector(name: str, *, k_max: int, n_far: int) -> None:
         raise UserError(f"{name}: m = {m} must be at least k = {k_max} and at most the {n_far} far tokens")
 
 
-def screened(exact: Selector, proposer: Selector, count: int, name: str) -> Selector:
+def screened(exact: Selector, proposer: Selector, count: int, screen: str) -> Selector:
     """The choice of ``exact`` among the ``count`` tokens that ``proposer`` puts first (m of the screened forms).
 
     Costs what the proposer costs and count / F of what the exact selector costs.
@@ -218,10 +222,11 @@ def screened(exact: Selector, proposer: Selector, count: int, name: str) -> Sele
         asked = replace(question, k=count)
         if question.proposing is not None:
             asked = replace(asked, scorer=question.proposing, passes=None)
-        proposed = proposer(asked).columns
-        return exact(replace(question, columns=np.sort(proposed, axis=1)))
+        proposed = {} if question.passes is None else question.passes.proposed
+        if screen not in proposed:
+            proposed[screen] = np.sort(proposer(asked).columns, axis=1)
+        return exact(replace(question, columns=proposed[screen], screen=screen))
 
-    select.__name__ = name
     return select
 
 

@@ -271,9 +271,13 @@ def test_choices_do_not_depend_on_how_targets_are_batched(model, name):
 
 def test_forms_of_one_selector_share_their_passes_and_choose_what_they_choose_alone(model, monkeypatch):
     names = ("leave-one-out", "leave-one-out-absolute", "leave-one-out-kl", "leave-one-in-tv", "leave-one-in",
-             "leave-one-out-kl@gradient:4", "leave-one-out@leave-one-in-kl:5", "random")  # fmt: skip
-    passes = []
-    read = Scorer._read
+             "leave-one-out-kl@gradient:4", "leave-one-out@gradient:4", "leave-one-out-tv@gradient:6",
+             "leave-one-out@leave-one-in-kl:5", "random")  # fmt: skip
+    passes, proposals = [], []
+    read, propose = Scorer._read, Scorer.presence_gradient
+    monkeypatch.setattr(
+        Scorer, "presence_gradient", lambda self, *args: proposals.append(1) or propose(self, *args)
+    )
     monkeypatch.setattr(
         Scorer, "_read", lambda self, *args: passes.append(len(args[0].far)) or read(self, *args)
     )
@@ -284,10 +288,12 @@ def test_forms_of_one_selector_share_their_passes_and_choose_what_they_choose_al
     ):  # what is known of one is not taken for the other's
         chooser = ModelChooser(scorer, seed=0, k_max=4, selectors=names)
         asked = contexts.all_targets
-        passes.clear()
+        passes.clear(), proposals.clear()
         shared = {name: chooser.select(name, contexts, asked, "true") for name in names[:3]}
         assert passes.count(FAR * len(contexts)) == 1
         shared |= {name: chooser.select(name, contexts, asked, "true") for name in names[3:]}
+        assert passes.count(4 * len(contexts)) == passes.count(6 * len(contexts)) == 1
+        assert len(proposals) == 2  # one for each screen
         other = chooser.select(names[0], contexts.with_far(contexts.tokens[::-1, :FAR]), asked, "placebo")
         for name, found in shared.items():
             alone = choose(name, scorer, contexts, k=4)
