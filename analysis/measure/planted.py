@@ -281,16 +281,10 @@ def checked_settings(
             f"tokens of {task.name}; raise --length, or lower --ks"
         )
     for p in planted:
-        _sized(task, length, p)
+        task.at_length(length, p)
     for name in selectors:
         check_selector(name, k_max=max(settings.ks), n_far=settings.n_far)
     return settings
-
-
-def _sized(task: SparseTask, length: int, planted: int) -> SparseTask:
-    """The task with test samples of one length and p only. Raises `UserError` where it cannot have them."""
-    # at once: neither alone need be possible
-    return replace(task, test_length=(length, length), k_test=(planted,))
 
 
 def draw_samples(task: SparseTask, settings: RecallSettings, planted: int) -> PlantedSamples:
@@ -299,7 +293,7 @@ def draw_samples(task: SparseTask, settings: RecallSettings, planted: int) -> Pl
     The donor of a placebo is drawn uniformly among those of the n samples that have another label. A pure function of
     the settings. Raises `UserError` where such samples are too rare, or all have the same label.
     """
-    sized = _sized(task, settings.length, planted)
+    sized = task.at_length(settings.length, planted)
     kept = np.empty(0, dtype=np.int64)
     for first in range(0, _DRAWS_PER_SAMPLE * settings.samples, settings.samples):
         indices = np.arange(first, first + settings.samples)

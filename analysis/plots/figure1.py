@@ -49,6 +49,8 @@ _TASKS = {
     "planted": ("Planted correlations", "prompt length l [tokens]"),
     "scratchpad_parity": ("Parity with scratchpad", "length n [bits]"),
     "addition": ("Addition", "length n [digits per operand]"),
+    "multi_addition": ("Addition of k numbers", "length n [digits per number]"),
+    "digit_multiplication": ("Multiplication by a digit", "length n [digits]"),
     "copy": ("Copy", "length n [symbols]"),
     "variable_assignment": ("Variable assignment", "chain length [assignments]"),
 }

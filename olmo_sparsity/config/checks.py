@@ -442,7 +442,8 @@ def _check_sizes(config: Config, task: Task) -> Iterator[Problem]:
             ("model.vocab_size", *_TASK),
             f"{model.vocab_size}, and {name} has {len(task.vocabulary)} tokens; set it to {len(task.vocabulary)}",
         )
-    longest = task.max_tokens(task.train_length[1])
+    most = task.train_length[1]
+    longest = task.at_length(most, *task.ks("train")[-1:]).max_tokens(most)
     if model.max_sequence_length < longest:
         yield (
             ("model.max_sequence_length", *_TASK),
@@ -471,6 +472,31 @@ def _check_table(config: Config, task: Task) -> Iterator[Problem]:
             ("positions.table_size", "positions.scheme", *_TASK),
             f"{show(size)} is too small: test samples of length {longest} need ids up to {largest}; set it to at least "
             f"{largest + 1}, or shorten task.parameters.test_length",
+        )
+
+    if (second := task.largest_second_id()) is not None:
+        size = config.positions.second_table_size
+        if size is None or size <= second:
+            yield (
+                ("positions.second_table_size", "positions.scheme", *_TASK),
+                f"{show(size)} is too small: {config.task.name} couples on two levels, and test samples need ids up to "
+                f"{second} on the second; set it to at least {second + 1}",
+            )
+        if config.positions.rotate == "ids":
+            yield (
+                ("positions.rotate", "task.name"),
+                f"ids has RoPE rotate by one number, and {config.task.name} couples on two levels; set it to index or "
+                "none",
+            )
+        if config.positions.id_noise or config.positions.coupled_share < 1:
+            yield (
+                ("positions.id_noise", "positions.coupled_share", "task.name"),
+                f"are for tasks that couple on one level, and {config.task.name} does on two; leave them at 0 and 1",
+            )
+    elif config.positions.second_table_size is not None:
+        yield (
+            ("positions.second_table_size", "task.name"),
+            f"is for tasks that couple on two levels, and {config.task.name} does on one; set it to null",
         )
 
 

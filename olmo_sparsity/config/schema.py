@@ -145,6 +145,9 @@ class PositionsConfig(olmo.BaseConfig):
     table_size: int | None = known(None, bound=ABOVE_0)
     """coupled, predicted: rows of the id embedding and of the id head. The longest test sample must fit."""
 
+    second_table_size: int | None = known(None, bound=ABOVE_0)
+    """coupled, predicted: the same of the second level, for tasks whose tokens are coupled on two; null for others."""
+
     skip_probability: float = known(0.0, bound=PROBABILITY)
     """
     coupled, predicted: in this share of the training samples the coupled ids jump ahead once, at a uniform place, by a

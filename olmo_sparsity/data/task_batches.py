@@ -40,6 +40,7 @@ class TaskPositions:
         self.coupled_share, self.id_noise = options.coupled_share, options.id_noise
         self.couples = options.scheme in positions.COUPLED_SCHEMES
         self.table_size = options.table_size or 0
+        self.second_table_size = options.second_table_size or 0
         self.options = positions.SchemeOptions(
             options.target_length or config.model.max_sequence_length, options.chunks
         )
@@ -111,7 +112,16 @@ class TaskPositions:
             )
         ]
         columns = np.array(shifts, dtype=np.int64).reshape(len(shifts), 3, 1)
-        return positions.apply_shift(batch.coupled_ids, columns[:, 0], columns[:, 1], columns[:, 2])
+        ids = positions.apply_shift(batch.coupled_ids, columns[:, 0], columns[:, 1], columns[:, 2])
+        if batch.second_ids is None:
+            return ids
+        room = self.second_table_size - 1 - batch.second_ids.max(axis=1, initial=0)
+        generators = draws_of_all([Stream.SECOND_IDS, seed, epoch], indices)
+        starts = [
+            int(each.integers(0, most, endpoint=True)) for each, most in zip(generators, room, strict=True)
+        ]
+        second = positions.apply_shift(batch.second_ids, np.array(starts, dtype=np.int64)[:, None], 0, 0)
+        return ids + self.table_size * second
 
 
 def to_batch(

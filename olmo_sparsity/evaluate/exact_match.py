@@ -13,7 +13,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from olmo_sparsity.model.build import Model, as_predictor
 from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions, compare, decode
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
-from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.machine import available_cores
 from olmo_sparsity.util.provenance import current_commit
@@ -113,7 +112,7 @@ def measure(
     _check_table(model.options, task, max(length for length, _ in cells))
     counts = torch.zeros(len(cells), len(_COUNTS), dtype=torch.int64, device=device)
     for number, (length, k) in enumerate(cells):
-        sized = _sized(task, length, k)
+        sized = task.at_length(length, k)
         rows = max(1, batch_tokens // sized.max_tokens(length))
         mine = np.arange(rank, samples, world_size)
         for indices in (mine[first : first + rows] for first in range(0, len(mine), rows)):
@@ -129,27 +128,27 @@ def measure(
 
 
 def grid(task: Task, lengths: Sequence[int], ks: Sequence[int] | None = None) -> list[Cell]:
-    """The lengths at which a task is measured, for one k after the other where it plants tokens.
+    """The lengths at which a task is measured, for one k after the other where it has one.
 
-    Without ``ks`` a task that plants tokens is measured for every k of its test split, each at the lengths that hold
-    it. Raises `UserError` for no length, lengths that the task refuses, ``ks`` where nothing is planted, or a k that a
-    length does not hold.
+    Without ``ks`` a task that has a k is measured for every one of its test split, each at the lengths that hold it.
+    Raises `UserError` for no length, lengths that the task refuses, ``ks`` of a task without, or a k that a length does
+    not hold.
     """
     if not lengths:
         raise UserError("no lengths to measure at; give at least one")
-    if not isinstance(task, SparseTask):
+    own = sorted(set(task.ks("test")))
+    if not own:
         if ks is not None:
             raise UserError(f"{task.name} plants no tokens, so that there is no k to choose; leave ks out")
         cells: list[Cell] = [(length, None) for length in lengths]
     elif ks is not None:
         cells = [(length, k) for k in ks for length in lengths]
     else:
-        unit = task.tokens_per_place
-        cells = [(length, k) for k in sorted(set(task.k_test)) for length in lengths if k * unit <= length]
+        cells = [(length, k) for k in own for length in lengths if task.holds(length, k)]
     if not cells:
         raise UserError(f"no k of {task.name} fits into lengths {list(lengths)}; give ks, or longer lengths")
     for length, k in cells:
-        _sized(task, length, k)
+        task.at_length(length, k)
     return cells
 
 
@@ -159,7 +158,7 @@ def multiples_of_training_length(task: Task, multiples: Sequence[float] = MULTIP
     What is below the training range or beyond `test_length` moves to its edge: a table of ids holds the longest test
     sample, as the configuration is checked for that.
     """
-    unit = task.tokens_per_place if isinstance(task, SparseTask) else 1
+    unit = task.tokens_per_place
     shortest, longest = max(task.train_length[0], task.test_length[0]), task.test_length[1]
     asked = [int(multiple * task.train_length[1]) // unit * unit for multiple in multiples]
     return sorted({min(max(length, shortest), longest) for length in asked})
@@ -168,8 +167,8 @@ def multiples_of_training_length(task: Task, multiples: Sequence[float] = MULTIP
 class TaskEvaluation:
     """Exact match of a run on a task while it trains, on the same samples every time.
 
-    At 1, 2 and 3 times the longest training length, `evaluation.windows` samples of each; where tokens are planted,
-    with as many as training has at most.
+    At 1, 2 and 3 times the longest training length, `evaluation.windows` samples of each; where the task has a k, with
+    the largest of training.
     """
 
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
@@ -178,7 +177,7 @@ class TaskEvaluation:
         self.options, self.rank, self.world_size = options, rank, world_size
         self.task, self.positions = task_of(config), TaskPositions(config)
         self.lengths = multiples_of_training_length(self.task, MULTIPLES_IN_TRAINING)
-        self.ks = (self.task.k_train,) if isinstance(self.task, SparseTask) else None
+        self.ks = self.task.ks("train")[-1:] or None
         grid(self.task, self.lengths, self.ks)
         self.batch_tokens = BATCH_TOKENS
         if options.batch_size is not None:
@@ -274,17 +273,9 @@ def is_measured(path: Path, checkpoint: Path, cells: Sequence[Cell], *, samples:
     return made_of == asked and rows == [(*cell, samples) for cell in cells]
 
 
-def _sized(task: Task, length: int, k: int | None) -> Task:
-    """The task with test samples of one length and k only. Raises `UserError` where it cannot have them."""
-    if k is None:
-        return task.at_length(length)
-    assert isinstance(task, SparseTask)
-    return replace(task, test_length=(length, length), k_test=(k,))  # at once: neither alone need be possible
-
-
 def _check_table(options: PredictiveOptions, task: Task, longest: int) -> None:
     try:
-        options.check_ids(task.largest_id(longest) or 0)
+        options.check_ids(task.largest_id(longest) or 0, task.largest_second_id() or 0)
     except UserError as error:
         fitting = [n for n in range(1, longest) if (task.largest_id(n) or 0) < options.table_size]
         raise UserError(

@@ -29,6 +29,7 @@ def predictive_options(config: Config) -> PredictiveOptions:
     return PredictiveOptions(
         mode="plain" if config.model.family == "tuples" else _MODES.get(options.scheme, "plain"),
         table_size=options.table_size or 1,
+        second_table_size=options.second_table_size or 1,
         rotate=options.rotate,
         id_weight=options.id_weight,
     )

@@ -5,7 +5,7 @@ token *and its id*; at test only the prompt's ids are given, token and id are bo
 ids enter through a learned embedding, and what RoPE sees, are our own choices [ours] (docs/method.md 3.5).
 
 Shapes: B batch, T tokens, P past tokens in a key-value cache, S response tokens, D width, V vocabulary (logits),
-I ids in the table.
+I ids in the table, and J in a second one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from olmo_sparsity.data.windows import IGNORED
 from olmo_sparsity.model.linear_loss import Head, linear_cross_entropy, loss_sums
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
@@ -36,6 +37,11 @@ class PredictiveOptions:
     """
     table_size: int = 1024
     """I: ids are 0 … I-1, of the embedding and of the id head. ``plain`` has no table and does not read it."""
+    second_table_size: int = 1
+    """
+    J: where tokens are coupled on two levels, an id is i + I j, with i of the first and j of the second, 0 … J-1. Each
+    level has a table and a head: embeddings are added (arXiv 2410.15787), logits and cross-entropies too [ours].
+    """
     rotate: str = "ids"
     """
     What RoPE rotates by [ours]: ids, those that are given or predicted; index, the place among the tokens that are no
@@ -55,13 +61,29 @@ class PredictiveOptions:
         """Whether there is an id head."""
         return self.mode == "predicted"
 
-    def check_ids(self, largest_id: int) -> None:
-        """Raises `UserError` where the table is too small for ``largest_id``; call it before anything runs."""
-        if self.embeds_ids and largest_id >= self.table_size:
-            raise UserError(
-                f"positions.table_size: {self.table_size} is too small for ids up to {largest_id}; set it to at least "
-                f"{largest_id + 1}, or shorten the longest samples"
-            )
+    @property
+    def has_two_levels(self) -> bool:
+        """Whether there is a second table."""
+        return self.second_table_size > 1
+
+    def levels(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """i and j of ids, each of the same shape; j is 0 where there is one level, and what is `IGNORED` stays so."""
+        if not self.has_two_levels:
+            return ids, torch.zeros_like(ids)
+        known = ids != IGNORED
+        return torch.where(known, ids % self.table_size, ids), torch.where(known, ids // self.table_size, ids)
+
+    def check_ids(self, largest_id: int, largest_second_id: int = 0) -> None:
+        """Raises `UserError` where a table is too small for these; call it before anything runs."""
+        for name, size, largest in (
+            ("table_size", self.table_size, largest_id),
+            ("second_table_size", self.second_table_size, largest_second_id),
+        ):
+            if self.embeds_ids and largest >= size:
+                raise UserError(
+                    f"positions.{name}: {size} is too small for ids up to {largest}; set it to at least "
+                    f"{largest + 1}, or shorten the longest samples"
+                )
 
 
 class PredictorOutput(NamedTuple):
@@ -70,7 +92,7 @@ class PredictorOutput(NamedTuple):
     logits: Tensor
     """(B, T, V), of the next token; of the last positions only with ``logits_to_keep``."""
     id_logits: Tensor | None
-    """(B, T, I), of the next token's id, likewise; None where there is no id head."""
+    """(B, T, I), of two levels (B, T, I J), of the next token's id, likewise; None where there is no id head."""
     attn_key_values: Any
     """The decoder's own cache, with ``use_cache``."""
 
@@ -92,15 +114,18 @@ class PositionPredictor(nn.Module):
         self.options = options
         self.id_embedding: nn.Embedding | None = None
         self.id_head: nn.Linear | None = None
+        self.second_embedding: nn.Embedding | None = None
+        self.second_head: nn.Linear | None = None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if options.embeds_ids:
-                self.id_embedding = nn.Embedding(options.table_size, width)
-                nn.init.normal_(self.id_embedding.weight, std=_EMBEDDING_STD)
+                self.id_embedding = _table(options.table_size, width)
             if options.predicts_ids:
-                self.id_head = nn.Linear(width, options.table_size)
-                nn.init.normal_(self.id_head.weight, std=_EMBEDDING_STD)
-                nn.init.zeros_(self.id_head.bias)
+                self.id_head = _head(width, options.table_size)
+            if options.embeds_ids and options.has_two_levels:
+                self.second_embedding = _table(options.second_table_size, width)
+            if options.predicts_ids and options.has_two_levels:
+                self.second_head = _head(width, options.second_table_size)
 
     def forward(
         self,
@@ -138,7 +163,7 @@ class PositionPredictor(nn.Module):
             output_hidden_states=self.id_head is not None,
             **inputs,
         )
-        id_logits = None if self.id_head is None else self.id_head(output.hidden_states[-1])
+        id_logits = None if self.id_head is None else self._id_logits(output.hidden_states[-1])
         return PredictorOutput(output.logits, id_logits, output.attn_key_values)
 
     def _loss_sums(
@@ -149,7 +174,11 @@ class PositionPredictor(nn.Module):
             return loss_sums(hidden, self.decoder.head(), labels, z_weight)
         assert id_labels is not None and not z_weight, "the config was checked"
         tokens, _ = linear_cross_entropy(hidden, self.decoder.head(), labels)
-        ids, _ = linear_cross_entropy(hidden, Head(self.id_head.weight, self.id_head.bias), id_labels)
+        first, second = self.options.levels(id_labels)
+        ids, _ = linear_cross_entropy(hidden, Head(self.id_head.weight, self.id_head.bias), first)
+        if self.second_head is not None:
+            head = Head(self.second_head.weight, self.second_head.bias)
+            ids = ids + linear_cross_entropy(hidden, head, second)[0]
         loss = tokens + self.options.id_weight * ids
         return {"loss_nats": loss, "token_loss_nats": tokens, "id_loss_nats": ids}
 
@@ -157,7 +186,19 @@ class PositionPredictor(nn.Module):
         """In place of the decoder's own embeddings, with those of the ids where there are any."""
         if self.id_embedding is None:
             return {}
-        return {"input_embeddings": self.decoder.embed(input_ids) + self.id_embedding(position_ids)}
+        first, second = self.options.levels(position_ids)
+        embeddings = self.decoder.embed(input_ids) + self.id_embedding(first)
+        if self.second_embedding is not None:
+            embeddings = embeddings + self.second_embedding(second)
+        return {"input_embeddings": embeddings}
+
+    def _id_logits(self, hidden: Tensor) -> Tensor:
+        """(…, I), or (…, I J), from (…, D)."""
+        assert self.id_head is not None
+        first = self.id_head(hidden)
+        if self.second_head is None:
+            return first
+        return (self.second_head(hidden)[..., :, None] + first[..., None, :]).flatten(-2)
 
     def _rotary_ids(self, position_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """What RoPE sees of (B, P + T) ids, of the same shape."""
@@ -179,6 +220,19 @@ class PositionPredictor(nn.Module):
         bias = torch.zeros(attention_mask.shape, device=attention_mask.device)
         bias = bias.masked_fill(attention_mask == 0, torch.finfo(bias.dtype).min)
         return {"attention_bias": bias[:, None, None].expand(-1, -1, bias.shape[1], -1)}
+
+
+def _table(size: int, width: int) -> nn.Embedding:
+    table = nn.Embedding(size, width)
+    nn.init.normal_(table.weight, std=_EMBEDDING_STD)
+    return table
+
+
+def _head(width: int, size: int) -> nn.Linear:
+    head = nn.Linear(width, size)
+    nn.init.normal_(head.weight, std=_EMBEDDING_STD)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 @dataclass(frozen=True)
@@ -248,7 +302,7 @@ def _check_given_ids(options: PredictiveOptions, prompt_ids: Tensor, response_id
         )
     for ids in (prompt_ids, response_ids):
         if ids is not None:
-            options.check_ids(int(ids.max()))
+            options.check_ids(*(int(level.max()) for level in options.levels(ids)))
 
 
 def _greedy(output: PredictorOutput, column: Tensor, given_ids: Tensor | None) -> tuple[Tensor, Tensor]:

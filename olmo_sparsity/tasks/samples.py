@@ -35,6 +35,8 @@ class TaskBatch:
     """(B,) int64: the token id of the answer where it is one token. None: the whole response is the answer."""
     task_length: np.ndarray
     """(B,) int64: the length of each sample in the task's own unit, as `Task.at_length` takes it."""
+    second_ids: np.ndarray | None = None
+    """(B, T) int64: the ids of the second level, likewise 1 or more, and 0. None: the task couples on one level."""
 
     @property
     def loss_mask(self) -> np.ndarray:
@@ -62,29 +64,44 @@ class Part:
     """(B, L) int64."""
     lengths: np.ndarray
     """(B,) int64."""
+    second_id: int = 0
+    """Of all of its tokens, where the task couples on two levels."""
 
     @staticmethod
     def same(token: int, coupled_id: int, rows: int) -> Part:
         """One token that every row has."""
         return Part(np.full((rows, 1), token), np.full((rows, 1), coupled_id), np.ones(rows, dtype=np.int64))
 
+    def where(self, rows: np.ndarray, second_id: int) -> Part:
+        """The same in those rows (B,) alone, with this id of the second level."""
+        return Part(self.tokens, self.ids, np.where(rows, self.lengths, 0), second_id)
+
 
 def coupled_batch(
-    prompt: Sequence[Part], response: Sequence[Part], task_length: np.ndarray, label: np.ndarray | None
+    prompt: Sequence[Part],
+    response: Sequence[Part],
+    task_length: np.ndarray,
+    label: np.ndarray | None,
+    *,
+    levels: int = 1,
 ) -> TaskBatch:
-    """The samples whose prompt and response are these parts, with a beginning and an end token around them."""
+    """The samples whose prompt and response are these parts, with a beginning and an end token around them.
+
+    ``levels``: 2 where the tokens are coupled on a second one, too.
+    """
     rows = len(task_length)
     prompt = [Part.same(BEGIN, 0, rows), *prompt]
     response = [*response, Part.same(END, 0, rows)]
     response_start = np.sum([part.lengths for part in prompt], axis=0)
     lengths = response_start + np.sum([part.lengths for part in response], axis=0)
     tokens = np.full((rows, int(lengths.max(initial=0))), PAD, dtype=np.int64)
-    ids = np.zeros_like(tokens)
+    ids, second_ids = np.zeros_like(tokens), np.zeros_like(tokens)
     first = np.zeros(rows, dtype=np.int64)
     for part in (*prompt, *response):
         row, place = np.nonzero(np.arange(part.tokens.shape[1]) < part.lengths[:, None])
         tokens[row, first[row] + place] = part.tokens[row, place]
         ids[row, first[row] + place] = part.ids[row, place]
+        second_ids[row, first[row] + place] = part.second_id
         first = first + part.lengths
     return TaskBatch(
         tokens=tokens,
@@ -94,6 +111,7 @@ def coupled_batch(
         planted=None,
         label=label,
         task_length=task_length,
+        second_ids=second_ids if levels == 2 else None,
     )
 
 

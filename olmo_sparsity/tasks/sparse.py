@@ -5,8 +5,8 @@ Shapes: B samples, l places (pairs of tokens) of the longest of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,43 +30,39 @@ class SparseTask(Task):
     """A test sample has k planted tokens, k uniform on these."""
 
     end_id = None
-    tokens_per_place: ClassVar[int] = 1
-    """How many tokens of the prompt each place takes that may be chosen; lengths are whole multiples of it."""
 
     def max_tokens(self, length: int) -> int:
         """The prompt and the label."""
         return length + 1
 
-    def at_k(self, k: int) -> Self:
-        """The same task with k planted tokens in every test sample; the training split stays as it is.
+    def ks(self, split: str) -> tuple[int, ...]:
+        """1 … K_train, or `k_test`."""
+        return tuple(range(1, self.k_train + 1)) if split == "train" else self.k_test
 
-        To restrict both, restrict k first: `at_length` refuses a length that does not hold every k of the task.
-        """
-        return replace(self, k_test=(k,))
-
-    def _ks(self, split: str) -> np.ndarray:
-        return np.arange(1, self.k_train + 1) if split == "train" else np.array(self.k_test)
+    def holds(self, length: int, k: int) -> bool:
+        """Whether it has k places."""
+        return k * self.tokens_per_place <= length
 
     def _shortest(self, split: str, k: np.ndarray) -> np.ndarray:
         """The shortest sample of a split that holds k (B,)."""
         return np.maximum(self._length_range(split)[0], k * self.tokens_per_place)
 
     def _sizes(self, split: str, draws: Draws) -> Sizes:
-        ks, unit = self._ks(split), self.tokens_per_place
+        ks, unit = np.array(self.ks(split)), self.tokens_per_place
         k = ks[draws.named("k").integer(len(ks))]
         shortest = self._shortest(split, k)
         steps = (self._length_range(split)[1] - shortest) // unit + 1
         return Sizes(shortest + unit * draws.named("length").integer(steps), k)
 
     def _smallest(self, split: str) -> Sizes:
-        ks = np.unique(self._ks(split))
+        ks = np.unique(self.ks(split))
         return Sizes(self._shortest(split, ks), ks)
 
     def _check(self) -> None:
         super()._check()
         for split, name in (("train", "k_train"), ("test", "k_test")):
-            ks, given, unit = self._ks(split), self._length_range(split), self.tokens_per_place
-            if not len(ks) or ks.min() < 1:
+            ks, given, unit = self.ks(split), self._length_range(split), self.tokens_per_place
+            if not ks or min(ks) < 1:
                 raise UserError(
                     f"{self.name}: {name} {getattr(self, name)} has no k above 0; give at least 1"
                 )
@@ -74,9 +70,9 @@ class SparseTask(Task):
                 raise UserError(
                     f"{self.name}: {split}_length {list(given)} must be multiples of {unit}, the tokens of one place"
                 )
-            if ks.max() * unit > given[1]:
+            if (most := max(ks)) * unit > given[1]:
                 raise UserError(
-                    f"{self.name}: k = {ks.max()} of {name} needs {ks.max() * unit} tokens, more than "
+                    f"{self.name}: k = {most} of {name} needs {most * unit} tokens, more than "
                     f"{split}_length {list(given)} allows; lower it or lengthen the samples"
                 )
 

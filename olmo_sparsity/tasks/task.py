@@ -35,7 +35,7 @@ class Sizes:
     length: np.ndarray
     """(B,) int64, in the task's own unit."""
     k: np.ndarray
-    """(B,) int64, the number of planted tokens; 0 in a task that plants none."""
+    """(B,) int64, the number of planted tokens, or what else the task calls k; 0 in a task without."""
 
     def rows(self, rows: np.ndarray) -> Sizes:
         """The sizes of some of the samples."""
@@ -60,6 +60,8 @@ class Task(ABC):
     """Under which `TASKS` has it."""
     end_id: ClassVar[int | None] = END
     """The token that ends a response; None: the response is one label token, and nothing ends it."""
+    tokens_per_place: ClassVar[int] = 1
+    """How many tokens of the prompt each place takes that may be planted; lengths are whole multiples of it."""
 
     def __post_init__(self) -> None:
         self._check()
@@ -78,6 +80,18 @@ class Task(ABC):
         A table of ids must have more rows than this, or it is too small for that length.
         """
         return None
+
+    def largest_second_id(self) -> int | None:
+        """Likewise of the second level in the test split; None: the task couples on one level."""
+        return None
+
+    def ks(self, split: str) -> tuple[int, ...]:
+        """The k of the samples of a split, each as likely as the others; empty: the task has no k."""
+        return ()
+
+    def holds(self, length: int, k: int) -> bool:
+        """Whether a sample of ``length`` can have this k."""
+        return True
 
     @abstractmethod
     def max_tokens(self, length: int) -> int:
@@ -108,9 +122,10 @@ class Task(ABC):
         draws = Draws.of(seed, split, np.asarray(indices, dtype=np.int64))
         return self._draw(split, self._sizes(split, draws), draws)
 
-    def at_length(self, length: int) -> Self:
-        """The same task with all of its test samples of one length; the training split stays as it is."""
-        return replace(self, test_length=(length, length))
+    def at_length(self, length: int, k: int | None = None) -> Self:
+        """The same task with all test samples of one length, and k where it has one; training stays as it is."""
+        at_once: dict[str, Any] = {} if k is None else {"k_test": (k,)}  # neither alone need be possible
+        return replace(self, test_length=(length, length), **at_once)
 
     def show(self, batch: TaskBatch, row: int) -> str:
         """A sample to read: tokens, ids beneath (if any), ``^`` beneath planted tokens; ``>`` before the response."""
@@ -118,6 +133,8 @@ class Task(ABC):
         lines = {"token": [self.vocabulary[token] for token in batch.tokens[row, :used]]}
         if batch.coupled_ids is not None:
             lines["id"] = [str(coupled) for coupled in batch.coupled_ids[row, :used]]
+        if batch.second_ids is not None:
+            lines["second id"] = [str(coupled) for coupled in batch.second_ids[row, :used]]
         if batch.planted is not None:
             lines["planted"] = ["^" if column in batch.planted[row] else "" for column in range(used)]
         start = int(batch.response_start[row])

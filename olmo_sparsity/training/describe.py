@@ -11,6 +11,7 @@ from olmo_sparsity.config.checks import parse_duration
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.task_batches import TaskPositions, task_of
 from olmo_sparsity.model.build import empty_model, token_embedding
+from olmo_sparsity.positions import COUPLED_SCHEMES
 from olmo_sparsity.util.errors import UserError
 
 
@@ -47,5 +48,10 @@ def show_samples(config: Config, count: int) -> str:
     task, indices = task_of(config), np.arange(count)
     samples = task.sample("train", config.seed, indices)
     ids = TaskPositions(config).ids(samples, split="train", seed=config.seed, indices=indices)
-    shown = [task.show(replace(samples, coupled_ids=ids), row) for row in range(count)]
+    if samples.second_ids is not None and config.positions.scheme in COUPLED_SCHEMES:
+        second, first = np.divmod(ids, config.positions.table_size or 1)
+        samples = replace(samples, coupled_ids=first, second_ids=second)
+    else:
+        samples = replace(samples, coupled_ids=ids, second_ids=None)
+    shown = [task.show(samples, row) for row in range(count)]
     return f"{config.task.name}, positions.scheme: {config.positions.scheme}\n\n" + "\n\n".join(shown) + "\n"

@@ -56,6 +56,8 @@ class Stream(IntEnum):
     """Needles in training windows."""
     GIVEN_IDS = 14
     """Which training samples have coupled ids, and which of these are wrong."""
+    SECOND_IDS = 15
+    """Where the ids of a second level start."""
     TRAINING_SEEDS = 0x6C73
     """Resamples of training runs."""
     HELDOUT_WINDOWS = 0x686C64

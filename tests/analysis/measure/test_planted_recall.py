@@ -130,7 +130,7 @@ def test_recalls_are_those_of_sets_built_by_leaving_out_one_token_of_one_sample(
 
 def test_samples_have_all_planted_tokens_far_and_a_placebo_of_another_label():
     settings = settings_for(PARITY, samples=30)
-    samples, sized = draw_samples(PARITY, settings, 3), PARITY.at_k(3).at_length(12)
+    samples, sized = draw_samples(PARITY, settings, 3), PARITY.at_length(12, 3)
     looked_at = sized.sample("test", 0, range(samples.drawn))
     kept = [i for i in range(samples.drawn) if set(looked_at.planted[i]) <= set(range(10))]
     assert kept == samples.contexts.target_id[:, 0].tolist() and 30 == len(kept) < samples.drawn

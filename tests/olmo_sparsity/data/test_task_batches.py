@@ -72,6 +72,67 @@ def test_coupled_ids_stay_coupled_after_the_random_start(tmp_path, scheme, skip)
     assert all((gap == 1).all() for gap in gaps), "test samples do not skip"
 
 
+def test_two_levels_start_apart_and_make_one_id(tmp_path):
+    config = two_levels(tmp_path)
+    samples, ids = ids_of(config)
+    second, first = np.divmod(ids, 16)
+    marked = samples.coupled_ids > 0
+    assert not ids[~marked].any() and (second < 7).all()
+    starts = set()
+    for row in range(len(ids)):
+        shifts = {
+            (int(a), int(b))
+            for a, b in zip(
+                (first - samples.coupled_ids)[row, marked[row]],
+                (second - samples.second_ids)[row, marked[row]],
+                strict=True,
+            )
+        }
+        assert len(shifts) == 1, "each level is shifted as a whole"
+        starts |= shifts
+    assert {start for start, _ in starts} == set(range(12)), (
+        "the longest sample has id 4, the last of the table is 15"
+    )
+    assert {start for _, start in starts} == set(range(5)), "two or three numbers"
+    sample = task_of(config).sample("train", 3, [0])
+    own = TaskPositions(config).ids(sample, split="train", seed=3, indices=np.arange(1))
+    lines = [line.split() for line in show_samples(config, 1).splitlines()]
+    assert lines[3][1:] == [str(value % 16) for value in own[0]]
+    assert lines[4][2:] == [str(value // 16) for value in own[0]]
+
+
+def two_levels(folder, **positions):
+    task = {
+        "name": "multi_addition",
+        "parameters": {"train_length": [2, 2], "test_length": [1, 8], "k_train": 3, "k_test": [2, 4]},
+    }
+    model = {"vocab_size": 15, "max_sequence_length": 22}
+    chosen = {
+        "table_size": 16,
+        "second_table_size": 7,
+        "rotate": "index",
+        "skip_probability": 0.0,
+        **positions,
+    }
+    return tiny_task.config(folder, task=task, model=model, positions=chosen)
+
+
+def test_what_two_levels_cannot_have_is_refused(tmp_path):
+    for changes, reason in (
+        (
+            {"second_table_size": 4},
+            r"second_table_size: 4 is too small: multi_addition couples on two levels.* to 4 .* 5",
+        ),
+        ({"second_table_size": None}, "second_table_size: null is too small"),
+        ({"rotate": "ids"}, "set it to index or none"),
+        ({"id_noise": 0.1}, "leave them at 0 and 1"),
+    ):
+        with refused(reason):
+            two_levels(tmp_path, **changes)
+    with refused("is for tasks that couple on two levels, and scratchpad_parity does on one; set it to null"):
+        tiny_task.config(tmp_path, positions={"second_table_size": 4})
+
+
 def test_a_share_of_the_samples_has_contiguous_ids_and_no_labels_of_ids(tmp_path):
     plain = tiny_task.config(tmp_path, "global_train_batch_size=400")
     config = tiny_task.config(tmp_path, "global_train_batch_size=400", "positions.coupled_share=0.25")

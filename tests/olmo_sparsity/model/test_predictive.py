@@ -14,12 +14,12 @@ from tests.support import tiny
 from tests.support.refusals import refused
 
 TABLE = 40
-DECODERS = ["neox", "olmo", "olmo with groups", "alibi"]
+DECODERS = ["neox", "olmo", "olmo with groups", "alibi", "two levels"]
 ROTATIONS = ["ids", "index", "none"]
 
 
 def decoder(kind):
-    if kind == "neox":
+    if kind in ("neox", "two levels"):
         return tiny.neox()
     changes = {"alibi": {"rope": False, "alibi": True}, "olmo with groups": {"block_group_size": 2}}
     return tiny.model(embedding_size=50, **changes.get(kind, {}))
@@ -27,11 +27,12 @@ def decoder(kind):
 
 def predictor(kind="neox", **options):
     """A random model whose weights are large enough for positions, ids and tokens to matter."""
-    model = PositionPredictor(decoder(kind), PredictiveOptions(table_size=TABLE, **options), seed=1).eval()
+    sizes = {"table_size": 8, "second_table_size": 5} if kind == "two levels" else {"table_size": TABLE}
+    model = PositionPredictor(decoder(kind), PredictiveOptions(**sizes, **options), seed=1).eval()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(std=0.3, generator=generator)
+            parameter.normal_(std=0.6 if kind == "two levels" else 0.3, generator=generator)
     return model
 
 
@@ -167,15 +168,18 @@ def test_rotation_by_nothing_is_nope():
     torch.testing.assert_close(model(tokens, ids).logits, nope(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["neox", "olmo"])
+@pytest.mark.parametrize("kind", ["neox", "olmo", "two levels"])
 def test_the_embedding_of_an_id_is_added_to_that_of_its_token(kind):
     """With one id for all tokens, it is as if that id's embedding were part of every token's."""
     (tokens,), _ = prompts([9])
     model = predictor(kind, mode="oracle", rotate="index")
-    with_id = model(tokens, torch.full_like(tokens, 6)).logits
-    table = model.decoder.model.gpt_neox.embed_in if kind == "neox" else model.decoder.transformer["wte"]
+    second = 3 if kind == "two levels" else 0
+    with_id = model(tokens, torch.full_like(tokens, 6 + 8 * second)).logits
+    table = model.decoder.transformer["wte"] if kind == "olmo" else model.decoder.model.gpt_neox.embed_in
     with torch.no_grad():
         table.weight += model.id_embedding.weight[6]
+        if second:
+            table.weight += model.second_embedding.weight[second]
     torch.testing.assert_close(with_id, model.decoder(tokens).logits, atol=1e-4, rtol=1e-4)
 
 
@@ -339,5 +343,7 @@ def test_bad_input_is_one_line_before_anything_runs():
             max_tokens=2,
             response_ids=torch.tensor([[1, 99]]),
         )
+    with refused(r"positions.second_table_size: 5 is too small for ids up to 5"):
+        decode(predictor("two levels"), tokens, ids.clamp_max(0) + TABLE, end_token=0, max_tokens=2)
     with refused("oracle reads the ids of the response"):
         decode(predictor(mode="oracle"), tokens, ids, end_token=0, max_tokens=2)

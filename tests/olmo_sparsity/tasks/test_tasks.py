@@ -15,6 +15,8 @@ from tests.support.refusals import refused
 SMALL = {
     "addition": {"train_length": (4, 10), "test_length": (4, 20)},
     "copy": {"train_length": (4, 20), "test_length": (4, 40)},
+    "digit_multiplication": {"train_length": (4, 10), "test_length": (4, 20)},
+    "multi_addition": {"train_length": (3, 8), "test_length": (3, 12)},
     "planted": {"test_length": (20, 60)},
     "scratchpad_parity": {"train_length": (12, 20), "test_length": (12, 40)},
     "sparse_parity": {"test_length": (20, 60)},
@@ -35,9 +37,10 @@ def small(name):
 def samples(batch):
     """All that is said of each sample, without padding, as values that can be compared."""
     told = []
+    levels = [ids for ids in (batch.coupled_ids, batch.second_ids) if ids is not None]
     for row, length in enumerate(batch.lengths):
         planted = [] if batch.planted is None else [c for c in batch.planted[row] if c >= 0]
-        ids = [] if batch.coupled_ids is None else batch.coupled_ids[row, :length]
+        ids = [value for level in levels for value in level[row, :length]]
         label = [] if batch.label is None else [batch.label[row]]
         start, task_length = batch.response_start[row], batch.task_length[row]
         told.append((*map(tuple, (batch.tokens[row, :length], ids, planted, label)), start, task_length))
@@ -93,7 +96,7 @@ def test_the_loss_mask_covers_exactly_the_response(name, split):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_lengths_are_uniform(name):
-    task = small(name).at_k(3) if small(name).end_id is None else small(name)
+    task = replace(small(name), k_test=(3,)) if small(name).end_id is None else small(name)
     if name != "variable_assignment":
         task = replace(task, test_length=(20, 26))
     shortest, longest = task.test_length
@@ -202,6 +205,8 @@ def chain(given, name):
 TINY = {
     "addition": {"train_length": (1, 1), "test_length": (1, 1)},
     "copy": {"train_length": (3, 3), "test_length": (3, 3), "num_symbols": 3},
+    "digit_multiplication": {"train_length": (1, 1), "test_length": (1, 1)},
+    "multi_addition": {"train_length": (1, 1), "test_length": (1, 1), "k_train": 2, "k_test": (2,)},
     "planted": {"train_length": (4, 4), "test_length": (4, 4), "k_train": 1, "k_test": (1,), "num_background": 2},
     "scratchpad_parity": {"train_length": (5, 5), "test_length": (5, 5)},
     "sparse_parity": {"train_length": (6, 6), "test_length": (6, 6), "k_train": 1, "k_test": (1,)},
@@ -211,6 +216,8 @@ TINY = {
 SPACE = {
     "addition": 100,
     "copy": 27,
+    "digit_multiplication": 100,
+    "multi_addition": 100,
     "planted": 4 * 2 * 2**3,
     "scratchpad_parity": 32,
     "sparse_parity": 3 * 8,
@@ -270,7 +277,7 @@ def test_a_space_too_small_for_two_splits_is_refused_at_once():
 @pytest.mark.parametrize("name", TASKS)
 def test_restricting_the_length_restricts_the_test_split_alone(name):
     task = small(name)
-    task = task.at_k(4) if task.end_id is None else task
+    task = replace(task, k_test=(4,)) if task.end_id is None else task
     length = task.test_length[1]
     restricted = task.at_length(length)
     assert (restricted.sample("test", 0, range(20)).task_length == length).all()
@@ -278,7 +285,7 @@ def test_restricting_the_length_restricts_the_test_split_alone(name):
 
 
 def test_restricting_k():
-    task = small("sparse_parity").at_k(6).at_length(40)
+    task = small("sparse_parity").at_length(40, 6)
     batch = task.sample("test", 0, range(20))
     assert batch.planted.shape == (20, 6) and (batch.planted >= 0).all() and (batch.task_length == 40).all()
 
@@ -292,6 +299,8 @@ def test_restricting_k():
         ("sparse_parity", {"k_train": 26}, r"k = 26 of k_train needs 52 tokens, more than train_length \[20, 50\]"),
         ("sparse_parity", {"k_test": [4, 300]}, "k = 300 of k_test needs 600 tokens"),
         ("sparse_parity", {"k_train": 0}, "k_train 0 has no k above 0"),
+        ("multi_addition", {"k_test": [1, 3]}, r"k_test \(1, 3\) is not 2 to 10 numbers to add"),
+        ("multi_addition", {"k_train": 11}, "k_train 11 is not 2 to 10 numbers"),
         ("sparse_parity", {"k_test": []}, "k_test .* has no k above 0"),
         ("sparse_parity", {"train_length": [20, 51]}, "must be multiples of 2"),
         ("planted", {"k_train": 51}, "k = 51 of k_train needs 51 tokens"),

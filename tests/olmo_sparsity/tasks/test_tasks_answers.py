@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 
 from olmo_sparsity.tasks import TASKS, make_task
-from olmo_sparsity.tasks.addition import add_digits
+from olmo_sparsity.tasks.arithmetic import carried
 from tests.support import tiny
 from tests.support.refusals import refused
 
 SMALL = {
     "addition": {"train_length": (1, 12), "test_length": (1, 40)},
     "copy": {"test_length": (2, 60)},
+    "digit_multiplication": {"train_length": (2, 12), "test_length": (2, 40)},
+    "multi_addition": {"train_length": (1, 12), "test_length": (1, 20)},
     "planted": {"test_length": (20, 90)},
     "scratchpad_parity": {"test_length": (5, 60)},
     "sparse_parity": {"test_length": (20, 90)},
@@ -36,6 +38,21 @@ def solve_addition(words):
     assert words[-1] == "="
     a, b = "".join(words[:-1]).split("+")
     return list(str(int(a) + int(b)).zfill(len(a) + 1)[::-1])
+
+
+def solve_multi_addition(words):
+    assert words[-1] == "="
+    numbers, total, answer = "".join(words[:-1]).split("+"), 0, []
+    for number in numbers:
+        total += int(number)
+        answer += ["=", *str(total).zfill(len(number) + 1)[::-1]]
+    return answer[1:]
+
+
+def solve_digit_multiplication(words):
+    assert words[-1] == "="
+    a, digit = "".join(words[:-1]).split("*")
+    return list(str(int(a) * int(digit)).zfill(len(a) + 1)[::-1])
 
 
 def solve_copy(words):
@@ -96,6 +113,7 @@ def one_sample(name, length, **parameters):
     ("name", "ids"),
     [
         ("addition", [0, 4, 3, 2, 1, 4, 3, 2, 1, 2, 3, 4, 5, 0]),  # a b c + d e f = s t u v end
+        ("digit_multiplication", [0, 4, 3, 2, 1, 2, 1, 2, 3, 4, 5, 0]),  # a b c * d = s t u v end
         ("copy", [0, 2, 3, 4, 1, 2, 3, 4, 0]),  # a b c = a b c end
         ("scratchpad_parity", [0, 2, 3, 4, 1, 2, 3, 4, 0]),
     ],
@@ -103,6 +121,15 @@ def one_sample(name, length, **parameters):
 def test_coupled_ids_of_three_digits(name, ids):
     _, batch = one_sample(name, 3)
     assert batch.coupled_ids.tolist() == [ids]
+
+
+def test_numbers_and_their_running_sums_share_the_second_id():
+    task = make_task("multi_addition", {}).at_length(2, 3)
+    batch = task.sample("test", 0, [1])
+    #            begin a b  +  c d  +  e f  =  s t u  =  v w x  =  y z !  end
+    assert batch.coupled_ids.tolist() == [[0, 3, 2, 1, 3, 2, 1, 3, 2, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 0]]
+    assert batch.second_ids.tolist() == [[0, 1, 1, 2, 2, 2, 3, 3, 3, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 0]]
+    assert batch.second_ids.max() == 3 < task.largest_second_id() == 5  # five are added in training
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -121,7 +148,7 @@ def test_every_step_has_the_ids_of_its_assignment(split):
 @pytest.mark.parametrize("name", TASKS)
 def test_largest_id_and_most_tokens_are_those_of_a_sample(name):
     for length in (8, 12):
-        parameters = {"k_train": 2, "k_test": (2,)} if name in ("planted", "sparse_parity") else {}
+        parameters = {"k_train": 2, "k_test": (2,)} if "k_train" in dir(TASKS[name]) else {}
         task, batch = one_sample(name, length, **parameters)
         assert batch.lengths.tolist() == [task.max_tokens(length)]
         largest = None if batch.coupled_ids is None else batch.coupled_ids.max()
@@ -223,19 +250,26 @@ def test_the_random_label_is_a_function_of_the_planted_tokens_in_their_order():
 def test_long_carries():
     """Random digits rarely carry far, so sums of 9 are made frequent here."""
     generator = np.random.default_rng(0)
-    a = generator.integers(10, size=(300, 30))
-    b = np.where(generator.random(a.shape) < 0.9, 9 - a, generator.integers(10, size=a.shape))
-    for first, second, digits in zip(a, b, add_digits(a, b), strict=True):
-        number = sum(int("".join(map(str, each[::-1]))) for each in (first, second))
+    sums = generator.integers(91, size=(300, 30))
+    sums = np.where(generator.random(sums.shape) < 0.9, 9, sums)
+    for each, digits in zip(sums.tolist(), carried(sums), strict=True):
+        number = sum(value * 10**place for place, value in enumerate(each))
         assert "".join(map(str, digits[::-1])) == str(number).zfill(30)[-30:]
 
 
-SPARSE = {"k_train": 2, "k_test": (2,)}
+TWO = {"k_train": 2, "k_test": (2,)}
 ASSIGNMENTS = {"num_variables": 8, "train_length": (1, 2), "test_length": (1, 2)}
 SHOWN = {
     ("addition", 3): """
 token  <bos> 5 8 2 + 3 6 0 = > 2 4 9 0 <eos>
 id         0 4 3 2 1 4 3 2 1   2 3 4 5     0""",
+    ("multi_addition", 2): """
+token      <bos> 1 7 + 9 4 = > 7 1 0 = 1 1 1 <eos>
+id             0 3 2 1 3 2 1   2 3 4 1 2 3 4     0
+second id      0 1 1 2 2 2 1   1 1 1 2 2 2 2     0""",
+    ("digit_multiplication", 3): """
+token  <bos> 1 3 4 * 3 = > 2 0 4 0 <eos>
+id         0 4 3 2 1 2 1   2 3 4 5     0""",
     ("copy", 4): """
 token  <bos> 5 1 3 1 = > 5 1 3 1 <eos>
 id         0 2 3 4 5 1   2 3 4 5     0""",
@@ -258,10 +292,10 @@ id         0 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 1 1   17 18 19 2 3 4 
 @pytest.mark.parametrize(("name", "length"), SHOWN)
 def test_one_sample_of_each_task_checked_by_hand(name, length):
     """Written out so that a later version which draws other samples for the same seed is noticed."""
-    parameters = {"variable_assignment": ASSIGNMENTS, "sparse_parity": SPARSE, "planted": SPARSE}.get(
-        name, {}
+    parameters = {"variable_assignment": ASSIGNMENTS} | dict.fromkeys(
+        ["sparse_parity", "planted", "multi_addition"], TWO
     )
-    task = make_task(name, parameters).at_length(length)
+    task = make_task(name, parameters.get(name, {})).at_length(length)
     assert task.show(task.sample("test", 0, [0, 1]), 0) == SHOWN[name, length].strip("\n")
 
 
