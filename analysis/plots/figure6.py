@@ -23,6 +23,8 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
 RECOVERIES = ("recovery", "placebo_recovery", "net_recovery")
+_OF_LDS = ("subsets", "keep_rate")
+"""Options that no recovery depends on."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,8 @@ def _titles(summaries: Sequence[Json], labels: Sequence[str] | None) -> list[str
         share = f"{100 * summary['share_over_tau']['value']:.1f} % of {summary['targets']:,}"
         lines = [
             models[number] if labels is None else labels[number],
-            f"N = {settings['n_long']}, M = {settings['n_short']}; {share} over $\\tau$",
+            f"N = {settings['n_long']}, M = {settings['n_short']}",
+            f"{share} over $\\tau$",
             *(f"{key} {texts[key][number]}" for key in differing),
         ]
         if few := few_clusters(settings, "_over_tau"):
@@ -196,7 +199,7 @@ def _facts(summary: Json) -> dict[str, Any]:
         "tokenizer:": settings["tokenizer_sha256"][:6],
         "number format:": settings["dtype"],
         "seed:": settings["seed"],
-        **{f"{name}:": value for name, value in settings["options"].items()},
+        **{f"{name}:": value for name, value in settings["options"].items() if name not in _OF_LDS},
     }
 
 

@@ -86,21 +86,21 @@ def test_titles_say_what_was_measured_and_what_differs(summaries: list[dict]) ->
     titles = [panel.title for panel in grid_panels(SOURCES, summaries)]
     over = "10.8 % of 2,400 over $\\tau$"
     assert titles == [
-        f"pose-60m\nN = 256, M = 16; {over}\n$\\tau$ = 1 nat",
-        f"pose-20m\nN = 128, M = 16; {over}\n$\\tau$ = 1 nat",
-        f"pose-60m\nN = 128, M = 16; {over}\n$\\tau$ = 0.5 nats",
+        f"pose-60m\nN = 256, M = 16\n{over}\n$\\tau$ = 1 nat",
+        f"pose-20m\nN = 128, M = 16\n{over}\n$\\tau$ = 1 nat",
+        f"pose-60m\nN = 128, M = 16\n{over}\n$\\tau$ = 0.5 nats",
     ]
     labelled = [panel.title for panel in grid_panels(SOURCES, summaries, labels=["x", "y", "z"])]
-    assert labelled[0] == f"x\nN = 256, M = 16; {over}\n$\\tau$ = 1 nat"
+    assert labelled[0] == f"x\nN = 256, M = 16\n{over}\n$\\tau$ = 1 nat"
 
 
 def test_titles_name_other_text_options_and_cross_fitting() -> None:
     other = {"evaluation_checkpoint": "runs/seed2/step7", "evaluation_checkpoint_sha256": "e" * 64}
     pair = [
-        of_model("20m", 128, corpus="data/docs", options={"window": 9}),
+        of_model("20m", 128, corpus="data/docs", options={"window": 9, "subsets": 32}),
         of_model("20m", 128, corpus="data/books", corpus_manifest_sha256="f" * 64, crossfit=True, **other),
     ]
-    first, second = (panel.title.split("\n")[2:] for panel in grid_panels(["a", "b"], pair))
+    first, second = (panel.title.split("\n")[3:] for panel in grid_panels(["a", "b"], pair))
     assert first == ["evaluated with: itself", "text: docs", "window: 9"]
     assert second == ["evaluated with: seed2", "text: books", "window: none"]
 
