@@ -473,13 +473,12 @@ def _check_table(config: Config, task: Task) -> Iterator[Problem]:
             f"{show(size)} is too small: test samples of length {longest} need ids up to {largest}; set it to at least "
             f"{largest + 1}, or shorten task.parameters.test_length",
         )
-
     if (second := task.largest_second_id()) is not None:
         size = config.positions.second_table_size
         if size is None or size <= second:
             yield (
                 ("positions.second_table_size", "positions.scheme", *_TASK),
-                f"{show(size)} is too small: {config.task.name} couples on two levels, and test samples need ids up to "
+                f"{show(size)} is too small: {config.task.name} couples on two levels, and samples need ids up to "
                 f"{second} on the second; set it to at least {second + 1}",
             )
         if config.positions.rotate == "ids":

@@ -82,7 +82,7 @@ class Task(ABC):
         return None
 
     def largest_second_id(self) -> int | None:
-        """Likewise of the second level in the test split; None: the task couples on one level."""
+        """Likewise of the second level, in either split; None: the task couples on one level."""
         return None
 
     def ks(self, split: str) -> tuple[int, ...]:
