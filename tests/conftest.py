@@ -21,10 +21,10 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Files of 10 to 70 seconds of processor time. One that came last would keep one process busy and the others waiting.
+# Files of 20 seconds of processor time or more. One that came last would keep one process busy and the others waiting.
 LONGEST_FIRST = (
-    "gpu", "distributed", "structure", "influence", "plots", "merge", "shards", "models", "export", "length",
-    "crossfit", "training", "dependency_plots",
+    "distributed", "resume", "devices", "scorer", "crossfit", "structure", "figure2", "fault_test", "corpus_damage",
+    "influence", "verify", "shards", "length", "compiling", "blocks", "needle", "benchmarks",
 )  # fmt: skip
 
 

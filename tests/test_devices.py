@@ -18,6 +18,7 @@ from olmo_sparsity.model.linear_loss import _loss_and_gradients
 from olmo_sparsity.training.engine import Engine
 from tests.support import families, tiny, tiny_task
 from tests.support.fake_cuda import DEVICE, HostReads, fake_cuda, on_fake_cuda
+from tests.support.slow import slow_but
 
 T = 16
 PRECISIONS = pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
@@ -117,8 +118,11 @@ WAYS_OF_ASKING = ("leave-one-out", "leave-one-in", "gradient", "input-x-gradient
 
 @pytest.mark.parametrize(
     ("name", "bf16"),
-    [(name, False) for name in (*tiny.ENCODINGS, "gpt_neox", "llama")]
-    + [(name, True) for name in OWN_AND_OTHERS],
+    slow_but(
+        [(name, False) for name in (*tiny.ENCODINGS, "gpt_neox", "llama")]
+        + [(name, True) for name in OWN_AND_OTHERS],
+        *[(name, False) for name in ("rope", "alibi", "fox", "gpt_neox")],
+    ),
 )
 def test_scoring_stays_on_the_device(monkeypatch, name, bf16):
     model, asked = analysed(name), contexts()

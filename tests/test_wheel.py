@@ -63,6 +63,7 @@ def olmo_sparsity(run, installed):
     return lambda *arguments: run(installed / "bin" / "olmo-sparsity", *arguments)
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_brings_its_configs_and_templates(run, olmo_sparsity, installed, tmp_path):
     where = "import analysis, olmo_sparsity; print(analysis.__file__, olmo_sparsity.__file__)"
     assert run("-P", "-c", where).count(str(installed)) == 2

@@ -10,7 +10,7 @@ from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.training.loop import train
 from tests.support import tiny
 
-LEARNS = ("--max_duration=150", "--optimizer.learning_rate=1e-2")
+LEARNS = ("--max_duration=150", "--optimizer.learning_rate=1e-2", "--save_interval=100")
 
 
 @pytest.fixture(scope="session")

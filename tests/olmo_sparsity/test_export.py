@@ -16,6 +16,7 @@ from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 ROOT = Path(__file__).parents[2]
 PLAIN_NORM = {"layer_norm_type": "default", "layer_norm_with_affine": False}
@@ -97,7 +98,7 @@ def logits_of_both(original, folder, position_ids, **options):
     return original(tokens, position_ids=ids).logits, found.logits
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", slow_but(SHAPES, *list(SHAPES)[::3]))
 def test_logits_are_those_of_the_checkpoint(name, tmp_path):
     changes, architecture = SHAPES[name]
     source, original = checkpoint(tmp_path, **changes)

@@ -125,6 +125,7 @@ def test_everything_is_timed_on_the_same_shape(benchmark, tmp_path, monkeypatch)
     assert set(found["loss_memory"]) == {"256"}
 
 
+@pytest.mark.slow
 def test_preparation_is_timed_beside_datasets_map(benchmark, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     found = benchmark("data", "--rounds", 1, "--files", *some_files(tmp_path / "text", files=2))

@@ -203,6 +203,7 @@ def test_a_finished_cell_tells_its_loss_and_exact_match(tmp_path):
     assert module._line(Outcome(cell, "finished")) == line
 
 
+@pytest.mark.slow
 def test_two_real_cells_are_trained_skipped_and_refused(sweep_here, tmp_path, monkeypatch):
     """One goes on from where it was stopped, and ends with the weights of a run without a sweep."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

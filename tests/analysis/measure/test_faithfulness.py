@@ -154,6 +154,7 @@ def test_definitions_of_eraser_and_contextcite_by_hand():
     assert found["subset_influence"][0].tolist() == pytest.approx([0.4 * (3 in each) for each in kept])
 
 
+@pytest.mark.slow
 def test_a_resumed_or_sharded_measurement_equals_an_uninterrupted_one(trained, tmp_path, monkeypatch):
     monkeypatch.setattr(measurement_module, "TARGETS_PER_BATCH", 20)
     asked = {"subsets": 4, "selectors": ("leave-one-out", "attention"), "targets_per_block": 4}

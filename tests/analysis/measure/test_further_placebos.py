@@ -20,6 +20,7 @@ from tests.support import tiny
 from tests.support.made_up_records import assert_same_records
 from tests.support.measured import influence_settings, plain_loss
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 N, M, KS = 40, 5, (1, 2, 4)
 F = N - M
@@ -42,7 +43,7 @@ def settings(grouped: Path, out: Path, **changes):
     return influence_settings(grouped, out, further_placebos=FURTHER_PLACEBOS, **asked)
 
 
-@pytest.fixture(scope="module", params=[1, 3])
+@pytest.fixture(scope="module", params=slow_but([1, 3], 3))
 def whole(grouped, request, tmp_path_factory) -> Records:
     out = tmp_path_factory.mktemp("whole")
     return load_records(measure_influence(settings(grouped, out, targets_per_block=request.param)))

@@ -25,11 +25,14 @@ from tests.support.measured import M, N, arrays, assert_losses_are_plain, placeb
 from tests.support.measured import influence_settings as settings
 from tests.support.refusals import refused
 from tests.support.replaced_tokens import assert_refused_and_right_ones_remembered
+from tests.support.slow import slow_but
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(("scaled", "per_block"), [("", 1), ("@yarn:2", 1), ("", 6)])
+@pytest.mark.parametrize(
+    ("scaled", "per_block"), slow_but([("", 1), ("@yarn:2", 1), ("", 6)], ("@yarn:2", 1), ("", 6))
+)
 def test_records_equal_a_plain_computation(trained, tmp_path, scaled, per_block):
     checkpoint = f"{trained / 'run'}{scaled}"
     asked = settings(trained, tmp_path / "records", checkpoint, targets_per_block=per_block)

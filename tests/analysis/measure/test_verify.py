@@ -14,11 +14,12 @@ from olmo_sparsity.corpus.tokens import TokenFiles
 from tests.support import tiny
 from tests.support.measured import influence_settings
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 SELECTORS = ("leave-one-out", "leave-one-out-kl", "random")
 
 
-@pytest.fixture(scope="module", params=[1, 4])
+@pytest.fixture(scope="module", params=slow_but([1, 4], 4))
 def measured(two_seeds, request):
     """Records of the first model, one target at a time and in blocks, with all that can be measured."""
     folder = two_seeds / f"of-blocks-of-{request.param}"

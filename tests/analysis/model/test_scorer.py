@@ -19,6 +19,7 @@ from tests.support import tiny
 from tests.support.families import FAMILIES, VOCABULARY, random_model
 from tests.support.measured import plain_loss
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 N, M = 24, 6
 FAR = N - M
@@ -112,7 +113,7 @@ def test_attention_that_a_token_does_not_fade_out_of_is_refused(name):
         Scorer(build(name)).presence_gradient(make_contexts())
 
 
-@pytest.mark.parametrize("name", [*FADING, *FAMILIES])
+@pytest.mark.parametrize("name", slow_but([*FADING, *FAMILIES], *list(FADING)[::2], "gpt_neox", "llama"))
 def test_gradient_of_every_family_is_a_finite_difference(name):
     """The slope of the loss as a token fades from attention, and the bias at its end against dropping the token."""
     model, contexts = build(name), make_contexts()
@@ -160,7 +161,7 @@ def plain_gradient(model, contexts, row, change=lambda embeddings: embeddings):
     return loss.item(), gradient[0], inputs[0][0].detach()
 
 
-@pytest.mark.parametrize("name", [*OWN, *FAMILIES])
+@pytest.mark.parametrize("name", slow_but([*OWN, *FAMILIES], "rope", "alibi", "fox", "gpt_neox"))
 def test_input_gradients_of_every_family_are_those_of_a_plain_pass(name):
     """Norms by autograd, and as the slope of the loss in the gradient's own direction."""
     model, contexts = build(name), make_contexts(2)

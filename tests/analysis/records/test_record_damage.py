@@ -21,6 +21,7 @@ from analysis.records.store import RecordWriter, load_records
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.records.test_store import MANIFEST, finish, make_examples, rows_of, write
 from tests.support.made_up_records import assert_same_records
+from tests.support.slow import slow_but
 
 ROOT = Path(__file__).parents[3]
 FILES = (
@@ -383,7 +384,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("what", WRITES)
-@pytest.mark.parametrize("bytes_left", [0, 300])
+@pytest.mark.parametrize("bytes_left", slow_but([0, 300], 300))
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(
     tmp_path: Path, what: str, bytes_left: int
 ) -> None:

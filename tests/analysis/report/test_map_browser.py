@@ -183,6 +183,7 @@ def test_a_finger_keeps_it(browser: Browser, path: Path, found: InfluenceMap) ->
     assert lit(browser, "pinned") == []
 
 
+@pytest.mark.slow
 def test_two_thousand_tokens_do_not_stutter(page: Browser) -> None:
     """Little processor time for each token that is pointed at, and nothing of the text moves."""
     places = """return [...document.querySelectorAll('#text .token')].map((each) => {

@@ -175,6 +175,7 @@ def test_without_groups_nothing_is_added(tmp_path):
     assert TokenFiles.of_split(tmp_path / "out", "train").groups is None
 
 
+@pytest.mark.slow
 def test_docstrings_go_by_package(tmp_path):
     packages = ("rich", "safetensors", "click", "jinja2", "fsspec", "networkx")
     settings = PrepareSettings("docs", packages=packages, vocab_size=400)

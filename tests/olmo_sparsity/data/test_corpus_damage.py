@@ -35,6 +35,7 @@ from tests.support.corpora import (
     write_lines,
 )
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 NESTED = '{"text": ' + "[" * 100_000
 
@@ -42,6 +43,7 @@ NESTED = '{"text": ' + "[" * 100_000
 # --- two at once ---
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_is_left_alone(tmp_path):
     settings, out = sharded_settings(tmp_path), tmp_path / "out"
     prepare_shard(settings, out, Shard(1, 2), workers=1)
@@ -172,7 +174,7 @@ def test_damaged_unfinished_work_is_made_again(tmp_path, monkeypatch, name, dama
     assert_same_as_one_go(settings, out)
 
 
-@pytest.mark.parametrize("value", ["", "{torn", "[]", NESTED])
+@pytest.mark.parametrize("value", slow_but(["", "{torn", "[]", NESTED], "{torn"))
 def test_a_damaged_request_is_one_line_and_loses_nothing(tmp_path, value, capsys):
     settings, out = sharded_settings(tmp_path), tmp_path / "out"
     prepare_shard(settings, out, Shard(1, 2), workers=1)
@@ -187,7 +189,10 @@ def test_a_damaged_request_is_one_line_and_loses_nothing(tmp_path, value, capsys
     assert run_main(*given, "--overwrite") == 0
 
 
-@pytest.mark.parametrize("value", ["", "{torn", "[]", "{}", '{"count": "2"}', '{"count": 0}', NESTED])
+@pytest.mark.parametrize(
+    "value",
+    slow_but(["", "{torn", "[]", "{}", '{"count": "2"}', '{"count": 0}', NESTED], "{torn", '{"count": 0}'),
+)
 def test_a_damaged_number_of_shards_is_one_line(tmp_path, value):
     settings, out = sharded_settings(tmp_path), tmp_path / "out"
     prepare_shard(settings, out, Shard(1, 2), workers=1)
@@ -304,7 +309,7 @@ def test_less_than_one_worker_is_refused(tmp_path, work):
 # --- no room, no time ---
 
 
-@pytest.mark.parametrize("limit", [10, 300, 3000, 5000, 9000])
+@pytest.mark.parametrize("limit", slow_but([10, 300, 3000, 5000, 9000], 10, 3000))
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_full_disk_is_one_line_and_the_work_goes_on(tmp_path, limit, workers):
     files, out = some_files(tmp_path / "text", words=60), tmp_path / "out"
@@ -343,7 +348,7 @@ def test_a_file_in_place_of_the_folder_is_left_alone(tmp_path, capsys):
 # --- long lines ---
 
 
-@pytest.mark.parametrize("kind", ["one character", "one paragraph"])
+@pytest.mark.parametrize("kind", slow_but(["one character", "one paragraph"], "one paragraph"))
 def test_a_long_line_takes_a_few_times_its_size(tmp_path, kind):
     """Without anything to read, 120 MB; it was a GB for a line of 20 MB."""
     text = "a" * 20_000_000 if kind == "one character" else "seven letters " * 1_500_000

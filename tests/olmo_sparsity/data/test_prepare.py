@@ -207,6 +207,7 @@ def test_a_run_that_failed_goes_on_and_ends_with_the_same_bytes(tmp_path, monkey
     assert 0 < prepared.tokens_written < sum(file.tokens for file in prepared.manifest.splits["train"])
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path):
     files, out = some_files(tmp_path / "text", files=8, words=2000), tmp_path / "out"
     command = bpe_command(files, out, "--workers", "2", "--tokenizer-sample-mb", "0.1")

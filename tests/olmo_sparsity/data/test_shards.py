@@ -26,6 +26,7 @@ from tests.support.corpora import (
     stop_before_third_file,
 )
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_a_share_is_read_from_text():
             Shard.parse(text)
 
 
-@pytest.mark.parametrize("count", [1, 3, 7])
+@pytest.mark.parametrize("count", slow_but([1, 3, 7], 3))
 def test_merged_shards_have_the_bytes_of_one_go(tmp_path, settings, count):
     out = tmp_path / "out"
     done = [prepare_shard(settings, out, Shard(i, count), workers=1) for i in range(count, 0, -1)]

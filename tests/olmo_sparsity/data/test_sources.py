@@ -19,6 +19,7 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.workers import StoppedEarly, run_jobs
 from tests.support.corpora import PROSE, c4_folder, c4_texts, needs_c4_sample, write_lines
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 NESTED = '{"text": ' + "[" * 100_000
 
@@ -154,7 +155,7 @@ def _square_or_fail(number: int) -> int:
     return number**2
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", slow_but([1, 2], 1))
 def test_jobs_keep_their_order_and_their_errors(workers):
     shown = {"workers": workers, "description": "squares", "unit": "numbers"}
     assert run_jobs(_square_or_fail, range(5), **shown) == [0, 1, 4, 9, 16]

@@ -25,6 +25,7 @@ from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError
 from tests.support.corpora import c4_folder, needs_c4_sample, some_files, some_texts, write_lines
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 from tests.support.tiny import write_yaml
 
 OLMO = "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json"
@@ -161,7 +162,7 @@ def test_damaged_marks_and_those_of_other_text_are_passed_over(tmp_path, many_ma
         assert damaged is not torn or path.read_bytes().splitlines()[-1] in lines
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", slow_but([0, 2], 0))
 def test_text_that_vanishes_is_one_line(tmp_path, workers):
     config = stream_config(tmp_path)
     config = replace(config, data=replace(config.data, num_workers=workers))
@@ -172,7 +173,7 @@ def test_text_that_vanishes_is_one_line(tmp_path, workers):
         next(batches)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", slow_but([1, 2], 1))
 def test_loader_workers_change_nothing(tmp_path, workers):
     config = stream_config(tmp_path)
     with_workers = replace(config, data=replace(config.data, num_workers=workers, prefetch_factor=2))

@@ -15,6 +15,7 @@ from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from tests.support import tiny
+from tests.support.slow import slow_but
 
 ALWAYS = {"compile": {"backend": "aot_eager", "from_steps": 0}}
 
@@ -32,7 +33,9 @@ def model_of(kind):
     return tiny.neox() if kind == "gpt_neox" else tiny.model()
 
 
-@pytest.mark.parametrize("kind", [*tiny.ENCODINGS, "documents", "gpt_neox", "ppc"])
+@pytest.mark.parametrize(
+    "kind", slow_but([*tiny.ENCODINGS, "documents", "gpt_neox", "ppc"], "rope", "alibi", "documents", "ppc")
+)
 def test_a_training_step_is_one_graph(kind):
     model, ids = model_of(kind).train(), torch.arange(0, 20, 2).expand(3, -1)
     decoder = decoder_of(model)
@@ -45,7 +48,7 @@ def test_a_training_step_is_one_graph(kind):
     assert (found.graph_break_count, found.graph_count) == (0, 1), found.break_reasons
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", slow_but([0.0, 0.1], 0.1))
 def test_a_compiled_run_is_resumed_exactly_and_equals_an_eager_one(tmp_path, dropout):
     def run(name, *overrides, **changes):
         model = {f"{kind}_dropout": dropout for kind in ("residual", "embedding")}

@@ -21,6 +21,7 @@ from scripts.faults.processes import free_port
 from tests.support import tiny
 from tests.support.forked import Forked
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 ROOT = Path(__file__).parents[3]
 STEPS = 20
@@ -104,12 +105,14 @@ def test_two_processes_have_the_losses_of_one(folder, alone, stage):
     assert_same(rows, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [None, 2])
 def test_two_compiled_processes_have_the_losses_of_one(folder, alone, stage):
     asked = "--compile.backend=aot_eager", "--compile.from_steps=0"
     assert_same(run(2, folder, f"compiled{stage}", *asked, stage=stage), alone)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_processes_and_another_stage(folder, alone):
     """ZeRO 3 on two processes, then one process without DeepSpeed, then ZeRO 1 on four: as if nothing had happened."""
     run(2, folder, "mixed", "--stop_at=6", stage=3)
@@ -124,7 +127,7 @@ def test_a_run_goes_on_with_other_processes_and_another_stage(folder, alone):
             assert (tensor.float() - theirs[name].float()).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+@pytest.mark.parametrize("number", slow_but([signal.SIGUSR1, signal.SIGTERM], signal.SIGUSR1))
 def test_a_signal_saves_and_asks_to_be_requeued(folder, alone, tmp_path, number):
     process = Forked(1, arguments_of(folder, f"--save_folder={tmp_path}", "--max_duration=100000"), tmp_path)
     deadline = time.monotonic() + 60
@@ -158,8 +161,8 @@ def test_a_full_disk_while_saving_ends_every_process(folder, tmp_path):
     assert not list((tmp_path / "run").glob("*step*"))
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("lost", slow_but([0, 1], 0))
+@pytest.mark.parametrize("number", slow_but([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL))
 def test_a_peer_that_dies_or_stalls_is_told_in_one_line(folder, tmp_path, lost, number):
     overrides = (f"--save_folder={tmp_path / 'run'}", "--max_duration=100000", "--save_interval=3")
     process = Forked(2, arguments_of(folder, *overrides), tmp_path, {"OLMO_SPARSITY_TIMEOUT": "6"})
@@ -179,6 +182,7 @@ def test_a_peer_that_dies_or_stalls_is_told_in_one_line(folder, tmp_path, lost, 
     assert [each for each in errors.splitlines() if not each.startswith(("error: ", "training: "))] == []
 
 
+@pytest.mark.slow
 def test_an_unreachable_rank_0_is_named_in_one_line(folder, tmp_path):
     port = free_port()
     environment = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}

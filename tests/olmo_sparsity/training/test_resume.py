@@ -27,6 +27,7 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.lock import folder_lock
 from tests.support import tiny
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -219,11 +220,16 @@ def test_a_checkpoint_that_appears_meanwhile_is_noticed(tmp_path, monkeypatch):
         train(config, resume=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("provenance.json", b"{"), ("provenance.json", b"{}"), ("provenance.json", b"\xff"), ("metrics.jsonl", b"[]\n"),
-     ("metrics.jsonl", b'{"loss_nats": 1}\n'), ("metrics.jsonl", b"\xff\n"), ("metrics.jsonl", b"[" * 99999 + b"\n")],
-)  # fmt: skip
+DAMAGED = [
+    *(("provenance.json", content) for content in (b"{", b"{}", b"\xff")),
+    *(
+        ("metrics.jsonl", content)
+        for content in (b"[]\n", b'{"loss_nats": 1}\n', b"\xff\n", b"[" * 99999 + b"\n")
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), slow_but(DAMAGED, DAMAGED[1], DAMAGED[3]))
 def test_damaged_files_of_a_run_are_named(tmp_path, name, content):
     config = half(tmp_path)
     path = tmp_path / "run" / name

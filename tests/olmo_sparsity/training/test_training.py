@@ -19,6 +19,7 @@ from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.schedule import Schedule
 from tests.support import tiny
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,7 +41,7 @@ def test_the_loss_falls_and_a_checkpoint_holds_the_final_weights(tmp_path):
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", slow_but([0.0, 0.1], 0.1))
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, dropout):
     """Bit for bit on the CPU in fp32, over an epoch's end, with dropout's random state too."""
     settings = {"model": {"residual_dropout": dropout}}
