@@ -89,7 +89,7 @@ def test_an_installed_wheel_brings_its_configs_and_templates(run, olmo_sparsity,
 
 @pytest.mark.slow
 def test_an_installed_wheel_leads_from_text_to_a_figure(olmo_sparsity, tmp_path):
-    data = ("--packages", "scipy", "--vocab-size", 320, "--out", "data")
+    data = ("--packages", "scipy", "--group-field", "none", "--vocab-size", 320, "--out", "data")
     olmo_sparsity("prepare_data", "docs", *data)
     olmo_sparsity("train", "configs/demo.yaml", *TINY)
     (started,) = json.loads((tmp_path / "run" / "provenance.json").read_text())

@@ -20,6 +20,7 @@ from olmo_sparsity.data.batches import TrainingBatches, open_training_data, veri
 from olmo_sparsity.evaluate.exact_match import exact_share
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine, chosen_precision, lost_peers_in_words
+from olmo_sparsity.training.metrics import refuse_missing_metrics
 from olmo_sparsity.training.monitor import Monitor
 from olmo_sparsity.training.resume import (
     initial_checkpoint,
@@ -49,6 +50,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
     """
     last = starting_checkpoint(config, resume)
     if last is not None and is_finished(config, last):
+        refuse_missing_metrics(config.save_folder, load_state(last).step)
         log.info("%s is finished already", last)
         return last
     initial = None if last is not None else initial_checkpoint(config)

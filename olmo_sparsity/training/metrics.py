@@ -14,6 +14,16 @@ METRICS_NAME = "metrics.jsonl"
 _CHECKSUM = "crc32"
 
 
+def refuse_missing_metrics(run: str | Path, done_steps: int) -> None:
+    """Raise `UserError` where a run has no `metrics.jsonl` though steps are done."""
+    path = Path(run) / METRICS_NAME
+    if done_steps and not path.exists():
+        raise UserError(
+            f"{path} is missing, though {done_steps} steps are done; restore it, or make an empty file of that name "
+            "to go on without their metrics"
+        )
+
+
 class MetricsFile:
     """Appends to a run's `metrics.jsonl`; rows beyond ``done_steps``, left by a run that was cut off, are dropped.
 
@@ -23,11 +33,7 @@ class MetricsFile:
     def __init__(self, run: str | Path, done_steps: int):
         self.path = Path(run) / METRICS_NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if done_steps and not self.path.exists():
-            raise UserError(
-                f"{self.path} is missing, though {done_steps} steps are done; restore it, or make an empty file of "
-                "that name to go on without their metrics"
-            )
+        refuse_missing_metrics(run, done_steps)
         kept = [row for row in read_metrics(self.path) if row["step"] <= done_steps] if done_steps else []
         with atomic_path(self.path) as temporary:
             temporary.write_text("".join(map(_line, kept)), encoding="utf8")

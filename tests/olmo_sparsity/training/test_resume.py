@@ -245,6 +245,15 @@ def test_damaged_files_of_a_run_are_named(tmp_path, name, content):
     train(config, resume=True)
 
 
+def test_a_finished_run_without_its_metrics_is_refused(tmp_path):
+    """Found by the fault test, seed 1, injection 62: it was called finished."""
+    config = tiny.train_config(tmp_path)
+    train(config)
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    with refused("metrics.jsonl is missing, though 8 steps are done; restore it"):
+        train(config, resume=True)
+
+
 def test_the_time_that_processes_wait_is_checked(monkeypatch):
     for given in ("soon", "nan", "-1", "0", "inf"):
         monkeypatch.setenv("OLMO_SPARSITY_TIMEOUT", given)
