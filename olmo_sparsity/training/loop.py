@@ -20,7 +20,7 @@ from olmo_sparsity.data.batches import TrainingBatches, open_training_data, veri
 from olmo_sparsity.evaluate.exact_match import exact_share
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine, chosen_precision, lost_peers_in_words
-from olmo_sparsity.training.metrics import refuse_missing_metrics
+from olmo_sparsity.training.metrics import rows_of_done_steps
 from olmo_sparsity.training.monitor import Monitor
 from olmo_sparsity.training.resume import (
     initial_checkpoint,
@@ -45,12 +45,12 @@ def train(config: Config, *, resume: bool = False) -> Path:
 
     With ``resume`` a run goes on from its last whole checkpoint, and its losses equal those of a run that was never
     interrupted, on any number of processes and any ZeRO stage. Raises `UserError` for a folder that holds another run
-    or is in use, bad data, a loss that is not finite (before the optimizer steps on it), or another process that is
-    lost, and `StoppedBySignal` after saving on SIGUSR1 or SIGTERM.
+    or is in use, damaged metrics, bad data, a loss that is not finite (before the optimizer steps on it), or another
+    process that is lost, and `StoppedBySignal` after saving on SIGUSR1 or SIGTERM.
     """
     last = starting_checkpoint(config, resume)
     if last is not None and is_finished(config, last):
-        refuse_missing_metrics(config.save_folder, load_state(last).step)
+        rows_of_done_steps(config.save_folder, load_state(last).step)  # refuses what is missing or damaged
         log.info("%s is finished already", last)
         return last
     initial = None if last is not None else initial_checkpoint(config)

@@ -14,27 +14,32 @@ METRICS_NAME = "metrics.jsonl"
 _CHECKSUM = "crc32"
 
 
-def refuse_missing_metrics(run: str | Path, done_steps: int) -> None:
-    """Raise `UserError` where a run has no `metrics.jsonl` though steps are done."""
+def rows_of_done_steps(run: str | Path, done_steps: int) -> list[dict[str, Any]]:
+    """What a run's `metrics.jsonl` has of its first ``done_steps`` steps.
+
+    Raises `UserError` where it is missing though steps are done, and where a line is damaged.
+    """
     path = Path(run) / METRICS_NAME
-    if done_steps and not path.exists():
+    if not done_steps:
+        return []
+    if not path.exists():
         raise UserError(
             f"{path} is missing, though {done_steps} steps are done; restore it, or make an empty file of that name "
             "to go on without their metrics"
         )
+    return [row for row in read_metrics(path) if row["step"] <= done_steps]
 
 
 class MetricsFile:
     """Appends to a run's `metrics.jsonl`; rows beyond ``done_steps``, left by a run that was cut off, are dropped.
 
-    Raises `UserError` where it is missing though steps are done, and where a line is damaged.
+    Raises `UserError` as `rows_of_done_steps` does.
     """
 
     def __init__(self, run: str | Path, done_steps: int):
         self.path = Path(run) / METRICS_NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        refuse_missing_metrics(run, done_steps)
-        kept = [row for row in read_metrics(self.path) if row["step"] <= done_steps] if done_steps else []
+        kept = rows_of_done_steps(run, done_steps)
         with atomic_path(self.path) as temporary:
             temporary.write_text("".join(map(_line, kept)), encoding="utf8")
         self.file = open(self.path, "a", encoding="utf8")  # noqa: SIM115 (open as long as the run)

@@ -64,7 +64,7 @@ BROKEN = {
 }  # fmt: skip
 
 
-def inject(fault, script, folder, count=6):
+def inject(fault, script, folder, count=12):
     """What is seen in injections of one fault into ``prepare``, played by ``script``, one after the other."""
     (folder / "scripts").mkdir()
     (folder / "scripts" / "prepare_data.py").write_text(script)

@@ -163,7 +163,13 @@ def test_loss_by_position_is_the_fourth_panel(summary: dict) -> None:
 
 
 @pytest.mark.parametrize("width", [style.COLUMN, style.PAGE])
-@pytest.mark.parametrize("selectors", [FEW_SELECTORS, pytest.param(EVERY_SELECTOR, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "selectors",
+    [
+        FEW_SELECTORS,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (("attention",), EVERY_SELECTOR)),
+    ],
+)
 def test_figures_can_be_printed_at_their_width(selectors: tuple[str, ...], width: float) -> None:
     """All text is 7 points or more and on the page; the legend and the heading are clear of the panels."""
     length = made_up_length() if "attention" in selectors else None

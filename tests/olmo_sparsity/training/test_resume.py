@@ -249,7 +249,11 @@ def test_a_finished_run_without_its_metrics_is_refused(tmp_path):
     """Found by the fault test, seed 1, injection 62: it was called finished."""
     config = tiny.train_config(tmp_path)
     train(config)
-    (tmp_path / "run" / "metrics.jsonl").unlink()
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes().replace(b'"loss_nats": ', b'"loss_nats": 1', 1))
+    with refused("metrics.jsonl: line 1 is damaged"):
+        train(config, resume=True)
+    metrics.unlink()
     with refused("metrics.jsonl is missing, though 8 steps are done; restore it"):
         train(config, resume=True)
 
