@@ -13,6 +13,7 @@ from olmo.model import OLMoSequentialBlock, causal_attention_bias
 from torch import Tensor, nn
 
 from olmo_sparsity.attention import Attention, Places
+from olmo_sparsity.model.dot_product import attend
 from olmo_sparsity.model.rope import CurrentPositions
 
 KeyValue = tuple[Tensor, Tensor]
@@ -97,6 +98,12 @@ class PositionedBlock(OLMoSequentialBlock):
                 q, self._for_each_head(k), self._for_each_head(v), self.places(attention_bias, asked), dropout
             )
         return self.attn_out(mixed.transpose(1, 2).flatten(2)), present
+
+    def _scaled_dot_product_attention(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """As OLMo's."""
+        return attend(super()._scaled_dot_product_attention, q, k, v, attn_mask, **options)
 
     def _projected(self, h: Tensor, asked: int) -> list[Tensor]:
         """Queries (B, Q, W) of the last positions, keys and values (B, T, …) of all, from the normed input."""

@@ -5,6 +5,7 @@ Shapes: B batch, T tokens, P past tokens in a key-value cache, D width, V vocabu
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from olmo.model import OLMoOutput
 from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import ModelConfig
+from olmo_sparsity.model.dot_product import attend
 from olmo_sparsity.model.linear_loss import Head, loss_sums
 
 
@@ -44,6 +46,7 @@ class PositionedNeoX(nn.Module):
             bos_token_id=None,
             eos_token_id=None,
             use_cache=False,
+            attn_implementation=_attention(),
         )
         self.model: Any = GPTNeoXForCausalLM(sizes)
         self._stays_empty = DynamicCache()
@@ -118,6 +121,21 @@ class PositionedNeoX(nn.Module):
             past_key_values=past_key_values,
             use_cache=use_cache,
         )
+
+
+def _attention() -> str:
+    """The name under which transformers finds its own `sdpa` within `attend`."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def attention(module: nn.Module, *inputs: Any, **options: Any) -> Any:
+        return attend(partial(sdpa_attention_forward, module), *inputs, **options)
+
+    name = "sdpa_of_olmo_sparsity"
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, sdpa_mask)
+    return name
 
 
 def _keep_nothing(keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

@@ -177,6 +177,7 @@ class StepComparison:
         self.ready = [next(upcoming) for _ in range(WARM_UP_STEPS + self.steps + 1)]
         positioned = build_model(self.config)
         assert isinstance(positioned, PositionedNeoX), "the config was checked, and its ids are plain"
+        positioned.model.set_attn_implementation("sdpa")  # as users of transformers have it
         groups = get_param_groups(self.config, positioned)
         self._train = partial(train_steps, self.engine, self.config)
         rows, clock = samples(self.ready), clock_of(self.device)
