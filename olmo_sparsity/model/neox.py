@@ -46,9 +46,9 @@ class PositionedNeoX(nn.Module):
             bos_token_id=None,
             eos_token_id=None,
             use_cache=False,
-            attn_implementation=_attention(),
         )
         self.model: Any = GPTNeoXForCausalLM(sizes)
+        self.model.set_attn_implementation(_attention())
         self._stays_empty = DynamicCache()
         self._stays_empty.update = _keep_nothing  # type: ignore[method-assign, assignment]
 
