@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from olmo_sparsity.attention.base import Attention, Places, Shape, masked_scores, register
 
-
 _STEPS = 16
 """Of Newton's method, which halves the distance to the threshold at least, and its error squares once it is near."""
 
