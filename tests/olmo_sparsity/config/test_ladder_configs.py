@@ -22,8 +22,8 @@ def values_of(path: Path) -> dict:
 
 def without(values: dict, *names: str) -> dict:
     kept = {name: value for name, value in values.items() if name not in ("run_name", "save_folder", *names)}
-    model = {name: value for name, value in kept["model"].items() if name not in names}
-    return {**kept, "model": model}
+    parts = {part: {k: v for k, v in kept[part].items() if k not in names} for part in ("model", "optimizer")}
+    return {**kept, **parts}
 
 
 def tokens_of_run(config: Config) -> int:
@@ -47,8 +47,8 @@ def test_rungs_differ_in_shape_and_steps_only():
     assert all(each == alike[0] for each in alike)
 
 
-def test_encodings_differ_in_positions_only():
-    alike = [without(values_of(path), "positions", *OF_MODEL) for path in ENCODINGS]
+def test_encodings_differ_in_positions_and_learning_rate_only():
+    alike = [without(values_of(path), "positions", "learning_rate", *OF_MODEL) for path in ENCODINGS]
     assert all(each == alike[0] for each in alike)
     ways = {str((each["positions"], [each["model"][name] for name in OF_MODEL]))
             for each in map(values_of, ENCODINGS)}  # fmt: skip
@@ -57,7 +57,7 @@ def test_encodings_differ_in_positions_only():
 
 def test_what_is_switched_on_after_training_goes_on_from_rope_for_an_eighth_as_long():
     rope = values_of(CONFIGS / "length" / "rope.yaml")
-    own = ("initial_weights", "max_duration", "scheduler", "positions", *OF_MODEL)
+    own = ("initial_weights", "max_duration", "scheduler", "positions", "learning_rate", *OF_MODEL)
     assert [path.stem for path in LATER] == ["drope", "ssmax-late"]
     for values in map(values_of, LATER):
         assert without(values, *own) == without(rope, *own)
@@ -66,6 +66,5 @@ def test_what_is_switched_on_after_training_goes_on_from_rope_for_an_eighth_as_l
 
 
 def test_the_encoding_pose_is_the_rung_of_its_size():
-    assert without(values_of(CONFIGS / "length" / "pose.yaml")) == without(
-        values_of(CONFIGS / "ladder" / "1.0m.yaml")
-    )
+    encoding, rung = (values_of(CONFIGS / name) for name in ("length/pose.yaml", "ladder/1.0m.yaml"))
+    assert without(encoding, "learning_rate") == without(rung, "learning_rate")
