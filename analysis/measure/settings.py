@@ -67,6 +67,24 @@ class MeasurementSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CouplingSettings:
+    """`analysis.measure.coupling`: which tokens of a task belong together."""
+
+    checkpoint: str = field(
+        metadata=argument(
+            "a run (then its last checkpoint) or checkpoint on a task", positional=True, metavar="RUN"
+        )
+    )
+    out: Path = field(metadata=argument("where coupling.json goes", type=out_folder, metavar="DIR"))
+    by: str = field(
+        default="leave-one-out-kl",
+        metadata=argument("what tells influence", choices=("leave-one-out-kl", "attention")),
+    )
+    samples: int = field(default=64, metadata=argument("training samples of each length"))
+    seed: int = field(default=0, metadata=argument("of the samples", type=seed_number))
+
+
+@dataclass(frozen=True, kw_only=True)
 class InfluenceSettings(MeasurementSettings):
     """`analysis.measure.influence`: what k influential far tokens recover of the long context's gain."""
 

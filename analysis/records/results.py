@@ -84,6 +84,19 @@ RECALL = ResultFile(
     before={"format": 2, "measured": "checkpoint"},
 )
 
+COUPLING = ResultFile(
+    "coupling.json",
+    "olmo-sparsity coupling",
+    1,
+    "coupling",
+    "scripts/couple.py",
+    shape={
+        "marks": [int],
+        "segments": [{"counted_from": str, "first_id": int, "agreement": float}],
+        "as_the_task_says": (float, None),
+    },
+)
+
 _FORM = {
     **dict.fromkeys(("key_tokens", "share", "longppl", "ppl_short", "mean_lsd_nats"), INTERVAL),
     "tokens_read": int,

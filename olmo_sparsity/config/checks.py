@@ -16,6 +16,7 @@ from olmo_sparsity.config.schema import Config, changed_fields, each_field, fiel
 from olmo_sparsity.encodings import SWITCHES
 from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 from olmo_sparsity.tasks import Task, make_task
+from olmo_sparsity.tasks.coupling import ENDS
 from olmo_sparsity.util.errors import UserError
 
 Problem = tuple[tuple[str, ...], str]
@@ -322,6 +323,18 @@ def _check_coupling(config: Config) -> Iterator[Problem]:
             ("positions.id_noise", "positions.scheme"),
             f"is about coupled ids, and positions.scheme: {scheme} has none; leave it at 0",
         )
+    found = positions.found
+    if len(found.counted_from) != len(found.first_ids) or set(found.counted_from) - set(ENDS):
+        yield (
+            ("positions.found.counted_from", "positions.found.first_ids"),
+            f"{show(found.counted_from)} is no start or end for each of positions.found.first_ids, "
+            f"{show(found.first_ids)}; copy what olmo-sparsity couple prints",
+        )
+    elif found.first_ids and scheme not in COUPLED_SCHEMES:
+        yield (
+            ("positions.found.first_ids", "positions.scheme"),
+            f"is about coupled ids, and positions.scheme: {scheme} has none; set the scheme to coupled or predicted",
+        )
     if scheme == "predicted" and config.softmax_auxiliary_loss:
         yield (
             ("softmax_auxiliary_loss", "positions.scheme"),
@@ -487,10 +500,11 @@ def _check_table(config: Config, task: Task) -> Iterator[Problem]:
                 f"ids has RoPE rotate by one number, and {config.task.name} couples on two levels; set it to index or "
                 "none",
             )
-        if config.positions.id_noise or config.positions.coupled_share < 1:
+        positions = config.positions
+        if positions.id_noise or positions.coupled_share < 1 or positions.found.first_ids:
             yield (
-                ("positions.id_noise", "positions.coupled_share", "task.name"),
-                f"are for tasks that couple on one level, and {config.task.name} does on two; leave them at 0 and 1",
+                ("positions.id_noise", "positions.coupled_share", "positions.found.first_ids", "task.name"),
+                f"are for tasks that couple on one level, and {config.task.name} does on two; leave them out",
             )
     elif config.positions.second_table_size is not None:
         yield (

@@ -123,6 +123,23 @@ class DataConfig(olmo.DataConfig):
 
 
 @dataclass
+class FoundCouplingConfig(olmo.BaseConfig):
+    """
+    coupled, predicted: which tokens belong together, as `olmo-sparsity couple` finds it in a trained model [ours]; no
+    segments: as the task says.
+    """
+
+    marks: list[int] = field(default_factory=list)
+    """Token ids that are the same in every prompt; between them are its segments."""
+
+    counted_from: list[str] = field(default_factory=list)
+    """Of each segment: its start or its end, where its lowest id is."""
+
+    first_ids: list[int] = field(default_factory=list)
+    """Of each segment: that id. The response has 2, 3, …."""
+
+
+@dataclass
 class PositionsConfig(olmo.BaseConfig):
     """Which position ids the tokens of a training window get."""
 
@@ -166,6 +183,8 @@ class PositionsConfig(olmo.BaseConfig):
     coupled, predicted: each coupled id of a training sample is, with this probability, another one of the sample's
     range, uniformly drawn [ours].
     """
+
+    found: FoundCouplingConfig = field(default_factory=FoundCouplingConfig)
 
     rotate: str = known("ids", choices=("ids", "index", "none"))
     """What RoPE rotates by: ids (of the scheme), index (the place among the tokens without padding), none (NoPE)."""

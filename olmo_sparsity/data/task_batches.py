@@ -17,7 +17,9 @@ from olmo_sparsity import positions
 from olmo_sparsity.config.load import Config
 from olmo_sparsity.data.windows import IGNORED, Batch, TrainingBatches
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
+from olmo_sparsity.tasks.coupling import Segment, found_ids
 from olmo_sparsity.tasks.samples import between
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 from olmo_sparsity.util.streams import generators as draws_of_all
 
@@ -39,6 +41,10 @@ class TaskPositions:
         self.scheme, self.skip_probability = options.scheme, options.skip_probability
         self.coupled_share, self.id_noise = options.coupled_share, options.id_noise
         self.couples = options.scheme in positions.COUPLED_SCHEMES
+        self.end_id, self.marks = task_of(config).end_id, options.found.marks
+        self.segments = [
+            Segment(*each) for each in zip(options.found.counted_from, options.found.first_ids, strict=True)
+        ]
         self.table_size = options.table_size or 0
         self.second_table_size = options.second_table_size or 0
         self.options = positions.SchemeOptions(
@@ -98,8 +104,15 @@ class TaskPositions:
     def _coupled(self, batch: TaskBatch, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
         assert batch.coupled_ids is not None, "the config was checked: the task couples its tokens"
         epoch, skip_probability = (0, self.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
-        largest = batch.coupled_ids.max(axis=1, initial=0)
-        of_prompt = np.where(batch.loss_mask, 0, batch.coupled_ids).max(axis=1, initial=0)
+        coupled = batch.coupled_ids
+        if self.segments:
+            coupled = found_ids(batch, self.marks, self.segments, self.end_id)
+        largest = coupled.max(axis=1, initial=0)
+        if (most := int(largest.max(initial=0))) >= self.table_size:
+            raise UserError(
+                f"positions.table_size: {self.table_size} is too small for ids up to {most}; raise it"
+            )
+        of_prompt = np.where(batch.loss_mask, 0, coupled).max(axis=1, initial=0)
         shifts = [
             positions.draw_shift(
                 last, last_of_prompt, self.table_size, generator, skip_probability=skip_probability
@@ -112,7 +125,7 @@ class TaskPositions:
             )
         ]
         columns = np.array(shifts, dtype=np.int64).reshape(len(shifts), 3, 1)
-        ids = positions.apply_shift(batch.coupled_ids, columns[:, 0], columns[:, 1], columns[:, 2])
+        ids = positions.apply_shift(coupled, columns[:, 0], columns[:, 1], columns[:, 2])
         if batch.second_ids is None:
             return ids
         room = self.second_table_size - 1 - batch.second_ids.max(axis=1, initial=0)

@@ -250,6 +250,7 @@ def further_options(config: Config) -> dict[str, Any]:
     Of tuples all of their options.
     """
     names: tuple[str, ...] = ("positions.coupled_share", "positions.id_noise", "task.length_groups")
+    names += tuple(f"positions.found.{each.name}" for each in fields(config.positions.found))
     if config.model.family == "tuples":
         names += tuple(f"model.tuples.{each.name}" for each in fields(config.model.tuples))
     default = Config()

@@ -125,7 +125,7 @@ def test_what_two_levels_cannot_have_is_refused(tmp_path):
         ),
         ({"second_table_size": None}, "second_table_size: null is too small"),
         ({"rotate": "ids"}, "set it to index or none"),
-        ({"id_noise": 0.1}, "leave them at 0 and 1"),
+        ({"id_noise": 0.1}, "leave them out"),
     ):
         with refused(reason):
             two_levels(tmp_path, **changes)

@@ -1,0 +1,181 @@
+"""Which tokens of a task belong together, read off a trained model without ids (docs/method.md 3.5) [ours].
+
+For each training length, the model reads training samples of it. Of every token of the prompt that differs between them
+its *influence* on every token of the response is measured: leave-one-out-kl, or the attention that it is given. It is
+coupled to the token that it influences most, and takes that token's id. Of each segment of the prompt (the stretches
+between tokens that never change) the two ways to count, from its start or its end, are tried, each with its commonest
+id of the token counted first; the better one is the segment's coupling. *Agreement*: the share of the segment's tokens,
+over all lengths, whose id it gives. So the coupling is known for prompts longer than any in training.
+
+Shapes: S samples of a length, T tokens of each, P of the prompt, R of the response.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.measure.settings import CouplingSettings
+from analysis.model.adapters import AnalysedModel
+from analysis.model.load import load_for_analysis
+from analysis.records.results import COUPLING
+from olmo_sparsity.checkpoint import CONFIG, load_state, resolve_checkpoint
+from olmo_sparsity.config.load import load_config
+from olmo_sparsity.data.task_batches import task_of
+from olmo_sparsity.tasks import Task, TaskBatch
+from olmo_sparsity.tasks.coupling import ENDS, FIRST_OF_RESPONSE, Segment, found_ids, segments_of
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.provenance import current_commit
+
+
+@torch.no_grad()
+def influence_on_response(model: AnalysedModel, batch: TaskBatch, columns: np.ndarray, by: str) -> np.ndarray:
+    """Mean influence of the prompt's tokens at ``columns`` (C,) on every token of the response, (R, C), over samples.
+
+    All samples have the same lengths. ``leave-one-out-kl``: KL from the model's prediction to that without the token,
+    in nats. ``attention``: of the position that predicts, mean over heads and layers.
+    """
+    start, length = int(batch.response_start[0]), int(batch.lengths[0])
+    tokens = torch.from_numpy(batch.tokens[:, : length - 1])  # the last token predicts nothing
+    ids = torch.arange(length - 1).expand(tokens.shape)
+    asked = length - start
+    if by == "attention":
+        return model.last_attention(tokens, ids, asked)[:, :, columns].mean(dim=0).double().numpy()
+    whole = _log_probabilities(model, tokens, ids, asked)
+    found = []
+    for column in columns.tolist():
+        kept = torch.arange(length - 1) != column
+        without = _log_probabilities(model, tokens[:, kept], ids[:, kept], asked)
+        found.append((whole.exp() * (whole - without)).sum(dim=-1).mean(dim=0))
+    return torch.stack(found, dim=1).numpy()
+
+
+def _log_probabilities(model: AnalysedModel, tokens: Tensor, ids: Tensor, asked: int) -> Tensor:
+    return model(tokens, ids, logits_to_keep=asked).logits.double().log_softmax(dim=-1)  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The samples of one length, and the ids that the model couples their prompts with."""
+
+    batch: TaskBatch
+    coupled: np.ndarray
+    """(T,) ids of the columns that differ between samples; 0 of the others."""
+
+
+def lay_out(
+    model: AnalysedModel, task: Task, length: int, settings: CouplingSettings
+) -> tuple[Layout, set[int], set[int]]:
+    """What is coupled in samples of one length; the tokens of columns that never change, and those of the others.
+
+    Raises `UserError` where samples of a length are not alike.
+    """
+    of_length = replace(task, train_length=(length, length))
+    batch = of_length.sample("train", settings.seed, np.arange(settings.samples))
+    start = int(batch.response_start[0])
+    if len(set(batch.lengths.tolist())) > 1 or (batch.response_start != start).any():
+        raise UserError(
+            f"{task.name}: samples of length {length} differ in their layout, so that no column is coupled"
+        )
+    prompt = batch.tokens[:, :start]
+    varies = (prompt != prompt[:1]).any(axis=0)
+    columns = np.flatnonzero(varies)
+    influence = influence_on_response(model, batch, columns, settings.by)
+    answers = influence[
+        : -1 if task.end_id is not None else None
+    ]  # what ends a response is coupled to nothing
+    coupled = np.zeros(batch.tokens.shape[1], dtype=np.int64)
+    coupled[columns] = answers.argmax(axis=0) + FIRST_OF_RESPONSE
+    return Layout(batch, coupled), set(prompt[0, ~varies].tolist()), set(prompt[:, varies].ravel().tolist())
+
+
+def fit_segments(layouts: list[Layout], marks: list[int]) -> Iterator[tuple[Segment, float]]:
+    """The coupling of each segment, and the share of its tokens that it explains.
+
+    Raises `UserError` where prompts differ in the number of segments.
+    """
+    places = [segments_of(layout.batch, marks) for layout in layouts]
+    numbers = {int(each.number[0].max()) for each in places}
+    if len(numbers) > 1:
+        raise UserError(
+            f"prompts have {sorted(numbers)} segments between the same tokens; their coupling cannot be found"
+        )
+    for segment in range(1, numbers.pop() + 1):
+        best = Segment(ENDS[0], 0), -1.0
+        for counted_from in ENDS:
+            firsts: Counter[int] = Counter()
+            for layout, place in zip(layouts, places, strict=True):
+                own = place.number[0] == segment
+                counted = (place.from_start if counted_from == "start" else place.from_end)[0, own]
+                firsts.update((layout.coupled[own] - counted).tolist())
+            first_id, explained = firsts.most_common(1)[0]
+            if explained / firsts.total() > best[1]:
+                best = Segment(counted_from, first_id), explained / firsts.total()
+        yield best
+
+
+def measure_coupling(settings: CouplingSettings) -> Path:
+    """Find the coupling of the task that a model was trained on; writes `coupling.json`, returns its path.
+
+    Raises `UserError` for a checkpoint that was not trained on a task whose response is a sequence, and where its
+    samples of a length differ in their layout.
+    """
+    folder, out = resolve_checkpoint(settings.checkpoint), settings.out
+    config = load_config(folder / CONFIG, warn=False)
+    if config.task.name is None:
+        raise UserError(f"{folder} was trained on text, which couples no tokens; give a run on a task")
+    task, loaded = task_of(config), load_for_analysis(folder)
+    assert isinstance(loaded.model, AnalysedModel)
+    shortest, longest = task.train_length
+    layouts, constant, varying = [], set(), set()
+    with progress("coupling", longest - shortest + 1, "lengths") as advance:
+        for length in range(shortest, longest + 1):
+            layout, fixed, others = lay_out(loaded.model, task, length, settings)
+            layouts.append(layout)
+            constant |= fixed
+            varying |= others
+            advance(1)
+    marks = sorted(constant - varying)
+    fitted = list(fit_segments(layouts, marks))
+    segments = [segment for segment, _ in fitted]
+    COUPLING.save(
+        out / COUPLING.name,
+        {
+            "checkpoint": str(folder),
+            "step": load_state(folder).step,
+            "weights_sha256": loaded.weights_sha256,
+            "commit": current_commit(),
+            "task": task.name,
+            "lengths": [shortest, longest],
+            "samples": settings.samples,
+            "seed": settings.seed,
+            "by": settings.by,
+            "marks": marks,
+            "segments": [
+                {"counted_from": one.counted_from, "first_id": one.first_id, "agreement": agreement}
+                for one, agreement in fitted
+            ],
+            "as_the_task_says": _same_as_the_task(layouts, marks, segments, task.end_id),
+        },
+    )
+    return out / COUPLING.name
+
+
+def _same_as_the_task(
+    layouts: list[Layout], marks: list[int], segments: list[Segment], end_id: int | None
+) -> float | None:
+    """The share of tokens that differ between samples to which the task gives the same id; None: it couples none."""
+    same: list[bool] = []
+    for layout in layouts:
+        if layout.batch.coupled_ids is None:
+            return None
+        own = found_ids(layout.batch, marks, segments, end_id)[0] == layout.batch.coupled_ids[0]
+        same += own[layout.coupled > 0].tolist()
+    return float(np.mean(same))

@@ -1,0 +1,4 @@
+from analysis.cli import run
+
+if __name__ == "__main__":
+    run("couple")
