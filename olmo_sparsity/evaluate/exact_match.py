@@ -250,16 +250,20 @@ def further_options(config: Config) -> dict[str, Any]:
     Of tuples all of their options.
     """
     names: tuple[str, ...] = ("positions.coupled_share", "positions.id_noise", "task.length_groups")
-    names += tuple(f"positions.found.{each.name}" for each in fields(config.positions.found))
     if config.model.family == "tuples":
         names += tuple(f"model.tuples.{each.name}" for each in fields(config.model.tuples))
     default = Config()
     asked = {name: field_value(config, name) for name in names}
-    return {
+    options = {
         name: value
         for name, value in asked.items()
         if name.startswith("model.") or value != field_value(default, name)
     }
+    found = config.positions.found
+    if found.first_ids:
+        rules = zip(found.counted_from, found.first_ids, strict=True)
+        options["positions.found"] = ", ".join(f"{end} {first_id}" for end, first_id in rules)
+    return options
 
 
 def is_measured(path: Path, checkpoint: Path, cells: Sequence[Cell], *, samples: int, seed: int) -> bool:

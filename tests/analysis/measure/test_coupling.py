@@ -11,6 +11,7 @@ import torch
 from analysis.measure.coupling import fit_segments, influence_on_response, lay_out
 from analysis.measure.settings import CouplingSettings
 from olmo_sparsity.data.task_batches import TaskPositions
+from olmo_sparsity.evaluate.exact_match import further_options
 from olmo_sparsity.tasks import make_task
 from olmo_sparsity.tasks.coupling import Segment, found_ids
 from olmo_sparsity.training.loop import train
@@ -122,13 +123,16 @@ def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path):
         positions = TaskPositions(tiny_task.config(tmp_path, *overrides))
         return positions.ids(samples, split="train", seed=3, indices=indices)
 
-    np.testing.assert_array_equal(ids(*found, "--positions.found.first_ids=[2]"), ids())
+    own = "--positions.found.first_ids=[2]"
+    np.testing.assert_array_equal(ids(*found, own), ids())
+    told = further_options(tiny_task.config(tmp_path, *found, own))
+    assert told == {"positions.found": "start 2"} and further_options(tiny_task.config(tmp_path)) == {}
     shifted = ids(*found, "--positions.found.first_ids=[3]")
     assert (shifted != ids()).any()
     with refused("is no start or end for each of positions.found.first_ids"):
         tiny_task.config(tmp_path, *found)
     with refused("positions.scheme: pose has none"):
-        tiny_task.config(tmp_path, *found, "--positions.found.first_ids=[2]", "--positions.scheme=pose")
+        tiny_task.config(tmp_path, *found, own, "--positions.scheme=pose")
     with refused("is too small for ids up to"):
         ids(*found, "--positions.found.first_ids=[22]")
 
