@@ -75,7 +75,7 @@ def lay_out(
 ) -> tuple[Layout, set[int], set[int]]:
     """What is coupled in samples of one length; the tokens of columns that never change, and those of the others.
 
-    Raises `UserError` where samples of a length are not alike.
+    Raises `UserError` where samples of a length differ in their layout, or in nothing.
     """
     of_length = replace(task, train_length=(length, length))
     batch = of_length.sample("train", settings.seed, np.arange(settings.samples))
@@ -86,11 +86,12 @@ def lay_out(
         )
     prompt = batch.tokens[:, :start]
     varies = (prompt != prompt[:1]).any(axis=0)
+    if not varies.any():
+        raise UserError(f"{settings.samples} samples of length {length} are all the same; raise --samples")
     columns = np.flatnonzero(varies)
     influence = influence_on_response(model, batch, columns, settings.by)
-    answers = influence[
-        : -1 if task.end_id is not None else None
-    ]  # what ends a response is coupled to nothing
+    # What ends a response is coupled to nothing.
+    answers = influence if task.end_id is None else influence[:-1]
     coupled = np.zeros(batch.tokens.shape[1], dtype=np.int64)
     coupled[columns] = answers.argmax(axis=0) + FIRST_OF_RESPONSE
     return Layout(batch, coupled), set(prompt[0, ~varies].tolist()), set(prompt[:, varies].ravel().tolist())
@@ -112,7 +113,7 @@ def fit_segments(layouts: list[Layout], marks: list[int]) -> Iterator[tuple[Segm
         for counted_from in ENDS:
             firsts: Counter[int] = Counter()
             for layout, place in zip(layouts, places, strict=True):
-                own = place.number[0] == segment
+                own = (place.number[0] == segment) & (layout.coupled > 0)
                 counted = (place.from_start if counted_from == "start" else place.from_end)[0, own]
                 firsts.update((layout.coupled[own] - counted).tolist())
             first_id, explained = firsts.most_common(1)[0]
@@ -124,8 +125,7 @@ def fit_segments(layouts: list[Layout], marks: list[int]) -> Iterator[tuple[Segm
 def measure_coupling(settings: CouplingSettings) -> Path:
     """Find the coupling of the task that a model was trained on; writes `coupling.json`, returns its path.
 
-    Raises `UserError` for a checkpoint that was not trained on a task whose response is a sequence, and where its
-    samples of a length differ in their layout.
+    Raises `UserError` for a checkpoint that was not trained on a task, and as `lay_out` and `fit_segments` do.
     """
     folder, out = resolve_checkpoint(settings.checkpoint), settings.out
     config = load_config(folder / CONFIG, warn=False)

@@ -24,7 +24,8 @@ class _Entmax15(torch.autograd.Function):
         The sum is convex in the threshold, and at least 1 where the largest score alone has p = 1: from there Newton's
         steps never go too far. Unlike the authors' algorithm it sorts nothing, which is most of the time.
         """
-        half = (scores - scores.amax(dim=-1, keepdim=True)) / 2
+        # Halved first, for a masked score is the lowest number that there is.
+        half = scores / 2 - scores.amax(dim=-1, keepdim=True) / 2
         threshold = -torch.ones_like(half[..., :1])
         for _ in range(_STEPS):
             root = (half - threshold).clamp_min(0)

@@ -71,9 +71,8 @@ def found_ids(
             "the coupling of this task, with olmo-sparsity couple"
         )
     prompt = between(0, batch.response_start, batch.tokens.shape[1])
-    ids = (prompt & (places.number.cumsum(axis=1) > 0)).astype(
-        np.int64
-    )  # 1, before the segments are numbered
+    begun = places.number.cumsum(axis=1) > 0
+    ids = (prompt & begun).astype(np.int64)  # 1, which marks keep
     for number, segment in enumerate(segments, start=1):
         counted = places.from_start if segment.counted_from == "start" else places.from_end
         ids = np.where(places.number == number, counted + segment.first_id, ids)

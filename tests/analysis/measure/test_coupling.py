@@ -87,6 +87,12 @@ def test_what_a_model_reads_is_coupled(name, by):
     assert counted == [e.counted_from for e in expected if e != Segment("start", 2)]
 
 
+def test_samples_that_do_not_differ_are_refused():
+    task = small("copy")
+    with refused("1 samples of length 3 are all the same; raise --samples"):
+        lay_out(ByHand(task), task, 3, CouplingSettings(checkpoint="", out="", samples=1))
+
+
 def test_influence_is_the_kl_that_leaving_a_token_out_makes():
     task = small("copy")
     batch = make_task("copy", {"train_length": [3, 3]}).sample("train", 0, np.arange(5))
