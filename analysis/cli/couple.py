@@ -11,6 +11,7 @@ its start or its end, and the first id. So it holds for prompts of any length; d
 
 Writes coupling.json and prints the rule, how much of what was measured it explains (agreement), for how many tokens it
 is what the task itself says, and the options with which train takes it in the place of the task's own coupling.
+Where a rule explains less than half of a segment, none was found.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from analysis.measure.settings import CouplingSettings
 from analysis.records.results import COUPLING
 from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
 from olmo_sparsity.util.result_files import Json
+
+LEAST_AGREEMENT = 0.5
+"""Below it nothing was found [ours]: some rule is the commonest in a model that has learned nothing, too."""
 
 
 def main() -> None:
@@ -39,12 +43,20 @@ def main() -> None:
     for number, segment in enumerate(found["segments"], start=1):
         agreement = f"{100 * segment['agreement']:.0f} %"
         table.add_row(str(number), segment["counted_from"], str(segment["first_id"]), agreement)
+    print_result([table, *_outcome(found)], [path])
+
+
+def _outcome(found: Json) -> list[str]:
+    """How far the rule is the task's own, and how to train with it; or that there is none."""
+    if min(segment["agreement"] for segment in found["segments"]) < LEAST_AGREEMENT:
+        least = f"{100 * LEAST_AGREEMENT:.0f} %"
+        return [
+            f"no coupling was found: a rule explains less than {least} of a segment; has the model learned the task?"
+        ]
     lines = [f"train with {escape(shlex.join(_options(found)))}"]
-    if found["as_the_task_says"] is not None:
-        lines.insert(
-            0, f"{100 * found['as_the_task_says']:.0f} % of the tokens have the id that the task gives them"
-        )
-    print_result([table, *lines], [path])
+    if (same := found["as_the_task_says"]) is not None:
+        lines.insert(0, f"{100 * same:.0f} % of the tokens have the id that the task gives them")
+    return lines
 
 
 def _options(found: Json) -> list[str]:

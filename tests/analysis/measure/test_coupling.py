@@ -7,9 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from rich.text import Text
 
+from analysis.cli import couple
 from analysis.measure.coupling import fit_segments, influence_on_response, lay_out
 from analysis.measure.settings import CouplingSettings
+from analysis.records.results import COUPLING
 from olmo_sparsity.data.task_batches import TaskPositions
 from olmo_sparsity.evaluate.exact_match import further_options
 from olmo_sparsity.tasks import make_task
@@ -143,16 +146,25 @@ def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path):
         ids(*found, "--positions.found.first_ids=[22]")
 
 
-def test_the_command_prints_what_train_takes(tmp_path, capsys, monkeypatch):
-    from analysis.cli.couple import main
-
+def test_the_command_says_that_an_untrained_model_couples_nothing(tmp_path, capsys, monkeypatch):
     run = train(tiny_task.config(tmp_path, "--positions.scheme=contiguous"))
-    monkeypatch.setattr(
-        sys, "argv", ["couple", str(run.parent), "--out", str(tmp_path / "found"), "--samples", "8"]
-    )
-    main()
+    out = tmp_path / "found"
+    monkeypatch.setattr(couple, "LEAST_AGREEMENT", 1.1)  # of five lengths chance may explain half
+    monkeypatch.setattr(sys, "argv", ["couple", str(run.parent), "--out", str(out), "--samples", "8"])
+    couple.main()
     told = capsys.readouterr().out
-    assert "coupling.json" in told and "agreement" in told
-    options = shlex.split(next(line for line in told.splitlines() if line.startswith("train with")))[2:]
-    config = tiny_task.config(tmp_path, *options)
-    assert config.positions.found.marks == [1, 3] and len(config.positions.found.first_ids) == 1
+    assert "no coupling was found" in told and "train with" not in told
+    assert COUPLING.load(out)["marks"] == [1, 3]
+
+
+def test_train_takes_what_the_command_prints(tmp_path):
+    found = {
+        "marks": [1, 3],
+        "segments": [{"counted_from": "start", "first_id": 2, "agreement": 0.9}],
+        "as_the_task_says": 1.0,
+    }
+    same, told = couple._outcome(found)
+    assert same.startswith("100 % of the tokens")
+    options = shlex.split(Text.from_markup(told).plain)[2:]
+    taken = tiny_task.config(tmp_path, *options).positions.found
+    assert (taken.marks, taken.counted_from, taken.first_ids) == ([1, 3], ["start"], [2])
