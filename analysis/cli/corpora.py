@@ -31,7 +31,8 @@ def main() -> None:
     from analysis.plots.style import save_figure
     from analysis.records.results import CORPORA, LENGTH
     from analysis.records.store import load_records
-    from analysis.stats.corpora import corpus_numbers, joined_by_label
+    from analysis.records.trainings import joined_by_label
+    from analysis.stats.corpora import corpus_numbers
     from analysis.tables.cells import print_result
     from analysis.tables.models import render_corpora
     from olmo_sparsity.util.files import write_json

@@ -7,28 +7,24 @@ examples:
 
 RECORDS are folders that scripts/influence.py wrote, cross-fitted ones too; --length is what scripts/length.py wrote of
 the checkpoints that they evaluate, with the training window as the smallest of its --lengths and --times the window
-among them.
+among them. Checkpoints of one label there are seeds of one model, and are measured together.
 
 --beyond are further records of the same checkpoints, whose short context is the training window and whose long context
 goes beyond it: what the model gains there says whether a loss that it holds is of any use.
 
-Writes ladder.json (a point for each folder), joint.png (rise of the loss from the training window to --times the
+Writes ladder.json (a point for each model), joint.png (rise of the loss from the training window to --times the
 window, against net recovery at k and the gain beyond the window) and, of models of different sizes, ladder.png (each
 against size), both also as pdf, and prints tables: the points and, of four models or more, how they correlate with the
-rise. All intervals are 95 %, over documents; those of correlations over models and seeds. No model is needed.
+rise. All intervals are 95 %, over seeds and documents; those of correlations over models and seeds. No model is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.cli.arguments import add_choice_arguments, add_records_arguments, common_selector, summaries_of
+from analysis.cli.arguments import add_choice_arguments, add_records_arguments, common_selector
 from olmo_sparsity.util.arguments import Parser, whole_number
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.result_files import Json
-
-_SHAPE = ("n_long", "n_short", "tau_nats")
 
 
 def main() -> None:
@@ -37,50 +33,54 @@ def main() -> None:
     from analysis.plots.ladder import joint_figure, ladder_figure
     from analysis.plots.style import save_figure
     from analysis.records.results import LADDER, LENGTH
-    from analysis.stats.ladder import correlations, ladder_points
+    from analysis.records.store import load_records
+    from analysis.stats.ladder import by_model, correlations, model_point
     from analysis.tables.cells import print_result
     from analysis.tables.models import render_correlations, render_ladder
     from olmo_sparsity.util.files import write_json
+    from olmo_sparsity.util.progress import progress
     from olmo_sparsity.util.provenance import current_commit
 
     length = LENGTH.load(arguments.length)
-    summaries = summaries_of(arguments, arguments.records)
-    beyond = summaries_of(arguments, arguments.beyond)
-    selector = common_selector(arguments.selector, [list(each["selectors"]) for each in summaries])
-    points = ladder_points(
-        summaries, length, selector=selector, k=arguments.k, times=arguments.times, beyond=beyond
-    )
-    shape = _shape_of(summaries)
-    path = arguments.out / LADDER.name
+    inside = by_model([load_records(folder) for folder in arguments.records], length)
+    beyond = by_model([load_records(folder) for folder in arguments.beyond], length)
+    if beyond and (missing := [key[0] for key in inside if key[1] is None and key not in beyond]):
+        raise UserError(
+            f"{', '.join(missing)}: not measured beyond the window; give their records to --beyond as well"
+        )
+    selector = common_selector(arguments.selector, [each.manifest.selectors for each in inside.values()])
+    options = {
+        "selector": selector,
+        "k": arguments.k,
+        "times": arguments.times,
+        "resamples": arguments.resamples,
+    }
+    points = []
+    with progress("summarising", len(inside), "models", enabled=len(inside) > 1) as advance:
+        for key, records in inside.items():
+            point = model_point(records, length, beyond=beyond.get(key), seed=arguments.seed, **options)
+            folders = [str(each.folder) for each in records.trainings or (records,)]
+            points.append({**point, "records": folders})
+            advance()
+    manifest = next(iter(inside.values())).manifest
+    further = {"n_beyond": next(iter(beyond.values())).manifest.n_long} if beyond else {}
     result = {
         "settings": {
-            "selector": selector,
-            "k": arguments.k,
-            "times": arguments.times,
-            **dict(zip(_SHAPE, shape, strict=True)),
-            **({"n_beyond": _shape_of(beyond)[0]} if beyond else {}),
-            "resamples": arguments.resamples,
+            **options,
+            **{name: getattr(manifest, name) for name in ("n_long", "n_short", "tau_nats")},
+            **further,
         },
-        "points": [
-            {**point, "records": str(folder)} for point, folder in zip(points, arguments.records, strict=True)
-        ],
+        "points": points,
         "correlations": correlations(points, resamples=arguments.resamples, seed=arguments.seed),
         "commit": current_commit(),
     }
+    path = arguments.out / LADDER.name
     write_json(path, LADDER.stamped(result))
     figures = save_figure(joint_figure(result), arguments.out, "joint")
     if len({point["parameters"] for point in points}) > 1:
         figures += save_figure(ladder_figure(result), arguments.out, "ladder")
     tables = [render_ladder(result), *([render_correlations(result)] if result["correlations"] else [])]
     print_result(tables, [path, *figures])
-
-
-def _shape_of(summaries: Sequence[Json]) -> tuple[float, ...]:
-    """N, M and tau, the same of all. Raises `UserError` where they are not."""
-    shapes = {tuple(each["settings"][name] for name in _SHAPE) for each in summaries}
-    if len(shapes) > 1:
-        raise UserError(f"the records have different N, M and tau, {sorted(shapes)}; give those of one")
-    return shapes.pop()
 
 
 def _parser() -> Parser:

@@ -25,8 +25,8 @@ _OPEN: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0}
 def ladder_figure(ladder_json: Json) -> Figure:
     """(a) share over tau, (b) net recovery, (c) share that k tokens suffice for, (d) rise, each against size.
 
-    A point for each checkpoint with its 95 % interval; open points: tokens chosen by another seed (cross-fit). Lines
-    join the means over the seeds of a size, whose points stand a little to the right of each other.
+    A point for each model with its 95 % interval; open points: tokens chosen by another seed (cross-fit). Lines join
+    the means of a size, whose points stand a little to the right of each other.
     """
     settings, points = ladder_json["settings"], ladder_json["points"]
     far = f"far context helps\n[% of targets: by more than {nats(settings['tau_nats'])}]"
@@ -53,15 +53,15 @@ def ladder_figure(ladder_json: Json) -> Figure:
 def joint_figure(ladder_json: Json) -> Figure:
     """Rise against net recovery, and where it was measured against use beyond the window.
 
-    Does what is sparse generalize to length, and does what holds its loss use what is far? A point for each checkpoint,
-    as above; where there are many models each has a letter.
+    Does what is sparse generalize to length, and does what holds its loss use what is far? A point for each model, as
+    above; where there are many each has a letter.
     """
     points = ladder_json["points"]
     labels = {
         "net_recovery": ("Length generalization against sparsity", _net_label(ladder_json), 100.0),
         "use_nats": ("Length generalization against use", _use_label(ladder_json), 1.0),
     }
-    shown = [name for name in labels if name in points[0]]
+    shown = [name for name in labels if any(name in point for point in points)]
     styles = _joint_styles(points)
     with matplotlib.rc_context(style.STYLE):
         figure = style.new_figure(4.6 if len(shown) == 1 else style.PAGE, 3.8)
@@ -113,13 +113,8 @@ def _told(ladder_json: Json) -> str:
 
 
 def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -> None:
-    if name == "share_over_tau":  # another seed measures at the targets of the first
-        points = [point for point in points if not point["crossfit"]]
-    elif name == "rise_nats":  # it does not depend on who chose: one point for each checkpoint
-        by_checkpoint = {
-            (point["checkpoint_sha256"], point["label"]): {**point, "crossfit": False} for point in points
-        }
-        points = list(by_checkpoint.values())
+    if name in ("share_over_tau", "rise_nats"):  # they do not depend on who chose
+        points = [point for point in points if not point["crossfit"]] or points
     for crossfit in (False, True):
         some = [point for point in points if point["crossfit"] == crossfit]
         for number, point in enumerate(some):
@@ -157,6 +152,8 @@ def _jointly(
     axes: Axes, points: Sequence[Json], styles: dict[str, style.Style], name: str, scale: float
 ) -> None:
     for point in points:
+        if name not in point:  # cross-fitted ones have no use
+            continue
         colour, marker, _ = styles[point["label"]]
         (x, x_error), (y, y_error) = _scaled(point[name], scale), _scaled(point["rise_nats"], 1.0)
         looks = _looks(point["crossfit"]) | (_LETTER if len(styles) > _MOST_MARKERS else {})

@@ -143,7 +143,7 @@ CORPORA = ResultFile(
     "corpora.json", "olmo-sparsity corpora side by side", 1, "corpora side by side", "scripts/corpora.py"
 )
 
-LADDER = ResultFile("ladder.json", "olmo-sparsity ladder", 2, "ladder", "scripts/ladder.py")
+LADDER = ResultFile("ladder.json", "olmo-sparsity ladder", 3, "ladder", "scripts/ladder.py")
 
 INFLUENCE_BENCHMARK = ResultFile(
     "influence.json",

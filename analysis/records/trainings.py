@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from analysis.records.schema import Examples, Targets, setting_differences
 from analysis.records.store import Records
 from olmo_sparsity.util.errors import UserError
 
+Label = TypeVar("Label", bound=Hashable)
 _BySelector = dict[str, dict[str, np.ndarray]]
 
 
@@ -45,6 +47,22 @@ def join_trainings(trainings: Sequence[Records]) -> Records:
         examples=_joined_examples(trainings, apart),
         trainings=tuple(trainings),
     )
+
+
+def joined_by_label(labels: Sequence[Label], records: Sequence[Records]) -> dict[Label, Records]:
+    """Records by label, trainings of one label joined. Raises `UserError` where they cannot be compared."""
+    shapes = {
+        (each.manifest.n_long, each.manifest.n_short, each.manifest.tau_nats, each.manifest.targets_per_block)
+        for each in records
+    }
+    if len(shapes) > 1:
+        raise UserError(
+            f"the records have different N, M, tau and targets per block, {sorted(shapes)}; give those of one"
+        )
+    return {
+        label: join_trainings([each for own, each in zip(labels, records, strict=True) if own == label])
+        for label in dict.fromkeys(labels)
+    }
 
 
 def _refuse_what_differs(before: Sequence[Records], other: Records) -> None:

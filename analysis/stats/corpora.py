@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.records.store import Records
-from analysis.records.trainings import join_trainings
 from analysis.stats.bootstrap import divided
 from analysis.stats.ladder import sparsity_at
 from analysis.stats.summary import summarize
@@ -29,22 +28,6 @@ KINDS = {
     "content word": "other",
 }
 """Kinds of target that mean the same in every text, and their names: function words are known of English only."""
-
-
-def joined_by_label(labels: Sequence[str], records: Sequence[Records]) -> dict[str, Records]:
-    """Records by corpus, trainings of one label joined. Raises `UserError` where they cannot be compared."""
-    shapes = {
-        (each.manifest.n_long, each.manifest.n_short, each.manifest.tau_nats, each.manifest.targets_per_block)
-        for each in records
-    }
-    if len(shapes) > 1:
-        raise UserError(
-            f"the records have different N, M, tau and targets per block, {sorted(shapes)}; give those of one"
-        )
-    return {
-        label: join_trainings([each for own, each in zip(labels, records, strict=True) if own == label])
-        for label in dict.fromkeys(labels)
-    }
 
 
 def corpus_numbers(

@@ -10,8 +10,9 @@ Joins two measurements of the same checkpoints: influence records (`analysis.sta
                         that of the half octave of positions below L [ours]; the smaller, the better
     use beyond the window   mean gain of all targets from N tokens, more than the window, over the window's [ours]
 
-A model may hold its loss without using what is beyond its window. *Correlation*: Spearman's, of one of these with the
-rise, over models, each the mean of its seeds; the interval resamples models and, of each, seeds [ours].
+A model may hold its loss without using what is beyond its window. Its seeds are measured together: intervals draw
+trainings, groups and documents. *Correlation*: Spearman's, of one of these with the rise, over models, each the mean of
+its seeds; the interval resamples models and, of each, seeds [ours].
 Losses are in nats per token.
 """
 
@@ -22,7 +23,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.records.schema import ROPE_SCALING
+from analysis.records.store import Records
+from analysis.records.trainings import joined_by_label
 from analysis.stats.correlation import row_spearman
+from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
@@ -30,89 +34,108 @@ RELATED = ("net_recovery", "k_suffices", "share_over_tau", "use_nats")
 """What is correlated with the rise."""
 LEAST_MODELS = 4
 """Of a correlation."""
+Model = tuple[str, int | None]
+"""Its label, and of cross-fitted records, which are not joined, their number."""
 
 
-def ladder_points(
-    summaries: Sequence[Json],
+def by_model(records: Sequence[Records], length_json: Json) -> dict[Model, Records]:
+    """Records by model: those of one label of ``length_json`` are of its seeds, and are joined.
+
+    Raises `UserError` where a checkpoint was not measured by position, and where records cannot be joined.
+    """
+    labels = [
+        (_by_position(each, length_json)[0]["label"], number if each.manifest.crossfit else None)
+        for number, each in enumerate(records)
+    ]
+    return joined_by_label(labels, records)
+
+
+def model_point(
+    records: Records,
     length_json: Json,
     *,
     selector: str,
     k: int,
     times: int,
-    beyond: Sequence[Json] = (),
-) -> list[Json]:
-    """A point for each summary: sparsity, rise and size of the checkpoint that it evaluates.
+    resamples: int,
+    seed: int,
+    beyond: Records | None = None,
+) -> Json:
+    """Sparsity, use, rise and size of one model, and of each of its ``seeds``.
 
-    ``beyond``: further summaries of the same checkpoints, whose short context is the training window; of their gains is
-    ``use_nats``, which else is not there. Raises `UserError` where a summary lacks the selector or k, where its
-    checkpoint was not measured by position, or beyond its window if others were, and where the window or its multiple
-    is none of the lengths.
+    Args:
+        records: of its trainings, joined, or cross-fitted ones.
+        length_json: loss by position.
+        selector: whose recoveries these are.
+        k: of the recoveries.
+        times: multiple of the window at which the rise is taken.
+        resamples: of the bootstrap.
+        seed: of the bootstrap.
+        beyond: of the same trainings, joined; short context is the training window. Else there is no ``use_nats``.
+
+    Raises `UserError` where the records lack the selector or k, where their checkpoints were not measured by position
+    together, and where the window or its multiple is none of the lengths.
     """
-    checkpoints = [
-        {**one, "label": model["label"]} for model in length_json["models"] for one in model["checkpoints"]
-    ]
-    points = []
-    gains = [(*_evaluated(each), each) for each in beyond]
-    for summary in summaries:
-        settings = summary["settings"]
-        sha, scaling = _evaluated(summary)
-        found = [
-            one for one in checkpoints if (one["checkpoint_sha256"], one["rope_scaling"]) == (sha, scaling)
-        ]
-        if not found:
-            raise UserError(
-                f"{settings['evaluation_checkpoint'] or settings['checkpoint']} was not measured by position; measure "
-                f"it with scripts/length.py, {'scaled as in the records' if scaling else 'without scaling its RoPE'}"
-            )
-        own = found[0]
-        points.append(
+    model, checkpoints = _by_position(records, length_json)
+    summary = summarize(records, resamples, seed)
+    uses = {} if beyond is None else _uses(beyond, checkpoints[0], resamples, seed)
+
+    def numbers(summary: Json, measured: Json, use: Json | None) -> Json:
+        return {
+            "share_over_tau": summary["share_over_tau"],
+            **sparsity_at(summary, selector, k),
+            "rise_nats": _rise(measured, checkpoints[0], times),
+            **({"use_nats": use} if use else {}),
+        }
+
+    return {
+        "label": model["label"],
+        "parameters": checkpoints[0]["parameters"],
+        "position_scheme": checkpoints[0]["position_scheme"],
+        "crossfit": records.manifest.crossfit,
+        "targets_over_tau": summary["targets_over_tau"],
+        **{
+            name: summary["settings"][name]
+            for name in ("documents_over_tau", "groups_over_tau")
+            if name in summary["settings"]
+        },
+        **numbers(summary, model if len(checkpoints) > 1 else checkpoints[0], uses.get("all")),
+        "seeds": [
             {
-                "label": own["label"],
-                "checkpoint": own["checkpoint"],
-                "checkpoint_sha256": sha,
-                "training_seed": own["training_seed"],
-                "parameters": own["parameters"],
-                "position_scheme": own["position_scheme"],
-                "crossfit": settings["crossfit"],
-                "targets_over_tau": summary["targets_over_tau"],
-                **{
-                    name: settings[name]
-                    for name in ("documents_over_tau", "groups_over_tau")
-                    if name in settings
-                },
-                "share_over_tau": summary["share_over_tau"],
-                **sparsity_at(summary, selector, k),
-                "rise_nats": _rise(own, times),
-                **(
-                    {"use_nats": _use(own, [each for *of, each in gains if of == [sha, scaling]])}
-                    if beyond
-                    else {}
-                ),
+                **{name: one[name] for name in ("checkpoint", "checkpoint_sha256", "training_seed")},
+                **numbers(own, one, uses.get(sha)),
             }
-        )
-    return points
+            for one, (sha, own) in zip(checkpoints, _of_trainings(summary).items(), strict=True)
+        ],
+    }
+
+
+def _of_trainings(summary: Json) -> dict[str, Json]:
+    """What a summary says of each training, by its checksum."""
+    if "trainings" in summary:
+        return {each["checkpoint_sha256"]: each for each in summary["trainings"]}
+    return {summary["settings"]["checkpoint_sha256"]: summary}
 
 
 def correlations(points: Sequence[Json], *, resamples: int, seed: int) -> dict[str, Json]:
     """Spearman's correlation of each of `RELATED` with the rise, and what it is without each of the models.
 
-    Over models, that is labels, each the mean of its points that are not cross-fitted. Nothing of fewer than
-    `LEAST_MODELS`. The interval is None where too few resamples have a correlation.
+    Over the models that are not cross-fitted, each the mean of its seeds. Nothing of fewer than `LEAST_MODELS`. The
+    interval is None where too few resamples have a correlation.
     """
     own = [point for point in points if not point["crossfit"]]
-    labels = list(dict.fromkeys(point["label"] for point in own))
-    if len(labels) < LEAST_MODELS:
+    if len(own) < LEAST_MODELS:
         return {}
     found = {}
     for name in RELATED:
         if name not in own[0]:
             continue
         pairs = [
-            np.array([(p[name]["value"], p["rise_nats"]["value"]) for p in own if p["label"] == label], float)
-            for label in labels
+            np.array([(one[name]["value"], one["rise_nats"]["value"]) for one in point["seeds"]], float)
+            for point in own
         ]
         means = np.stack([each.mean(axis=0) for each in pairs])
-        left_out = np.stack([np.delete(means, place, axis=0) for place in range(len(labels))])
+        left_out = np.stack([np.delete(means, place, axis=0) for place in range(len(own))])
         resampled = _spearman(_resampled(pairs, resamples, seed))
         resampled = resampled[np.isfinite(resampled)]
         low, high = np.quantile(resampled, (0.025, 0.975)) if len(resampled) > resamples / 2 else (None, None)
@@ -120,8 +143,8 @@ def correlations(points: Sequence[Json], *, resamples: int, seed: int) -> dict[s
             "value": _number(_spearman(means[None])[0]),
             "low": _number(low),
             "high": _number(high),
-            "models": len(labels),
-            "without": dict(zip(labels, map(_number, _spearman(left_out)), strict=True)),
+            "models": len(own),
+            "without": dict(zip((p["label"] for p in own), map(_number, _spearman(left_out)), strict=True)),
         }
     return found
 
@@ -149,26 +172,41 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
-def _evaluated(summary: Json) -> tuple[str, Json | None]:
-    """Checksum of the weights that a summary evaluates, and how their RoPE was scaled."""
-    settings = summary["settings"]
-    sha = settings["evaluation_checkpoint_sha256"] or settings["checkpoint_sha256"]
-    return sha, settings["options"].get(ROPE_SCALING)
+def _by_position(records: Records, length_json: Json) -> tuple[Json, list[Json]]:
+    """The model of ``length_json`` that records evaluate, and of its checkpoints those, one for each training."""
+    manifests = [each.manifest for each in records.trainings or (records,)]
+    evaluated = [
+        (each.evaluation_checkpoint_sha256 or each.checkpoint_sha256, each.options.get(ROPE_SCALING))
+        for each in manifests
+    ]
+    for model in length_json["models"]:
+        found = {(one["checkpoint_sha256"], str(one["rope_scaling"])): one for one in model["checkpoints"]}
+        own = [found[sha, str(scaling)] for sha, scaling in evaluated if (sha, str(scaling)) in found]
+        if len(own) == len(evaluated):
+            if 1 < len(own) < len(found):
+                raise UserError(
+                    f"{model['label']} was measured by position with {len(found)} seeds, and these are records of "
+                    f"{len(own)}; give records of all of them"
+                )
+            return model, own
+    first, scaling = manifests[0], evaluated[0][1]
+    raise UserError(
+        f"{first.evaluation_checkpoint or first.checkpoint} was not measured by position; measure it with "
+        f"scripts/length.py, {'scaled as in the records' if scaling else 'without scaling its RoPE'}"
+    )
 
 
-def _use(checkpoint: Json, measured: Sequence[Json]) -> Json:
-    where, window = checkpoint["checkpoint"], checkpoint["training_length"]
-    if not measured:
+def _uses(beyond: Records, checkpoint: Json, resamples: int, seed: int) -> dict[str, Json]:
+    """Mean gain beyond the window: of each training by its checksum, and of ``all``."""
+    window, n_short = checkpoint["training_length"], beyond.manifest.n_short
+    if n_short != window:
         raise UserError(
-            f"{where} was not measured beyond its window; give its records of --n-short {window} to --beyond"
+            f"{checkpoint['checkpoint']} was measured beyond {n_short:,} tokens, and its window has {window:,}; give "
+            f"records of --n-short {window} to --beyond"
         )
-    settings = measured[0]["settings"]
-    if settings["n_short"] != window:
-        raise UserError(
-            f"{where} was measured beyond {settings['n_short']:,} tokens, and its window has {window:,}; give records "
-            f"of --n-short {window} to --beyond"
-        )
-    return measured[0]["all_targets"]["gap_short_minus_long"]
+    summary = summarize(beyond, resamples, seed)
+    summaries = {"all": summary, **_of_trainings(summary)}
+    return {name: each["all_targets"]["gap_short_minus_long"] for name, each in summaries.items()}
 
 
 def sparsity_at(summary: Json, selector: str, k: int) -> Json:
@@ -176,7 +214,7 @@ def sparsity_at(summary: Json, selector: str, k: int) -> Json:
 
     Raises `UserError` where a summary lacks the selector or k.
     """
-    where = summary["settings"]["checkpoint"]
+    where = summary.get("settings", summary)["checkpoint"]
     if selector not in summary["selectors"]:
         raise UserError(f"{where} has no selector {selector}; choose {', '.join(summary['selectors'])}")
     if str(k) not in summary["selectors"][selector]:
@@ -194,15 +232,16 @@ def sparsity_at(summary: Json, selector: str, k: int) -> Json:
     }
 
 
-def _rise(checkpoint: Json, times: int) -> Json:
-    window, measured = checkpoint["training_length"], checkpoint["at_lengths"]
+def _rise(measured: Json, checkpoint: Json, times: int) -> Json:
+    """Of a model or of one checkpoint."""
+    window, lengths = checkpoint["training_length"], measured["at_lengths"]
     if window is None:
         raise UserError(
             f"{checkpoint['checkpoint']} was not trained by this project: its training window is not known"
         )
-    if measured[0]["length"] != window or times * window not in [one["length"] for one in measured]:
+    if lengths[0]["length"] != window or times * window not in [one["length"] for one in lengths]:
         raise UserError(
             f"{checkpoint['checkpoint']} was not measured at its window and {times} times that; give "
             f"--lengths {window},{times * window} to scripts/length.py, the window first"
         )
-    return next(one["rise_nats"] for one in measured if one["length"] == times * window)
+    return next(one["rise_nats"] for one in lengths if one["length"] == times * window)

@@ -116,14 +116,18 @@ def _trainings(records: Records, resamples: int, seed: int) -> Json:
     found = []
     for each in records.trainings:
         own = summarize(each, resamples, seed)
-        names = ("checkpoint", "checkpoint_sha256", "training_seed", "device", "machine", "commit")
+        of_manifest = ("checkpoint", "checkpoint_sha256", "training_seed", "device", "machine", "commit")
+        of_own = (
+            "targets",
+            "targets_over_tau",
+            "share_over_tau",
+            "all_targets",
+            "selectors",
+            "tokens_needed",
+        )
         found.append(
-            {
-                **{name: getattr(each.manifest, name) for name in names},
-                **{
-                    name: own[name] for name in ("targets", "targets_over_tau", "share_over_tau", "selectors")
-                },
-            }
+            {name: getattr(each.manifest, name) for name in of_manifest}
+            | {name: own[name] for name in of_own}
         )
     return {"trainings": found} if found else {}
 

@@ -206,7 +206,7 @@ def render_ladder(ladder_json: Json) -> Table:
     names = ("recovery [%]", "placebo [%]", "net [%]", f"{k} suffice [%]", "rise [nats]")
     used = "n_beyond" in ladder_json["settings"]
     table = plain_table(
-        "model", "seed", "parameters", "over tau [%]", *names, *(["use [nats]"] if used else [])
+        "model", "seeds", "parameters", "over tau [%]", *names, *(["use [nats]"] if used else [])
     )
     table.caption = Text(
         f"targets over tau; recovery, placebo and net recovery at k = {k}; share of those for which {k} tokens give "
@@ -218,13 +218,17 @@ def render_ladder(ladder_json: Json) -> Table:
     for point in sorted(ladder_json["points"], key=lambda point: (point["crossfit"], point["parameters"])):
         table.add_row(
             Text(point["label"] + (", cross-fit" if point["crossfit"] else "")),
-            str(point["training_seed"]),
+            ", ".join(str(one["training_seed"]) for one in point["seeds"]),
             f"{point['parameters']:,}",
             Text(percent_text(point["share_over_tau"], 1)),
             *(Text(percent_text(point[name])) for name in recoveries),
             Text(percent_text(point["k_suffices"])),
             Text(interval_cell(point["rise_nats"])),
-            *([Text(interval_cell(point["use_nats"], digits=3))] if used else []),
+            *(
+                [Text(interval_cell(point["use_nats"], digits=3) if "use_nats" in point else "")]
+                if used
+                else []
+            ),
         )
     return table
 

@@ -23,15 +23,20 @@ def checkpoint(sha, label, rise, parameters, **changes):
 
 
 def length_json(*checkpoints, **settings):
-    labels = dict.fromkeys(one["label"] for one in checkpoints)
+    by_label: dict = {}
+    for one in checkpoints:
+        by_label.setdefault(one["label"], []).append(one)
     models = [
         {
             "label": label,
-            "checkpoints": [one for one in checkpoints if one["label"] == label],
+            "checkpoints": own,
             "bins": [{"from": 64, "to": 128, "loss_nats": interval(3.0)}],
-            "at_lengths": checkpoints[0]["at_lengths"],
+            "at_lengths": [
+                {**at[0], "rise_nats": interval(sum(each["rise_nats"]["value"] for each in at) / len(own))}
+                for at in zip(*(one["at_lengths"] for one in own), strict=True)
+            ],
         }
-        for label in labels
+        for label, own in by_label.items()
     ]
     measured = {"lengths": [128, 256, 512], "windows_measured": 20, "documents": 9, **settings}
     return LENGTH.stamped({"settings": measured, "models": models})

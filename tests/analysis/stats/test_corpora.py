@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from analysis.plots.corpora import corpora_figure
-from analysis.stats.corpora import corpus_numbers, joined_by_label
+from analysis.records.trainings import joined_by_label
+from analysis.stats.corpora import corpus_numbers
 from analysis.stats.summary import summarize
 from tests.support.made_up_length import checkpoint, length_json
 from tests.support.made_up_records import (

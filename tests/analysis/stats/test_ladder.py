@@ -1,6 +1,7 @@
 """The ladder: points that join records and loss by position, what cannot be joined, and the script."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from scipy.stats import spearmanr
 
 from analysis.plots.ladder import joint_figure, ladder_figure
 from analysis.records.store import load_records
-from analysis.stats.ladder import correlations, ladder_points
+from analysis.records.trainings import join_trainings
+from analysis.stats.ladder import by_model, correlations, model_point
 from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_length import SHAS, checkpoint, interval, length_json
@@ -25,46 +27,64 @@ MEASURED = length_json(
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Records of a, of c, and of a's targets evaluated with b."""
+    """Records of a and b, two seeds; of c; and of a's targets evaluated with b."""
     folder, made = tmp_path_factory.mktemp("ladder"), {}
-    for name, changes in (
+    for number, (name, changes) in enumerate((
         ("a", {"checkpoint_sha256": SHAS["a"]}),
+        ("b", {"checkpoint_sha256": SHAS["b"], "training_seed": 2}),
         ("c", {"checkpoint_sha256": SHAS["c"]}),
         ("ab", {"checkpoint_sha256": SHAS["a"], "evaluation_checkpoint": "runs/b",
                 "evaluation_checkpoint_sha256": SHAS["b"], "evaluation_training_seed": 2}),
-    ):  # fmt: skip
-        rng = np.random.default_rng(len(made))
-        manifest = made_up_manifest(300, **changes)
-        write_records(folder / name, manifest, made_up_targets(300, 30, rng, crossfit=name == "ab"), rng)
+    )):  # fmt: skip
+        rng = np.random.default_rng(number)
+        targets = made_up_targets(300, 30, np.random.default_rng(0), crossfit=name == "ab")
+        write_records(folder / name, made_up_manifest(300, **changes), targets, rng)
         made[name] = folder / name
     return made
 
 
 @pytest.fixture(scope="module")
-def summaries(folders):
-    return {name: summarize(load_records(folder), 1000, 0) for name, folder in folders.items()}
+def records(folders):
+    return {name: load_records(folder) for name, folder in folders.items()}
 
 
-def points_of(summaries, measured=MEASURED, names=("a", "c", "ab"), **changes):
-    options = {"selector": "leave-one-out", "k": 4, "times": 4, **changes}
-    return ladder_points([summaries[name] for name in names], measured, **options)
+def points_of(records, measured=MEASURED, names=("a", "b", "c", "ab"), beyond=(), **changes):
+    options = {"selector": "leave-one-out", "k": 4, "times": 4, "resamples": 1000, "seed": 0, **changes}
+    further = by_model(beyond, measured)
+    return [
+        model_point(each, measured, beyond=further.get(key), **options)
+        for key, each in by_model([records[name] for name in names], measured).items()
+    ]
 
 
-def test_a_point_joins_what_was_measured_of_the_checkpoint_that_evaluates(summaries):
-    points = points_of(summaries)
+def changed(records, **changes):
+    return replace(records, manifest=replace(records.manifest, **changes))
+
+
+def test_a_point_joins_what_was_measured_of_the_checkpoints_that_evaluate(records):
+    points = points_of(records)
     assert [point["label"] for point in points] == ["small", "large", "small"]
     assert [point["crossfit"] for point in points] == [False, False, True]
     assert [point["parameters"] for point in points] == [1000, 4000, 1000]
-    assert [point["rise_nats"]["value"] for point in points] == [0.4, 0.2, 0.5]
-    assert points[2]["training_seed"] == ord("b")
-    for name, point in zip(("a", "c", "ab"), points, strict=True):
-        found = summaries[name]
+    assert [point["rise_nats"]["value"] for point in points] == [0.45, 0.2, 0.5]
+    assert [[one["rise_nats"]["value"] for one in point["seeds"]] for point in points] == [
+        [0.4, 0.5],
+        [0.2],
+        [0.5],
+    ]
+    both = join_trainings([records["a"], records["b"]])
+    for point, of in zip(points, (both, records["c"], records["ab"]), strict=True):
+        found = summarize(of, 1000, 0)
         assert point["net_recovery"] == found["selectors"]["leave-one-out"]["4"]["net_recovery"]
         place = found["tokens_needed"]["ks"].index(4)
         assert point["k_suffices"] == found["tokens_needed"]["selectors"]["leave-one-out"]["true"][place]
-    (point,) = points_of(summaries, names=["a"], times=2, k=1, selector="greedy")
-    assert point["rise_nats"]["value"] == 0.2
-    assert point["net_recovery"] == summaries["a"]["selectors"]["greedy"]["1"]["net_recovery"]
+    for one, name in zip(points[0]["seeds"], "ab", strict=True):
+        own = summarize(records[name], 1000, 0)
+        assert one["net_recovery"] == own["selectors"]["leave-one-out"]["4"]["net_recovery"]
+        assert one["training_seed"] == ord(name) and one["checkpoint_sha256"] == SHAS[name]
+    (point,) = points_of(records, names=["a"], times=2, k=1, selector="greedy")
+    assert point["rise_nats"]["value"] == 0.2, "of a alone"
+    assert point["net_recovery"] == point["seeds"][0]["net_recovery"]
 
 
 @pytest.mark.parametrize(
@@ -79,65 +99,72 @@ def test_a_point_joins_what_was_measured_of_the_checkpoint_that_evaluates(summar
         ({"measured": length_json(checkpoint("a", "x", 1, 2, training_length=256))}, "the window first"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_joined_is_one_line(summaries, changes, message):
+def test_what_cannot_be_joined_is_one_line(records, changes, message):
     with pytest.raises(UserError, match=message) as caught:
-        points_of(summaries, names=["a"], **changes)
+        points_of(records, names=["a"], **changes)
     assert "\n" not in str(caught.value)
 
 
-def beyond(summary, n_short=128, gain=0.02, sha=None):
-    settings = {**summary["settings"], "n_short": n_short, "n_long": 512}
-    settings["checkpoint_sha256"] = sha or settings["checkpoint_sha256"]
-    return {**summary, "settings": settings, "all_targets": {"gap_short_minus_long": interval(gain)}}
-
-
-def test_use_beyond_the_window_is_the_gain_of_the_same_checkpoint(summaries):
-    further = [beyond(summaries["c"], gain=0.7), beyond(summaries["a"], gain=-0.1)]
-    points = points_of(summaries, names=["a", "c"], beyond=further)
-    assert [point["use_nats"]["value"] for point in points] == [-0.1, 0.7]
-    assert "use_nats" not in points_of(summaries, names=["a"])[0]
+def test_records_of_some_seeds_of_a_model_are_refused(records):
+    three = length_json(*(checkpoint(name, "small", 0.1, 1000) for name in "abc"))
     with pytest.raises(
-        UserError, match="runs/c was not measured beyond its window; give its records of --n-short 128"
+        UserError, match="small was measured by position with 3 seeds, and these are records of 2"
     ):
-        points_of(summaries, names=["a", "c"], beyond=further[1:])
+        points_of(records, three, names=["a", "b"])
+
+
+def test_use_beyond_the_window_is_the_gain_of_the_same_checkpoints(records):
+    beyond = [changed(records[name], n_short=128, n_long=512) for name in "cba"]
+    points = points_of(records, beyond=beyond)
+    gains = {name: summarize(records[name], 1000, 0)["all_targets"]["gap_short_minus_long"] for name in "abc"}
+    assert [[one["use_nats"] for one in point["seeds"]] for point in points[:2]] == [
+        [gains["a"], gains["b"]],
+        [gains["c"]],
+    ]
+    assert points[0]["use_nats"]["value"] == pytest.approx((gains["a"]["value"] + gains["b"]["value"]) / 2)
+    assert points[1]["use_nats"] == gains["c"]
+    assert "use_nats" not in points[2] and "use_nats" not in points_of(records, names=["a"])[0]
     with pytest.raises(UserError, match="runs/a was measured beyond 64 tokens, and its window has 128"):
-        points_of(summaries, names=["a"], beyond=[beyond(summaries["a"], n_short=64)])
+        points_of(records, names=["a"], beyond=[changed(records["a"], n_short=64)])
 
 
 def made_up_points(models, seeds, rng):
     """Points whose seeds are far apart and whose models rise the less the more they recover, but for the last one."""
     points = []
     for model in range(models):
-        for _ in range(seeds):
-            rise = -model if model < models - 1 else 5.0
-            noise = rng.normal(0, 0.8, 2)
-            points.append({"label": f"model {model}", "crossfit": False, "net_recovery": {"value": model + noise[0]},
-                           "k_suffices": {"value": 0.5}, "rise_nats": {"value": rise + noise[1]}})  # fmt: skip
+        rise = -model if model < models - 1 else 5.0
+        noise = rng.normal(0, 0.8, (seeds, 2))
+        own = [{"net_recovery": {"value": model + x}, "k_suffices": {"value": 0.5}, "rise_nats": {"value": rise + y}}
+               for x, y in noise]  # fmt: skip
+        points.append({**own[0], "label": f"model {model}", "crossfit": False, "seeds": own})
     return points
+
+
+def values_of(points):
+    return np.array(
+        [[(one["net_recovery"]["value"], one["rise_nats"]["value"]) for one in p["seeds"]] for p in points]
+    )
 
 
 def test_correlations_are_those_of_the_means_of_seeds_and_told_without_each_model():
     points = made_up_points(7, 3, np.random.default_rng(5))
-    found = correlations([*points, {**points[0], "crossfit": True, "net_recovery": {"value": 99.0}}],
+    found = correlations([*points, {**points[0], "crossfit": True, "seeds": [{"net_recovery": {"value": 99.0}}]}],
                          resamples=1000, seed=0)  # fmt: skip
-    values = np.array([(p["net_recovery"]["value"], p["rise_nats"]["value"]) for p in points])
-    means = values.reshape(7, 3, 2).mean(axis=1)
+    means = values_of(points).mean(axis=1)
     own = found["net_recovery"]
     assert own["value"] == pytest.approx(spearmanr(*means.T).statistic) and own["models"] == 7
     without = [spearmanr(*np.delete(means, model, axis=0).T).statistic for model in range(7)]
     assert list(own["without"].values()) == pytest.approx(without)
     assert own["without"]["model 6"] < -0.9 < own["value"], "one model speaks against it"
     assert found["k_suffices"]["value"] is None and found["k_suffices"]["low"] is None, "it is constant"
-    assert correlations(points[:9], resamples=1000, seed=0) == {}, "three models"
+    assert correlations(points[:3], resamples=1000, seed=0) == {}, "three models"
 
 
 def test_the_interval_of_a_correlation_goes_over_models_and_seeds():
     """Against a bootstrap that was written another way; and seeds that agree make it narrower."""
     points = made_up_points(9, 2, np.random.default_rng(7))
     own = correlations(points, resamples=4000, seed=0)["net_recovery"]
-    values = np.array([(p["net_recovery"]["value"], p["rise_nats"]["value"]) for p in points]).reshape(
-        9, 2, 2
-    )
+    values = values_of(points)
     rng = np.random.default_rng(1)
     drawn = []
     for _ in range(4000):
@@ -145,24 +172,20 @@ def test_the_interval_of_a_correlation_goes_over_models_and_seeds():
         of_seeds = rng.multinomial(2, [0.5, 0.5], size=9) / 2
         drawn.append(spearmanr(*np.einsum("ms,msv->mv", of_seeds, values[turns]).T).statistic)
     assert (own["low"], own["high"]) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))), abs=0.05)
-    for point in points:
-        point["net_recovery"] = {"value": float(point["label"][-1])}
-        point["rise_nats"] = {"value": -float(point["label"][-1])}
+    for number, point in enumerate(points):
+        for one in point["seeds"]:
+            one["net_recovery"], one["rise_nats"] = {"value": number}, {"value": -number}
     exact = correlations(points, resamples=1000, seed=0)["net_recovery"]
     assert (exact["value"], exact["low"], exact["high"]) == pytest.approx((-1, -1, -1))
 
 
-def test_many_models_have_letters_and_use_has_a_panel(summaries):
-    (point,) = points_of(summaries, names=["a"])
-    points = [
-        {
-            **point,
-            "label": f"encoding {number}",
-            "rise_nats": interval(0.1 * number),
-            "use_nats": interval(0.01 * number),
-        }
-        for number in range(10)
-    ]
+def test_many_models_have_letters_and_use_has_a_panel(records):
+    (point,) = points_of(records, names=["a"])
+    points = []
+    for number in range(10):
+        own = {"rise_nats": interval(0.1 * number), "use_nats": interval(0.01 * number)}
+        seeds = [{**point["seeds"][0], **own}]
+        points.append({**point, **own, "label": f"encoding {number}", "seeds": seeds})
     settings = {"selector": "leave-one-out", "k": 4, "times": 4, "n_long": 128, "n_short": 16, "tau_nats": 1.0,
                 "n_beyond": 512}  # fmt: skip
     found = {"settings": settings, "points": points,
@@ -177,43 +200,38 @@ def test_many_models_have_letters_and_use_has_a_panel(summaries):
     assert use.containers[3][0].get_xdata()[0] == pytest.approx(0.03)
 
 
-def test_the_script_joins_draws_and_prints(folders, summaries, tmp_path, run_here):
+def test_the_script_joins_draws_and_prints(folders, records, tmp_path, run_here):
     (tmp_path / "length.json").write_text(json.dumps(MEASURED))
     command = [*folders.values(), "--length", tmp_path, "--out", tmp_path / "out", "--resamples", 1000]
     printed = run_here(SCRIPT, *command).stdout
     assert "small, cross-fit" in printed and "4,000" in printed
     found = json.loads((tmp_path / "out" / "ladder.json").read_text())
-    expected = [
-        {**one, "records": str(f)} for one, f in zip(points_of(summaries), folders.values(), strict=True)
-    ]
-    assert found["points"] == expected
+    joined = [[folders["a"], folders["b"]], [folders["c"]], [folders["ab"]]]
+    expected = zip(points_of(records), joined, strict=True)
+    assert found["points"] == [{**one, "records": list(map(str, of))} for one, of in expected]
     assert (tmp_path / "out" / "ladder.png").stat().st_size > 10_000
     panels = ladder_figure(found).axes
     assert [axes.get_title("left")[:3] for axes in panels] == ["(a)", "(b)", "(c)", "(d)"]
-    shares = [100 * summaries[name]["share_over_tau"]["value"] for name in "ac"]
+    shares = [100 * point["share_over_tau"]["value"] for point in found["points"][:2]]
     assert [container[0].get_ydata()[0] for container in panels[0].containers] == pytest.approx(shares)
     (line,) = [line for line in panels[3].lines if len(line.get_xdata()) == 2]
     assert list(line.get_xdata()) == [1000, 4000]
-    assert list(line.get_ydata()) == [(0.4 + 0.5) / 2, 0.2]  # of b too, whose point is cross-fitted
+    assert list(line.get_ydata()) == [0.45, 0.2]
     (axes,) = joint_figure(found).axes
     joint = {(container[0].get_xdata()[0], container[0].get_ydata()[0]) for container in axes.containers}
     assert joint == {(100 * p["net_recovery"]["value"], p["rise_nats"]["value"]) for p in found["points"]}
 
 
-def test_records_of_scaled_rope_are_joined_with_the_loss_of_the_same_scaling(summaries):
-    def with_scaling(scaling):
-        settings = {**summaries["a"]["settings"], "options": {"rope_scaling": scaling}}
-        return {"a": {**summaries["a"], "settings": settings}}
+def test_records_of_scaled_rope_are_joined_with_the_loss_of_the_same_scaling(records):
+    def scaled(name):
+        return changed(records["a"], options={"rope_scaling": {"name": name}})
 
-    (point,) = points_of(with_scaling({"name": "yarn"}), names=["a"])
-    assert point["label"] == "small, YaRN" and point["rise_nats"]["value"] == 0.1
+    plain, yarn = points_of({"a": records["a"], "yarn": scaled("yarn")}, names=["a", "yarn"])
+    assert plain["label"] == "small" and plain["rise_nats"]["value"] == 0.4
+    assert yarn["label"] == "small, YaRN" and yarn["rise_nats"]["value"] == 0.1
     with pytest.raises(UserError, match="was not measured by position; .* scaled as in the records"):
-        points_of(with_scaling({"name": "ntk"}), names=["a"])
-
-
-def test_plain_and_scaled_rope_of_one_checkpoint_both_show_their_rise(summaries):
-    points = points_of(summaries, names=["a", "c"])
-    points.append({**points[0], "label": "small, YaRN", "rise_nats": interval(0.1)})
+        points_of({"a": scaled("ntk")}, names=["a"])
+    points = [plain, yarn, *points_of(records, names=["c"])]
     settings = {
         "selector": "leave-one-out",
         "k": 4,
@@ -246,12 +264,17 @@ def test_models_of_one_size_have_the_joint_figure_only(folders, tmp_path, run_he
     ]
 
 
-def test_records_of_different_contexts_are_refused(folders, tmp_path, run_here):
+def test_records_of_different_contexts_or_of_some_models_beyond_the_window_are_refused(
+    folders, tmp_path, run_here
+):
     rng = np.random.default_rng(0)
-    manifest = made_up_manifest(200, checkpoint_sha256=SHAS["c"], n_long=64)
+    manifest = made_up_manifest(200, checkpoint_sha256=SHAS["b"], n_long=64)
     write_records(tmp_path / "other", manifest, made_up_targets(200, 30, rng), rng)
     (tmp_path / "length.json").write_text(json.dumps(MEASURED))
+    rest = ("--length", tmp_path, "--out", tmp_path / "out", "--resamples", 1000)
     both = (folders["a"], tmp_path / "other")
-    refused = run_here(SCRIPT, *both, "--length", tmp_path, "--out", tmp_path / "out", "--resamples", 1000)
-    assert "the records have different N, M and tau" in refused.stderr
+    assert "the records have different N, M" in run_here(SCRIPT, *both, *rest).stderr
+    both = (folders["a"], folders["c"])
+    refused = run_here(SCRIPT, *both, *rest, "--beyond", folders["c"]).stderr
+    assert "small: not measured beyond the window; give their records to --beyond" in refused
     assert not (tmp_path / "out").exists()
