@@ -103,13 +103,12 @@ def _rise_label(ladder_json: Json) -> str:
 
 
 def _told(ladder_json: Json) -> str:
-    settings = ladder_json["settings"]
-    in_groups = [point for point in ladder_json["points"] if "groups_over_tau" in point]
-    fewest = min(in_groups, key=lambda point: point["groups_over_tau"], default=None)
-    return (
-        f"{settings['selector']}, N {settings['n_long']}, M {settings['n_short']}; open: chosen by another seed; "
-        f"bars: 95 %, {'over documents' if fewest is None else by_clusters(fewest, '_over_tau')}"
-    )
+    settings, points = ladder_json["settings"], ladder_json["points"]
+    crossfit = "open: chosen by another seed; " if any(point["crossfit"] for point in points) else ""
+    # the words for the fewest groups, and of models of several seeds if there are any
+    of = min(points, key=lambda each: (-len(each["seeds"]), each.get("groups_over_tau", 0)))
+    bars = f"bars: 95 %, {by_clusters(of, '_over_tau')}"
+    return f"{settings['selector']}, N {settings['n_long']}, M {settings['n_short']}; {crossfit}{bars}"
 
 
 def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -> None:

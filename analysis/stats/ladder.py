@@ -96,7 +96,7 @@ def model_point(
         "targets_over_tau": summary["targets_over_tau"],
         **{
             name: summary["settings"][name]
-            for name in ("documents_over_tau", "groups_over_tau")
+            for name in ("trainings", "documents_over_tau", "groups_over_tau")
             if name in summary["settings"]
         },
         **numbers(summary, model if len(checkpoints) > 1 else checkpoints[0], uses.get("all")),
