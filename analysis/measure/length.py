@@ -83,13 +83,15 @@ def measure_length(settings: LengthSettings) -> Path:
     models = _models(settings, described, sums)
     if settings.attention:
         values = np.stack(attention).reshape(len(described), len(segments), -1)
-        of_models = summarize_attention(
-            values, segments.document, settings.labels, text.tokens.groups_of(segments.document),
-            resamples=settings.resamples, seed=settings.seed,
-        )  # fmt: skip
-        for model, found in zip(models, of_models, strict=True):
-            for one, statistics in zip(model["at_lengths"], found, strict=True):
-                one["attention"] = statistics
+        groups_of_windows = text.tokens.groups_of(segments.document)
+        for told, labels in ((models, settings.labels), (described, _numbered(described))):
+            of_all = summarize_attention(
+                values, segments.document, labels, groups_of_windows,
+                resamples=settings.resamples, seed=settings.seed,
+            )  # fmt: skip
+            for each, found in zip(told, of_all, strict=True):
+                for one, statistics in zip(each["at_lengths"], found, strict=True):
+                    one["attention"] = statistics
     return write_result(
         LENGTH,
         settings,
@@ -161,10 +163,15 @@ def _models(settings: LengthSettings, described: Sequence[Json], sums: PositionS
     """The numbers of every model, and those of each of its checkpoints."""
     models, alone = (
         summarize_length(sums, labels, settings.lengths, resamples=settings.resamples, seed=settings.seed)
-        for labels in (settings.labels, [str(number) for number in range(len(described))])
+        for labels in (settings.labels, _numbered(described))
     )
     for one, own in zip(described, alone, strict=True):
         one["at_lengths"] = own["at_lengths"]
     for each in models:
         each["checkpoints"] = [one for one in described if one["label"] == each["label"]]
     return models
+
+
+def _numbered(described: Sequence[Json]) -> list[str]:
+    """Labels by which every checkpoint is a model of its own."""
+    return [str(number) for number in range(len(described))]

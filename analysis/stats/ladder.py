@@ -9,6 +9,7 @@ Joins two measurements of the same checkpoints: influence records (`analysis.sta
     length generalization   rise: loss at s times the training window minus loss at the window, where the loss at L is
                         that of the half octave of positions below L [ours]; the smaller, the better
     use beyond the window   mean gain of all targets from N tokens, more than the window, over the window's [ours]
+    entropy                 of the attention at the window, where length measured it: how few tokens are looked at
 
 A model may hold its loss without using what is beyond its window. Its seeds are measured together: intervals draw
 trainings, groups and documents. *Correlation*: Spearman's, of one of these with the rise, over models, each the mean of
@@ -30,7 +31,7 @@ from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
-RELATED = ("net_recovery", "k_suffices", "share_over_tau", "use_nats")
+RELATED = ("net_recovery", "k_suffices", "share_over_tau", "use_nats", "entropy_nats")
 """What is correlated with the rise."""
 LEAST_MODELS = 4
 """Of a correlation."""
@@ -86,6 +87,11 @@ def model_point(
             **sparsity_at(summary, selector, k),
             "rise_nats": _rise(measured, checkpoints[0], times),
             **({"use_nats": use} if use else {}),
+            **(
+                {"entropy_nats": told["entropy_nats"]}
+                if (told := measured["at_lengths"][0].get("attention"))
+                else {}
+            ),
         }
 
     return {

@@ -241,6 +241,7 @@ def render_correlations(ladder_json: Json) -> Table:
         "k_suffices": f"{k} tokens suffice",
         "share_over_tau": "share over tau",
         "use_nats": "use beyond the window",
+        "entropy_nats": "entropy of the attention",
     }
     table = plain_table("rank correlation with the rise", "models", "Spearman", "without one of them")
     for name, found in ladder_json["correlations"].items():

@@ -179,6 +179,7 @@ def test_the_entropy_of_attention_and_its_zeros_are_told_at_each_length(made, tm
             values = told["entropy_nats"]["value"], told["zero_share"]["value"]
             assert values == pytest.approx(tuple(np.mean(expected, axis=0)), abs=1e-5)
             assert told["entropy_nats"]["low"] < values[0] < told["entropy_nats"]["high"]
+            assert model["checkpoints"][0]["at_lengths"][number]["attention"] == told
         assert np.mean(softmax, axis=0)[1] == 0 < np.mean(entmax, axis=0)[1] < 1
     assert (
         "attention"

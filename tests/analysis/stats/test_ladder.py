@@ -128,6 +128,15 @@ def test_use_beyond_the_window_is_the_gain_of_the_same_checkpoints(records):
         points_of(records, names=["a"], beyond=[changed(records["a"], n_short=64)])
 
 
+def test_the_entropy_of_attention_is_that_at_the_window_where_it_was_measured(records):
+    one = checkpoint("a", "small", 0.4, 1000)
+    for number, each in enumerate(one["at_lengths"]):
+        each["attention"] = {"entropy_nats": interval(3.0 + number), "zero_share": interval(0.0)}
+    (point,) = points_of(records, length_json(one), names=["a"])
+    assert point["entropy_nats"] == point["seeds"][0]["entropy_nats"] == interval(3.0)
+    assert "entropy_nats" not in points_of(records, names=["a"])[0]
+
+
 def made_up_points(models, seeds, rng):
     """Points whose seeds are far apart and whose models rise the less the more they recover, but for the last one."""
     points = []
