@@ -22,15 +22,16 @@ class _SparseK(torch.autograd.Function):
         seen = seen.expand(u.shape)
         largest = torch.finfo(u.dtype).max
         low = u.masked_fill(~seen, largest).amin(dim=-1, keepdim=True) - 1
-        high = u.masked_fill(~seen, -largest).amax(dim=-1, keepdim=True)
+        u = u.masked_fill(~seen, -largest)  # so that m is 0 at every threshold
+        high = u.amax(dim=-1, keepdim=True)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            enough = ((u - middle).clamp(0, 1) * seen).sum(dim=-1, keepdim=True) >= k
+            enough = (u - middle).clamp(0, 1).sum(dim=-1, keepdim=True) >= k
             low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
-        between = seen & (u > low) & (u < low + 1)
-        ones = (seen & (u >= low + 1)).sum(dim=-1, keepdim=True)
+        between = (u > low) & (u < low + 1)
+        ones = (u >= low + 1).sum(dim=-1, keepdim=True)
         count = between.sum(dim=-1, keepdim=True)
-        exact = ((u * between).sum(dim=-1, keepdim=True) - (k - ones)) / count.clamp_min(1)
+        exact = (u.where(between, 0).sum(dim=-1, keepdim=True) - (k - ones)) / count.clamp_min(1)
         few = seen.sum(dim=-1, keepdim=True) <= k
         m = torch.where(few, 1.0, (u - torch.where(count > 0, exact, low)).clamp(0, 1)) * seen
         ctx.save_for_backward(between & ~few)
