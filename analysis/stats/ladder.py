@@ -80,6 +80,8 @@ def model_point(
     model, checkpoints = _by_position(records, length_json)
     summary = summarize(records, resamples, seed)
     uses = {} if beyond is None else _uses(beyond, checkpoints[0], resamples, seed)
+    if uses and uses.keys() - {"all"} != _of_trainings(summary).keys():
+        raise UserError(f"{model['label']}: --beyond has records of other seeds; give those of the same")
 
     def numbers(summary: Json, measured: Json, use: Json | None) -> Json:
         return {

@@ -124,6 +124,8 @@ def test_use_beyond_the_window_is_the_gain_of_the_same_checkpoints(records):
     assert points[0]["use_nats"]["value"] == pytest.approx((gains["a"]["value"] + gains["b"]["value"]) / 2)
     assert points[1]["use_nats"] == gains["c"]
     assert "use_nats" not in points[2] and "use_nats" not in points_of(records, names=["a"])[0]
+    with pytest.raises(UserError, match="small: --beyond has records of other seeds; give those of the same"):
+        points_of(records, names=["a", "b"], beyond=beyond[2:])
     with pytest.raises(UserError, match="runs/a was measured beyond 64 tokens, and its window has 128"):
         points_of(records, names=["a"], beyond=[changed(records["a"], n_short=64)])
 
