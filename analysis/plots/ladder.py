@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from string import ascii_lowercase, ascii_uppercase
 
 import matplotlib
+import matplotlib.scale
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,7 +19,10 @@ from olmo_sparsity.util.result_files import Json
 
 _COLOUR = "#332288"
 _MOST_MARKERS = 8
-_LETTER: Json = {"markersize": 5, "markeredgewidth": 0, "linewidth": 0.4, "capsize": 0, "zorder": 3}
+_BESIDE_LETTER: Json = {"markersize": 2.5, "linewidth": 0.5, "capsize": 0}
+_LINEAR_BELOW = 0.1
+"""Nats, of axes on which models that fail are far from the others."""
+_TICKS = (-2, -1, -0.5, -0.2, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.5, 1, 2)
 _OPEN: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0}
 
 
@@ -54,7 +58,7 @@ def joint_figure(ladder_json: Json) -> Figure:
     """Rise against net recovery, and where it was measured against use beyond the window.
 
     Does what is sparse generalize to length, and does what holds its loss use what is far? A point for each model, as
-    above; where there are many each has a letter.
+    above; where there are many, each has a letter, and nats are linear up to 0.1 and logarithmic beyond.
     """
     points = ladder_json["points"]
     labels = {
@@ -64,7 +68,8 @@ def joint_figure(ladder_json: Json) -> Figure:
     shown = [name for name in labels if any(name in point for point in points)]
     styles = _joint_styles(points)
     with matplotlib.rc_context(style.STYLE):
-        figure = style.new_figure(4.6 if len(shown) == 1 else style.PAGE, 3.8)
+        many = len(styles) > _MOST_MARKERS
+        figure = style.new_figure(4.6 if len(shown) == 1 else style.PAGE, 5.0 if many else 3.8)
         for axes, name in zip(
             figure.subplots(1, len(shown), sharey=True, squeeze=False).flat, shown, strict=True
         ):
@@ -72,12 +77,26 @@ def joint_figure(ladder_json: Json) -> Figure:
             _jointly(axes, points, styles, name, scale)
             axes.set_title(title, loc="left")
             axes.set_xlabel(label + _correlated(ladder_json, name))
+            if many and name == "use_nats":
+                _spread(axes, "x")
         figure.axes[0].set_ylabel(_rise_label(ladder_json))
-        style.add_legend(
-            figure, style.line_handles({label: (*look[:2], "none") for label, look in styles.items()})
-        )
+        if many:
+            _spread(figure.axes[0], "y")
+        letters = {look[1]: rf"$\mathbf{{{look[1]}}}$" for look in styles.values() if many}
+        shown_as = {label: (look[0], letters.get(look[1], look[1]), "none") for label, look in styles.items()}
+        style.add_legend(figure, style.line_handles(shown_as))
         style.add_heading(figure, _told(ladder_json))
     return figure
+
+
+def _spread(axes: Axes, name: str) -> None:
+    """Make room about 0 on the x or y axis, which is in nats."""
+    axis, limits = getattr(axes, f"{name}axis"), getattr(axes, f"get_{name}lim")()
+    ticks = [tick for tick in _TICKS if limits[0] <= tick <= limits[1]]
+    axes.set(**{f"{name}scale": matplotlib.scale.SymmetricalLogScale(axis, linthresh=_LINEAR_BELOW)})
+    axes.set(**{f"{name}lim": limits})
+    axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.set_minor_locator(NullLocator())
 
 
 def _use_label(ladder_json: Json) -> str:
@@ -134,7 +153,7 @@ def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -
 
 
 def _joint_styles(points: Sequence[Json]) -> dict[str, style.Style]:
-    """The looks of the models; where there are many each has a letter as its marker."""
+    """The looks of the models; where there are many each has a letter for its marker."""
     styles = style.model_styles(
         {each["label"]: style.encoding_of(each["label"], each["position_scheme"]) for each in points}
     )
@@ -142,8 +161,8 @@ def _joint_styles(points: Sequence[Json]) -> dict[str, style.Style]:
         return styles
     letters = ascii_uppercase + ascii_lowercase
     return {
-        label: (look[0], rf"$\mathbf{{{letter}}}$", look[2])
-        for letter, (label, look) in zip(letters, styles.items(), strict=False)
+        label: (colour, letter, line)
+        for letter, (label, (colour, _, line)) in zip(letters, styles.items(), strict=False)
     }
 
 
@@ -155,8 +174,13 @@ def _jointly(
             continue
         colour, marker, _ = styles[point["label"]]
         (x, x_error), (y, y_error) = _scaled(point[name], scale), _scaled(point["rise_nats"], 1.0)
-        looks = _looks(point["crossfit"]) | (_LETTER if len(styles) > _MOST_MARKERS else {})
-        axes.errorbar(x, y, xerr=x_error, yerr=y_error, color=colour, marker=marker, **looks)
+        looks = _looks(point["crossfit"]) | {"marker": marker}
+        if len(styles) > _MOST_MARKERS:
+            looks |= {**_BESIDE_LETTER, "marker": "o"}
+            axes.annotate(
+                marker, (x[0], y[0]), (1.5, 1.5), textcoords="offset points", color=colour, weight="bold"
+            )
+        axes.errorbar(x, y, xerr=x_error, yerr=y_error, color=colour, **looks)
 
 
 def _looks(is_open: bool) -> Json:

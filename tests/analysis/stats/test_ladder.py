@@ -204,10 +204,9 @@ def test_many_models_have_letters_and_use_has_a_panel(records):
     sparsity, use = joint_figure(found).axes
     assert "rank correlation 1.00 [1.00, 1.00], 10 models" in use.get_xlabel()
     assert "correlation" not in sparsity.get_xlabel(), "all have the same net recovery"
-    assert [container[0].get_marker() for container in use.containers][:2] == [
-        r"$\mathbf{A}$",
-        r"$\mathbf{B}$",
-    ]
+    assert [each.get_text() for each in use.texts] == list("ABCDEFGHIJ")
+    assert [each.xy for each in use.texts][3] == pytest.approx((0.03, 0.3))
+    assert [tick.get_text() for tick in use.get_xticklabels()] == ["-0.1", "-0.05", "0", "0.05", "0.1", "0.2"]
     assert use.containers[3][0].get_xdata()[0] == pytest.approx(0.03)
 
 
