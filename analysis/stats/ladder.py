@@ -20,6 +20,7 @@ Losses are in nats per token.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -83,19 +84,7 @@ def model_point(
     if uses and uses.keys() - {"all"} != _of_trainings(summary).keys():
         raise UserError(f"{model['label']}: --beyond has records of other seeds; give those of the same")
 
-    def numbers(summary: Json, measured: Json, use: Json | None) -> Json:
-        return {
-            "share_over_tau": summary["share_over_tau"],
-            **sparsity_at(summary, selector, k),
-            "rise_nats": _rise(measured, checkpoints[0], times),
-            **({"use_nats": use} if use else {}),
-            **(
-                {"entropy_nats": told["entropy_nats"]}
-                if (told := measured["at_lengths"][0].get("attention"))
-                else {}
-            ),
-        }
-
+    numbers = partial(_numbers, trained=checkpoints[0], selector=selector, k=k, times=times)
     return {
         "label": model["label"],
         "parameters": checkpoints[0]["parameters"],
@@ -115,6 +104,20 @@ def model_point(
             }
             for one, (sha, own) in zip(checkpoints, _of_trainings(summary).items(), strict=True)
         ],
+    }
+
+
+def _numbers(
+    summary: Json, measured: Json, use: Json | None, *, trained: Json, selector: str, k: int, times: int
+) -> Json:
+    """Of a model or of one of its seeds, from its records and its loss by position."""
+    told = measured["at_lengths"][0].get("attention")
+    return {
+        "share_over_tau": summary["share_over_tau"],
+        **sparsity_at(summary, selector, k),
+        "rise_nats": _rise(measured, trained, times),
+        **({"use_nats": use} if use else {}),
+        **({"entropy_nats": told["entropy_nats"]} if told else {}),
     }
 
 
