@@ -17,7 +17,8 @@ counted how many of the needle's tokens come first; their placebo is a context w
 
 Checkpoints are those of the command length: CKPT@SCHEME:FACTOR scales RoPE, and those with one label are seeds of one
 model. Writes needle.json, needle.parquet (every needle), needle.png and needle_gain.png (a heat map per model and k),
-needle_lengths.png (the mean over depths by length) and needle_recall.png, all also as pdf, and prints a table.
+needle_lengths.png (the mean over depths by length) and needle_recall.png, all also as pdf, and prints a table. The same
+command, interrupted, goes on with the checkpoint that it was at.
 """
 
 from __future__ import annotations

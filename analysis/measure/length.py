@@ -26,7 +26,7 @@ from analysis.measure.measurement import (
     Json,
     MeasuredText,
     check_models,
-    each_model,
+    measure_models,
     open_text,
     write_result,
 )
@@ -71,18 +71,22 @@ def measure_length(settings: LengthSettings) -> Path:
         text.tokens, settings.windows, length=lengths[-1], seed=settings.seed, option="--lengths"
     )
     windows, edges = segments.read(text.tokens), position_edges(lengths)
-    described, loss_nats, attention = [], [], []
-    for one, losses in each_model(settings, text, lengths[-1]):
-        described.append(one)
-        loss_nats.append(_sum_losses(losses, segments, windows, edges, one["label"]))
+
+    def measure(losses: TokenLosses, label: str) -> Json:
+        found = {"sums": _sum_losses(losses, segments, windows, edges, label)}
         if settings.attention:
-            attention.append(_attention(losses, segments, windows, lengths, one["label"]))
+            found["attention"] = _attention(losses, segments, windows, lengths, label)
+        return {name: values.tolist() for name, values in found.items()}
+
+    described = measure_models(settings, text, lengths[-1], measure)
+    loss_nats = np.array([one.pop("sums") for one in described])
     documents, windows_of = np.unique(segments.document, return_counts=True)
     groups = text.tokens.groups_of(documents)
-    sums = PositionSums(edges, documents, windows_of[:, None] * np.diff(edges), np.stack(loss_nats), groups)
+    sums = PositionSums(edges, documents, windows_of[:, None] * np.diff(edges), loss_nats, groups)
     models = _models(settings, described, sums)
     if settings.attention:
-        values = np.stack(attention).reshape(len(described), len(segments), -1)
+        attention = np.array([one.pop("attention") for one in described])
+        values = attention.reshape(len(described), len(segments), -1)
         groups_of_windows = text.tokens.groups_of(segments.document)
         for told, labels in ((models, settings.labels), (described, _numbered(described))):
             of_all = summarize_attention(

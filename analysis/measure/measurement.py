@@ -5,8 +5,11 @@ Checkpoints with the same label are training seeds of one model. Shapes: L token
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,13 @@ from olmo_sparsity.config.load import load_config
 from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TokenFiles, Verified
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, sha256_file
+from olmo_sparsity.util.files import atomic_path, read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.machine import machine
 from olmo_sparsity.util.provenance import current_commit, library_versions
 from olmo_sparsity.util.result_files import ResultFile
 
 Json = dict[str, Any]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,20 +86,61 @@ def load_losses(
     return {**_describe(loaded), "device": str(losses.device)}, losses
 
 
-def each_model(
-    settings: ComparisonSettings, text: MeasuredText, length: int
-) -> Iterator[tuple[Json, TokenLosses]]:
-    """The checkpoints one after the other, as `load_losses` gives them; each must read L tokens.
+def measure_models(
+    settings: ComparisonSettings,
+    text: MeasuredText,
+    length: int,
+    measure: Callable[[TokenLosses, str], Json],
+) -> list[Json]:
+    """What identifies each checkpoint, and what ``measure`` finds in it; each must read L tokens.
 
     All are loaded once before the first is measured: nobody waits for the first to learn that the last is refused.
+    What was found is kept until `write_result`, so that the same command, interrupted, goes on with the next one.
+
+    Args:
+        settings: the checkpoints, and what is kept with what was found: only the same are taken up again.
+        text: that all are measured on.
+        length: L.
+        measure: from the losses and the label of a checkpoint to what JSON holds.
     """
-    for checkpoint in settings.checkpoints[1:]:
+    kept, commit = [], current_commit()
+    for checkpoint in settings.checkpoints:
         loaded = load_scaled(checkpoint)
         loaded.check_corpus(text.corpus)
         loaded.check_reach(length)
-    for label, checkpoint in zip(settings.labels, settings.checkpoints, strict=True):
-        described, losses = load_losses(settings, text, checkpoint, lambda each: each.check_reach(length))
-        yield {"label": label, **described}, losses
+        kept.append(_kept_file(settings, text, loaded))
+    found = []
+    for label, checkpoint, file in zip(settings.labels, settings.checkpoints, kept, strict=True):
+        begun = file.is_file()
+        if not begun:
+            described, losses = load_losses(settings, text, checkpoint, lambda each: each.check_reach(length))
+            write_json(file, {"commit": commit, **described, **measure(losses, label)})
+        one = read_json(file, f"remove {file.parent}")
+        if one.pop("commit") != commit:
+            log.warning("%s was measured with another commit, before the interruption", checkpoint)
+        elif begun:
+            log.info("%s was measured before the interruption", checkpoint)
+        found.append({"label": label, **one})
+    return found
+
+
+def _kept_file(settings: ComparisonSettings, text: MeasuredText, loaded: LoadedModel) -> Path:
+    """Where what was found in a checkpoint is kept: named by all that it depends on."""
+    depends = {
+        "settings": settings.told(),
+        "corpus": text.manifest_sha256,
+        "checkpoint": str(loaded.checkpoint),  # for equal weights can be those of different models
+        "weights": loaded.weights_sha256,
+        "rope_scaling": str(loaded.rope_scaling),
+    }
+    name = sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
+    return _kept_folder(settings) / f"{name}.json"
+
+
+def _kept_folder(settings: MeasurementSettings) -> Path:
+    """One for each sort of measurement that has the same OUT."""
+    sort = type(settings).__name__.removesuffix("Settings").lower()
+    return Path(settings.out) / f"{sort}-unfinished"
 
 
 def _describe(loaded: LoadedModel) -> Json:
@@ -147,4 +192,5 @@ def write_result(
     provenance = {"commit": current_commit(), "versions": library_versions(), "machine": machine()}
     result.save(path, {"settings": {**told, **measured}, **found, "provenance": provenance})
     text.verified.save()
+    remove(_kept_folder(settings))
     return path

@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from analysis.measure.measurement import Json, check_models, each_model, open_text, write_result
+from analysis.measure.measurement import Json, check_models, measure_models, open_text, write_result
 from analysis.measure.planted import KS, chance_recall, found_at
 from analysis.measure.selectors import Question, check_selector, find_selector
 from analysis.measure.settings import NeedleSettings, RecallOptions
@@ -89,19 +89,20 @@ def measure_needle(settings: NeedleSettings) -> Path:
         unseen_keys=settings.unseen_keys,
     )
     cells = cells_of(settings.ks, settings.lengths, settings.depths)
-    described, values = [], []
-    for one, losses in each_model(settings, text, settings.lengths[-1] + max(settings.ks)):
-        with progress(f"needles, {one['label']}", len(cells), "cells") as advance:
-            found = []
+
+    def measure(losses: TokenLosses, label: str) -> Json:
+        values = []
+        with progress(f"needles, {label}", len(cells), "cells") as advance:
             for cell in cells:
-                found.append(measure_cell(losses, needles, cell))
+                values.append([each.tolist() for each in measure_cell(losses, needles, cell)])
                 advance(1)
         recall = None
         if settings.recall is not None:
-            recall = recall_of_needles(losses, needles, settings.recall, one["label"], settings.seed)
-        described.append({**one, "recall": recall})
-        values.append(found)
-    loss_nats, exact = np.moveaxis(np.array(values), 2, 0)
+            recall = recall_of_needles(losses, needles, settings.recall, label, settings.seed)
+        return {"recall": recall, "values": values}
+
+    described = measure_models(settings, text, settings.lengths[-1] + max(settings.ks), measure)
+    loss_nats, exact = np.moveaxis(np.array([one.pop("values") for one in described]), 2, 0)
     models = _summarize(settings, needles, cells, loss_nats, exact)
     for each in models:
         own = [one for one in described if one["label"] == each["label"]]
