@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from olmo_sparsity.attention.base import Attention, Places, Shape, masked_scores, register
 
 _STEPS = 16
-"""Of Newton's method, which halves the distance to the threshold at least, and its error squares once it is near."""
+"""At most, of Newton's method: each halves the distance to the threshold at least, and near it the error squares."""
+_NEAR = 1e-7
+"""A step that changes the threshold, a number from -1 to 0, by no more than its rounding."""
 
 
 class _Entmax15(torch.autograd.Function):
@@ -29,9 +31,11 @@ class _Entmax15(torch.autograd.Function):
         threshold = -torch.ones_like(half[..., :1])
         for _ in range(_STEPS):
             root = (half - threshold).clamp_min(0)
-            threshold = threshold + (root.square().sum(-1, keepdim=True) - 1) / (
-                2 * root.sum(-1, keepdim=True)
-            )
+            step = (root.square().sum(-1, keepdim=True) - 1) / (2 * root.sum(-1, keepdim=True))
+            threshold = threshold + step
+            # On a device the question would make the host wait, and a compiled graph cannot ask it: all steps there.
+            if scores.is_cpu and not torch.compiler.is_compiling() and bool((step < _NEAR).all()):
+                break
         p = (half - threshold).clamp_min(0) ** 2
         ctx.save_for_backward(p)
         return p
