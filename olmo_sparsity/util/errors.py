@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import select
 import signal
 import sys
 import time
@@ -25,9 +26,14 @@ def run_script(main: Callable[[], int | None]) -> None:
     Only errors that a user can mend become one line; a defect of ours keeps its traceback.
     """
     try:
-        _leave(main() or 0)
+        code = main() or 0
+        sys.stdout.flush()
+        _leave(code)
     except _user_errors() as error:
         message = str(error)
+    except BrokenPipeError:
+        _leave_unread()
+        raise
     except OSError as error:
         line = _line_of(error)
         if line is None:
@@ -54,6 +60,17 @@ def _leave(code: int) -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _leave_unread() -> None:
+    """Exit where nobody reads what is printed any more, as after ``| head``; else return."""
+    printed = select.poll()
+    printed.register(sys.stdout.fileno(), 0)
+    if printed.poll(0):
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # for the interpreter flushes once more
+        _leave(1)
 
 
 def _let_rank_0_speak_first() -> None:

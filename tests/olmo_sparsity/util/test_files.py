@@ -1,7 +1,9 @@
 """Files that are whole or absent, and never in the place of a folder."""
 
 import json
+import subprocess
 import sys
+from subprocess import PIPE
 
 import pytest
 
@@ -121,3 +123,14 @@ def test_a_defect_keeps_its_traceback():
     for error in (ValueError("ours"), OSError(9, "Bad file descriptor"), json.JSONDecodeError("x", "", 0)):
         with pytest.raises(type(error)):
             run_script(fails_with(error))
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_that_leaves_before_the_end_gets_no_traceback(lines):
+    printing = (
+        f"from olmo_sparsity.util.errors import run_script; run_script(lambda: print('a line\\n' * {lines}))"
+    )
+    with subprocess.Popen([sys.executable, "-c", printing], stdout=PIPE, stderr=PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
