@@ -3,19 +3,22 @@
 examples:
   olmo-sparsity ladder runs/ladder/*/influence --length runs/ladder/length --out runs/ladder/figures
   olmo-sparsity ladder runs/*/influence runs/*/crossfit --length runs/length --k 8 --times 2 --out runs/joint
-  olmo-sparsity ladder runs/*/inside --beyond runs/*/beyond --length runs/length --out runs/encodings
+  olmo-sparsity ladder runs/*/inside --beyond runs/*/beyond --length runs/length --needle runs/needle --out runs/joint
 
 RECORDS are folders that scripts/influence.py wrote, cross-fitted ones too; --length is what scripts/length.py wrote of
 the checkpoints that they evaluate, with the training window as the smallest of its --lengths and --times the window
 among them. Checkpoints of one label there are seeds of one model, and are measured together.
 
 --beyond are further records of the same checkpoints, whose short context is the training window and whose long context
-goes beyond it: what the model gains there says whether a loss that it holds is of any use.
+goes beyond it: what the model gains there says whether a loss that it holds is of any use. --needle is what
+scripts/needle.py wrote of models that were trained to find needles, with the labels of --length: the share that they
+find at --times the window.
 
-Writes ladder.json (a point for each model), joint.png (rise of the loss from the training window to --times the
-window, against net recovery at k and the gain beyond the window) and, of models of different sizes, ladder.png (each
-against size), both also as pdf, and prints tables: the points and, of four models or more, how they correlate with the
-rise. All intervals are 95 %, over seeds and documents; those of correlations over models and seeds. No model is needed.
+Writes ladder.json (a point for each model), joint.png (rise of the loss from the training window to --times the window,
+against net recovery at k, the gain beyond the window and the needles found there) and, of models of different sizes,
+ladder.png (each against size), both also as pdf, and prints tables: the points and, of four models or more, how they
+correlate with the rise. All intervals are 95 %, over seeds and documents; those of correlations over models and seeds.
+No model is needed.
 """
 
 from __future__ import annotations
@@ -32,9 +35,9 @@ def main() -> None:
     arguments = _parser().parse_args()
     from analysis.plots.ladder import joint_figure, ladder_figure
     from analysis.plots.style import save_figure
-    from analysis.records.results import LADDER, LENGTH
+    from analysis.records.results import LADDER, LENGTH, NEEDLE
     from analysis.records.store import load_records
-    from analysis.stats.ladder import by_model, correlations, model_point
+    from analysis.stats.ladder import by_model, correlations, model_point, with_needles
     from analysis.tables.cells import print_result
     from analysis.tables.models import render_correlations, render_ladder
     from olmo_sparsity.util.files import write_json
@@ -62,6 +65,8 @@ def main() -> None:
             folders = [str(each.folder) for each in records.trainings or (records,)]
             points.append({**point, "records": folders})
             advance()
+    if arguments.needle:
+        points = with_needles(points, NEEDLE.load(arguments.needle), arguments.times)
     manifest = next(iter(inside.values())).manifest
     further = {"n_beyond": next(iter(beyond.values())).manifest.n_long} if beyond else {}
     result = {
@@ -95,6 +100,7 @@ def _parser() -> Parser:
         metavar="DIR",
         help="records of the same checkpoints beyond their window",
     )
+    parser.add_argument("--needle", metavar="DIR", help="folder that scripts/needle.py wrote")
     add_choice_arguments(parser)
     parser.add_argument(
         "--times", type=whole_number, default=4, help="multiple of the training window (default: %(default)s)"

@@ -23,6 +23,7 @@ _BESIDE_LETTER: Json = {"markersize": 2.5, "linewidth": 0.5, "capsize": 0}
 _LINEAR_BELOW = 0.1
 """Nats, of axes on which models that fail are far from the others."""
 _TICKS = (-2, -1, -0.5, -0.2, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.5, 1, 2)
+_FEWER_TICKS = (-2, -0.5, -0.1, 0, 0.1, 0.5, 2)
 _OPEN: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0}
 
 
@@ -55,30 +56,31 @@ def ladder_figure(ladder_json: Json) -> Figure:
 
 
 def joint_figure(ladder_json: Json) -> Figure:
-    """Rise against net recovery, and where it was measured against use beyond the window.
+    """Rise against net recovery, and where they were measured against use beyond the window and needles found there.
 
     Does what is sparse generalize to length, and does what holds its loss use what is far? A point for each model, as
     above; where there are many, each has a letter, and nats are linear up to 0.1 and logarithmic beyond.
     """
     points = ladder_json["points"]
     labels = {
-        "net_recovery": ("Length generalization against sparsity", _net_label(ladder_json), 100.0),
-        "use_nats": ("Length generalization against use", _use_label(ladder_json), 1.0),
+        "net_recovery": ("Sparsity", _net_label(ladder_json), 100.0),
+        "use_nats": ("Use", _use_label(ladder_json), 1.0),
+        "needle_exact": ("Needles", _needle_label(ladder_json), 100.0),
     }
     shown = [name for name in labels if any(name in point for point in points)]
     styles = _joint_styles(points)
     with matplotlib.rc_context(style.STYLE):
         many = len(styles) > _MOST_MARKERS
         figure = style.new_figure(4.6 if len(shown) == 1 else style.PAGE, 5.0 if many else 3.8)
-        for axes, name in zip(
-            figure.subplots(1, len(shown), sharey=True, squeeze=False).flat, shown, strict=True
-        ):
+        panels = figure.subplots(1, len(shown), sharey=True, squeeze=False).flat
+        for letter, axes, name in zip(ascii_lowercase, panels, shown, strict=False):
             title, label, scale = labels[name]
             _jointly(axes, points, styles, name, scale)
-            axes.set_title(title, loc="left")
+            alone = f"Length generalization against {title.lower()}"
+            axes.set_title(f"({letter}) {title}" if len(shown) > 1 else alone, loc="left")
             axes.set_xlabel(label + _correlated(ladder_json, name))
             if many and name == "use_nats":
-                _spread(axes, "x")
+                _spread(axes, "x", _TICKS if len(shown) < len(labels) else _FEWER_TICKS)
         figure.axes[0].set_ylabel(_rise_label(ladder_json))
         if many:
             _spread(figure.axes[0], "y")
@@ -89,10 +91,10 @@ def joint_figure(ladder_json: Json) -> Figure:
     return figure
 
 
-def _spread(axes: Axes, name: str) -> None:
+def _spread(axes: Axes, name: str, ticks: Sequence[float] = _TICKS) -> None:
     """Make room about 0 on the x or y axis, which is in nats."""
     axis, limits = getattr(axes, f"{name}axis"), getattr(axes, f"get_{name}lim")()
-    ticks = [tick for tick in _TICKS if limits[0] <= tick <= limits[1]]
+    ticks = [tick for tick in ticks if limits[0] <= tick <= limits[1]]
     axes.set(**{f"{name}scale": matplotlib.scale.SymmetricalLogScale(axis, linthresh=_LINEAR_BELOW)})
     axes.set(**{f"{name}lim": limits})
     axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -101,7 +103,11 @@ def _spread(axes: Axes, name: str) -> None:
 
 def _use_label(ladder_json: Json) -> str:
     n = ladder_json["settings"].get("n_beyond")
-    return f"mean gain of {n} tokens over the window [nats]"
+    return f"mean gain of {n} tokens\nover the window [nats]"
+
+
+def _needle_label(ladder_json: Json) -> str:
+    return f"needles found at\n{ladder_json['settings']['times']} × the window [%]"
 
 
 def _correlated(ladder_json: Json, name: str) -> str:
@@ -110,7 +116,7 @@ def _correlated(ladder_json: Json, name: str) -> str:
     if not found or found["value"] is None:
         return ""
     between = "" if found["low"] is None else f" [{found['low']:.2f}, {found['high']:.2f}]"
-    return f"\nrank correlation {found['value']:.2f}{between}, {found['models']} models"
+    return f"\nrank correlation of {found['models']} models:\n{found['value']:.2f}{between}"
 
 
 def _net_label(ladder_json: Json) -> str:

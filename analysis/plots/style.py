@@ -253,9 +253,18 @@ def _letters(text: str) -> int:
 
 
 def line_handles(styles: dict[str, Style]) -> list[Line2D]:
-    """A line for each name."""
+    """A line for each name; letters for markers have no edge, which would fill their openings."""
+    letter: Json = {"markeredgewidth": 0, "markersize": 6.5}
     return [
-        Line2D([], [], label=name, color=colour, marker=marker, linestyle=line)
+        Line2D(
+            [],
+            [],
+            label=name,
+            color=colour,
+            marker=marker,
+            linestyle=line,
+            **(letter if marker.startswith("$") else {}),
+        )
         for name, (colour, marker, line) in styles.items()
     ]
 

@@ -9,6 +9,8 @@ Joins two measurements of the same checkpoints: influence records (`analysis.sta
     length generalization   rise: loss at s times the training window minus loss at the window, where the loss at L is
                         that of the half octave of positions below L [ours]; the smaller, the better
     use beyond the window   mean gain of all targets from N tokens, more than the window, over the window's [ours]
+    needles beyond the window   exact match of the shortest needle at s times the window, mean over depths, of models of
+                        the same label that were trained to find needles: use where there is much to use [ours]
     entropy                 of the attention at the window, where length measured it: how few tokens are looked at
 
 A model may hold its loss without using what is beyond its window. Its seeds are measured together: intervals draw
@@ -32,7 +34,7 @@ from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
-RELATED = ("net_recovery", "k_suffices", "share_over_tau", "use_nats", "entropy_nats")
+RELATED = ("net_recovery", "k_suffices", "share_over_tau", "use_nats", "needle_exact", "entropy_nats")
 """What is correlated with the rise."""
 LEAST_MODELS = 4
 """Of a correlation."""
@@ -121,6 +123,43 @@ def _numbers(
     }
 
 
+def with_needles(points: Sequence[Json], needle_json: Json, times: int) -> list[Json]:
+    """The points, with ``needle_exact`` where ``needle_json`` has a model of the label.
+
+    Those models were trained to find needles, apart from the others: each seed of a point has the mean of theirs.
+    Raises `UserError` where no label is among the points', and where ``times`` the window is none of the lengths.
+    """
+    found = {}
+    for model in needle_json["models"]:
+        window = model["checkpoints"][0]["training_length"]
+        at = [each for each in model["over_depths"] if window and each["length"] == times * window]
+        if not at:
+            raise UserError(
+                f"the needles of {model['label']} were not measured at {times} times its window; give "
+                + (
+                    f"--lengths {times * window} to scripts/needle.py"
+                    if window
+                    else "models trained by this project"
+                )
+            )
+        found[model["label"]] = {"needle_exact": min(at, key=lambda each: each["value_tokens"])["exact"]}
+    labels = [point["label"] for point in points]
+    if not found.keys() & set(labels):
+        raise UserError(
+            f"no model has both needles and records: {', '.join(found)}; {', '.join(labels)}; give both the same labels"
+        )
+    return [
+        {
+            **point,
+            **found[point["label"]],
+            "seeds": [{**one, **found[point["label"]]} for one in point["seeds"]],
+        }
+        if point["label"] in found and not point["crossfit"]
+        else point
+        for point in points
+    ]
+
+
 def _of_trainings(summary: Json) -> dict[str, Json]:
     """What a summary says of each training, by its checksum."""
     if "trainings" in summary:
@@ -135,18 +174,17 @@ def correlations(points: Sequence[Json], *, resamples: int, seed: int) -> dict[s
     interval is None where too few resamples have a correlation.
     """
     own = [point for point in points if not point["crossfit"]]
-    if len(own) < LEAST_MODELS:
-        return {}
     found = {}
     for name in RELATED:
-        if name not in own[0]:
+        told = [point for point in own if name in point]
+        if len(told) < LEAST_MODELS:
             continue
         pairs = [
             np.array([(one[name]["value"], one["rise_nats"]["value"]) for one in point["seeds"]], float)
-            for point in own
+            for point in told
         ]
         means = np.stack([each.mean(axis=0) for each in pairs])
-        left_out = np.stack([np.delete(means, place, axis=0) for place in range(len(own))])
+        left_out = np.stack([np.delete(means, place, axis=0) for place in range(len(told))])
         resampled = _spearman(_resampled(pairs, resamples, seed))
         resampled = resampled[np.isfinite(resampled)]
         low, high = np.quantile(resampled, (0.025, 0.975)) if len(resampled) > resamples / 2 else (None, None)
@@ -154,8 +192,8 @@ def correlations(points: Sequence[Json], *, resamples: int, seed: int) -> dict[s
             "value": _number(_spearman(means[None])[0]),
             "low": _number(low),
             "high": _number(high),
-            "models": len(own),
-            "without": dict(zip((p["label"] for p in own), map(_number, _spearman(left_out)), strict=True)),
+            "models": len(told),
+            "without": dict(zip((p["label"] for p in told), map(_number, _spearman(left_out)), strict=True)),
         }
     return found
 

@@ -201,21 +201,34 @@ def render_corpora(corpora_json: Json) -> Table:
 
 def render_ladder(ladder_json: Json) -> Table:
     """A row for each point of `ladder.json`: sparsity, use of the far context and rise of the loss."""
-    k, times = ladder_json["settings"]["k"], ladder_json["settings"]["times"]
+    settings, points = ladder_json["settings"], ladder_json["points"]
+    k, times = settings["k"], settings["times"]
     recoveries = ("recovery", "placebo_recovery", "net_recovery")
     names = ("recovery [%]", "placebo [%]", "net [%]", f"{k} suffice [%]", "rise [nats]")
-    used = "n_beyond" in ladder_json["settings"]
+    further: dict[str, tuple[str, str, Json]] = {
+        "use_nats": (
+            "use [nats]",
+            f"mean gain of {settings.get('n_beyond', 0):,} tokens over the window",
+            {"digits": 3},
+        ),
+        "needle_exact": (
+            "needles [%]",
+            f"needles found at {times} times the window",
+            {"scale": 100, "digits": 0},
+        ),
+    }
+    further = {name: told for name, told in further.items() if any(name in point for point in points)}
     table = plain_table(
-        "model", "seeds", "parameters", "over tau [%]", *names, *(["use [nats]"] if used else [])
+        "model", "seeds", "parameters", "over tau [%]", *names, *(title for title, _, _ in further.values())
     )
     table.caption = Text(
         f"targets over tau; recovery, placebo and net recovery at k = {k}; share of those for which {k} tokens give "
         f"90 % of the gain; loss at {times} times the training window minus at the window; "
-        + (f"mean gain of {ladder_json['settings']['n_beyond']:,} tokens over the window; " if used else "")
+        + "".join(f"{told}; " for _, told, _ in further.values())
         + "[95 % interval]"
     )
     table.caption_justify = "left"
-    for point in sorted(ladder_json["points"], key=lambda point: (point["crossfit"], point["parameters"])):
+    for point in sorted(points, key=lambda point: (point["crossfit"], point["parameters"])):
         table.add_row(
             Text(point["label"] + (", cross-fit" if point["crossfit"] else "")),
             ", ".join(str(one["training_seed"]) for one in point["seeds"]),
@@ -225,9 +238,8 @@ def render_ladder(ladder_json: Json) -> Table:
             Text(percent_text(point["k_suffices"])),
             Text(interval_cell(point["rise_nats"])),
             *(
-                [Text(interval_cell(point["use_nats"], digits=3) if "use_nats" in point else "")]
-                if used
-                else []
+                Text(interval_cell(point[name], **looks) if name in point else "")
+                for name, (_, _, looks) in further.items()
             ),
         )
     return table
@@ -241,6 +253,7 @@ def render_correlations(ladder_json: Json) -> Table:
         "k_suffices": f"{k} tokens suffice",
         "share_over_tau": "share over tau",
         "use_nats": "use beyond the window",
+        "needle_exact": "needles beyond the window",
         "entropy_nats": "entropy of the attention",
     }
     table = plain_table("rank correlation with the rise", "models", "Spearman", "without one of them")

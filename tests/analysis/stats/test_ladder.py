@@ -10,8 +10,9 @@ from scipy.stats import spearmanr
 from analysis.plots.ladder import joint_figure, ladder_figure
 from analysis.records.store import load_records
 from analysis.records.trainings import join_trainings
-from analysis.stats.ladder import by_model, correlations, model_point
+from analysis.stats.ladder import by_model, correlations, model_point, with_needles
 from analysis.stats.summary import summarize
+from analysis.tables.models import render_ladder
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_length import SHAS, checkpoint, interval, length_json
 from tests.support.made_up_records import made_up_manifest, made_up_targets, write_records
@@ -139,6 +140,58 @@ def test_the_entropy_of_attention_is_that_at_the_window_where_it_was_measured(re
     assert "entropy_nats" not in points_of(records, names=["a"])[0]
 
 
+def needle_json(labels, exact, window=128):
+    """Needles of 1 and 2 tokens at two and four windows; ``exact`` of a label is that of 1 token at four."""
+    return {"models": [
+        {
+            "label": label,
+            "checkpoints": [{"training_length": window}],
+            "over_depths": [
+                {"value_tokens": tokens, "length": times * 128, "exact": interval(exact[label] - 0.1 * (tokens - 1))}
+                for tokens in (2, 1) for times in (2, 4)
+            ],
+        }
+        for label in labels
+    ]}  # fmt: skip
+
+
+def test_needles_join_the_points_of_their_label(records):
+    points = points_of(records)
+    found = with_needles(points, needle_json(["small", "other"], {"small": 0.7, "other": 0.2}), times=4)
+    assert found[0]["needle_exact"] == interval(0.7)
+    assert [one["needle_exact"] for one in found[0]["seeds"]] == 2 * [interval(0.7)]
+    assert found[1:] == points[1:], "large has no needles; cross-fitted records are no model of their own"
+
+
+@pytest.mark.parametrize(
+    ("needles", "times", "message"),
+    [
+        (needle_json(["tall"], {"tall": 0.5}), 4, "both needles and records: tall; small, large, small"),
+        (
+            needle_json(["small"], {"small": 0.5}),
+            8,
+            "not measured at 8 times its window; give --lengths 1024",
+        ),
+        (needle_json(["small"], {"small": 0.5}, window=None), 4, "give models trained by this project"),
+    ],
+)
+def test_needles_of_other_models_or_lengths_are_refused(records, needles, times, message):
+    with pytest.raises(UserError, match=message):
+        with_needles(points_of(records), needles, times)
+
+
+def test_correlations_with_needles_are_over_the_models_that_have_them():
+    points = made_up_points(7, 2, np.random.default_rng(3))
+    exact = {f"model {number}": (number * 3 % 5) / 5 for number in range(5)}
+    joined = with_needles(points, needle_json(exact, exact), times=4)
+    found = correlations(joined, resamples=1000, seed=0)
+    rises = values_of(points).mean(axis=1)[:5, 1]
+    assert found["needle_exact"]["models"] == 5 and found["net_recovery"]["models"] == 7
+    assert found["needle_exact"]["value"] == pytest.approx(spearmanr(list(exact.values()), rises).statistic)
+    few = with_needles(points, needle_json(["model 1"], exact), times=4)
+    assert "needle_exact" not in correlations(few, resamples=1000, seed=0)
+
+
 def made_up_points(models, seeds, rng):
     """Points whose seeds are far apart and whose models rise the less the more they recover, but for the last one."""
     points = []
@@ -202,12 +255,33 @@ def test_many_models_have_letters_and_use_has_a_panel(records):
     found = {"settings": settings, "points": points,
              "correlations": correlations(points, resamples=1000, seed=0)}  # fmt: skip
     sparsity, use = joint_figure(found).axes
-    assert "rank correlation 1.00 [1.00, 1.00], 10 models" in use.get_xlabel()
+    assert "rank correlation of 10 models:\n1.00 [1.00, 1.00]" in use.get_xlabel()
     assert "correlation" not in sparsity.get_xlabel(), "all have the same net recovery"
     assert [each.get_text() for each in use.texts] == list("ABCDEFGHIJ")
     assert [each.xy for each in use.texts][3] == pytest.approx((0.03, 0.3))
     assert [tick.get_text() for tick in use.get_xticklabels()] == ["-0.1", "-0.05", "0", "0.05", "0.1", "0.2"]
     assert use.containers[3][0].get_xdata()[0] == pytest.approx(0.03)
+
+
+def test_needles_have_a_panel_a_column_and_a_correlation(records):
+    points = with_needles(points_of(records), needle_json(["small"], {"small": 0.7}), times=4)
+    settings = {
+        "selector": "leave-one-out",
+        "k": 4,
+        "times": 4,
+        "n_long": 128,
+        "n_short": 16,
+        "tau_nats": 1.0,
+    }
+    found = {"settings": settings, "points": points}
+    (bar,) = joint_figure(found).axes[1].containers
+    assert (
+        bar[0].get_xdata()[0] == pytest.approx(70)
+        and bar[0].get_ydata()[0] == points[0]["rise_nats"]["value"]
+    )
+    table = render_ladder(found)
+    assert [str(cell) for cell in table.columns[-1].cells] == ["70 [60, 90]", "", ""]
+    assert str(table.columns[-1].header) == "needles [%]"
 
 
 def test_the_script_joins_draws_and_prints(folders, records, tmp_path, run_here):
