@@ -17,6 +17,8 @@ SOFTMAX = "softmax"
 """The usual one, which OLMo's blocks compute themselves."""
 ATTENTIONS: dict[str, type[Attention]] = {}
 """Every other attention by its name."""
+_BLOCK = 2**16
+"""Numbers of the rows that `by_rows` searches at a time: 256 KB, of which a core's cache holds several."""
 
 
 @dataclass(frozen=True)
@@ -116,3 +118,17 @@ def masked_scores(scores: Tensor, places: Places) -> Tensor:
 def masked_softmax(scores: Tensor, places: Places) -> Tensor:
     """Softmax over the keys that are seen; 0 of the others."""
     return masked_scores(scores, places).softmax(dim=-1)
+
+
+def by_rows(search: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """What ``search`` finds of tensors of one shape, each of whose rows, the last dimension, is searched by itself.
+
+    A search reads its rows many times: on a CPU some rows at a time, which stay in the cache. All at once on a device,
+    and in a compiled graph, whose kernels do that by themselves.
+    """
+    if not tensors[0].is_cpu or torch.compiler.is_compiling():
+        return search(*tensors)
+    *outer, width = tensors[0].shape
+    blocks = zip(*(each.flatten(0, -2).split(max(1, _BLOCK // width)) for each in tensors), strict=True)
+    found = zip(*(search(*block) for block in blocks), strict=True)
+    return tuple(torch.cat(each).unflatten(0, outer) for each in found)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.attention.base import Attention, Places, Shape, masked_scores, register
+from olmo_sparsity.attention.base import Attention, Places, Shape, by_rows, masked_scores, register
 
 _STEPS = 16
 """At most, of Newton's method: each halves the distance to the threshold at least, and near it the error squares."""
@@ -16,27 +16,32 @@ _NEAR = 1e-7
 """A step that changes the threshold, a number from -1 to 0, by no more than its rounding."""
 
 
+def _search(scores: Tensor) -> tuple[Tensor]:
+    """p = max(scores / 2 - threshold, 0)², the threshold such that each row of p sums to 1.
+
+    The sum is convex in the threshold, and at least 1 where the largest score alone has p = 1: from there Newton's
+    steps never go too far. Unlike the authors' algorithm it sorts nothing, which is most of the time.
+    """
+    # Halved first, for a masked score is the lowest number that there is.
+    half = scores / 2 - scores.amax(dim=-1, keepdim=True) / 2
+    threshold = -torch.ones_like(half[..., :1])
+    for _ in range(_STEPS):
+        root = (half - threshold).clamp_min(0)
+        step = (root.square().sum(-1, keepdim=True) - 1) / (2 * root.sum(-1, keepdim=True))
+        threshold = threshold + step
+        # On a device the question would make the host wait, and a compiled graph cannot ask it: all steps there.
+        if scores.is_cpu and not torch.compiler.is_compiling() and bool((step < _NEAR).all()):
+            break
+    return ((half - threshold).clamp_min(0) ** 2,)
+
+
 class _Entmax15(torch.autograd.Function):
     """1.5-entmax over the last dimension (Peters, Niculae and Martins 2019, arXiv 1905.05702)."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:
-        """p = max(scores / 2 - threshold, 0)², the threshold such that p sums to 1.
-
-        The sum is convex in the threshold, and at least 1 where the largest score alone has p = 1: from there Newton's
-        steps never go too far. Unlike the authors' algorithm it sorts nothing, which is most of the time.
-        """
-        # Halved first, for a masked score is the lowest number that there is.
-        half = scores / 2 - scores.amax(dim=-1, keepdim=True) / 2
-        threshold = -torch.ones_like(half[..., :1])
-        for _ in range(_STEPS):
-            root = (half - threshold).clamp_min(0)
-            step = (root.square().sum(-1, keepdim=True) - 1) / (2 * root.sum(-1, keepdim=True))
-            threshold = threshold + step
-            # On a device the question would make the host wait, and a compiled graph cannot ask it: all steps there.
-            if scores.is_cpu and not torch.compiler.is_compiling() and bool((step < _NEAR).all()):
-                break
-        p = (half - threshold).clamp_min(0) ** 2
+        """See `_search`."""
+        (p,) = by_rows(_search, scores)
         ctx.save_for_backward(p)
         return p
 

@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.attention.base import Attention, Places, Shape, masked_softmax, register
+from olmo_sparsity.attention.base import Attention, Places, Shape, by_rows, masked_softmax, register
 
 _HALVINGS = 30
+
+
+def _search(u: Tensor, seen: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """m, and where it is between 0 and 1.
+
+    The threshold is found by halving, then solved for exactly, once it is known which m are 0 and which 1.
+    """
+    largest = torch.finfo(u.dtype).max
+    low = u.masked_fill(~seen, largest).amin(dim=-1, keepdim=True) - 1
+    u = u.masked_fill(~seen, -largest)  # so that m is 0 at every threshold
+    high = u.amax(dim=-1, keepdim=True)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        enough = (u - middle).clamp(0, 1).sum(dim=-1, keepdim=True) >= k
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+    between = (u > low) & (u < low + 1)
+    ones = (u >= low + 1).sum(dim=-1, keepdim=True)
+    count = between.sum(dim=-1, keepdim=True)
+    exact = (u.where(between, 0).sum(dim=-1, keepdim=True) - (k - ones)) / count.clamp_min(1)
+    few = seen.sum(dim=-1, keepdim=True) <= k
+    m = torch.where(few, 1.0, (u - torch.where(count > 0, exact, low)).clamp(0, 1)) * seen
+    return m, between & ~few
 
 
 class _SparseK(torch.autograd.Function):
@@ -18,23 +41,9 @@ class _SparseK(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, seen: Tensor, k: int) -> Tensor:
-        """The threshold is found by halving, then solved for exactly, once it is known which m are 0 and which 1."""
-        seen = seen.expand(u.shape)
-        largest = torch.finfo(u.dtype).max
-        low = u.masked_fill(~seen, largest).amin(dim=-1, keepdim=True) - 1
-        u = u.masked_fill(~seen, -largest)  # so that m is 0 at every threshold
-        high = u.amax(dim=-1, keepdim=True)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            enough = (u - middle).clamp(0, 1).sum(dim=-1, keepdim=True) >= k
-            low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
-        between = (u > low) & (u < low + 1)
-        ones = (u >= low + 1).sum(dim=-1, keepdim=True)
-        count = between.sum(dim=-1, keepdim=True)
-        exact = (u.where(between, 0).sum(dim=-1, keepdim=True) - (k - ones)) / count.clamp_min(1)
-        few = seen.sum(dim=-1, keepdim=True) <= k
-        m = torch.where(few, 1.0, (u - torch.where(count > 0, exact, low)).clamp(0, 1)) * seen
-        ctx.save_for_backward(between & ~few)
+        """See `_search`."""
+        m, between = by_rows(partial(_search, k=k), u, seen.expand(u.shape))
+        ctx.save_for_backward(between)
         return m
 
     @staticmethod

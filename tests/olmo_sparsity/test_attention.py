@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from olmo_sparsity.attention import ATTENTIONS, Places
+from olmo_sparsity.attention import ATTENTIONS, Places, base
 from olmo_sparsity.attention.entmax import entmax15
 from olmo_sparsity.attention.sparsek import sparsek
 from tests.support import tiny
@@ -111,6 +111,13 @@ def test_weights_are_those_of_the_papers_formula(name):
         assert weights[0, head, -1].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
+@pytest.fixture(params=[1, 27, 2**16], ids=["a row", "three rows", "all"])
+def at_a_time(request, monkeypatch):
+    """So many numbers are searched at a time."""
+    monkeypatch.setattr(base, "_BLOCK", request.param)
+
+
+@pytest.mark.usefixtures("at_a_time")
 def test_entmax_solves_its_own_equation_and_has_its_gradient():
     """The threshold found by bisection; the gradient by differences."""
     z = torch.randn(5, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 2
@@ -124,6 +131,7 @@ def test_entmax_solves_its_own_equation_and_has_its_gradient():
     )
 
 
+@pytest.mark.usefixtures("at_a_time")
 def test_sparsek_is_the_nearest_point_of_sum_k_and_has_its_gradient():
     """Against a quadratic program's own solution, and by differences."""
     u = torch.randn(4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
