@@ -46,7 +46,7 @@ def main() -> None:
 
     length = LENGTH.load(arguments.length)
     inside = by_model([load_records(folder) for folder in arguments.records], length)
-    beyond = by_model([load_records(folder) for folder in arguments.beyond], length)
+    beyond = by_model([load_records(folder) for folder in arguments.beyond], length, of_all_targets=True)
     if beyond and (missing := [key[0] for key in inside if key[1] is None and key not in beyond]):
         raise UserError(
             f"{', '.join(missing)}: not measured beyond the window; give their records to --beyond as well"

@@ -49,15 +49,21 @@ def join_trainings(trainings: Sequence[Records]) -> Records:
     )
 
 
-def joined_by_label(labels: Sequence[Label], records: Sequence[Records]) -> dict[Label, Records]:
-    """Records by label, trainings of one label joined. Raises `UserError` where they cannot be compared."""
-    shapes = {
-        (each.manifest.n_long, each.manifest.n_short, each.manifest.tau_nats, each.manifest.targets_per_block)
-        for each in records
-    }
+def joined_by_label(
+    labels: Sequence[Label], records: Sequence[Records], *, of_all_targets: bool = False
+) -> dict[Label, Records]:
+    """Records by label, trainings of one label joined. Raises `UserError` where they cannot be compared.
+
+    ``of_all_targets``: what is compared is of all targets, so that tau may differ between labels.
+    """
+    names = {"n_long": "N", "n_short": "M", "tau_nats": "tau", "targets_per_block": "targets per block"}
+    if of_all_targets:
+        del names["tau_nats"]
+    shapes = {tuple(getattr(each.manifest, name) for name in names) for each in records}
     if len(shapes) > 1:
+        *most, last = names.values()
         raise UserError(
-            f"the records have different N, M, tau and targets per block, {sorted(shapes)}; give those of one"
+            f"the records have different {', '.join(most)} and {last}, {sorted(shapes)}; give those of one"
         )
     return {
         label: join_trainings([each for own, each in zip(labels, records, strict=True) if own == label])

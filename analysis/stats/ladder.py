@@ -42,8 +42,12 @@ Model = tuple[str, int | None]
 """Its label, and of cross-fitted records, which are not joined, their number."""
 
 
-def by_model(records: Sequence[Records], length_json: Json) -> dict[Model, Records]:
+def by_model(
+    records: Sequence[Records], length_json: Json, *, of_all_targets: bool = False
+) -> dict[Model, Records]:
     """Records by model: those of one label of ``length_json`` are of its seeds, and are joined.
+
+    ``of_all_targets``: only what does not depend on tau is read of them, and models may differ in it.
 
     Raises `UserError` where a checkpoint was not measured by position, and where records cannot be joined.
     """
@@ -51,7 +55,7 @@ def by_model(records: Sequence[Records], length_json: Json) -> dict[Model, Recor
         (_by_position(each, length_json)[0]["label"], number if each.manifest.crossfit else None)
         for number, each in enumerate(records)
     ]
-    return joined_by_label(labels, records)
+    return joined_by_label(labels, records, of_all_targets=of_all_targets)
 
 
 def model_point(

@@ -131,6 +131,15 @@ def test_use_beyond_the_window_is_the_gain_of_the_same_checkpoints(records):
         points_of(records, names=["a"], beyond=[changed(records["a"], n_short=64)])
 
 
+def test_models_may_differ_in_tau_where_only_the_use_is_read(records):
+    beyond = [changed(records["a"], tau_nats=0.1), records["c"]]
+    with pytest.raises(UserError, match="the records have different N, M, tau and targets per block"):
+        by_model(beyond, MEASURED)
+    assert [key[0] for key in by_model(beyond, MEASURED, of_all_targets=True)] == ["small", "large"]
+    with pytest.raises(UserError, match="the records have different N, M and targets per block"):
+        by_model([changed(records["a"], n_long=512), records["c"]], MEASURED, of_all_targets=True)
+
+
 def test_the_entropy_of_attention_is_that_at_the_window_where_it_was_measured(records):
     one = checkpoint("a", "small", 0.4, 1000)
     for number, each in enumerate(one["at_lengths"]):
