@@ -68,7 +68,8 @@ def main() -> None:
     if arguments.needle:
         points = with_needles(points, NEEDLE.load(arguments.needle), arguments.times)
     manifest = next(iter(inside.values())).manifest
-    further = {"n_beyond": next(iter(beyond.values())).manifest.n_long} if beyond else {}
+    window = next((each.manifest for each in beyond.values()), None)
+    further = {"n_beyond": window.n_long, "window": window.n_short} if window else {}
     result = {
         "settings": {
             **options,
@@ -82,7 +83,8 @@ def main() -> None:
     path = arguments.out / LADDER.name
     write_json(path, LADDER.stamped(result))
     figures = save_figure(joint_figure(result), arguments.out, "joint")
-    if len({point["parameters"] for point in points}) > 1:
+    sizes = [point["parameters"] for point in points]
+    if max(sizes) > 1.1 * min(sizes):  # an attention's own parameters are not another size
         figures += save_figure(ladder_figure(result), arguments.out, "ladder")
     tables = [render_ladder(result), *([render_correlations(result)] if result["correlations"] else [])]
     print_result(tables, [path, *figures])

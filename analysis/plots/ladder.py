@@ -10,7 +10,9 @@ import matplotlib.scale
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import NullLocator
+from matplotlib.transforms import Bbox
 
 from analysis.plots import style
 from analysis.stats.bootstrap import by_clusters
@@ -20,10 +22,18 @@ from olmo_sparsity.util.result_files import Json
 _COLOUR = "#332288"
 _MOST_MARKERS = 8
 _BESIDE_LETTER: Json = {"markersize": 2.5, "linewidth": 0.5, "capsize": 0}
+_LETTER: Json = {"textcoords": "offset points", "ha": "center", "va": "center", "weight": "bold"}
+_BESIDE = [
+    (round(distance * np.cos(angle), 1), round(distance * np.sin(angle), 1))
+    for distance in (6, 11)
+    for angle in np.pi / 4 * np.array([1, 3, -1, -3, 0, 4, 2, -2])
+]
+"""Points of 1/72 inch from a point to the middle of its letter, the best first."""
 _LINEAR_BELOW = 0.1
 """Nats, of axes on which models that fail are far from the others."""
 _TICKS = (-2, -1, -0.5, -0.2, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.5, 1, 2)
 _FEWER_TICKS = (-2, -0.5, -0.1, 0, 0.1, 0.5, 2)
+_EQUAL: Json = {"color": "0.6", "linewidth": 0.8, "linestyle": ":", "zorder": 0}
 _OPEN: Json = {"markerfacecolor": "white", "markeredgewidth": 1.0}
 
 
@@ -60,6 +70,7 @@ def joint_figure(ladder_json: Json) -> Figure:
 
     Does what is sparse generalize to length, and does what holds its loss use what is far? A point for each model, as
     above; where there are many, each has a letter, and nats are linear up to 0.1 and logarithmic beyond.
+    Text that is alike at all positions would put use on the dotted line, where rise and use are of as many tokens.
     """
     points = ladder_json["points"]
     labels = {
@@ -84,11 +95,38 @@ def joint_figure(ladder_json: Json) -> Figure:
         figure.axes[0].set_ylabel(_rise_label(ladder_json))
         if many:
             _spread(figure.axes[0], "y")
+        if "use_nats" in shown and _at_the_same_length(ladder_json["settings"]):
+            axes = figure.axes[shown.index("use_nats")]
+            limits = {"xlim": axes.get_xlim(), "ylim": axes.get_ylim()}
+            # on both scales a straight line
+            axes.axline((_LINEAR_BELOW, -_LINEAR_BELOW), (-_LINEAR_BELOW, _LINEAR_BELOW), **_EQUAL)
+            axes.set(**limits)
         letters = {look[1]: rf"$\mathbf{{{look[1]}}}$" for look in styles.values() if many}
         shown_as = {label: (look[0], letters.get(look[1], look[1]), "none") for label, look in styles.items()}
         style.add_legend(figure, style.line_handles(shown_as))
         style.add_heading(figure, _told(ladder_json))
+        if many:
+            figure.draw_without_rendering()  # so that everything is where it will be
+            for axes in figure.axes:
+                _part_letters(axes)
     return figure
+
+
+def _part_letters(axes: Axes) -> None:
+    """Put each letter on the side of its point where it covers no other letter and no other point, if there is one."""
+    letters: list[Annotation] = [each for each in axes.texts if isinstance(each, Annotation)]
+    points = axes.transData.transform([each.xy for each in letters])
+    taken: list[Bbox] = []
+    for letter, point in zip(letters, points, strict=True):
+        tried: list[tuple[int, int, tuple[float, float], Bbox]] = []
+        for place in _BESIDE:
+            letter.set_position(place)
+            box = letter.get_window_extent()
+            others = sum(box.contains(*each) for each in points if not np.array_equal(each, point))
+            tried.append((box.count_overlaps(taken) + others, len(tried), place, box))
+        _, _, place, box = min(tried, key=lambda each: each[:2])
+        letter.set_position(place)
+        taken.append(box)
 
 
 def _spread(axes: Axes, name: str, ticks: Sequence[float] = _TICKS) -> None:
@@ -101,9 +139,15 @@ def _spread(axes: Axes, name: str, ticks: Sequence[float] = _TICKS) -> None:
     axis.set_minor_locator(NullLocator())
 
 
+def _at_the_same_length(settings: Json) -> bool:
+    """Whether rise and use are of as many tokens: use is the rise with the other sign then, where texts are alike."""
+    return "window" in settings and settings["n_beyond"] == settings["times"] * settings["window"]
+
+
 def _use_label(ladder_json: Json) -> str:
-    n = ladder_json["settings"].get("n_beyond")
-    return f"mean gain of {n} tokens\nover the window [nats]"
+    settings = ladder_json["settings"]
+    dotted = "\ndotted: rise = -gain" if _at_the_same_length(settings) else ""
+    return f"mean gain of {settings.get('n_beyond')} tokens over the last {settings.get('window')} [nats]{dotted}"
 
 
 def _needle_label(ladder_json: Json) -> str:
@@ -183,9 +227,7 @@ def _jointly(
         looks = _looks(point["crossfit"]) | {"marker": marker}
         if len(styles) > _MOST_MARKERS:
             looks |= {**_BESIDE_LETTER, "marker": "o"}
-            axes.annotate(
-                marker, (x[0], y[0]), (1.5, 1.5), textcoords="offset points", color=colour, weight="bold"
-            )
+            axes.annotate(marker, (x[0], y[0]), _BESIDE[0], **_LETTER, color=colour)
         axes.errorbar(x, y, xerr=x_error, yerr=y_error, color=colour, **looks)
 
 

@@ -263,7 +263,7 @@ def line_handles(styles: dict[str, Style]) -> list[Line2D]:
             color=colour,
             marker=marker,
             linestyle=line,
-            **(letter if marker.startswith("$") else {}),
+            **(letter if str(marker).startswith("$") else {}),
         )
         for name, (colour, marker, line) in styles.items()
     ]

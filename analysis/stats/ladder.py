@@ -8,7 +8,9 @@ Joins two measurements of the same checkpoints: influence records (`analysis.sta
     use of the far context  share of the targets that gain more than tau from it
     length generalization   rise: loss at s times the training window minus loss at the window, where the loss at L is
                         that of the half octave of positions below L [ours]; the smaller, the better
-    use beyond the window   mean gain of all targets from N tokens, more than the window, over the window's [ours]
+    use beyond the window   mean gain of all targets from N tokens, more than the window, over the window's [ours]. Of
+                        text that is the same everywhere it is the rise at N with the other sign, of the same targets
+    change beyond the window    mean |gain| of the same: near 0 where a model does not look beyond its window [ours]
     needles beyond the window   exact match of the shortest needle at s times the window, mean over depths, of models of
                         the same label that were trained to find needles: use where there is much to use [ours]
     entropy                 of the attention at the window, where length measured it: how few tokens are looked at
@@ -34,7 +36,15 @@ from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
-RELATED = ("net_recovery", "k_suffices", "share_over_tau", "use_nats", "needle_exact", "entropy_nats")
+RELATED = (
+    "net_recovery",
+    "k_suffices",
+    "share_over_tau",
+    "use_nats",
+    "change_nats",
+    "needle_exact",
+    "entropy_nats",
+)
 """What is correlated with the rise."""
 LEAST_MODELS = 4
 """Of a correlation."""
@@ -79,7 +89,7 @@ def model_point(
         times: multiple of the window at which the rise is taken.
         resamples: of the bootstrap.
         seed: of the bootstrap.
-        beyond: of the same trainings, joined; short context is the training window. Else there is no ``use_nats``.
+        beyond: of the same trainings, joined; short context is the training window. Else no use and no change.
 
     Raises `UserError` where the records lack the selector or k, where their checkpoints were not measured by position
     together, and where the window or its multiple is none of the lengths.
@@ -122,7 +132,7 @@ def _numbers(
         "share_over_tau": summary["share_over_tau"],
         **sparsity_at(summary, selector, k),
         "rise_nats": _rise(measured, trained, times),
-        **({"use_nats": use} if use else {}),
+        **(use or {}),
         **({"entropy_nats": told["entropy_nats"]} if told else {}),
     }
 
@@ -250,7 +260,7 @@ def _by_position(records: Records, length_json: Json) -> tuple[Json, list[Json]]
 
 
 def _uses(beyond: Records, checkpoint: Json, resamples: int, seed: int) -> dict[str, Json]:
-    """Mean gain beyond the window: of each training by its checksum, and of ``all``."""
+    """Use and change beyond the window: of each training by its checksum, and of ``all``."""
     window, n_short = checkpoint["training_length"], beyond.manifest.n_short
     if n_short != window:
         raise UserError(
@@ -259,7 +269,13 @@ def _uses(beyond: Records, checkpoint: Json, resamples: int, seed: int) -> dict[
         )
     summary = summarize(beyond, resamples, seed)
     summaries = {"all": summary, **_of_trainings(summary)}
-    return {name: each["all_targets"]["gap_short_minus_long"] for name, each in summaries.items()}
+    return {
+        name: {
+            "use_nats": each["all_targets"]["gap_short_minus_long"],
+            "change_nats": each["all_targets"]["absolute_gap"],
+        }
+        for name, each in summaries.items()
+    }
 
 
 def sparsity_at(summary: Json, selector: str, k: int) -> Json:

@@ -208,9 +208,10 @@ def render_ladder(ladder_json: Json) -> Table:
     further: dict[str, tuple[str, str, Json]] = {
         "use_nats": (
             "use [nats]",
-            f"mean gain of {settings.get('n_beyond', 0):,} tokens over the window",
+            f"mean gain of {settings.get('n_beyond', 0):,} tokens over the last {settings.get('window')}",
             {"digits": 3},
         ),
+        "change_nats": ("change [nats]", "mean absolute gain of those", {"digits": 3}),
         "needle_exact": (
             "needles [%]",
             f"needles found at {times} times the window",
@@ -253,6 +254,7 @@ def render_correlations(ladder_json: Json) -> Table:
         "k_suffices": f"{k} tokens suffice",
         "share_over_tau": "share over tau",
         "use_nats": "use beyond the window",
+        "change_nats": "change beyond the window",
         "needle_exact": "needles beyond the window",
         "entropy_nats": "entropy of the attention",
     }

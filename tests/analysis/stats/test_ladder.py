@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tests.support.made_up_length import SHAS, checkpoint, interval, length_json
 from tests.support.made_up_records import made_up_manifest, made_up_targets, write_records
 
 SCRIPT = "scripts/ladder.py"
+SETTINGS = {"selector": "leave-one-out", "k": 4, "times": 4, "n_long": 128, "n_short": 16, "tau_nats": 1.0}
 MEASURED = length_json(
     checkpoint("a", "small", 0.4, 1000),
     checkpoint("b", "small", 0.5, 1000),
@@ -124,6 +126,8 @@ def test_use_beyond_the_window_is_the_gain_of_the_same_checkpoints(records):
     ]
     assert points[0]["use_nats"]["value"] == pytest.approx((gains["a"]["value"] + gains["b"]["value"]) / 2)
     assert points[1]["use_nats"] == gains["c"]
+    change = summarize(records["c"], 1000, 0)["all_targets"]["absolute_gap"]
+    assert points[1]["change_nats"] == points[1]["seeds"][0]["change_nats"] == change
     assert "use_nats" not in points[2] and "use_nats" not in points_of(records, names=["a"])[0]
     with pytest.raises(UserError, match="small: --beyond has records of other seeds; give those of the same"):
         points_of(records, names=["a", "b"], beyond=beyond[2:])
@@ -259,8 +263,7 @@ def test_many_models_have_letters_and_use_has_a_panel(records):
         own = {"rise_nats": interval(0.1 * number), "use_nats": interval(0.01 * number)}
         seeds = [{**point["seeds"][0], **own}]
         points.append({**point, **own, "label": f"encoding {number}", "seeds": seeds})
-    settings = {"selector": "leave-one-out", "k": 4, "times": 4, "n_long": 128, "n_short": 16, "tau_nats": 1.0,
-                "n_beyond": 512}  # fmt: skip
+    settings = SETTINGS | {"n_beyond": 512, "window": 128}
     found = {"settings": settings, "points": points,
              "correlations": correlations(points, resamples=1000, seed=0)}  # fmt: skip
     sparsity, use = joint_figure(found).axes
@@ -270,19 +273,26 @@ def test_many_models_have_letters_and_use_has_a_panel(records):
     assert [each.xy for each in use.texts][3] == pytest.approx((0.03, 0.3))
     assert [tick.get_text() for tick in use.get_xticklabels()] == ["-0.1", "-0.05", "0", "0.05", "0.1", "0.2"]
     assert use.containers[3][0].get_xdata()[0] == pytest.approx(0.03)
+    (equal,) = [line for line in use.lines if line.get_linestyle() == ":"]
+    ends = use.transData.inverted().transform(equal.get_transform().transform(np.c_[equal.get_data()]))
+    assert ends[0, 0] < -0.1 < 0.1 < ends[1, 0] and ends.sum(axis=1) == pytest.approx(0, abs=1e-9)
+
+
+def test_letters_of_points_that_are_close_do_not_cover_each_other(records):
+    (point,) = points_of(records, names=["a"])
+    points = [
+        {**point, "label": f"encoding {number}", "rise_nats": interval(0.4 + 0.001 * number)}
+        for number in range(6)
+    ]
+    points += [{**point, "label": f"far {number}", "rise_nats": interval(number)} for number in (1, 2, 3)]
+    (axes,) = joint_figure({"settings": SETTINGS, "points": points}).axes
+    boxes = [each.get_window_extent() for each in axes.texts]
+    assert len(boxes) == 9 and not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_needles_have_a_panel_a_column_and_a_correlation(records):
     points = with_needles(points_of(records), needle_json(["small"], {"small": 0.7}), times=4)
-    settings = {
-        "selector": "leave-one-out",
-        "k": 4,
-        "times": 4,
-        "n_long": 128,
-        "n_short": 16,
-        "tau_nats": 1.0,
-    }
-    found = {"settings": settings, "points": points}
+    found = {"settings": SETTINGS, "points": points}
     (bar,) = joint_figure(found).axes[1].containers
     assert (
         bar[0].get_xdata()[0] == pytest.approx(70)
@@ -325,15 +335,7 @@ def test_records_of_scaled_rope_are_joined_with_the_loss_of_the_same_scaling(rec
     with pytest.raises(UserError, match="was not measured by position; .* scaled as in the records"):
         points_of({"a": scaled("ntk")}, names=["a"])
     points = [plain, yarn, *points_of(records, names=["c"])]
-    settings = {
-        "selector": "leave-one-out",
-        "k": 4,
-        "times": 4,
-        "n_long": 128,
-        "n_short": 16,
-        "tau_nats": 1.0,
-    }
-    rises = ladder_figure({"settings": settings, "points": points}).axes[3].containers
+    rises = ladder_figure({"settings": SETTINGS, "points": points}).axes[3].containers
     assert sorted(float(container[0].get_ydata()[0]) for container in rises) == [0.1, 0.2, 0.4]
 
 

@@ -48,6 +48,8 @@ def test_values_equal_a_plain_loop(records: Records, summary: dict) -> None:
     assert everyone["loss_long"]["value"] == pytest.approx(np.mean(targets.loss_long_nats))
     gap = np.mean(targets.loss_short_nats - targets.loss_long_nats)
     assert everyone["gap_short_minus_long"]["value"] == pytest.approx(gap)
+    changes = [abs(s - long) for s, long in zip(targets.loss_short_nats, targets.loss_long_nats, strict=True)]
+    assert everyone["absolute_gap"]["value"] == pytest.approx(math.fsum(changes) / 400)
     for selector in MEASURED:
         for column, k in enumerate(["1", "2", "4", "8"]):
             found = summary["selectors"][selector][k]
