@@ -1,11 +1,11 @@
-# make figure2   from a fresh clone to runs/demo/figure2.png (half an hour on 2 CPU cores without bf16)
+# make figure2   from a fresh clone to runs/demo/figure2.png (half an hour to an hour on 2 CPU cores)
 # make figure2-seeds   two more trainings, and the figure of all three in runs/seeds (an hour more)
 # make verify    measures 100 recorded targets again, on weights that are in results/checkpoint (three minutes)
 # make test      every test but the long ones, on up to four cores; make test-slow runs those, one at a time
 # make browser   installs Chromium from Debian's packages, for the tests of the report page, which skip without it
 # make lint      ruff and mypy
 # make docs      the documentation as a web site in build/docs, its links checked
-# make clean     removes what make and the demo made (not .venv); make distclean removes .venv too
+# make clean     removes what make made: runs of the demo too, but no other runs; make distclean removes .venv too
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -68,7 +68,7 @@ docs: $(INSTALLED)
 	$(PY) -m mkdocs build --strict --site-dir build/docs
 
 clean:
-	rm -rf runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(RUN) $(SEEDS) $(dir $(VERIFIED)) build *.egg-info .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
