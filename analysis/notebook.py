@@ -38,7 +38,6 @@ from analysis.measure.influence import (
 )
 from analysis.measure.influence_map import (
     Advance,
-    check_map_lengths,
     context_length,
     map_scorer,
     measure_map,
@@ -181,8 +180,7 @@ def influence_map(
     """
     adapter = _adapter(model)
     passage, _ = _read(adapter, tokenizer, text, None)
-    check_map_lengths(len(passage.ids), n_long, n_short)
-    n_long = context_length(len(passage.ids), n_long, trained_length(adapter))
+    n_long = context_length(len(passage.ids), n_long, n_short, trained_length(adapter))
     device = _device(adapter)
     with _left_as_it_was(adapter):
         check_long_context(adapter, n_long, name=_name(model), option="n_long")

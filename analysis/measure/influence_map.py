@@ -65,21 +65,22 @@ def windows(length: int, n_long: int) -> list[Window]:
     return found
 
 
-def check_map_lengths(length: int, n_long: int | None, n_short: int) -> None:
-    """Raise `UserError` where a text of so many tokens has no far tokens, or N and M do not go together."""
-    if n_short < 1 or 2 * n_short > (n_long or 2 * n_short):
-        asked = "" if n_long is None else f"N = {n_long:,} must be at least twice M, and "
-        raise UserError(f"{asked}M = {n_short:,} must be at least 1; change what does not fit")
+def context_length(length: int, n_long: int | None, n_short: int, reads: int | None) -> int:
+    """N: what is asked, or what the model ``reads`` and at most `MOST_CONTEXT`; no more than the text has.
+
+    Raises `UserError` where a text of so many tokens has no far tokens, or N and M do not go together.
+    """
+    n_long = n_long or min(reads or MOST_CONTEXT, MOST_CONTEXT)
+    if n_short < 1 or 2 * n_short > n_long:
+        raise UserError(
+            f"N = {n_long:,} must be at least twice M, and M = {n_short:,} must be at least 1; change what does not fit"
+        )
     if length < n_short + 2:
         raise UserError(
             f"the text has {length:,} tokens, too few for M = {n_short:,}, a far token and a target; give a longer "
             "text, or lower M"
         )
-
-
-def context_length(length: int, n_long: int | None, reads: int | None) -> int:
-    """N: what is asked, or what the model ``reads`` and at most `MOST_CONTEXT`; no more than the text has."""
-    return min(length - 1, n_long or min(reads or MOST_CONTEXT, MOST_CONTEXT))
+    return min(length - 1, n_long)
 
 
 def trained_length(model: Any) -> int | None:
@@ -192,8 +193,7 @@ def measure_text_map(settings: MapSettings) -> Path:
         load_tokenizer(loaded.tokenizer_file).encode(text, add_special_tokens=False).ids, dtype=np.int64
     )
     check_vocabulary(loaded.model, tokens)
-    check_map_lengths(len(tokens), settings.n_long, settings.n_short)
-    n_long = context_length(len(tokens), settings.n_long, _reads(loaded))
+    n_long = context_length(len(tokens), settings.n_long, settings.n_short, _reads(loaded))
     loaded.check_context(n_long)
     scorer = map_scorer(
         loaded.model,

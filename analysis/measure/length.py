@@ -78,7 +78,7 @@ def measure_length(settings: LengthSettings) -> Path:
             found["attention"] = _attention(losses, segments, windows, lengths, label)
         return {name: values.tolist() for name, values in found.items()}
 
-    described = measure_models(settings, text, lengths[-1], measure)
+    described = measure_models(settings, text, lambda loaded: loaded.check_reach(lengths[-1]), measure)
     loss_nats = np.array([one.pop("sums") for one in described])
     documents, windows_of = np.unique(segments.document, return_counts=True)
     groups = text.tokens.groups_of(documents)

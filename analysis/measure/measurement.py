@@ -89,10 +89,10 @@ def load_losses(
 def measure_models(
     settings: ComparisonSettings,
     text: MeasuredText,
-    length: int,
+    check: Callable[[LoadedModel], None],
     measure: Callable[[TokenLosses, str], Json],
 ) -> list[Json]:
-    """What identifies each checkpoint, and what ``measure`` finds in it; each must read L tokens.
+    """What identifies each checkpoint, and what ``measure`` finds in it.
 
     All are loaded once before the first is measured: nobody waits for the first to learn that the last is refused.
     What was found is kept until `write_result`, so that the same command, interrupted, goes on with the next one.
@@ -100,20 +100,20 @@ def measure_models(
     Args:
         settings: the checkpoints, and what is kept with what was found: only the same are taken up again.
         text: that all are measured on.
-        length: L.
+        check: raises `UserError` for a checkpoint that cannot be measured.
         measure: from the losses and the label of a checkpoint to what JSON holds.
     """
     kept, commit = [], current_commit()
     for checkpoint in settings.checkpoints:
         loaded = load_scaled(checkpoint)
         loaded.check_corpus(text.corpus)
-        loaded.check_reach(length)
+        check(loaded)
         kept.append(_kept_file(settings, text, loaded))
     found = []
     for label, checkpoint, file in zip(settings.labels, settings.checkpoints, kept, strict=True):
         begun = file.is_file()
         if not begun:
-            described, losses = load_losses(settings, text, checkpoint, lambda each: each.check_reach(length))
+            described, losses = load_losses(settings, text, checkpoint, check)
             write_json(file, {"commit": commit, **described, **measure(losses, label)})
         one = read_json(file, f"remove {file.parent}")
         if one.pop("commit") != commit:

@@ -35,9 +35,10 @@ import numpy as np
 import pyarrow as pa
 
 from analysis.measure.measurement import Json, check_models, measure_models, open_text, write_result
-from analysis.measure.planted import KS, chance_recall, found_at
-from analysis.measure.selectors import Question, check_selector, find_selector
+from analysis.measure.planted import KS, chance_recall, found_at, selected_columns
+from analysis.measure.selectors import check_selector
 from analysis.measure.settings import NeedleSettings, RecallOptions
+from analysis.model.load import LoadedModel
 from analysis.model.rope_scaling import split_checkpoint
 from analysis.model.scorer import Scorer
 from analysis.model.token_losses import TokenLosses
@@ -101,7 +102,12 @@ def measure_needle(settings: NeedleSettings) -> Path:
             recall = recall_of_needles(losses, needles, settings.recall, label, settings.seed)
         return {"recall": recall, "values": values}
 
-    described = measure_models(settings, text, settings.lengths[-1] + max(settings.ks), measure)
+    def check(loaded: LoadedModel) -> None:
+        loaded.check_reach(settings.lengths[-1] + max(settings.ks))
+        if settings.recall is not None:
+            loaded.check_context(settings.recall.length, option="--recall-length")
+
+    described = measure_models(settings, text, check, measure)
     loss_nats, exact = np.moveaxis(np.array([one.pop("values") for one in described]), 2, 0)
     models = _summarize(settings, needles, cells, loss_nats, exact)
     for each in models:
@@ -352,8 +358,9 @@ def recall_of_needles(
 ) -> Json:
     """Recall of the needle's q + 1 tokens by selector and k, true and placebo, with intervals over documents."""
     contexts, placebos, columns = needle_contexts(needles, options)
-    losses.loaded.check_context(options.length)
-    scorer = Scorer(losses.model, device=losses.device)
+    scorer = Scorer(
+        losses.model, device=losses.device, bf16=losses.bf16, tokens_per_batch=losses.tokens_per_batch
+    )
     planted = np.tile(columns, (len(contexts), 1))
     ks = [k for k in KS if k <= contexts.n_far]
     found: Json = {}
@@ -361,7 +368,7 @@ def recall_of_needles(
         for name in options.selectors:
             shares = []
             for some in (contexts, placebos):
-                selected = find_selector(name)(Question(scorer, some, seed, max(ks))).columns
+                selected = selected_columns(name, scorer, some, seed, max(ks))
                 shares.append(found_at(selected, planted, ks).mean(axis=2))
                 advance(1)
             found[name] = _intervals(shares, ks, needles.segments, seed)

@@ -353,7 +353,7 @@ def _measure_cell(
     selectors = {}
     for name in settings.selectors:
         true, placebo = (
-            _selected(name, scorer, contexts, settings, advance)
+            selected_columns(name, scorer, contexts, settings.seed, max(settings.ks), advance)
             for contexts in (samples.contexts, samples.placebos)
         )
         selectors[name] = _recalls(samples, true, placebo, right, task, settings)
@@ -377,15 +377,20 @@ def likeliest_token(scorer: Scorer, contexts: Contexts, vocabulary: int) -> np.n
     return np.concatenate(losses, axis=1).argmin(axis=1)
 
 
-def _selected(
-    name: str, scorer: Scorer, contexts: Contexts, settings: RecallSettings, advance: Callable[[int], None]
+def selected_columns(
+    name: str,
+    scorer: Scorer,
+    contexts: Contexts,
+    seed: int,
+    k_max: int,
+    advance: Callable[[int], None] = lambda count: None,
 ) -> np.ndarray:
     """The far columns that a selector chooses, most influential first, (n, k_max)."""
     size = max(1, _SUBSET_ELEMENTS // (contexts.n_far * contexts.n_long))
     chosen = []
     for first in range(0, len(contexts), size):
         some = contexts.take(slice(first, first + size))
-        question = Question(scorer, some, settings.seed, max(settings.ks))
+        question = Question(scorer, some, seed, k_max)
         chosen.append(find_selector(name)(question).columns)
         advance(len(some))
     return np.concatenate(chosen)

@@ -11,11 +11,9 @@ from analysis.records.shards import MeasurementShard
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES
 from olmo_sparsity.util.arguments import (
     argument,
-    finite_number,
     out_folder,
     positive_number,
     seed_number,
-    several,
     whole_number_or_zero,
 )
 from olmo_sparsity.util.errors import UserError
@@ -24,14 +22,6 @@ CHECKPOINT = (
     "checkpoint, run (then its last one), transformers directory, or id of a model on the Hugging Face hub"
 )
 _UNTOLD = ("checkpoint", "checkpoints", "labels", "out", "device", "tokens_per_batch")
-
-
-def depth(text: str) -> float:
-    """The type of a place in a context."""
-    value = finite_number(text)
-    if not 0 <= value <= 1:
-        raise ValueError
-    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,9 +257,7 @@ class NeedleSettings(ComparisonSettings):
     """L."""
     ks: tuple[int, ...] = field(default=(1, 2, 4, 8), metadata=argument("tokens of a value"))
     """k."""
-    depths: tuple[float, ...] = field(
-        default=(0.0, 0.25, 0.5, 0.75, 1.0), metadata=argument("from 0 to 1", type=several(depth))
-    )
+    depths: tuple[float, ...] = field(default=(0.0, 0.25, 0.5, 0.75, 1.0), metadata=argument("from 0 to 1"))
     samples: int = field(default=100, metadata=argument("needles of each cell, at most"))
     """n."""
     key_tokens: int = field(default=2, metadata=argument("tokens of a key"))

@@ -103,7 +103,7 @@ class LoadedModel:
         same_file = kept.is_file() and sha256_file(kept) == made_with
         return same_file and tokenization(kept) == tokenization(self.tokenizer_file)
 
-    def check_context(self, n_long: int, targets_per_block: int = 1) -> None:
+    def check_context(self, n_long: int, targets_per_block: int = 1, option: str = "--n-long") -> None:
         """Raise `UserError` where the model cannot be measured on N tokens, see `check_long_context`."""
         if self.rope_scaling and self.rope_scaling.name == MESA:
             raise UserError(
@@ -111,7 +111,7 @@ class LoadedModel:
                 "measure loss by position or needles"
             )
         name = f"{self.checkpoint} ({self.family})"
-        check_long_context(self.model, n_long, targets_per_block, name=name, option="--n-long")
+        check_long_context(self.model, n_long, targets_per_block, name=name, option=option)
 
     def check_reach(self, length: int) -> None:
         """Raise `UserError` where the model has no position embedding for ids up to L - 1.

@@ -73,12 +73,11 @@ def corpora_figure(corpora_json: Json) -> Figure:
 def _told(corpora_json: Json) -> str:
     settings, corpora = corpora_json["settings"], corpora_json["corpora"]
     fewest = min(corpora, key=lambda each: each.get("groups_over_tau", math.inf))
-    by = by_clusters(fewest, "_over_tau") if "groups_over_tau" in fewest else "over documents"
     trainings = sorted({each["trainings"] for each in corpora})
     several = f"{' or '.join(map(str, trainings))} trainings each; " if trainings != [1] else ""
     return (
         f"{settings['selector']}, N {settings['n_long']}, M {settings['n_short']}, "
-        f"$\\tau$ {nats(settings['tau_nats'])}; {several}bars: 95 %, {by}"
+        f"$\\tau$ {nats(settings['tau_nats'])}; {several}bars: 95 %, {by_clusters(fewest, '_over_tau')}"
     )
 
 

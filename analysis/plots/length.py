@@ -107,10 +107,9 @@ def save_length_figures(length_json: Json, folder: str | Path) -> list[Path]:
 def describe_length(length_json: Json) -> str:
     """One line on what was measured: windows, documents."""
     settings = length_json["settings"]
-    by = f" {by_clusters(settings)}"
     return (
         f"{settings['windows_measured']:,} windows of {settings['lengths'][-1]:,} tokens in "
-        f"{settings['documents']:,} documents; bands and bars: 95 % bootstrap{by if 'groups' in settings else ''}"
+        f"{settings['documents']:,} documents; bands and bars: 95 % bootstrap {by_clusters(settings)}"
     )
 
 

@@ -10,7 +10,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
 from analysis.plots import style
-from analysis.stats.bootstrap import by_clusters, few_clusters
+from analysis.stats.bootstrap import by_clusters
 from olmo_sparsity.util.result_files import Json
 
 MEASURES = {
@@ -127,7 +127,6 @@ def describe_needle(needle_json: Json) -> str:
     return (
         f"{settings['samples_measured']:,} needles behind a key of {settings['key_tokens']} tokens, in "
         f"{settings['documents']:,} documents"
-        + (f"; only {few}: rough" if "groups" in settings and (few := few_clusters(settings)) else "")
     )
 
 

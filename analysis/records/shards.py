@@ -159,7 +159,9 @@ def _merged_targets(out: Path, shards: list[Records]) -> Targets:
 
 def _merged_examples(shards: list[Records]) -> Examples:
     """The examples of all shards in the order of their targets, as an unsharded run writes them."""
-    table = pa.concat_tables([records.examples.to_table() for records in shards if records.examples])
+    table = pa.concat_tables(
+        [records.examples.to_table() for records in shards if records.examples is not None]
+    )
     return Examples.from_table(table.sort_by("target_id"))
 
 

@@ -101,7 +101,7 @@ def report_html(
         settings=shown_settings(summary["settings"]),
         summary=summary,
         default=default_selector(summary["selectors"]),
-        resampled=by_clusters(summary) if "groups" in summary else "of documents (no groups are known)",
+        resampled=by_clusters(summary) + ("" if "groups" in summary else " (no groups are known)"),
         few=few_clusters(summary["settings"], "_over_tau"),
         chooser=default_selector(summary["distances"]["selectors"]),
         all_far=FAR,

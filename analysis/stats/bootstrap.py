@@ -185,12 +185,14 @@ def few_clusters(counts: Json, suffix: str = "") -> str | None:
 
 def by_clusters(counts: Json, suffix: str = "") -> str:
     """``by document``, or by group where groups are known, and whether these are few; for captions of figures."""
-    several = "trainings" in counts
-    groups = counts.get(f"groups{suffix}")
-    if groups is None:
-        return "by training and document" if several else "by document"
+    several, grouped = counts.get("trainings", 1) != 1, f"groups{suffix}" in counts
+    by = {
+        (False, False): "by document",
+        (False, True): "by group, then document",
+        (True, False): "by training and document",
+        (True, True): "by training, group and document",
+    }[several, grouped]
     few = few_clusters(counts, suffix)
-    by = "by training, group and document" if several else "by group, then document"
     return by + (f" (only {few}: rough)" if few else "")
 
 

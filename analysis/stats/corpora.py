@@ -15,7 +15,7 @@ import numpy as np
 
 from analysis.records.store import Records
 from analysis.stats.bootstrap import divided
-from analysis.stats.ladder import sparsity_at
+from analysis.stats.ladder import by_weights, sparsity_at, weights_of
 from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
@@ -87,10 +87,10 @@ def corpus_numbers(
 
 def _loss_by_position(records: Records, lengths: Sequence[Json]) -> tuple[Json, float]:
     """The model of ``lengths`` whose checkpoints are those of ``records``, and its text's bytes per token."""
-    wanted = {each.manifest.checkpoint_sha256 for each in records.trainings or (records,)}
+    wanted = set(weights_of(records))
     for length_json in lengths:
         for model in length_json["models"]:
-            if {one["checkpoint_sha256"] for one in model["checkpoints"]} == wanted:
+            if by_weights(model).keys() == wanted:
                 if "bytes_per_token" not in length_json["settings"]:
                     raise UserError(
                         f"the loss by position of {records.manifest.checkpoint} does not tell bytes per token; "

@@ -39,9 +39,8 @@ def describe_findings(records: Records) -> str:
     true, placebo = (f"{100 * recoveries[name]['value']:.0f}" for name in ("recovery", "placebo_recovery"))
     interval = " (no interval: too few documents)"
     if net["low"] is not None and net["high"] is not None:
-        interval = f" [{100 * net['low']:.0f}, {100 * net['high']:.0f}]"
-    if (groups := targets.groups_of(records.over)) is not None:
-        interval += f" {by_clusters(count_clusters(targets.document[records.over], groups))}"
+        clusters = count_clusters(targets.document[records.over], targets.groups_of(records.over))
+        interval = f" [{100 * net['low']:.0f}, {100 * net['high']:.0f}] {by_clusters(clusters)}"
     return (
         f"{found}; {selector}: net recovery at k = {k} is {100 * net['value']:.0f} %{interval}, of a recovery of "
         f"{true} % and a placebo of {placebo} %"

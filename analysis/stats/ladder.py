@@ -32,7 +32,7 @@ from analysis.records.schema import ROPE_SCALING
 from analysis.records.store import Records
 from analysis.records.trainings import joined_by_label
 from analysis.stats.correlation import row_spearman
-from analysis.stats.summary import summarize
+from analysis.stats.summary import summarize, summarize_all_targets
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
@@ -50,6 +50,10 @@ LEAST_MODELS = 4
 """Of a correlation."""
 Model = tuple[str, int | None]
 """Its label, and of cross-fitted records, which are not joined, their number."""
+
+
+Weights = tuple[str, str]
+"""The checksum of a checkpoint, and how its RoPE was scaled."""
 
 
 def by_model(
@@ -145,6 +149,11 @@ def with_needles(points: Sequence[Json], needle_json: Json, times: int) -> list[
     """
     found = {}
     for model in needle_json["models"]:
+        if "over_depths" not in model:
+            raise UserError(
+                f"the needles of {model['label']} were measured before means over depths were kept; measure them again "
+                "with scripts/needle.py"
+            )
         window = model["checkpoints"][0]["training_length"]
         at = [each for each in model["over_depths"] if window and each["length"] == times * window]
         if not at:
@@ -235,16 +244,26 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
-def _by_position(records: Records, length_json: Json) -> tuple[Json, list[Json]]:
-    """The model of ``length_json`` that records evaluate, and of its checkpoints those, one for each training."""
+def weights_of(records: Records) -> list[Weights]:
+    """What the losses of each training are of."""
     manifests = [each.manifest for each in records.trainings or (records,)]
-    evaluated = [
-        (each.evaluation_checkpoint_sha256 or each.checkpoint_sha256, each.options.get(ROPE_SCALING))
+    return [
+        (each.evaluation_checkpoint_sha256 or each.checkpoint_sha256, str(each.options.get(ROPE_SCALING)))
         for each in manifests
     ]
+
+
+def by_weights(model: Json) -> dict[Weights, Json]:
+    """The checkpoints of a model of ``length.json``."""
+    return {(one["checkpoint_sha256"], str(one["rope_scaling"])): one for one in model["checkpoints"]}
+
+
+def _by_position(records: Records, length_json: Json) -> tuple[Json, list[Json]]:
+    """The model of ``length_json`` that records evaluate, and of its checkpoints those, one for each training."""
+    evaluated = weights_of(records)
     for model in length_json["models"]:
-        found = {(one["checkpoint_sha256"], str(one["rope_scaling"])): one for one in model["checkpoints"]}
-        own = [found[sha, str(scaling)] for sha, scaling in evaluated if (sha, str(scaling)) in found]
+        found = by_weights(model)
+        own = [found[each] for each in evaluated if each in found]
         if len(own) == len(evaluated):
             if 1 < len(own) < len(found):
                 raise UserError(
@@ -252,10 +271,11 @@ def _by_position(records: Records, length_json: Json) -> tuple[Json, list[Json]]
                     f"{len(own)}; give records of all of them"
                 )
             return model, own
-    first, scaling = manifests[0], evaluated[0][1]
+    first = (records.trainings or (records,))[0].manifest
+    how = "scaled as in the records" if ROPE_SCALING in first.options else "without scaling its RoPE"
     raise UserError(
         f"{first.evaluation_checkpoint or first.checkpoint} was not measured by position; measure it with "
-        f"scripts/length.py, {'scaled as in the records' if scaling else 'without scaling its RoPE'}"
+        f"scripts/length.py, {how}"
     )
 
 
@@ -267,14 +287,13 @@ def _uses(beyond: Records, checkpoint: Json, resamples: int, seed: int) -> dict[
             f"{checkpoint['checkpoint']} was measured beyond {n_short:,} tokens, and its window has {window:,}; give "
             f"records of --n-short {window} to --beyond"
         )
-    summary = summarize(beyond, resamples, seed)
-    summaries = {"all": summary, **_of_trainings(summary)}
+    parts = {each.manifest.checkpoint_sha256: each for each in beyond.trainings or (beyond,)}
+    found = {
+        name: summarize_all_targets(each, resamples, seed) for name, each in {"all": beyond, **parts}.items()
+    }
     return {
-        name: {
-            "use_nats": each["all_targets"]["gap_short_minus_long"],
-            "change_nats": each["all_targets"]["absolute_gap"],
-        }
-        for name, each in summaries.items()
+        name: {"use_nats": each["gap_short_minus_long"], "change_nats": each["absolute_gap"]}
+        for name, each in found.items()
     }
 
 

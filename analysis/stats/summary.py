@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from analysis.records.schema import Targets
 from analysis.records.store import Records
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, count_clusters, difference, interval_words
 from analysis.stats.dependencies import (
@@ -85,12 +86,7 @@ def summarize(
         "share_over_tau": bootstrap.ratio("over", "one"),
         "loss_short": bootstrap.ratio("short over tau", ("targets", ALL)),
         "loss_long": bootstrap.ratio("long over tau", ("targets", ALL)),
-        "all_targets": {
-            "loss_short": bootstrap.ratio("short", "one"),
-            "loss_long": bootstrap.ratio("long", "one"),
-            "gap_short_minus_long": bootstrap.ratio("gain", "one"),
-            "absolute_gap": bootstrap.ratio("absolute gain", "one"),
-        },
+        "all_targets": _numbers_of_all(bootstrap),
         "near_copies": _near_copies(bootstrap, records, k),
         "selectors": _per_selector(bootstrap, measured, resamples, seed),
         "comparisons": _comparisons(bootstrap, measured, k),
@@ -109,6 +105,34 @@ def summarize(
         "contexts": context_numbers(bootstrap, records),
         "placebos": placebo_numbers(bootstrap, records, measured),
         "settings": _settings(records, resamples, seed),
+    }
+
+
+def summarize_all_targets(records: Records, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> Json:
+    """``all_targets`` of `summarize` alone, for which no target need be over tau."""
+    targets = records.targets
+    columns = _columns_of_all(targets)
+    return _numbers_of_all(
+        SumsBootstrap(columns, targets.document, resamples, seed, targets.document_group, records.training)
+    )
+
+
+def _columns_of_all(targets: Targets) -> Columns:
+    return {
+        "one": np.ones(len(targets)),
+        "short": targets.loss_short_nats,
+        "long": targets.loss_long_nats,
+        "gain": targets.gain_nats,
+        "absolute gain": np.abs(targets.gain_nats),
+    }
+
+
+def _numbers_of_all(bootstrap: SumsBootstrap) -> Json:
+    return {
+        "loss_short": bootstrap.ratio("short", "one"),
+        "loss_long": bootstrap.ratio("long", "one"),
+        "gap_short_minus_long": bootstrap.ratio("gain", "one"),
+        "absolute_gap": bootstrap.ratio("absolute gain", "one"),
     }
 
 
@@ -143,11 +167,7 @@ def _columns(records: Records, measured: MeasuredTargets, in_bins: list[np.ndarr
     """What is summed over targets, each (n,); zero where a target does not belong to the sum."""
     targets = records.targets
     columns: Columns = {
-        "one": np.ones(len(targets)),
-        "short": targets.loss_short_nats,
-        "long": targets.loss_long_nats,
-        "gain": targets.gain_nats,
-        "absolute gain": np.abs(targets.gain_nats),
+        **_columns_of_all(targets),
         "over": over_tau_column(records),
         "short over tau": measured.column(measured.short_nats),
         "long over tau": measured.column(measured.long_nats),

@@ -27,8 +27,8 @@ def render_length(length_json: Json) -> list[Table]:
 
 
 def _interval_note(settings: Json) -> str:
-    """What brackets hold, and where groups are known, that the interval goes by them."""
-    return "95 % interval" + (f" {by_clusters(settings)}" if "groups" in settings else "")
+    """What brackets hold."""
+    return f"95 % interval {by_clusters(settings)}"
 
 
 def _table_of_lengths(models: Sequence[Json], interval: str) -> Table:

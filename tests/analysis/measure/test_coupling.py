@@ -168,3 +168,11 @@ def test_train_takes_what_the_command_prints(tmp_path):
     options = shlex.split(Text.from_markup(told).plain)[2:]
     taken = tiny_task.config(tmp_path, *options).positions.found
     assert (taken.marks, taken.counted_from, taken.first_ids) == ([1, 3], ["start"], [2])
+
+
+def test_prompts_that_have_nothing_in_common_have_no_coupling(tmp_path):
+    segment = {"counted_from": "start", "first_id": 2, "agreement": 0.2}
+    path = tmp_path / COUPLING.name
+    COUPLING.save(path, {"marks": [], "segments": [segment], "as_the_task_says": None})
+    (line,) = couple._outcome(COUPLING.load(path))
+    assert line.startswith("no coupling was found")

@@ -15,7 +15,6 @@ from analysis.measure.longppl import measure_longppl
 from analysis.measure.needle import measure_needle
 from analysis.measure.settings import LengthSettings, LongPPLSettings, NeedleSettings
 from analysis.plots.length import describe_length
-from analysis.plots.needle import describe_needle
 from analysis.stats.bootstrap import ClusterBootstrap, ratio_of_sums
 from analysis.tables.models import render_length
 from tests.support import tiny
@@ -70,10 +69,6 @@ def test_values_are_the_same_and_intervals_go_by_group(made, tmp_path, kind):
     assert "groups" not in plain and "groups" not in plain["settings"]
     assert "by group, then document" in grouped["settings"]["interval"]
     assert "no groups are known" in plain["settings"]["interval"]
-    if kind == "needle":
-        assert describe_needle(grouped).endswith("; only 3 groups: rough") and "only" not in describe_needle(
-            plain
-        )
 
 
 def test_the_loss_by_position_has_the_interval_of_its_table(made, tmp_path):
@@ -90,7 +85,9 @@ def test_the_loss_by_position_has_the_interval_of_its_table(made, tmp_path):
     assert "by group, then document (only 3 groups: rough)" in describe_length(grouped)
     for result, said in (
         (grouped, "[95 % interval by group, then document (only 3"),
-        (plain, "[95 % interval]"),
+        (plain, "[95 % interval by document (only 6 documents: rough)]"),
     ):
         assert all(str(table.caption).startswith(said) for table in render_length(result))
-    assert describe_length(plain).endswith("bands and bars: 95 % bootstrap")
+    assert describe_length(plain).endswith(
+        "bands and bars: 95 % bootstrap by document (only 6 documents: rough)"
+    )

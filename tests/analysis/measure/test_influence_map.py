@@ -159,6 +159,7 @@ def test_a_run_reads_what_its_positions_reached_in_training(trained: Path) -> No
         (["--text", "none.txt"], "none.txt cannot be read"),
         (["--text", "short.txt"], "the text has 5 tokens, too few for M = 16"),
         (["--text", "short.txt", "--n-short", "2", "--n-long", "3"], "N = 3 must be at least twice M"),
+        (["--text", "long.txt", "--n-short", "40"], "N = 64 must be at least twice M"),
         (["--text", "bytes.txt"], "is not UTF-8 text"),
         ([], "is missing"),
     ],
@@ -167,6 +168,7 @@ def test_command_refuses_in_one_line(
     spelled: Path, tmp_path: Path, run_here, arguments: list, said: str
 ) -> None:
     (tmp_path / "short.txt").write_text("w1 w2 w3 w4 w5")
+    (tmp_path / "long.txt").write_text(" ".join(f"w{number % 50}" for number in range(200)))
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
     paths = [tmp_path / each if each.endswith(".txt") else each for each in arguments]
     done = run_here("scripts/xray.py", spelled, *paths)

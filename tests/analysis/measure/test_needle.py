@@ -234,6 +234,20 @@ def test_bad_settings_are_one_line_before_anything_is_written(made, tmp_path, ch
     assert not (tmp_path / "out").exists()
 
 
+def test_what_no_selector_can_measure_is_refused_before_anything_is_measured(made, tmp_path, monkeypatch):
+    one = str(made / "one" / "run")
+    scaled = {
+        "checkpoints": (one, f"{one}@mesa:2"),
+        "selectors": ("random",),
+        "recall_samples": 4,
+        "recall_length": 20,
+    }
+    monkeypatch.setattr("analysis.measure.needle.measure_cell", None)
+    with refused("no token can be dropped from a context that is read in chunks"):
+        measure_needle(settings(made, tmp_path / "out", **scaled))
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_table_of_positions_that_ends_is_refused(made, tmp_path):
     gpt2 = directory(tmp_path / "gpt2", "gpt2")  # 64 positions
     changes = {"checkpoints": (str(gpt2),), "labels": ("gpt2",), "corpus": str(gpt2 / "corpus")}
@@ -247,6 +261,8 @@ def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):
     command = ["scripts/needle.py", run, f"{run}@yarn:2", "--labels", "plain,YaRN", "--out", tmp_path]
     command += ["--lengths", "24,16", "--depths", "0,1", "--samples", 6, "--ks", "1,3", "--device", "cpu"]
     command += ["--selectors", "random,gradient", "--recall-samples", 4, "--recall-length", 20]
+    refused_ = run_here(*command, "--depths", "0,2")
+    assert refused_.returncode == 1 and "--depths are from 0 (first) to 1 (last), not" in refused_.stderr
     done = run_here(*command)
     assert done.returncode == 0, done.stderr
     found = NEEDLE.load(tmp_path)

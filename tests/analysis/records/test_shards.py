@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import analysis.measure.influence as influence_module
 import analysis.measure.influence as measurement_module
 import analysis.records.shards as merge_module
 from analysis.measure.influence import measure_influence
@@ -77,6 +78,13 @@ def test_merged_shards_equal_the_unsharded_run_bit_for_bit(whole, out):
     assert_same_records(whole, merged)
     assert merged.manifest.complete
     assert merged.manifest.fingerprint == whole.manifest.fingerprint
+
+
+def test_shards_none_of_whose_targets_is_shown_are_merged(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(influence_module, "EXAMPLES_FROM_TARGETS", 0)
+    for number in (1, 2, 3):
+        measure_influence(settings(trained, tmp_path, number))
+    assert len(load_records(merge_records(tmp_path)).examples) == 0
 
 
 def test_an_unsharded_run_takes_the_merged_records_for_its_own(trained, out):

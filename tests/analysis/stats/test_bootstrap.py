@@ -159,7 +159,9 @@ def test_covers_the_truth_where_documents_of_a_group_are_alike_and_one_level_doe
     ("counts", "few", "by"),
     [
         ({"documents": 40}, None, "by document"),
-        ({"documents": 1}, "1 document", "by document"),
+        ({"documents": 1}, "1 document", "by document (only 1 document: rough)"),
+        ({"documents": 40, "trainings": 1}, None, "by document"),
+        ({"documents": 40, "trainings": 2}, None, "by training and document"),
         ({"documents": 400, "groups": 9}, "9 groups", "by group, then document (only 9 groups: rough)"),
         ({"documents": 400, "groups": 10}, None, "by group, then document"),
         (
@@ -171,7 +173,7 @@ def test_covers_the_truth_where_documents_of_a_group_are_alike_and_one_level_doe
 )
 def test_few_groups_or_documents_are_named(counts: dict, few: str | None, by: str) -> None:
     assert (few_clusters(counts), by_clusters(counts)) == (few, by)
-    renamed = {f"{name}_over_tau": count for name, count in counts.items()}
+    renamed = {name if name == "trainings" else f"{name}_over_tau": count for name, count in counts.items()}
     assert (few_clusters(renamed, "_over_tau"), by_clusters(renamed, "_over_tau")) == (few, by)
 
 

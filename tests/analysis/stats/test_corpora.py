@@ -57,6 +57,15 @@ def test_what_is_per_token_is_told_per_byte_too(records):
     assert numbers_of(records, "French")["loss_at_lengths"][0]["loss_nats_per_byte"]["value"] == 0.6
 
 
+def test_a_checkpoint_whose_rope_was_scaled_is_another_model(records):
+    scaled = [{**one, "rope_scaling": {"name": "yarn"}} for one in LENGTHS[0]["models"][0]["checkpoints"]]
+    yarn = {**LENGTHS[0]["models"][0], "checkpoints": scaled, "at_lengths": []}
+    both = {**LENGTHS[0], "models": [yarn, LENGTHS[0]["models"][0]]}
+    assert numbers_of(records, lengths=[both])["loss_at_lengths"]
+    with refused("were not measured by position together"):
+        numbers_of(records, lengths=[{**both, "models": [yarn]}])
+
+
 def test_function_words_which_are_known_of_english_only_count_as_other_words(records):
     targets = records[2].targets
     of_kind = {each["kind"]: each for each in numbers_of(records, "French")["kinds"]}

@@ -12,7 +12,7 @@ from analysis.plots.ladder import joint_figure, ladder_figure
 from analysis.records.store import load_records
 from analysis.records.trainings import join_trainings
 from analysis.stats.ladder import by_model, correlations, model_point, with_needles
-from analysis.stats.summary import summarize
+from analysis.stats.summary import summarize, summarize_all_targets
 from analysis.tables.models import render_ladder
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_length import SHAS, checkpoint, interval, length_json
@@ -126,6 +126,7 @@ def test_use_beyond_the_window_is_the_gain_of_the_same_checkpoints(records):
     ]
     assert points[0]["use_nats"]["value"] == pytest.approx((gains["a"]["value"] + gains["b"]["value"]) / 2)
     assert points[1]["use_nats"] == gains["c"]
+    assert summarize_all_targets(records["c"], 1000, 0) == summarize(records["c"], 1000, 0)["all_targets"]
     change = summarize(records["c"], 1000, 0)["all_targets"]["absolute_gap"]
     assert points[1]["change_nats"] == points[1]["seeds"][0]["change_nats"] == change
     assert "use_nats" not in points[2] and "use_nats" not in points_of(records, names=["a"])[0]
@@ -186,6 +187,11 @@ def test_needles_join_the_points_of_their_label(records):
             "not measured at 8 times its window; give --lengths 1024",
         ),
         (needle_json(["small"], {"small": 0.5}, window=None), 4, "give models trained by this project"),
+        (
+            {"models": [{"label": "small", "checkpoints": []}]},
+            4,
+            "of small were measured before means over depths",
+        ),
     ],
 )
 def test_needles_of_other_models_or_lengths_are_refused(records, needles, times, message):
