@@ -370,13 +370,20 @@ def _note(source: Path, tokenizer: Path, config: Config, model: Any) -> dict[str
     }
 
 
+def _encoding(model: ModelConfig) -> str:
+    if not model.encoding.rotates:
+        return model.encoding.name
+    without = f"; one layer in {model.nope_layer_interval} has none" if model.nope_layer_interval else ""
+    return f"{model.encoding.name}, base {model.rope_theta:,}{without}"
+
+
 def model_card(config: Config, note: dict[str, Any]) -> str:
     """The README.md of an export: how to load it, position encoding, training settings, provenance and licence."""
     scheme, window = config.positions.scheme, config.model.max_sequence_length
     rows = {
         "class": note["architecture"],
         "parameters": f"{note['parameters']:,}",
-        "position encoding": f"{config.model.encoding.name}, base {config.model.rope_theta:,}",
+        "position encoding": _encoding(config.model),
         "position ids in training": f"{scheme}, below {note['max_positions']:,}",
         "training window": f"{window:,} tokens",
         "batch": f"{config.global_train_batch_size:,} windows",

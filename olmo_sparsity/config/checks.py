@@ -253,17 +253,18 @@ def _check_attention(config: Config) -> Iterator[Problem]:
             ("model.attention",),
             f"{show(model.attention)} is no attention; {choose(model.attention, names)}",
         )
-    if model.attention == SOFTMAX:
+    if model.attention != SOFTMAX:
+        own, name = "model.attention", model.attention
+    elif model.rope_window:
+        own, name = "model.rope_window", "a window"
+    else:
         return
     if model.block_type != BlockType.sequential:
-        yield (
-            ("model.attention", "model.block_type"),
-            f"{model.attention} is for model.block_type: sequential; set it so",
-        )
+        yield ((own, "model.block_type"), f"{name} is for model.block_type: sequential; set it so")
     if config.activation_checkpointing == ActivationCheckpointingStrategy.fine_grained:
         yield (
-            ("activation_checkpointing", "model.attention"),
-            f"fine_grained is for model.attention: softmax; with {model.attention} choose whole_layer",
+            ("activation_checkpointing", own),
+            f"fine_grained is for model.attention: softmax without a window; with {name} choose whole_layer",
         )
 
 
@@ -515,6 +516,13 @@ def _check_table(config: Config, task: Task) -> Iterator[Problem]:
 
 def _check_optimization(config: Config) -> Iterator[Problem]:
     optimizer, scheduler, precision = config.optimizer, config.scheduler, config.precision
+    if config.deepspeed.config is not None and scheduler.grad_clip_warmup_steps:
+        yield (
+            ("scheduler.grad_clip_warmup_steps", "deepspeed.config"),
+            "DeepSpeed clips by max_grad_norm at every step; set it to null, or train without deepspeed.config",
+        )
+    if config.wandb is not None and config.wandb.log_interval < 1:
+        yield ("wandb.log_interval",), f"{config.wandb.log_interval} is below 1; set it to 1 or more"
     if precision == "amp_fp16":
         yield ("precision",), "amp_fp16 is not supported: no loss scaling is implemented; set it to amp_bf16"
     elif precision is not None and precision not in _PRECISIONS:

@@ -180,8 +180,8 @@ class PositionsConfig(olmo.BaseConfig):
 
     id_noise: float = known(0.0, bound=PROBABILITY)
     """
-    coupled, predicted: each coupled id of a training sample is, with this probability, another one of the sample's
-    range, uniformly drawn [ours].
+    coupled, predicted: each coupled id of a training sample is, with this probability, one of the sample's range,
+    uniformly drawn [ours].
     """
 
     found: FoundCouplingConfig = field(default_factory=FoundCouplingConfig)
@@ -319,8 +319,7 @@ class TaskConfig(olmo.BaseConfig):
 
     name: str | None = None
     """
-    A name of `olmo_sparsity.tasks.TASKS`: planted, sparse_parity, scratchpad_parity, variable_assignment, addition,
-    copy. Null: text.
+    A name of `olmo_sparsity.tasks.TASKS`, such as sparse_parity. Null: text.
     """
 
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -488,11 +487,12 @@ OLMO_FIELDS: dict[str, Known] = {
         Known(bound=ABOVE_0, free=True),
         """device_train_microbatch_size console_log_interval save_interval save_interval_unsharded time_limit""",
         speed_monitor="window_size gpu_flops_available",
+        data="prefetch_factor",
     ),
     **_olmo(
         Known(bound=NOT_BELOW_0, free=True),
         "stop_at stop_after",
-        data="num_workers prefetch_factor timeout",
+        data="num_workers timeout",
     ),
     **_olmo(
         Known(replaced="Accelerate or DeepSpeed spreads the work"),

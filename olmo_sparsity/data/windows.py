@@ -82,12 +82,12 @@ class Batch:
         ]
 
     def by_length(self, count: int) -> list[Batch]:
-        """``count`` batches (fewer of fewer examples) of about as many examples each, the shortest first."""
+        """``count`` batches (fewer of fewer examples) of as many examples each, or one more, the shortest first."""
         places = torch.arange(1, self.loss_mask.shape[1] + 1, device=self.loss_mask.device)
         order = (self.loss_mask * places).amax(dim=1).argsort(stable=True)
         return [
             Batch(**{name: tensor[rows] for name, tensor in self._tensors().items()})
-            for rows in order.chunk(count)
+            for rows in order.tensor_split(min(count, len(order)))
         ]
 
     def pin_memory(self) -> Batch:
@@ -98,6 +98,17 @@ class Batch:
     def num_loss_tokens(self) -> int:
         """How many tokens count in the loss."""
         return int(self.loss_mask.sum())
+
+
+def share_of_batch(config: Config, processes: int) -> int:
+    """Windows of a global batch that each process reads. Raises `UserError` where they are not as many for all."""
+    share, rest = divmod(config.global_train_batch_size, processes)
+    if rest:
+        raise UserError(
+            f"global_train_batch_size {config.global_train_batch_size} cannot be shared by {processes} processes; "
+            f"make it a multiple of {processes}"
+        )
+    return share
 
 
 class TrainingBatches(ABC):
@@ -111,12 +122,7 @@ class TrainingBatches(ABC):
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
         self.config, self.rank, self.world_size = config, rank, world_size
         self.batch_size = config.global_train_batch_size
-        if self.batch_size % world_size:
-            raise UserError(
-                f"global_train_batch_size {self.batch_size} cannot be shared by {world_size} processes; "
-                f"make it a multiple of {world_size}"
-            )
-        self.share = self.batch_size // world_size
+        self.share = share_of_batch(config, world_size)
         self.pin_memory = config.data.pin_memory and torch.cuda.is_available()
 
     @property

@@ -126,6 +126,8 @@ class Engine:
         self.micro_batch_size = config.device_train_microbatch_size
         self._loss_options = {"z_weight": z_weight(config)}
         self._length_groups = config.task.length_groups
+        if self._length_groups is not None and self.processes > 1:
+            raise UserError("task.length_groups sorts all samples of a step: it is for one process; use one")
         decoder = decoder_of(model)
         if config.activation_checkpointing is not None:
             assert isinstance(decoder, PositionedOLMo), "the config was checked"
@@ -267,7 +269,7 @@ class Engine:
             group["lr"] = learning_rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return float(norm) if norm is not None else float("nan")
+        return float(norm)
 
     def weights(self) -> dict[str, Tensor]:
         """The whole model's weights on the CPU, by OLMo's names. Collective."""

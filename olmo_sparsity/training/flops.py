@@ -50,7 +50,7 @@ def flops_per_token(config: Config) -> float:
         for parameter in model.parameters()
         if parameter.ndim == 2 and id(parameter) not in tables
     )
-    if sizes.weight_tying:
+    if sizes.weight_tying and sizes.family == "olmo":  # the head of GPT-NeoX is a matrix of its own
         matrices += token_embedding(model).weight.numel()
     return 6.0 * matrices + 12.0 * sizes.n_layers * sizes.d_model * sizes.max_sequence_length
 

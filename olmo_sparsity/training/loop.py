@@ -45,7 +45,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
 
     With ``resume`` a run goes on from its last whole checkpoint, and its losses equal those of a run that was never
     interrupted, on any number of processes and any ZeRO stage. Raises `UserError` for a folder that holds another run
-    or is in use, damaged metrics, bad data, a loss that is not finite (before the optimizer steps on it), or another
+    or is in use, damaged metrics, bad data, a loss or a gradient that is not finite (before it is saved), or another
     process that is lost, and `StoppedBySignal` after saving on SIGUSR1 or SIGTERM.
     """
     last = starting_checkpoint(config, resume)
@@ -108,13 +108,11 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
             engine.seed_dropout(config.seed, step)
             losses = engine.forward_backward(batch)
             if not math.isfinite(losses["loss_nats"]):
-                raise UserError(
-                    f"the loss is {losses['loss_nats']} at step {step}, before the optimizer stepped on it; earlier "
-                    "checkpoints are whole: lower optimizer.learning_rate or max_grad_norm, or set --precision=fp32, "
-                    "and --resume"
-                )
+                raise _diverged(f"the loss is {losses['loss_nats']} at step {step}")
             learning_rate = schedule.learning_rate(step)
             grad_norm = engine.step(learning_rate, schedule.max_grad_norm(step))
+            if not math.isfinite(grad_norm):
+                raise _diverged(f"the gradient's norm is {grad_norm} at step {step}")
             monitor.log(step, {**losses, "learning_rate": learning_rate, "grad_norm": grad_norm})
             ends = engine.any_process(stop.received is not None or time.monotonic() > deadline)
             has_learned = False
@@ -137,3 +135,10 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
                     f"stopped after step {step} ({why}); saved {folder}; go on with --resume"
                 )
     return folder
+
+
+def _diverged(what: str) -> UserError:
+    return UserError(
+        f"{what}; earlier checkpoints are whole: lower optimizer.learning_rate or max_grad_norm, or set "
+        "--precision=fp32, and --resume"
+    )

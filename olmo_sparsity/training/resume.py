@@ -69,9 +69,12 @@ def initial_checkpoint(config: Config) -> Path | None:
 
 
 def is_finished(config: Config, checkpoint: Path) -> bool:
-    """Whether the run reached the duration that ``config`` asks for."""
-    before = load_config(checkpoint / CONFIG, warn=False)
-    return load_state(checkpoint).finished and before.max_duration == config.max_duration
+    """Whether the run reached what ``config`` asks for."""
+    asked = [
+        (each.max_duration, each.evaluation.until)
+        for each in (config, load_config(checkpoint / CONFIG, warn=False))
+    ]
+    return load_state(checkpoint).finished and asked[0] == asked[1]
 
 
 def _refuse_another_run(config: Config, folder: Path) -> None:

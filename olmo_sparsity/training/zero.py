@@ -8,7 +8,6 @@ is filled in from there; the JSON holds "auto" in its place.
 from __future__ import annotations
 
 import glob
-import math
 import os
 import socket
 import time
@@ -22,6 +21,7 @@ from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
 from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import Config
+from olmo_sparsity.data.windows import share_of_batch
 from olmo_sparsity.training.engine import Engine, chosen_precision, rendezvous_timeout
 from olmo_sparsity.training.optimizer_state import SEPARATOR, export_state, import_state
 from olmo_sparsity.util.errors import UserError
@@ -39,7 +39,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     """
     path = find_shipped(str(config.deepspeed.config))
     values = _read(path)
-    per_process = config.global_train_batch_size // world_size
+    per_process = share_of_batch(config, world_size)
     micro = min(config.device_train_microbatch_size, per_process)
     if per_process % micro:
         raise UserError(
@@ -144,14 +144,12 @@ class ZeroEngine(Engine):
         self.model.backward(loss, scale_wrt_gas=False)  # the loss is scaled for the whole batch already
 
     def step(self, learning_rate: float, max_grad_norm: float | None) -> float:
-        """As `Engine.step`; DeepSpeed clips by its own configuration, which holds the same bound."""
+        """As `Engine.step`; DeepSpeed clips by its own configuration, which has the bound of all steps."""
         for group in self.model.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._gradient_norm_of_stage_0() if self.stage == 0 else None
         self.model.step()
-        if norm is None:
-            norm = self.model.get_global_grad_norm()
-        return math.nan if norm is None else float(norm)
+        return float(self.model.get_global_grad_norm() if norm is None else norm)
 
     def _gradient_norm_of_stage_0(self) -> Tensor:
         """DeepSpeed notes no norm without a ZeRO optimizer; all processes hold the same gradients by now."""

@@ -1,6 +1,7 @@
 """Exported directories against the checkpoints they were made of, and what a user does wrong."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ from tokenizers import Tokenizer, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from olmo_sparsity.checkpoint import TOKENIZER, TrainState, save_checkpoint
-from olmo_sparsity.config.load import load_config
+from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.tokenizers import load_tokenizer, train_bpe
-from olmo_sparsity.export import export_checkpoint, family_of, position_reach
+from olmo_sparsity.export import export_checkpoint, family_of, model_card, position_reach
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
@@ -177,6 +178,20 @@ def test_the_model_card_says_what_the_config_does(tmp_path):
     assert card.startswith("---\nlibrary_name: transformers\n") and "license: apache-2.0" in card
     assert "| position ids in training | pose, below 64 |" in card and "| steps | 1 |" in card
     assert f"`{sha256_file(source / 'model.safetensors')}`" in card
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "RoPE, base 10,000"),
+        ({"nope_layer_interval": 2}, "RoPE, base 10,000; one layer in 2 has none"),
+        ({"rope": False, "nope": True}, "NoPE"),
+    ],
+)
+def test_the_model_card_names_the_position_encoding(changes, told):
+    note = {"architecture": "", "parameters": 1, "max_positions": 64, "step": 1, "versions": {}}
+    card = model_card(Config(model=tiny.model_config(**changes)), defaultdict(str, note))
+    assert f"| position encoding | {told} |" in card
 
 
 class FakeHub:

@@ -75,6 +75,8 @@ ONE_OVERRIDE = {
     "coupled, predicted; did you mean pose?",
     "model.attention=softmaxx": "'softmaxx' is no attention; choose softmax, asentmax, dape-v2, entmax, fox, log-n, "
     "scale-invariant, sparsek, ssmax; did you mean softmax?",
+    "data.prefetch_factor=0": "0 is not above 0; give a positive number",
+    "wandb.log_interval=0": "0 is below 1; set it to 1 or more",
     "model.rope_window=8": "is for hybrids of RoPE and NoPE; set model.nope_layer_interval, such as 4",
     "model.nope_layer_interval=99": "99 is above model.n_layers 12: no layer would be without RoPE; lower it, "
     "or leave it out",
@@ -147,6 +149,16 @@ SEVERAL_OVERRIDES = [
     ("positions.scheme=contiguous positions.content=skip", "positions.content", "positions.scheme: pose"),
     ("positions.scheme=random_float model.attention=dape-v2", "positions.scheme", "no ids that are 1 apart"),
     ("model.attention=fox model.block_type=llama", "model.attention", "set it so"),
+    (
+        "model.nope_layer_interval=2 model.rope_window=8 model.block_type=llama",
+        "model.rope_window",
+        "a window is for model.block_type: sequential",
+    ),
+    (
+        "deepspeed.config=configs/deepspeed/zero2.json scheduler.grad_clip_warmup_steps=10",
+        "scheduler.grad_clip_warmup_steps",
+        "DeepSpeed clips by max_grad_norm at every step",
+    ),
     (
         "model.attention=fox activation_checkpointing=fine_grained",
         "activation_checkpointing",

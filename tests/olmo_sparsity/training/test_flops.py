@@ -7,8 +7,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from olmo_sparsity.config.load import Config
+from olmo_sparsity.model.build import build_model, decoder_of
 from olmo_sparsity.training.flops import flops_per_token, known_peak_flops, peak_flops
-from tests.support import tiny
+from tests.support import tiny, tiny_task
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,16 @@ def test_equal_to_the_operations_counted(changes):
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(ids).logits.flatten(0, 1), ids.flatten()).backward()
     assert counter.get_total_flops() == flops_per_token(Config(model=model.config)) * ids.numel()
+
+
+def test_the_head_of_gpt_neox_is_no_second_one(tmp_path):
+    config = tiny_task.config(tmp_path, "positions.scheme=contiguous")
+    model, length = build_model(config).train(), config.model.max_sequence_length
+    ids = torch.randint(config.model.vocab_size, (3, length))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        F.cross_entropy(decoder_of(model)(ids).logits.flatten(0, 1), ids.flatten()).backward()
+    assert config.model.weight_tying, "OLMo's default, which GPT-NeoX does not read"
+    assert counter.get_total_flops() == flops_per_token(config) * ids.numel()
 
 
 TERAFLOPS = {

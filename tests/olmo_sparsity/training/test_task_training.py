@@ -1,5 +1,7 @@
 """Synthetic tasks in the one training loop: the same losses as a loop of ten lines, whatever runs them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch.nn.functional as F
 
 from olmo_sparsity.checkpoint import load_model, load_tensors, weights_sha256
 from olmo_sparsity.data.task_batches import TaskData, TaskPositions, task_of
+from olmo_sparsity.data.windows import Batch
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.model.build import as_predictor, build_model
@@ -104,6 +107,18 @@ def test_a_minimax_step_trains_on_the_lengths_whose_loss_is_largest(tmp_path):
         torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("examples", "count", "sizes"), [(64, 10, [7, 7, 7, 7, 6, 6, 6, 6, 6, 6]), (2, 4, [1, 1])]
+)
+def test_groups_of_lengths_have_as_many_examples_each(examples, count, sizes):
+    mask = torch.arange(9) < torch.arange(examples)[:, None] % 9
+    empty = torch.zeros(examples, 9, dtype=torch.long)
+    groups = Batch(empty, empty, empty, mask).by_length(count)
+    assert [len(group.loss_mask) for group in groups] == sizes
+    lengths = torch.cat([group.loss_mask.sum(dim=1) for group in groups])
+    assert lengths.tolist() == sorted(mask.sum(dim=1).tolist())
+
+
 def test_a_run_is_finished_when_it_has_learned_the_longest_training_samples(tmp_path, monkeypatch):
     asked = "evaluation.interval=2", "evaluation.windows=4", "evaluation.until=0.5"
     config = tiny_task.config(tmp_path, *asked)
@@ -123,6 +138,9 @@ def test_a_run_is_finished_when_it_has_learned_the_longest_training_samples(tmp_
     assert last.name == "step00000004"
     assert train(learned, resume=True) == last
     assert rows_of(tmp_path / "learned")[-1]["step"] == 4
+    exact = iter([3])
+    more = replace(learned, evaluation=replace(learned.evaluation, until=0.9))
+    assert train(more, resume=True).name == "step00000006"
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path):

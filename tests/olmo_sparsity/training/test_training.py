@@ -231,6 +231,25 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path, monkeypatch):
     assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")] == [4]
 
 
+def test_a_gradient_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
+    config = tiny.train_config(
+        tmp_path, "--max_duration=8", "--save_interval=2", "--save_num_checkpoints_to_keep=1"
+    )
+    original, steps = Engine.forward_backward, []
+
+    def overflows(self, batch):
+        losses = original(self, batch)
+        steps.append(1)
+        if len(steps) == 4:
+            next(self.raw_model.parameters()).grad.view(-1)[0] = math.inf
+        return losses
+
+    monkeypatch.setattr(Engine, "forward_backward", overflows)
+    with refused("the gradient's norm is inf at step 4; earlier checkpoints are whole"):
+        train(config)
+    assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")] == [2]
+
+
 def test_an_existing_run_is_not_overwritten_by_mistake(tmp_path):
     config = tiny.train_config(tmp_path)
     train(config)
