@@ -15,6 +15,7 @@ import numpy as np
 
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, sha256_file
+from olmo_sparsity.util.mixing import GAMMA, mix
 from olmo_sparsity.util.workers import report, run_jobs
 
 NEAR_COPIES_SUFFIX = ".near-copies"
@@ -100,10 +101,7 @@ def _crosses(tokens: np.ndarray, eos_token_id: int, length: int) -> np.ndarray:
 
 def _scattered(tokens: np.ndarray) -> np.ndarray:
     """A number without pattern for each id (SplitMix64): sums of ids themselves collide."""
-    mixed = tokens.astype(np.uint64) + np.uint64(_BASE)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return mixed ^ (mixed >> np.uint64(31))
+    return mix(tokens.astype(np.uint64) + GAMMA)
 
 
 def _runs_in(wanted: np.ndarray, path: Path, *, dtype: np.dtype, length: int) -> np.ndarray:

@@ -20,8 +20,7 @@ from olmo_sparsity.tasks import Task, TaskBatch, make_task
 from olmo_sparsity.tasks.coupling import Segment, found_ids
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.streams import Stream
-from olmo_sparsity.util.streams import generators as draws_of_all
+from olmo_sparsity.util.streams import Stream, generators
 
 _SAMPLES_AT_ONCE = 512
 _TEST_EPOCH = 1  # keeps the random starts of test samples apart from those of training, which is epoch 0
@@ -65,11 +64,8 @@ class TaskPositions:
             width = batch.tokens.shape[1]
             return np.where(between(0, batch.lengths, width), np.arange(width), 0)
         draw_ids = positions.find_scheme(scheme, int(batch.lengths.max(initial=0)), self.options)
-        generators = positions.draws_of_all(seed, 0, indices)
-        drawn = [
-            draw_ids(length, self.options, generator)
-            for length, generator in zip(batch.lengths.tolist(), generators, strict=True)
-        ]
+        each = zip(batch.lengths.tolist(), positions.draws_of_all(seed, 0, indices), strict=True)
+        drawn = [draw_ids(length, self.options, generator) for length, generator in each]
         ids = np.zeros(batch.tokens.shape, dtype=np.result_type(np.int8, *drawn))
         for row, of_row in zip(ids, drawn, strict=True):
             row[: len(of_row)] = of_row
@@ -77,13 +73,13 @@ class TaskPositions:
 
     def has_coupled_ids(self, *, seed: int, indices: np.ndarray) -> np.ndarray:
         """Whether the training samples ``indices`` (B,) are given their coupled ids, (B,) bool."""
-        generators = draws_of_all([Stream.GIVEN_IDS, seed, 0], indices)
-        return np.array([generator.random() < self.coupled_share for generator in generators], dtype=bool)
+        drawn = generators([Stream.GIVEN_IDS, seed, 0], indices)
+        return np.array([each.random() < self.coupled_share for each in drawn], dtype=bool)
 
     def _without_some(self, ids: np.ndarray, batch: TaskBatch, seed: int, indices: np.ndarray) -> np.ndarray:
         """The ids (B, T) of training samples: some wrong (`id_noise`), some samples' contiguous (`coupled_share`)."""
         if self.id_noise:
-            for row, generator in zip(ids, draws_of_all([Stream.GIVEN_IDS, seed, 1], indices), strict=True):
+            for row, generator in zip(ids, generators([Stream.GIVEN_IDS, seed, 1], indices), strict=True):
                 coupled = np.flatnonzero(row)  # padding, which depends on the batch, draws nothing
                 wrong = coupled[generator.random(len(coupled)) < self.id_noise]
                 lowest, highest = row[coupled].min(), row[coupled].max()
@@ -93,7 +89,7 @@ class TaskPositions:
             starts = [
                 generator.integers(0, self.table_size - length, endpoint=True)
                 for length, generator in zip(
-                    batch.lengths.tolist(), draws_of_all([Stream.GIVEN_IDS, seed, 2], indices), strict=True
+                    batch.lengths.tolist(), generators([Stream.GIVEN_IDS, seed, 2], indices), strict=True
                 )
             ]
             places = np.arange(ids.shape[1]) + np.array(starts, dtype=np.int64)[:, None]
@@ -129,10 +125,8 @@ class TaskPositions:
         if batch.second_ids is None:
             return ids
         room = self.second_table_size - 1 - batch.second_ids.max(axis=1, initial=0)
-        generators = draws_of_all([Stream.SECOND_IDS, seed, epoch], indices)
-        starts = [
-            int(each.integers(0, most, endpoint=True)) for each, most in zip(generators, room, strict=True)
-        ]
+        drawn = generators([Stream.SECOND_IDS, seed, epoch], indices)
+        starts = [int(each.integers(0, most, endpoint=True)) for each, most in zip(drawn, room, strict=True)]
         second = positions.apply_shift(batch.second_ids, np.array(starts, dtype=np.int64)[:, None], 0, 0)
         return ids + self.table_size * second
 

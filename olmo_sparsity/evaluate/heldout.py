@@ -20,6 +20,7 @@ from olmo_sparsity.config.schema import Config
 from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.windows import (
+    IGNORED,
     check_corpus_matches,
     collate,
     document_ids,
@@ -166,9 +167,9 @@ class HeldoutEvaluation:
 
 def token_losses(logits: Tensor, batch: Batch) -> Tensor:
     """-log p(label) in nats where the loss mask is set, zero elsewhere; (B, T) float32 from logits (B, T, V)."""
-    labels = batch.labels.masked_fill(~batch.loss_mask, -100)
+    labels = batch.targets["labels"]
     flat = F.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="none"
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
     return flat.view(labels.shape)
 

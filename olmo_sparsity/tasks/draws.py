@@ -13,24 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+from olmo_sparsity.util.mixing import GAMMA, counters, mix
+
 _HALF = np.uint64(32)
 _COLUMN_BITS = np.uint64(20)
 _WORD = (1 << 64) - 1
-
-
-def mix(words: np.ndarray) -> np.ndarray:
-    """SplitMix64's output function: a bijection of 64-bit words that changes every bit, any shape."""
-    words = (words ^ (words >> _SHIFTS[0])) * _MULTIPLIERS[0]
-    words = (words ^ (words >> _SHIFTS[1])) * _MULTIPLIERS[1]
-    return words ^ (words >> _SHIFTS[2])
-
-
-def counters(count: int) -> np.ndarray:
-    """SplitMix64's first ``count`` steps from 0, (count,) uint64, all different."""
-    return np.arange(1, count + 1, dtype=np.uint64) * _GAMMA
 
 
 @dataclass(frozen=True)
@@ -46,7 +33,7 @@ class Draws:
     def of(cls, seed: int, split: str, indices: np.ndarray) -> Draws:
         """The draws of samples ``indices`` (B,); different indices of one seed and split never share a state."""
         start = mix(mix(_word(seed)) ^ _word(zlib.crc32(split.encode())))
-        return cls(mix(start + indices.astype(np.uint64) * _GAMMA), split)
+        return cls(mix(start + indices.astype(np.uint64) * GAMMA), split)
 
     def named(self, purpose: str) -> Draws:
         """Draws that are independent of those for any other purpose."""

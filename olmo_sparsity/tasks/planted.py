@@ -12,11 +12,12 @@ from functools import cache
 import numpy as np
 
 from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFiles
-from olmo_sparsity.tasks.draws import Draws, counters, mix
+from olmo_sparsity.tasks.draws import Draws
 from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch, letter_names
 from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.tasks.task import Sizes, register
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.mixing import row_hashes
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,7 @@ def first_label(values: np.ndarray, present: np.ndarray, number: int) -> np.ndar
 
 def random_label(values: np.ndarray, present: np.ndarray, number: int) -> np.ndarray:
     """One fixed random function of the values in their order [ours]: a hash, equally likely to give each label."""
-    codes = np.where(present, values + 1, 0).astype(np.uint64)
-    words = mix((codes * mix(counters(values.shape[1]))).sum(axis=1, dtype=np.uint64))
-    return (words % np.uint64(number)).astype(np.int64)
+    return (row_hashes(np.where(present, values + 1, 0)) % np.uint64(number)).astype(np.int64)
 
 
 # --- real text as the background ---

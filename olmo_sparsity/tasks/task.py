@@ -17,9 +17,10 @@ import numpy as np
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
-from olmo_sparsity.tasks.draws import Draws, counters, mix
+from olmo_sparsity.tasks.draws import Draws
 from olmo_sparsity.tasks.samples import END, TaskBatch, between
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.mixing import row_hashes
 
 SPLITS = ("train", "test")
 _TEST_SHARE = np.uint64(8)
@@ -218,9 +219,8 @@ def make_task(name: str, parameters: Mapping[str, Any]) -> Task:
 def _in_test(batch: TaskBatch) -> np.ndarray:
     """Whether each prompt belongs to the test split, (B,) bool: a hash of its tokens that padding does not change."""
     width = batch.tokens.shape[1]
-    prompt = np.where(between(0, batch.response_start, width), batch.tokens + 1, 0).astype(np.uint64)
-    hashes = mix((prompt * mix(counters(width))).sum(axis=1, dtype=np.uint64)) >> np.uint64(32)
-    return hashes < np.uint64(1 << 32) // _TEST_SHARE
+    prompt = np.where(between(0, batch.response_start, width), batch.tokens + 1, 0)
+    return (row_hashes(prompt) >> np.uint64(32)) < np.uint64(1 << 32) // _TEST_SHARE
 
 
 def _aligned(lines: dict[str, list[str]]) -> str:

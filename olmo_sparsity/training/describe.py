@@ -43,8 +43,6 @@ def show_samples(config: Config, count: int) -> str:
     """
     if config.task.name is None:
         raise UserError("there is no task to show samples of; set task.name, as configs/synthetic/*.yaml do")
-    if count < 1:
-        raise UserError(f"--show {count}: give at least 1")
     task, indices = task_of(config), np.arange(count)
     samples = task.sample("train", config.seed, indices)
     ids = TaskPositions(config).ids(samples, split="train", seed=config.seed, indices=indices)

@@ -27,19 +27,15 @@ from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.training.compiling import compiled, is_of_compiler
 from olmo_sparsity.training.optimizer_state import export_state, import_state
 from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.machine import processor_features
 
 log = logging.getLogger(__name__)
 
 
 def cpu_has_fast_bf16() -> bool:
     """Whether this processor multiplies bf16 matrices natively; elsewhere bf16 is slower than fp32 on a CPU."""
-    capability = torch.backends.cpu.get_cpu_capability() if hasattr(torch.backends, "cpu") else ""
-    try:
-        with open("/proc/cpuinfo", encoding="utf8") as file:
-            flags = file.read()
-    except OSError:
-        return False
-    return "AVX512" in capability and ("avx512_bf16" in flags or "amx_bf16" in flags)
+    uses_avx512 = "AVX512" in torch.backends.cpu.get_cpu_capability()
+    return uses_avx512 and not {"avx512_bf16", "amx_bf16"}.isdisjoint(processor_features())
 
 
 def chosen_precision(config: Config) -> str:

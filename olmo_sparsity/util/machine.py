@@ -17,6 +17,13 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def processor_features() -> list[str]:
+    """Those of `FEATURES` that this processor has; none where the system does not tell."""
+    about = _first_values("/proc/cpuinfo")
+    flags = about.get("flags", about.get("Features", "")).split()
+    return [name for name in FEATURES if name in flags]
+
+
 def machine() -> dict[str, Any]:
     """Processor, its features, cores, threads, GPU and its driver: with a seed they decide what a training becomes.
 
@@ -24,11 +31,9 @@ def machine() -> dict[str, Any]:
     """
     torch = sys.modules.get("torch")
     on_gpu = torch is not None and torch.cuda.is_available()
-    about = _first_values("/proc/cpuinfo")
-    flags = about.get("flags", about.get("Features", "")).split()
     return {
-        "processor": about.get("model name", platform.machine()),
-        "features": [name for name in FEATURES if name in flags],
+        "processor": _first_values("/proc/cpuinfo").get("model name", platform.machine()),
+        "features": processor_features(),
         "cores": available_cores(),
         "threads": None if torch is None else torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch is not None and on_gpu else None,

@@ -38,8 +38,6 @@ class Stream(IntEnum):
     """As `PLACEBOS`, of samples of a task."""
     BENCHMARK_TARGETS = 5
     """Made-up targets of the benchmark of influence."""
-    BENCHMARK_ORDER = 6
-    """The order in which that benchmark measures."""
     PASSAGE_TARGETS = 7
     """As `TARGETS`, of a passage given as text."""
     BLOCK_OFFSETS = 8
