@@ -35,7 +35,6 @@ def main() -> None:
     from analysis.stats.corpora import corpus_numbers
     from analysis.tables.cells import print_result
     from analysis.tables.models import render_corpora
-    from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.progress import progress
     from olmo_sparsity.util.provenance import current_commit
 
@@ -69,7 +68,7 @@ def main() -> None:
         "commit": current_commit(),
     }
     path = arguments.out / CORPORA.name
-    write_json(path, CORPORA.stamped(result))
+    CORPORA.save(path, result)
     print_result(
         [render_corpora(result)], [path, *save_figure(corpora_figure(result), arguments.out, "corpora")]
     )

@@ -40,7 +40,6 @@ def main() -> None:
     from analysis.stats.ladder import by_model, correlations, model_point, with_needles
     from analysis.tables.cells import print_result
     from analysis.tables.models import render_correlations, render_ladder
-    from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.progress import progress
     from olmo_sparsity.util.provenance import current_commit
 
@@ -81,7 +80,7 @@ def main() -> None:
         "commit": current_commit(),
     }
     path = arguments.out / LADDER.name
-    write_json(path, LADDER.stamped(result))
+    LADDER.save(path, result)
     figures = save_figure(joint_figure(result), arguments.out, "joint")
     sizes = [point["parameters"] for point in points]
     if max(sizes) > 1.1 * min(sizes):  # an attention's own parameters are not another size

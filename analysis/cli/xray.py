@@ -21,7 +21,9 @@ from pathlib import Path
 
 from analysis.cli import show_log
 from analysis.measure.settings import InfluenceSettings, MapSettings
+from analysis.records.influence_map import MAP_NAME
 from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
+from olmo_sparsity.util.errors import UserError
 
 _SHARED = ("bf16", "device", "tokens_per_batch", "memory_limit_gb")
 
@@ -37,6 +39,8 @@ def main() -> None:
 
     if given.text is None:
         path = Path(given.checkpoint)
+        if path.is_dir() and not (path / MAP_NAME).is_file():
+            raise UserError(f"{path} has no {MAP_NAME}; give --text, the text that it is to read")
         found = InfluenceMap.load(path)
         folder = given.out or (path if path.is_dir() else path.parent)
         written = []

@@ -24,6 +24,7 @@ from analysis.records.schema import Targets
 from analysis.report.foreign_text import page_environment, source_of, text_html
 from analysis.report.words import influence_unit, number
 from analysis.stats.recovery import default_selector, nats, without_placebo
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import file_in
 from olmo_sparsity.util.result_files import Json
 
@@ -180,12 +181,19 @@ class InfluentialTokens:
         """A row per target over tau, the one that gains most first: `TARGET_COLUMNS`, the text of its first k chosen
         tokens, ``chosen``, and L_k of them, ``loss_k_nats``; by default of the selector that others are compared with.
         """
-        assert 1 <= k <= self.k
-        name = selector or default_selector(self.choices)
+        if not 1 <= k <= self.k:
+            raise UserError(f"k = {k} was not measured; give 1 to {self.k}")
+        name = self._measured(selector)
         frame = self.targets_frame().iloc[self.over].drop(columns="over_tau")
         frame["chosen"] = [[self.pieces[at] for at in row] for row in self._positions(name)[:, :k]]
         frame["loss_k_nats"] = self.choices[name]["true"].loss_nats[:, k - 1]
         return frame.sort_values("gain_nats", ascending=False, ignore_index=True)
+
+    def _measured(self, selector: str | None) -> str:
+        name = selector or default_selector(self.choices)
+        if name not in self.choices:
+            raise UserError(f"{name} was not measured; choose {', '.join(self.choices)}")
+        return name
 
     def _positions(self, selector: str) -> np.ndarray:
         """Places in the text of the tokens that a selector chose for the targets over tau, (m, k)."""
@@ -206,13 +214,15 @@ class InfluentialTokens:
         """
         import pandas
 
+        if unit not in UNITS:
+            raise UserError(f"{unit} is no unit; choose {', '.join(UNITS)}")
         text = "".join(self.pieces)
         spans = [match.span() for match in re.finditer(UNITS[unit], text, re.DOTALL)] or [(0, len(text))]
         starts = np.array(list(accumulate(map(len, self.pieces), initial=0))[:-1])
         spaces = np.array([len(piece) - len(piece.lstrip()) if piece.strip() else 0 for piece in self.pieces])
         place = np.searchsorted([start for start, _ in spans], starts + spaces, side="right") - 1
         unit_of = np.maximum(place, 0)
-        name = selector or default_selector(self.choices)
+        name = self._measured(selector)
         found, chosen = self.choices[name]["true"], self._positions(name)
         own = unit_of[self.targets.position]
 

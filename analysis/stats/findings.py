@@ -12,10 +12,8 @@ from analysis.stats.recovery import (
     nats,
     refuse_without_gain,
 )
+from analysis.stats.summary import choose_k
 from olmo_sparsity.util.errors import UserError
-
-K = 4
-"""The k of the net recovery that is reported, or the closest that was measured."""
 
 
 def describe_findings(records: Records) -> str:
@@ -30,7 +28,7 @@ def describe_findings(records: Records) -> str:
         refuse_without_gain(records)
     except UserError:
         return found
-    k = min(manifest.ks, key=lambda each: (abs(each - K), each))
+    k = choose_k(manifest.ks)
     selector = default_selector(manifest.selectors)
     columns = MeasuredTargets(records).of_group(ALL, [k])
     sums = SumsBootstrap(columns, targets.document, DEFAULT_RESAMPLES, 0, targets.document_group)

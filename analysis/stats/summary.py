@@ -70,7 +70,7 @@ def summarize(
     """
     targets, manifest = records.targets, records.manifest
     refuse_without_gain(records)
-    k = _choose_k(manifest.ks, k_of_bins)
+    k = choose_k(manifest.ks, k_of_bins)
     measured = MeasuredTargets(records)
     bins = gain_bins(manifest.tau_nats)
     in_bins = _members_of_bins(records, bins)
@@ -277,9 +277,10 @@ def _of_bin(
     }
 
 
-def _choose_k(ks: list[int], wanted: int | None) -> int:
+def choose_k(ks: list[int], wanted: int | None = None) -> int:
+    """The k of what is shown at one k only: ``wanted``, else `DEFAULT_K`, else the closest (the smallest of two)."""
     if wanted is None:
-        return min(ks, key=lambda k: abs(k - DEFAULT_K))
+        return min(ks, key=lambda k: (abs(k - DEFAULT_K), k))
     if wanted not in ks:
         raise UserError(f"k = {wanted} was not measured; choose one of {', '.join(map(str, ks))}")
     return wanted

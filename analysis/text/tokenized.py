@@ -138,8 +138,9 @@ class Placebos:
             return "placebo_text"
         if found:
             return f"the text itself, at least {self.n_long:,} tokens away from target and long context"
-        # a target in the middle needs room on one side of it
-        enough = 3 * self.n_long + 2 * self.n_far + len(self.passage.ids) - self._most(self.passage)
+        # a block of targets in the middle needs room on one side of it
+        enough = 3 * self.n_long + 2 * self.n_far + self.targets_per_block - 1
+        enough += len(self.passage.ids) - self._most(self.passage)
         return (
             f"none: the text has {len(self.passage.ids):,} tokens, with too few of them far enough away from some "
             f"targets; give placebo_text, or a text of at least {enough:,} tokens"

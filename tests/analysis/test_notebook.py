@@ -189,20 +189,23 @@ def passage(length, special=()):
     return Passage(ids, np.isin(ids, special), [f"w{i} " for i in ids])
 
 
-def test_placebos_of_the_text_itself_are_far_away():
+@pytest.mark.parametrize("block", [1, 4])
+def test_placebos_of_the_text_itself_are_far_away(block):
     """Against every place that there is, one by one; the length that the note asks for is enough, and no less is."""
-    enough = 3 * N + 2 * F
+    enough = 3 * N + 2 * F + block - 1
     for length in (enough - 30, enough - 1, enough, enough + 40):
-        placebos = Placebos(passage(length), None, N, F, 1, seed=1)
+        placebos = Placebos(passage(length), None, N, F, block, seed=1)
         positions = np.arange(N, length)
         starts = placebos.starts(positions)
         for position, start in zip(positions, starts, strict=True):
-            # context and target, and N tokens on either side
-            used = set(range(position - 2 * N, position + N + 1))
+            # contexts and targets of the block, and N tokens on either side
+            first = position - (position - N) % block
+            used = set(range(first - 2 * N, first + block + N))
             places = [s for s in range(length - F + 1) if not used & set(range(s, s + F))]
             assert start in places if places else start == -1
-        assert (starts >= 0).all() == (length >= enough)
-        assert np.array_equal(placebos.starts(positions[::7]), starts[::7])
+        assert (starts >= 0).all() or length < enough
+        assert not (starts >= 0).all() or length >= enough - block + 1
+        assert np.array_equal(placebos.starts(positions[:: 7 * block]), starts[:: 7 * block])
         assert f"at least {enough} tokens" in placebos.describe(found=False)
     drawn = {int(Placebos(passage(106), None, N, F, 1, seed=s).starts(np.array([90]))[0]) for s in range(400)}
     assert drawn == set(range(90 - 2 * N - F + 1))
@@ -402,6 +405,13 @@ def test_the_first_k_and_sums_over_words_and_sentences():
         own = table[(table["position"] == row.position) & (table["k"] <= 2)]
         assert row.chosen == own["selected_token"].tolist()
         assert row.loss_k_nats == own["loss_k_nats"].iloc[-1]
+    for ask, reason in (
+        (lambda: result.top_k(20), "k = 20 was not measured; give 1 to 8"),
+        (lambda: result.top_k(2, "greedy"), "greedy was not measured; choose leave-one-out"),
+        (lambda: result.aggregate("paragraph"), "paragraph is no unit; choose word, sentence"),
+    ):
+        with refused(reason):
+            ask()
     for unit, length in (("word", 1), ("sentence", 3)):
         units = result.aggregate(unit)
         assert units["text"].str.strip().tolist() == [

@@ -161,7 +161,7 @@ def test_a_run_reads_what_its_positions_reached_in_training(trained: Path) -> No
         (["--text", "short.txt", "--n-short", "2", "--n-long", "3"], "N = 3 must be at least twice M"),
         (["--text", "long.txt", "--n-short", "40"], "N = 64 must be at least twice M"),
         (["--text", "bytes.txt"], "is not UTF-8 text"),
-        ([], "is missing"),
+        ([], "has no xray.parquet; give --text"),
     ],
 )  # fmt: skip
 def test_command_refuses_in_one_line(
