@@ -298,7 +298,7 @@ def decode(
 def _check_given_ids(options: PredictiveOptions, prompt_ids: Tensor, response_ids: Tensor | None) -> None:
     if options.mode == "oracle" and response_ids is None:
         raise UserError(
-            "positions.scheme: oracle reads the ids of the response; give them, or train with mode: predicted"
+            "positions.scheme: coupled reads the ids of the response; give response_ids, or train with predicted"
         )
     for ids in (prompt_ids, response_ids):
         if ids is not None:

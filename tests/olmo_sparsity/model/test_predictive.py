@@ -345,5 +345,5 @@ def test_bad_input_is_one_line_before_anything_runs():
         )
     with refused(r"positions.second_table_size: 5 is too small for ids up to 5"):
         decode(predictor("two levels"), tokens, ids.clamp_max(0) + TABLE, end_token=0, max_tokens=2)
-    with refused("oracle reads the ids of the response"):
+    with refused("coupled reads the ids of the response; give response_ids"):
         decode(predictor(mode="oracle"), tokens, ids, end_token=0, max_tokens=2)
