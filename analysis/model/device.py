@@ -51,7 +51,9 @@ class OnDevice:
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """Whole numbers on the device, int64."""
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(self.device)
+        return torch.from_numpy(np.array(array, dtype=np.int64)).to(
+            self.device
+        )  # a copy: files are read-only
 
 
 def default_limit_bytes(device: torch.device) -> float:

@@ -1,5 +1,6 @@
 """The engine against plain passes: shared prefixes, batches, memory that runs out, and attention, for every family."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from scipy.special import roots_sh_legendre
 
 from analysis.measure.selectors import Question, find_selector
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
-from analysis.model.device import MemoryGrowth, tokens_that_fit
+from analysis.model.device import MemoryGrowth, OnDevice, tokens_that_fit
 from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.text.contexts import Contexts
@@ -294,3 +295,11 @@ def test_bf16_is_close(name):
     )
     np.testing.assert_allclose(coarse, exact, atol=0.1)
     assert not np.array_equal(coarse, exact)
+
+
+def test_tokens_of_a_file_become_tensors_without_a_warning():
+    tokens = np.arange(4)
+    tokens.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert OnDevice(torch.device("cpu"), False, None).tensor(tokens).tolist() == [0, 1, 2, 3]
