@@ -406,7 +406,7 @@ def test_the_first_k_and_sums_over_words_and_sentences():
         assert row.chosen == own["selected_token"].tolist()
         assert row.loss_k_nats == own["loss_k_nats"].iloc[-1]
     for ask, reason in (
-        (lambda: result.top_k(20), "k = 20 was not measured; give 1 to 8"),
+        (lambda: result.top_k(20), "k = 20 was not measured; give 1 to 4"),
         (lambda: result.top_k(2, "greedy"), "greedy was not measured; choose leave-one-out"),
         (lambda: result.aggregate("paragraph"), "paragraph is no unit; choose word, sentence"),
     ):

@@ -75,7 +75,7 @@ def test_the_finding_is_that_of_the_summary(tmp_path):
     low, value, high = (round(100 * found["net_recovery"][name]) for name in ("low", "value", "high"))
     true, placebo = (round(100 * found[f"{name}recovery"]["value"]) for name in ("", "placebo_"))
     said = describe_findings(records)
-    net_recovery = f"net recovery at k = 4 is {value} % [{low}, {high}]"
+    net_recovery = f"net recovery at k = 4 is {value} % [{low}, {high}] by document"
     parts = f"of a recovery of {true} % and a placebo of {placebo} %"
     assert said.endswith(f"leave-one-out: {net_recovery}, {parts}")
     over = len(records.targets.over(1.0))
@@ -89,8 +89,13 @@ def test_a_piped_table_has_whole_lines_and_compares_no_model_with_itself(made, t
     lines = done.stdout.splitlines()
     assert "held-out loss at each length [nats per token]" in lines
     assert any(
-        line.startswith("[95 % interval]; the loss at L is") and line.endswith("paired") for line in lines
+        line.startswith("[95 % interval by document (only ")
+        and "; the loss at L is" in line
+        and line.endswith("paired")
+        for line in lines
     )
-    assert "[95 % interval]" in lines
+    assert any(
+        line.startswith("[95 % interval by document (only ") and line.endswith("rough)]") for line in lines
+    )
     assert "first model" not in done.stdout
     assert len(LENGTH.load(tmp_path)["models"]) == 1
