@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from analysis.measure.settings import ComparisonSettings
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES
@@ -19,11 +19,11 @@ from olmo_sparsity.util.arguments import (
     whole_number,
 )
 from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.result_files import Json
 
 if TYPE_CHECKING:
     from analysis.records.store import Records
 
-Json = dict[str, Any]
 _Settings = TypeVar("_Settings")
 _Comparison = TypeVar("_Comparison", bound=ComparisonSettings)
 

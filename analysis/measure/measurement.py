@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,9 +27,8 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.machine import machine
 from olmo_sparsity.util.provenance import current_commit, library_versions
-from olmo_sparsity.util.result_files import ResultFile
+from olmo_sparsity.util.result_files import Json, ResultFile
 
-Json = dict[str, Any]
 log = logging.getLogger(__name__)
 
 

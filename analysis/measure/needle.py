@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from analysis.measure.measurement import Json, check_models, measure_models, open_text, write_result
+from analysis.measure.measurement import check_models, measure_models, open_text, write_result
 from analysis.measure.planted import KS, chance_recall, found_at, selected_columns
 from analysis.measure.selectors import check_selector
 from analysis.measure.settings import NeedleSettings, RecallOptions
@@ -64,6 +64,7 @@ from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.data.needles import is_held_out
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.result_files import Json
 from olmo_sparsity.util.streams import Stream
 
 
