@@ -249,16 +249,12 @@ def further_options(config: Config) -> dict[str, Any]:
 
     Of tuples all of their options.
     """
-    names: tuple[str, ...] = ("positions.coupled_share", "positions.id_noise", "task.length_groups")
-    if config.model.family == "tuples":
-        names += tuple(f"model.tuples.{each.name}" for each in fields(config.model.tuples))
     default = Config()
+    names = ("positions.coupled_share", "positions.id_noise", "task.length_groups", "model.attention")
     asked = {name: field_value(config, name) for name in names}
-    options = {
-        name: value
-        for name, value in asked.items()
-        if name.startswith("model.") or value != field_value(default, name)
-    }
+    options = {name: value for name, value in asked.items() if value != field_value(default, name)}
+    if config.model.family == "tuples":
+        options |= {f"model.tuples.{name}": value for name, value in asdict(config.model.tuples).items()}
     found = config.positions.found
     if found.first_ids:
         rules = zip(found.counted_from, found.first_ids, strict=True)

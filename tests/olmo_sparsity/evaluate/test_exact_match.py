@@ -13,6 +13,7 @@ from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.task_batches import TaskPositions
 from olmo_sparsity.evaluate.exact_match import (
     TaskEvaluation,
+    further_options,
     grid,
     measure,
     multiples_of_training_length,
@@ -21,6 +22,7 @@ from olmo_sparsity.model.build import as_predictor, build_model
 from olmo_sparsity.tasks import make_task
 from olmo_sparsity.tasks.samples import END, Part, coupled_batch
 from olmo_sparsity.tasks.task import Sizes, Task
+from tests.support import tiny_task
 from tests.support.refusals import refused
 
 TABLE = 40
@@ -304,3 +306,13 @@ def test_evaluation_while_training_is_the_same_measure(tmp_path, task):
             TaskEvaluation(config, rank=rank, world_size=2).run(model, keep)
     together = TaskEvaluation(config, rank=1, world_size=2)
     assert together.run(model, lambda tensor: shares[0] + shares[1]) == row
+
+
+def test_a_record_tells_the_options_that_decide_how_a_task_was_learned(tmp_path):
+    assert further_options(tiny_task.config(tmp_path, model=tiny_task.OLMO)) == {}
+    own = tiny_task.config(
+        tmp_path, "--model.attention=ssmax", "--positions.id_noise=0.1", model=tiny_task.OLMO
+    )
+    assert further_options(own) == {"model.attention": "ssmax", "positions.id_noise": 0.1}
+    tuples = load_config("configs/synthetic/planted-tuples.yaml")
+    assert further_options(tuples)["model.tuples.locality"] == 12
