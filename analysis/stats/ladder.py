@@ -5,7 +5,7 @@ Joins two measurements of the same checkpoints: influence records (`analysis.sta
 
     sparsity            net recovery at one k, and the share of targets over tau that k tokens suffice for (90 % of the
                         gain)
-    use of the far context  share of the targets that gain more than tau from it
+    use of the far context  share of the targets that gain more than tau from it, and the mean gain of all targets
     length generalization   rise: loss at s times the training window minus loss at the window, where the loss at L is
                         that of the half octave of positions below L [ours]; the smaller, the better
     use beyond the window   mean gain of all targets from N tokens, more than the window, over the window's [ours]. Of
@@ -134,6 +134,7 @@ def _numbers(
     told = measured["at_lengths"][0].get("attention")
     return {
         "share_over_tau": summary["share_over_tau"],
+        "gain_nats": summary["all_targets"]["gap_short_minus_long"],
         **sparsity_at(summary, selector, k),
         "rise_nats": _rise(measured, trained, times),
         **(use or {}),

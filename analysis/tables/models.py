@@ -220,11 +220,13 @@ def render_ladder(ladder_json: Json) -> Table:
     }
     further = {name: told for name, told in further.items() if any(name in point for point in points)}
     table = plain_table(
-        "model", "seeds", "parameters", "over tau [%]", *names, *(title for title, _, _ in further.values())
+        *("model", "seeds", "parameters", "over tau [%]", "gain [nats]", *names),
+        *(title for title, _, _ in further.values()),
     )
     table.caption = Text(
-        f"targets over tau; recovery, placebo and net recovery at k = {k}; share of those for which {k} tokens give "
-        f"90 % of the gain; loss at {times} times the training window minus at the window; "
+        f"targets over tau; mean gain of {settings['n_long']:,} tokens over the last {settings['n_short']:,} of all; "
+        f"recovery, placebo and net recovery at k = {k}; share of those for which {k} tokens give 90 % of the gain; "
+        f"loss at {times} times the training window minus at the window; "
         + "".join(f"{told}; " for _, told, _ in further.values())
         + "[95 % interval]"
     )
@@ -235,6 +237,7 @@ def render_ladder(ladder_json: Json) -> Table:
             ", ".join(str(one["training_seed"]) for one in point["seeds"]),
             f"{point['parameters']:,}",
             Text(percent_text(point["share_over_tau"], 1)),
+            Text(interval_cell(point["gain_nats"], digits=3)),
             *(Text(percent_text(point[name])) for name in recoveries),
             Text(percent_text(point["k_suffices"])),
             Text(interval_cell(point["rise_nats"])),

@@ -48,6 +48,7 @@ def rows():
             "use": cell(point.get("use_nats"), digits=3),
             "change": cell(point.get("change_nats"), digits=3),
             "needles [%]": cell(found[0] if found else None, 100, 0),
+            "gain inside": cell(point.get("gain_nats"), digits=3),
             "over tau [%]": cell(point.get("share_over_tau"), 100, 1),
             "net [%]": cell(point.get("net_recovery"), 100, 0),
             "4 suffice [%]": cell(point.get("k_suffices"), 100, 0),

@@ -125,7 +125,7 @@ def test_use_beyond_the_window_is_the_gain_of_the_same_checkpoints(records):
         [gains["c"]],
     ]
     assert points[0]["use_nats"]["value"] == pytest.approx((gains["a"]["value"] + gains["b"]["value"]) / 2)
-    assert points[1]["use_nats"] == gains["c"]
+    assert points[1]["use_nats"] == points[1]["gain_nats"] == gains["c"]
     assert summarize_all_targets(records["c"], 1000, 0) == summarize(records["c"], 1000, 0)["all_targets"]
     change = summarize(records["c"], 1000, 0)["all_targets"]["absolute_gap"]
     assert points[1]["change_nats"] == points[1]["seeds"][0]["change_nats"] == change
