@@ -105,13 +105,28 @@ cost() { # with nothing else running
     $PY scripts/benchmark.py encodings "${configs[@]/%/.yaml}" --json >results/encodings/cost.json
 }
 
-figures() {
-    local here=results/encodings needles=()
-    mkdir -p $here/length-mesa
+collect() { # into this folder; examples.parquet, the texts of targets, was left out of beyond and control afterwards
+    local here=results/encodings seed
+    mkdir -p $here/length-mesa $here/control
+    cp -r $OUT/inside $OUT/beyond $here
     cp $OUT/length/length{.json,.parquet,s.png,s.pdf} $here
     cp $OUT/length-mesa/length.{json,parquet} $here/length-mesa
-    [ ! -e $OUT/needles/measured ] || needles=(--needle $OUT/needles/measured)
-    $PY scripts/ladder.py $OUT/inside/* --beyond $OUT/beyond/* --length $here "${needles[@]}" --k 4 --out $here
+    for seed in ${SEEDS//,/ }; do cp -r $OUT/rope-512/beyond-"$seed" $here/control/rope-512,seed="$seed"; done
+    [ ! -e $OUT/needles/measured ] || cp $OUT/needles/measured/needle* $here
+}
+
+figures() { # from the records of this folder; correlations at other lengths, and of the models with RoPE, are printed
+    local here=results/encodings needles=() with_rope times
+    [ ! -e $here/needle.json ] || needles=(--needle $here)
+    with_rope=$(ls -d $here/inside/* | grep -v '/\(fox\|nope\|drope\|alibi\),')
+    for times in 2 4 8 16; do
+        $PY scripts/ladder.py $here/inside/* --beyond $here/beyond/* --length $here --k 4 --times $times \
+            --out $OUT/joint-$times
+        $PY scripts/ladder.py $with_rope --beyond ${with_rope//inside/beyond} --length $here --k 4 --times $times \
+            --out $OUT/joint-rope-$times
+    done
+    $PY scripts/figure2.py $here/control/* --out $OUT/control # mean gain of all targets
+    $PY scripts/ladder.py $here/inside/* --beyond $here/beyond/* --length $here "${needles[@]}" --k 4 --out $here
     $PY $here/table.py
 }
 

@@ -1,4 +1,4 @@
-"""Print the table of this folder's page from its result files: a row for each model of length.json.
+"""Print the two tables of this folder's page from its result files: a row for each model of length.json.
 
     python results/encodings/table.py [FOLDER]
 
@@ -61,6 +61,9 @@ def rows():
 
 table = list(rows())
 shown = [name for name in table[0] if any(row[name] != "–" for row in table)]
-print("| " + " | ".join(shown) + " |\n" + "|---" * len(shown) + "|")
-for row in table:
-    print("| " + " | ".join(row[name] for name in shown) + " |")
+split = shown.index("gain inside")
+for names in (shown[:split], ["", *shown[split:]]):
+    print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
+    for row in table:
+        print("| " + " | ".join(row[name] for name in names) + " |")
+    print()
