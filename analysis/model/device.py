@@ -51,9 +51,8 @@ class OnDevice:
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """Whole numbers on the device, int64."""
-        return torch.from_numpy(np.array(array, dtype=np.int64)).to(
-            self.device
-        )  # a copy: files are read-only
+        own = np.array(array, dtype=np.int64)  # a copy: files are read-only
+        return torch.from_numpy(own).to(self.device)
 
 
 def default_limit_bytes(device: torch.device) -> float:

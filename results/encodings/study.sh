@@ -112,7 +112,7 @@ collect() { # into this folder; examples.parquet, the texts of targets, was left
     cp $OUT/length/length{.json,.parquet,s.png,s.pdf} $here
     cp $OUT/length-mesa/length.{json,parquet} $here/length-mesa
     for seed in ${SEEDS//,/ }; do cp -r $OUT/rope-512/beyond-"$seed" $here/control/rope-512,seed="$seed"; done
-    [ ! -e $OUT/needles/measured ] || cp $OUT/needles/measured/needle* $here
+    [ ! -e $OUT/needles/measured ] || cp $OUT/needles/measured/needle.{json,parquet} $here
 }
 
 figures() { # from the records of this folder; correlations at other lengths, and of the models with RoPE, are printed

@@ -2,7 +2,7 @@
 
     python results/encodings/table.py [FOLDER]
 
-What was not measured of a model is a dash; cost.json and needle.json may be missing.
+What was not measured of a model is a dash; cost.json may be missing.
 """
 
 import json
@@ -29,16 +29,14 @@ def cell(interval, scale=1.0, digits=2):
 
 def rows():
     """The cells of each model by column."""
-    length, ladder, cost, needle = map(load, ("length.json", "ladder.json", "cost.json", "needle.json"))
+    length, ladder, cost = map(load, ("length.json", "ladder.json", "cost.json"))
     points = {each["label"]: each for each in ladder["points"]}
-    needles = {each["label"]: each["over_depths"] for each in needle.get("models", ())}
     costs = {Path(name).stem: row for name, row in cost.get("results", {}).items()}
     window = length["settings"]["lengths"][0]
     for model in [*length["models"], *load("length-mesa/length.json").get("models", ())]:
         point, first = points.get(model["label"], {}), model["checkpoints"][0]
         attention = model["at_lengths"][0].get("attention")
         at = {one["length"]: one for one in model["at_lengths"]}
-        found = [each["exact"] for each in needles.get(model["label"], ()) if each["length"] == 4 * window]
         config = re.search(r"config=([^,/]*)", first["checkpoint"])
         own = {} if first["rope_scaling"] or config is None else costs.get(config[1], {})
         yield {
@@ -47,7 +45,7 @@ def rows():
             f"at {4 * window} − at {window}": cell(at[4 * window]["rise_nats"]),
             "use": cell(point.get("use_nats"), digits=3),
             "change": cell(point.get("change_nats"), digits=3),
-            "needles [%]": cell(found[0] if found else None, 100, 0),
+            "needles [%]": cell(point.get("needle_exact"), 100, 0),
             "gain inside": cell(point.get("gain_nats"), digits=3),
             "over tau [%]": cell(point.get("share_over_tau"), 100, 1),
             "net [%]": cell(point.get("net_recovery"), 100, 0),
