@@ -71,6 +71,8 @@ class Attention(nn.Module):
     """E: `per_token` computes them from the layer's input, and they are cached with the values."""
     fades = True
     """Whether a token whose scores are lowered without end is the same as one that is dropped."""
+    reads_ids = False
+    """Whether ids count tokens or measure distances, other than by RoPE; coupled ids do neither."""
 
     def __init__(self, shape: Shape):
         super().__init__()

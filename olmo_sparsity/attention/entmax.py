@@ -77,6 +77,7 @@ class AdaptiveScalableEntmax(Attention):
     """
 
     extras = 2
+    reads_ids = True
 
     def __init__(self, shape: Shape):
         super().__init__(shape)

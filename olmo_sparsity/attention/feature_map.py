@@ -17,6 +17,8 @@ class FeatureMap(Attention):
     as one that is hidden does.
     """
 
+    reads_ids = True
+
     def __init__(self, shape: Shape):
         super().__init__(shape)
         # heads of the map, heads of the scores, the key before, the key itself, the key behind

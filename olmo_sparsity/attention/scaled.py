@@ -18,6 +18,8 @@ class ScalableSoftmax(Attention):
     end of its window.
     """
 
+    reads_ids = True
+
     def __init__(self, shape: Shape):
         super().__init__(shape)
         self.s_bias = nn.Parameter(torch.empty(shape.heads))
@@ -37,6 +39,8 @@ class ScalableSoftmax(Attention):
 class LogLengthTemperature(Attention):
     """The scores times max(1, log n / log window): the usual softmax inside the window (Su 2021, and others since)."""
 
+    reads_ids = True
+
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
         """See `Attention`."""
         scale = (places.context_length.log() / math.log(self.shape.window)).clamp_min(1)
@@ -53,6 +57,8 @@ class ScaleInvariant(Attention):
     a² = 2 log(t / τ + 1) + 1 at a distance of t tokens, with τ = 10 as there: of scores that are Gaussian, keys at 10
     to 100 tokens then weigh together as much as those at 100 to 1,000.
     """
+
+    reads_ids = True
 
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
         """See `Attention`."""

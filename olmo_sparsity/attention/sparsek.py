@@ -73,6 +73,7 @@ class SparseK(Attention):
 
     extras = 1
     fades = False
+    reads_ids = True
 
     def __init__(self, shape: Shape):
         super().__init__(shape)

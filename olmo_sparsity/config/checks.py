@@ -12,7 +12,7 @@ from olmo.config import ActivationCheckpointingStrategy, BlockType
 
 from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
 from olmo_sparsity.config.messages import choose, show
-from olmo_sparsity.config.schema import Config, changed_fields, each_field, field_value
+from olmo_sparsity.config.schema import Config, PositionsConfig, changed_fields, each_field, field_value
 from olmo_sparsity.encodings import SWITCHES
 from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
 from olmo_sparsity.tasks import Task, make_task
@@ -259,6 +259,12 @@ def _check_attention(config: Config) -> Iterator[Problem]:
         own, name = "model.rope_window", "a window"
     else:
         return
+    if name in ATTENTIONS and ATTENTIONS[name].reads_ids and not _ids_count_tokens(config.positions):
+        yield (
+            ("model.attention", "positions.scheme", "positions.rotate"),
+            f"{name} takes ids for places in the text, which coupled ids and rotate: none are not; choose softmax, "
+            "entmax or fox, or set positions.rotate: index",
+        )
     if model.block_type != BlockType.sequential:
         yield ((own, "model.block_type"), f"{name} is for model.block_type: sequential; set it so")
     if config.activation_checkpointing == ActivationCheckpointingStrategy.fine_grained:
@@ -266,6 +272,13 @@ def _check_attention(config: Config) -> Iterator[Problem]:
             ("activation_checkpointing", own),
             f"fine_grained is for model.attention: softmax without a window; with {name} choose whole_layer",
         )
+
+
+def _ids_count_tokens(positions: PositionsConfig) -> bool:
+    """Whether the ids that the decoder sees grow with every token."""
+    return positions.rotate == "index" or (
+        positions.rotate == "ids" and positions.scheme not in COUPLED_SCHEMES
+    )
 
 
 def _check_positions(config: Config) -> Iterator[Problem]:

@@ -258,6 +258,27 @@ def test_what_the_idealised_transformer_has_not_is_refused(override: str) -> Non
     assert message == f"FILE: {override.split('=')[0]}: {TUPLES[override]}"
 
 
+@pytest.mark.parametrize(
+    ("attention", "positions", "is_right"),
+    [
+        ("ssmax", [], False),
+        ("ssmax", ["--positions.rotate=none"], False),
+        ("ssmax", ["--positions.rotate=index"], True),
+        ("ssmax", ["--positions.scheme=random_start"], True),
+        ("entmax", [], True),
+    ],
+)
+def test_attention_that_takes_ids_for_places_wants_ids_that_are(
+    attention: str, positions: list[str], is_right: bool
+) -> None:
+    path = ROOT / "configs" / "synthetic" / "addition-small.yaml"
+    overrides = ["--model.family=olmo", f"--model.attention={attention}", *positions]
+    if is_right:
+        assert load_config(path, overrides).model.attention == attention
+    else:
+        assert f"model.attention: {attention} takes ids for places in the text" in refusal(path, *overrides)
+
+
 def test_tuples_of_many_tokens_are_refused() -> None:
     path = ROOT / "configs" / "synthetic" / "planted-tuples.yaml"
     many = "--task.parameters.num_background=1000", "--model.vocab_size=1003"
