@@ -28,7 +28,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -349,7 +349,8 @@ def _measure_cell(
     samples: PlantedSamples,
     advance: Callable[[int], None],
 ) -> Json:
-    right = likeliest_token(scorer, samples.contexts, len(task.vocabulary)) == samples.contexts.targets[:, 0]
+    everything = np.arange(samples.contexts.n_far)[None]
+    right = scorer.measures(samples.contexts, everything, ("correct",))[:, 0, 0] == 1
     selectors = {}
     for name in settings.selectors:
         true, placebo = (
@@ -364,17 +365,6 @@ def _measure_cell(
         "accuracy": wilson(int(right.sum()), len(right)).as_dict(),
         "selectors": selectors,
     }
-
-
-def likeliest_token(scorer: Scorer, contexts: Contexts, vocabulary: int) -> np.ndarray:
-    """The token below ``vocabulary`` that the model finds likeliest after each long context, (n,)."""
-    losses = [
-        scorer.losses(
-            replace(contexts, targets=np.full_like(contexts.targets, token)), np.arange(contexts.n_far)[None]
-        )
-        for token in range(vocabulary)
-    ]
-    return np.concatenate(losses, axis=1).argmin(axis=1)
 
 
 def selected_columns(

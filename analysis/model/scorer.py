@@ -186,10 +186,12 @@ class Scorer(OnDevice):
         targets = self.tensor(contexts.targets)
 
         def measure(name: str, logits: Tensor, block: Tensor, places: slice) -> Tensor:
-            if name != "loss":
+            if name in DIVERGENCES:
                 assert log_long is not None
                 return DIVERGENCES[name](log_long[block, places], logits)
             wanted = targets[block, places]
+            if name == "correct":
+                return (logits.argmax(dim=-1) == wanted).float()
             flat = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
             return flat.view(wanted.shape)
 
@@ -446,8 +448,8 @@ def total_variation(log_p: Tensor, logits: Tensor) -> Tensor:
 
 DIVERGENCES: dict[str, Divergence] = {"kl": kl_divergence, "tv": total_variation}
 """From the prediction given the long context, which look at no target."""
-MEASURES = ("loss", *DIVERGENCES)
-"""How bad a prediction is: the target's loss in nats, KL(p_long || p) in nats, total variation."""
+MEASURES = ("loss", "correct", *DIVERGENCES)
+"""The target's loss in nats, whether it is the likeliest token (1 or 0), KL(p_long || p) in nats, total variation."""
 
 
 def long_and_short_losses(

@@ -72,6 +72,8 @@ class TupleAttention(nn.Module):
         tokens = input_ids if past_key_values is None else torch.cat([past_key_values, input_ids], dim=1)
         ids = torch.arange(tokens.shape[1], device=tokens.device) if position_ids is None else position_ids
         real = torch.ones_like(tokens) if attention_mask is None else attention_mask
+        if labels is not None:
+            real = real * _up_to_last_label(labels)  # what stands behind it, padding, changes nothing
         logits = self._log_probabilities(tokens, ids.expand_as(tokens), real.bool(), input_ids.shape[1])
         if labels is not None:
             loss = F.nll_loss(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
@@ -81,10 +83,18 @@ class TupleAttention(nn.Module):
         return OLMoOutput(logits=kept, attn_key_values=cache, hidden_states=None)
 
     def _log_probabilities(self, tokens: Tensor, ids: Tensor, real: Tensor, wanted: int) -> Tensor:
-        """Of the next token, (B, T, V), for the last T = ``wanted`` of the C columns."""
+        """Of the next token, (B, T, V), for the last T = ``wanted`` of the C columns.
+
+        In float32 whatever the precision of training: near 1 a probability has few digits in bf16.
+        """
+        with torch.autocast(tokens.device.type, enabled=False):
+            return self._mixture(tokens, ids, real, wanted).clamp_min(_SMALLEST).log()
+
+    def _mixture(self, tokens: Tensor, ids: Tensor, real: Tensor, wanted: int) -> Tensor:
+        """p of the next token, (B, T, V)."""
         columns = tokens.shape[1]
         first = columns - wanted if self.anchored else 0  # else a tuple may end anywhere
-        near = self.locality is not None and bool((ids.diff(dim=1)[real[:, 1:]] > 0).all())
+        near = self.locality is not None and _grow(ids, real)
         members = self._members(columns, tokens.device, near)
         probabilities = self.values.weight.float().softmax(dim=-1)
         step = max(1, _TUPLES_AT_ONCE // (len(tokens) * members.shape[1]))
@@ -102,8 +112,7 @@ class TupleAttention(nn.Module):
                 total[:, None].expand(-1, columns, -1).masked_fill(later, 2 * _NO_WEIGHT).softmax(dim=-1)
             )
             output, has_tuple = weights @ output, has_tuple.cummax(dim=1).values
-        output = torch.where(has_tuple[..., None], output, 1 / self.vocabulary)
-        return output.clamp_min(_SMALLEST).log()[:, -wanted:]
+        return torch.where(has_tuple[..., None], output, 1 / self.vocabulary)[:, -wanted:]
 
     def _members(self, columns: int, device: torch.device, near: bool) -> Tensor:
         """The other columns of the tuples, (k - 1, S) ascending, or, ``near``, how far they are before the last.
@@ -154,3 +163,14 @@ class TupleAttention(nn.Module):
             code.flatten(0, 1), probabilities, per_sample_weights=weights.flatten(0, 1), mode="sum"
         )
         return summed.view(*weights.shape[:2], -1), scores.logsumexp(dim=-1)
+
+
+def _up_to_last_label(labels: Tensor) -> Tensor:
+    """(B, T) 1 up to the last column that has a label, 0 behind it."""
+    return (labels != IGNORED).int().flip(1).cummax(dim=1).values.flip(1)
+
+
+def _grow(ids: Tensor, real: Tensor) -> bool:
+    """Whether ids grow with every token and padding, if any, is behind them all."""
+    is_last = real.int().cummin(dim=1).values.bool().eq(real).all()
+    return bool(is_last & ((ids.diff(dim=1) > 0) | ~real[:, 1:]).all())

@@ -103,8 +103,14 @@ def first_label(values: np.ndarray, present: np.ndarray, number: int) -> np.ndar
 
 
 def random_label(values: np.ndarray, present: np.ndarray, number: int) -> np.ndarray:
-    """One fixed random function of the values in their order [ours]: a hash, equally likely to give each label."""
-    return (row_hashes(np.where(present, values + 1, 0)) % np.uint64(number)).astype(np.int64)
+    """The last value plus one fixed random function of those before it, in their order, modulo the number [ours].
+
+    So every value decides, and of uniform values every label is equally likely.
+    """
+    last = present.sum(axis=1, keepdims=True) - 1
+    before = np.arange(values.shape[1]) < last
+    of_rest = row_hashes(np.where(before, values + 1, 0)) % np.uint64(number)
+    return (np.take_along_axis(values, last, axis=1)[:, 0] + of_rest.astype(np.int64)) % number
 
 
 # --- real text as the background ---

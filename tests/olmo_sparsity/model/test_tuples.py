@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from olmo_sparsity.config.schema import TuplesConfig
 from olmo_sparsity.model import tuples
@@ -106,6 +107,36 @@ def test_relative_weights_do_not_see_a_shift_of_all_ids_and_absolute_ones_do():
         model = random_model(size=2, relative=relative)
         same = torch.allclose(model(tokens, ids).logits, model(tokens, ids + 3).logits, atol=1e-6)
         assert same == relative
+
+
+def test_padding_behind_the_last_label_costs_nothing(monkeypatch):
+    """Ids fall to 0 there, and tuples are then looked for among all columns."""
+    model = random_model(size=2, locality=3)
+    tokens, ids = (F.pad(each, (0, 12)) for each in samples())
+    labels = torch.full_like(tokens, -100)
+    labels[0, 4], labels[1, 7] = 1, 2
+    seen = []
+    real = TupleAttention._members
+    monkeypatch.setattr(
+        TupleAttention,
+        "_members",
+        lambda self, columns, *rest: seen.append(rest[-1]) or real(self, columns, *rest),
+    )
+    loss = model(tokens, ids, labels=labels)["loss_nats"]
+    assert seen == [True]
+    alone = [model(tokens[[row], : n + 1], ids[[row], : n + 1]).logits[0, -1] for row, n in ((0, 4), (1, 7))]
+    torch.testing.assert_close(loss, -alone[0][1] - alone[1][2])
+
+
+def test_bf16_does_not_round_a_small_loss_to_none():
+    model = random_model(size=1)
+    torch.nn.init.constant_(model.values.weight, 0)
+    model.values.weight.data[:, 1] = 9
+    tokens, ids = samples()
+    exact = model(tokens, ids, labels=torch.ones_like(tokens))["loss_nats"]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = model(tokens, ids, labels=torch.ones_like(tokens))["loss_nats"]
+    assert rounded == exact and 0 < exact < 1
 
 
 def test_labels_give_the_sum_of_the_losses_and_its_gradient():

@@ -1,5 +1,8 @@
 """Every task's answer against a solver that reads the text of its prompt, and its ids against ids written by hand."""
 
+from collections import Counter
+from itertools import chain
+
 import numpy as np
 import pytest
 
@@ -243,7 +246,9 @@ def test_the_random_label_is_a_function_of_the_planted_tokens_in_their_order():
             seen.setdefault(tuple(word for word in prompt if word.isdigit()), set()).add(response[0])
     assert len(seen) == 3 + 9 + 27
     assert all(len(labels) == 1 for labels in seen.values())
-    assert {*map(frozenset, seen.values())} == {frozenset(label) for label in "012"}
+    for k in (1, 2, 3):
+        labels = [*chain.from_iterable(seen[values] for values in seen if len(values) == k)]
+        assert Counter(labels) == dict.fromkeys("012", 3 ** (k - 1))  # equally likely for every k
     assert any(seen[a, b] != seen[b, a] for a, b in (("0", "1"), ("0", "2"), ("1", "2")))
 
 
