@@ -70,9 +70,15 @@ class LengthResult:
     """Of them, how many are predicted right when the true ones before are read."""
     teacher_forced_ids: int | None
     """Likewise of their ids; None: the model predicts none."""
+    mean_probability: float
+    """Probability of the true tokens of a response given its prompt, mean over samples; 1 minus it: expected error."""
+    std_probability: float
+    """Standard deviation of that probability over samples."""
 
 
-_COUNTS = [each.name for each in fields(LengthResult)][3:]  # what is summed over samples
+_COUNTS = [each.name for each in fields(LengthResult)][
+    3:-2
+]  # summed over samples, and behind them Σ p and Σ p²
 
 
 def measure(
@@ -110,7 +116,7 @@ def measure(
         raise UserError(f"samples {samples} and batch_tokens {batch_tokens} must be at least 1; raise them")
     cells = grid(task, lengths, ks)
     _check_table(model.options, task, max(length for length, _ in cells))
-    counts = torch.zeros(len(cells), len(_COUNTS), dtype=torch.int64, device=device)
+    counts = torch.zeros(len(cells), len(_COUNTS) + 2, dtype=torch.float64, device=device)
     for number, (length, k) in enumerate(cells):
         sized = task.at_length(length, k)
         rows = max(1, batch_tokens // sized.max_tokens(length))
@@ -119,7 +125,8 @@ def measure(
             batch = sized.sample("test", seed, indices)
             ids = positions.ids(batch, split="test", seed=seed, indices=indices)
             found = _decoded_counts(model, batch, ids, task.end_id, device)
-            counts[number] += torch.tensor(found + _forced_counts(model, batch, ids, device), device=device)
+            found += _forced_counts(model, batch, ids, device)
+            counts[number] += torch.tensor(found, dtype=counts.dtype, device=device)
             advance(len(indices))
     return [
         _result(cell, samples, values, model.options.predicts_ids)
@@ -290,7 +297,7 @@ def _decoded_counts(
     ids: np.ndarray,
     end_id: int | None,
     device: torch.device | str,
-) -> list[int]:
+) -> list[float]:
     """How many responses are exact, and have a token, an id, a stop as their first error; ``ids``: (B, T)."""
     end_token = _NO_END if end_id is None else end_id
     prompt = int(batch.response_start.max())
@@ -320,14 +327,14 @@ def _decoded_counts(
         true_ids=true_ids if predicts_ids else None,
     )
     found = Counter(sorts)
-    return [found[sort] for sort in (None, "token", "id", "stop")]
+    return [float(found[sort]) for sort in (None, "token", "id", "stop")]
 
 
 @torch.no_grad()
 def _forced_counts(
     model: PositionPredictor, batch: TaskBatch, ids: np.ndarray, device: torch.device | str
-) -> list[int]:
-    """Of the true samples: exact ones, tokens of the responses, and of those the right tokens, the right ids."""
+) -> list[float]:
+    """Of the true samples: exact ones, tokens of the responses, of those the right tokens, the right ids; Σ p, Σ p²."""
     tokens, true_ids = _on(batch.tokens, device), _on(ids, device)
     counted = _on(batch.loss_mask[:, 1:], device)
     output = model(tokens[:, :-1], true_ids[:, :-1])
@@ -336,19 +343,30 @@ def _forced_counts(
     if output.id_logits is not None:
         right_ids = output.id_logits.argmax(dim=-1) == true_ids[:, 1:]
     exact = ((right_tokens & right_ids) | ~counted).all(dim=1)
-    found = (exact, counted, right_tokens & counted, right_ids & counted)
-    return [int(each.sum()) for each in found]
+    log_p = _log_probabilities(output.logits, tokens[:, 1:])
+    p = torch.where(counted, log_p, 0).sum(dim=1).exp()
+    found = (exact, counted, right_tokens & counted, right_ids & counted, p, p**2)
+    return [float(each.sum()) for each in found]
+
+
+def _log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
+    """(B, T) float64, of tokens (B, T) by logits (B, T, V)."""
+    own = logits.gather(-1, tokens[..., None])[..., 0]
+    return own.double() - logits.float().logsumexp(dim=-1).double()
 
 
 def _on(values: np.ndarray, device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
 
-def _result(cell: Cell, samples: int, values: list[int], predicts_ids: bool) -> LengthResult:
-    found: dict[str, Any] = dict(zip(_COUNTS, values, strict=True))
+def _result(cell: Cell, samples: int, values: list[float], predicts_ids: bool) -> LengthResult:
+    *numbers, p, p_squared = values
+    found: dict[str, Any] = {name: int(value) for name, value in zip(_COUNTS, numbers, strict=True)}
     if not predicts_ids:
         found["teacher_forced_ids"] = None
-    result = LengthResult(*cell, samples, **found)
+    mean = p / samples
+    std = max(0.0, p_squared / samples - mean**2) ** 0.5
+    result = LengthResult(*cell, samples, **found, mean_probability=mean, std_probability=std)
     assert result.exact + result.wrong_token + result.wrong_id + result.wrong_stop == samples
     return result
 

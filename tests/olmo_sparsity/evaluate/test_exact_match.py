@@ -12,6 +12,7 @@ import yaml
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.task_batches import TaskPositions
 from olmo_sparsity.evaluate.exact_match import (
+    LengthResult,
     TaskEvaluation,
     further_options,
     grid,
@@ -27,6 +28,7 @@ from tests.support.refusals import refused
 
 TABLE = 40
 SORTS = ("exact", "wrong_token", "wrong_id", "wrong_stop")
+PROBABILITIES = ("mean_probability", "std_probability")
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,25 @@ def first_error(tokens, ids, true_tokens, true_ids, end):
     return "exact" if len(tokens) == len(true_tokens) else "wrong_stop"
 
 
+@torch.no_grad()
+def probability_slowly(model, tokens, ids, start):
+    """Of the tokens from ``start`` on, one factor at a time."""
+    found = 1.0
+    for column in range(start, len(tokens)):
+        output = model(torch.tensor([tokens[:column]]), torch.tensor([ids[:column]]))
+        found *= float(output.logits[0, -1].softmax(dim=-1)[tokens[column]])
+    return found
+
+
+def alike(one, other):
+    """Rows whose counts are the same, and the rounding of sums aside their probabilities."""
+    near = {name: pytest.approx(getattr(other, name), rel=1e-4, abs=1e-6) for name in PROBABILITIES}
+    return asdict(one) == {**asdict(other), **near}
+
+
 def measured_slowly(model, task, positions, samples, seed):
-    """The counts of a record's row, a sample at a time, three tokens further than the truth goes."""
-    counts, predicts = Counter(), model.options.predicts_ids
+    """A record's row, a sample at a time, three tokens further than the truth goes."""
+    counts, predicts, probabilities = Counter(), model.options.predicts_ids, []
     for index in map(np.array, [[i] for i in range(samples)]):
         sample = task.sample("test", seed, index)
         ids = positions.ids(sample, split="test", seed=seed, indices=index)[0].tolist()
@@ -158,6 +176,8 @@ def measured_slowly(model, task, positions, samples, seed):
         counts["teacher_forced_tokens"] += sum(right)
         counts["teacher_forced_ids"] += sum(right_ids)
         counts["teacher_forced_exact"] += all(right) and (all(right_ids) or not predicts)
+        probabilities.append(probability_slowly(model, tokens, ids, start))
+    counts["mean_probability"], counts["std_probability"] = np.mean(probabilities), np.std(probabilities)
     return counts
 
 
@@ -196,14 +216,16 @@ def test_counts_of_a_slow_loop_whatever_the_batch_or_the_process(
         assert getattr(row, name) == expected[name], name
     assert row.teacher_forced_ids == (expected["teacher_forced_ids"] if scheme == "predicted" else None)
     assert row.teacher_forced_exact == row.exact  # up to its first error a model reads the truth either way
+    for name in PROBABILITIES:
+        assert getattr(row, name) == pytest.approx(expected[name], rel=1e-4), name
     told: list[int] = []
-    assert found(batch_tokens=1) == found(batch_tokens=77, advance=told.append) == row
+    assert alike(found(batch_tokens=1), row) and alike(found(batch_tokens=77, advance=told.append), row)
     assert sum(told) == samples and len(told) > 1
     shares = []
     for rank in range(5):
         with pytest.raises(AssertionError):  # a share alone is not all samples
             found(rank=rank, world_size=5, reduce_sum=lambda tensor: shares.append(tensor) or tensor)
-    assert found(rank=2, world_size=5, reduce_sum=lambda tensor: sum(shares)) == row
+    assert alike(found(rank=2, world_size=5, reduce_sum=lambda tensor: sum(shares)), row)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +305,11 @@ def test_evaluation_while_training_is_the_same_measure(tmp_path, task):
         evaluation={"windows": 7, "seed": 4, "batch_size": 2},
     )
     model = build_model(config).eval()
+
+    def same(row):
+        found = [LengthResult(**each) for each in row["exact_match"]]
+        return len(found) == len(expected) and all(map(alike, found, expected))
+
     row = TaskEvaluation(config).run(model, lambda tensor: tensor)
     json.dumps(row)
     expected = measure(
@@ -294,7 +321,7 @@ def test_evaluation_while_training_is_the_same_measure(tmp_path, task):
         samples=7,
         seed=4,
     )
-    assert row == {"exact_match": [asdict(each) for each in expected]}
+    assert [*row] == ["exact_match"] and same(row)
     shares = []
 
     def keep(tensor):
@@ -305,14 +332,14 @@ def test_evaluation_while_training_is_the_same_measure(tmp_path, task):
         with pytest.raises(KeyboardInterrupt):
             TaskEvaluation(config, rank=rank, world_size=2).run(model, keep)
     together = TaskEvaluation(config, rank=1, world_size=2)
-    assert together.run(model, lambda tensor: shares[0] + shares[1]) == row
+    assert same(together.run(model, lambda tensor: shares[0] + shares[1]))
 
 
 def test_a_record_tells_the_options_that_decide_how_a_task_was_learned(tmp_path):
     assert further_options(tiny_task.config(tmp_path, model=tiny_task.OLMO)) == {}
     own = tiny_task.config(
-        tmp_path, "--model.attention=ssmax", "--positions.id_noise=0.1", model=tiny_task.OLMO
+        tmp_path, "--model.attention=entmax", "--positions.id_noise=0.1", model=tiny_task.OLMO
     )
-    assert further_options(own) == {"model.attention": "ssmax", "positions.id_noise": 0.1}
+    assert further_options(own) == {"model.attention": "entmax", "positions.id_noise": 0.1}
     tuples = load_config("configs/synthetic/planted-tuples.yaml")
     assert further_options(tuples)["model.tuples.locality"] == 12
