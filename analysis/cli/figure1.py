@@ -11,7 +11,7 @@ is needed), pools the training seeds of one setting, prints the numbers and writ
   figure1-sparse_parity.*   planted tasks: accuracy against length, a panel per K_train, a curve per k; a figure for
   figure1-planted.*         each task
   figure1-TASK-bound.*      with --bound: their errors under Theorem 4.3, whose constant is not known; printed: the
-                            constant from every other length beyond the trained ones, tried at those between
+                            constant from the shorter lengths beyond the trained ones, tried at the longer
   figure1-schemes.*         tasks with coupled ids: exact match by position scheme, and what the first errors are
   figure1.json              every number that is drawn, and where the records come from
 

@@ -348,17 +348,23 @@ def bound_figure(starts: Sequence[TrainedError]) -> Figure:
         panels[0].set_ylim(floor, 1.6)
         panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         length_axis(panels[0], all_lengths(groups), most=5)
-        style.outer_labels(panels, axis_name(groups[0].settings), "error [share of samples]")
+        style.outer_labels(panels, axis_name(groups[0].settings), _error_name(groups))
         handles = [*k_handles(styles, groups), *_limit_handles(groups), *_bound_handles(starts)]
         style.add_legend(figure, [*handles, *frame_handles(groups, chance=False)])
         style.add_heading(figure, describe(groups))
     return figure
 
 
+def _error_name(groups: Sequence[Group]) -> str:
+    points = [point for group in groups for curve in group.curves for point in curve.points]
+    expected = all(point.expected_error is not None for point in points)
+    return "expected error: 1 − p(right answer)" if expected else "error [share of samples]"
+
+
 def _draw_error(axes: Axes, curve: Curve, look: style.Style, *, heavy: bool, floor: float) -> None:
-    """1 - the exact share; the interval of a heavy curve; upper limits where nothing was wrong."""
+    """The error; the interval of a heavy curve; upper limits where nothing was wrong."""
     colour, marker, line = look
-    errors = [error_of(point.exact) for point in curve.points]
+    errors = [error_of(point) for point in curve.points]
     values = [error.value or math.nan for error in errors]
     looks: Json = {"linewidth": 1.8 if heavy else 0.9, "markersize": 3.8 if heavy else 3, "zorder": 3}
     name = f"k = {curve.k}"
@@ -367,7 +373,7 @@ def _draw_error(axes: Axes, curve: Curve, look: style.Style, *, heavy: bool, flo
         low, high = [max(error.low, floor) for error in errors], [error.high for error in errors]
         axes.fill_between(curve.lengths, low, high, color=colour, alpha=0.15, linewidth=0)
     none_wrong = [point for point, error in zip(curve.points, errors, strict=True) if error.value == 0]
-    limits = [error_of(point.exact).high for point in none_wrong]
+    limits = [error_of(point).high for point in none_wrong]
     if limits:
         lengths = [point.length for point in none_wrong]
         axes.plot(lengths, limits, color=colour, linestyle="none", label=f"{name}, none wrong", **_LIMIT)
@@ -386,7 +392,7 @@ def _draw_bounds(axes: Axes, start: TrainedError, longest: int) -> None:
 
 def _floor(groups: Sequence[Group]) -> float:
     """Lower end of a logarithmic axis that shows every error, or its upper limit where nothing was wrong."""
-    errors = [error_of(point.exact) for group in groups for curve in group.curves for point in curve.points]
+    errors = [error_of(point) for group in groups for curve in group.curves for point in curve.points]
     return min(error.value or error.high for error in errors) / 2
 
 
@@ -399,7 +405,7 @@ def _delta(start: TrainedError) -> str:
 
 def _limit_handles(groups: Sequence[Group]) -> list[Line2D]:
     points = [point for group in groups for curve in group.curves for point in curve.points]
-    if all(point.exact.value < 1 for point in points):
+    if all(error_of(point).value for point in points):
         return []
     return [Line2D([], [], color="0.3", linestyle="none", label="none wrong: upper limit", **_LIMIT)]
 

@@ -6,7 +6,7 @@
 delta is the error at trained lengths, L the longest of them, and L' > L the length that is asked for. What these are in
 a figure [ours] says docs/method.md, 3.6: the constants that O() hides (with them eta_L and eta_L', which belong to the
 distribution of planted positions) are 1, so that a curve shows how the bound grows, its height up to a constant only;
-`fit_bounds` takes the constant from some of the lengths and tries it on the others.
+`fit_bounds` takes the constant from the shorter lengths and tries it on the longer ones.
 Above 1 a bound says nothing: it is cut to 1. L and L' are tokens of the prompt. With one L in a panel both bounds grow
 like L'^2 and differ by the factor L^3. Test samples with more planted tokens than were trained on have no bound.
 
@@ -15,13 +15,14 @@ Shapes: n lengths.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from analysis.stats.bootstrap import Interval
-from analysis.stats.exact_match import Group, Point
+from analysis.stats.exact_match import Group, Point, scheme_labels
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
@@ -36,10 +37,10 @@ class TrainedError:
     trained_length: int
     """L, the longest trained length."""
     measured_length: int
-    """Where the error was measured: at L, or below it if nothing was measured at L."""
+    """The trained length whose error is largest, and the longest of several."""
     samples: int
     error: Interval
-    """1 - accuracy, with its 95 % interval."""
+    """There, with its 95 % interval; see `error_of`."""
 
     @property
     def is_limit(self) -> bool:
@@ -73,9 +74,11 @@ BOUNDS = {
 """The bounds by their names in JSON: name and formula (the etas in its constant), function, line style."""
 
 
-def error_of(exact: Interval) -> Interval:
-    """1 minus a share that is exact, the interval turned round."""
-    return Interval(1 - exact.value, 1 - exact.high, 1 - exact.low)
+def error_of(point: Point) -> Interval:
+    """The expected error, or of older records, which have none, the share that is not exact."""
+    if point.expected_error is not None:
+        return point.expected_error
+    return Interval(1 - point.exact.value, 1 - point.exact.high, 1 - point.exact.low)
 
 
 def trained_error(group: Group) -> TrainedError:
@@ -98,9 +101,9 @@ def trained_error(group: Group) -> TrainedError:
         raise UserError(
             f"{name}: nothing longer than {longest} was measured, which leaves nothing to bound; measure longer ones"
         )
-    k, last = trained[-1].k, inside[-1]
+    k, worst = trained[-1].k, max(inside, key=lambda point: (error_of(point).value, point.length))
     assert k is not None
-    return TrainedError(group, k, longest, last.length, last.samples, error_of(last.exact))
+    return TrainedError(group, k, longest, worst.length, worst.samples, error_of(worst))
 
 
 def bounds_json(start: TrainedError) -> Json:
@@ -133,58 +136,101 @@ def bounds_json(start: TrainedError) -> Json:
 
 @dataclass(frozen=True)
 class BoundFit:
-    """A bound whose constant was taken from some lengths, tried on others."""
+    """A bound whose constant was taken from some lengths, tried on longer ones."""
 
     name: str
     """Of `BOUNDS`."""
+    settings: str
+    """What was trained, as in `scheme_labels`, and k."""
     constant: float
-    """The smallest with which the bound holds wherever it was fitted."""
+    """The smallest with which the bound holds wherever it was fitted: for the upper limit where no sample was wrong."""
     fitted: int
     """Points that it was fitted on."""
     tested: int
-    """Points that it was tried on."""
+    """Points that it was tried on: those where it is below the error of guessing."""
+    empty: int
+    """Points that it says nothing about, because it is at the error of guessing or above."""
     held: int
-    """Of these, those whose error (the lower end of its 95 % interval) is not above the bound."""
+    """Of those it was tried on, those whose error (the lower end of its 95 % interval) is not above the bound."""
     slack: float | None
     """Geometric mean of bound / error over the tested points with an error above 0; None where there are none."""
 
 
+Beyond = tuple[TrainedError, Point]
+"""A point beyond L, and what its bounds start from."""
+
+
 def fit_bounds(starts: Sequence[TrainedError]) -> list[BoundFit]:
-    """One constant for all groups, from every other length beyond L, tried at the lengths between [ours].
+    """For models that differ in L (and L_local with it) alone: a constant from half of the lengths, tried at the rest.
 
-    Groups of several L tell the bounds apart: with a single one both grow alike, and differ by their constants.
-    Empty where no group was measured at two lengths beyond L or more.
+    Fitted where L'/L is smaller, tried where it is larger [ours]. Several L tell the bounds apart: with a single one
+    both grow alike, and differ by their constants. Empty where nothing was measured at two lengths beyond L or more.
     """
-    fitted, tested = [], []
+    fits = []
+    for settings, own in _by_settings(starts).items():
+        beyond = sorted(_beyond(own), key=lambda each: each[1].length / each[0].trained_length)
+        fitted, tested = beyond[: (len(beyond) + 1) // 2], beyond[(len(beyond) + 1) // 2 :]
+        fits += [_fit(name, settings, fitted, tested) for name in BOUNDS] if tested else []
+    return fits
+
+
+def _by_settings(starts: Sequence[TrainedError]) -> dict[str, list[TrainedError]]:
+    """Those that are alike but for L and L_local, by their name."""
+    together: dict[tuple, list[TrainedError]] = {}
     for start in starts:
-        [curve] = [each for each in start.group.curves if each.k == start.k]
-        beyond = [(start, point) for point in curve.points if point.length > start.trained_length]
-        fitted += beyond[::2]
-        tested += beyond[1::2]
-    return [_fit(name, fitted, tested) for name in BOUNDS] if tested else []
+        settings = start.group.settings
+        model = settings.scheme, settings.rotate, settings.skip_probability, settings.family, settings.weights
+        parameters = {name: value for name, value in settings.parameters.items() if name not in _OF_LENGTH}
+        options = {name: value for name, value in settings.options.items() if not name.endswith("locality")}
+        key = (*model, json.dumps([parameters, options], sort_keys=True), start.k)
+        together.setdefault(key, []).append(start)
+    labels = scheme_labels([members[0].group.settings for members in together.values()])
+    named: dict[str, list[TrainedError]] = {}
+    for label, members in zip(labels, together.values(), strict=True):
+        first = members[0]
+        named.setdefault(f"{label}, K_train {first.group.settings.k_train}, k {first.k}", []).extend(members)
+    return named
 
 
-def _fit(
-    name: str, fitted: Sequence[tuple[TrainedError, Point]], tested: Sequence[tuple[TrainedError, Point]]
-) -> BoundFit:
+_OF_LENGTH = ("train_length", "test_length", "locality", "k_test")
+
+
+def _beyond(starts: Sequence[TrainedError]) -> list[Beyond]:
+    curves = [next(each for each in start.group.curves if each.k == start.k) for start in starts]
+    return [
+        (start, point)
+        for start, curve in zip(starts, curves, strict=True)
+        for point in curve.points
+        if point.length > start.trained_length
+    ]
+
+
+def _fit(name: str, settings: str, fitted: Sequence[Beyond], tested: Sequence[Beyond]) -> BoundFit:
     bound = BOUNDS[name][2]
 
-    def shapes(points: Sequence[tuple[TrainedError, Point]]) -> np.ndarray:
+    def shapes(points: Sequence[Beyond]) -> np.ndarray:
         """The bound with a constant of 1, not cut, (n,)."""
         values = [
             bound([point.length], start.trained_length, start.delta, most=np.inf) for start, point in points
         ]
         return np.concatenate(values)
 
-    errors = [error_of(point.exact) for _, point in tested]
-    constant = float((np.array([error_of(point.exact).value for _, point in fitted]) / shapes(fitted)).max())
-    tried = np.minimum(1.0, constant * shapes(tested))
-    ratios = [value / error.value for value, error in zip(tried, errors, strict=True) if error.value]
+    guessing = 1 - (fitted[0][0].group.settings.chance or 0)
+    errors = [error_of(point) for _, point in fitted]
+    constant = float((np.array([each.value or each.high for each in errors]) / shapes(fitted)).max())
+    tried = [
+        (value, error_of(point))
+        for value, (_, point) in zip(constant * shapes(tested), tested, strict=True)
+        if value < guessing
+    ]
+    ratios = [value / error.value for value, error in tried if error.value]
     return BoundFit(
         name,
+        settings,
         constant,
-        len(fitted),
-        len(tested),
-        held=int(sum(error.low <= value for value, error in zip(tried, errors, strict=True))),
+        fitted=len(fitted),
+        tested=len(tried),
+        empty=len(tested) - len(tried),
+        held=int(sum(error.low <= value for value, error in tried)),
         slack=float(np.exp(np.mean(np.log(ratios)))) if ratios and constant else None,
     )

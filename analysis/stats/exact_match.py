@@ -44,6 +44,7 @@ _ROW = {
     **dict.fromkeys(("length", "samples", "exact", *(f"wrong_{sort}" for sort in ERROR_SORTS)), int),
     "k": (int, None),
 }
+_PROBABILITIES = ("mean_probability", "std_probability")
 _SHAPE = {
     "task": {"name": str, "parameters": {"train_length": [int]}},
     **dict.fromkeys(("scheme", "family"), str),
@@ -123,6 +124,9 @@ class Row:
     wrong_token: int
     wrong_id: int
     wrong_stop: int
+    mean_probability: float | None = None
+    """Of the true response, over samples, 0 to 1; None: the record is older and does not tell it."""
+    std_probability: float | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,8 @@ class Point:
     """Which one: `WILSON`, `BOOTSTRAP` or `POOLED`."""
     wrong: dict[str, float]
     """Share of samples whose first error is of each of `ERROR_SORTS`, mean over seeds; with ``exact`` they make 1."""
+    expected_error: Interval | None = None
+    """1 - probability of the true response, mean over samples and seeds, 95 % interval; None: a record has none."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +228,10 @@ def _load(path: Path) -> Record:
         raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
     if len(parameters["train_length"]) != 2 or misfit(settings.k_train, (int, None)):
         raise UserError(f"{path} is malformed: train_length or k_train of the task is none; {_AGAIN}")
-    rows = tuple(Row(**{name: row[name] for name in _ROW}) for row in found["rows"])
+    rows = tuple(
+        Row(**{name: row[name] for name in _ROW}, **{name: row.get(name) for name in _PROBABILITIES})
+        for row in found["rows"]
+    )
     for row in rows:
         _check_row(path, row, settings)
     places = [(row.length, row.k) for row in rows]
@@ -303,7 +312,28 @@ def _point(rows: Sequence[Row], resamples: int, seed: int) -> Point:
         sort: float(np.mean([getattr(row, f"wrong_{sort}") for row in rows] / samples))
         for sort in ERROR_SORTS
     }
-    return Point(rows[0].length, len(rows), int(samples.sum()), interval, name, wrong)
+    expected = expected_error(rows, resamples=resamples, seed=seed)
+    return Point(rows[0].length, len(rows), int(samples.sum()), interval, name, wrong, expected)
+
+
+def expected_error(
+    rows: Sequence[Row], *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+) -> Interval | None:
+    """1 - probability of the true response, mean over seeds, and its 95 % interval [ours]; None where one has none.
+
+    Percentiles of a bootstrap of two levels: S seeds drawn with replacement, and for each of them a normal mean of its
+    samples.
+    """
+    if any(row.mean_probability is None or row.std_probability is None for row in rows):
+        return None
+    samples, means, deviations = np.array(
+        [[row.samples, row.mean_probability, row.std_probability] for row in rows], dtype=float
+    ).T
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(len(rows), size=(resamples, len(rows)))
+    values = 1 - rng.normal(means[drawn], deviations[drawn] / np.sqrt(samples[drawn])).mean(axis=1)
+    low, high = np.clip(np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]), 0, 1)
+    return Interval(float(1 - means.mean()), float(low), float(high))
 
 
 def exact_interval(
@@ -424,10 +454,16 @@ def curves_json(groups: Sequence[Group]) -> list[Json]:
             **{each: getattr(group.settings, each) for each in _OF_THE_MODEL},
             "k": curve.k,
             "seeds": sorted({record.seed for record in group.records}),
-            "points": [{**asdict(point), "exact": point.exact.as_dict()} for point in curve.points],
+            "points": [_point_json(point) for point in curve.points],
         }
         for group, curve, name in curve_names(groups)
     ]
+
+
+def _point_json(point: Point) -> Json:
+    expected = point.expected_error
+    whole = {**asdict(point), "exact": point.exact.as_dict()}
+    return {**whole, "expected_error": None if expected is None else expected.as_dict()}
 
 
 def sources_json(groups: Sequence[Group]) -> list[Json]:

@@ -157,14 +157,15 @@ def render_curves(groups: Sequence[ExactMatchGroup]) -> Table:
 
 
 def render_fits(fits: dict[str, list[Json]]) -> Table:
-    """A row for each task and bound: its constant from some lengths, tried at the others."""
-    table = plain_table("bound", "constant", "fitted on", "holds at", "bound / error")
+    """A row for each task, setting and bound: its constant from the shorter lengths, tried at the longer ones."""
+    table = plain_table("bound", "constant", "fitted on", "holds at", "above guessing", "bound / error")
     for task, of_task in fits.items():
         for fit in of_task:
             slack = "–" if fit["slack"] is None else f"{fit['slack']:.3g}"
+            name = f"{task}, {fit['settings']}: {BOUNDS[fit['name']][0]}"
             held = f"{fit['held']} of {fit['tested']} lengths"
-            name = f"{task}, {BOUNDS[fit['name']][0]}"
-            table.add_row(Text(name), f"{fit['constant']:.3g}", f"{fit['fitted']} lengths", held, slack)
+            numbers = f"{fit['constant']:.3g}", f"{fit['fitted']} lengths", held, f"{fit['empty']} lengths"
+            table.add_row(Text(name), *numbers, slack)
     return table
 
 

@@ -11,6 +11,7 @@ from analysis.stats.exact_match import (
     BOOTSTRAP,
     POOLED,
     WILSON,
+    curves_json,
     exact_interval,
     load_records,
     pool,
@@ -282,24 +283,34 @@ class TestBound:
         assert found["theorem_4_3"]["value"] == [1, 1, 1]
 
     def test_without_an_error_delta_is_the_upper_limit(self, tmp_path):
-        group = self.group(tmp_path, row(20, 199, 4, (1, 0, 0)), row(40, 200, 4), row(100, 200, 4))
+        group = self.group(tmp_path, row(20, 200, 4), row(40, 200, 4), row(100, 200, 4))
         start = trained_error(group)
         assert start.is_limit and (start.measured_length, start.trained_length) == (40, 50)
         assert start.delta == pytest.approx(Z**2 / (200 + Z**2))
         assert bounds_json(start)["improved"]["value"] == pytest.approx([4 * start.delta])
 
-    def test_a_constant_is_fitted_at_every_other_length_and_tried_at_the_rest(self, tmp_path):
+    def test_starts_from_the_worst_trained_length(self, tmp_path):
+        start = trained_error(
+            self.group(tmp_path, row(20, 190, 4, (10, 0, 0)), row(50, 199, 4, (1, 0, 0)), row(60, 9, 4))
+        )
+        assert (start.measured_length, start.trained_length, start.delta) == (20, 50, pytest.approx(0.05))
+
+    def starts(self, folder, times=(2, 3, 4, 5), error=lambda times: 0.3 * times**2):
         """Errors of 0.3 (L'/L)^2 delta: the improved bound needs one constant for both L, the theorem's does not."""
-        starts = []
+        found = []
         for longest, delta in ((50, 40), (100, 10)):
             rows = [row(longest, 10_000 - delta, 4, (delta, 0, 0))]
-            for times in (2, 3, 4, 5):
-                wrong = round(0.3 * times**2 * delta)
-                rows.append(row(times * longest, 10_000 - wrong, 4, (wrong, 0, 0)))
+            for each in times:
+                wrong = min(5000, round(error(each) * delta))
+                rows.append(row(each * longest, 10_000 - wrong, 4, (wrong, 0, 0)))
             task = {"train_length": [20, longest], "test_length": [20, 500]}
-            starts.append(trained_error(pooled(tmp_path / str(longest), record(rows, task_changes=task))[0]))
-        theorem, improved = fit_bounds(starts)
-        assert (improved.fitted, improved.tested, improved.held) == (4, 4, 4)
+            found.append(trained_error(pooled(folder / str(longest), record(rows, task_changes=task))[0]))
+        return found
+
+    def test_a_constant_is_fitted_at_the_shorter_lengths_and_tried_at_the_longer_ones(self, tmp_path):
+        theorem, improved = fit_bounds(self.starts(tmp_path))
+        assert improved.settings == "RoPE + PoSE, K_train 4, k 4"
+        assert (improved.fitted, improved.tested, improved.held, improved.empty) == (4, 4, 4, 0)
         assert improved.constant == pytest.approx(0.3) and improved.slack == pytest.approx(1)
         assert theorem.constant == pytest.approx(0.3 / 50**3)
         # of L = 100 it is 8 times too high, and of L = 50 exact
@@ -308,6 +319,39 @@ class TestBound:
             self.group(tmp_path / "one", row(50, 196, 4, (4, 0, 0)), row(60, 150, 4, (50, 0, 0)))
         )
         assert fit_bounds([alone]) == [], "there is no length to try it at"
+
+    def test_an_error_that_grows_faster_breaks_a_bound(self, tmp_path):
+        _, improved = fit_bounds(self.starts(tmp_path, error=lambda times: 0.05 * times**4))
+        assert (improved.tested, improved.held) == (4, 0)
+
+    def test_a_bound_above_the_error_of_guessing_is_not_tried(self, tmp_path):
+        """A model that guesses at every length beyond L: no bound can fail there, so none is said to hold."""
+        for fit in fit_bounds(self.starts(tmp_path, error=lambda times: 1e6)):
+            assert fit.tested < 2 and fit.empty > 2
+
+    def test_only_models_that_differ_in_length_alone_share_a_constant(self, tmp_path):
+        starts = self.starts(tmp_path)
+        other = record([row(n, 9000, 4, (1000, 0, 0)) for n in (50, 100, 200)], scheme="contiguous")
+        starts.append(trained_error(pooled(tmp_path / "other", other)[0]))
+        assert [fit.settings for fit in fit_bounds(starts)][::2] == [
+            "RoPE + PoSE, K_train 4, k 4",
+            "RoPE, K_train 4, k 4",
+        ]
+
+    def test_the_expected_error_comes_first_where_records_have_it(self, tmp_path):
+        rows = [
+            {**row(n, 200, 4), "mean_probability": p, "std_probability": 0.1}
+            for n, p in ((50, 0.99), (100, 0.9))
+        ]
+        group = self.group(tmp_path, *rows)
+        start = trained_error(group)
+        assert start.delta == pytest.approx(0.01) and not start.is_limit
+        _, far = group.curves[0].points
+        assert far.expected_error.value == pytest.approx(0.1)
+        half = 1.96 * 0.1 / 200**0.5
+        assert far.expected_error.low == pytest.approx(0.1 - half, abs=0.002)
+        assert far.expected_error.high == pytest.approx(0.1 + half, abs=0.002)
+        assert curves_json([group])[0]["points"][1]["expected_error"]["value"] == pytest.approx(0.1)
 
     def test_is_refused_where_nothing_was_both_trained_and_tested(self, tmp_path):
         with pytest.raises(UserError, match="every measured k is larger"):
