@@ -31,6 +31,7 @@ from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.predictive import PositionPredictor
 from olmo_sparsity.model.rope_scaling import MESA, RopeScaling
+from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.util.errors import UserError, first_line, printable
 from olmo_sparsity.util.files import read_json, sha256_file
 
@@ -147,6 +148,11 @@ def adapter_of(model: Any, name: str) -> OlmoForAnalysis | PositionedCausalLM:
         raise UserError(
             f"{name} reads position ids in another way than RoPE alone (positions.scheme, positions.rotate), so that "
             "dropping a token is not defined for it; give a model trained with positions.rotate: ids and no coupling"
+        )
+    if isinstance(model, TupleAttention):
+        raise UserError(
+            f"{name} attends to tuples of tokens (model.family: tuples), so that no single token has an influence; "
+            "give a transformer"
         )
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UserError(

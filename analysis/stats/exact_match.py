@@ -411,7 +411,9 @@ def scheme_labels(all_settings: Sequence[Settings]) -> list[str]:
         label = SCHEME_LABELS.get(settings.scheme, settings.scheme)
         if settings.family == "tuples":
             label = label.replace("RoPE", "tuples")
-        alike = [other for other in all_settings if other.scheme == settings.scheme]
+        alike = [
+            other for other in all_settings if (other.task, other.scheme) == (settings.task, settings.scheme)
+        ]
         if len({other.rotate for other in alike}) > 1:
             label += f", rotate {settings.rotate or 'default'}"
         if len({other.skip_probability for other in alike}) > 1:

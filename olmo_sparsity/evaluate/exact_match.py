@@ -257,7 +257,11 @@ def further_options(config: Config) -> dict[str, Any]:
     Of tuples all of their options.
     """
     default = Config()
-    names = ("positions.coupled_share", "positions.id_noise", "task.length_groups", "model.attention")
+    names = (
+        *("positions.coupled_share", "positions.id_noise", "task.length_groups", "model.attention"),
+        *("positions.target_length", "positions.chunks", "positions.table_size", "evaluation.until"),
+        *("max_duration", "global_train_batch_size", "optimizer.learning_rate"),
+    )
     asked = {name: field_value(config, name) for name in names}
     options = {name: value for name, value in asked.items() if value != field_value(default, name)}
     if config.model.family == "tuples":

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from olmo_sparsity.checkpoint import load_model, load_tensors, weights_sha256
+from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.task_batches import TaskData, TaskPositions, task_of
 from olmo_sparsity.data.windows import Batch
 from olmo_sparsity.evaluate.exact_match import TaskEvaluation
@@ -185,8 +186,11 @@ def test_every_scheme_trains_on_either_architecture(tmp_path, family, scheme):
 
 
 def test_checkpoints_that_analysis_and_export_cannot_read_are_refused(tmp_path):
-    from analysis.model.load import load_for_analysis
+    from analysis.model.load import adapter_of, load_for_analysis
 
+    tuples = load_config("configs/synthetic/planted-tuples.yaml")
+    with refused("a run attends to tuples of tokens"):
+        adapter_of(build_model(tuples), "a run")
     train(tiny_task.config(tmp_path))
     with refused("reads position ids in another way than RoPE alone"):
         load_for_analysis(tmp_path / "run")
