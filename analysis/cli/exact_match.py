@@ -5,6 +5,7 @@ examples:
   olmo-sparsity exact_match runs/parity-ppc/step00003000 --lengths 10,20,40,80 --samples 500
   olmo-sparsity exact_match runs/sparse-parity --lengths 20,50,100,500 --out runs/sparse-parity/long
   olmo-sparsity exact_match runs/sparse-parity --lengths 40,80 --ks 4,8,16
+  olmo-sparsity exact_match runs/planted --parameters '{distance: [100, 200]}' --lengths 300 --out runs/planted/far
 
 The model reads its own output (free-running), chooses the likeliest token at every step, and has to give the whole
 response: every token, every position id where it predicts ids, and the end where it belongs. Lengths are in the task's
@@ -17,18 +18,32 @@ that holds the same lengths, k, samples and seed of the same weights is left alo
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from omegaconf import DictConfig
 from rich.table import Table
 
 from analysis.cli.arguments import parse_settings
+from olmo_sparsity.config.safe_yaml import YamlError, parse_yaml
 from olmo_sparsity.util.arguments import argument, out_folder, seed_number
 from olmo_sparsity.util.errors import UserError
 
 if TYPE_CHECKING:
     from olmo_sparsity.evaluate.exact_match import LengthResult
+
+
+def _parameters(text: str) -> dict[str, Any]:
+    """Parameters of a task by name. Raises `ArgumentTypeError` for what is no mapping."""
+    try:
+        found = parse_yaml(text)
+    except YamlError as error:
+        raise ArgumentTypeError(str(error)) from None
+    if not isinstance(found, DictConfig):
+        raise ArgumentTypeError(f"{text} is no mapping; give '{{NAME: VALUE}}'")
+    return {str(name): value for name, value in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +65,14 @@ class ExactMatchSettings:
         metadata=argument(
             "planted tokens, comma-separated; every length must hold them (default: the task's k_test, each at the "
             "lengths that hold it)"
+        ),
+    )
+    parameters: dict[str, Any] | None = field(
+        default=None,
+        metadata=argument(
+            "parameters of the task that differ from those of training, as YAML: '{distance: [100, 200]}'",
+            type=_parameters,
+            metavar="YAML",
         ),
     )
     samples: int = field(default=200, metadata=argument("samples of each length"))
@@ -94,13 +117,19 @@ def main() -> None:
             f"{folder} was trained on text, and exact match is of a task; olmo-sparsity length measures its loss by "
             "position"
         )
+    config.task.parameters = {**config.task.parameters, **(settings.parameters or {})}
     task = task_of(config)
+    if len(task.vocabulary) > config.model.vocab_size:
+        raise UserError(
+            f"--parameters {settings.parameters} need {len(task.vocabulary)} tokens, and {folder} knows "
+            f"{config.model.vocab_size}; leave the symbols as they were trained"
+        )
     lengths, ks = settings.lengths or multiples_of_training_length(task), settings.ks
     cells = grid(task, lengths, ks)
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     path = (settings.out or folder.parent) / RECORD_NAME
-    if is_measured(path, folder, cells, samples=settings.samples, seed=settings.seed):
-        print(f"{path} is there already, of the same weights, lengths, k, samples and seed")
+    if is_measured(path, folder, task, cells, samples=settings.samples, seed=settings.seed):
+        print(f"{path} is there already, of the same weights, task, lengths, k, samples and seed")
         return
     predictor = as_predictor(model.to(device))
     with progress("exact match", len(cells) * settings.samples, "samples") as advance:

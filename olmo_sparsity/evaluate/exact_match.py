@@ -10,6 +10,7 @@ Shapes: B samples, T tokens of the longest of them, P of the longest prompt, S o
 
 from __future__ import annotations
 
+import json
 import platform
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -273,12 +274,14 @@ def further_options(config: Config) -> dict[str, Any]:
     return options
 
 
-def is_measured(path: Path, checkpoint: Path, cells: Sequence[Cell], *, samples: int, seed: int) -> bool:
-    """Whether a record is there already, of these weights at these cells; False for a file that is not one."""
+def is_measured(
+    path: Path, checkpoint: Path, task: Task, cells: Sequence[Cell], *, samples: int, seed: int
+) -> bool:
+    """Whether a record is there already, of these weights on this task's cells; False for a file that is not one."""
     try:
         record = EXACT_MATCH.load(path)
-        made_of = record["weights_sha256"], record["evaluation_seed"]
-        asked = weights_sha256(checkpoint), seed
+        made_of = record["weights_sha256"], record["evaluation_seed"], record["task"]["parameters"]
+        asked = weights_sha256(checkpoint), seed, json.loads(json.dumps(asdict(task)))
         rows = [(row["length"], row["k"], row["samples"]) for row in record["rows"]]
     except (UserError, KeyError, TypeError):
         return False

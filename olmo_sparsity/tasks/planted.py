@@ -15,7 +15,7 @@ from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.tasks.draws import Draws
 from olmo_sparsity.tasks.samples import TaskBatch, between, labelled_batch, letter_names
 from olmo_sparsity.tasks.sparse import SparseTask
-from olmo_sparsity.tasks.task import Sizes, register
+from olmo_sparsity.tasks.task import SPLITS, Sizes, register
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.mixing import row_hashes
 
@@ -194,6 +194,13 @@ class Planted(SparseTask):
     """g*: sum (modulo `num_planted`), max, first or random."""
     locality: int | None = None
     """L_local: max S* - min S* is at most this. Null: no limit."""
+    distance: tuple[int, int] | None = None
+    """How many tokens before the label planted ones stand, fewest and most, both included. Null: anywhere."""
+    decoys: float = 0.0
+    """
+    Which share of the background shows planted symbols that decide nothing, each alone between others [ours]: adjacent
+    planted tokens are told by standing together, and not by what they are. Two decoys that would meet are one.
+    """
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -208,11 +215,41 @@ class Planted(SparseTask):
         """That of the label."""
         return length + 1
 
+    @property
+    def _near_far(self) -> tuple[int, int | None]:
+        return (1, None) if self.distance is None else self.distance
+
+    def holds(self, length: int, k: int) -> bool:
+        """See `SparseTask`; at the distances that are asked for."""
+        near, far = self._near_far
+        return k <= min(length, far or length) - near + 1
+
+    def _shortest(self, split: str, k: np.ndarray) -> np.ndarray:
+        return np.maximum(super()._shortest(split, k), k + self._near_far[0] - 1)
+
+    def _positions(self, sizes: Sizes, draws: Draws) -> np.ndarray:
+        """S* as (B, l) bool."""
+        near, far = self._near_far
+        first = np.zeros_like(sizes.length) if far is None else np.maximum(sizes.length - far, 0)
+        places = sizes.length - near + 1 - first
+        reach = places if self.locality is None else np.minimum(self.locality + 1, places)
+        chosen = POSITIONS[self.position_distribution](draws, Room(sizes.k, places, reach))
+        rows, columns = np.nonzero(chosen)
+        moved = np.zeros((len(chosen), int(sizes.length.max(initial=0))), dtype=bool)
+        moved[rows, columns + first[rows]] = True
+        return moved
+
+    def _decoys(self, chosen: np.ndarray, sizes: Sizes, draws: Draws) -> np.ndarray:
+        """Which columns show a planted symbol that decides nothing, (B, l) bool."""
+        drawn = draws.integers(1 << 31, chosen.shape[1]) < self.decoys * (1 << 31)
+        meets = chosen.copy()
+        meets[:, 1:] |= chosen[:, :-1] | drawn[:, :-1]
+        meets[:, :-1] |= chosen[:, 1:]
+        return drawn & ~meets & between(0, sizes.length, chosen.shape[1])
+
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         width, most = int(sizes.length.max(initial=0)), int(sizes.k.max(initial=0))
-        reach = sizes.length if self.locality is None else np.minimum(self.locality + 1, sizes.length)
-        place = POSITIONS[self.position_distribution]
-        chosen = place(draws.named("positions"), Room(sizes.k, sizes.length, reach))
+        chosen = self._positions(sizes, draws.named("positions"))
         values = PLANTED[self.planted_distribution](draws.named("planted"), self.num_planted, most)
         present = between(0, sizes.k, most)
         label = LABELS[self.label_function](values, present, self.num_planted)
@@ -222,6 +259,11 @@ class Planted(SparseTask):
         else:
             prompt = 1 + text_background(of_background, self.text, sizes.length, width)
         first_planted = 1 + self._backgrounds
+        if self.decoys:
+            decoys = self._decoys(chosen, sizes, draws.named("decoys"))
+            prompt[decoys] = (first_planted + draws.named("of decoys").integers(self.num_planted, width))[
+                decoys
+            ]
         prompt[chosen] = first_planted + values[present]
         batch = labelled_batch(prompt, sizes.length, first_planted + label, chosen)
         of_label = sizes.length[:, None] + 1
@@ -250,7 +292,30 @@ class Planted(SparseTask):
             raise UserError(
                 f"planted: {most} distinct planted tokens need as many symbols; raise num_planted {self.num_planted}"
             )
+        self._check_distance(most)
+        alone = min(*self.ks("train"), *self.k_test) == 1
+        if not 0 <= self.decoys < 1 or (self.decoys and (alone or self.position_distribution != "adjacent")):
+            raise UserError(
+                f"planted: decoys {self.decoys} is a share below 1, for position_distribution adjacent and every k 2 "
+                "or more, which tell planted tokens from decoys; set k_train_min and k_test so, or decoys to 0"
+            )
         if self.locality is not None and self.locality + 1 < most:
             raise UserError(
                 f"planted: {most} planted tokens do not fit in locality {self.locality}; raise it to {most - 1}"
             )
+
+    def _check_distance(self, most: int) -> None:
+        """Raise `UserError` where it is no range, or where not all of ``most`` planted tokens have a place in it."""
+        given = list(self.distance or (1, most))
+        if len(given) != 2 or not 1 <= given[0] <= given[1] - most + 1:
+            raise UserError(
+                f"planted: distance {given} is no range of tokens before the label with room for {most}; give the "
+                "fewest and the most"
+            )
+        for split in SPLITS:
+            longest, k = self._length_range(split)[1], max(self.ks(split))
+            if not self.holds(longest, k):
+                raise UserError(
+                    f"planted: the longest prompt of {split}_length, {longest}, has no room for {k} planted tokens at "
+                    f"distance {given}; lower it or lengthen the samples"
+                )

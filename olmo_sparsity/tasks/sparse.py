@@ -25,7 +25,9 @@ class SparseTask(Task):
     """
 
     k_train: int = 4
-    """K_train: a training sample has k planted tokens, k uniform on 1 … K_train."""
+    """K_train: a training sample has k planted tokens, k uniform on k_train_min … K_train."""
+    k_train_min: int = 1
+    """The smallest k of training."""
     k_test: tuple[int, ...] = (4, 6, 8, 10, 12, 14, 16)
     """A test sample has k planted tokens, k uniform on these."""
 
@@ -36,8 +38,8 @@ class SparseTask(Task):
         return length + 1
 
     def ks(self, split: str) -> tuple[int, ...]:
-        """1 … K_train, or `k_test`."""
-        return tuple(range(1, self.k_train + 1)) if split == "train" else self.k_test
+        """k_train_min … K_train, or `k_test`."""
+        return tuple(range(self.k_train_min, self.k_train + 1)) if split == "train" else self.k_test
 
     def holds(self, length: int, k: int) -> bool:
         """Whether it has k places."""
@@ -60,6 +62,10 @@ class SparseTask(Task):
 
     def _check(self) -> None:
         super()._check()
+        if not 1 <= self.k_train_min <= self.k_train:
+            raise UserError(
+                f"{self.name}: k_train_min {self.k_train_min} is not in 1 … k_train {self.k_train}; change one of them"
+            )
         for split, name in (("train", "k_train"), ("test", "k_test")):
             ks, given, unit = self.ks(split), self._length_range(split), self.tokens_per_place
             if not ks or min(ks) < 1:

@@ -58,15 +58,16 @@ def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
 
     before = path.stat().st_mtime_ns
     assert script(tmp_path / "run", *options) == (
-        f"{path} is there already, of the same weights, lengths, k, samples and seed\n"
+        f"{path} is there already, of the same weights, task, lengths, k, samples and seed\n"
     )
     assert path.stat().st_mtime_ns == before
     cells, asked = [(5, None), (8, None)], {"samples": 6, "seed": 0}
-    assert is_measured(path, folder, cells, **asked)
-    assert not is_measured(path, folder, cells[:1], **asked)
-    assert not is_measured(path, folder, cells, **{**asked, "samples": 5})
-    assert not is_measured(path, folder, cells, **{**asked, "seed": 1})
-    assert not is_measured(path, save(config, step=2, seed=9), cells, **asked)
+    assert is_measured(path, folder, task, cells, **asked)
+    assert not is_measured(path, folder, task, cells[:1], **asked)
+    assert not is_measured(path, folder, replace(task, train_length=(4, 5)), cells, **asked)
+    assert not is_measured(path, folder, task, cells, **{**asked, "samples": 5})
+    assert not is_measured(path, folder, task, cells, **{**asked, "seed": 1})
+    assert not is_measured(path, save(config, step=2, seed=9), task, cells, **asked)
     other = tmp_path / "other"
     assert "wrote" in script(folder, *options, "--seed", 1, "--out", other)
     for damaged in ("{", "[" * 100_000, json.dumps({**record, "commit": "x"})):
@@ -86,6 +87,34 @@ def test_script_measures_every_k_of_a_sparse_task(tmp_path, script):
     assert " k " in printed and "id" not in printed.splitlines()[1]
     with pytest.raises(UserError, match="k = 7 of k_test needs 14 tokens"):
         script(tmp_path / "run", "--lengths", "8,16", "--ks", "2,7")
+
+
+def test_other_parameters_of_the_task_are_those_of_the_test_samples(tmp_path, script):
+    parameters = {
+        "train_length": [8, 10],
+        "test_length": [8, 16],
+        "k_train": 2,
+        "k_test": [2],
+        "num_background": 2,
+    }
+    config = make_config(tmp_path, "planted", "contiguous", parameters=parameters)
+    save(config)
+    far = tmp_path / "far"
+    options = "--samples", 40, "--lengths", 16, "--device", "cpu", "--out", far
+    script(tmp_path / "run", *options, "--parameters", "{distance: [9, 16], label_function: max}")
+    record = json.loads((far / "exact_match.json").read_text())
+    assert record["task"]["parameters"]["distance"] == [9, 16]
+    task = make_task("planted", {**parameters, "distance": [9, 16], "label_function": "max"})
+    model = as_predictor(build_model(config)).eval()
+    [row] = measure(model, task, TaskPositions(config), lengths=[16], samples=40, seed=0)
+    assert record["rows"] == [asdict(row)]
+    assert "wrote" in script(tmp_path / "run", *options)  # not the same measurement
+    for given, said in (
+        ("{distanc: 3}", "unknown parameter 'distanc'"),
+        ("{num_background: 9}", "need 12 tokens, and .* knows 5; leave the symbols"),
+    ):
+        with pytest.raises(UserError, match=said):
+            script(tmp_path / "run", *options, "--parameters", given)
 
 
 def test_script_names_a_checkpoint_of_text(tmp_path, script):

@@ -298,7 +298,7 @@ def test_restricting_k():
     [
         ("sparse_parity", {"k_train": 26}, r"k = 26 of k_train needs 52 tokens, more than train_length \[20, 50\]"),
         ("sparse_parity", {"k_test": [4, 300]}, "k = 300 of k_test needs 600 tokens"),
-        ("sparse_parity", {"k_train": 0}, "k_train 0 has no k above 0"),
+        ("sparse_parity", {"k_train": 0}, "k_train_min 1 is not in 1 … k_train 0"),
         ("multi_addition", {"k_test": [1, 3]}, r"k_test \(1, 3\) is not 2 to 10 numbers to add"),
         ("multi_addition", {"k_train": 11}, "k_train 11 is not 2 to 10 numbers"),
         ("sparse_parity", {"k_test": []}, "k_test .* has no k above 0"),
@@ -307,6 +307,9 @@ def test_restricting_k():
         ("planted", {"locality": 5}, "16 planted tokens do not fit in locality 5; raise it to 15"),
         ("planted", {"planted_distribution": "distinct"}, "raise num_planted 2"),
         ("planted", {"num_planted": 1}, "num_planted must be 2 or more"),
+        ("planted", {"distance": [9, 12]}, r"distance \[9, 12\] is no range .* with room for 16"),
+        ("planted", {"distance": [48, 90]}, "the longest prompt of train_length, 50, has no room for 4 planted tokens"),
+        ("planted", {"decoys": 0.2}, "for position_distribution adjacent and every k 2 or more"),
         ("planted", {"label_function": "xor"}, "unknown label_function 'xor'; choose one of sum, max, first, random"),
         ("planted", {"position_distribution": "left"}, "choose one of uniform, adjacent, stretched"),
         ("variable_assignment", {"num_variables": 25}, "chains of length 12 .* need 36 variables.*raise it"),
@@ -324,6 +327,46 @@ def test_restricting_k():
 def test_bad_parameters_are_refused_in_one_line(name, parameters, message):
     with refused(message):
         make_task(name, parameters)
+
+
+def test_planted_tokens_stand_at_the_distance_that_is_asked_for():
+    task = make_task("planted", {"distance": [10, 30], "k_train": 3, "k_test": [3], "train_length": [12, 50]})
+    assert not task.holds(11, 3) and task.holds(12, 3)
+    for split in ("train", "test"):
+        batch = task.sample(split, 0, range(500))
+        distances = [
+            length - column
+            for length, columns in zip(batch.response_start, batch.planted, strict=True)
+            for column in columns[columns >= 0]
+        ]
+        assert min(distances) == 10 and max(distances) == 30
+    assert min(task.sample("train", 0, range(500)).response_start) == 12
+
+
+def test_decoys_stand_alone_and_planted_tokens_together():
+    parameters = {
+        "decoys": 0.3,
+        "position_distribution": "adjacent",
+        "k_train": 3,
+        "k_train_min": 2,
+        "k_test": [2],
+    }
+    task = make_task("planted", parameters)
+    batch = task.sample("train", 0, range(400))
+    shown = (batch.tokens >= 1 + task.num_background) & (
+        np.arange(batch.tokens.shape[1]) < batch.response_start[:, None]
+    )
+    decoys = 0
+    for row, columns in zip(shown, batch.planted, strict=True):
+        shown_at = np.flatnonzero(row)
+        runs = np.split(shown_at, np.flatnonzero(np.diff(shown_at) > 1) + 1)
+        [together] = [run.tolist() for run in runs if len(run) > 1]
+        assert together == columns[columns >= 0].tolist()
+        decoys += len(runs) - 1
+    share = decoys / batch.response_start.sum()
+    assert 0.3 * 0.7 - 0.05 < share < 0.3 * 0.7  # two in a row are one, and none meets a planted token
+    values = batch.tokens[shown][:1000] - 1 - task.num_background
+    assert abs(values.mean() - 0.5) < 0.05
 
 
 def test_an_unknown_split_is_refused():
