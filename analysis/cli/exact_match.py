@@ -23,11 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
 from rich.table import Table
 
 from analysis.cli.arguments import parse_settings
-from olmo_sparsity.config.safe_yaml import YamlError, parse_yaml
 from olmo_sparsity.util.arguments import argument, out_folder, seed_number
 from olmo_sparsity.util.errors import UserError
 
@@ -37,6 +35,10 @@ if TYPE_CHECKING:
 
 def _parameters(text: str) -> dict[str, Any]:
     """Parameters of a task by name. Raises `ArgumentTypeError` for what is no mapping."""
+    from omegaconf import DictConfig
+
+    from olmo_sparsity.config.safe_yaml import YamlError, parse_yaml
+
     try:
         found = parse_yaml(text)
     except YamlError as error:

@@ -202,6 +202,14 @@ def _check_tuples(config: Config) -> Iterator[Problem]:
             ("model.tuples.size", "model.vocab_size"),
             f"tuples of {size} among {vocabulary} tokens need {vocabulary ** (size + 1):,} entries; lower it",
         )
+    reach = config.tuple_reach
+    arrangements = (2 * (model.tuples.locality or reach - 1) + 1) ** (size - 1)
+    if size <= 3 and arrangements * (1 if model.tuples.relative else reach) > _MOST_TABLE_ENTRIES:
+        yield (
+            ("model.tuples.size", "model.tuples.locality", "positions.target_length"),
+            f"tuples of {size} among {reach:,} ids have too many arrangements for a table; set model.tuples.locality, "
+            "or lower it",
+        )
     if scheme in ("predicted", "random_float"):
         yield (
             ("positions.scheme", "model.family"),

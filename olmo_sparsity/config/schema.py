@@ -14,6 +14,7 @@ from olmo import config as olmo
 
 from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.encodings import PositionEncoding, encoding_of
+from olmo_sparsity.positions import COUPLED_SCHEMES
 
 
 @dataclass(frozen=True)
@@ -422,6 +423,13 @@ class Config(olmo.TrainConfig):
     def masks_documents(self) -> bool:
         """Whether a token attends only to its own document, asked for by our name of it or by OLMo's."""
         return self.positions.doc_mask or self.data.generate_doc_lengths
+
+    @property
+    def tuple_reach(self) -> int:
+        """How many position ids ``model.family: tuples`` tells apart, from 0 on."""
+        positions = self.positions
+        coupled = positions.table_size if positions.scheme in COUPLED_SCHEMES else None
+        return coupled or positions.target_length or self.model.max_sequence_length
 
 
 def _olmo(what: Known, top: str = "", **sections: str) -> dict[str, Known]:

@@ -13,7 +13,6 @@ from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions
 from olmo_sparsity.model.tuples import TupleAttention
-from olmo_sparsity.positions import COUPLED_SCHEMES
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 
@@ -71,12 +70,11 @@ def token_embedding(model: Model) -> nn.Embedding:
 
 
 def _decoder(config: Config, *, init_device: str, init_params: bool) -> Decoder:
-    model, positions = config.model, config.positions
+    model = config.model
     if model.family == "olmo":
         return PositionedOLMo(replace(model, init_device=init_device), init_params=init_params)
     if model.family == "tuples":
-        coupled = positions.table_size if positions.scheme in COUPLED_SCHEMES else None
-        return TupleAttention(model, reach=coupled or positions.target_length or model.max_sequence_length)
+        return TupleAttention(model, config.tuple_reach)
     return PositionedNeoX(model)
 
 

@@ -285,6 +285,8 @@ def test_tuples_of_many_tokens_are_refused() -> None:
     assert "model.tuples.size: tuples of 2 among 1003 tokens need 1,009,027,027 entries" in refusal(
         path, *many
     )
+    far = "--model.tuples={size: 3, locality: null, relative: false}", "--positions.target_length=1024"
+    assert "model.tuples.size: tuples of 3 among 1,024 ids have too many arrangements" in refusal(path, *far)
 
 
 @pytest.mark.parametrize(
