@@ -508,6 +508,8 @@ def measure_hand_built(
     n_far = n_long - n_short
     if not 0 < n_short < n_long - max(KS):
         raise UserError(f"--n-long must exceed --n-short by more than {max(KS)}, the largest k")
+    for name in selectors:
+        check_selector(name, k_max=max(KS), n_far=n_far)
     rows = []
     for rule, planted in itertools.product(RULES, HAND_PLANTED):
         generator = np.random.default_rng([seed, planted])

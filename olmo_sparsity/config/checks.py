@@ -462,7 +462,7 @@ def _check_task(config: Config) -> Iterator[Problem]:
     if config.positions.scheme in COUPLED_SCHEMES:
         yield from _check_table(config, task)
     elif config.positions.scheme == "pose":
-        shortest = task.max_tokens(task.train_length[0])
+        shortest = task.fewest_tokens(task.train_length[0])
         if not 2 <= config.positions.chunks <= shortest // 2:
             yield (
                 ("positions.chunks", *_TASK),

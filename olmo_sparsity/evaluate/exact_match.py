@@ -116,7 +116,8 @@ def measure(
     if samples < 1 or batch_tokens < 1:
         raise UserError(f"samples {samples} and batch_tokens {batch_tokens} must be at least 1; raise them")
     cells = grid(task, lengths, ks)
-    _check_table(model.options, task, max(length for length, _ in cells))
+    for length, k in cells:
+        _check_table(model.options, task.at_length(length, k), length)
     counts = torch.zeros(len(cells), len(_COUNTS) + 2, dtype=torch.float64, device=device)
     for number, (length, k) in enumerate(cells):
         sized = task.at_length(length, k)
@@ -288,14 +289,14 @@ def is_measured(
     return made_of == asked and rows == [(*cell, samples) for cell in cells]
 
 
-def _check_table(options: PredictiveOptions, task: Task, longest: int) -> None:
+def _check_table(options: PredictiveOptions, task: Task, length: int) -> None:
     try:
-        options.check_ids(task.largest_id(longest) or 0, task.largest_second_id() or 0)
+        options.check_ids(task.largest_id(length) or 0, task.largest_second_id() or 0)
     except UserError as error:
-        fitting = [n for n in range(1, longest) if (task.largest_id(n) or 0) < options.table_size]
-        raise UserError(
-            f"{task.name} at length {longest}: {error}; the longest that fits is {max(fitting, default=0)}"
-        ) from None
+        fitting = [n for n in range(1, length) if (task.largest_id(n) or 0) < options.table_size]
+        is_too_long = (task.largest_id(length) or 0) >= options.table_size
+        longest = f"; the longest that fits is {max(fitting, default=0)}" if is_too_long else ""
+        raise UserError(f"{task.name} at length {length}: {error}{longest}") from None
 
 
 def _decoded_counts(

@@ -54,7 +54,7 @@ class Axis:
             raise UserError(f"--grid {text}: a value is missing; give one or more, and null for none")
         if repeated := _repeated(values):
             raise UserError(f"--grid {text}: has {repeated} twice; give each value once")
-        if key in _OF_EACH_CELL:
+        if key in (*_OF_EACH_CELL, CONFIG_AXIS):
             raise UserError(f"--grid {text}: {key} is decided by the sweep; leave it out")
         return cls(key, tuple(values))
 

@@ -95,6 +95,10 @@ class MultiAddition(_Arithmetic):
         """The numbers and their sums, with a mark before each but the first; begin and end."""
         return self.largest_second_id() * (2 * length + 3) + 1
 
+    def fewest_tokens(self, length: int) -> int:
+        """Of two numbers and their sums."""
+        return 2 * (2 * length + 3) + 1
+
     def _sizes(self, split: str, draws: Draws) -> Sizes:
         ks = np.array(self.ks(split))
         return Sizes(super()._sizes(split, draws).length, ks[draws.named("k").integer(len(ks))])

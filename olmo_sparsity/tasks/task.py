@@ -98,6 +98,10 @@ class Task(ABC):
     def max_tokens(self, length: int) -> int:
         """The most tokens that a sample of ``length`` has, prompt and response together."""
 
+    def fewest_tokens(self, length: int) -> int:
+        """The fewest tokens that a training sample of ``length`` has."""
+        return self.max_tokens(length)
+
     @abstractmethod
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         """Samples of these sizes, whatever their split."""

@@ -55,7 +55,11 @@ class Monitor:
     def __enter__(self) -> Monitor:
         if self.enabled:  # trackers first: where one fails, metrics.jsonl is still as it was
             self.trackers = open_trackers(self.config, self.first_step)
-            self.metrics = MetricsFile(self.config.save_folder, self.first_step)
+            try:
+                self.metrics = MetricsFile(self.config.save_folder, self.first_step)
+            except BaseException:
+                self._close_trackers(failed=True)
+                raise
         total, done = self.last_step * self.tokens_per_step, self.first_step * self.tokens_per_step
         self.bar = progress("training", total, "tokens", done=done, enabled=self.enabled)
         self.advance = self.bar.__enter__()
@@ -66,7 +70,9 @@ class Monitor:
         self.bar.__exit__(*error)
         if self.metrics is not None:
             self.metrics.close()
-        failed = error[0] is not None and not issubclass(error[0], StoppedBySignal)
+        self._close_trackers(failed=error[0] is not None and not issubclass(error[0], StoppedBySignal))
+
+    def _close_trackers(self, failed: bool) -> None:
         for tracker in self.trackers:
             tracker.close(failed)
 

@@ -274,6 +274,7 @@ def test_runs_that_cannot_be_measured_are_refused(tmp_path, run_here):
     for arguments, said in (
         (("--checkpoint", run, "--samples", 2), "dropping a token is not defined"),
         (("--checkpoint", "a-run", "--models", 3), "--models is for models built by hand"),
+        (("--selectors", "leave-one-out@gradient:4"), "m = 4 must be at least k = 16"),
         (("--samples", 3), "--samples is for a trained model; name one with --checkpoint"),
     ):
         done = run_here("scripts/recall.py", *arguments, "--out", tmp_path)

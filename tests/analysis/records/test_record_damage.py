@@ -312,7 +312,7 @@ def put(column: str, value: Any) -> Callable[[dict], None]:
     return lambda columns: columns[column].__setitem__(0, value)
 
 
-@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize("version", [2, FORMAT_VERSION])
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [

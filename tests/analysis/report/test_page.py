@@ -376,6 +376,9 @@ def test_an_installed_package_has_the_parts_of_the_page() -> None:
         assert any(fnmatch(part.as_posix(), pattern) for pattern in patterns)
 
 
+OF_LATER_COMPARISONS = ("overlap", "lds_ceiling", "targets_over_tau_in_both")
+
+
 def test_real_summary_comparison_and_longppl_fit(tmp_path: Path) -> None:
     """Summary, comparison and LongPPL as the code that makes them leaves them."""
     from analysis.stats.longppl import TargetLosses, summarize_longppl
@@ -419,6 +422,8 @@ def test_real_summary_comparison_and_longppl_fit(tmp_path: Path) -> None:
     shares = [written(overlap[context], 100, 0) for context in FAR_CONTEXTS]
     assert ["greedy", "4", *shares, "3.6"] in table  # 4 of 112
     assert len(page.rows("k")) == 5 * (1 + 4)  # four selectors and best
+    older = {name: value for name, value in comparison.items() if name not in OF_LATER_COMPARISONS}
+    assert "that both chose" not in make_page(records, summary, comparison=older)
 
 
 @pytest.fixture(scope="module")

@@ -279,6 +279,12 @@ def test_attention_that_takes_ids_for_places_wants_ids_that_are(
         assert f"model.attention: {attention} takes ids for places in the text" in refusal(path, *overrides)
 
 
+def test_chunks_are_no_more_than_half_of_the_sample_with_fewest_numbers() -> None:
+    path = ROOT / "configs" / "synthetic" / "multi_addition-small.yaml"
+    pose = "--positions.scheme=pose", "--positions.rotate=ids", "--positions.chunks=6"
+    assert "positions.chunks: 6 is not in 2 … 5, half of the shortest sample" in refusal(path, *pose)
+
+
 def test_tuples_of_many_tokens_are_refused() -> None:
     path = ROOT / "configs" / "synthetic" / "planted-tuples.yaml"
     many = "--task.parameters.num_background=1000", "--model.vocab_size=1003"

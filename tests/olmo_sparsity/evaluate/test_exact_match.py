@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.data.task_batches import TaskPositions
+from olmo_sparsity.data.task_batches import TaskPositions, task_of
 from olmo_sparsity.evaluate.exact_match import (
     LengthResult,
     TaskEvaluation,
@@ -249,6 +249,16 @@ def test_what_cannot_be_is_one_line_before_anything_runs(tmp_path, monkeypatch, 
     given = {"lengths": [10], "samples": 2, "seed": 0, **options}
     with refused(part):
         measure(model, make_task("copy", {}), TaskPositions(config), **given)
+
+
+def test_more_numbers_than_the_second_table_holds_are_refused(tmp_path):
+    parameters = {"train_length": [1, 2], "test_length": [1, 4], "k_train": 2, "k_test": [2, 3]}
+    positions = {"scheme": "predicted", "table_size": 20, "second_table_size": 4, "rotate": "index"}
+    config = make_config(tmp_path, "multi_addition", parameters=parameters, positions=positions)
+    model = as_predictor(build_model(config).eval())
+    with refused("positions.second_table_size: 4 is too small for ids up to 6; .*$") as error:
+        measure(model, task_of(config), TaskPositions(config), lengths=[4], ks=[6], samples=2, seed=0)
+    assert "the longest that fits" not in str(error.value)
 
 
 def test_a_model_without_a_table_has_no_longest_length(tmp_path):

@@ -63,6 +63,7 @@ def test_commas_outside_of_brackets_separate_values(text, key, values):
         (["a=1,\n,2"], "a value is missing"),
         (["seed=1", "seed=2"], "--grid seed is given twice; put all"),
         (["save_folder=a,b"], "save_folder is decided by the sweep"),
+        (["config=a,b"], "config is decided by the sweep"),
     ],
 )
 def test_malformed_axes_are_refused_in_a_line(grid, message):

@@ -184,6 +184,18 @@ class TestWeightsAndBiases:
             raise error("x")
         assert wandb.exits == [code]
 
+    def test_a_run_whose_metrics_cannot_be_written_is_marked_so(self, tmp_path, wandb, monkeypatch):
+        def full(*_):
+            raise OSError("no space left")
+
+        monkeypatch.setattr("olmo_sparsity.training.monitor.MetricsFile", full)
+        with (
+            pytest.raises(OSError),
+            Monitor(wandb_config(tmp_path), tokens_per_step=1, first_step=0, last_step=3),
+        ):
+            pass
+        assert wandb.exits == [1]
+
     def test_no_run_can_be_opened(self, tmp_path, wandb):
         config = wandb_config(tmp_path)
         run(config)
