@@ -42,12 +42,7 @@ _TASK = ("task.name", "task.parameters")
 _EXCLUSIVE = (
     *combinations(reversed(SWITCHES), 2),
     ("model.alibi", "model.flash_attention"),
-    ("data.datasets", "data.paths"),
-    ("corpus.path", "data.paths"),
-    ("corpus.path", "data.datasets"),
-    ("corpus.stream", "corpus.path"),
-    ("corpus.stream", "data.paths"),
-    ("corpus.stream", "data.datasets"),
+    *combinations(("corpus.stream", "corpus.path", "data.datasets", "data.paths"), 2),
 )
 """Fields of which at most one may be set."""
 
