@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream, generators
 
 
@@ -143,21 +142,6 @@ def position_ids(
     """Position ids of example ``index`` at its visit in ``epoch``, (T,), increasing, below T'.
 
     int64 and strictly increasing, but of `random_float`, where they are float32.
-
-    Raises `UserError` as `find_scheme` does.
     """
-    return find_scheme(name, length, options)(length, options, draws(seed, epoch, index))
-
-
-def find_scheme(name: str, length: int, options: SchemeOptions) -> Scheme:
-    """The scheme of this name, for windows of up to ``length`` tokens.
-
-    Raises `UserError` for an unknown scheme or a T' below the window length.
-    """
-    if name not in SCHEMES:
-        raise UserError(f"positions.scheme: unknown scheme {name!r}; choose one of {', '.join(SCHEMES)}")
-    if options.target_length < length:
-        raise UserError(
-            f"positions.target_length: {options.target_length} is below the window of {length} tokens; raise it"
-        )
-    return SCHEMES[name]
+    assert options.target_length >= length, "the config was checked"
+    return SCHEMES[name](length, options, draws(seed, epoch, index))

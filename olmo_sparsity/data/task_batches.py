@@ -63,9 +63,9 @@ class TaskPositions:
         if scheme == "contiguous":  # nothing to draw
             width = batch.tokens.shape[1]
             return np.where(between(0, batch.lengths, width), np.arange(width), 0)
-        draw_ids = positions.find_scheme(scheme, int(batch.lengths.max(initial=0)), self.options)
+        assert self.options.target_length >= batch.lengths.max(initial=0), "the config was checked"
         each = zip(batch.lengths.tolist(), positions.draws_of_all(seed, 0, indices), strict=True)
-        drawn = [draw_ids(length, self.options, generator) for length, generator in each]
+        drawn = [positions.SCHEMES[scheme](length, self.options, generator) for length, generator in each]
         ids = np.zeros(batch.tokens.shape, dtype=np.result_type(np.int8, *drawn))
         for row, of_row in zip(ids, drawn, strict=True):
             row[: len(of_row)] = of_row

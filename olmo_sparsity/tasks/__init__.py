@@ -7,9 +7,9 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from olmo_sparsity.tasks.samples import TaskBatch
-from olmo_sparsity.tasks.task import SPLITS, TASKS, Task, find_task, make_task
+from olmo_sparsity.tasks.task import SPLITS, TASKS, Task, make_task
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["SPLITS", "TASKS", "Task", "TaskBatch", "find_task", "make_task"]
+__all__ = ["SPLITS", "TASKS", "Task", "TaskBatch", "make_task"]

@@ -191,19 +191,14 @@ def register(name: str) -> Callable[[TaskType], TaskType]:
     return add
 
 
-def find_task(name: str) -> type[Task]:
-    """The class of a task, whose fields are its parameters. Raises `UserError` for an unknown name."""
-    if name not in TASKS:
-        raise UserError(f"unknown task {name!r}; choose one of {', '.join(TASKS)}")
-    return TASKS[name]
-
-
 def make_task(name: str, parameters: Mapping[str, Any]) -> Task:
     """The task ``name`` with these parameters, as a YAML file gives them; the others have their defaults.
 
     Raises `UserError` for an unknown name or parameter, a value of a wrong type, or parameters that do not go together.
     """
-    task = find_task(name)
+    if name not in TASKS:
+        raise UserError(f"unknown task {name!r}; choose one of {', '.join(TASKS)}")
+    task = TASKS[name]
     known = [field.name for field in fields(task)]
     if unknown := [parameter for parameter in parameters if parameter not in known]:
         raise UserError(f"{name}: unknown parameter {unknown[0]!r}; it has {', '.join(known)}")

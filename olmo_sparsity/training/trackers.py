@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import uuid
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.util.errors import UserError
@@ -16,19 +16,6 @@ log = logging.getLogger(__name__)
 
 RUN_ID_NAME = "wandb_run_id.txt"
 TENSORBOARD_FOLDER = "tensorboard"
-
-
-class Tracker(Protocol):
-    """Something that shows the rows of `metrics.jsonl` elsewhere."""
-
-    interval: int
-    """Rows of training are written every so many steps; held-out losses always."""
-
-    def write(self, step: int, row: dict[str, Any]) -> None:
-        """Hand over the values of one step."""
-
-    def close(self, failed: bool) -> None:
-        """Finish; ``failed``: the run ends with an error."""
 
 
 def check_packages(config: Config) -> None:
@@ -134,3 +121,7 @@ def _run_id(folder: Path, *, new: bool) -> str:
         with atomic_path(path) as temporary:
             temporary.write_text(uuid.uuid4().hex[:12] + "\n", encoding="utf8")
     return path.read_text(encoding="utf8").strip()
+
+
+Tracker = WeightsAndBiases | TensorBoard
+"""Shows the rows of `metrics.jsonl` elsewhere: those of training every `interval` steps, held-out losses always."""

@@ -3,7 +3,6 @@ import pytest
 from scipy import stats
 
 from olmo_sparsity.positions import SCHEMES, SchemeOptions, position_ids
-from tests.support.refusals import refused
 
 LENGTH, TARGET = 16, 40
 
@@ -87,13 +86,3 @@ def test_ids_are_a_pure_function_of_seed_epoch_and_index(name):
         assert (everything != draw(name, 50, epoch=1)).any()
         assert (everything != draw(name, 50, seed=8)).any()
         assert len(np.unique(everything, axis=0)) > 10
-
-
-def test_unknown_scheme_lists_the_choices():
-    with refused("choose one of contiguous, random_start, pose, random_float"):
-        draw("rope", 1)
-
-
-def test_target_below_window_is_refused():
-    with refused("below the window"):
-        draw("pose", 1, target=LENGTH - 1)

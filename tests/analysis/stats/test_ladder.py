@@ -17,6 +17,7 @@ from analysis.tables.models import render_ladder
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_length import SHAS, checkpoint, interval, length_json
 from tests.support.made_up_records import made_up_manifest, made_up_targets, write_records
+from tests.support.refusals import refused
 
 SCRIPT = "scripts/ladder.py"
 SETTINGS = {"selector": "leave-one-out", "k": 4, "times": 4, "n_long": 128, "n_short": 16, "tau_nats": 1.0}
@@ -103,9 +104,8 @@ def test_a_point_joins_what_was_measured_of_the_checkpoints_that_evaluate(record
     ],
 )  # fmt: skip
 def test_what_cannot_be_joined_is_one_line(records, changes, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with refused(message):
         points_of(records, names=["a"], **changes)
-    assert "\n" not in str(caught.value)
 
 
 def test_records_of_some_seeds_of_a_model_are_refused(records):
