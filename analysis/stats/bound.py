@@ -167,29 +167,29 @@ def fit_bounds(starts: Sequence[TrainedError]) -> list[BoundFit]:
     both grow alike, and differ by their constants. Empty where nothing was measured at two lengths beyond L or more.
     """
     fits = []
-    for settings, own in _by_settings(starts).items():
+    for settings, own in _by_settings(starts):
         beyond = sorted(_beyond(own), key=lambda each: each[1].length / each[0].trained_length)
         fitted, tested = beyond[: (len(beyond) + 1) // 2], beyond[(len(beyond) + 1) // 2 :]
         fits += [_fit(name, settings, fitted, tested) for name in BOUNDS] if tested else []
     return fits
 
 
-def _by_settings(starts: Sequence[TrainedError]) -> dict[str, list[TrainedError]]:
-    """Those that are alike but for L and L_local, by their name."""
+def _by_settings(starts: Sequence[TrainedError]) -> list[tuple[str, list[TrainedError]]]:
+    """Those that are alike but for L and L_local, and what they are called; the tables of tuples grow with both."""
     together: dict[tuple, list[TrainedError]] = {}
     for start in starts:
         settings = start.group.settings
-        model = settings.scheme, settings.rotate, settings.skip_probability, settings.family, settings.weights
+        weights = None if settings.family == "tuples" else settings.weights
+        model = settings.scheme, settings.rotate, settings.skip_probability, settings.family, weights
         parameters = {name: value for name, value in settings.parameters.items() if name not in _OF_LENGTH}
         options = {name: value for name, value in settings.options.items() if not name.endswith("locality")}
         key = (*model, json.dumps([parameters, options], sort_keys=True), start.k)
         together.setdefault(key, []).append(start)
     labels = scheme_labels([members[0].group.settings for members in together.values()])
-    named: dict[str, list[TrainedError]] = {}
-    for label, members in zip(labels, together.values(), strict=True):
-        first = members[0]
-        named.setdefault(f"{label}, K_train {first.group.settings.k_train}, k {first.k}", []).extend(members)
-    return named
+    return [
+        (f"{label}, K_train {members[0].group.settings.k_train}, k {members[0].k}", members)
+        for label, members in zip(labels, together.values(), strict=True)
+    ]
 
 
 _OF_LENGTH = ("train_length", "test_length", "locality", "k_test")

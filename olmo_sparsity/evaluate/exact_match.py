@@ -77,9 +77,8 @@ class LengthResult:
     """Standard deviation of that probability over samples."""
 
 
-_COUNTS = [each.name for each in fields(LengthResult)][
-    3:-2
-]  # summed over samples, and behind them Σ p and Σ p²
+_COUNTS = [each.name for each in fields(LengthResult)][3:-2]
+"""What is summed over samples; behind them Σ p and Σ p² are."""
 
 
 def measure(

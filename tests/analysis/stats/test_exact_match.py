@@ -333,10 +333,22 @@ class TestBound:
         starts = self.starts(tmp_path)
         other = record([row(n, 9000, 4, (1000, 0, 0)) for n in (50, 100, 200)], scheme="contiguous")
         starts.append(trained_error(pooled(tmp_path / "other", other)[0]))
+        longer = record([row(n, 9000, 4, (1000, 0, 0)) for n in (50, 100, 200)], task_changes={"tokens": 9})
+        starts.append(trained_error(pooled(tmp_path / "longer", longer)[0]))  # another task of the same name
         assert [fit.settings for fit in fit_bounds(starts)][::2] == [
             "RoPE + PoSE, K_train 4, k 4",
             "RoPE, K_train 4, k 4",
+            "RoPE + PoSE, K_train 4, k 4",
         ]
+
+    def test_tuples_share_a_constant_though_their_tables_grow_with_the_length(self, tmp_path):
+        starts = []
+        for longest, weights in ((50, 1000), (100, 2000)):
+            rows = [row(longest * times, 900, 4, (100, 0, 0)) for times in (1, 2, 3)]
+            task = {"train_length": [20, longest]}
+            made = record(rows, task_changes=task, family="tuples", parameters=weights)
+            starts.append(trained_error(pooled(tmp_path / str(longest), made)[0]))
+        assert [fit.fitted + fit.tested + fit.empty for fit in fit_bounds(starts)] == [4, 4]
 
     def test_the_expected_error_comes_first_where_records_have_it(self, tmp_path):
         rows = [
