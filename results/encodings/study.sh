@@ -18,7 +18,7 @@ declare -A LABELS=(
 MODELS=("${TRAINED[@]}" drope ssmax-late rope@linear:4 rope@ntk:4 rope@yarn:4)
 
 checkpoint() { # NAME[@SCALING] SEED
-    case $1 in *@*) echo "$OUT/config=${1%@*},seed=$2@${1#*@}" ;; *) echo "$OUT/config=$1,seed=$2" ;; esac
+    echo "$OUT/config=${1%@*},seed=$2${1#"${1%@*}"}"
 }
 
 prepare() {
@@ -92,7 +92,7 @@ needles() { # short windows first; position schemes go on from RoPE's weights
     local checkpoints=() labels=""
     for name in "${TRAINED[@]}" rope@linear:4 rope@ntk:4 rope@yarn:4; do
         for seed in ${SEEDS//,/ }; do
-            checkpoints+=("$long/${name%@*}/seed=$seed$([[ $name = *@* ]] && echo "@${name#*@}")")
+            checkpoints+=("$long/${name%@*}/seed=$seed${name#"${name%@*}"}") # "@linear:4", or nothing
             labels+=",${LABELS[$name]}"
         done
     done
