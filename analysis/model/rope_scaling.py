@@ -18,6 +18,7 @@ from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
 from analysis.model.load import TRANSFORMERS_CONFIG, LoadedModel, adapter_of, find_model, load_for_analysis
 from analysis.model.mesa import MesaForAnalysis
 from analysis.records.schema import UNTRAINED
+from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.checkpoint import CONFIG
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.export import position_reach
@@ -58,7 +59,7 @@ def load_scaled(text: str) -> LoadedModel:
         return loaded
     if asked[0] == UNTRAINED:
         return _untrained(loaded)
-    scaling = RopeScaling(*asked, original_length=_original_length(loaded, text))
+    scaling = RopeScaling(*asked, original_length=_original_length(loaded, asked[0], text))
     if not isinstance(loaded.model, OlmoForAnalysis):
         _scale_transformers(loaded.model, scaling, text)
         return replace(loaded, rope_scaling=scaling)
@@ -84,11 +85,18 @@ def _untrained(loaded: LoadedModel) -> LoadedModel:
     return replace(loaded, model=model, weights_sha256=digest.hexdigest(), training_seed=None, untrained=True)
 
 
-def _original_length(loaded: LoadedModel, text: str) -> int:
+def _original_length(loaded: LoadedModel, name: str, text: str) -> int:
     if isinstance(loaded.model, OlmoForAnalysis):
-        if not loaded.model.model.config.encoding.rotates:
+        config = loaded.model.model.config
+        if not config.encoding.rotates:
             raise UserError(
                 f"{text}: {loaded.checkpoint} was not trained with RoPE: there is nothing to scale; leave @… out"
+            )
+        if name in (LOG_N, MESA) and (config.attention != SOFTMAX or config.nope_layer_interval is not None):
+            raise UserError(
+                f"{text}: {name} is for softmax attention with RoPE in every layer, and {loaded.checkpoint} has "
+                f"model.attention {config.attention} and model.nope_layer_interval {config.nope_layer_interval}; leave "
+                "@… out"
             )
         return position_reach(load_config(loaded.checkpoint / CONFIG, warn=False))
     if loaded.max_positions is None:

@@ -13,10 +13,11 @@ from olmo_sparsity.attention.base import Attention, Places, Shape, masked_softma
 class FeatureMap(Attention):
     """DAPE v2 (Zheng et al. 2024, arXiv 2410.04798): the scores plus two convolutions over heads and three keys.
 
-    The neighbours of a key are those whose ids are one less and one more [ours]: a token that is dropped leaves a gap,
-    as one that is hidden does.
+    The neighbours of a key are those whose ids are one less and one more, and the map is 0 at keys that the query does
+    not see, before either convolution [ours]: a token that is dropped leaves a gap, as one that is hidden does.
     """
 
+    fades = False
     reads_ids = True
 
     def __init__(self, shape: Shape):

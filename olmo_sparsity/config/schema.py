@@ -91,8 +91,7 @@ class ModelConfig(olmo.ModelConfig):
 
     attention: str = SOFTMAX
     """
-    softmax, or a name of `olmo_sparsity.attention.ATTENTIONS`: asentmax, dape-v2, entmax, fox, log-n, scale-invariant,
-    sparsek, ssmax.
+    softmax, or a name of `olmo_sparsity.attention.ATTENTIONS` (docs/method.md 1).
     """
 
     nope_layer_interval: int | None = known(None, bound=ABOVE_0)

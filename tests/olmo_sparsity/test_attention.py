@@ -33,6 +33,14 @@ def test_a_dropped_token_is_a_masked_token(name, encoding):
 
 
 @pytest.mark.parametrize(
+    "name", sorted({"softmax", *ATTENTIONS} - {"dape-v2"})
+)  # which needs ids that are 1 apart
+def test_a_dropped_token_of_a_random_float_id_is_a_masked_token(name):
+    ids = torch.rand(24, generator=torch.Generator().manual_seed(1)).sort().values * 60
+    tiny.assert_dropped_is_masked(model(name), ids)
+
+
+@pytest.mark.parametrize(
     "changes", [{}, {"n_kv_heads": 2}, {"norm_after": True}], ids=["plain", "groups", "norm after"]
 )
 @pytest.mark.parametrize("name", sorted(ATTENTIONS))
@@ -84,31 +92,54 @@ def by_hand(name, scores, distances, lengths, own):
         a2 = [2 * math.log(d / 10 + 1) + 1 for d in distances]
         scores = [math.sqrt(a) * s + 1 - a for a, s in zip(a2, scores, strict=True)]
     if name == "fox":
-        scores = [s + sum(own["log_f"][j + 1 :]) for j, s in enumerate(scores)]
+        log_f = [math.log(1 / (1 + math.exp(-f))) for f in own["f"]]
+        scores = [s + sum(log_f[j + 1 :]) for j, s in enumerate(scores)]
     if name == "asentmax":
         beta, gamma = math.log(1 + math.exp(own["b"])), 2 * math.tanh(own["g"])
         scaled = torch.tensor([(1 + beta * math.log(lengths + 1) ** gamma) * s for s in scores])
         return entmax_by_bisection(scaled).tolist()
-    top = [math.exp(s) for s in scores]
-    return [each / sum(top) for each in top]
+    chosen = [1.0] * len(scores)
+    if name == "sparsek":  # of a window of 32: the nearest 4 ids, and 8 others, which a threshold chooses
+        far = [j for j, d in enumerate(distances) if d >= 4]
+        low, high = min(own["u"]) - 1, max(own["u"])
+        for _ in range(80):
+            middle = (low + high) / 2
+            enough = sum(min(max(own["u"][j] - middle, 0), 1) for j in far) >= 8
+            low, high = (middle, high) if enough else (low, middle)
+        for j in far:
+            chosen[j] = min(max(own["u"][j] - low, 0), 1)
+    top = [math.exp(s) if m else 0.0 for s, m in zip(scores, chosen, strict=True)]
+    return [m * each / sum(top) for m, each in zip(chosen, top, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["ssmax", "log-n", "scale-invariant", "fox", "asentmax"])
+@pytest.mark.parametrize("name", ["ssmax", "log-n", "scale-invariant", "fox", "asentmax", "sparsek"])
 def test_weights_are_those_of_the_papers_formula(name):
+    """From queries, keys and the layer's input, with the attention's own weights."""
     mixer = model(name).blocks()[0].mixer
     generator = torch.Generator().manual_seed(3)
-    q, k = torch.randn(1, 4, 6, 8, generator=generator), torch.randn(1, 4, 6, 8, generator=generator)
-    extras = torch.log(torch.rand(1, 4, 6, mixer.extras, generator=generator))
-    ids = torch.tensor([[0, 2, 3, 7, 8, 110]])
-    seen = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
+    q, k = (torch.randn(1, 4, 16, 8, generator=generator) for _ in "qk")
+    inputs = torch.randn(1, 16, 32, generator=generator) / 4
+    extras = mixer.per_token(inputs) if mixer.extras else torch.empty(1, 4, 16, 0)
+    ids = torch.tensor([[*range(0, 28, 2), 30, 110]])
+    seen = torch.ones(16, 16, dtype=torch.bool).tril()[None, None]
     weights = mixer.weights(q, k, extras, Places(ids, ids, seen, None))
     for head in range(4):
-        scores = (q[0, head, -1] @ k[0, head].T / math.sqrt(8)).tolist()
-        own = {"s": 1 / math.log(32) + mixer.s_bias[head].item()} if name == "ssmax" else {}
-        own |= {"log_f": extras[0, head, :, 0].tolist()} if name == "fox" else {}
-        own |= dict(zip("bg", extras[0, head, -1].tolist(), strict=True)) if name == "asentmax" else {}
-        expected = by_hand(name, scores, (110 - ids[0]).tolist(), 111, own)
-        assert weights[0, head, -1].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        for query in (6, 13, 15):
+            read = inputs[0, : query + 1]
+            scores = (q[0, head, query] @ k[0, head, : query + 1].T / math.sqrt(8)).tolist()
+            distances = (ids[0, query] - ids[0, : query + 1]).tolist()
+            own = {"s": 1 / math.log(32) + mixer.s_bias[head].item()} if name == "ssmax" else {}
+            if name == "fox":
+                own = {"f": (read @ mixer.gate.weight[head] + mixer.gate.bias[head]).tolist()}
+            if name == "asentmax":
+                vectors = mixer.beta_gamma.weight[2 * head : 2 * head + 2]
+                own = dict(zip("bg", (vectors @ inputs[0, query]).tolist(), strict=True))
+            if name == "sparsek":
+                own = {"u": (read @ mixer.score.weight[head]).tolist()}
+            expected = by_hand(name, scores, distances, ids[0, query].item() + 1, own)
+            assert weights[0, head, query, : query + 1].tolist() == pytest.approx(
+                expected, rel=1e-4, abs=1e-6
+            )
 
 
 @pytest.fixture(params=[1, 27, 2**16], ids=["a row", "three rows", "all"])
@@ -156,7 +187,7 @@ def test_sparsek_is_the_nearest_point_of_sum_k_and_has_its_gradient():
 
 
 def test_dape_convolves_over_heads_and_neighbouring_ids():
-    """Key by key and head by head; where an id is missing there is no neighbour."""
+    """Key by key and head by head; where an id is missing, or not seen, there is no neighbour."""
     mixer = model("dape-v2").blocks()[0].mixer
     generator = torch.Generator().manual_seed(3)
     q, k = torch.randn(1, 4, 6, 8, generator=generator), torch.randn(1, 4, 6, 8, generator=generator)
@@ -168,17 +199,18 @@ def test_dape_convolves_over_heads_and_neighbouring_ids():
 
     def convolve(layer, of):
         rows = {}
-        for head in range(4):
-            for j, own in enumerate(ids):
-                read = [of.get((g, at), 0.0) for at in (own - 1, own, own + 1) for g in range(4)]
-                rows[head, own] = (layer.weight[head] @ torch.tensor(read) + layer.bias[head]).item()
-                assert j < 6
+        for head, own in of:
+            read = [of.get((g, at), 0.0) for at in (own - 1, own, own + 1) for g in range(4)]
+            rows[head, own] = (layer.weight[head] @ torch.tensor(read) + layer.bias[head]).item()
         return rows
 
-    scores = (q @ k.transpose(-1, -2) / math.sqrt(8))[0, :, -1]
-    plain = {(head, own): scores[head, j].item() for head in range(4) for j, own in enumerate(ids)}
-    inner = {at: x if x > 0 else 0.01 * x for at, x in convolve(mixer.first, plain).items()}
-    added = convolve(mixer.second, inner)
-    for head in range(4):
-        whole = torch.tensor([plain[head, own] + added[head, own] for own in ids])
-        torch.testing.assert_close(found[0, head, -1], whole.softmax(-1), atol=1e-5, rtol=1e-4)
+    for query in (1, 4, 5):
+        read = ids[: query + 1]
+        scores = (q @ k.transpose(-1, -2) / math.sqrt(8))[0, :, query]
+        plain = {(head, own): scores[head, j].item() for head in range(4) for j, own in enumerate(read)}
+        inner = {at: x if x > 0 else 0.01 * x for at, x in convolve(mixer.first, plain).items()}
+        added = convolve(mixer.second, inner)
+        for head in range(4):
+            whole = torch.tensor([plain[head, own] + added[head, own] for own in read])
+            weights = found[0, head, query, : query + 1]
+            torch.testing.assert_close(weights, whole.softmax(-1), atol=1e-5, rtol=1e-4)

@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.checkpoint import TOKENIZER, TrainState, save_checkpoint
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.data.tokenizers import load_tokenizer, train_bpe
@@ -52,7 +53,7 @@ MISFITS = {
     "alibi": ({"rope": False, "alibi": True}, "ALiBi, not RoPE"),
     "plain nope": ({**PLAIN_NORM, "rope": False, "nope": True}, "NoPE, not RoPE"),
     "learned": ({"rope": False}, "learned positions, not RoPE"),
-    "attention": ({"attention": "ssmax"}, "model.attention: ssmax, not softmax"),
+    **{name: ({"attention": name}, f"model.attention: {name}, not softmax") for name in ATTENTIONS},
     "plain hybrid": ({**PLAIN_NORM, "nope_layer_interval": 2}, "model.nope_layer_interval: 2, not null"),
     "window": ({"nope_layer_interval": 2, "rope_window": 8}, "model.rope_window: 8, not null"),
     "gelu": ({"activation_type": "gelu"}, "model.activation_type: gelu, not swiglu"),

@@ -26,7 +26,8 @@ ENCODINGS = {
     "nope": {"rope": False, "nope": True},
     "alibi": {"rope": False, "alibi": True},
     "learned": {"rope": False},
-    "hybrid": {"nope_layer_interval": 2, "rope_window": 9},
+    "hybrid": {"nope_layer_interval": 2},
+    "windowed hybrid": {"nope_layer_interval": 2, "rope_window": 9},
     **{name: {"attention": name} for name in ATTENTIONS},
 }
 """Changes of the model that choose each position encoding, and each attention."""
@@ -62,17 +63,22 @@ def model(seed: int = 0, std: float = 0.2, **changes) -> PositionedOLMo:
     return PositionedOLMo(model_config(init_std=std, **changes)).eval()
 
 
-def assert_dropped_is_masked(model: PositionedOLMo) -> None:
-    """The subsequence at the original ids has the logits of hiding the dropped tokens from every layer."""
+def assert_dropped_is_masked(model: PositionedOLMo, position_ids: torch.Tensor | None = None) -> None:
+    """The subsequence at the original ids has the logits of hiding the dropped tokens from every layer.
+
+    ``position_ids``: (24,), 0 … 23 unless given.
+    """
+    positions = (torch.arange(24) if position_ids is None else position_ids).expand(2, -1)
     ids = torch.randint(1, 50, (2, 24), generator=torch.Generator().manual_seed(0))
     dropped = torch.tensor([0, 3, 4, 11, 17])
     keep = torch.tensor([i for i in range(24) if i not in dropped])
-    kept = model(ids[:, keep], position_ids=keep.expand(2, -1), logits_to_keep=1).logits[:, 0]
+    kept = model(ids[:, keep], position_ids=positions[:, keep], logits_to_keep=1).logits[:, 0]
     mask = torch.ones_like(ids)
     mask[:, dropped] = 0
-    masked = model(ids, attention_mask=mask).logits[:, -1]
+    masked = model(ids, position_ids=positions, attention_mask=mask).logits[:, -1]
     torch.testing.assert_close(kept, masked, atol=2e-5, rtol=1e-4)
-    assert (kept - model(ids).logits[:, -1]).abs().max() > 1e-3  # dropping them did change the prediction
+    whole = model(ids, position_ids=positions).logits[:, -1]
+    assert (kept - whole).abs().max() > 1e-3  # dropping them did change the prediction
 
 
 def neox(seed: int = 0, **changes) -> PositionedNeoX:

@@ -14,6 +14,7 @@ from analysis.model.device import MemoryGrowth, OnDevice, tokens_that_fit
 from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.text.contexts import Contexts
+from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.export import export_checkpoint
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
@@ -25,7 +26,8 @@ from tests.support.slow import slow_but
 N, M = 24, 6
 FAR = N - M
 OWN = {**tiny.ENCODINGS, "grouped": {"n_kv_heads": 2}}
-FADING = [name for name in OWN if name not in ("fox", "sparsek")]
+NOT_FADING = [name for name, attention in ATTENTIONS.items() if not attention.fades]
+FADING = [name for name in OWN if name not in NOT_FADING]
 
 
 def build(name):
@@ -108,7 +110,7 @@ def test_recorded_attention_is_a_distribution(name):
     torch.testing.assert_close(before, again, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["fox", "sparsek"])
+@pytest.mark.parametrize("name", NOT_FADING)
 def test_attention_that_a_token_does_not_fade_out_of_is_refused(name):
     with refused("the selector gradient does not apply"):
         Scorer(build(name)).presence_gradient(make_contexts())

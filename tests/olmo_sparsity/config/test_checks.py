@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from olmo.config import OptimizerType, TrainConfig
 
+from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.config.load import Config, load_config, parse_duration
 from olmo_sparsity.config.schema import OLMO_FIELDS
 from olmo_sparsity.positions import SCHEMES
@@ -73,8 +74,8 @@ ONE_OVERRIDE = {
     "precision=bf16": "'bf16' is unknown; choose amp_bf16, fp32; did you mean amp_bf16?; null is the machine's best",
     "positions.scheme=poes": "'poes' is no position scheme; choose contiguous, random_start, pose, random_float, "
     "coupled, predicted; did you mean pose?",
-    "model.attention=softmaxx": "'softmaxx' is no attention; choose softmax, asentmax, dape-v2, entmax, fox, log-n, "
-    "scale-invariant, sparsek, ssmax; did you mean softmax?",
+    "model.attention=softmaxx": "'softmaxx' is no attention; choose softmax, "
+    f"{', '.join(sorted(ATTENTIONS))}; did you mean softmax?",
     "data.prefetch_factor=0": "0 is not above 0; give a positive number",
     "wandb.log_interval=0": "0 is below 1; set it to 1 or more",
     "model.rope_window=8": "is for hybrids of RoPE and NoPE; set model.nope_layer_interval, such as 4",

@@ -95,6 +95,8 @@ def test_a_folder_whose_name_looks_like_a_scheme_is_a_folder(made, tmp_path):
 
 def test_what_cannot_be_scaled_is_one_line(made, tmp_path):
     nope, _ = checkpoint(tmp_path, rope=False, nope=True)
+    entmax, _ = checkpoint(tmp_path / "entmax", attention="entmax")
+    hybrid, _ = checkpoint(tmp_path / "hybrid", nope_layer_interval=2)
     learned = directory(tmp_path / "gpt2", "gpt2")
     scaled = tmp_path / "scaled"
     shutil.copytree(made[1], scaled)
@@ -103,6 +105,8 @@ def test_what_cannot_be_scaled_is_one_line(made, tmp_path):
     config.save_pretrained(scaled)
     for text, message in (
         (f"{nope}@yarn:2", "was not trained with RoPE: there is nothing to scale"),
+        (f"{entmax}@mesa:2", "mesa is for softmax attention with RoPE in every layer"),
+        (f"{hybrid}@log-n:2", "log-n is for softmax attention with RoPE in every layer"),
         (f"{learned}@yarn:2", "this model has no RoPE, and only plain RoPE can be scaled"),
         (f"{scaled}@yarn:2", "this model has linear, and only plain RoPE can be scaled"),
         (f"{made[0]}@yern:2", "there is no RoPE scaling yern; choose linear, ntk, yarn, log-n, mesa"),
