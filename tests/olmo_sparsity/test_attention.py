@@ -25,7 +25,7 @@ def tokens(batch=2, length=24, seed=0):
     return torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("encoding", ["rope", "nope", "alibi"])
+@pytest.mark.parametrize("encoding", ["rope", "nope", "alibi", "windowed hybrid"])
 @pytest.mark.parametrize("name", sorted(ATTENTIONS))
 def test_a_dropped_token_is_a_masked_token(name, encoding):
     """Both by position id: neither the length of the context nor the gates on the way know the dropped ones."""
