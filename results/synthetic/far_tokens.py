@@ -1,0 +1,90 @@
+"""Do far tokens break addition? Digits that are wrong, the truth before them given, by how far the model reads.
+
+    python results/synthetic/far_tokens.py OUT.json RUN...
+
+A digit of the sum is predicted from all tokens before it, or from those whose id is within W of its own, "+", "=" and
+the beginning. A token that is left out is absent; the others keep their ids. *Mass*: the attention that goes to the
+tokens with the id of the token that predicts, which decide the digit, by layer and head (GPT-NeoX). Intervals: 95 %,
+bootstrap over samples.
+"""
+
+import sys
+
+import numpy as np
+import torch
+
+from olmo_sparsity.checkpoint import load_model, resolve_checkpoint, weights_sha256
+from olmo_sparsity.data.task_batches import TaskPositions, task_of
+from olmo_sparsity.model.build import as_predictor
+from olmo_sparsity.model.neox import PositionedNeoX
+from olmo_sparsity.tasks.samples import MARKS
+from olmo_sparsity.util.files import write_json
+from olmo_sparsity.util.provenance import current_commit
+
+LENGTHS, WITHIN, SAMPLES, SEED = (10, 30, 50, 75, 100), (5, 10, 20, 40, None), 100, 2
+
+
+@torch.no_grad()
+def wrong_digits(model, tokens, ids, start, within):
+    """Which digits of the sums (samples, digits) are wrong."""
+    found = []
+    for column in range(start, tokens.shape[1] - 1):  # the last one is the end of the sample
+        kept = np.ones((len(tokens), column), dtype=bool)
+        if within is not None:
+            kept = np.abs(ids[:, :column] - ids[:, [column]]) <= within
+            kept |= tokens[:, :column] < len(MARKS) + 2
+            kept[:, -1] = True  # predicts
+        columns = np.stack([np.flatnonzero(row) for row in kept])  # as many in each: all have the same layout
+        given = (torch.from_numpy(np.take_along_axis(each, columns, axis=1)) for each in (tokens, ids))
+        logits = model(*given, logits_to_keep=1).logits
+        found.append(logits[:, -1].argmax(dim=-1).numpy() != tokens[:, column])
+    return np.stack(found, axis=1)
+
+
+@torch.no_grad()
+def mass_on_own_id(model, tokens, ids, start):
+    """By layer and head, a list of lists: mean over the digits of the sums."""
+    if not isinstance(model.decoder, PositionedNeoX):
+        return None
+    asked = slice(start, tokens.shape[1] - 2)  # each reads a digit and predicts the next one
+    own = torch.from_numpy(ids[:, None, :-1] == ids[:, asked, None])[:, None]
+    model.decoder.model.set_attn_implementation("eager")
+    read, their_ids = (torch.from_numpy(each[:, :-1]) for each in (tokens, ids))
+    found = model.decoder.model(
+        inputs_embeds=model._embeddings(read, their_ids)["input_embeddings"],
+        position_ids=their_ids,
+        attention_mask=torch.ones_like(read),
+        output_attentions=True,
+    ).attentions
+    return [(each[:, :, asked] * own).sum(dim=-1).mean(dim=(0, 2)).tolist() for each in found]
+
+
+def with_interval(wrong):
+    """Mean of (samples, digits)."""
+    means = wrong.mean(axis=1)
+    drawn = np.random.default_rng(0).integers(len(means), size=(2000, len(means)))
+    low, high = np.percentile(means[drawn].mean(axis=1), [2.5, 97.5])
+    return {"value": float(means.mean()), "low": float(low), "high": float(high)}
+
+
+def of_run(run):
+    """The rows of one run."""
+    checkpoint = resolve_checkpoint(run)
+    model, config = load_model(checkpoint)
+    model = as_predictor(model.eval())
+    indices, rows = np.arange(SAMPLES), []
+    for length in LENGTHS:
+        batch = task_of(config).at_length(length, None).sample("test", SEED, indices)
+        ids = TaskPositions(config).ids(batch, split="test", seed=SEED, indices=indices)
+        start = int(batch.response_start[0])
+        for within in WITHIN:
+            wrong = wrong_digits(model, batch.tokens, ids, start, within)
+            rows.append({"length": length, "within": within, "wrong": with_interval(wrong)})
+            print(run, rows[-1], flush=True)
+        rows[-1]["mass"] = mass_on_own_id(model, batch.tokens[:20], ids[:20], start)
+    about = {"family": config.model.family, "attention": config.model.attention, "seed": config.seed}
+    return {"run": run, "weights_sha256": weights_sha256(checkpoint), **about, "rows": rows}
+
+
+if __name__ == "__main__":
+    write_json(sys.argv[1], {"commit": current_commit(), "runs": [of_run(run) for run in sys.argv[2:]]})

@@ -1,0 +1,49 @@
+#!/bin/bash
+# The study of this folder, a part at a time, from the root of a clone: bash results/synthetic/study.sh PART [SEEDS] [TASK...]
+# Each part goes on where it was when the same command is given again. JOBS processes at a time.
+set -euo pipefail
+JOBS=${JOBS:-2} OUT=runs/synthetic SEEDS=${2:-1,2,3} TASKS=("${@:3}")
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PY=${PY:-.venv/bin/python} OUT
+[ ${#TASKS[@]} -gt 0 ] || TASKS=(scratchpad_parity copy addition variable_assignment)
+
+# 20 x the steps after which PPC is right on 99 % of the longest training samples, over three seeds (part learn, budget 20000)
+declare -A BUDGET=([scratchpad_parity]=20000 [copy]=20000 [addition]=20000 [variable_assignment]=20000)
+PPC='{scheme: predicted, rotate: ids}'
+COUPLED='{scheme: coupled, rotate: ids}'
+ROPE='{scheme: contiguous, rotate: ids}'
+NOPE='{scheme: contiguous, rotate: none}'
+POSE='{scheme: pose, rotate: ids}'
+RANDOM_START='{scheme: random_start, rotate: ids}'
+SCHEMES=${SCHEMES:-$PPC,$COUPLED,$ROPE,$POSE,$RANDOM_START,$NOPE}
+CELL='positions=scheme-${positions.scheme}-rotate-${positions.rotate},seed=${seed}' # of the run's own config
+
+learn() { # until 99 % of the longest training samples are right, or the budget is spent, at a constant learning rate
+    local task
+    for task in "${TASKS[@]}"; do
+        $PY scripts/sweep.py configs/synthetic/$task-small.yaml --grid "positions=$SCHEMES" --grid seed="$SEEDS" \
+            --out $OUT/learn/$task --jobs "$JOBS" -- --max_duration=${BUDGET[$task]} --scheduler.alpha_f=1 \
+            --evaluation.interval=1000 --evaluation.until=0.99 --evaluation.windows=200
+    done
+}
+
+train() { # from there as many steps as the config has, the learning rate falling to zero; then the test
+    local task
+    for task in "${TASKS[@]}"; do
+        $PY scripts/sweep.py configs/synthetic/$task-small.yaml --grid "positions=$SCHEMES" --grid seed="$SEEDS" \
+            --out $OUT/train/$task --jobs "$JOBS" --evaluate "--samples 200 --seed 1" \
+            -- --initial_weights="$OUT/learn/$task/$CELL" --scheduler.t_warmup=50
+    done
+}
+
+addition() { # PPC with attentions that do, and do not, thin out with the number of tokens
+    $PY scripts/sweep.py configs/synthetic/addition-small.yaml --grid seed="$SEEDS" --out $OUT/addition --jobs "$JOBS" \
+        --grid 'model={family: gpt_neox},{family: olmo},{family: olmo, attention: entmax}' --evaluate "--samples 200 --seed 1"
+}
+
+sparse() {
+    $PY scripts/sweep.py configs/synthetic/sparse_parity-small.yaml --grid task.parameters.k_train=4,6,8,10,12 \
+        --grid seed="$SEEDS" --out $OUT/sparse --jobs "$JOBS" \
+        --evaluate "--samples 300 --seed 1 --lengths 20,50,100,150,250,500"
+}
+
+"$1"
