@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -43,7 +44,11 @@ def run(name: str) -> None:
 
 
 def show_log(*packages: str) -> None:
-    """Print warnings to standard error, and what these packages tell on their way."""
+    """Print warnings to standard error, and what these packages tell on their way.
+
+    Called before PyTorch is imported: what its C++ warns of is a page of addresses, and an error follows it.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     for package in packages:
         logging.getLogger(package).setLevel(logging.INFO)

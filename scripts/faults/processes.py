@@ -44,6 +44,7 @@ ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "DS_ACCELERATOR": "cpu",
     "MPLBACKEND": "agg",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # as commands set it, but read where PyTorch is imported
 }
 SECONDS_BETWEEN_LOOKS = 0.002
 _CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate")

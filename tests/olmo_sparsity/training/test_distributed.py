@@ -1,15 +1,19 @@
 """Several processes on CPU over gloo, against one process; through the real launcher or forked as its processes."""
 
+import contextlib
 import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from olmo_sparsity.checkpoint import checkpoints, load_state
@@ -192,6 +196,38 @@ def test_an_unreachable_rank_0_is_named_in_one_line(folder, tmp_path):
     assert process.returncode == 1
     [line] = errors.splitlines()
     assert line.startswith(f"error: no connection to rank 0 at 127.0.0.1:{port} within 2 s")
+
+
+def lose(listener, rank_0):
+    """Pass on to the store ``rank_0`` what comes in, until the processes are to meet; then close the connections."""
+
+    def pass_on(source, target):
+        with contextlib.suppress(OSError):  # the other direction has closed it
+            while (data := source.recv(4096)) and b"init/" not in data:
+                target.sendall(data)
+        for each in (source, target):
+            each.close()
+
+    with contextlib.suppress(OSError):  # closed by the test
+        while True:
+            ends = listener.accept()[0], socket.create_connection(("127.0.0.1", rank_0.port))
+            for source, target in (ends, ends[::-1]):
+                threading.Thread(target=pass_on, args=(source, target), daemon=True).start()
+
+
+def test_a_rank_0_that_is_lost_while_processes_meet_is_one_line(folder, tmp_path):
+    """PyTorch warns of it with a page of C++ addresses."""
+    rank_0 = torch.distributed.TCPStore("127.0.0.1", free_port(), 2, is_master=True, wait_for_workers=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=lose, args=(listener, rank_0), daemon=True).start()
+        environment = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
+        environment |= {"OLMO_SPARSITY_TIMEOUT": "2"}
+        process = launch(1, *arguments_of(folder, f"--save_folder={tmp_path}"), environment=environment)
+        _, errors = ended(process)
+    assert process.returncode == 1
+    [line] = errors.splitlines()
+    assert line.startswith("error: ") and "check that rank 0 runs there" in line
 
 
 @pytest.mark.parametrize(
