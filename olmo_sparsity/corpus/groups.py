@@ -101,10 +101,11 @@ def write_groups(path: Path) -> Iterator[Groups]:
     ):
         groups = Groups(file)
         yield groups
+        if not groups.has_names:  # not renamed first and removed then: a process may be killed in between
+            temporary.unlink()
+            path.unlink(missing_ok=True)
     if groups.has_names:
         groups.sha256 = sha256_file(path)
-    else:
-        path.unlink()
 
 
 def read_groups(path: Path, sha256: str, documents: int) -> list[str | None]:

@@ -202,8 +202,9 @@ def write_token_file(output: Path, documents: Iterable[tuple[Document, np.ndarra
             groups.write(document.group)
             tokens += len(ids)
             count += 1
-    if not tokens:
-        output.unlink()
+        if not tokens:
+            temporary.unlink()
+            output.unlink(missing_ok=True)
     return TokenFile(output.name, tokens, count, digest.hexdigest(), groups.sha256)
 
 

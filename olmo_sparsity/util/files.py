@@ -24,6 +24,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
     On any error, a full disk or Ctrl-C included, the temporary is removed and an earlier ``path`` stays as it was. A
     folder takes the place of an earlier folder. Raises `IsADirectoryError` rather than put a file in the place of one.
+    Where the caller removes the temporary, nothing is renamed.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,6 +33,8 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     remove(temporary)
     try:
         yield temporary
+        if not temporary.exists():
+            return
         if temporary.is_dir():
             _share(temporary)
         _flush(temporary)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from olmo_sparsity.corpus.groups import groups_name
 from olmo_sparsity.data import encode
 from olmo_sparsity.data import text as text_module
 from olmo_sparsity.data.encode import Encoding, WordEncoder, cuts_at_words, encode_documents
@@ -39,6 +42,24 @@ def ids_of(texts: list[str], tokenizer: Tokenizer, folder) -> list[list[int]]:
     tokenizer.save(str(folder / "tokenizer.json"))
     encoding = Encoding(str(folder / "tokenizer.json"), 0, "uint16")
     return [ids[:-1].tolist() for _, ids in encode_documents(map(Document, texts), encoding)]
+
+
+@pytest.mark.parametrize(
+    ("documents", "written"),
+    [
+        ([], []),
+        ([Document("", None)], ["train-00000.npy"]),
+        ([Document("", None), Document("", "book")], ["train-00000.groups.jsonl.gz", "train-00000.npy"]),
+    ],
+)
+def test_a_file_that_is_not_wanted_is_not_there_at_any_time(documents, written, tmp_path, monkeypatch):
+    """A process may be killed at any time; one that was, at an earlier version, may have left such a file."""
+    output, renamed, replace = tmp_path / "train-00000.npy", [], os.replace
+    for name in (output.name, groups_name(output.name)):
+        (tmp_path / name).write_bytes(b"of earlier")
+    monkeypatch.setattr(os, "replace", lambda source, to: (renamed.append(Path(to).name), replace(source, to)))
+    encode.write_token_file(output, [(document, np.ones(2, np.uint16)) for document in documents])
+    assert sorted(renamed) == sorted(path.name for path in tmp_path.iterdir()) == written
 
 
 # --- tokenizers ---
