@@ -32,19 +32,20 @@ def digest(content: bytes | Path) -> str:
 
 
 def files_of(scene: Path) -> Files:
-    """Every file of a scene; but parts of records that a killed writer did not come to list never were whole."""
+    """Every file of a scene; but tables of records that a killed writer did not come to list never were whole."""
     paths = [path for path in sorted(scene.rglob("*")) if path.is_file() and _is_listed(path)]
     return {str(path.relative_to(scene)): digest(path) for path in paths}
 
 
 def _is_listed(path: Path) -> bool:
-    if path.parent.name != "selections" or path.name == BYSTANDER:
+    if path.suffix != ".parquet":
         return True
+    records = path.parents[1] if path.parent.name == "selections" else path.parent
     try:
-        listed = json.loads((path.parents[1] / "checksums.json").read_text(encoding="utf8"))
+        listed = json.loads((records / "checksums.json").read_text(encoding="utf8"))
     except (OSError, ValueError):  # damaged: that is another fault
         return True
-    return f"selections/{path.name}" in listed
+    return path.relative_to(records).as_posix() in listed
 
 
 def complaints_about(ended: Ended, *, may_refuse: bool = False, killed: int | None = None) -> list[str]:

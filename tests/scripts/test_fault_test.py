@@ -106,10 +106,16 @@ def test_every_command_keeps_the_property(tmp_path):
     assert "| **all** | | 300 |" in result.stdout
 
 
-def test_a_part_of_records_is_whole_once_it_is_listed(tmp_path):
-    """A writer that is killed before it lists a part leaves one that the next run may remove."""
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("selections/part-00000.parquet", "selections/part-00001.parquet"),
+        ("examples.parquet", "targets.parquet"),
+    ],
+)
+def test_a_table_of_records_is_whole_once_it_is_listed(parts, tmp_path):
+    """A writer that is killed before it lists a table leaves one that the next run may remove."""
     (tmp_path / "records" / "selections").mkdir(parents=True)
-    parts = [f"selections/part-0000{number}.parquet" for number in range(2)]
     for name in parts:
         (tmp_path / "records" / name).write_bytes(b"rows")
     (tmp_path / "records" / "checksums.json").write_text(json.dumps({parts[0]: {}}))

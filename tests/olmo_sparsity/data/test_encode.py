@@ -57,7 +57,9 @@ def test_a_file_that_is_not_wanted_is_not_there_at_any_time(documents, written, 
     output, renamed, replace = tmp_path / "train-00000.npy", [], os.replace
     for name in (output.name, groups_name(output.name)):
         (tmp_path / name).write_bytes(b"of earlier")
-    monkeypatch.setattr(os, "replace", lambda source, to: (renamed.append(Path(to).name), replace(source, to)))
+    monkeypatch.setattr(
+        os, "replace", lambda source, to: (renamed.append(Path(to).name), replace(source, to))
+    )
     encode.write_token_file(output, [(document, np.ones(2, np.uint16)) for document in documents])
     assert sorted(renamed) == sorted(path.name for path in tmp_path.iterdir()) == written
 
