@@ -1,0 +1,56 @@
+#!/bin/bash
+# The study of this folder, a part at a time, from the root of a clone: bash results/theory/study.sh PART [SEEDS]
+# Each part goes on where it was when the same command is given again. JOBS processes at a time.
+set -euo pipefail
+JOBS=${JOBS:-2} OUT=runs/theory SEEDS=${2:-1,2,3}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PY=${PY:-.venv/bin/python}
+
+TUPLES=configs/synthetic/planted-tuples.yaml REAL=configs/synthetic/planted-small.yaml
+LENGTHS=10,20,30,50,70,100,150,200,300,400,600,1000
+# L_local = L / 4, of tuples that of the task
+OF_LENGTH='{train_length: [10, 20], locality: 5},{train_length: [15, 30], locality: 7},{train_length: [20, 50], locality: 12}'
+LOCAL='--model.tuples.locality=${task.parameters.locality}'
+PAIRS=(--task.parameters.k_train=2 "--task.parameters.k_test=[1,2]")
+
+sweep() { # NAME CONFIG [GRID...] -- [OPTION...]: each is tested up to 20 L
+    local name=$1 config=$2 grids=()
+    shift 2
+    while [ "$1" != -- ]; do grids+=(--grid "$1") && shift; done
+    $PY scripts/sweep.py "$config" "${grids[@]}" --grid seed="$SEEDS" --out "$OUT/$name" --jobs "$JOBS" \
+        --evaluate "--samples 500 --seed 1 --lengths $LENGTHS" \
+        -- "--task.parameters.test_length=[10,1000]" "${@:2}"
+}
+
+bound() { # over k and L: tuples of k tokens, and GPT-NeoX on the same samples
+    local grids=(task.parameters.k_train=1,2,3 "task.parameters=$OF_LENGTH")
+    sweep bound/tuples $TUPLES "${grids[@]}" -- \
+        '--model.tuples.size=${task.parameters.k_train}' "$LOCAL" "--task.parameters.k_test=[1,2,3]"
+    sweep bound/gpt_neox $REAL "${grids[@]}" -- --positions.target_length=1024 "--task.parameters.k_test=[1,2,3]"
+}
+
+spread() { # how far apart the planted tokens are
+    local grids=(task.parameters.position_distribution=uniform,adjacent,stretched task.parameters.locality=3,12,24)
+    sweep spread/tuples $TUPLES "${grids[@]}" -- "$LOCAL" "${PAIRS[@]}"
+    sweep spread/gpt_neox $REAL "${grids[@]}" -- --positions.target_length=1024 "${PAIRS[@]}"
+}
+
+assumptions() { # tuples without locality, without relativity
+    sweep assumptions $TUPLES model.tuples.relative=true,false model.tuples.locality=null,12 -- "${PAIRS[@]}"
+}
+
+coupling() { # planted tokens that stand anywhere, with and without ids that bring them together
+    local anywhere=(--task.parameters.locality=null --positions.table_size=1024 "${PAIRS[@]}")
+    sweep coupling/tuples $TUPLES positions.scheme=contiguous,coupled model.tuples.locality=null,12 -- "${anywhere[@]}"
+    sweep coupling/gpt_neox $REAL positions.scheme=contiguous,pose,coupled -- \
+        --positions.target_length=1024 "${anywhere[@]}"
+}
+
+minimax() { # each step on the lengths that are worst
+    local groups=(task.length_groups=null,4)
+    sweep minimax/tuples $TUPLES "${groups[@]}" -- "${PAIRS[@]}" --global_train_batch_size=512 \
+        --device_train_microbatch_size=512
+    sweep minimax/gpt_neox $REAL "${groups[@]}" -- "${PAIRS[@]}" --global_train_batch_size=512 \
+        --device_train_microbatch_size=512 --positions.target_length=1024
+}
+
+"$1"
