@@ -12,7 +12,8 @@ is needed), pools the training seeds of one setting, prints the numbers and writ
   figure1-planted.*         each task
   figure1-TASK-bound.*      with --bound: their errors under Theorem 4.3, whose constant is not known; printed: the
                             constant from the shorter lengths beyond the trained ones, tried at the longer
-  figure1-schemes.*         tasks with coupled ids: exact match by position scheme, and what the first errors are
+  figure1-schemes.*         tasks with coupled ids: exact match by position scheme
+  figure1-errors.*          and what the first errors are
   figure1.json              every number that is drawn, and where the records come from
 
 Intervals are 95 %: Wilson's for one seed, a bootstrap over seeds and samples for several. Records that differ in the
@@ -79,7 +80,12 @@ def main() -> None:
 
 def _figures(groups: list[Group], starts: list[TrainedError]) -> dict[str, Figure]:
     """Every figure that the groups give, by file name."""
-    from analysis.plots.figure1 import accuracy_by_length_figure, bound_figure, scheme_comparison_figure
+    from analysis.plots.figure1 import (
+        accuracy_by_length_figure,
+        bound_figure,
+        first_errors_figure,
+        scheme_comparison_figure,
+    )
 
     figures = {}
     planted = [group for group in groups if group.settings.k_train is not None]
@@ -91,6 +97,7 @@ def _figures(groups: list[Group], starts: list[TrainedError]) -> dict[str, Figur
             figures[f"figure1-{task}-bound"] = bound_figure(own)
     if coupled := [group for group in groups if group.settings.k_train is None]:
         figures["figure1-schemes"] = scheme_comparison_figure(coupled)
+        figures["figure1-errors"] = first_errors_figure(coupled)
     return figures
 
 

@@ -1,7 +1,7 @@
 """Exact match against length, from the curves of `analysis.stats.exact_match` alone (docs/method.md, 3.2 to 3.5).
 
 (a) planted tasks: accuracy, a panel per K_train, a curve per tested k; (b) tasks with coupled ids: exact match, a panel
-per task, a curve per position scheme, and (c) beside it what the first error of the wrong samples is. Curves differ by
+per task, a curve per position scheme; (c) what the first error of the wrong samples is. Curves differ by
 colour and marker; line styles tell schemes apart too, or whether a k was trained on. All intervals are 95 %.
 """
 
@@ -16,7 +16,6 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.gridspec import SubplotSpec
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
@@ -41,7 +40,7 @@ from olmo_sparsity.util.result_files import Json
 Members = list[tuple[Group, str]]
 """The groups of one task and the labels of their curves."""
 
-MULTIPLES = (3, 5)
+MULTIPLES = (3, 5, 10)
 """Of the longest trained length, marked in (b)."""
 
 _TASKS = {
@@ -56,6 +55,7 @@ _TASKS = {
 }
 _K_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d", "p")
 _UNTRAINED = (0, (4, 1.5))
+_ERRORS_IN_A_ROW = 6
 _SORTS = {
     "token": ("wrong token", "#56B4E9", ""),
     "id": ("wrong id", "#F0D060", "////"),
@@ -92,39 +92,64 @@ def accuracy_by_length_figure(groups: Sequence[Group]) -> Figure:
 
 
 def scheme_comparison_figure(groups: Sequence[Group]) -> Figure:
-    """(b) and (c): a row per task: exact match against length, and first errors, each in % of samples.
+    """(b): exact match against length [% of samples], a panel per task, a curve per position scheme.
 
     Args:
         groups: of tasks with coupled ids; those that differ in more than the position scheme are curves of their own.
     """
-    labels = scheme_labels([group.settings for group in groups])
+    labels, tasks = _by_task(groups)
     styles = style.model_styles(
         {label: group.settings.scheme for label, group in zip(labels, groups, strict=True)}
     )
+    places = style.in_rows(len(tasks), 2)
+    with matplotlib.rc_context(style.STYLE):
+        rows, columns = (1 + max(each) for each in zip(*places, strict=True))
+        figure = style.new_figure(style.PAGE if columns > 1 else style.COLUMN, 2.2 * rows + 1)
+        grid = figure.add_gridspec(rows, columns)
+        for place, (title, members) in zip(places, tasks.items(), strict=True):
+            axes = figure.add_subplot(grid[place])
+            _plot_schemes(axes, members, styles)
+            axes.set_title(title, loc="left")
+        style.add_legend(figure, [*style.line_handles(styles), *frame_handles(groups, chance=False)])
+        style.add_heading(figure, describe(groups))
+    return figure
+
+
+def first_errors_figure(groups: Sequence[Group]) -> Figure:
+    """(c): what the first error is [% of samples], a row per task, a panel per position scheme, a bar per length.
+
+    Args:
+        groups: as of `scheme_comparison_figure`.
+    """
+    _, tasks = _by_task(groups)
+    places = [style.in_rows(len(members), _ERRORS_IN_A_ROW) for members in tasks.values()]
+    starts = np.cumsum([0, *(1 + of_task[-1][0] for of_task in places)])
+    columns = 1 + max(column for of_task in places for _, column in of_task)
+    with matplotlib.rc_context(style.STYLE):
+        width = min(style.PAGE, max(style.COLUMN, 1.3 * columns))
+        figure = style.new_figure(width, 1.35 * int(starts[-1]) + 0.9)
+        grid = figure.add_gridspec(int(starts[-1]), columns)
+        for of_task, start, (title, members) in zip(places, starts[:-1], tasks.items(), strict=True):
+            panels = [figure.add_subplot(grid[start + row, column]) for row, column in of_task]
+            _plot_errors(panels, members)
+            length = axis_name(members[0][0].settings).partition(" [")[0]
+            style.outer_labels(panels, length, f"{title}:\nwrong [%]")
+        sorts = [
+            Patch(facecolor=colour, hatch=hatch, edgecolor="0.25", linewidth=0.4, label=name)
+            for name, colour, hatch in _SORTS.values()
+        ]
+        style.add_legend(figure, [*sorts, *frame_handles(groups, chance=False)])
+        style.add_heading(figure, describe(groups).partition("; bands")[0])
+    return figure
+
+
+def _by_task(groups: Sequence[Group]) -> tuple[list[str], dict[str, Members]]:
+    """The label of each group, and the groups of each task by its title."""
+    labels = scheme_labels([group.settings for group in groups])
     tasks: dict[tuple[str, str], Members] = {}
     for group, label in zip(groups, labels, strict=True):
         tasks.setdefault((group.settings.task, group.settings.parameters_json), []).append((group, label))
-    columns = 2
-    heights = [max(2.5, 1.25 * math.ceil(len(members) / columns)) for members in tasks.values()]
-    with matplotlib.rc_context(style.STYLE):
-        figure = style.new_figure(style.PAGE, sum(heights) + 1.3)
-        grid = figure.add_gridspec(len(tasks), 2, width_ratios=(1, 1), height_ratios=heights)
-        for row, (members, title) in enumerate(
-            zip(tasks.values(), _task_titles(tasks.values()), strict=True)
-        ):
-            axes = figure.add_subplot(grid[row, 0])
-            _plot_schemes(axes, members, styles)
-            axes.set_title(f"{title}: exact match", loc="left")
-            _plot_errors(figure, grid[row, 1], members, columns)
-        sorts = [
-            Patch(
-                facecolor=colour, hatch=hatch, edgecolor="0.25", linewidth=0.4, label=f"first error: {name}"
-            )
-            for name, colour, hatch in _SORTS.values()
-        ]
-        style.add_legend(figure, [*style.line_handles(styles), *sorts, *frame_handles(groups, chance=False)])
-        style.add_heading(figure, describe(groups))
-    return figure
+    return labels, dict(zip(_task_titles(tasks.values()), tasks.values(), strict=True))
 
 
 def describe(groups: Sequence[Group]) -> str:
@@ -182,15 +207,10 @@ def _plot_schemes(axes: Axes, members: Members, styles: dict[str, style.Style]) 
     axes.set_ylabel("exact match [% of samples]")
 
 
-def _plot_errors(figure: Figure, place: SubplotSpec, members: Members, columns: int) -> None:
-    """(c): a small panel per scheme: share of samples [%] by first error, stacked, a bar per length."""
-    rows = math.ceil(len(members) / columns)
-    grid = place.subgridspec(rows, columns)
+def _plot_errors(panels: Sequence[Axes], members: Members) -> None:
+    """(c): a panel per scheme of one task: share of samples [%] by first error, stacked, a bar per length."""
     lengths = all_lengths([group for group, _ in members])
-    panels = []
-    for number, (group, label) in enumerate(members):
-        axes = figure.add_subplot(grid[divmod(number, columns)])
-        panels.append(axes)
+    for axes, (group, label) in zip(panels, members, strict=True):
         for curve in group.curves:
             x = [lengths.index(length) for length in curve.lengths]
             bottom = np.zeros(len(x))
@@ -206,11 +226,9 @@ def _plot_errors(figure: Figure, place: SubplotSpec, members: Members, columns: 
         axes.set_xlim(-0.5, len(lengths) - 0.5)
         axes.set_ylim(0, 104)
         axes.set_yticks((0, 50, 100))
-        every = math.ceil(len(lengths) / 5)
+        every = math.ceil(len(lengths) / 3)
         axes.set_xticks(range(0, len(lengths), every), [f"{length}" for length in lengths[::every]])
-        axes.tick_params(labelsize=style.SMALL)
-        axes.set_title("\n".join(wrap(label, 24)), loc="left", fontsize=style.SMALL)
-    style.outer_labels(panels, axis_name(members[0][0].settings).partition(" [")[0], "wrong [%]")
+        axes.set_title("\n".join(wrap(label, 18)), loc="left", fontsize=style.SMALL)
 
 
 # --- axes, styles, words ---

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from analysis.plots.figure1 import accuracy_by_length_figure, bound_figure, describe, scheme_comparison_figure
+from analysis.plots.figure1 import (
+    accuracy_by_length_figure,
+    bound_figure,
+    describe,
+    first_errors_figure,
+    scheme_comparison_figure,
+)
 from analysis.stats.bound import trained_error
 from analysis.stats.exact_match import load_records, pool
 from tests.analysis.stats.test_exact_match import wilson_by_hand
@@ -96,32 +102,36 @@ class TestAccuracyByLength:
 class TestSchemeComparison:
     def test_curves_multiples_and_labels(self, schemes):
         figure = scheme_comparison_figure(schemes)
-        parity, assignment = figure.axes[0], figure.axes[5]
-        assert len(figure.axes) == 2 * (1 + 4)
-        assert parity.get_title("left") == "Parity with scratchpad: exact match"
+        parity, assignment = figure.axes
+        assert parity.get_title("left") == "Parity with scratchpad"
         assert (parity.get_xlabel(), assignment.get_xlabel()) == (
             "length n [bits]",
             "chain length [assignments]",
         )
         assert parity.get_ylabel() == "exact match [% of samples]" and parity.get_xscale() == "log"
-        assert [text.get_text() for text in parity.texts] == ["1× = 20", "3×", "5×"]
+        assert [text.get_text() for text in parity.texts] == ["1× = 20", "3×", "5×", "10×"]
         assert [text.get_text() for text in assignment.texts] == ["1× = 4", "3×"]
         marked = [line.get_xdata()[0] for line in parity.lines if line.get_linestyle() == ":"]
-        assert marked == [20, 60, 100]
+        assert marked == [20, 60, 100, 200]
         for group, axes in zip(schemes, [parity] * 4 + [assignment] * 4, strict=True):
             line = curve(axes, SCHEMES[schemes.index(group) % 4])
             np.testing.assert_allclose(
                 line.get_ydata(), [100 * p.exact.value for p in group.curves[0].points]
             )
-        assert legend_names(figure) == [
-            *SCHEMES, "first error: wrong token", "first error: wrong id", "first error: stops too early or late",
-            "trained lengths",
-        ]  # fmt: skip
+        assert legend_names(figure) == [*SCHEMES, "trained lengths"]
         assert is_inside(figure)
 
     def test_bars_of_first_errors_reach_what_is_not_exact(self, schemes):
-        figure = scheme_comparison_figure(schemes)
-        for group, axes in zip(schemes, [*figure.axes[1:5], *figure.axes[6:10]], strict=True):
+        figure = first_errors_figure(schemes)
+        assert legend_names(figure) == [
+            "wrong token", "wrong id", "stops too early or late", "trained lengths",
+        ]  # fmt: skip
+        assert [axes.get_ylabel() for axes in figure.axes[::4]] == [
+            "Parity with scratchpad:\nwrong [%]",
+            "Variable assignment:\nwrong [%]",
+        ]
+        assert is_inside(figure)
+        for group, axes in zip(schemes, figure.axes, strict=True):
             assert axes.get_title("left").replace("\n", " ") == SCHEMES[schemes.index(group) % 4]
             points = group.curves[0].points
             for container, sort in zip(axes.containers, ("token", "id", "stop"), strict=True):
@@ -227,7 +237,7 @@ class TestScript:
         result = subprocess.run(command, capture_output=True, text=True, cwd=SCRIPT.parents[1])
         assert result.stderr.strip() == ""
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-            "figure1-schemes.pdf", "figure1-schemes.png", "figure1.json",
+            "figure1-errors.pdf", "figure1-errors.png", "figure1-schemes.pdf", "figure1-schemes.png", "figure1.json",
         ]  # fmt: skip
 
     def test_bad_input_is_refused_before_anything_is_written(self, tmp_path, run_here):
