@@ -28,7 +28,7 @@ sweep() { # NAME CONFIG [GRID...] -- [OPTION...]: each is tested up to 20 L
 
 bound() { # over k and L: tuples of k tokens, and GPT-NeoX on the same samples
     local grids=(task.parameters.k_train=1,2,3 "task.parameters=$OF_LENGTH")
-    local tested='--task.parameters.k_test=[${task.parameters.k_train}]'
+    local tested="--task.parameters.k_test=['\${task.parameters.k_train}']"
     sweep bound/tuples $TUPLES "${grids[@]}" -- \
         '--model.tuples.size=${task.parameters.k_train}' "$LOCAL" "$tested" "${FEW[@]}"
     sweep bound/gpt_neox $REAL "${grids[@]}" -- "$tested" "${NEOX[@]}"
