@@ -10,8 +10,8 @@ is needed), pools the training seeds of one setting, prints the numbers and writ
 
   figure1-sparse_parity.*   planted tasks: accuracy against length, a panel per K_train, a curve per k; a figure for
   figure1-planted.*         each task
-  figure1-TASK-bound.*      with --bound: their errors under Theorem 4.3, whose constant is not known; printed: the
-                            constant from the shorter lengths beyond the trained ones, tried at the longer
+  figure1-TASK-bound.*      with --bound: their errors under Theorem 4.3, its constant taken from the shorter lengths
+                            beyond the trained ones and tried at the longer ones
   figure1-schemes.*         tasks with coupled ids: exact match by position scheme
   figure1-errors.*          and what the first errors are
   figure1.json              every number that is drawn, and where the records come from
@@ -22,7 +22,6 @@ training seed alone are pooled. The same records give the same files.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ from olmo_sparsity.util.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from analysis.stats.bound import TrainedError
+    from analysis.stats.bound import BoundTest
     from analysis.stats.exact_match import Group
 
 
@@ -41,10 +40,10 @@ def main() -> None:
     """Read and pool the records, then draw, write and print what they say."""
     arguments = _parser().parse_args()
     from analysis.plots.style import save_figure
-    from analysis.stats.bound import bounds_json, fit_bounds, trained_error
+    from analysis.stats.bound import trained_error, try_bounds
     from analysis.stats.exact_match import curves_json, load_records, pool, sources_json
     from analysis.tables.cells import print_result
-    from analysis.tables.models import render_curves, render_fits
+    from analysis.tables.models import render_bounds, render_curves
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit, library_versions
 
@@ -52,37 +51,29 @@ def main() -> None:
     planted = [group for group in groups if group.settings.k_train is not None]
     if arguments.bound and not planted:
         raise UserError("--bound is for tasks with planted tokens, and no record is of one; leave it out")
-    starts = [trained_error(group) for group in planted if arguments.bound]
-    tasks = dict.fromkeys(start.group.settings.task for start in starts)
-    fits = {
-        task: [
-            asdict(fit) for fit in fit_bounds([each for each in starts if each.group.settings.task == task])
-        ]
-        for task in tasks
-    }
+    tests = try_bounds([trained_error(group) for group in planted if arguments.bound])
     paths = [
         path
-        for name, figure in _figures(groups, starts).items()
+        for name, figure in _figures(groups, tests).items()
         for path in save_figure(figure, arguments.out, name)
     ]
     paths.append(arguments.out / "figure1.json")
     written = {
         "curves": curves_json(groups),
-        "bounds": [bounds_json(start) for start in starts],
-        "fits": fits,
+        "bounds": [test.as_dict() for test in tests],
         "records": sources_json(groups),
         "settings": {"resamples": arguments.resamples, "bootstrap_seed": arguments.seed},
         "provenance": {"commit": current_commit(), "versions": library_versions()},
     }
     write_json(paths[-1], written)
-    print_result([render_curves(groups), *([render_fits(fits)] if any(fits.values()) else [])], paths)
+    print_result([render_curves(groups), *([render_bounds(tests)] if tests else [])], paths)
 
 
-def _figures(groups: list[Group], starts: list[TrainedError]) -> dict[str, Figure]:
+def _figures(groups: list[Group], tests: list[BoundTest]) -> dict[str, Figure]:
     """Every figure that the groups give, by file name."""
+    from analysis.plots.bound import bound_figure
     from analysis.plots.figure1 import (
         accuracy_by_length_figure,
-        bound_figure,
         first_errors_figure,
         scheme_comparison_figure,
     )
@@ -93,7 +84,7 @@ def _figures(groups: list[Group], starts: list[TrainedError]) -> dict[str, Figur
         figures[f"figure1-{task}"] = accuracy_by_length_figure(
             [g for g in planted if g.settings.task == task]
         )
-        if own := [start for start in starts if start.group.settings.task == task]:
+        if own := [test for test in tests if test.starts[0].group.settings.task == task]:
             figures[f"figure1-{task}-bound"] = bound_figure(own)
     if coupled := [group for group in groups if group.settings.k_train is None]:
         figures["figure1-schemes"] = scheme_comparison_figure(coupled)

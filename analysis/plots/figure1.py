@@ -18,15 +18,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
 
 from analysis.plots import style
-from analysis.stats.bound import BOUNDS, TrainedError, error_of, improved_bound
 from analysis.stats.exact_match import (
     BOOTSTRAP,
     ERROR_SORTS,
     POOLED,
-    SCHEME_LABELS,
     WILSON,
     Curve,
     Group,
@@ -156,8 +153,8 @@ def describe(groups: Sequence[Group]) -> str:
     """One line on what was evaluated: scheme if there is one, seeds, samples, the intervals."""
     points = [point for group in groups for curve in group.curves for point in curve.points]
     steps = [record.source["step"] for group in groups for record in group.records]
-    schemes = {group.settings.scheme for group in groups}
-    parts = [SCHEME_LABELS.get(each, each) for each in schemes] if len(schemes) == 1 else []
+    schemes = {scheme_labels([group.settings])[0] for group in groups}
+    parts = list(schemes) if len(schemes) == 1 else []
     seeds = _range([point.seeds for point in points])
     parts.append(f"{seeds} training seed{'' if seeds == '1' else 's'}")
     if all(isinstance(step, int) for step in steps):
@@ -332,110 +329,4 @@ def frame_handles(groups: Sequence[Group], *, chance: bool = True) -> list[Any]:
     handles: list[Any] = [Patch(label="trained lengths", **SPAN)]
     if chance and any(group.settings.chance is not None for group in groups):
         handles.append(Line2D([], [], color="0.3", linewidth=0.8, linestyle=":", label="chance"))
-    return handles
-
-
-# --- the bound ---
-
-_LIMIT: Json = {"marker": "v", "markerfacecolor": "white", "markersize": 3.8, "zorder": 3.2}
-
-
-def bound_figure(starts: Sequence[TrainedError]) -> Figure:
-    """Error against length, both logarithmic, under the bounds: a panel per group (K_train), a curve per tested k.
-
-    The bounds of a panel are black and for one k, the largest that it was trained on, whose curve is heavy and has its
-    interval. Where no sample was wrong, a hollow triangle stands at the upper limit of the interval.
-
-    Args:
-        starts: of the groups of one task, in the order of their panels.
-    """
-    groups = [start.group for start in starts]
-    styles = k_styles(groups)
-    titles = [f"{title}\n{_delta(start)}" for title, start in zip(k_titles(groups), starts, strict=True)]
-    floor = _floor(groups)
-    with matplotlib.rc_context(style.STYLE):
-        figure, panels = style.small_multiples(_places(groups), title_lines=2 + title_lines(titles))
-        for axes, start, title in zip(panels, starts, titles, strict=True):
-            axes.axvspan(*start.group.settings.train_length, **SPAN)
-            for curve in start.group.curves:
-                look = k_style(styles, start.group, curve)
-                _draw_error(axes, curve, look, heavy=curve.k == start.k, floor=floor)
-            _draw_bounds(axes, start, all_lengths(groups)[-1])
-            axes.set_title(title, loc="left")
-        panels[0].set_yscale("log")
-        panels[0].set_ylim(floor, 1.6)
-        panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        length_axis(panels[0], all_lengths(groups), most=5)
-        style.outer_labels(panels, axis_name(groups[0].settings), _error_name(groups))
-        handles = [*k_handles(styles, groups), *_limit_handles(groups), *_bound_handles(starts)]
-        style.add_legend(figure, [*handles, *frame_handles(groups, chance=False)])
-        style.add_heading(figure, describe(groups))
-    return figure
-
-
-def _error_name(groups: Sequence[Group]) -> str:
-    points = [point for group in groups for curve in group.curves for point in curve.points]
-    expected = all(point.expected_error is not None for point in points)
-    return "expected error: 1 − p(right answer)" if expected else "error [share of samples]"
-
-
-def _draw_error(axes: Axes, curve: Curve, look: style.Style, *, heavy: bool, floor: float) -> None:
-    """The error; the interval of a heavy curve; upper limits where nothing was wrong."""
-    colour, marker, line = look
-    errors = [error_of(point) for point in curve.points]
-    values = [error.value or math.nan for error in errors]
-    looks: Json = {"linewidth": 1.8 if heavy else 0.9, "markersize": 3.8 if heavy else 3, "zorder": 3}
-    name = f"k = {curve.k}"
-    axes.plot(curve.lengths, values, color=colour, marker=marker, linestyle=line, label=name, **looks)
-    if heavy:
-        low, high = [max(error.low, floor) for error in errors], [error.high for error in errors]
-        axes.fill_between(curve.lengths, low, high, color=colour, alpha=0.15, linewidth=0)
-    none_wrong = [point for point, error in zip(curve.points, errors, strict=True) if error.value == 0]
-    limits = [error_of(point).high for point in none_wrong]
-    if limits:
-        lengths = [point.length for point in none_wrong]
-        axes.plot(lengths, limits, color=colour, linestyle="none", label=f"{name}, none wrong", **_LIMIT)
-
-
-def _draw_bounds(axes: Axes, start: TrainedError, longest: int) -> None:
-    """Both bounds from L on; thin and grey, the improved one for the ends of the measured error's interval."""
-    lengths = np.geomspace(start.trained_length, longest, 200)
-    for name, _, bound, line in BOUNDS.values():
-        values = bound(lengths, start.trained_length, start.delta)
-        axes.plot(lengths, values, color="black", linestyle=line, linewidth=1.3, label=name, zorder=3.5)
-    for delta in {start.error.low, start.error.high} - {0.0, start.delta}:
-        values = improved_bound(lengths, start.trained_length, delta)
-        axes.plot(lengths, values, color="0.5", linestyle=(0, (1, 1)), linewidth=0.8, zorder=3.4)
-
-
-def _floor(groups: Sequence[Group]) -> float:
-    """Lower end of a logarithmic axis that shows every error, or its upper limit where nothing was wrong."""
-    errors = [error_of(point) for group in groups for curve in group.curves for point in curve.points]
-    return min(error.value or error.high for error in errors) / 2
-
-
-def _delta(start: TrainedError) -> str:
-    """What delta of a panel is."""
-    if start.is_limit:
-        return f"k = {start.k}: δ ≤ {start.delta:.2g} (none of {start.samples:,} wrong)"
-    return f"k = {start.k}: δ = {start.delta:.2g} at length {start.measured_length}"
-
-
-def _limit_handles(groups: Sequence[Group]) -> list[Line2D]:
-    points = [point for group in groups for curve in group.curves for point in curve.points]
-    if all(error_of(point).value for point in points):
-        return []
-    return [Line2D([], [], color="0.3", linestyle="none", label="none wrong: upper limit", **_LIMIT)]
-
-
-def _bound_handles(starts: Sequence[TrainedError]) -> list[Line2D]:
-    """The bounds, with a word where all that is drawn of one is cut to 1; the interval's ends of the improved one."""
-    handles = []
-    for name, formula, bound, line in BOUNDS.values():
-        cut = all(bound([each.trained_length], each.trained_length, each.delta)[0] >= 1 for each in starts)
-        label = f"{name}, up to a constant: {formula}{' (1 or more here)' if cut else ''}"
-        handles.append(Line2D([], [], color="black", linestyle=line, linewidth=1.3, label=label))
-    if not all(each.is_limit for each in starts):
-        label = "improved, 95 % interval of δ"
-        handles.append(Line2D([], [], color="0.5", linestyle=(0, (1, 1)), linewidth=0.8, label=label))
     return handles

@@ -3,12 +3,11 @@
     Theorem 4.3 [paper]    error(L') = O(eta_L eta_L' L L'^2 delta)
     improved [paper]       error(L') = O((L' / L)^2 delta)
 
-delta is the error at trained lengths, L the longest of them, and L' > L the length that is asked for. What these are in
-a figure [ours] says docs/method.md, 3.6: the constants that O() hides (with them eta_L and eta_L', which belong to the
-distribution of planted positions) are 1, so that a curve shows how the bound grows, its height up to a constant only;
-`fit_bounds` takes the constant from the shorter lengths and tries it on the longer ones.
-Above 1 a bound says nothing: it is cut to 1. L and L' are tokens of the prompt. With one L in a panel both bounds grow
-like L'^2 and differ by the factor L^3. Test samples with more planted tokens than were trained on have no bound.
+delta is the error at trained lengths, L the longest of them, and L' > L the length that is asked for. What O() hides
+(with it eta_L and eta_L', which belong to the distribution of planted positions) is a constant, which is taken from
+the shorter lengths beyond L and tried at the longer ones [ours]. L and L' are tokens of the prompt. With one L both
+bounds grow like L'^2 and differ by the factor L^3, so that models of several L tell them apart. Test samples with more
+planted tokens than were trained on have no bound.
 
 Shapes: n lengths.
 """
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 
@@ -49,22 +48,39 @@ class TrainedError:
 
     @property
     def delta(self) -> float:
-        """The error that the bounds are drawn for."""
+        """The error that the bounds start from."""
         return self.error.high if self.is_limit else self.error.value
 
+    @property
+    def guessing(self) -> float:
+        """The error of guessing, above which a bound says nothing; 1 where that is not known."""
+        return 1 - (self.group.settings.chance or 0)
 
-def theorem_bound(
-    lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float, most: float = 1.0
-) -> np.ndarray:
-    """min(most, L L'^2 delta) at ``lengths`` L' (n,), (n,)."""
-    return np.minimum(most, trained_length * np.asarray(lengths, dtype=float) ** 2 * delta)
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Of the curve of k."""
+        return next(curve for curve in self.group.curves if curve.k == self.k).points
+
+    def as_dict(self) -> Json:
+        """For JSON: without the group, whose curves stand elsewhere."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        del own["group"]
+        return {
+            **own,
+            "error": self.error.as_dict(),
+            "delta": self.delta,
+            "delta_is_upper_limit": self.is_limit,
+        }
 
 
-def improved_bound(
-    lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float, most: float = 1.0
-) -> np.ndarray:
-    """min(most, (L' / L)^2 delta) at ``lengths`` L' (n,), (n,)."""
-    return np.minimum(most, (np.asarray(lengths, dtype=float) / trained_length) ** 2 * delta)
+def theorem_bound(lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float) -> np.ndarray:
+    """L L'^2 delta at ``lengths`` L' (n,), (n,)."""
+    return trained_length * np.asarray(lengths, dtype=float) ** 2 * delta
+
+
+def improved_bound(lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float) -> np.ndarray:
+    """(L' / L)^2 delta at ``lengths`` L' (n,), (n,)."""
+    return (np.asarray(lengths, dtype=float) / trained_length) ** 2 * delta
 
 
 BOUNDS = {
@@ -84,7 +100,8 @@ def error_of(point: Point) -> Interval:
 def trained_error(group: Group) -> TrainedError:
     """Error of a group of a planted task at trained lengths, for the largest k that was trained and tested.
 
-    Raises `UserError` where no k, or no length of it, was both, and where no length is beyond the trained ones.
+    Raises `UserError` where no k, or no length of it, was both, where fewer than two lengths are beyond the trained
+    ones, and where the error is 0 to the last digit, so that nothing can grow.
     """
     name = f"{group.settings.task} with k_train {group.settings.k_train}"
     trained = [curve for curve in group.curves if curve.k and curve.k <= (group.settings.k_train or 0)]
@@ -97,55 +114,32 @@ def trained_error(group: Group) -> TrainedError:
             f"{name}: no length from {shortest} to {longest} was measured for k {trained[-1].k}, "
             f"and the bound starts there; measure {longest} too"
         )
-    if group.lengths[-1] <= longest:
+    if sum(length > longest for length in trained[-1].lengths) < 2:
         raise UserError(
-            f"{name}: nothing longer than {longest} was measured, which leaves nothing to bound; measure longer ones"
+            f"{name}: fewer than two lengths above {longest} were measured, one to take the constant of the bound from "
+            "and one to try it at; measure longer ones"
         )
     k, worst = trained[-1].k, max(inside, key=lambda point: (error_of(point).value, point.length))
     assert k is not None
-    return TrainedError(group, k, longest, worst.length, worst.samples, error_of(worst))
-
-
-def bounds_json(start: TrainedError) -> Json:
-    """The bounds of a group at its measured lengths from L on, with what they start from; lengths in the task's unit.
-
-    ``low`` and ``high`` of a bound are those of the measured error put in place of delta.
-    """
-    lengths = [length for length in start.group.lengths if length >= start.trained_length]
-    deltas = {"value": start.delta, "low": start.error.low, "high": start.error.high}
-    return {
-        "task": start.group.settings.task,
-        "k_train": start.group.settings.k_train,
-        "k": start.k,
-        "trained_length": start.trained_length,
-        "measured_length": start.measured_length,
-        "samples": start.samples,
-        "error": start.error.as_dict(),
-        "delta": start.delta,
-        "delta_is_upper_limit": start.is_limit,
-        "constant": 1,
-        "lengths": lengths,
-        **{
-            name: {
-                each: bound(lengths, start.trained_length, delta).tolist() for each, delta in deltas.items()
-            }
-            for name, (_, _, bound, _) in BOUNDS.items()
-        },
-    }
+    start = TrainedError(group, k, longest, worst.length, worst.samples, error_of(worst))
+    if not start.delta:
+        raise UserError(
+            f"{name}: the error at trained lengths is 0 to the last digit, and nothing can grow from it; train for "
+            "fewer steps, or leave this record out"
+        )
+    return start
 
 
 @dataclass(frozen=True)
 class BoundFit:
     """A bound whose constant was taken from some lengths, tried on longer ones."""
 
-    name: str
-    """Of `BOUNDS`."""
-    settings: str
-    """What was trained, as in `scheme_labels`, and k."""
     constant: float
     """The smallest with which the bound holds wherever it was fitted: for the upper limit where no sample was wrong."""
     fitted: int
     """Points that it was fitted on."""
+    fitted_to: float
+    """The largest L'/L of those."""
     tested: int
     """Points that it was tried on: those where it is below the error of guessing."""
     empty: int
@@ -156,79 +150,99 @@ class BoundFit:
     """Geometric mean of bound / error over the tested points with an error above 0; None where there are none."""
 
 
+@dataclass(frozen=True)
+class BoundTest:
+    """Models that differ in L (and L_local with it) alone, and both bounds with one constant for all of them."""
+
+    label: str
+    """What was trained, as in `scheme_labels`."""
+    starts: tuple[TrainedError, ...]
+    """Of each L, ascending."""
+    fits: dict[str, BoundFit]
+    """By name in `BOUNDS`."""
+
+    def as_dict(self) -> Json:
+        """For JSON."""
+        settings = self.starts[0].group.settings
+        return {
+            "task": settings.task,
+            "settings": self.label,
+            "k_train": settings.k_train,
+            "k": self.starts[0].k,
+            "trained": [start.as_dict() for start in self.starts],
+            **{name: asdict(fit) for name, fit in self.fits.items()},
+        }
+
+
 Beyond = tuple[TrainedError, Point]
 """A point beyond L, and what its bounds start from."""
 
 
-def fit_bounds(starts: Sequence[TrainedError]) -> list[BoundFit]:
+def try_bounds(starts: Sequence[TrainedError]) -> list[BoundTest]:
     """For models that differ in L (and L_local with it) alone: a constant from half of the lengths, tried at the rest.
 
-    Fitted where L'/L is smaller, tried where it is larger [ours]. Several L tell the bounds apart: with a single one
-    both grow alike, and differ by their constants. Empty where nothing was measured at two lengths beyond L or more.
+    Fitted where L'/L is smaller, tried where it is larger [ours].
     """
-    fits = []
-    for settings, own in _by_settings(starts):
-        beyond = sorted(_beyond(own), key=lambda each: each[1].length / each[0].trained_length)
-        fitted, tested = beyond[: (len(beyond) + 1) // 2], beyond[(len(beyond) + 1) // 2 :]
-        fits += [_fit(name, settings, fitted, tested) for name in BOUNDS] if tested else []
-    return fits
+    tests = []
+    for label, own in _by_settings(starts):
+        beyond = [
+            (start, point) for start in own for point in start.points if point.length > start.trained_length
+        ]
+        beyond.sort(key=lambda each: each[1].length / each[0].trained_length)
+        half = (len(beyond) + 1) // 2
+        fits = {name: _fit(name, beyond[:half], beyond[half:]) for name in BOUNDS}
+        tests.append(BoundTest(label, tuple(sorted(own, key=lambda each: each.trained_length)), fits))
+    return tests
 
 
 def _by_settings(starts: Sequence[TrainedError]) -> list[tuple[str, list[TrainedError]]]:
     """Those that are alike but for L and L_local, and what they are called; the tables of tuples grow with both."""
     together: dict[tuple, list[TrainedError]] = {}
+    names = []
     for start in starts:
         settings = start.group.settings
         weights = None if settings.family == "tuples" else settings.weights
-        model = settings.scheme, settings.rotate, settings.skip_probability, settings.family, weights
+        model = (
+            settings.task,
+            settings.scheme,
+            settings.rotate,
+            settings.skip_probability,
+            settings.family,
+            weights,
+        )
         parameters = {name: value for name, value in settings.parameters.items() if name not in _OF_LENGTH}
         options = {name: value for name, value in settings.options.items() if not name.endswith("locality")}
         key = (*model, json.dumps([parameters, options], sort_keys=True), start.k)
+        if key not in together:
+            names.append(replace(settings, options_json=json.dumps(options, sort_keys=True)))
         together.setdefault(key, []).append(start)
-    labels = scheme_labels([members[0].group.settings for members in together.values()])
-    return [
-        (f"{label}, K_train {members[0].group.settings.k_train}, k {members[0].k}", members)
-        for label, members in zip(labels, together.values(), strict=True)
-    ]
+    return list(zip(scheme_labels(names), together.values(), strict=True))
 
 
 _OF_LENGTH = ("train_length", "test_length", "locality", "k_test")
 
 
-def _beyond(starts: Sequence[TrainedError]) -> list[Beyond]:
-    curves = [next(each for each in start.group.curves if each.k == start.k) for start in starts]
-    return [
-        (start, point)
-        for start, curve in zip(starts, curves, strict=True)
-        for point in curve.points
-        if point.length > start.trained_length
-    ]
-
-
-def _fit(name: str, settings: str, fitted: Sequence[Beyond], tested: Sequence[Beyond]) -> BoundFit:
+def _fit(name: str, fitted: Sequence[Beyond], tested: Sequence[Beyond]) -> BoundFit:
     bound = BOUNDS[name][2]
 
     def shapes(points: Sequence[Beyond]) -> np.ndarray:
-        """The bound with a constant of 1, not cut, (n,)."""
-        values = [
-            bound([point.length], start.trained_length, start.delta, most=np.inf) for start, point in points
-        ]
-        return np.concatenate(values)
+        """The bound with a constant of 1, (n,)."""
+        return np.array(
+            [bound([point.length], start.trained_length, start.delta)[0] for start, point in points]
+        )
 
-    guessing = 1 - (fitted[0][0].group.settings.chance or 0)
     errors = [error_of(point) for _, point in fitted]
     constant = float((np.array([each.value or each.high for each in errors]) / shapes(fitted)).max())
     tried = [
         (value, error_of(point))
-        for value, (_, point) in zip(constant * shapes(tested), tested, strict=True)
-        if value < guessing
+        for value, (start, point) in zip(constant * shapes(tested), tested, strict=True)
+        if value < start.guessing
     ]
     ratios = [value / error.value for value, error in tried if error.value]
     return BoundFit(
-        name,
-        settings,
         constant,
         fitted=len(fitted),
+        fitted_to=max(point.length / start.trained_length for start, point in fitted),
         tested=len(tried),
         empty=len(tested) - len(tried),
         held=int(sum(error.low <= value for value, error in tried)),

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.stats.bootstrap import by_clusters
-from analysis.stats.bound import BOUNDS
+from analysis.stats.bound import BOUNDS, BoundTest
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
 from analysis.stats.longppl import FORMS
@@ -156,15 +156,17 @@ def render_curves(groups: Sequence[ExactMatchGroup]) -> Table:
     return table
 
 
-def render_fits(fits: dict[str, list[Json]]) -> Table:
-    """A row for each task, setting and bound: its constant from the shorter lengths, tried at the longer ones."""
+def render_bounds(tests: Sequence[BoundTest]) -> Table:
+    """A row for each setting and bound: its constant from the shorter lengths, tried at the longer ones."""
     table = plain_table("bound", "constant", "fitted on", "holds at", "above guessing", "bound / error")
-    for task, of_task in fits.items():
-        for fit in of_task:
-            slack = "–" if fit["slack"] is None else f"{fit['slack']:.3g}"
-            name = f"{task}, {fit['settings']}: {BOUNDS[fit['name']][0]}"
-            held = f"{fit['held']} of {fit['tested']} lengths"
-            numbers = f"{fit['constant']:.3g}", f"{fit['fitted']} lengths", held, f"{fit['empty']} lengths"
+    for test in tests:
+        start = test.starts[0]
+        for bound, fit in test.fits.items():
+            slack = "–" if fit.slack is None else f"{fit.slack:.3g}"
+            planted = f"K_train {start.group.settings.k_train}, k {start.k}"
+            name = f"{start.group.settings.task}, {test.label}, {planted}: {BOUNDS[bound][0]}"
+            held = f"{fit.held} of {fit.tested} lengths"
+            numbers = f"{fit.constant:.3g}", f"{fit.fitted} lengths", held, f"{fit.empty} lengths"
             table.add_row(Text(name), *numbers, slack)
     return table
 

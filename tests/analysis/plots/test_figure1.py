@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
+from analysis.plots.bound import bound_figure
 from analysis.plots.figure1 import (
     accuracy_by_length_figure,
-    bound_figure,
     describe,
     first_errors_figure,
     scheme_comparison_figure,
 )
-from analysis.stats.bound import trained_error
+from analysis.stats.bound import trained_error, try_bounds
 from analysis.stats.exact_match import load_records, pool
 from tests.analysis.stats.test_exact_match import wilson_by_hand
 from tests.support.made_up_exact_match import record, row, write, write_schemes, write_sparse
@@ -153,38 +153,45 @@ class TestSchemeComparison:
 
 
 class TestBoundFigure:
-    def test_errors_limits_and_bounds(self, tmp_path):
-        rows = [row(20, 200, 4), row(50, 200, 4), row(100, 190, 4, (10, 0, 0)), row(200, 180, 4, (20, 0, 0))]
-        write(tmp_path / "a", record([*rows, row(50, 100, 6, (100, 0, 0))]))
-        (group,) = pool(load_records([tmp_path]), 1000)
-        start = trained_error(group)
-        figure = bound_figure([start])
+    def test_errors_limits_and_bounds_are_multiples(self, tmp_path):
+        for longest, wrong in ((50, 8), (100, 2)):
+            rows = [row(longest, 400 - wrong, 4, (wrong, 0, 0)), row(longest // 2, 400, 4)]
+            rows += [row(longest * n, 400 - wrong * n, 4, (wrong * n, 0, 0)) for n in (2, 4)]
+            task = {"train_length": [20, longest], "test_length": [20, 500]}
+            write(tmp_path / str(longest), record([*rows, row(longest, 9, 6)], task_changes=task))
+        tests = try_bounds([trained_error(group) for group in pool(load_records([tmp_path]), 1000)])
+        figure = bound_figure(tests)
         (axes,) = figure.axes
-        assert axes.get_xscale() == axes.get_yscale() == "log"
-        assert axes.get_ylabel() == "error [share of samples]"
-        np.testing.assert_allclose(curve(axes, "k = 4").get_ydata(), [np.nan, np.nan, 0.05, 0.1])
-        limits = curve(axes, "k = 4, none wrong")
-        assert list(limits.get_xdata()) == [20, 50]
-        assert limits.get_ydata() == pytest.approx([start.delta, start.delta])
-        improved = curve(axes, "improved")
-        assert (improved.get_xdata()[0], improved.get_xdata()[-1]) == pytest.approx((50, 200))
-        assert improved.get_ydata() == pytest.approx(
-            (np.asarray(improved.get_xdata()) / 50) ** 2 * start.delta
+        assert (
+            axes.get_xscale() == axes.get_yscale() == "log" and axes.get_ylabel() == "error [multiples of δ]"
         )
-        assert set(curve(axes, "Theorem 4.3").get_ydata()) == {1.0}
-        names = legend_names(figure)
-        assert "Theorem 4.3, up to a constant: L L′² δ (1 or more here)" in names
-        assert "improved, up to a constant: (L′/L)² δ" in names and "none wrong: upper limit" in names
-        assert "δ ≤ 0.019 (none of 200 wrong)" in axes.get_title("left")
+        assert axes.get_title("left") == "RoPE + PoSE\n$K_{train}$ = 4, k = 4\nδ = 0.02, 0.005"
+        for longest in (50, 100):
+            line = curve(axes, f"L = {longest}")
+            np.testing.assert_allclose(line.get_xdata(), [0.5, 1, 2, 4])
+            np.testing.assert_allclose(line.get_ydata(), [np.nan, 1, 2, 4])
+            assert list(curve(axes, f"L = {longest}, none wrong").get_xdata()) == [0.5]
+        lines = {
+            name: [line for line in axes.lines if line.get_label() == name]
+            for name in ("improved", "Theorem 4.3")
+        }
+        for line in lines["improved"]:  # c = 1/2: twice delta at twice L
+            np.testing.assert_allclose(line.get_ydata(), np.asarray(line.get_xdata()) ** 2 / 2)
+        far, near = (line.get_ydata()[-1] / line.get_xdata()[-1] ** 2 for line in lines["Theorem 4.3"][::-1])
+        assert far == pytest.approx(8 * near), "it grows with L³"
+        improved = next(line for line in lines["improved"] if line.get_ydata()[-1] > 7)
+        assert improved.get_ydata()[-1] == pytest.approx(8), "that of L = 100 ends with its points"
+        assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [2]
+        assert {"L = 50", "L = 100", "improved: c (L′/L)² δ", "none wrong: upper limit"} <= set(
+            legend_names(figure)
+        )
         assert is_inside(figure)
 
     def test_a_panel_for_each_k_train(self, sparse):
-        figure = bound_figure([trained_error(group) for group in sparse])
+        figure = bound_figure(try_bounds([trained_error(group) for group in sparse]))
         for axes, k in zip(figure.axes, (4, 8, 12), strict=True):
-            assert f"k = {k}: δ = " in axes.get_title("left")
-            widths = {line.get_label(): line.get_linewidth() for line in axes.lines}
-            assert [name for name, width in widths.items() if width == 1.8] == [f"k = {k}"]
-        assert "improved, 95 % interval of δ" in legend_names(figure) and is_inside(figure)
+            assert f"k = {k}\nδ = " in axes.get_title("left")
+        assert is_inside(figure)
 
 
 class TestScript:
@@ -209,10 +216,9 @@ class TestScript:
             wilson_by_hand(196, 200)
         )
         assert one["points"][1]["wrong"] == {"token": 0.25, "id": 0, "stop": 0}
-        assert found["bounds"][0]["improved"]["value"] == pytest.approx(
-            [0.08, 0.32]
-        )  # (100 / 50)^2 · 4 / 200, …
-        fit = found["fits"]["sparse_parity"][1]
+        [bound] = found["bounds"]
+        assert bound["settings"] == "RoPE + PoSE" and bound["trained"][0]["delta"] == pytest.approx(0.02)
+        fit = bound["improved"]
         assert fit["constant"] == pytest.approx(0.25 / 0.08)  # from 100; at 200 that is worse than guessing
         assert (fit["tested"], fit["empty"], fit["slack"]) == (0, 1, None) and "0 of 0 lengths" in printed
         assert (

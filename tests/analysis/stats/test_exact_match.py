@@ -6,12 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from analysis.stats.bound import bounds_json, fit_bounds, improved_bound, theorem_bound, trained_error
 from analysis.stats.exact_match import (
     BOOTSTRAP,
     POOLED,
     WILSON,
-    curves_json,
     exact_interval,
     load_records,
     pool,
@@ -253,122 +251,3 @@ class TestIntervals:
             found, _ = exact_interval(exact, np.full(6, 100), resamples=1000, seed=trial)
             held += found.low <= truth <= found.high
         assert 0.91 < held / trials < 0.99
-
-
-class TestBound:
-    def test_against_hand_arithmetic(self):
-        assert improved_bound([50, 100, 200, 500], 50, 0.02).tolist() == [0.02, 0.08, 0.32, 1.0]
-        assert theorem_bound([50, 100], 50, 1e-6) == pytest.approx([0.125, 0.5])
-        assert theorem_bound([50], 50, 0.01).tolist() == [1.0]
-
-    def group(self, folder, *rows):
-        return pooled(folder, record(rows))[0]
-
-    def test_starts_from_the_longest_trained_length_and_largest_trained_k(self, tmp_path):
-        group = self.group(
-            tmp_path,
-            *(row(length, 196, 4, (4, 0, 0)) for length in (20, 50)),
-            *(row(length, 150, 4, (50, 0, 0)) for length in (51, 100)),
-            row(50, 100, 6, (100, 0, 0)),
-            *(row(20, 199, 2, (1, 0, 0)), row(50, 199, 2, (1, 0, 0))),
-        )
-        start = trained_error(group)
-        assert (start.k, start.trained_length, start.measured_length, start.samples) == (4, 50, 50, 200)
-        assert start.delta == pytest.approx(0.02) and not start.is_limit
-        assert (start.error.low, start.error.high) == pytest.approx(wilson_by_hand(4, 200))
-        found = bounds_json(start)
-        assert found["lengths"] == [50, 51, 100] and found["constant"] == 1
-        assert found["improved"]["value"] == pytest.approx([0.02, 0.020808, 0.08])
-        assert found["improved"]["high"][2] == pytest.approx(4 * wilson_by_hand(4, 200)[1])
-        assert found["theorem_4_3"]["value"] == [1, 1, 1]
-
-    def test_without_an_error_delta_is_the_upper_limit(self, tmp_path):
-        group = self.group(tmp_path, row(20, 200, 4), row(40, 200, 4), row(100, 200, 4))
-        start = trained_error(group)
-        assert start.is_limit and (start.measured_length, start.trained_length) == (40, 50)
-        assert start.delta == pytest.approx(Z**2 / (200 + Z**2))
-        assert bounds_json(start)["improved"]["value"] == pytest.approx([4 * start.delta])
-
-    def test_starts_from_the_worst_trained_length(self, tmp_path):
-        start = trained_error(
-            self.group(tmp_path, row(20, 190, 4, (10, 0, 0)), row(50, 199, 4, (1, 0, 0)), row(60, 9, 4))
-        )
-        assert (start.measured_length, start.trained_length, start.delta) == (20, 50, pytest.approx(0.05))
-
-    def starts(self, folder, times=(2, 3, 4, 5), error=lambda times: 0.3 * times**2):
-        """Errors of 0.3 (L'/L)^2 delta: the improved bound needs one constant for both L, the theorem's does not."""
-        found = []
-        for longest, delta in ((50, 40), (100, 10)):
-            rows = [row(longest, 10_000 - delta, 4, (delta, 0, 0))]
-            for each in times:
-                wrong = min(5000, round(error(each) * delta))
-                rows.append(row(each * longest, 10_000 - wrong, 4, (wrong, 0, 0)))
-            task = {"train_length": [20, longest], "test_length": [20, 500]}
-            found.append(trained_error(pooled(folder / str(longest), record(rows, task_changes=task))[0]))
-        return found
-
-    def test_a_constant_is_fitted_at_the_shorter_lengths_and_tried_at_the_longer_ones(self, tmp_path):
-        theorem, improved = fit_bounds(self.starts(tmp_path))
-        assert improved.settings == "RoPE + PoSE, K_train 4, k 4"
-        assert (improved.fitted, improved.tested, improved.held, improved.empty) == (4, 4, 4, 0)
-        assert improved.constant == pytest.approx(0.3) and improved.slack == pytest.approx(1)
-        assert theorem.constant == pytest.approx(0.3 / 50**3)
-        # of L = 100 it is 8 times too high, and of L = 50 exact
-        assert theorem.slack == pytest.approx(8**0.5) and theorem.held == 4
-        alone = trained_error(
-            self.group(tmp_path / "one", row(50, 196, 4, (4, 0, 0)), row(60, 150, 4, (50, 0, 0)))
-        )
-        assert fit_bounds([alone]) == [], "there is no length to try it at"
-
-    def test_an_error_that_grows_faster_breaks_a_bound(self, tmp_path):
-        _, improved = fit_bounds(self.starts(tmp_path, error=lambda times: 0.05 * times**4))
-        assert (improved.tested, improved.held) == (4, 0)
-
-    def test_a_bound_above_the_error_of_guessing_is_not_tried(self, tmp_path):
-        """A model that guesses at every length beyond L: no bound can fail there, so none is said to hold."""
-        for fit in fit_bounds(self.starts(tmp_path, error=lambda times: 1e6)):
-            assert fit.tested < 2 and fit.empty > 2
-
-    def test_only_models_that_differ_in_length_alone_share_a_constant(self, tmp_path):
-        starts = self.starts(tmp_path)
-        other = record([row(n, 9000, 4, (1000, 0, 0)) for n in (50, 100, 200)], scheme="contiguous")
-        starts.append(trained_error(pooled(tmp_path / "other", other)[0]))
-        longer = record([row(n, 9000, 4, (1000, 0, 0)) for n in (50, 100, 200)], task_changes={"tokens": 9})
-        starts.append(trained_error(pooled(tmp_path / "longer", longer)[0]))  # another task of the same name
-        assert [fit.settings for fit in fit_bounds(starts)][::2] == [
-            "RoPE + PoSE, K_train 4, k 4",
-            "RoPE, K_train 4, k 4",
-            "RoPE + PoSE, K_train 4, k 4",
-        ]
-
-    def test_tuples_share_a_constant_though_their_tables_grow_with_the_length(self, tmp_path):
-        starts = []
-        for longest, weights in ((50, 1000), (100, 2000)):
-            rows = [row(longest * times, 900, 4, (100, 0, 0)) for times in (1, 2, 3)]
-            task = {"train_length": [20, longest]}
-            made = record(rows, task_changes=task, family="tuples", parameters=weights)
-            starts.append(trained_error(pooled(tmp_path / str(longest), made)[0]))
-        assert [fit.fitted + fit.tested + fit.empty for fit in fit_bounds(starts)] == [4, 4]
-
-    def test_the_expected_error_comes_first_where_records_have_it(self, tmp_path):
-        rows = [
-            {**row(n, 200, 4), "mean_probability": p, "std_probability": 0.1}
-            for n, p in ((50, 0.99), (100, 0.9))
-        ]
-        group = self.group(tmp_path, *rows)
-        start = trained_error(group)
-        assert start.delta == pytest.approx(0.01) and not start.is_limit
-        _, far = group.curves[0].points
-        assert far.expected_error.value == pytest.approx(0.1)
-        half = 1.96 * 0.1 / 200**0.5
-        assert far.expected_error.low == pytest.approx(0.1 - half, abs=0.002)
-        assert far.expected_error.high == pytest.approx(0.1 + half, abs=0.002)
-        assert curves_json([group])[0]["points"][1]["expected_error"]["value"] == pytest.approx(0.1)
-
-    def test_is_refused_where_nothing_was_both_trained_and_tested(self, tmp_path):
-        with pytest.raises(UserError, match="every measured k is larger"):
-            trained_error(self.group(tmp_path / "a", row(20, 3, 6)))
-        with pytest.raises(UserError, match="no length from 20 to 50 was measured for k 4.*measure 50"):
-            trained_error(self.group(tmp_path / "b", row(100, 3, 4)))
-        with pytest.raises(UserError, match="nothing longer than 50"):
-            trained_error(self.group(tmp_path / "c", row(50, 3, 4)))

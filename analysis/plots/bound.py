@@ -1,0 +1,131 @@
+"""The error of planted tasks beyond the trained lengths, under the bounds of Theorem 4.3 (docs/method.md, 3.6).
+
+Drawn as multiples: the length of L, the error of delta. So the improved bound is one line for every L, and that of
+Theorem 4.3 a line for each. Both end where they reach the error of guessing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from analysis.plots import style
+from analysis.plots.figure1 import describe
+from analysis.stats.bound import BOUNDS, BoundFit, BoundTest, TrainedError, error_of
+from analysis.stats.exact_match import Group
+from olmo_sparsity.util.result_files import Json
+
+_COLOURS = ("#0077BB", "#EE7733", "#009988", "#CC3311", "#33BBEE", "#EE3377")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_LIMIT: Json = {
+    "marker": "v",
+    "markerfacecolor": "white",
+    "markersize": 3.8,
+    "zorder": 3.2,
+    "linestyle": "none",
+}
+_FITTED: Json = {"color": "0.45", "linestyle": ":", "linewidth": 1, "zorder": 1.5}
+
+
+def bound_figure(tests: Sequence[BoundTest]) -> Figure:
+    """Error against length, both logarithmic, under both bounds: a panel per test, a curve per L with its interval.
+
+    Left of the dotted line of a panel are the lengths that the constants were taken from. Where no sample was wrong, a
+    hollow triangle stands at the upper limit of the interval.
+    """
+    lengths = sorted({start.trained_length for test in tests for start in test.starts})
+    looks = {length: (_COLOURS[i % 6], _MARKERS[i % 6]) for i, length in enumerate(lengths)}
+    titles = [_title(test) for test in tests]
+    groups = [start.group for test in tests for start in test.starts]
+    with matplotlib.rc_context(style.STYLE):
+        places = style.in_rows(len(tests), style.columns_in(style.PAGE, 2.0))
+        lines = 1 + max(title.count("\n") for title in titles)
+        figure, panels = style.small_multiples(places, title_lines=lines)
+        for axes, test, title in zip(panels, tests, titles, strict=True):
+            axes.axhline(1, color="0.75", linewidth=0.8, zorder=1.4)
+            axes.axvline(next(iter(test.fits.values())).fitted_to, **_FITTED)
+            for start in test.starts:
+                _draw_errors(axes, start, *looks[start.trained_length])
+                for name, fit in test.fits.items():
+                    colour = "black" if name == "improved" else looks[start.trained_length][0]
+                    _draw_bound(axes, start, name, fit, colour)
+            axes.set_title(title, loc="left")
+        panels[0].set_yscale("log")
+        _length_axis(panels[0], tests)
+        panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        style.outer_labels(panels, "length L′ [multiples of L]", f"{_error_name(groups)} [multiples of δ]")
+        style.add_legend(figure, _handles(looks, tests))
+        style.add_heading(figure, describe(groups))
+    return figure
+
+
+def _draw_errors(axes: Axes, start: TrainedError, colour: str, marker: str) -> None:
+    """The error of one model from its first trained length on, as multiples of L and delta, with its interval."""
+    x = np.array([point.length for point in start.points]) / start.trained_length
+    errors = [error_of(point) for point in start.points]
+    value, low, high = (
+        np.array([getattr(error, bound) for error in errors]) / start.delta
+        for bound in ("value", "low", "high")
+    )
+    wrong = np.where(value > 0, value, np.nan)
+    axes.plot(x, wrong, color=colour, marker=marker, label=f"L = {start.trained_length}", zorder=3)
+    axes.fill_between(x, np.where(low > 0, low, np.nan), high, color=colour, alpha=0.15, linewidth=0)
+    none = value == 0
+    if none.any():
+        label = f"L = {start.trained_length}, none wrong"
+        axes.plot(x[none], high[none], color=colour, label=label, **_LIMIT)
+
+
+def _draw_bound(axes: Axes, start: TrainedError, name: str, fit: BoundFit, colour: str) -> None:
+    """From L to the longest length, or to where it is at the error of guessing."""
+    label, _, bound, line = BOUNDS[name]
+    lengths = np.geomspace(start.trained_length, start.points[-1].length, 200)
+    values = fit.constant * bound(lengths, start.trained_length, start.delta)
+    below = values < start.guessing
+    x, y = lengths[below] / start.trained_length, values[below] / start.delta
+    axes.plot(x, y, color=colour, linestyle=line, linewidth=1.1, label=label, zorder=2.5)
+
+
+def _length_axis(axes: Axes, tests: Sequence[BoundTest]) -> None:
+    """From half of L on: shorter samples say nothing about length generalization."""
+    longest = max(start.points[-1].length / start.trained_length for test in tests for start in test.starts)
+    ticks = [each for each in (1, 2, 5, 10, 20, 50, 100) if each <= longest]
+    style.log_axis(axes, ticks)
+    axes.set_xlim(0.5, 1.1 * longest)
+
+
+def _title(test: BoundTest) -> str:
+    """What was trained, K_train and k, and delta of each L, in their order."""
+    k_train = test.starts[0].group.settings.k_train
+    deltas = ", ".join(f"{'≤ ' if start.is_limit else ''}{start.delta:.2g}" for start in test.starts)
+    planted = rf"$K_{{train}}$ = {k_train}, k = {test.starts[0].k}"
+    return "\n".join([*wrap(test.label, 34), planted, f"δ = {deltas}"])
+
+
+def _error_name(groups: Sequence[Group]) -> str:
+    points = [point for group in groups for curve in group.curves for point in curve.points]
+    expected = all(point.expected_error is not None for point in points)
+    return "expected error" if expected else "error"
+
+
+def _handles(looks: dict[int, tuple[str, str]], tests: Sequence[BoundTest]) -> list[Line2D]:
+    handles = [
+        Line2D([], [], color=colour, marker=marker, label=f"L = {length}")
+        for length, (colour, marker) in looks.items()
+    ]
+    errors = [error_of(point) for test in tests for start in test.starts for point in start.points]
+    if any(error.value == 0 for error in errors):
+        handles.append(Line2D([], [], color="0.3", label="none wrong: upper limit", **_LIMIT))
+    for name, (label, formula, _, line) in BOUNDS.items():
+        colour = "black" if name == "improved" else "0.3"
+        handles.append(
+            Line2D([], [], color=colour, linestyle=line, linewidth=1.1, label=f"{label}: c {formula}")
+        )
+    return [*handles, Line2D([], [], label="c is from the lengths left of this", **_FITTED)]
