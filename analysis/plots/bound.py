@@ -37,12 +37,12 @@ _FITTED: Json = {"color": "0.45", "linestyle": ":", "linewidth": 1, "zorder": 1.
 def bound_figure(tests: Sequence[BoundTest]) -> Figure:
     """Error against length, both logarithmic, under both bounds: a panel per test, a curve per L with its interval.
 
-    Left of the dotted line of a panel are the lengths that the constants were taken from. Where no sample was wrong, a
+    Up to the dotted line of a panel are the lengths that the constants were taken from. Where no sample was wrong, a
     hollow triangle stands at the upper limit of the interval.
     """
     lengths = sorted({start.trained_length for test in tests for start in test.starts})
     looks = {length: (_COLOURS[i % 6], _MARKERS[i % 6]) for i, length in enumerate(lengths)}
-    titles = [_title(test) for test in tests]
+    titles = [_title(test, named=len({each.label for each in tests}) > 1) for test in tests]
     groups = [start.group for test in tests for start in test.starts]
     with matplotlib.rc_context(style.STYLE):
         places = style.in_rows(len(tests), style.columns_in(style.PAGE, 2.0))
@@ -101,12 +101,12 @@ def _length_axis(axes: Axes, tests: Sequence[BoundTest]) -> None:
     axes.set_xlim(0.5, 1.1 * longest)
 
 
-def _title(test: BoundTest) -> str:
+def _title(test: BoundTest, *, named: bool) -> str:
     """What was trained, K_train and k, and delta of each L, in their order."""
     k_train = test.starts[0].group.settings.k_train
     deltas = ", ".join(f"{'≤ ' if start.is_limit else ''}{start.delta:.2g}" for start in test.starts)
     planted = rf"$K_{{train}}$ = {k_train}, k = {test.starts[0].k}"
-    return "\n".join([*wrap(test.label, 34), planted, f"δ = {deltas}"])
+    return "\n".join([*(wrap(test.label, 34) if named else []), planted, f"δ: {deltas}"])
 
 
 def _error_name(groups: Sequence[Group]) -> str:
@@ -128,4 +128,4 @@ def _handles(looks: dict[int, tuple[str, str]], tests: Sequence[BoundTest]) -> l
         handles.append(
             Line2D([], [], color=colour, linestyle=line, linewidth=1.1, label=f"{label}: c {formula}")
         )
-    return [*handles, Line2D([], [], label="c is from the lengths left of this", **_FITTED)]
+    return [*handles, Line2D([], [], label="c is from the lengths up to this", **_FITTED)]

@@ -165,7 +165,7 @@ class TestBoundFigure:
         assert (
             axes.get_xscale() == axes.get_yscale() == "log" and axes.get_ylabel() == "error [multiples of δ]"
         )
-        assert axes.get_title("left") == "RoPE + PoSE\n$K_{train}$ = 4, k = 4\nδ = 0.02, 0.005"
+        assert axes.get_title("left") == "$K_{train}$ = 4, k = 4\nδ: 0.02, 0.005"
         for longest in (50, 100):
             line = curve(axes, f"L = {longest}")
             np.testing.assert_allclose(line.get_xdata(), [0.5, 1, 2, 4])
@@ -190,7 +190,7 @@ class TestBoundFigure:
     def test_a_panel_for_each_k_train(self, sparse):
         figure = bound_figure(try_bounds([trained_error(group) for group in sparse]))
         for axes, k in zip(figure.axes, (4, 8, 12), strict=True):
-            assert f"k = {k}\nδ = " in axes.get_title("left")
+            assert f"k = {k}\nδ: " in axes.get_title("left")
         assert is_inside(figure)
 
 
