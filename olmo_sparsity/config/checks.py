@@ -246,10 +246,10 @@ def _check_attention(config: Config) -> Iterator[Problem]:
             f"{model.nope_layer_interval} is above model.n_layers {model.n_layers}: no layer would be without RoPE; "
             "lower it, or leave it out",
         )
-    if model.rope_window and not model.nope_layer_interval:
+    if model.rope_window and not model.rope:
         yield (
-            ("model.rope_window", "model.nope_layer_interval"),
-            "is for hybrids of RoPE and NoPE; set model.nope_layer_interval, such as 4",
+            ("model.rope_window", "model.rope"),
+            "is for layers of RoPE; set model.rope: true, or leave it out",
         )
     if model.attention not in names:
         yield (

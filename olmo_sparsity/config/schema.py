@@ -101,7 +101,7 @@ class ModelConfig(olmo.ModelConfig):
 
     rope_window: int | None = known(None, bound=ABOVE_0)
     """
-    With `nope_layer_interval`: layers with RoPE see only the tokens whose ids are less than so many behind. Null: all.
+    Layers with RoPE see only the tokens whose ids are less than so many away, before or behind. Null: all.
     """
 
     @property

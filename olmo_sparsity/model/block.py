@@ -118,11 +118,11 @@ class PositionedBlock(OLMoSequentialBlock):
         return [q, *kv.split(self.fused_dims[1:], dim=-1)]
 
     def _within_window(self, attention_bias: Tensor, window: int) -> Tensor:
-        """The bias, and its lowest number where a key (B, 1 or H, Q, K) is so many ids or more behind the query."""
+        """The bias, and its lowest number where a key (B, 1 or H, Q, K) is so many ids or more from the query."""
         ids = self.current.ids
         assert ids is not None
-        behind = ids[:, None, -attention_bias.shape[2] :, None] - ids[:, None, None, :]
-        return attention_bias.masked_fill(behind >= window, torch.finfo(attention_bias.dtype).min)
+        away = (ids[:, None, -attention_bias.shape[2] :, None] - ids[:, None, None, :]).abs()
+        return attention_bias.masked_fill(away >= window, torch.finfo(attention_bias.dtype).min)
 
     def _for_each_head(self, of_groups: Tensor) -> Tensor:
         """Keys or values of as many heads as there are queries."""

@@ -78,7 +78,6 @@ ONE_OVERRIDE = {
     f"{', '.join(sorted(ATTENTIONS))}; did you mean softmax?",
     "data.prefetch_factor=0": "0 is not above 0; give a positive number",
     "wandb.log_interval=0": "0 is below 1; set it to 1 or more",
-    "model.rope_window=8": "is for hybrids of RoPE and NoPE; set model.nope_layer_interval, such as 4",
     "model.nope_layer_interval=99": "99 is above model.n_layers 12: no layer would be without RoPE; lower it, "
     "or leave it out",
     # ranges
@@ -151,7 +150,12 @@ SEVERAL_OVERRIDES = [
     ("positions.scheme=random_float model.attention=dape-v2", "positions.scheme", "no ids that are 1 apart"),
     ("model.attention=fox model.block_type=llama", "model.attention", "set it so"),
     (
-        "model.nope_layer_interval=2 model.rope_window=8 model.block_type=llama",
+        "model.rope=false model.nope=true positions.scheme=contiguous positions.target_length=null model.rope_window=8",
+        "model.rope_window",
+        "is for layers of RoPE; set model.rope: true, or leave it out",
+    ),
+    (
+        "model.rope_window=8 model.block_type=llama",
         "model.rope_window",
         "a window is for model.block_type: sequential",
     ),

@@ -119,10 +119,20 @@ def test_a_layer_of_a_hybrid_is_one_of_nope_or_one_of_rope():
         )
 
 
-def test_a_window_hides_tokens_by_the_distance_of_their_ids():
-    model, ids = tiny.model(n_layers=1, nope_layer_interval=2, rope_window=6), tokens(batch=1)
-    places = contiguous(ids) * 2  # three tokens are within six ids
+@pytest.mark.parametrize(
+    ("places", "seen_by"),
+    [
+        (range(0, 64, 2), [10, 11, 12]),  # three tokens are within six ids
+        (
+            [*range(20, 30), 36, *range(30, 51)],
+            [10, *range(12, 23)],
+        ),  # coupled: its id comes before those around it
+    ],
+)
+def test_a_window_hides_tokens_by_the_distance_of_their_ids(places, seen_by):
+    model, ids = tiny.model(n_layers=1, rope_window=6), tokens(batch=1, length=32)
+    places = torch.tensor([list(places)])
     before = model(ids, position_ids=places).logits
     ids[0, 10] += 1
     changed = (model(ids, position_ids=places).logits - before).abs().amax(-1)[0] > 1e-4
-    assert changed.nonzero().flatten().tolist() == [10, 11, 12]
+    assert changed.nonzero().flatten().tolist() == seen_by
