@@ -22,8 +22,6 @@ from analysis.stats.bound import BOUNDS, BoundFit, BoundTest, TrainedError, erro
 from analysis.stats.exact_match import Group
 from olmo_sparsity.util.result_files import Json
 
-_COLOURS = ("#0077BB", "#EE7733", "#009988", "#CC3311", "#33BBEE", "#EE3377")
-_MARKERS = ("o", "s", "^", "D", "v", "P")
 _LIMIT: Json = {
     "marker": "v",
     "markerfacecolor": "white",
@@ -41,7 +39,8 @@ def bound_figure(tests: Sequence[BoundTest]) -> Figure:
     hollow triangle stands at the upper limit of the interval.
     """
     lengths = sorted({start.trained_length for test in tests for start in test.starts})
-    looks = {length: (_COLOURS[i % 6], _MARKERS[i % 6]) for i, length in enumerate(lengths)}
+    styles = style.model_styles(dict.fromkeys(map(_name, lengths)))
+    looks: dict[str, style.Style] = {name: (*style_of[:2], "-") for name, style_of in styles.items()}
     titles = [_title(test, named=len({each.label for each in tests}) > 1) for test in tests]
     groups = [start.group for test in tests for start in test.starts]
     with matplotlib.rc_context(style.STYLE):
@@ -52,9 +51,10 @@ def bound_figure(tests: Sequence[BoundTest]) -> Figure:
             axes.axhline(1, color="0.75", linewidth=0.8, zorder=1.4)
             axes.axvline(next(iter(test.fits.values())).fitted_to, **_FITTED)
             for start in test.starts:
-                _draw_errors(axes, start, *looks[start.trained_length])
+                look = looks[_name(start.trained_length)]
+                _draw_errors(axes, start, look)
                 for name, fit in test.fits.items():
-                    colour = "black" if name == "improved" else looks[start.trained_length][0]
+                    colour = "black" if name == "improved" else look[0]
                     _draw_bound(axes, start, name, fit, colour)
             axes.set_title(title, loc="left")
         panels[0].set_yscale("log")
@@ -66,8 +66,13 @@ def bound_figure(tests: Sequence[BoundTest]) -> Figure:
     return figure
 
 
-def _draw_errors(axes: Axes, start: TrainedError, colour: str, marker: str) -> None:
-    """The error of one model from its first trained length on, as multiples of L and delta, with its interval."""
+def _name(trained_length: int) -> str:
+    return f"L = {trained_length}"
+
+
+def _draw_errors(axes: Axes, start: TrainedError, look: style.Style) -> None:
+    """The error of one model as multiples of delta, at multiples of L, with its interval."""
+    (colour, marker, line), label = look, _name(start.trained_length)
     x = np.array([point.length for point in start.points]) / start.trained_length
     errors = [error_of(point) for point in start.points]
     value, low, high = (
@@ -75,12 +80,11 @@ def _draw_errors(axes: Axes, start: TrainedError, colour: str, marker: str) -> N
         for bound in ("value", "low", "high")
     )
     wrong = np.where(value > 0, value, np.nan)
-    axes.plot(x, wrong, color=colour, marker=marker, label=f"L = {start.trained_length}", zorder=3)
+    axes.plot(x, wrong, color=colour, marker=marker, linestyle=line, label=label, zorder=3)
     axes.fill_between(x, np.where(low > 0, low, np.nan), high, color=colour, alpha=0.15, linewidth=0)
     none = value == 0
     if none.any():
-        label = f"L = {start.trained_length}, none wrong"
-        axes.plot(x[none], high[none], color=colour, label=label, **_LIMIT)
+        axes.plot(x[none], high[none], color=colour, label=f"{label}, none wrong", **_LIMIT)
 
 
 def _draw_bound(axes: Axes, start: TrainedError, name: str, fit: BoundFit, colour: str) -> None:
@@ -115,11 +119,8 @@ def _error_name(groups: Sequence[Group]) -> str:
     return "expected error" if expected else "error"
 
 
-def _handles(looks: dict[int, tuple[str, str]], tests: Sequence[BoundTest]) -> list[Line2D]:
-    handles = [
-        Line2D([], [], color=colour, marker=marker, label=f"L = {length}")
-        for length, (colour, marker) in looks.items()
-    ]
+def _handles(looks: dict[str, style.Style], tests: Sequence[BoundTest]) -> list[Line2D]:
+    handles = style.line_handles(looks)
     errors = [error_of(point) for test in tests for start in test.starts for point in start.points]
     if any(error.value == 0 for error in errors):
         handles.append(Line2D([], [], color="0.3", label="none wrong: upper limit", **_LIMIT))
