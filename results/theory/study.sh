@@ -6,7 +6,7 @@ JOBS=${JOBS:-2} OUT=runs/theory SEEDS=${2:-1,2,3}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PY=${PY:-.venv/bin/python}
 
 TUPLES=configs/synthetic/planted-tuples.yaml REAL=configs/synthetic/planted-small.yaml
-# Tuples: few steps, so that there is an error to grow; after 1,000 it is below 1e-5 at any length (k = 1 and 2, seed 1)
+# Tuples: few steps, so that there is an error to grow; after 1,000 it was about 2e-6 (k = K_train = 2, seed 1)
 FEW=(--max_duration=500)
 # GPT-NeoX: trained on up to 50 tokens, k = 3, it is right on all of 100 samples after 2,500 of 4,000 such steps (seed 1)
 NEOX=(--global_train_batch_size=32 --device_train_microbatch_size=32 --max_duration=2500 --optimizer.learning_rate=1e-3
