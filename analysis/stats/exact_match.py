@@ -403,8 +403,8 @@ def differing(all_facts: Sequence[Json]) -> list[Json]:
 def scheme_labels(all_settings: Sequence[Settings]) -> list[str]:
     """A name for each of the settings after its scheme, and as much more as tells apart those of one task.
 
-    Rotation and further options are named only where a scheme occurs with several, family and number of weights only
-    where settings that agree in all else differ in them. Tuples do not rotate: where they are, families are named.
+    Rotation, skips and family are named only where a scheme occurs with several, further options only where it does in
+    one family, and the number of weights only where settings that agree in all else differ in it.
     """
     labels = []
     for settings in all_settings:
@@ -418,12 +418,12 @@ def scheme_labels(all_settings: Sequence[Settings]) -> list[str]:
             label += f", rotate {settings.rotate or 'default'}"
         if len({other.skip_probability for other in alike}) > 1:
             label += f", {_skips(settings.skip_probability)}"
+        if len({other.family for other in alike}) > 1 and settings.family not in label:
+            label += f", {settings.family}"
+        alike = [other for other in alike if other.family == settings.family]
         own, *_ = differing([settings.options, *(other.options for other in alike)])
         label += "".join(f", {name.split('.')[-1]} {value}" for name, value in own.items())
-        alike = [other for other in alike if _plan(other) == _plan(settings)]
-        if len({other.family for other in alike}) > 1:
-            label += f", {settings.family}"
-        if len({other.weights for other in alike if other.family == settings.family}) > 1:
+        if len({other.weights for other in alike if _plan(other) == _plan(settings)}) > 1:
             label += f", {settings.weights:,} weights"
         labels.append(label)
     return labels

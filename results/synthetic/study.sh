@@ -43,10 +43,30 @@ addition() { # PPC with attentions that do, and do not, thin out with the number
         -- --model.family=olmo --positions.skip_probability=0 # digits on either side of a skip would not see each other
 }
 
-sparse() {
-    $PY scripts/sweep.py configs/synthetic/sparse_parity-small.yaml --grid task.parameters.k_train=4,6,8,10,12 \
-        --grid seed="$SEEDS" --out $OUT/sparse --jobs "$JOBS" \
-        --evaluate "--samples 300 --seed 1 --lengths 20,50,100,150,250,500"
+grow() { # NAME CONFIG K:STEPS... [-- OPTION...]: each K_train goes on from the weights of the one before it
+    local name=$1 config=$2 before='' stage options=()
+    local -a stages=()
+    shift 2
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do stages+=("$1") && shift; done
+    for stage in "${stages[@]}"; do
+        options=("--task.parameters.k_train=${stage%:*}" "--max_duration=${stage#*:}" "${@:2}")
+        [ -z "$before" ] || options+=("--initial_weights=$OUT/$name/$before/seed=\${seed}")
+        $PY scripts/sweep.py configs/synthetic/$config-small.yaml --grid seed="$SEEDS" --out "$OUT/$name/${stage%:*}" \
+            --jobs "$JOBS" --evaluate "--samples 300 --seed 1 --lengths $LENGTHS" -- "${options[@]}"
+        before=${stage%:*}
+    done
+}
+
+sparse() { # sparse parity, K_train 4 to 12, over 1 and 2: from chance alone k = 6 is not learned in 1,000 steps
+    LENGTHS=20,50,100,150,250,500 grow sparse sparse_parity 1:500 2:1000 4:2000 6:3000 8:5000 10:7000 12:9000
+}
+
+text() { # planted tokens anywhere in prompts of 16 to 64 tokens of books (docs/corpora.md), tested up to 640
+    local scheme
+    for scheme in contiguous pose coupled; do
+        LENGTHS=16,32,64,128,256,640 grow text/$scheme planted 1:500 2:1000 4:2000 8:4000 -- "${IN_TEXT[@]}" \
+            --positions.scheme=$scheme
+    done
 }
 
 "$1"

@@ -181,6 +181,22 @@ class TestPooling:
             "RoPE + PoSE",
         ]
 
+    def test_options_of_another_family_are_not_named(self, tmp_path):
+        few, tuples = {"max_duration": 500}, {"family": "tuples", "options": {"model.tuples.size": 2}}
+        values = [
+            record([row(20, 3)], PARITY, scheme=scheme, **each)
+            for scheme in ("contiguous", "coupled")
+            for each in (tuples, {"family": "olmo"}, {"family": "olmo", "options": few})
+        ]
+        assert {*scheme_labels([group.settings for group in pooled(tmp_path, *values)])} == {
+            "RoPE, olmo",
+            "RoPE, olmo, max_duration 500",
+            "tuples",
+            "coupled ids (oracle), olmo",
+            "coupled ids (oracle), olmo, max_duration 500",
+            "coupled ids (oracle), tuples",
+        }
+
     def test_runs_with_and_without_skips_are_not_pooled(self, tmp_path):
         options = {"scheme": "predicted", "rotate": "ids"}
         records = [record([row(20, 3)], PARITY, **options, skip_probability=each) for each in (0.0, 1.0)]
