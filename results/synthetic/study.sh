@@ -17,6 +17,11 @@ RANDOM_START='{scheme: random_start, rotate: ids}'
 SCHEMES=${SCHEMES:-$PPC,$COUPLED,$ROPE,$POSE,$RANDOM_START,$NOPE}
 CELL='positions=scheme-${positions.scheme}-rotate-${positions.rotate},seed=${seed}' # of the run's own config
 
+# Prompts of 16 to 64 tokens of books, from results/retrieval's text; the planted tokens stand anywhere in them
+IN_TEXT=(--task.parameters.text=runs/retrieval/data --model.vocab_size=1027 --task.parameters.locality=null
+         "--task.parameters.train_length=[16,64]" "--task.parameters.test_length=[16,640]" --model.max_sequence_length=65
+         --positions.target_length=1024 --positions.table_size=1024)
+
 learn() { # until 99 % of the longest training samples are right, or the budget is spent, at a constant learning rate
     local task
     for task in "${TASKS[@]}"; do
@@ -49,7 +54,8 @@ grow() { # NAME CONFIG K:STEPS... [-- OPTION...]: each K_train goes on from the 
     shift 2
     while [ $# -gt 0 ] && [ "$1" != -- ]; do stages+=("$1") && shift; done
     for stage in "${stages[@]}"; do
-        options=("--task.parameters.k_train=${stage%:*}" "--max_duration=${stage#*:}" "${@:2}")
+        options=("--task.parameters.k_train=${stage%:*}" "--max_duration=${stage#*:}")
+        options+=(--optimizer.learning_rate=1e-3 --scheduler.t_warmup=50 "${@:2}")
         [ -z "$before" ] || options+=("--initial_weights=$OUT/$name/$before/seed=\${seed}")
         $PY scripts/sweep.py configs/synthetic/$config-small.yaml --grid seed="$SEEDS" --out "$OUT/$name/${stage%:*}" \
             --jobs "$JOBS" --evaluate "--samples 300 --seed 1 --lengths $LENGTHS" -- "${options[@]}"
@@ -57,11 +63,11 @@ grow() { # NAME CONFIG K:STEPS... [-- OPTION...]: each K_train goes on from the 
     done
 }
 
-sparse() { # sparse parity, K_train 4 to 12, over 1 and 2: from chance alone k = 6 is not learned in 1,000 steps
-    LENGTHS=20,50,100,150,250,500 grow sparse sparse_parity 1:500 2:1000 4:2000 6:3000 8:5000 10:7000 12:9000
+sparse() {
+    LENGTHS=20,50,100,150,250,500 grow sparse sparse_parity 1:500 4:1500 6:4000 8:6000 10:8000 12:10000
 }
 
-text() { # planted tokens anywhere in prompts of 16 to 64 tokens of books (docs/corpora.md), tested up to 640
+text() { # planted tokens in books
     local scheme
     for scheme in contiguous pose coupled; do
         LENGTHS=16,32,64,128,256,640 grow text/$scheme planted 1:500 2:1000 4:2000 8:4000 -- "${IN_TEXT[@]}" \
