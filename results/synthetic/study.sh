@@ -29,7 +29,7 @@ learn() { # until 99 % of the longest training samples are right, or the budget 
     for task in "${TASKS[@]}"; do
         $PY scripts/sweep.py configs/synthetic/$task-small.yaml --grid "positions=$SCHEMES" --grid seed="$SEEDS" \
             --out $OUT/learn/$task --jobs "$JOBS" -- --max_duration=${BUDGET[$task]} --scheduler.alpha_f=1 \
-            --evaluation.interval=1000 --evaluation.until=0.99 --evaluation.windows=200
+            --evaluation.interval=500 --evaluation.until=0.99 --evaluation.windows=200
     done
 }
 
@@ -50,23 +50,27 @@ addition() { # PPC with attentions that do, and do not, thin out with the number
         -- --model.family=olmo --positions.skip_probability=0 # digits on either side of a skip would not see each other
 }
 
-grow() { # NAME CONFIG K:STEPS... [-- OPTION...]: each K_train goes on from the weights of the one before it
-    local name=$1 config=$2 before='' stage options=()
+grow() { # NAME CONFIG STAGE... -- OPTION...: each goes on from the weights of the one before; the learning rate falls to zero
+    local name=$1 config=$2 before='' stage k options how # STAGE: K:STEPS, k from 1 to K, is tested; MIN-K:STEPS is not
     local -a stages=()
     shift 2
-    while [ $# -gt 0 ] && [ "$1" != -- ]; do stages+=("$1") && shift; done
+    while [ "$1" != -- ]; do stages+=("$1") && shift; done
     for stage in "${stages[@]}"; do
-        options=("--task.parameters.k_train=${stage%:*}" "--max_duration=${stage#*:}")
-        options+=(--optimizer.learning_rate=1e-3 --scheduler.t_warmup=50 "${@:2}")
+        k=${stage%:*} how=(--grid seed="$SEEDS" --out "$OUT/$name/${stage%:*}" --jobs "$JOBS")
+        options=("--task.parameters.k_train=${k#*-}" "--max_duration=${stage#*:}" --scheduler.t_warmup=50)
+        case $k in
+            *-*) options+=("--task.parameters.k_train_min=${k%-*}") ;;
+            *) how+=(--evaluate "--samples 200 --seed 1 --lengths $LENGTHS") ;;
+        esac
         [ -z "$before" ] || options+=("--initial_weights=$OUT/$name/$before/seed=\${seed}")
-        $PY scripts/sweep.py configs/synthetic/$config-small.yaml --grid seed="$SEEDS" --out "$OUT/$name/${stage%:*}" \
-            --jobs "$JOBS" --evaluate "--samples 300 --seed 1 --lengths $LENGTHS" -- "${options[@]}"
-        before=${stage%:*}
+        $PY scripts/sweep.py configs/synthetic/$config-small.yaml "${how[@]}" -- "${options[@]}" --optimizer.learning_rate=1e-3 "${@:2}"
+        before=$k
     done
 }
 
-sparse() {
-    LENGTHS=20,50,100,150,250,500 grow sparse sparse_parity 1:500 4:1500 6:4000 8:6000 10:8000 12:10000
+sparse() { # after k from 1 to 6, the model was wrong where 5 or 6 of the planted bits are on, which is rare: hence 6-6
+    LENGTHS=20,50,100,150,250,500 grow sparse sparse_parity 1-1:300 4:1500 6-6:1500 6:1500 8-8:3000 8:2000 10-10:3000 10:2000 \
+        12-12:3000 12:2000 --
 }
 
 text() { # planted tokens in books
