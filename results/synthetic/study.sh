@@ -50,6 +50,23 @@ addition() { # PPC with attentions that do, and do not, thin out with the number
         -- --model.family=olmo --positions.skip_probability=0 # digits on either side of a skip would not see each other
 }
 
+needs() { # PPC on parity with ids in a share of the samples, with wrong ids, and with those found in a plain model
+    local parity=configs/synthetic/scratchpad_parity-small.yaml seed by found
+    local how=(--jobs "$JOBS" --evaluate "--samples 200 --seed 1")
+    $PY scripts/sweep.py $parity --grid positions.coupled_share=1,0.5,0.2,0.1,0.05 --grid seed="$SEEDS" \
+        --out $OUT/needs/share "${how[@]}"
+    $PY scripts/sweep.py $parity --grid positions.id_noise=0.05,0.1,0.2,0.4 --grid seed="$SEEDS" --out $OUT/needs/noise "${how[@]}"
+    for seed in ${SEEDS//,/ }; do
+        for by in leave-one-out-kl attention; do
+            found=$OUT/needs/found-$by/seed=$seed
+            $PY scripts/couple.py "$OUT/learn/scratchpad_parity/positions=scheme-contiguous-rotate-ids,seed=$seed" --by $by \
+                --out "$found" | tee /dev/stderr | sed -n 's/^train with //p' >"$found.options"
+            [ ! -s "$found.options" ] || xargs $PY scripts/sweep.py $parity --grid seed="$seed" --out "$found/trained" \
+                "${how[@]}" -- <"$found.options"
+        done
+    done
+}
+
 grow() { # NAME CONFIG STAGE... -- OPTION...: each goes on from the weights of the one before; the learning rate falls to zero
     local name=$1 config=$2 before='' stage k options how # STAGE: K:STEPS, k from 1 to K, is tested; MIN-K:STEPS is not
     local -a stages=()
@@ -76,7 +93,7 @@ sparse() { # after k from 1 to 6, the model was wrong where 5 or 6 of the plante
 text() { # planted tokens in books
     local scheme
     for scheme in contiguous pose coupled; do
-        LENGTHS=16,32,64,128,256,640 grow text/$scheme planted 1:250 2:500 4:1500 8:4000 -- "${IN_TEXT[@]}" \
+        LENGTHS=16,32,64,128,256,640 grow text/$scheme planted 1:250 2:500 4-4:500 4:1000 8-8:1500 8:1000 -- "${IN_TEXT[@]}" \
             --positions.scheme=$scheme
     done
 }
