@@ -68,32 +68,36 @@ needs() { # PPC on parity with ids in a share of the samples, with wrong ids, an
 }
 
 grow() { # NAME CONFIG STAGE... -- OPTION...: each goes on from the weights of the one before; the learning rate falls to zero
-    local name=$1 config=$2 before='' stage k options how # STAGE: K:STEPS, k from 1 to K, is tested; MIN-K:STEPS is not
+    # STAGE: K:STEPS, k from 1 to K, is tested. MIN-K:STEPS prepares, for so many steps or until 98 % are right at k = K
+    local name=$1 config=$2 before='' stage k options tested
     local -a stages=()
     shift 2
     while [ "$1" != -- ]; do stages+=("$1") && shift; done
     for stage in "${stages[@]}"; do
-        k=${stage%:*} how=(--grid seed="$SEEDS" --out "$OUT/$name/${stage%:*}" --jobs "$JOBS")
+        k=${stage%:*} tested="--samples 200 --seed 1 --lengths $LENGTHS"
         options=("--task.parameters.k_train=${k#*-}" "--max_duration=${stage#*:}" --scheduler.t_warmup=50)
-        case $k in
-            *-*) options+=("--task.parameters.k_train_min=${k%-*}") ;;
-            *) how+=(--evaluate "--samples 200 --seed 1 --lengths $LENGTHS") ;;
-        esac
+        options+=(--optimizer.learning_rate=1e-3 "${@:2}")
+        if [[ $k = *-* ]]; then
+            tested="--samples 20 --seed 2"
+            options+=("--task.parameters.k_train_min=${k%-*}" "--task.parameters.k_test=[${k#*-}]")
+            options+=(--evaluation.until=0.98 --evaluation.interval=250 --evaluation.windows=200)
+        fi
         [ -z "$before" ] || options+=("--initial_weights=$OUT/$name/$before/seed=\${seed}")
-        $PY scripts/sweep.py configs/synthetic/$config-small.yaml "${how[@]}" -- "${options[@]}" --optimizer.learning_rate=1e-3 "${@:2}"
+        $PY scripts/sweep.py configs/synthetic/$config-small.yaml --grid seed="$SEEDS" --out "$OUT/$name/$k" --jobs "$JOBS" \
+            --evaluate "$tested" -- "${options[@]}"
         before=$k
     done
 }
 
 sparse() { # after k from 1 to 6, the model was wrong where 5 or 6 of the planted bits are on, which is rare: hence 6-6
-    LENGTHS=20,50,100,150,250,500 grow sparse sparse_parity 1-1:300 4:1500 6-6:1500 6:1500 8-8:3000 8:2000 10-10:3000 10:2000 \
-        12-12:3000 12:2000 --
+    LENGTHS=20,50,100,150,250,500 grow sparse sparse_parity 1-1:2000 4:1500 6-6:3000 6:1500 8-8:6000 8:2000 \
+        10-10:6000 10:2000 12-12:6000 12:2000 --
 }
 
 text() { # planted tokens in books
     local scheme
     for scheme in contiguous pose coupled; do
-        LENGTHS=16,32,64,128,256,640 grow text/$scheme planted 1:250 2:500 4-4:500 4:1000 8-8:1500 8:1000 -- "${IN_TEXT[@]}" \
+        LENGTHS=16,32,64,128,256,640 grow text/$scheme planted 1:250 2:500 4-4:1000 4:1000 8-8:2000 8:1000 -- "${IN_TEXT[@]}" \
             --positions.scheme=$scheme
     done
 }
