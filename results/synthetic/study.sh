@@ -68,7 +68,7 @@ needs() { # PPC on parity with ids in a share of the samples, with wrong ids, an
 }
 
 grow() { # NAME CONFIG STAGE... -- OPTION...: each goes on from the weights of the one before; the learning rate falls to zero
-    # STAGE: K:STEPS, k from 1 to K, is tested. MIN-K:STEPS prepares, for so many steps or until 98 % are right at k = K
+    # STAGE: K:STEPS, k from 1 to K, is tested. MIN-K:STEPS prepares, for so many steps or until 98 % are right at k = K (of 200 in training)
     local name=$1 config=$2 before='' stage k options tested
     local -a stages=()
     shift 2
@@ -90,7 +90,7 @@ grow() { # NAME CONFIG STAGE... -- OPTION...: each goes on from the weights of t
 }
 
 sparse() { # after k from 1 to 6, the model was wrong where 5 or 6 of the planted bits are on, which is rare: hence 6-6
-    LENGTHS=20,50,100,150,250,500 grow sparse sparse_parity 1-1:2000 4:1500 6-6:3000 6:1500 8-8:6000 8:2000 \
+    LENGTHS=20,50,100,150,250,500 grow sparse sparse_parity 1-1:2000 1-4:6000 4:1500 6-6:4000 6:1500 8-8:6000 8:2000 \
         10-10:6000 10:2000 12-12:6000 12:2000 --
 }
 
