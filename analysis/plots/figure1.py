@@ -53,6 +53,7 @@ _TASKS = {
 _K_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d", "p")
 _UNTRAINED = (0, (4, 1.5))
 _ERRORS_IN_A_ROW = 6
+_UNITS = {"weights": "weights", "max_duration": "steps"}
 _SORTS = {
     "token": ("wrong token", "#56B4E9", ""),
     "id": ("wrong id", "#F0D060", "////"),
@@ -298,8 +299,8 @@ def _task_titles(tasks: Iterable[Members]) -> list[str]:
 
 def _fact(name: str, value: Any) -> str:
     """A parameter with its name, where the value does not speak for itself."""
-    if name == "weights":
-        return f"{value:,} weights"
+    if name in _UNITS and isinstance(value, int):
+        return f"{value:,} {_UNITS[name]}"
     text = "–".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if name == "scheme" else f"{name} {text}"
 
