@@ -53,7 +53,6 @@ _TASKS = {
 _K_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d", "p")
 _UNTRAINED = (0, (4, 1.5))
 _ERRORS_IN_A_ROW = 6
-_UNITS = {"weights": "weights", "max_duration": "steps"}
 _SORTS = {
     "token": ("wrong token", "#56B4E9", ""),
     "id": ("wrong id", "#F0D060", "////"),
@@ -277,12 +276,22 @@ def _is_untrained(group: Group, curve: Curve) -> bool:
 
 
 def k_titles(groups: Sequence[Group]) -> list[str]:
-    """K_train of each panel, and below it what else differs between panels."""
+    """K_train of each panel, and below it what else tells panels apart."""
+    all_facts = [facts(group.settings) for group in groups]
+    asked = ["k_train"]
+    for name in dict.fromkeys(name for each in all_facts for name in each):
+        if len(_seen(all_facts, [*asked, name])) > len(_seen(all_facts, asked)):
+            asked.append(name)
     titles = []
-    for group, odd in zip(groups, differing([facts(group.settings) for group in groups]), strict=True):
-        further = ", ".join(_fact(name, value) for name, value in odd.items() if name != "k_train")
+    for group, known in zip(groups, all_facts, strict=True):
+        further = ", ".join(_fact(name, known[name]) for name in asked[1:] if name in known)
         titles.append(rf"$K_{{train}}$ = {group.settings.k_train}" + (f"\n{further}" if further else ""))
     return titles
+
+
+def _seen(all_facts: Sequence[Json], names: Sequence[str]) -> set[str]:
+    """The combinations of values that occur."""
+    return {str([each.get(name) for name in names]) for each in all_facts}
 
 
 def _task_titles(tasks: Iterable[Members]) -> list[str]:
@@ -299,8 +308,8 @@ def _task_titles(tasks: Iterable[Members]) -> list[str]:
 
 def _fact(name: str, value: Any) -> str:
     """A parameter with its name, where the value does not speak for itself."""
-    if name in _UNITS and isinstance(value, int):
-        return f"{value:,} {_UNITS[name]}"
+    if name == "weights":
+        return f"{value:,} weights"
     text = "–".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if name == "scheme" else f"{name} {text}"
 
