@@ -57,7 +57,7 @@ found() { # of the models of planted text: accuracy by how far the planted token
             for seed in ${SEEDS//,/ }; do
                 run=$OUT/text/$scheme/$k/seed=$seed
                 for distance in 1,64 65,128 129,256 257,640; do
-                    $PY scripts/exact_match.py "$run" --lengths 640 --ks $k --parameters "{distance: [$distance]}" \
+                    $PY scripts/exact_match.py "$run" --lengths 640 --ks $k --parameters "{distance: [$distance], train_length: [640, 640]}" \
                         --samples 200 --seed 1 --out "$run/distance=$distance"
                 done
                 [ -f "$run/recall/recall.json" ] || $PY scripts/recall.py --checkpoint "$run" --length 64 --ks $k \
