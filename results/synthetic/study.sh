@@ -76,7 +76,8 @@ needs() { # PPC on parity with ids in a share of the samples, with wrong ids, an
     for seed in ${SEEDS//,/ }; do
         for by in leave-one-out-kl attention; do
             found=$OUT/needs/found-$by/seed=$seed
-            $PY scripts/couple.py "$OUT/learn/scratchpad_parity/positions=scheme-contiguous-rotate-ids,seed=$seed" --by $by \
+            mkdir -p "$found"
+            COLUMNS=1000 $PY scripts/couple.py "$OUT/learn/scratchpad_parity/positions=scheme-contiguous-rotate-ids,seed=$seed" --by $by \
                 --out "$found" | tee /dev/stderr | sed -n 's/^train with //p' >"$found.options"
             [ ! -s "$found.options" ] || xargs $PY scripts/sweep.py $parity --grid seed="$seed" --out "$found/trained" \
                 "${how[@]}" -- <"$found.options"
