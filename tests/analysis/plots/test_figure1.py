@@ -90,7 +90,9 @@ class TestAccuracyByLength:
         rows = [row(20, 190, 4, (10, 0, 0)), row(100, 100, 4, (100, 0, 0))]
         even = {"label_function": "sum", "planted_distribution": "uniform", "num_planted": 5}
         for name, changes in {"a": even, "b": {**even, "label_function": "max"}}.items():
-            steps = {"max_duration": 100 if name == "a" else 200}  # follows from the label function: not named
+            steps = {
+                "max_duration": 100 if name == "a" else 200
+            }  # follows from the label function: not named
             write(tmp_path / name, record(rows, "planted", task_changes=changes, options=steps))
         figure = accuracy_by_length_figure(pool(load_records([tmp_path]), 1000))
         for axes, label, chance in zip(figure.axes, ("max", "sum"), ([], [[20, 20]]), strict=True):
