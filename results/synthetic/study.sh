@@ -7,7 +7,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PY=${PY:-.venv/bin/python} OUT
 [ ${#TASKS[@]} -gt 0 ] || TASKS=(scratchpad_parity copy addition variable_assignment)
 
 # 20 x the steps after which PPC is right on 99 % of the longest training samples, over three seeds (part learn, budget 20000)
-declare -A BUDGET=([scratchpad_parity]=20000 [copy]=20000 [addition]=20000 [variable_assignment]=20000)
+declare -A BUDGET=([scratchpad_parity]=11750 [copy]=5000 [addition]=20000 [variable_assignment]=20000)
 PPC='{scheme: predicted, rotate: ids}'
 COUPLED='{scheme: coupled, rotate: ids}'
 ROPE='{scheme: contiguous, rotate: ids}'
@@ -29,7 +29,7 @@ learn() { # until 99 % of the longest training samples are right, or the budget 
     for task in "${TASKS[@]}"; do
         $PY scripts/sweep.py configs/synthetic/$task-small.yaml --grid "positions=$SCHEMES" --grid seed="$SEEDS" \
             --out $OUT/learn/$task --jobs "$JOBS" -- --max_duration=${BUDGET[$task]} --scheduler.alpha_f=1 \
-            --evaluation.interval=500 --evaluation.until=0.99 --evaluation.windows=200
+            --evaluation.interval=250 --evaluation.until=0.99 --evaluation.windows=200
     done
 }
 
