@@ -4,6 +4,7 @@ examples:
   olmo-sparsity figure1 runs/parity-*/exact_match.json --out runs/figure1
   olmo-sparsity figure1 runs/sparse --out runs/sparse --bound
   olmo-sparsity figure1 runs/scratchpad runs/assignment --out runs/schemes
+  olmo-sparsity figure1 runs/needs --out runs/needs --by positions.coupled_share positions.id_noise
 
 reads every exact_match.json of scripts/exact_match.py that it is given, or that lies in a folder it is given (no model
 is needed), pools the training seeds of one setting, prints the numbers and writes, each as PNG and PDF,
@@ -14,6 +15,7 @@ is needed), pools the training seeds of one setting, prints the numbers and writ
                             beyond the trained ones and tried at the longer ones
   figure1-schemes.*         tasks with coupled ids: exact match by position scheme
   figure1-errors.*          and what the first errors are
+  figure1-options.*         with --by: exact match against options of training, a curve per length, in their place
   figure1.json              every number that is drawn, and where the records come from
 
 Intervals are 95 %: Wilson's for one seed, a bootstrap over seeds and samples for several. Records that differ in the
@@ -54,7 +56,7 @@ def main() -> None:
     tests = try_bounds([trained_error(group) for group in planted if arguments.bound])
     paths = [
         path
-        for name, figure in _figures(groups, tests).items()
+        for name, figure in _figures(groups, tests, arguments.by).items()
         for path in save_figure(figure, arguments.out, name)
     ]
     paths.append(arguments.out / "figure1.json")
@@ -69,7 +71,7 @@ def main() -> None:
     print_result([render_curves(groups), *([render_bounds(tests)] if tests else [])], paths)
 
 
-def _figures(groups: list[Group], tests: list[BoundTest]) -> dict[str, Figure]:
+def _figures(groups: list[Group], tests: list[BoundTest], by: list[str]) -> dict[str, Figure]:
     """Every figure that the groups give, by file name."""
     from analysis.plots.bound import bound_figure
     from analysis.plots.figure1 import (
@@ -77,7 +79,11 @@ def _figures(groups: list[Group], tests: list[BoundTest]) -> dict[str, Figure]:
         first_errors_figure,
         scheme_comparison_figure,
     )
+    from analysis.plots.options import option_figure
+    from analysis.stats.exact_match import by_option
 
+    if by:
+        return {"figure1-options": option_figure(by_option(groups, by))}
     figures = {}
     planted = [group for group in groups if group.settings.k_train is not None]
     for task in dict.fromkeys(group.settings.task for group in planted):
@@ -104,6 +110,13 @@ def _parser() -> Parser:
     parser.add_argument("--out", type=out_folder, metavar="DIR", required=True, help="where to write")
     parser.add_argument(
         "--bound", action="store_true", help="draw the errors of planted tasks under the bound, too"
+    )
+    parser.add_argument(
+        "--by",
+        nargs="+",
+        default=[],
+        metavar="OPTION",
+        help="draw exact match against these options of training",
     )
     add_bootstrap_arguments(parser, of="seeds and samples")
     return parser

@@ -50,7 +50,7 @@ _TASKS = {
     "copy": ("Copy", "length n [symbols]"),
     "variable_assignment": ("Variable assignment", "chain length [assignments]"),
 }
-_K_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d", "p")
+K_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d", "p")
 _UNTRAINED = (0, (4, 1.5))
 _ERRORS_IN_A_ROW = 6
 _SORTS = {
@@ -261,7 +261,7 @@ def k_styles(groups: Sequence[Group]) -> dict[int | None, tuple[Any, str]]:
     ks = sorted({curve.k or 0 for group in groups for curve in group.curves})
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.86, len(ks)))
     return {
-        k: (tuple(shade), _K_MARKERS[i % len(_K_MARKERS)])
+        k: (tuple(shade), K_MARKERS[i % len(K_MARKERS)])
         for i, (k, shade) in enumerate(zip(ks, shades, strict=True))
     }
 

@@ -375,6 +375,43 @@ def wilson(successes: int, trials: int) -> Interval:
     return Interval(successes / trials, float(found.low), float(found.high))
 
 
+# --- by an option of training ---
+
+OPTION_DEFAULTS: Json = {
+    "positions.coupled_share": 1.0,
+    "positions.id_noise": 0.0,
+    "model.rope_window": None,
+}
+"""Options that figures can be drawn against, and their values where a record does not name them."""
+
+
+def by_option(groups: Sequence[Group], names: Sequence[str]) -> dict[str, list[tuple[Any, Group]]]:
+    """For each option of ``names`` its values, ascending, and the group of each; of the others those at their defaults.
+
+    Raises `UserError` for an option of another name or with fewer than two values, and for groups that differ in
+    anything else or are of a task that plants tokens.
+    """
+    if unknown := [name for name in names if name not in OPTION_DEFAULTS]:
+        raise UserError(f"--by {unknown[0]}: is none of {', '.join(OPTION_DEFAULTS)}; give one of them")
+    if any(group.settings.k_train is not None for group in groups):
+        raise UserError("--by is for tasks without planted tokens; leave it out")
+    all_facts = [{"task": group.settings.task, **facts(group.settings)} for group in groups]
+    others = [{name: value for name, value in each.items() if name not in names} for each in all_facts]
+    if odd := {name for each in differing(others) for name in each}:
+        raise UserError(f"--by: the records differ in {', '.join(sorted(odd))}, too; give those that do not")
+    series = {}
+    for name in names:
+        own = [
+            (each.get(name, OPTION_DEFAULTS[name]), group)
+            for each, group in zip(all_facts, groups, strict=True)
+            if not any(other in each for other in names if other != name)
+        ]
+        if len(own) < 2:
+            raise UserError(f"--by {name}: the records have fewer than two of its values; give more")
+        series[name] = sorted(own, key=lambda item: (item[0] is None, item[0] or 0))
+    return series
+
+
 # --- names and JSON ---
 
 _OF_THE_MODEL = ("scheme", "rotate", "skip_probability", "family", "weights")

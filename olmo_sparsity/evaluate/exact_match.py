@@ -260,6 +260,7 @@ def further_options(config: Config) -> dict[str, Any]:
     default = Config()
     names = (
         *("positions.coupled_share", "positions.id_noise", "task.length_groups", "model.attention"),
+        "model.rope_window",
         *("positions.target_length", "positions.chunks", "positions.table_size", "evaluation.until"),
         *("max_duration", "global_train_batch_size", "optimizer.learning_rate"),
     )

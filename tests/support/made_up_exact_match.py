@@ -93,3 +93,20 @@ def write_schemes(folder: Path, samples: int = 200, seeds: Sequence[int] = (1, 2
                     rows.append(row(length, right, None, tuple(wrong)))
                 value = record(rows, task, scheme=scheme, seed=seed, parameters=400_000 + number)
                 write(folder / f"{task}-{scheme}-{seed}", value)
+
+
+def write_options(folder: Path, samples: int = 200, seeds: Sequence[int] = (1, 2)) -> None:
+    """PPC on parity with ids in fewer samples, and with wrong ids: the fewer, or the more are wrong, the worse."""
+    rng = np.random.default_rng(0)
+    varied = {"positions.coupled_share": (1.0, 0.5, 0.05), "positions.id_noise": (0.1, 0.4)}
+    for name, values in varied.items():
+        for value in values:
+            harm = value if name.endswith("noise") else 1 - value
+            options = {} if value == 1 else {name: value}
+            for seed in seeds:
+                rows = []
+                for length in (10, 20, 60, 100, 150, 200):
+                    right = int(rng.binomial(samples, np.exp(-harm * length / 100)))
+                    rows.append(row(length, right, None, (samples - right, 0, 0)))
+                made = record(rows, "scratchpad_parity", scheme="predicted", seed=seed, options=options)
+                write(folder / f"{name}-{value}-{seed}", made)

@@ -348,9 +348,9 @@ def test_evaluation_while_training_is_the_same_measure(tmp_path, task):
 def test_a_record_tells_the_options_that_decide_how_a_task_was_learned(tmp_path):
     plain = further_options(tiny_task.config(tmp_path, model=tiny_task.OLMO))
     assert {"max_duration", "optimizer.learning_rate", "positions.target_length"} <= plain.keys()
-    own = tiny_task.config(
-        tmp_path, "--model.attention=entmax", "--positions.id_noise=0.1", model=tiny_task.OLMO
-    )
-    assert further_options(own) == {**plain, "model.attention": "entmax", "positions.id_noise": 0.1}
+    changes = {"model.attention": "entmax", "positions.id_noise": 0.1, "model.rope_window": 4}
+    given = [f"--{name}={value}" for name, value in changes.items()]
+    own = tiny_task.config(tmp_path, *given, model=tiny_task.OLMO)
+    assert further_options(own) == {**plain, **changes}
     tuples = load_config("configs/synthetic/planted-tuples.yaml")
     assert further_options(tuples)["model.tuples.locality"] == 12
