@@ -42,10 +42,10 @@ train() { # from there as many steps as the config has, the learning rate fallin
     done
 }
 
-addition() { # PPC with attentions that do, and do not, thin out with the number of tokens; and within a window of ids
+addition() { # PPC with attentions that do, and do not, thin out with the number of tokens; and without skips, within a window of ids or not
     $PY scripts/sweep.py configs/synthetic/addition-small.yaml --grid seed="$SEEDS" --out $OUT/addition --jobs "$JOBS" \
         --grid 'model={family: gpt_neox},{family: olmo},{family: olmo, attention: entmax}' --evaluate "--samples 200 --seed 1"
-    $PY scripts/sweep.py configs/synthetic/addition-small.yaml --grid seed="$SEEDS" --grid model.rope_window=5,10 \
+    $PY scripts/sweep.py configs/synthetic/addition-small.yaml --grid seed="$SEEDS" --grid model.rope_window=5,10,null \
         --out $OUT/addition-window --jobs "$JOBS" --evaluate "--samples 200 --seed 1" \
         -- --model.family=olmo --positions.skip_probability=0 # digits on either side of a skip would not see each other
 }
