@@ -74,14 +74,14 @@ needs() { # PPC on parity with ids in a share of the samples, with wrong ids, an
         --out $OUT/needs/share "${how[@]}"
     $PY scripts/sweep.py $parity --grid positions.id_noise=0.05,0.1,0.2,0.4 --grid seed="$SEEDS" --out $OUT/needs/noise "${how[@]}"
     for seed in ${SEEDS//,/ }; do
-        for by in leave-one-out-kl attention; do
+        for by in attention leave-one-out-kl; do
             found=$OUT/needs/found-$by/seed=$seed
             mkdir -p "$found"
             COLUMNS=1000 $PY scripts/couple.py "$OUT/learn/scratchpad_parity/positions=scheme-contiguous-rotate-ids,seed=$seed" --by $by \
                 --out "$found" | tee /dev/stderr | sed -n 's/^train with //p' >"$found.options"
-            [ ! -s "$found.options" ] || xargs $PY scripts/sweep.py $parity --grid seed="$seed" --out "$found/trained" \
-                "${how[@]}" -- <"$found.options"
         done
+        [ ! -s "$found.options" ] || xargs $PY scripts/sweep.py $parity --grid seed="$seed" --out "$found/trained" \
+            "${how[@]}" -- <"$found.options" # the last one: by leave-one-out
     done
 }
 
