@@ -50,6 +50,14 @@ addition() { # PPC with attentions that do, and do not, thin out with the number
         -- --model.family=olmo --positions.skip_probability=0 # digits on either side of a skip would not see each other
 }
 
+products() { # PPC on addition of up to four numbers (two levels of ids) and on multiplication by a digit
+    local task
+    for task in multi_addition digit_multiplication; do
+        $PY scripts/sweep.py configs/synthetic/$task-small.yaml --grid seed="$SEEDS" --out $OUT/products/$task --jobs "$JOBS" \
+            --evaluate "--samples 200 --seed 1"
+    done
+}
+
 found() { # of the models of planted text: accuracy by how far the planted tokens stand, and the selectors' recall of them
     local scheme k seed run distance
     for scheme in contiguous pose coupled; do
