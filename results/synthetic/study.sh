@@ -45,9 +45,12 @@ train() { # from there as many steps as the config has, the learning rate fallin
 addition() { # PPC with attentions that do, and do not, thin out with the number of tokens; and without skips, within a window of ids or not
     $PY scripts/sweep.py configs/synthetic/addition-small.yaml --grid seed="$SEEDS" --out $OUT/addition --jobs "$JOBS" \
         --grid 'model={family: gpt_neox},{family: olmo},{family: olmo, attention: entmax}' --evaluate "--samples 200 --seed 1"
-    $PY scripts/sweep.py configs/synthetic/addition-small.yaml --grid seed="$SEEDS" --grid model.rope_window=5,10,null \
+    $PY scripts/sweep.py configs/synthetic/addition-small.yaml --grid seed="$SEEDS" --grid model.rope_window=3,5,7,10,null \
         --out $OUT/addition-window --jobs "$JOBS" --evaluate "--samples 200 --seed 1" \
         -- --model.family=olmo --positions.skip_probability=0 # digits on either side of a skip would not see each other
+    $PY scripts/sweep.py configs/synthetic/addition-small.yaml --grid seed="$SEEDS" --out $OUT/addition-longer --jobs "$JOBS" \
+        --evaluate "--samples 200 --seed 1" -- --model.family=olmo --positions.skip_probability=0 --model.rope_window=10 \
+        "--task.parameters.train_length=[1,20]" --model.max_sequence_length=65 # twice the window
 }
 
 products() { # PPC on addition of up to four numbers (two levels of ids) and on multiplication by a digit
