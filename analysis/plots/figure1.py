@@ -96,7 +96,10 @@ def scheme_comparison_figure(groups: Sequence[Group]) -> Figure:
     """
     labels, tasks = _by_task(groups)
     styles = style.model_styles(
-        {label: group.settings.scheme for label, group in zip(labels, groups, strict=True)}
+        {
+            label: style.encoding_of(label, group.settings.scheme)
+            for label, group in zip(labels, groups, strict=True)
+        }
     )
     places = style.in_rows(len(tasks), 2)
     with matplotlib.rc_context(style.STYLE):

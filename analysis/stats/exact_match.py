@@ -445,12 +445,12 @@ def scheme_labels(all_settings: Sequence[Settings]) -> list[str]:
     """
     labels = []
     for settings in all_settings:
-        label = SCHEME_LABELS.get(settings.scheme, settings.scheme)
+        label = _scheme_label(settings)
+        alike = [
+            other for other in all_settings if (other.task, _scheme_label(other)) == (settings.task, label)
+        ]
         if settings.family == "tuples":
             label = label.replace("RoPE", "tuples")
-        alike = [
-            other for other in all_settings if (other.task, other.scheme) == (settings.task, settings.scheme)
-        ]
         if len({other.rotate for other in alike}) > 1:
             label += f", rotate {settings.rotate or 'default'}"
         if len({other.skip_probability for other in alike}) > 1:
@@ -464,6 +464,12 @@ def scheme_labels(all_settings: Sequence[Settings]) -> list[str]:
             label += f", {settings.weights:,} weights"
         labels.append(label)
     return labels
+
+
+def _scheme_label(settings: Settings) -> str:
+    if (settings.scheme, settings.rotate) == ("contiguous", "none"):
+        return "NoPE"
+    return SCHEME_LABELS.get(settings.scheme, settings.scheme)
 
 
 def _skips(probability: float | None) -> str:

@@ -169,6 +169,8 @@ class TestPooling:
             record(rows, "variable_assignment", scheme="pose", parameters=9),
             record(rows, "variable_assignment", scheme="random_start", family="olmo"),
             record(rows, "variable_assignment", scheme="random_start", family="gpt_neox"),
+            record(rows, "variable_assignment", scheme="contiguous", rotate="ids"),
+            record(rows, "variable_assignment", scheme="contiguous", rotate="none"),
         )
         assert scheme_labels([group.settings for group in groups]) == [
             "RoPE + PoSE",
@@ -176,6 +178,8 @@ class TestPooling:
             "coupled ids (oracle), 2,000 weights",
             "Predictive Position Coupling, rotate ids",
             "Predictive Position Coupling, rotate none",
+            "RoPE",
+            "NoPE",
             "RoPE, random start, gpt_neox",
             "RoPE, random start, olmo",
             "RoPE + PoSE",
