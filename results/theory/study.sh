@@ -50,6 +50,8 @@ coupling() { # planted tokens that stand anywhere, with and without ids that bri
         "${anywhere[@]}" "${FEW[@]}"
     sweep coupling/gpt_neox $REAL positions.scheme=contiguous,pose,coupled -- \
         "${NEOX[@]}" "${anywhere[@]}"
+    sweep coupling/olmo $REAL model.rope_window=null,12 -- "${NEOX[@]}" "${anywhere[@]}" --model.family=olmo \
+        --positions.scheme=coupled # attention to every id, and within 12
 }
 
 minimax() { # each step on the lengths that are worst
