@@ -78,21 +78,23 @@ found() { # of the models of planted text: accuracy by how far the planted token
     done
 }
 
-needs() { # PPC on parity with ids in a share of the samples, with wrong ids, and with those found in a plain model
-    local parity=configs/synthetic/scratchpad_parity-small.yaml seed by found
+needs() { # PPC on parity with ids in a share of the samples, and with wrong ids; with those found in plain RoPE models (learn)
+    local parity=configs/synthetic/scratchpad_parity-small.yaml task seed by found
     local how=(--jobs "$JOBS" --evaluate "--samples 200 --seed 1")
     $PY scripts/sweep.py $parity --grid positions.coupled_share=1,0.5,0.2,0.1,0.05 --grid seed="$SEEDS" \
         --out $OUT/needs/share "${how[@]}"
     $PY scripts/sweep.py $parity --grid positions.id_noise=0.05,0.1,0.2,0.4 --grid seed="$SEEDS" --out $OUT/needs/noise "${how[@]}"
-    for seed in ${SEEDS//,/ }; do
-        for by in attention leave-one-out-kl; do
-            found=$OUT/needs/found-$by/seed=$seed
-            mkdir -p "$found"
-            COLUMNS=1000 $PY scripts/couple.py "$OUT/learn/scratchpad_parity/positions=scheme-contiguous-rotate-ids,seed=$seed" --by $by \
-                --out "$found" | tee /dev/stderr | sed -n 's/^train with //p' >"$found.options"
+    for task in scratchpad_parity copy; do
+        for seed in ${SEEDS//,/ }; do
+            for by in leave-one-out-kl attention; do
+                found=$OUT/needs/found/$task/$by/seed=$seed
+                mkdir -p "$found"
+                COLUMNS=1000 $PY scripts/couple.py "$OUT/learn/$task/positions=scheme-contiguous-rotate-ids,seed=$seed" --by $by \
+                    --out "$found" | tee /dev/stderr | sed -n 's/^train with //p' >"$found.options"
+                [ ! -s "$found.options" ] || xargs $PY scripts/sweep.py configs/synthetic/$task-small.yaml --grid seed="$seed" \
+                    --out "$found/trained" "${how[@]}" -- <"$found.options"
+            done
         done
-        [ ! -s "$found.options" ] || xargs $PY scripts/sweep.py $parity --grid seed="$seed" --out "$found/trained" \
-            "${how[@]}" -- <"$found.options" # the last one: by leave-one-out
     done
 }
 
