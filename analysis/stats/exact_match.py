@@ -386,7 +386,9 @@ OPTION_DEFAULTS: Json = {
 
 
 def by_option(groups: Sequence[Group], names: Sequence[str]) -> dict[str, list[tuple[Any, Group]]]:
-    """For each option of ``names`` its values, ascending, and the group of each; of the others those at their defaults.
+    """What to draw against each of the options ``names``: its values, ascending, with their groups.
+
+    Where one of them varies, the others are at their defaults.
 
     Raises `UserError` for an option of another name or with fewer than two values, and for groups that differ in
     anything else or are of a task that plants tokens.
