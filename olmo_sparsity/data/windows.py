@@ -6,6 +6,7 @@ Shapes: B examples, T tokens.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from olmo_sparsity.util.files import sha256_file
 
 IGNORED = -100
 """A label that does not count, as in `torch.nn.functional.cross_entropy`."""
+_WIDTHS = 4
+"""How many widths a batch may be cut to: the compiler looks at each of them, and gives up after eight."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +78,41 @@ class Batch:
         return Batch(**{name: part.to(device, non_blocking=True) for name, part in self._tensors().items()})
 
     def split(self, size: int) -> list[Batch]:
-        """Micro-batches of at most ``size`` examples, in order."""
+        """Parts of at most ``size`` examples, in order."""
         parts = {name: tensor.split(size) for name, tensor in self._tensors().items()}
         return [
             Batch(**dict(zip(parts, tensors, strict=True))) for tensors in zip(*parts.values(), strict=True)
         ]
 
+    def micro_batches(self, size: int) -> list[Batch]:
+        """Parts of at most ``size`` examples; of examples that end at different places the shortest first.
+
+        A part is as wide as its longest example: no model looks at what comes behind a token.
+        """
+        ends = self._ends()
+        if bool((ends == ends[0]).all()):
+            return self.split(size)
+        parts = self._rows(ends.argsort(stable=True)).split(size)
+        return [part._narrowed() for part in parts]
+
     def by_length(self, count: int) -> list[Batch]:
         """``count`` batches (fewer of fewer examples) of as many examples each, or one more, the shortest first."""
+        order = self._ends().argsort(stable=True)
+        return [self._rows(rows) for rows in order.tensor_split(min(count, len(order)))]
+
+    def _ends(self) -> Tensor:
+        """The places up to the last one whose loss counts, (B,)."""
         places = torch.arange(1, self.loss_mask.shape[1] + 1, device=self.loss_mask.device)
-        order = (self.loss_mask * places).amax(dim=1).argsort(stable=True)
-        return [
-            Batch(**{name: tensor[rows] for name, tensor in self._tensors().items()})
-            for rows in order.tensor_split(min(count, len(order)))
-        ]
+        return (self.loss_mask * places).amax(dim=1)
+
+    def _rows(self, rows: Tensor) -> Batch:
+        return Batch(**{name: tensor[rows] for name, tensor in self._tensors().items()})
+
+    def _narrowed(self) -> Batch:
+        """Without the places behind the last one whose loss counts, up to a quarter of all."""
+        step = math.ceil(self.loss_mask.shape[1] / _WIDTHS)
+        width = step * max(1, math.ceil(int(self._ends().max()) / step))
+        return Batch(**{name: tensor[:, :width] for name, tensor in self._tensors().items()})
 
     def pin_memory(self) -> Batch:
         """Called by PyTorch's data loader when ``data.pin_memory`` is set."""

@@ -186,7 +186,7 @@ class Engine:
     def _loss_and_count(self, batch: Batch) -> Tensor:
         """The sum of the losses of this process's examples and how many tokens count, (2,)."""
         total = torch.zeros((), device=self.device)
-        for part in batch.split(self.micro_batch_size):
+        for part in batch.micro_batches(self.micro_batch_size):
             with self._forward_context():
                 part = part.to(self.device)
                 total += self.model(**part.model_inputs, **part.targets, **self._loss_options)["loss_nats"]
@@ -195,7 +195,7 @@ class Engine:
     def _accumulate(self, batch: Batch) -> dict[str, float]:
         count = self.sum_over_processes(torch.tensor(float(batch.num_loss_tokens)))
         totals: dict[str, Tensor] = {}
-        parts = batch.split(self.micro_batch_size)
+        parts = batch.micro_batches(self.micro_batch_size)
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             with self._synchronising(last):

@@ -22,7 +22,7 @@ CELL='positions=scheme-${positions.scheme}-rotate-${positions.rotate},seed=${see
 IN_TEXT=(--task.parameters.text=runs/retrieval/data --model.vocab_size=1027 --model.max_sequence_length=65
          "--task.parameters.train_length=[16,64]" "--task.parameters.test_length=[16,640]" "--task.parameters.k_test=[1,2,4,8]"
          --task.parameters.locality=null --positions.target_length=1024 --positions.table_size=1024
-         --model.n_layers=5 --global_train_batch_size=32 --device_train_microbatch_size=32)
+         --model.n_layers=5 --global_train_batch_size=32 --device_train_microbatch_size=16)
 
 learn() { # until 99 % of the longest training samples are right, or the budget is spent, at a constant learning rate
     local task

@@ -120,6 +120,27 @@ def test_groups_of_lengths_have_as_many_examples_each(examples, count, sizes):
     assert lengths.tolist() == sorted(mask.sum(dim=1).tolist())
 
 
+def test_micro_batches_hold_every_example_once_without_the_padding_they_share():
+    ends = torch.tensor([30, 3, 17, 9, 0, 10])
+    mask = torch.arange(40) == ends[:, None] - 1
+    tokens = torch.arange(6 * 40).reshape(6, 40)
+    parts = Batch(tokens, tokens + 1, tokens + 2, mask, document_ids=tokens + 3).micro_batches(2)
+    assert [part.input_ids.shape for part in parts] == [(2, 10), (2, 10), (2, 30)]
+    assert [part.input_ids[:, 0].tolist() for part in parts] == [[160, 40], [120, 200], [80, 0]]
+    for part in parts:
+        rows, width = part.input_ids[:, 0] // 40, part.input_ids.shape[1]
+        for first, values in enumerate((part.input_ids, part.position_ids, part.labels, part.document_ids)):
+            assert torch.equal(values, tokens[rows, :width] + first)
+        assert torch.equal(part.loss_mask, mask[rows, :width])
+        assert part.num_loss_tokens == int(mask[rows].sum())
+
+
+def test_micro_batches_of_examples_that_end_together_keep_their_order_and_width():
+    tokens = torch.arange(4 * 7).reshape(4, 7)
+    parts = Batch(tokens, tokens, tokens, torch.ones(4, 7, dtype=torch.bool)).micro_batches(3)
+    assert torch.equal(torch.cat([part.input_ids for part in parts]), tokens)
+
+
 def test_a_run_is_finished_when_it_has_learned_the_longest_training_samples(tmp_path, monkeypatch):
     asked = "evaluation.interval=2", "evaluation.windows=4", "evaluation.until=0.5"
     config = tiny_task.config(tmp_path, *asked)
