@@ -41,7 +41,6 @@ MULTIPLES = (0.5, 1, 1.5, 2, 3, 5, 7.5, 10)
 """Of the longest training length, where a checkpoint is measured if nothing else is said [ours]."""
 MULTIPLES_IN_TRAINING = (1, 2, 3)
 """Likewise, while a run trains [ours]."""
-_NO_END = -1  # no token has this id, so nothing ends a response of one label
 
 Cell = tuple[int, int | None]
 """Length, and k where the task plants tokens."""
@@ -125,9 +124,13 @@ def measure(
         for indices in (mine[first : first + rows] for first in range(0, len(mine), rows)):
             batch = sized.sample("test", seed, indices)
             ids = positions.ids(batch, split="test", seed=seed, indices=indices)
-            found = _decoded_counts(model, batch, ids, task.end_id, device)
-            found += _forced_counts(model, batch, ids, device)
-            counts[number] += torch.tensor(found, dtype=counts.dtype, device=device)
+            forced = _forced_counts(model, batch, ids, device)
+            if task.end_id is None:  # one label: nothing is read back, so that free-running is teacher-forced
+                exact, labels, right = forced[:3]
+                found = [exact, labels - right, right - exact, 0.0]
+            else:
+                found = _decoded_counts(model, batch, ids, task.end_id, device)
+            counts[number] += torch.tensor(found + forced, dtype=counts.dtype, device=device)
             advance(len(indices))
     return [
         _result(cell, samples, values, model.options.predicts_ids)
@@ -303,11 +306,10 @@ def _decoded_counts(
     model: PositionPredictor,
     batch: TaskBatch,
     ids: np.ndarray,
-    end_id: int | None,
+    end_token: int,
     device: torch.device | str,
 ) -> list[float]:
     """How many responses are exact, and have a token, an id, a stop as their first error; ``ids``: (B, T)."""
-    end_token = _NO_END if end_id is None else end_id
     prompt = int(batch.response_start.max())
     prompt_mask = between(0, batch.response_start, prompt)
     true_lengths = batch.lengths - batch.response_start
@@ -343,15 +345,16 @@ def _forced_counts(
     model: PositionPredictor, batch: TaskBatch, ids: np.ndarray, device: torch.device | str
 ) -> list[float]:
     """Of the true samples: exact ones, tokens of the responses, of those the right tokens, the right ids; Σ p, Σ p²."""
-    tokens, true_ids = _on(batch.tokens, device), _on(ids, device)
-    counted = _on(batch.loss_mask[:, 1:], device)
-    output = model(tokens[:, :-1], true_ids[:, :-1])
-    right_tokens = output.logits.argmax(dim=-1) == tokens[:, 1:]
+    tokens, ids_given = _on(batch.tokens, device), _on(ids, device)
+    first = int(batch.response_start.min())
+    true_tokens, counted = tokens[:, first:], _on(batch.loss_mask[:, first:], device)
+    output = model(tokens[:, :-1], ids_given[:, :-1], logits_to_keep=true_tokens.shape[1])
+    right_tokens = output.logits.argmax(dim=-1) == true_tokens
     right_ids = torch.ones_like(right_tokens)
     if output.id_logits is not None:
-        right_ids = output.id_logits.argmax(dim=-1) == true_ids[:, 1:]
+        right_ids = output.id_logits.argmax(dim=-1) == ids_given[:, first:]
     exact = ((right_tokens & right_ids) | ~counted).all(dim=1)
-    log_p = _log_probabilities(output.logits, tokens[:, 1:])
+    log_p = _log_probabilities(output.logits, true_tokens)
     p = torch.where(counted, log_p, 0).sum(dim=1).exp()
     found = (exact, counted, right_tokens & counted, right_ids & counted, p, p**2)
     return [float(each.sum()) for each in found]
