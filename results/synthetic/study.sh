@@ -8,6 +8,8 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PY=${PY:-.venv/bin/python} OUT
 
 # 20 x the steps after which PPC is right on 99 % of the longest training samples, over three seeds (part learn, budget 20000)
 declare -A BUDGET=([scratchpad_parity]=11750 [copy]=5000 [addition]=20000 [variable_assignment]=20000)
+# Trials of PPC, seed 11: at 1e-3 80 to 96 % of sums of 10 digits were right for 5,000 steps, at 5e-4 99.5 % after 3,500
+declare -A RATE=([addition]=--optimizer.learning_rate=5e-4)
 PPC='{scheme: predicted, rotate: ids}'
 COUPLED='{scheme: coupled, rotate: ids}'
 ROPE='{scheme: contiguous, rotate: ids}'
@@ -28,8 +30,8 @@ learn() { # until 99 % of the longest training samples are right, or the budget 
     local task
     for task in "${TASKS[@]}"; do
         $PY scripts/sweep.py configs/synthetic/$task-small.yaml --grid "positions=$SCHEMES" --grid seed="$SEEDS" \
-            --out $OUT/learn/$task --jobs "$JOBS" -- --max_duration=${BUDGET[$task]} --scheduler.alpha_f=1 \
-            --evaluation.interval=250 --evaluation.until=0.99 --evaluation.windows=200
+            --out $OUT/learn/$task --jobs "$JOBS" -- --max_duration=${BUDGET[$task]} --scheduler.alpha_f=1 ${RATE[$task]-} \
+            --evaluation.interval="${INTERVAL:-250}" --evaluation.until=0.99 --evaluation.windows=200
     done
 }
 
