@@ -73,8 +73,8 @@ found() { # of the models of planted text: accuracy by how far the planted token
                     $PY scripts/exact_match.py "$run" --lengths 640 --ks $k --parameters "{distance: [$distance], train_length: [640, 640]}" \
                         --samples 200 --seed 1 --out "$run/distance=$distance"
                 done
-                [ -f "$run/recall/recall.json" ] || $PY scripts/recall.py --checkpoint "$run" --length 64 --ks $k \
-                    --seed 1 --out "$run/recall"
+                [ $scheme = coupled ] || [ -f "$run/recall/recall.json" ] || $PY scripts/recall.py --checkpoint "$run" --length 64 \
+                    --ks $k --seed 1 --selectors leave-one-out,leave-one-out-kl,attention,random --out "$run/recall"
             done
         done
     done
