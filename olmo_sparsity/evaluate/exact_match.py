@@ -3,7 +3,7 @@
 Free-running: the model reads its own output, and a response is exact where every token is right, and every id where it
 predicts ids. Teacher-forced: one forward pass over the true sample. Up to its first error a free-running model reads
 the truth, so rounding aside the same responses are exact either way, and the two counts check each other; what teacher
-forcing adds is how many tokens are right behind an error.
+forcing adds is how many tokens are right behind an error. Where the response is a single label the two are one pass.
 
 Shapes: B samples, T tokens of the longest of them, P of the longest prompt, S of the longest response.
 """

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.checkpoint import load_model, load_tensors, weights_sha256
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.task_batches import TaskData, TaskPositions, task_of
@@ -139,6 +140,18 @@ def test_micro_batches_of_examples_that_end_together_keep_their_order_and_width(
     tokens = torch.arange(4 * 7).reshape(4, 7)
     parts = Batch(tokens, tokens, tokens, torch.ones(4, 7, dtype=torch.bool)).micro_batches(3)
     assert torch.equal(torch.cat([part.input_ids for part in parts]), tokens)
+
+
+@pytest.mark.parametrize("attention", [None, *ATTENTIONS])
+def test_what_stands_behind_a_token_changes_nothing_at_it(tmp_path, attention):
+    """So that micro-batches may leave it out."""
+    config = tiny_task.config(
+        tmp_path, "positions.scheme=contiguous", model={**tiny_task.OLMO, "attention": attention}
+    )
+    model, tokens = build_model(config).eval(), torch.randint(6, (3, 12))
+    ids = torch.arange(12).expand(3, -1)
+    whole = model(tokens, position_ids=ids).logits[:, :7]
+    torch.testing.assert_close(model(tokens[:, :7], position_ids=ids[:, :7]).logits, whole)
 
 
 def test_a_run_is_finished_when_it_has_learned_the_longest_training_samples(tmp_path, monkeypatch):
