@@ -49,6 +49,7 @@ def main() -> None:
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit, library_versions
 
+    commit = current_commit()  # before the figures are drawn over those of a checkout
     groups = pool(load_records(arguments.records), arguments.resamples, arguments.seed)
     planted = [group for group in groups if group.settings.k_train is not None]
     if arguments.bound and not planted:
@@ -65,7 +66,7 @@ def main() -> None:
         "bounds": [test.as_dict() for test in tests],
         "records": sources_json(groups),
         "settings": {"resamples": arguments.resamples, "bootstrap_seed": arguments.seed},
-        "provenance": {"commit": current_commit(), "versions": library_versions()},
+        "provenance": {"commit": commit, "versions": library_versions()},
     }
     write_json(paths[-1], written)
     print_result([render_curves(groups), *([render_bounds(tests)] if tests else [])], paths)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
+from analysis.cli.figure1 import main
 from analysis.plots.bound import bound_figure
 from analysis.plots.figure1 import (
     accuracy_by_length_figure,
@@ -18,6 +19,7 @@ from analysis.plots.figure1 import (
 )
 from analysis.stats.bound import trained_error, try_bounds
 from analysis.stats.exact_match import load_records, pool
+from olmo_sparsity.util import provenance
 from tests.analysis.stats.test_exact_match import wilson_by_hand
 from tests.support.made_up_exact_match import record, row, write, write_schemes, write_sparse
 
@@ -248,6 +250,14 @@ class TestScript:
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
             "figure1-errors.pdf", "figure1-errors.png", "figure1-schemes.pdf", "figure1-schemes.png", "figure1.json",
         ]  # fmt: skip
+
+    def test_the_commit_is_that_before_the_figures_are_written(self, tmp_path, monkeypatch):
+        write(tmp_path / "in", record([row(5, 9, None, (1, 0, 0))], "scratchpad_parity"))
+        out = tmp_path / "out"  # in a checkout figures are tracked: drawn again, they count as changes
+        monkeypatch.setattr(provenance, "current_commit", lambda: "dirty" if out.exists() else "clean")
+        monkeypatch.setattr(sys, "argv", ["figure1", str(tmp_path / "in"), "--out", str(out)])
+        main()
+        assert json.loads((out / "figure1.json").read_text())["provenance"]["commit"] == "clean"
 
     def test_bad_input_is_refused_before_anything_is_written(self, tmp_path, run_here):
         write(tmp_path / "in", record([row(100, 3, 4)]))
