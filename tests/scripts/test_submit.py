@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from safetensors.numpy import load_file
 
 from analysis.records.store import load_records
-from olmo_sparsity.checkpoint import TrainState, save_checkpoint
+from olmo_sparsity.checkpoint import TrainState, last_whole_checkpoint, save_checkpoint
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.util.errors import UserError
 from tests.olmo_sparsity.sweep.test_slurm import check_shell
@@ -286,6 +287,23 @@ def test_jobs_are_kept_where_they_were_submitted_and_the_merge_waits(submit, run
     assert (run_folder / "x" / "merge.sbatch").is_file()
 
 
+def test_the_shell_of_a_process_outlives_sigterm_until_the_run_has_saved(tmp_path):
+    """SLURM sends SIGTERM to all of a step, and kills what is left of it once its shells have ended."""
+    template = (ROOT / "slurm" / "train.sbatch").read_text()
+    process = re.search(r"^process='(.*?)^'$", template, re.DOTALL | re.MULTILINE).group(1)
+    run = f"trap 'sleep 0.5; touch {tmp_path}/saved; exit 85' TERM; touch {tmp_path}/listens; while :; do sleep 0.05; done"
+    environment = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"), "0")
+    shell = subprocess.Popen(
+        ["bash", "-c", process, "process", str(tmp_path / "mark"), "bash", "-c", run],
+        env={**os.environ, **environment},
+        start_new_session=True,
+    )
+    local_slurm.wait_for("the run", (tmp_path / "listens").exists)
+    os.killpg(shell.pid, signal.SIGTERM)
+    assert shell.wait(10) == 0
+    assert (tmp_path / "saved").exists() and (tmp_path / "mark").exists()
+
+
 # Under a real SLURM.
 
 
@@ -350,6 +368,23 @@ def test_a_job_that_is_told_to_stop_saves_requeues_and_goes_on_to_the_end(slurm,
         for name in ("run", "plain")
     ]
     np.testing.assert_allclose(*losses, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_cancelled_job_saves_its_last_step_and_stays_cancelled(slurm, tmp_path):
+    tiny.train_config(tmp_path)
+    length = ("--max_duration=100000", "--save_interval=100000", "--console_log_interval=1")
+    (number,) = submitted("train", "config.yaml", "--cpus", 1, "--time", "30", "--", *length, cwd=tmp_path)
+    run = tmp_path / "run"
+    local_slurm.wait_for("first steps", lambda: len(read_metrics(run / "metrics.jsonl")) > 20)
+    subprocess.run(["scancel", number], check=True)
+    job = local_slurm.wait_for_end(number)
+    text = (run / f"slurm-{number}.out").read_text()
+    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), text
+    steps = len(read_metrics(run / "metrics.jsonl"))
+    assert f"stopped after step {steps} (SIGTERM)" in text
+    local_slurm.wait_for("the checkpoint", lambda: last_whole_checkpoint(run) is not None, 30)
+    assert last_whole_checkpoint(run).name == f"step{steps:08d}"
 
 
 @pytest.mark.slow
