@@ -165,15 +165,23 @@ def save(
 def dropped(config: Config, saved: Path) -> list[Path]:
     """Checkpoints of the run beyond the last m that are not among every p-th; ``saved`` is the last.
 
-    Torn ones count for nothing and are left to the user, and so is what a damaged run has beyond ``saved``.
+    Those due at OLMo's second interval, `save_interval_unsharded`, have a count of their own, as in OLMo; a count
+    below 1 keeps all. Torn ones count for nothing and are left to the user, and so is what a damaged run has beyond
+    ``saved``.
     """
-    keep = max(config.save_num_checkpoints_to_keep, config.save_num_unsharded_checkpoints_to_keep)
-    if keep <= 0:
-        return []
-    every = config.checkpoints.keep_every
+    every, second = config.checkpoints.keep_every, config.save_interval_unsharded
     whole = [
         folder
         for folder in checkpoints(config.save_folder)
         if step_of(folder) <= step_of(saved) and what_is_torn(folder, checksums=False) is None
     ]
-    return [folder for folder in whole[:-keep] if every is None or step_of(folder) % every]
+    of_second = [folder for folder in whole if second is not None and step_of(folder) % second == 0]
+    old = [
+        folder
+        for kind, keep in (
+            ([folder for folder in whole if folder not in of_second], config.save_num_checkpoints_to_keep),
+            (of_second, config.save_num_unsharded_checkpoints_to_keep),
+        )
+        for folder in (kind[:-keep] if keep > 0 else [])
+    ]
+    return [folder for folder in old if every is None or step_of(folder) % every]
