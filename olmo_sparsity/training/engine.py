@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -288,12 +289,20 @@ class Engine:
         return bool(self.sum_over_processes(torch.tensor(float(flag))) > 0)
 
     def on_main(self, action: Callable[[], object]) -> None:
-        """Run ``action`` in the main process; where it fails there, every process fails, and none hangs."""
-        failure: Exception | None = None
-        if self.is_main:
-            try:
-                action()
-            except (UserError, OSError) as error:
-                failure = error
+        """Run ``action`` in the main process; where it fails there, every process fails, and none hangs.
+
+        It may take longer than processes wait for each other: to read a large corpus, or to save on a slow disk.
+        """
+        if self.processes == 1:
+            action()
+            return
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(action) if self.is_main else None
+            patience = rendezvous_timeout().total_seconds() / 4
+            while self.any_process(running is not None and bool(wait([running], patience).not_done)):
+                pass
+        failure = running.exception() if running is not None else None
+        if failure is not None and not isinstance(failure, (UserError, OSError)):
+            raise failure
         if self.any_process(failure is not None):
             raise failure or UserError("the main process failed; its message says why")

@@ -21,7 +21,7 @@ from olmo_sparsity.config.load import load_config
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE
 from olmo_sparsity.training.zero import deepspeed_config, refuse_stale_build
-from scripts.faults.processes import free_port
+from scripts.faults.processes import free_port, ranks
 from tests.support import tiny
 from tests.support.forked import Forked
 from tests.support.refusals import refused
@@ -184,6 +184,26 @@ def test_a_peer_that_dies_or_stalls_is_told_in_one_line(folder, tmp_path, lost, 
     assert "another process of this run was lost" in line
     assert "go on with --resume" in line
     assert [each for each in errors.splitlines() if not each.startswith(("error: ", "training: "))] == []
+
+
+@pytest.mark.slow
+def test_processes_wait_for_the_main_one_however_long_it_works(folder, tmp_path):
+    """To read a large corpus takes longer than processes wait for each other."""
+    code = f"""
+import time
+from olmo_sparsity.config.load import load_config
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.training.engine import Engine
+config = load_config({str(folder / "config.yaml")!r})
+Engine(config, build_model(config)).on_main(lambda: time.sleep(5))
+"""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **rank, "OLMO_SPARSITY_TIMEOUT": "2"}
+        )
+        for rank in ranks(2)
+    ]
+    assert [process.wait(SECONDS) for process in processes] == [0, 0]
 
 
 @pytest.mark.slow
