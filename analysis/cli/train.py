@@ -9,9 +9,10 @@ examples:
   torchrun --nproc_per_node 8 --no-python olmo-sparsity train configs/base.yaml \\
       --deepspeed.config=configs/deepspeed/zero1.json
 
-Any field of the config is overridden with --path.to.key=value, as in OLMo. The YAML is OLMo's own, with the sections
-`positions` and `corpus` added; `base: other.yaml` makes it an overlay of another file. A run folder holds
-metrics.jsonl and step*/ checkpoints (safetensors weights, the resolved config, optimizer and data state).
+Any field of the config is overridden with --path.to.key=value, as in OLMo. The YAML is OLMo's own, with sections of
+this project added (`positions`, `corpus`, `task`, `evaluation` and more: docs/training.md); `base: other.yaml` makes it
+an overlay of another file. A run folder holds metrics.jsonl and step*/ checkpoints (safetensors weights, the resolved
+config, optimizer and data state).
 On SIGUSR1 or SIGTERM, or at time_limit, the run saves and exits with code 85: the same command with --resume goes on.
 """
 

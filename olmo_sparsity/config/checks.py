@@ -23,6 +23,7 @@ Problem = tuple[tuple[str, ...], str]
 """The fields that were looked at, the one to name first, and what is wrong with it."""
 
 _PRECISIONS = ("amp_bf16", "fp32")
+_MOST_NEEDLES = 32  # an eighth of the keys are held out: of 32 drawn at once, none is in one draw of 72
 _UNITS = {"": "steps", "T": "tokens", "ep": "epochs"}
 _INTEGER_LIMIT = 1 << 63
 _READ_BY_NEOX = {
@@ -152,6 +153,12 @@ def _check_shape(config: Config) -> Iterator[Problem]:
         yield (
             ("model.n_kv_heads", "model.n_heads"),
             f"{model.n_kv_heads} does not divide model.n_heads {heads}; choose a divisor of it",
+        )
+    hidden = model.mlp_hidden_size or model.mlp_ratio * model.d_model
+    if model.family == "olmo" and model.activation_type == "swiglu" and hidden % 2:
+        yield (
+            ("model.mlp_hidden_size", "model.mlp_ratio", "model.d_model", "model.activation_type"),
+            f"swiglu halves the hidden size of the MLP, {hidden}; give an even one",
         )
     if model.embedding_size is not None and model.embedding_size < model.vocab_size:
         yield (
@@ -347,6 +354,11 @@ def _check_coupling(config: Config) -> Iterator[Problem]:
             f"{show(found.counted_from)} is no start or end for each of positions.found.first_ids, "
             f"{show(found.first_ids)}; copy what olmo-sparsity couple prints",
         )
+    elif min(found.first_ids, default=0) < 0:
+        yield (
+            ("positions.found.first_ids",),
+            f"{show(found.first_ids)} go below 0, which no id does; copy what olmo-sparsity couple prints",
+        )
     elif found.first_ids and scheme not in COUPLED_SCHEMES:
         yield (
             ("positions.found.first_ids", "positions.scheme"),
@@ -417,6 +429,12 @@ def _check_needles(config: Config) -> Iterator[Problem]:
         )
         return
     if needles.share == 0:
+        return
+    if needles.per_window > _MOST_NEEDLES:
+        yield (
+            ("needles.per_window",),
+            f"{needles.per_window} is above {_MOST_NEEDLES}, of which none may have a key that is held out; give fewer",
+        )
         return
     tokens = needles.per_window * (needles.key_tokens + max(needles.value_tokens))
     fields = ("needles.per_window", "needles.key_tokens", "needles.value_tokens")
@@ -558,6 +576,11 @@ def _check_optimization(config: Config) -> Iterator[Problem]:
             f"{config.max_duration}: {why}; give steps (10000) or tokens (2e9T)",
         )
     warmup, ramps = scheduler.t_warmup, scheduler.name != "constant"
+    if scheduler.name == "inverse_sqrt_with_warmup" and not warmup:
+        yield (
+            ("scheduler.t_warmup", "scheduler.name"),
+            "0 makes every learning rate of inverse_sqrt_with_warmup 0; set it to 1 or more",
+        )
     if unit == scheduler.units and ramps and warmup > duration:
         yield (
             ("scheduler.t_warmup", "scheduler.units", "scheduler.name", "max_duration"),
@@ -577,12 +600,13 @@ def _check_evaluation(config: Config) -> Iterator[Problem]:
         )
     if length is not None and 0 < length <= 1:
         yield lengths[:1], f"{length} leaves nothing to predict; give 2 or more"
-    if length is not None and length > window and model.encoding.has_table:
-        yield (
-            (*lengths, *SWITCHES),
-            f"{length} is past the table of {window} learned position embeddings; set it to null",
-        )
     longest = length or config.positions.target_length or window
+    measures = length is not None or evaluation.interval is not None
+    if measures and longest > window and model.encoding.has_table:
+        yield (
+            (*lengths, "positions.target_length", *SWITCHES),
+            f"{longest} is past the table of {window} learned position embeddings; set it to {window}",
+        )
     if evaluation.position_bins >= longest > 1:
         yield (
             ("evaluation.position_bins", *lengths, "positions.target_length"),

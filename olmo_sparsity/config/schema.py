@@ -39,7 +39,10 @@ class Known:
     bound: Bound | None = None
     choices: tuple[str, ...] = ()
     free: bool = False
-    """A resumed run may have another value: no loss depends on it but for rounding, or it is compared otherwise."""
+    """
+    A resumed run may have another value: no loss depends on it but for rounding and what dropout draws, or it is
+    compared otherwise.
+    """
     replaced: str = ""
     """What this engine has in its place; the field changes nothing about the result."""
     refused: str = ""
@@ -218,8 +221,11 @@ class StreamConfig(olmo.BaseConfig):
     source: str = known("c4", choices=("c4", "text"))
     """c4: a data set on the Hugging Face Hub, or a copy of its folder; text: `files`."""
 
-    files: list[str] = field(default_factory=list)
-    """text: JSON lines with a `text` field or .txt, gzipped or not, as `scripts/prepare_data.py` takes them."""
+    files: list[str] = field(default_factory=list, metadata={"known": Known(free=True)})
+    """
+    text: JSON lines with a `text` field or .txt, gzipped or not, as `scripts/prepare_data.py` takes them. They may be
+    moved before a run is resumed.
+    """
 
     dataset: str = "allenai/c4"
     """c4: a name on the hub, or a folder of the same layout."""
@@ -300,8 +306,8 @@ class CompilerConfig(olmo.CompilerConfig):
 
     from_steps: int = 500
     """
-    A run of fewer steps is not compiled, which takes tens of seconds; nor one of several processes, with activation
-    checkpointing, or where no compiler is installed. 0: compiled in any case.
+    A run of fewer steps is not compiled, which takes tens of seconds; nor one of several processes, with DeepSpeed or
+    activation checkpointing, or where no compiler is installed. 0: compiled in any case.
     """
 
 

@@ -44,9 +44,9 @@ def train(config: Config, *, resume: bool = False) -> Path:
     """Train to the end of `max_duration`; returns the last checkpoint's folder.
 
     With ``resume`` a run goes on from its last whole checkpoint, and its losses equal those of a run that was never
-    interrupted, on any number of processes and any ZeRO stage. Raises `UserError` for a folder that holds another run
-    or is in use, damaged metrics, bad data, a loss or a gradient that is not finite (before it is saved), or another
-    process that is lost, and `StoppedBySignal` after saving on SIGUSR1 or SIGTERM.
+    interrupted; another number of processes or ZeRO stage changes rounding, and what dropout draws. Raises `UserError`
+    for a folder that holds another run or is in use, damaged metrics, bad data, a loss or a gradient that is not finite
+    (before it is saved), or another process that is lost, and `StoppedBySignal` after saving on SIGUSR1 or SIGTERM.
     """
     last = starting_checkpoint(config, resume)
     if last is not None and is_finished(config, last):

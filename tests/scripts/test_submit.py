@@ -291,10 +291,13 @@ def test_the_shell_of_a_process_outlives_sigterm_until_the_run_has_saved(tmp_pat
     """SLURM sends SIGTERM to all of a step, and kills what is left of it once its shells have ended."""
     template = (ROOT / "slurm" / "train.sbatch").read_text()
     process = re.search(r"^process='(.*?)^'$", template, re.DOTALL | re.MULTILINE).group(1)
-    run = f"trap 'sleep 0.5; touch {tmp_path}/saved; exit 85' TERM; touch {tmp_path}/listens; while :; do sleep 0.05; done"
-    environment = dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"), "0")
+    run = "trap 'sleep 0.5; touch saved; exit 85' TERM; touch listens; while :; do sleep 0.05; done"
+    environment = dict.fromkeys(
+        ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"), "0"
+    )
     shell = subprocess.Popen(
         ["bash", "-c", process, "process", str(tmp_path / "mark"), "bash", "-c", run],
+        cwd=tmp_path,
         env={**os.environ, **environment},
         start_new_session=True,
     )

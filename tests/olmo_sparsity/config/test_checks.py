@@ -133,9 +133,14 @@ def test_refused_in_one_line_with_its_remedy(override: str) -> None:
 # Overrides, the key that is named, and part of the message.
 SEVERAL_OVERRIDES = [
     (
-        "needles.share=0.5 needles.per_window=130",
+        "needles.share=0.5 needles.per_window=30 needles.value_tokens=[12]",
         "needles.per_window",
         "take more than three quarters of a window of 1024",
+    ),
+    (
+        "needles.share=0.5 needles.per_window=33",
+        "needles.per_window",
+        "33 is above 32, of which none may have a key that is held out",
     ),
     (
         "needles.share=0.5 model.vocab_size=900",
@@ -185,11 +190,32 @@ SEVERAL_OVERRIDES = [
         "evaluation.position_length",
         "past the table of 1024 learned position embeddings",
     ),
+    (
+        "model.rope=false positions.scheme=contiguous evaluation.interval=100",
+        "evaluation.position_length",
+        "4096 is past the table of 1024 learned position embeddings; set it to 1024",
+    ),
+    (
+        "model.activation_type=swiglu model.mlp_hidden_size=1023",
+        "model.mlp_hidden_size",
+        "1023; give an even one",
+    ),
+    (
+        "positions.found.marks=[3] positions.found.counted_from=[start] positions.found.first_ids=[-5]",
+        "positions.found.first_ids",
+        "[-5] go below 0",
+    ),
+    (
+        "scheduler.name=inverse_sqrt_with_warmup scheduler.t_warmup=0",
+        "scheduler.t_warmup",
+        "every learning rate of inverse_sqrt_with_warmup 0",
+    ),
 ]
 ACCEPTED = [
     "model.alibi=true model.rope=false",
     "model.nope=true model.rope=false",
     "model.rope=false positions.scheme=contiguous",
+    "model.rope=false positions.scheme=contiguous evaluation.interval=100 evaluation.position_length=1024",
     "positions.scheme=random_start positions.target_length=1024",
     "positions.scheme=random_start positions.target_length=null",
     "positions.scheme=random_float",

@@ -241,6 +241,14 @@ def test_other_text_under_the_same_name_is_refused_on_resume(tmp_path):
     train(replace(config, save_overwrite=True))  # a fresh start is free to
 
 
+def test_a_streamed_run_goes_on_where_its_text_was_moved(tmp_path):
+    config = stream_config(tmp_path, "--max_duration=4")
+    train(replace(config, stop_at=2))
+    moved = (tmp_path / "text").rename(tmp_path / "moved")
+    stream = replace(config.corpus.stream, files=sorted(map(str, moved.iterdir())))
+    train(replace(config, corpus=replace(config.corpus, stream=stream)), resume=True)
+
+
 @pytest.mark.parametrize(
     ("overrides", "changes", "message"),
     [

@@ -264,9 +264,16 @@ def test_an_existing_run_is_not_overwritten_by_mistake(tmp_path):
     [
         (["--save_interval=2"], [6, 8]),
         (["--save_interval=1", "--checkpoints.keep_every=3"], [3, 6, 7, 8]),
-        (["--save_interval=1", "--save_interval_unsharded=3"], [3, 6, 7, 8]),  # OLMo's default: all of the second
         (
-            ["--save_interval=1", "--save_interval_unsharded=3", "--save_num_unsharded_checkpoints_to_keep=1"],
+            ["--save_interval=1", "--save_interval_unsharded=3"],
+            [3, 6, 7, 8],
+        ),  # OLMo's default: all of the second
+        (
+            [
+                "--save_interval=1",
+                "--save_interval_unsharded=3",
+                "--save_num_unsharded_checkpoints_to_keep=1",
+            ],
             [6, 7, 8],
         ),
     ],
