@@ -12,20 +12,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from analysis.measure.crossfit import ModelChooser
-from analysis.measure.influence import (
-    InfluenceEngine,
-    selection_rounds,
-    targets_per_batch,
-)
+from analysis.measure.influence import InfluenceEngine
 from analysis.measure.selectors import Selection
 from analysis.model.load import LoadedModel
 from analysis.model.scorer import Scorer
-from analysis.records.schema import FAR_CONTEXTS, Targets
-from analysis.stats.bootstrap import ClusterBootstrap, Statistic, difference, ratio_of_sums
-from analysis.stats.recovery import net_recovery
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, difference
+from analysis.stats.recovery import Columns, SumsBootstrap
 from analysis.text.contexts import Contexts, SampledTargets, sample_targets
 from analysis.text.decode import TextDecoder
 from benchmarks.plain_loop import plain_selection
+from benchmarks.recovered import KS, gains_of, recovered_columns
 from benchmarks.settings import InfluenceSettings
 from benchmarks.timing import (
     MATRIX_PRODUCT,
@@ -36,11 +32,9 @@ from benchmarks.timing import (
     time_in_turn,
 )
 from olmo_sparsity.corpus.tokens import TokenFiles
-from olmo_sparsity.util.progress import progress
 
 PLAIN, ALONE, BLOCK = "plain loop", "engine, one target at a time", "engine, a block"
 SELECTORS = ("leave-one-out", "leave-one-in")
-KS = (1, 2, 4, 8)
 SELECTOR = "leave-one-out"
 
 Select = Callable[[Contexts], Selection]
@@ -131,39 +125,33 @@ def measure_agreement(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
         seed=settings.seed,
         targets_per_block=settings.targets_per_block,
     )
-    measured = {
-        size: _measure(loaded, tokens, sampled, settings, size) for size in (1, settings.targets_per_block)
-    }
+    sizes = (1, settings.targets_per_block)
+    measured = {size: _measure(loaded, tokens, sampled, settings, size) for size in sizes}
     single, blocks = (columns for columns, _ in measured.values())
-    both = (single[:, :1] > 0) & (blocks[:, :1] > 0)
-    found: Json = {"targets": len(single), "tau_nats": settings.tau_nats, "selector": SELECTOR}
-    *nets, apart = _net_recoveries(single, blocks, sampled, settings.seed)
+    columns = single | blocks
+    both = (columns["gain", sizes[0]] > 0) & (columns["gain", sizes[1]] > 0)
+    found: Json = {"targets": len(both), "tau_nats": settings.tau_nats, "selector": SELECTOR}
+    *nets, apart = _net_recoveries(columns, sizes, sampled, settings.seed)
     for (size, (_, costs)), net in zip(measured.items(), nets, strict=True):
         found[f"B = {size}"] = {**costs, "net_recovery": net}
     found["difference"] = {"net_recovery": apart}
-    of_both = _net_recoveries(single * both, blocks * both, sampled, settings.seed)
-    found["difference, over tau in both"] = {"over_tau": int(both.sum()), "net_recovery": of_both[2]}
+    of_both = {name: column * both for name, column in columns.items()}
+    *_, apart = _net_recoveries(of_both, sizes, sampled, settings.seed)
+    found["difference, over tau in both"] = {"over_tau": int(both.sum()), "net_recovery": apart}
     return found
 
 
-def _net_recoveries(single: np.ndarray, blocks: np.ndarray, sampled: SampledTargets, seed: int) -> list[Json]:
+def _net_recoveries(
+    columns: Columns, sizes: tuple[int, int], sampled: SampledTargets, seed: int
+) -> list[Json]:
     """Net recovery by k of single targets, of blocks, and the second minus the first, from columns of `_measure`."""
-    columns = np.concatenate([single, blocks], axis=1)
-    bootstrap = ClusterBootstrap(columns, sampled.document, groups=sampled.document_group, seed=seed)
-    first, second = ([_net(gain, gain + 1 + k) for k in range(len(KS))] for gain in (0, _WIDTH))
-    apart = [difference(b, a) for a, b in zip(first, second, strict=True)]
-    return [
-        {str(k): bootstrap.interval(each).as_dict() for k, each in zip(KS, statistics, strict=True)}
-        for statistics in (first, second, apart)
-    ]
-
-
-_WIDTH = 1 + 2 * len(KS)  # columns of one protocol: the gain, and what each k recovers, true and placebo
-
-
-def _net(gain: int, recovered: int) -> Statistic:
-    """Net recovery from the columns of gain and of what is recovered at one k; the placebo's is K behind that."""
-    return net_recovery(*(ratio_of_sums(recovered + further, gain) for further in (0, len(KS))))
+    sums = SumsBootstrap(columns, sampled.document, DEFAULT_RESAMPLES, seed, sampled.document_group)
+    found: list[Json] = [{}, {}, {}]
+    for k in KS:
+        first, second = (sums.recovery_statistics(SELECTOR, k, size)["net_recovery"] for size in sizes)
+        for by_k, statistic in zip(found, (first, second, difference(second, first)), strict=True):
+            by_k[str(k)] = sums.interval(statistic)
+    return found
 
 
 def _measure(
@@ -172,8 +160,8 @@ def _measure(
     sampled: SampledTargets,
     settings: InfluenceSettings,
     targets_per_block: int,
-) -> tuple[np.ndarray, Json]:
-    """Of each target, 0 where it is not over tau: its gain, and L_short - L_k, true and placebo, (n, 1 + 2 K)."""
+) -> tuple[Columns, Json]:
+    """What blocks of a size recover, as the columns of a group of that name, and what they cost."""
     scorer = Scorer(loaded.model, device=settings.device or "cpu")
     engine = InfluenceEngine(
         tokens,
@@ -186,21 +174,12 @@ def _measure(
         (SELECTOR,),
         targets_per_block,
     )
-    count, size = len(sampled.position), targets_per_batch(targets_per_block)
     started = time.perf_counter()
-    ids = [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
-    targets = Targets.joined([engine.measure_gains(sampled, rows, rows) for rows in ids])
+    targets = gains_of(engine, sampled)
     over = targets.over(settings.tau_nats)
     of_gains = time.perf_counter() - started
-    columns = np.zeros((count, _WIDTH))
-    columns[over, 0] = targets.gain_nats[over]
-    with progress(f"agreement, B = {targets_per_block}", len(over), "targets") as advance:
-        for rows in selection_rounds(targets, over, targets_per_block):
-            for row in engine.select(targets, rows):
-                start = 1 + len(KS) * FAR_CONTEXTS.index(row.far_context)
-                saved = targets.loss_short_nats[row.target_id] - np.asarray(row.loss_nats)
-                columns[row.target_id, start : start + len(KS)] = saved
-            advance(len(rows))
+    description = f"agreement, B = {targets_per_block}"
+    columns = recovered_columns(engine, targets, over, description, group=targets_per_block)
     seconds = time.perf_counter() - started
     return columns, {
         "over_tau": len(over),

@@ -13,21 +13,20 @@ import torch
 from torch import nn
 
 from analysis.measure.crossfit import ModelChooser
-from analysis.measure.influence import InfluenceEngine, selection_rounds, targets_per_batch
+from analysis.measure.influence import InfluenceEngine
 from analysis.measure.selectors import SELECTORS, Question, Selection, check_selector, find_selector
 from analysis.model.load import LoadedModel
 from analysis.model.scorer import Scorer
-from analysis.records.schema import FAR_CONTEXTS, Targets
-from analysis.stats.bootstrap import ClusterBootstrap, Statistic, count_clusters, difference, ratio_of_sums
-from analysis.stats.recovery import net_recovery
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, count_clusters, difference
+from analysis.stats.recovery import SumsBootstrap
 from analysis.text.contexts import Contexts, sample_targets
 from analysis.text.decode import TextDecoder
 from benchmarks.other_selectors import other_selectors
+from benchmarks.recovered import KS, gains_of, recovered_columns
 from benchmarks.settings import InfluenceSettings
 from benchmarks.timing import Json, synchroniser
 from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.progress import progress
 
 EXACT = "leave-one-out"
 SCREENS = (
@@ -35,7 +34,6 @@ SCREENS = (
     *(f"{EXACT}@spans:{m}" for m in (8, 16)),
     "greedy@gradient:32",
 )
-KS = (1, 2, 4, 8)
 SHOWN_K = 4
 """The k of the figure."""
 _BACKWARD_FORWARDS = 2  # a backward pass computes about twice what its forward pass does
@@ -64,42 +62,29 @@ def measure_screened(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
     sampled = sample_targets(
         tokens, settings.sampled_targets, n_long=settings.n_long, n_short=settings.n_short, seed=settings.seed
     )
-    count, size = len(sampled.position), targets_per_batch(1)
-    ids = [np.arange(start, min(start + size, count)) for start in range(0, count, size)]
-    targets = Targets.joined([engine.measure_gains(sampled, rows, rows) for rows in ids])
+    targets = gains_of(engine, sampled)
     over = targets.over(settings.tau_nats)
     if not len(over):
         raise UserError(
-            f"none of {count} targets gains more than tau; lower --tau or raise --sampled-targets"
+            f"none of {len(targets)} targets gains more than tau; lower --tau or raise --sampled-targets"
         )
-    recovered = _recovered(engine, targets, over)
-    measures = _net_recoveries(recovered, targets, over, settings.seed)
+    columns = recovered_columns(engine, targets, over, "selectors side by side")
+    of_over = {name: column[over] for name, column in columns.items()}
+    document, groups = targets.document[over], targets.groups_of(over)
+    sums = SumsBootstrap(of_over, document, DEFAULT_RESAMPLES, settings.seed, groups)
+    measures = {name: _recoveries(sums, name) for name in found}
     for name, row in measures.items():
         row["seconds_per_target"] = chooser.seconds[name] / len(over)
         row["time_ratio"] = chooser.seconds[name] / chooser.seconds[EXACT]
         row["tokens_per_target"] = chooser.tokens[name] / len(over)
     return {
         "k": SHOWN_K,
-        "targets": count,
+        "targets": len(targets),
         "over_tau": len(over),
         "tau_nats": settings.tau_nats,
-        **count_clusters(targets.document[over], targets.groups_of(over)),
+        **count_clusters(document, groups),
         "selectors": measures,
     }
-
-
-def _recovered(engine: InfluenceEngine, targets: Targets, over: np.ndarray) -> dict[str, np.ndarray]:
-    """L_short - L_k of every selector, (true and placebo far context, m, K) nats."""
-    recovered = {name: np.zeros((len(FAR_CONTEXTS), len(over), len(KS))) for name in engine.selectors}
-    place = {target: at for at, target in enumerate(targets.target_id[over].tolist())}
-    with progress("selectors side by side", len(over), "targets") as advance:
-        for rows in selection_rounds(targets, over, 1):
-            for chosen in engine.select(targets, rows):
-                at = place[chosen.target_id]
-                gain = targets.loss_short_nats[over[at]] - np.asarray(chosen.loss_nats)
-                recovered[chosen.selector][FAR_CONTEXTS.index(chosen.far_context), at] = gain
-            advance(len(rows))
-    return recovered
 
 
 def _fits(name: str, settings: InfluenceSettings) -> bool:
@@ -136,34 +121,19 @@ class CountingChooser(ModelChooser):
         return chosen
 
 
-def _net_recoveries(
-    recovered: dict[str, np.ndarray], targets: Targets, over: np.ndarray, seed: int
-) -> dict[str, Json]:
+def _recoveries(sums: SumsBootstrap, name: str) -> Json:
     """Recovery, placebo and net recovery by k; what is kept of `EXACT`'s net recovery, and the difference from it."""
-    columns = [targets.gain_nats[over, None]]
-    columns += [np.concatenate([true, placebo], axis=1) for true, placebo in recovered.values()]
-    document, groups = targets.document[over], targets.groups_of(over)
-    bootstrap = ClusterBootstrap(np.concatenate(columns, axis=1), document, groups=groups, seed=seed)
-    of_name: dict[str, dict[str, list[Statistic]]] = {}
-    for number, name in enumerate(recovered):
-        true, placebo = (
-            [ratio_of_sums(1 + (2 * number + part) * len(KS) + i, 0) for i in range(len(KS))]
-            for part in (0, 1)
-        )
-        net = [net_recovery(*pair) for pair in zip(true, placebo, strict=True)]
-        of_name[name] = {"recovery": true, "placebo_recovery": placebo, "net_recovery": net}
-    exact = of_name[EXACT]["net_recovery"]
-    rows: dict[str, Json] = {}
-    for name, statistics in of_name.items():
-        pairs = list(zip(statistics["net_recovery"], exact, strict=True))
-        apart = [difference(*pair) for pair in pairs]
-        kept = [_share(*pair) for pair in pairs]
-        statistics |= {"difference_of_net_recovery": apart, "net_recovery_kept": kept}
-        rows[name] = {
-            called: {str(k): bootstrap.interval(each).as_dict() for k, each in zip(KS, by_k, strict=True)}
-            for called, by_k in statistics.items()
+    found: Json = {}
+    for k in KS:
+        statistics = sums.recovery_statistics(name, k)
+        net, exact = (sums.recovery_statistics(each, k)["net_recovery"] for each in (name, EXACT))
+        statistics |= {
+            "difference_of_net_recovery": difference(net, exact),
+            "net_recovery_kept": _share(net, exact),
         }
-    return rows
+        for called, each in statistics.items():
+            found.setdefault(called, {})[str(k)] = sums.interval(each)
+    return found
 
 
 def _share(part: Statistic, whole: Statistic) -> Statistic:
