@@ -20,42 +20,26 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 from rich.table import Table
 
-from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, texts, whole_number, whole_numbers
+from analysis.measure.settings import HandBuiltRecallSettings, TrainedRecallSettings
+from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
 from olmo_sparsity.util.errors import UserError
-
-SELECTORS = ("leave-one-out", "leave-one-in", "greedy", "gradient", "attention", "random", "nearest")
-HAND_BUILT = {
-    "n_long": 128,
-    "n_short": 16,
-    "models": 20,
-    "selectors": (*SELECTORS[:-2], "leave-one-out@gradient:32", *SELECTORS[-2:]),
-    "seed": 0,
-}
-TRAINED = {
-    "n_short": 2,
-    "length": None,
-    "ks": None,
-    "samples": 100,
-    "selectors": SELECTORS,
-    "seed": 0,
-    "device": None,
-}
 
 
 def main() -> None:
     """Measure, write and print."""
-    given = vars(_parser().parse_args())
-    checkpoint, out = given.pop("checkpoint", None), given.pop("out")
-    defaults = HAND_BUILT if checkpoint is None else TRAINED
-    for name in given.keys() - defaults.keys():
+    arguments = _parser().parse_args()
+    given = vars(arguments).keys()
+    kind = TrainedRecallSettings if "checkpoint" in given else HandBuiltRecallSettings
+    for name in given - {field.name for field in fields(kind)}:
         option = f"--{name.replace('_', '-')}"
         raise UserError(
             f"{option} is for a trained model; name one with --checkpoint, or leave {option} out"
-            if checkpoint is None
+            if kind is HandBuiltRecallSettings
             else f"{option} is for models built by hand; leave it out, or leave out --checkpoint"
         )
     from analysis.measure.planted import measure_hand_built, measure_trained
@@ -65,14 +49,13 @@ def main() -> None:
     from analysis.tables.cells import print_result
     from olmo_sparsity.util.files import read_json
 
-    options: dict[str, Any] = {**defaults, **given}
-    if checkpoint is None:
-        path = measure_hand_built(out, **options)
+    if kind is HandBuiltRecallSettings:
+        path = measure_hand_built(settings_from(HandBuiltRecallSettings, arguments))
         print_result([_table(read_json(path, ""))], [path])
         return
-    path = measure_trained(checkpoint, out, **options)
+    path = measure_trained(settings_from(TrainedRecallSettings, arguments))
     result = RECALL.load(path)
-    figures = save_figure(recall_figure(result), out, "recall")
+    figures = save_figure(recall_figure(result), path.parent, "recall")
     print_result(_tables_of_checkpoint(result), [path, *figures])
 
 
@@ -121,40 +104,15 @@ def _table(result: dict[str, Any]) -> Table:
 
 
 def _parser() -> Parser:
-    parser = Parser(description=__doc__, argument_default=argparse.SUPPRESS)
-    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where recall.json goes")
-    parser.add_argument(
-        "--n-short",
-        type=whole_number,
-        help=f"M in tokens (default: {HAND_BUILT['n_short']}; of a checkpoint {TRAINED['n_short']})",
-    )
-    parser.add_argument(
-        "--selectors",
-        type=texts,
-        help=f"comma-separated (default: {','.join(SELECTORS)}; of models built by hand a screened one, too)",
-    )
-    parser.add_argument("--seed", type=seed_number, help="of planted tokens, noise and samples (default: 0)")
+    parser = Parser(
+        description=__doc__, argument_default=argparse.SUPPRESS
+    )  # tells what was given from defaults
+    add_arguments(parser, HandBuiltRecallSettings, only=("out", "n_short", "selectors", "seed"))
     by_hand = parser.add_argument_group("models built by hand")
-    by_hand.add_argument("--n-long", type=whole_number, help=f"N (default: {HAND_BUILT['n_long']} tokens)")
-    by_hand.add_argument(
-        "--models",
-        type=whole_number,
-        help=f"each with its own planted tokens (default: {HAND_BUILT['models']})",
-    )
+    add_arguments(by_hand, HandBuiltRecallSettings, only=("n_long", "models"))
     trained = parser.add_argument_group("a trained model")
     trained.add_argument(
         "--checkpoint", metavar="RUN", help="a run (then its last checkpoint) or checkpoint on a planted task"
     )
-    trained.add_argument(
-        "--length", type=whole_number, help="N: tokens of every prompt (default: the longest of training)"
-    )
-    trained.add_argument(
-        "--ks",
-        type=whole_numbers,
-        help="numbers of planted tokens of a sample, comma-separated (default: powers of 2 up to training's k_train)",
-    )
-    trained.add_argument(
-        "--samples", type=whole_number, help=f"test samples for each of --ks (default: {TRAINED['samples']})"
-    )
-    trained.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
+    add_arguments(trained, TrainedRecallSettings)
     return parser

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from analysis.measure.selectors import Question, check_selector, find_selector
+from analysis.measure.settings import HandBuiltRecallSettings, TrainedRecallSettings
 from analysis.model.adapters import KeyValues, ReadAttention, mean_over_heads
 from analysis.model.device import pick_device
 from analysis.model.load import LoadedModel, check_long_context, load_for_analysis
@@ -245,36 +246,27 @@ def planted_task(folder: Path) -> tuple[Config, SparseTask]:
     return config, task
 
 
-def checked_settings(
-    task: SparseTask,
-    *,
-    length: int | None,
-    planted: tuple[int, ...] | None,
-    n_short: int,
-    samples: int,
-    selectors: tuple[str, ...],
-    seed: int,
-) -> RecallSettings:
-    """Settings that fit the task.
-
-    Args:
-        length: None means the longest training prompt.
-        planted: None means those of `KS` that training had and the far context holds.
+def checked_settings(task: SparseTask, asked: TrainedRecallSettings) -> RecallSettings:
+    """Settings that fit the task: where nothing else is asked for, N of the longest training prompt, and those of `KS`
+    that training had and the far context holds.
 
     Raises `UserError` for a length that does not hold a p, an M without far tokens or with part of a place, fewer than
     two samples (the placebo is another one), and selectors that do not exist or screen too few tokens.
     """
-    length, unit = task.train_length[1] if length is None else length, task.tokens_per_place
+    length = task.train_length[1] if asked.length is None else asked.length
+    planted, n_short, unit = asked.ks, asked.n_short, task.tokens_per_place
     if planted is None:
         planted = tuple(p for p in KS if p <= task.k_train and p * unit <= length - n_short)
-    settings = RecallSettings(length, planted, n_short, samples, selectors, seed)
+    settings = RecallSettings(length, planted, n_short, asked.samples, asked.selectors, asked.seed)
     if not 0 < n_short < length or n_short % unit:
         raise UserError(
             f"--n-short {n_short} must be a multiple of {unit} (the tokens of one place of {task.name}), above 0 and "
             f"below --length {length}"
         )
-    if samples < 2:
-        raise UserError(f"--samples {samples} is too few: the placebo is another sample; give 2 or more")
+    if asked.samples < 2:
+        raise UserError(
+            f"--samples {asked.samples} is too few: the placebo is another sample; give 2 or more"
+        )
     if not planted or max(planted) * unit > settings.n_far:
         raise UserError(
             f"--length {length} without its last {n_short} tokens does not hold k = {max(planted, default=1)} planted "
@@ -282,7 +274,7 @@ def checked_settings(
         )
     for p in planted:
         task.at_length(length, p)
-    for name in selectors:
+    for name in settings.selectors:
         check_selector(name, k_max=max(settings.ks), n_far=settings.n_far)
     return settings
 
@@ -466,45 +458,31 @@ def recall_record(
     return found
 
 
-def measure_trained(
-    checkpoint: str | Path,
-    out: Path,
-    *,
-    length: int | None,
-    ks: tuple[int, ...] | None,
-    n_short: int,
-    samples: int,
-    selectors: tuple[str, ...],
-    seed: int,
-    device: str | None,
-) -> Path:
-    """Measure a model that was trained on a task with ``ks`` planted tokens and write `recall.json`; returns its path.
+def measure_trained(asked: TrainedRecallSettings) -> Path:
+    """Measure a model that was trained on a task with planted tokens and write `recall.json`; returns its path.
 
-    Arguments and errors are those of `checked_settings` and `planted_task`.
+    Errors are those of `checked_settings` and `planted_task`.
     """
-    folder = resolve_checkpoint(checkpoint)
+    folder = resolve_checkpoint(asked.checkpoint)
     config, task = planted_task(folder)
-    settings = checked_settings(
-        task, length=length, planted=ks, n_short=n_short, samples=samples, selectors=selectors, seed=seed
-    )
-    place = pick_device(device)
+    settings = checked_settings(task, asked)
+    place = pick_device(asked.device)
     loaded = load_for_analysis(folder)
     scorer = Scorer(loaded.model.to(place), device=place)
     check_long_context(loaded.model, settings.length, name=f"{folder} ({loaded.family})", option="--length")
-    contexts = 2 * settings.samples * len(selectors) * len(settings.planted)
+    contexts = 2 * settings.samples * len(settings.selectors) * len(settings.planted)
     with progress("recall", contexts, "contexts") as advance:
         cells = measure_recall(scorer, task, settings, advance=advance)
-    RECALL.save(out / RECALL_NAME, recall_record(loaded, config, task, settings, cells))
-    return out / RECALL_NAME
+    RECALL.save(asked.out / RECALL_NAME, recall_record(loaded, config, task, settings, cells))
+    return asked.out / RECALL_NAME
 
 
-def measure_hand_built(
-    out: Path, *, n_long: int, n_short: int, models: int, selectors: tuple[str, ...], seed: int
-) -> Path:
+def measure_hand_built(settings: HandBuiltRecallSettings) -> Path:
     """Mean recall over models built by hand, each with its own planted tokens; writes `recall.json`, returns its path.
 
     Raises `UserError` where the far context is too short.
     """
+    n_long, n_short, selectors = settings.n_long, settings.n_short, settings.selectors
     n_far = n_long - n_short
     if not 0 < n_short < n_long - max(KS):
         raise UserError(f"--n-long must exceed --n-short by more than {max(KS)}, the largest k")
@@ -512,20 +490,20 @@ def measure_hand_built(
         check_selector(name, k_max=max(KS), n_far=n_far)
     rows = []
     for rule, planted in itertools.product(RULES, HAND_PLANTED):
-        generator = np.random.default_rng([seed, planted])
+        generator = np.random.default_rng([settings.seed, planted])
         recalls: dict[str, list[np.ndarray]] = {name: [] for name in selectors}
-        for number in range(models):
+        for number in range(settings.models):
             columns = np.sort(generator.choice(n_far, planted, replace=False))
             scorer = Scorer(PlantedModel(columns.tolist(), n_long, rule=rule, seed=number))
             contexts = planted_contexts(1, n_long, n_short)
             for name in selectors:
-                chosen = find_selector(name)(Question(scorer, contexts, seed + number, max(KS)))
+                chosen = find_selector(name)(Question(scorer, contexts, settings.seed + number, max(KS)))
                 recalls[name].append(found_at(chosen.columns, columns[None], KS).mean(axis=2)[0])
         rows += [
             {"rule": rule, "planted": planted, "selector": name, "recall": np.mean(each, axis=0).tolist()}
             for name, each in recalls.items()
         ]
     found = {"format": FORMAT, "measured": OF_HAND_BUILT, "n_long": n_long, "n_short": n_short}
-    found |= {"models": models, "ks": KS, "commit": current_commit(), "rows": rows}
-    write_json(out / RECALL_NAME, found)
-    return out / RECALL_NAME
+    found |= {"models": settings.models, "ks": KS, "commit": current_commit(), "rows": rows}
+    write_json(settings.out / RECALL_NAME, found)
+    return settings.out / RECALL_NAME

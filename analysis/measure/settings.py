@@ -291,6 +291,52 @@ class NeedleSettings(ComparisonSettings):
         return {**told, "recall": self.recall and asdict(self.recall)}
 
 
+PLANTED_SELECTORS = ("leave-one-out", "leave-one-in", "greedy", "gradient", "attention", "random", "nearest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandBuiltRecallSettings:
+    """`analysis.measure.planted`: recall of planted tokens by models that are built by hand."""
+
+    out: Path = field(metadata=argument("where recall.json goes", type=out_folder, metavar="DIR"))
+    n_long: int = field(default=128, metadata=argument("N (default: 128 tokens)"))
+    n_short: int = field(default=16, metadata=argument("M in tokens (default: 16; of a checkpoint 2)"))
+    models: int = field(default=20, metadata=argument("each with its own planted tokens"))
+    selectors: tuple[str, ...] = field(
+        default=(*PLANTED_SELECTORS[:-2], "leave-one-out@gradient:32", *PLANTED_SELECTORS[-2:]),
+        metadata=argument(
+            f"comma-separated (default: {','.join(PLANTED_SELECTORS)}; of models built by hand a screened one, too)"
+        ),
+    )
+    seed: int = field(default=0, metadata=argument("of planted tokens, noise and samples", type=seed_number))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRecallSettings:
+    """`analysis.measure.planted`: the same by a model that was trained on a planted task. Fields without a help text
+    are options of models built by hand, too, and described there."""
+
+    checkpoint: str
+    """A run, then its last checkpoint, or a checkpoint."""
+    out: Path
+    n_short: int = 2
+    length: int | None = field(
+        default=None, metadata=argument("N: tokens of every prompt (default: the longest of training)")
+    )
+    ks: tuple[int, ...] | None = field(
+        default=None,
+        metadata=argument(
+            "numbers of planted tokens of a sample, comma-separated (default: powers of 2 up to training's k_train)"
+        ),
+    )
+    samples: int = field(default=100, metadata=argument("test samples for each of --ks"))
+    selectors: tuple[str, ...] = PLANTED_SELECTORS
+    seed: int = 0
+    device: str | None = field(
+        default=None, metadata=argument("cpu, cuda, cuda:1, … (default: a GPU where there is one)")
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class VerifySettings:
     """`analysis.measure.verify`: recorded targets, measured again."""

@@ -178,8 +178,9 @@ def argument(
 def add_arguments(parser: Any, settings: type, *, only: Collection[str] | None = None) -> None:
     """Add an argument to a parser, or a group of one, for every field that has `argument` metadata.
 
-    ``only`` names the fields that are wanted. A field without a default is required. Annotations are read as text:
-    the file of the settings starts with ``from __future__ import annotations``.
+    ``only`` names the fields that are wanted. A field without a default is required. The ``argument_default`` of a
+    parser that has one takes the place of theirs. Annotations are read as text: the file of the settings starts with
+    ``from __future__ import annotations``.
     """
     for field in fields(settings):
         if "argument" in field.metadata and (only is None or field.name in only):
@@ -208,7 +209,7 @@ def _add_argument(parser: Any, field: Field[Any]) -> None:
         options["type"] = _TYPES[annotation]
     default = field.default if field.default_factory is MISSING else field.default_factory()
     if default is not MISSING:
-        options["default"] = default
+        options["default"] = default if parser.argument_default is None else parser.argument_default
         if default is not None and annotation != "bool" and "default" not in options["help"]:
             shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
             options["help"] += f" (default: {shown.replace('%', '%%')})"

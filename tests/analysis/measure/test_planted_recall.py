@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from analysis.measure.planted import checked_settings, draw_samples, measure_recall, planted_task
+from analysis.measure.settings import TrainedRecallSettings
 from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.plots.recall import recall_figure
@@ -66,8 +68,8 @@ class Solver:
 
 
 def settings_for(task, **changes):
-    asked = {"length": 12, "planted": (3,), "n_short": 2, "samples": 8, "selectors": ("leave-one-out",)}
-    return checked_settings(task, **{**asked, "seed": 0, **changes})
+    asked = {"length": 12, "ks": (3,), "n_short": 2, "samples": 8, "selectors": ("leave-one-out",)}
+    return checked_settings(task, TrainedRecallSettings(checkpoint="", out=Path(), **{**asked, **changes}))
 
 
 def left_out(loss, tokens, n_far):
@@ -187,7 +189,7 @@ def test_the_script_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, run_
     )
     result = RECALL.load(out)
     config, task = planted_task(run / "step00000007")
-    settings = settings_for(task, length=10, planted=(1, 2), samples=4)
+    settings = settings_for(task, length=10, ks=(1, 2), samples=4)
     for cell, planted in zip(result["cells"], (1, 2), strict=True):
         assert cell["planted"] == planted
         assert_cell(cell, logits_of_run(run), task, settings)
@@ -221,13 +223,13 @@ def test_olmo_is_measured_too(tmp_path):
     run = checkpoint(tmp_path, model=tiny_task.OLMO)
     loaded = load_for_analysis(run)
     _, task = planted_task(loaded.checkpoint)
-    settings = settings_for(task, planted=(2,), samples=3)
+    settings = settings_for(task, ks=(2,), samples=3)
     (cell,) = measure_recall(Scorer(loaded.model), task, settings)
     assert_cell(cell, logits_of_run(run), task, settings)
 
 
 def test_lengths_and_ks_default_to_those_of_training():
-    settings = settings_for(PARITY, length=None, planted=None)
+    settings = settings_for(PARITY, length=None, ks=None)
     assert (settings.length, settings.planted) == (14, (1, 2))  # k_train is 3
 
 
@@ -237,9 +239,9 @@ def test_lengths_and_ks_default_to_those_of_training():
         ({"n_short": 3}, "multiple of 2"),
         ({"n_short": 12}, "below --length 12"),
         ({"samples": 1}, "--samples 1 is too few"),
-        ({"planted": (6,)}, "--length 12 without its last 2 tokens does not hold k = 6"),
+        ({"ks": (6,)}, "--length 12 without its last 2 tokens does not hold k = 6"),
         ({"length": 13}, "multiples of 2"),
-        ({"planted": (0,)}, "no k above 0"),
+        ({"ks": (0,)}, "no k above 0"),
         ({"selectors": ("leave-one-off",)}, "did you mean leave-one-out"),
         ({"selectors": ("leave-one-out@gradient:4",)}, "m = 4 must be at least k = 8"),
     ],
