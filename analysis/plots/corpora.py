@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from analysis.plots import style
+from analysis.plots.length import draw_bins
 from analysis.stats.bootstrap import by_clusters, divided
 from analysis.stats.corpora import KINDS
 from analysis.stats.recovery import nats
@@ -157,15 +158,8 @@ def _plot_distances(axes: Axes, corpora: Sequence[Json], styles: dict[str, style
 
 def _plot_loss(axes: Axes, corpora: Sequence[Json], styles: dict[str, style.Style]) -> None:
     for each in corpora:
-        colour, marker, line = styles[each["label"]]
-        bins = each["loss_by_position"]
-        places = [each["bytes_per_token"] * math.sqrt(one["from"] * (one["to"] - 1)) for one in bins]
-        value, low, high = (
-            [style.to_number(one["loss_nats_per_byte"][bound]) for one in bins]
-            for bound in ("value", "low", "high")
-        )
-        axes.plot(places, value, color=colour, marker=marker, linestyle=line, zorder=3)
-        axes.fill_between(places, low, high, color=colour, alpha=0.13, linewidth=0)
+        bins, per_token = each["loss_by_position"], each["bytes_per_token"]
+        draw_bins(axes, bins, "loss_nats_per_byte", each["label"], styles, per_token)
     _bytes_axis(axes, "position [bytes before it]")
 
 

@@ -33,7 +33,7 @@ def plot_length(axes: Axes, length_json: Json) -> None:
     """Panel (d): mean loss per bin of positions against the bin's centre [nats per token], with its own legend."""
     styles = _styles(length_json)
     for model in length_json["models"]:
-        _draw(axes, model, styles[model["label"]])
+        draw_bins(axes, model["bins"], "loss_nats", model["label"], styles)
     lines = _training_lines(axes, length_json["models"])
     _position_axis(axes, length_json, most=6)
     axes.set_xlabel("position [tokens before it]")
@@ -57,7 +57,7 @@ def length_figure(length_json: Json) -> Figure:
         lines = []
         for axes, (family, members) in zip(panels, families.items(), strict=True):
             for model in [first, *(model for model in members if model is not first)]:
-                _draw(axes, model, styles[model["label"]])
+                draw_bins(axes, model["bins"], "loss_nats", model["label"], styles)
             lines += _training_lines(axes, [first, *members])
             _position_axis(axes, length_json, most=5 if len(families) > 1 else 12)
             axes.set_title(family, loc="left")
@@ -129,14 +129,16 @@ def _families(models: Sequence[Json]) -> dict[str, list[Json]]:
     return {family: members for family, members in found.items() if members != [models[0]]}
 
 
-def _draw(axes: Axes, model: Json, look: style.Style) -> None:
-    colour, marker, line = look
-    centres = [_centre(one) for one in model["bins"]]
+def draw_bins(
+    axes: Axes, bins: Sequence[Json], loss: str, label: str, styles: dict[str, style.Style], unit: float = 1
+) -> None:
+    """A loss of bins of positions, with its band, against their centres, ``unit`` to a token."""
+    colour, marker, line = styles[label]
+    centres = [unit * _centre(one) for one in bins]
     value, low, high = (
-        [style.to_number(one["loss_nats"][bound]) for one in model["bins"]]
-        for bound in ("value", "low", "high")
+        [style.to_number(one[loss][bound]) for one in bins] for bound in ("value", "low", "high")
     )
-    axes.plot(centres, value, color=colour, marker=marker, linestyle=line, label=model["label"], zorder=3)
+    axes.plot(centres, value, color=colour, marker=marker, linestyle=line, label=label, zorder=3)
     axes.fill_between(centres, low, high, color=colour, alpha=0.13, linewidth=0)
 
 
