@@ -45,15 +45,11 @@ from analysis.model.token_losses import TokenLosses
 from analysis.records.results import NEEDLE
 from analysis.stats.bootstrap import (
     DEFAULT_RESAMPLES,
-    ClusterBootstrap,
     Statistic,
     count_clusters,
     difference,
-    draw_seeds,
     interval_words,
     mean_of,
-    mean_over_seeds,
-    ratio_of_sums,
 )
 from analysis.stats.recovery import Columns, SumsBootstrap
 from analysis.text.contexts import Contexts
@@ -264,15 +260,12 @@ def _summarize(
     """
     columns: Columns = {"one": np.ones(len(needles))}
     for name, values in (("loss", loss_nats), ("exact", exact)):
-        columns |= {(name, *at): values[at] for at in np.ndindex(values.shape[:2])}
+        columns |= {(c, (name, cells[at])): values[c, at] for c, at in np.ndindex(values.shape[:2])}
     segments = needles.segments
     sums = SumsBootstrap(columns, segments.document, settings.resamples, settings.seed, segments.group)
-    place = {cell: number for number, cell in enumerate(cells)}
 
-    def mean(number: int, label: str, name: str, cell: Cell) -> Statistic:
-        seeds = [c for c, each in enumerate(settings.labels) if each == label]
-        drawn = draw_seeds(len(seeds), settings.resamples, settings.seed, number)
-        return mean_over_seeds([sums.statistic((name, c, place[cell]), "one") for c in seeds], drawn)
+    def mean(number: int, name: str, cell: Cell) -> Statistic:
+        return sums.mean_over_seeds(settings.labels, number, (name, cell), "one")
 
     models = []
     for number, label in enumerate(dict.fromkeys(settings.labels)):
@@ -281,7 +274,7 @@ def _summarize(
             if cell.depth is None:
                 continue
             absent = Cell(cell.value_tokens, cell.length, None)
-            loss, absent_loss = (mean(number, label, "loss", each) for each in (cell, absent))
+            loss, absent_loss = (mean(number, "loss", each) for each in (cell, absent))
             found.append(
                 {
                     "value_tokens": cell.value_tokens,
@@ -291,14 +284,14 @@ def _summarize(
                     "loss_nats": sums.interval(loss),
                     "absent_loss_nats": sums.interval(absent_loss),
                     "gain_nats": sums.interval(difference(absent_loss, loss)),
-                    "exact": sums.interval(mean(number, label, "exact", cell)),
-                    "absent_exact": sums.interval(mean(number, label, "exact", absent)),
+                    "exact": sums.interval(mean(number, "exact", cell)),
+                    "absent_exact": sums.interval(mean(number, "exact", absent)),
                 }
             )
         over_depths = []
         for k, length in dict.fromkeys((cell.value_tokens, cell.length) for cell in cells):
             like = [cell for cell in cells if (cell.value_tokens, cell.length) == (k, length)]
-            of_depths = [mean(number, label, "exact", cell) for cell in like if cell.depth is not None]
+            of_depths = [mean(number, "exact", cell) for cell in like if cell.depth is not None]
             exact_match = sums.interval(mean_of(of_depths))
             over_depths.append({"value_tokens": k, "length": length, "exact": exact_match})
         models.append({"label": label, "cells": found, "over_depths": over_depths})
@@ -385,14 +378,10 @@ def recall_of_needles(
 
 def _intervals(shares: list[np.ndarray], ks: list[int], segments: Segments, seed: int) -> Json:
     """Mean true and placebo recall (n, K) of every k, for the first n segments."""
-    count = len(shares[0])
-    columns = np.concatenate([np.ones((count, 1)), *shares], axis=1)
+    names, count = ("recall", "placebo_recall"), len(shares[0])
+    columns: Columns = {"one": np.ones(count)}
+    for name, share in zip(names, shares, strict=True):
+        columns |= {(name, k): of_k for k, of_k in zip(ks, share.T, strict=True)}
     document, groups = segments.document[:count], None if segments.group is None else segments.group[:count]
-    bootstrap = ClusterBootstrap(columns, document, groups=groups, resamples=DEFAULT_RESAMPLES, seed=seed)
-    return {
-        str(k): {
-            name: bootstrap.interval(ratio_of_sums(1 + which * len(ks) + place, 0)).as_dict()
-            for which, name in enumerate(("recall", "placebo_recall"))
-        }
-        for place, k in enumerate(ks)
-    }
+    sums = SumsBootstrap(columns, document, DEFAULT_RESAMPLES, seed, groups)
+    return {str(k): {name: sums.ratio((name, k), "one") for name in names} for k in ks}

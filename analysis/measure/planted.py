@@ -44,8 +44,9 @@ from analysis.model.device import pick_device
 from analysis.model.load import LoadedModel, check_long_context, load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.records.results import FORMAT, OF_HAND_BUILT, RECALL, RECALL_NAME
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, ratio_of_sums
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES
 from analysis.stats.exact_match import wilson
+from analysis.stats.recovery import Columns, SumsBootstrap
 from analysis.text.contexts import Contexts
 from olmo_sparsity.checkpoint import CONFIG, load_state, resolve_checkpoint
 from olmo_sparsity.config.load import Config, load_config
@@ -393,7 +394,7 @@ def _recalls(
     """
     ks, everyone = settings.ks, np.ones(len(right))
     symbols = np.take_along_axis(samples.contexts.tokens, samples.planted, axis=1)
-    ratios: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    ratios: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # numerators (n, K) over denominators (n,)
     for what, unit in _countings(task).items():
         found = found_at(true, samples.planted, ks, unit)
         recall = found.mean(axis=2)
@@ -405,20 +406,11 @@ def _recalls(
             own = symbols == symbol
             name = f"{what}_recall_of_{task.vocabulary[symbol]}"
             ratios[name] = (found & own[:, None]).sum(axis=2), own.sum(axis=1)
-    intervals = _intervals(ratios, settings.seed)
-    return {str(k): {kind: each[place] for kind, each in intervals.items()} for place, k in enumerate(ks)}
-
-
-def _intervals(ratios: dict[str, tuple[np.ndarray, np.ndarray]], seed: int) -> dict[str, list[Json]]:
-    """Of each (numerators (n, K), denominators (n,)) the K ratios of their sums, all on the same resamples."""
-    parts = [part for ratio in ratios.values() for part in ratio]
-    columns = np.column_stack(parts)
-    bootstrap = ClusterBootstrap(columns, np.arange(len(columns)), resamples=DEFAULT_RESAMPLES, seed=seed)
-    width = columns.shape[1] // len(ratios)
-    return {
-        kind: [bootstrap.interval(ratio_of_sums(k, last)).as_dict() for k in range(last - width + 1, last)]
-        for kind, last in zip(ratios, range(width - 1, columns.shape[1], width), strict=True)
-    }
+    columns: Columns = {}
+    for kind, (above, below) in ratios.items():
+        columns |= {(kind, k): of_k for k, of_k in zip(ks, above.T, strict=True)} | {(kind, "of"): below}
+    sums = SumsBootstrap(columns, np.arange(len(right)), DEFAULT_RESAMPLES, settings.seed)
+    return {str(k): {kind: sums.ratio((kind, k), (kind, "of")) for kind in ratios} for k in ks}
 
 
 def _countings(task: SparseTask) -> dict[str, int]:

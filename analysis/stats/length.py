@@ -14,14 +14,8 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from analysis.stats.bootstrap import (
-    ClusterBootstrap,
-    Statistic,
-    difference,
-    draw_seeds,
-    mean_over_seeds,
-    ratio_of_sums,
-)
+from analysis.stats.bootstrap import Statistic, difference
+from analysis.stats.recovery import Columns, SumsBootstrap
 from olmo_sparsity.util.result_files import Json
 
 
@@ -69,20 +63,19 @@ def summarize_length(
     loss at the smallest length.
     """
     models = list(dict.fromkeys(labels))
-    count = len(sums.edges) - 1
-    columns = np.concatenate([sums.tokens, *sums.loss_nats], axis=1)
-    bootstrap = ClusterBootstrap(columns, sums.document, groups=sums.group, resamples=resamples, seed=seed)
+    columns: Columns = {("tokens", bin_): of_bin for bin_, of_bin in enumerate(sums.tokens.T)}
+    for c, losses in enumerate(sums.loss_nats):
+        columns |= {(c, bin_): of_bin for bin_, of_bin in enumerate(losses.T)}
+    bootstrap = SumsBootstrap(columns, sums.document, resamples, seed, sums.group)
 
     def mean(number: int, bin_: int) -> Statistic:
-        seeds = [c for c, label in enumerate(labels) if label == models[number]]
-        drawn = draw_seeds(len(seeds), resamples, seed, number)
-        return mean_over_seeds([ratio_of_sums((c + 1) * count + bin_, bin_) for c in seeds], drawn)
+        return bootstrap.mean_over_seeds(labels, number, bin_, ("tokens", bin_))
 
     def measured(number: int, bin_: int) -> Json:
         of_model, of_first = mean(number, bin_), mean(0, bin_)
         return {
-            "loss_nats": bootstrap.interval(of_model).as_dict(),
-            "difference_to_first_nats": bootstrap.interval(difference(of_model, of_first)).as_dict(),
+            "loss_nats": bootstrap.interval(of_model),
+            "difference_to_first_nats": bootstrap.interval(difference(of_model, of_first)),
         }
 
     last_below = {length: sums.edges.index(length) - 1 for length in lengths}
@@ -99,7 +92,7 @@ def summarize_length(
                 {
                     "length": length,
                     **{name: bins[bin_][name] for name in ("from", "loss_nats", "difference_to_first_nats")},
-                    "rise_nats": bootstrap.interval(rise).as_dict(),
+                    "rise_nats": bootstrap.interval(rise),
                 }
             )
         found.append({"label": models[number], "bins": bins, "at_lengths": at_lengths})
@@ -125,23 +118,18 @@ def summarize_attention(
         resamples: of the bootstrap.
         seed: of the bootstrap.
     """
-    checkpoints, windows, columns = values.shape
-    sums = np.concatenate([np.ones((windows, 1)), *values], axis=1)
-    bootstrap = ClusterBootstrap(sums, document, groups=group, resamples=resamples, seed=seed)
-    found = []
-    for number, label in enumerate(dict.fromkeys(labels)):
-        seeds = [c for c in range(checkpoints) if labels[c] == label]
-        drawn = draw_seeds(len(seeds), resamples, seed, number)
-        means = [
-            bootstrap.interval(
-                mean_over_seeds([ratio_of_sums(1 + c * columns + place, 0) for c in seeds], drawn)
-            )
-            for place in range(columns)
+    checkpoints, windows, places = values.shape
+    columns: Columns = {"one": np.ones(windows)}
+    columns |= {(c, place): values[c, :, place] for c, place in np.ndindex(checkpoints, places)}
+    sums = SumsBootstrap(columns, document, resamples, seed, group)
+
+    def mean(number: int, place: int) -> Json:
+        return sums.interval(sums.mean_over_seeds(labels, number, place, "one"))
+
+    return [
+        [
+            {"entropy_nats": mean(number, place), "zero_share": mean(number, place + 1)}
+            for place in range(0, places, 2)
         ]
-        found.append(
-            [
-                {"entropy_nats": entropy.as_dict(), "zero_share": zeros.as_dict()}
-                for entropy, zeros in zip(means[::2], means[1::2], strict=True)
-            ]
-        )
-    return found
+        for number in range(len(set(labels)))
+    ]

@@ -22,6 +22,8 @@ from analysis.records.store import Records
 from analysis.stats.bootstrap import (
     ClusterBootstrap,
     Statistic,
+    draw_seeds,
+    mean_over_seeds,
     ratio_of_sums,
     sign_flip_p_values,
 )
@@ -122,6 +124,7 @@ class SumsBootstrap:
         document_groups: np.ndarray | None = None,
         trainings: np.ndarray | None = None,
     ):
+        self.resamples, self.seed = resamples, seed
         self.index = {name: number for number, name in enumerate(columns)}
         matrix = np.stack(list(columns.values()), axis=1)
         self.bootstrap = ClusterBootstrap(
@@ -136,6 +139,18 @@ class SumsBootstrap:
     def statistic(self, numerator: Hashable, denominator: Hashable) -> Statistic:
         """Σ numerator / Σ denominator."""
         return ratio_of_sums(self.index[numerator], self.index[denominator])
+
+    def mean_over_seeds(
+        self, labels: Sequence[str], number: int, name: Hashable, denominator: Hashable
+    ) -> Statistic:
+        """Mean ratio of a model's checkpoints, which share its label; checkpoint c has the column (c, ``name``).
+
+        ``number`` counts the models, in the order of first appearance of their labels.
+        """
+        model = list(dict.fromkeys(labels))[number]
+        seeds = [c for c, label in enumerate(labels) if label == model]
+        drawn = draw_seeds(len(seeds), self.resamples, self.seed, number)
+        return mean_over_seeds([self.statistic((c, name), denominator) for c in seeds], drawn)
 
     def interval(self, statistic: Statistic) -> Json:
         """Value and 95 % interval as JSON has them."""
