@@ -99,14 +99,6 @@ class MultiAddition(_Arithmetic):
         """Of two numbers and their sums."""
         return 2 * (2 * length + 3) + 1
 
-    def _sizes(self, split: str, draws: Draws) -> Sizes:
-        ks = np.array(self.ks(split))
-        return Sizes(super()._sizes(split, draws).length, ks[draws.named("k").integer(len(ks))])
-
-    def _smallest(self, split: str) -> Sizes:
-        smallest = super()._smallest(split)
-        return Sizes(smallest.length, np.array([min(self.ks(split))]))
-
     def _check(self) -> None:
         super()._check()
         for split, name in (("train", "k_train"), ("test", "k_test")):

@@ -46,19 +46,7 @@ class SparseTask(Task):
         return k * self.tokens_per_place <= length
 
     def _shortest(self, split: str, k: np.ndarray) -> np.ndarray:
-        """The shortest sample of a split that holds k (B,)."""
-        return np.maximum(self._length_range(split)[0], k * self.tokens_per_place)
-
-    def _sizes(self, split: str, draws: Draws) -> Sizes:
-        ks, unit = np.array(self.ks(split)), self.tokens_per_place
-        k = ks[draws.named("k").integer(len(ks))]
-        shortest = self._shortest(split, k)
-        steps = (self._length_range(split)[1] - shortest) // unit + 1
-        return Sizes(shortest + unit * draws.named("length").integer(steps), k)
-
-    def _smallest(self, split: str) -> Sizes:
-        ks = np.unique(self.ks(split))
-        return Sizes(self._shortest(split, ks), ks)
+        return np.maximum(super()._shortest(split, k), k * self.tokens_per_place)
 
     def _check(self) -> None:
         super()._check()

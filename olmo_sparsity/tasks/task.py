@@ -150,15 +150,22 @@ class Task(ABC):
     def _length_range(self, split: str) -> tuple[int, int]:
         return self.train_length if split == "train" else self.test_length
 
+    def _shortest(self, split: str, k: np.ndarray) -> np.ndarray:
+        """The shortest sample of a split that holds k (B,)."""
+        return np.full_like(k, self._length_range(split)[0])
+
     def _sizes(self, split: str, draws: Draws) -> Sizes:
-        """The sizes of the samples that are drawn."""
-        shortest, longest = self._length_range(split)
-        length = shortest + draws.named("length").integer(longest - shortest + 1)
-        return Sizes(length, np.zeros_like(length))
+        """The sizes of the samples that are drawn: k first, then a length that holds it."""
+        ks, unit = np.array(self.ks(split) or (0,)), self.tokens_per_place
+        k = ks[draws.named("k").integer(len(ks))]
+        shortest = self._shortest(split, k)
+        steps = (self._length_range(split)[1] - shortest) // unit + 1
+        return Sizes(shortest + unit * draws.named("length").integer(steps), k)
 
     def _smallest(self, split: str) -> Sizes:
         """The smallest sizes of a split, which it may have no prompts of."""
-        return Sizes(np.array([self._length_range(split)[0]]), np.zeros(1, dtype=np.int64))
+        ks = np.unique(self.ks(split) or (0,))
+        return Sizes(self._shortest(split, ks), ks)
 
     def _draw(self, split: str, sizes: Sizes, draws: Draws) -> TaskBatch:
         """Samples of these sizes that belong to ``split``."""
