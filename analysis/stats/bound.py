@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields, replace
 import numpy as np
 
 from analysis.stats.bootstrap import Interval
-from analysis.stats.exact_match import Group, Point, scheme_labels
+from analysis.stats.exact_match import Group, Point, Settings, scheme_labels
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
@@ -197,25 +197,19 @@ def try_bounds(starts: Sequence[TrainedError]) -> list[BoundTest]:
 
 def _by_settings(starts: Sequence[TrainedError]) -> list[tuple[str, list[TrainedError]]]:
     """Those that are alike but for L and L_local, and what they are called; the tables of tuples grow with both."""
-    together: dict[tuple, list[TrainedError]] = {}
+    together: dict[tuple[Settings, int], list[TrainedError]] = {}
     names = []
     for start in starts:
         settings = start.group.settings
-        weights = None if settings.family == "tuples" else settings.weights
-        model = (
-            settings.task,
-            settings.scheme,
-            settings.rotate,
-            settings.skip_probability,
-            settings.family,
-            weights,
-        )
         parameters = {name: value for name, value in settings.parameters.items() if name not in _OF_LENGTH}
         options = {name: value for name, value in settings.options.items() if not name.endswith("locality")}
-        key = (*model, json.dumps([parameters, options], sort_keys=True), start.k)
-        if key not in together:
-            names.append(replace(settings, options_json=json.dumps(options, sort_keys=True)))
-        together.setdefault(key, []).append(start)
+        named = replace(settings, options_json=json.dumps(options, sort_keys=True))
+        alike = replace(named, parameters_json=json.dumps(parameters, sort_keys=True))
+        if settings.family == "tuples":
+            alike = replace(alike, weights=0)
+        if (alike, start.k) not in together:
+            names.append(named)
+        together.setdefault((alike, start.k), []).append(start)
     return list(zip(scheme_labels(names), together.values(), strict=True))
 
 
