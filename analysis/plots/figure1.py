@@ -161,7 +161,8 @@ def describe(groups: Sequence[Group]) -> str:
     seeds = _range([point.seeds for point in points])
     parts.append(f"{seeds} training seed{'' if seeds == '1' else 's'}")
     if all(isinstance(step, int) for step in steps):
-        parts.append(f"{_range(steps)} steps")
+        last = any(group.settings.initial_weights for group in groups)
+        parts.append(f"{_range(steps)} steps" + (" of the last stage" if last else ""))
     parts.append(f"{_range([point.samples for point in points])} samples a point")
     names = {point.interval for point in points}
     words = ["bootstrap over seeds and samples"] if BOOTSTRAP in names else []

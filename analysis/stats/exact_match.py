@@ -1,8 +1,9 @@
 """Exact match by length, from the records of evaluated checkpoints (`exact_match.json`): read and pooled. No torch.
 
-A *group* is what was trained alike but for the seed: same task and parameters, scheme, rotation, family, number of
-weights. A *curve* is one k of a group, or the whole group where the task plants no tokens; it has a point for every
-length that at least one record of the group has, over the seeds that have it.
+A *group* is what was trained alike but for the seed, as far as the records tell: same task and parameters, scheme,
+rotation, family, number of weights, further options. (They do not tell precision, heads and weight decay, say.) A
+*curve* is one k of a group, or the whole group where the task plants no tokens; it has a point for every length that
+at least one record of the group has, over the seeds that have it.
 
 Shapes: S seeds of a point, R resamples.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ class Settings:
     """How many the model has."""
     options_json: str = "{}"
     """Further options of its training by dotted name, those that are not at their default, keys in order."""
+    initial_weights: bool | None = None
+    """Whether its training went on from weights of another run; None: the records are older and do not tell."""
 
     @cached_property
     def parameters(self) -> Json:
@@ -81,7 +84,7 @@ class Settings:
     @property
     def options(self) -> Json:
         """Further options of its training, by dotted name."""
-        return json.loads(self.options_json)
+        return json.loads(self.options_json) | ({"initial_weights": True} if self.initial_weights else {})
 
     @property
     def train_length(self) -> tuple[int, int]:
@@ -110,7 +113,7 @@ class Settings:
         schemes = [*SCHEME_LABELS, self.scheme]
         plan = (self.task, self.k_train or 0, self.parameters_json, schemes.index(self.scheme), self.scheme)
         model = (self.rotate or "", -(self.skip_probability or 0), self.family, self.weights)
-        return (*plan, *model, bool(self.options), self.options_json)
+        return (*plan, *model, bool(self.options), self.options_json, str(self.initial_weights))
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Group:
-    """Records that differ in the training seed alone, and their curves."""
+    """Records that differ, as far as they tell, in the training seed alone, and their curves."""
 
     settings: Settings
     records: tuple[Record, ...]
@@ -216,15 +219,17 @@ def _load(path: Path) -> Record:
     found = EXACT_MATCH.load(path)
     if odd := misfit(found, _SHAPE):
         raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
-    parameters, options = found["task"]["parameters"], found.get("options", {})  # older records have none
+    parameters = found["task"]["parameters"]
+    options, told = found.get("options", {}), found.get("initial_weights")  # older records have none
     settings = Settings(
         task=found["task"]["name"],
         parameters_json=json.dumps(parameters, sort_keys=True),
         weights=found["parameters"],
         **{name: found[name] for name in ("scheme", "rotate", "skip_probability", "family")},
         options_json=json.dumps(options, sort_keys=True),
+        initial_weights=told,
     )
-    if odd := misfit(options, {}, "options"):
+    if odd := misfit(options, {}, "options") or misfit(told, (bool, None), "initial_weights"):
         raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
     if len(parameters["train_length"]) != 2 or misfit(settings.k_train, (int, None)):
         raise UserError(f"{path} is malformed: train_length or k_train of the task is none; {_AGAIN}")
@@ -266,8 +271,8 @@ def pool(records: Sequence[Record], resamples: int = DEFAULT_RESAMPLES, seed: in
     measurement, the same weights at other lengths or k, are put together.
     """
     together: dict[Settings, list[Record]] = {}
-    for record in records:
-        members = together.setdefault(record.settings, [])
+    for record, settings in zip(records, _told(records), strict=True):
+        members = together.setdefault(settings, [])
         if same := [
             other for other in members if other.seed == record.seed and not _are_parts(other, record)
         ]:
@@ -284,6 +289,20 @@ def pool(records: Sequence[Record], resamples: int = DEFAULT_RESAMPLES, seed: in
         )
         for settings, members in sorted(together.items(), key=lambda item: item[0].order)
     ]
+
+
+def _told(records: Sequence[Record]) -> list[Settings]:
+    """The settings of each record; an older one has those of the records that tell more and agree in all else.
+
+    Where these differ among each other it keeps its own.
+    """
+    all_settings = [record.settings for record in records]
+    kinds: dict[Settings, set[Settings]] = {}
+    for settings in all_settings:
+        if settings.initial_weights is not None:
+            kinds.setdefault(replace(settings, initial_weights=None), set()).add(settings)
+    only = {older: fuller.pop() for older, fuller in kinds.items() if len(fuller) == 1}
+    return [only.get(settings, settings) for settings in all_settings]
 
 
 def _are_parts(one: Record, other: Record) -> bool:
@@ -479,7 +498,7 @@ def _skips(probability: float | None) -> str:
 
 
 def _plan(settings: Settings) -> tuple:
-    model = settings.rotate, settings.skip_probability, settings.options_json
+    model = settings.rotate, settings.skip_probability, str(settings.options)
     return settings.task, settings.parameters_json, *model
 
 

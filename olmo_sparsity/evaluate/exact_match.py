@@ -247,6 +247,7 @@ def exact_match_record(
         "skip_probability": config.positions.skip_probability if model.options.embeds_ids else None,
         "family": config.model.family,
         "options": further_options(config),
+        "initial_weights": config.initial_weights is not None,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seed": config.seed,
         "evaluation_seed": seed,
@@ -262,8 +263,8 @@ def further_options(config: Config) -> dict[str, Any]:
     """
     default = Config()
     names = (
-        *("positions.coupled_share", "positions.id_noise", "task.length_groups", "model.attention"),
-        "model.rope_window",
+        *("positions.coupled_share", "positions.id_noise", "positions.id_weight", "task.length_groups"),
+        *("model.attention", "model.rope_window", "model.nope_layer_interval"),
         *("positions.target_length", "positions.chunks", "positions.table_size", "evaluation.until"),
         *("max_duration", "global_train_batch_size", "optimizer.learning_rate"),
     )

@@ -51,7 +51,8 @@ def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
         "seed": 3,
     }
     told |= {"family": "gpt_neox", "evaluation_seed": 0, "weights_sha256": weights_sha256(folder)}
-    told |= {"checkpoint": str(folder), "parameters": sum(each.numel() for each in model.parameters())}
+    told |= {"checkpoint": str(folder), "initial_weights": False}
+    told |= {"parameters": sum(each.numel() for each in model.parameters())}
     assert {name: record[name] for name in told} == told
     low_high = rows[0].exact / 6 * 100, "0.0" if rows[0].exact == 0 else ""
     assert f"{low_high[0]:.1f} [{low_high[1]}" in printed and f"wrote {path}" in printed

@@ -88,6 +88,10 @@ class TestAccuracyByLength:
         )
         assert is_inside(figure)
 
+    def test_steps_after_other_weights_are_those_of_the_last_stage(self, tmp_path):
+        write(tmp_path / "a", record([row(20, 190, 4, (10, 0, 0))], initial_weights=True))
+        assert "; 3,000 steps of the last stage; " in describe(pool(load_records([tmp_path]), 1000))
+
     def test_chance_of_planted_labels_and_what_else_differs(self, tmp_path):
         rows = [row(20, 190, 4, (10, 0, 0)), row(100, 100, 4, (100, 0, 0))]
         even = {"label_function": "sum", "planted_distribution": "uniform", "num_planted": 5}

@@ -233,6 +233,23 @@ class TestPooling:
         with pytest.raises(UserError, match=r"options is \[1\]"):
             load_records([tmp_path])
 
+    def test_what_went_on_from_other_weights_is_apart_and_what_does_not_tell_joins_what_does(self, tmp_path):
+        def names(folder, *told):
+            fields = [{} if each is None else {"initial_weights": each} for each in told]
+            values = [record([row(20, 3)], PARITY, seed=seed, **each) for seed, each in enumerate(fields)]
+            groups = pooled(tmp_path / folder, *values)
+            labels = scheme_labels([group.settings for group in groups])
+            return [(label, len(group.records)) for label, group in zip(labels, groups, strict=True)]
+
+        pose = "RoPE + PoSE"
+        assert names("apart", False, True) == [(pose, 1), (f"{pose}, initial_weights True", 1)]
+        assert names("older", None, None) == [(pose, 2)]
+        assert names("with", None, True, True) == names("without", None, False, False) == [(pose, 3)]
+        assert len(names("unclear", None, False, True)) == 3
+        write(tmp_path / "odd", record([row(20, 3)], PARITY, initial_weights="runs/a"))
+        with pytest.raises(UserError, match="initial_weights is 'runs/a'"):
+            load_records([tmp_path / "odd"])
+
 
 class TestIntervals:
     @pytest.mark.parametrize(("successes", "trials"), [(0, 200), (1, 7), (150, 200), (200, 200)])

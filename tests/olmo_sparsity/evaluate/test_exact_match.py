@@ -349,6 +349,7 @@ def test_a_record_tells_the_options_that_decide_how_a_task_was_learned(tmp_path)
     plain = further_options(tiny_task.config(tmp_path, model=tiny_task.OLMO))
     assert {"max_duration", "optimizer.learning_rate", "positions.target_length"} <= plain.keys()
     changes = {"model.attention": "entmax", "positions.id_noise": 0.1, "model.rope_window": 4}
+    changes |= {"model.nope_layer_interval": 2, "positions.id_weight": 0.5}
     given = [f"--{name}={value}" for name, value in changes.items()]
     own = tiny_task.config(tmp_path, *given, model=tiny_task.OLMO)
     assert further_options(own) == {**plain, **changes}
