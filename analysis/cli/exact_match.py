@@ -2,7 +2,7 @@
 
 examples:
   olmo-sparsity exact_match runs/parity-ppc
-  olmo-sparsity exact_match runs/parity-ppc/step00003000 --lengths 10,20,40,80 --samples 500
+  olmo-sparsity exact_match runs/parity-ppc/step00003000 --lengths 10,20,40,80 --samples 500 --out runs/parity-ppc/early
   olmo-sparsity exact_match runs/sparse-parity --lengths 20,50,100,500 --out runs/sparse-parity/long
   olmo-sparsity exact_match runs/sparse-parity --lengths 40,80 --ks 4,8,16
   olmo-sparsity exact_match runs/planted --parameters '{distance: [100, 200]}' --lengths 300 --out runs/planted/far
@@ -14,6 +14,7 @@ own unit: bits, digits, symbols, assignments, or tokens of the prompt. Every che
 Writes exact_match.json and prints a table: exact match with Wilson's 95 % interval over samples, the sorts of errors,
 and, of the same samples, how many tokens (and ids) are right when the model reads the true ones before them. A file
 that holds the same lengths, k, samples and seed of the same weights is left alone, so that a sweep can be run again.
+One that holds another measurement is replaced with --overwrite only.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class ExactMatchSettings:
         default=None,
         metadata=argument("folder for exact_match.json (default: the run's)", type=out_folder, metavar="DIR"),
     )
+    overwrite: bool = field(default=False, metadata=argument("replace another measurement in --out"))
     device: str | None = field(
         default=None, metadata=argument("default: a GPU where there is one", choices=["cpu", "cuda"])
     )
@@ -133,6 +135,8 @@ def main() -> None:
     if is_measured(path, folder, task, cells, samples=settings.samples, seed=settings.seed):
         print(f"{path} is there already, of the same weights, task, lengths, k, samples and seed")
         return
+    if not settings.overwrite:
+        _refuse_to_replace(path)
     predictor = as_predictor(model.to(device))
     with progress("exact match", len(cells) * settings.samples, "samples") as advance:
         rows = measure(
@@ -149,6 +153,22 @@ def main() -> None:
         )
     write_json(path, exact_match_record(folder, config, predictor, rows, seed=settings.seed, device=device))
     print_result([_table(rows)], [path])
+
+
+def _refuse_to_replace(path: Path) -> None:
+    """Raise `UserError` where a measurement is there; what is damaged may be replaced."""
+    from analysis.stats.exact_match import load_records
+
+    try:
+        [record] = load_records([path])
+    except UserError:
+        return
+    lengths, samples = (sorted({getattr(row, name) for row in record.rows}) for name in ("length", "samples"))
+    step, seed = record.source["step"], record.source["evaluation_seed"]
+    raise UserError(
+        f"{path} holds another measurement (step {step}, {', '.join(map(str, samples))} samples of lengths "
+        f"{', '.join(map(str, lengths))}, evaluation seed {seed}); give --out, or --overwrite"
+    )
 
 
 def _table(rows: list[LengthResult]) -> Table:

@@ -76,7 +76,7 @@ def main() -> int:
         options.out,
         tuple(overrides),
         train=tuple(command_line("train")),
-        evaluate=tuple(command_line("exact_match")),
+        evaluate=tuple(command_line("exact_match", ["--overwrite"])),  # where --evaluate has changed, say
         evaluation=evaluation,
     )
     cells = make_cells(sweep, options.only)

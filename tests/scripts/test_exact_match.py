@@ -109,13 +109,31 @@ def test_other_parameters_of_the_task_are_those_of_the_test_samples(tmp_path, sc
     model = as_predictor(build_model(config)).eval()
     [row] = measure(model, task, TaskPositions(config), lengths=[16], samples=40, seed=0)
     assert record["rows"] == [asdict(row)]
-    assert "wrote" in script(tmp_path / "run", *options)  # not the same measurement
     for given, said in (
         ("{distanc: 3}", "unknown parameter 'distanc'"),
         ("{num_background: 9}", "need 12 tokens, and .* knows 5; leave the symbols"),
     ):
         with pytest.raises(UserError, match=said):
             script(tmp_path / "run", *options, "--parameters", given)
+
+
+def test_another_measurement_is_replaced_only_where_that_is_asked_for(tmp_path, script):
+    save(make_config(tmp_path))
+    path, options = tmp_path / "run" / "exact_match.json", ("--samples", 4, "--device", "cpu")
+    script(tmp_path / "run", "--lengths", "5,8", *options)
+    before = path.read_bytes()
+    others = (("--lengths", 5), ("--lengths", "5,8", "--seed", 1), ("--lengths", "5,8", "--parameters", "{}"))
+    for other in others[:2]:
+        with pytest.raises(UserError) as refused:
+            script(tmp_path / "run", *other, *options)
+        assert str(refused.value) == (
+            f"{path} holds another measurement (step 3, 4 samples of lengths 5, 8, evaluation seed 0); give --out, or "
+            "--overwrite"
+        )
+    assert "is there already" in script(tmp_path / "run", *others[2], *options)
+    assert path.read_bytes() == before
+    assert "wrote" in script(tmp_path / "run", *others[0], *options, "--overwrite")
+    assert [row["length"] for row in json.loads(path.read_text())["rows"]] == [5]
 
 
 def test_script_names_a_checkpoint_of_text(tmp_path, script):

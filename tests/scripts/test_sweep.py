@@ -276,7 +276,7 @@ def test_a_dry_run_prints_a_command_a_cell(sweep_here, tmp_path):
         [
             f"{start} train config.yaml --resume --save_folder=out/seed={seed} "
             f"--run_name=out-seed={seed} --max_duration=3 --seed={seed} && "
-            f"{start} exact_match out/seed={seed} --samples 5"
+            f"{start} exact_match --overwrite out/seed={seed} --samples 5"
             for seed in (1, 2)
         ],
     )
