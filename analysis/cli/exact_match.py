@@ -14,13 +14,15 @@ own unit: bits, digits, symbols, assignments, or tokens of the prompt. Every che
 Writes exact_match.json and prints a table: exact match with Wilson's 95 % interval over samples, the sorts of errors,
 and, of the same samples, how many tokens (and ids) are right when the model reads the true ones before them. A file
 that holds the same lengths, k, samples and seed of the same weights is left alone, so that a sweep can be run again.
-One that holds another measurement is replaced with --overwrite only.
+One that holds another measurement is replaced with --overwrite only. The same command, interrupted, goes on with the
+length (and k) that it was at.
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +33,10 @@ from olmo_sparsity.util.arguments import argument, out_folder, seed_number
 from olmo_sparsity.util.errors import UserError
 
 if TYPE_CHECKING:
-    from olmo_sparsity.evaluate.exact_match import LengthResult
+    from olmo_sparsity.config.schema import Config
+    from olmo_sparsity.evaluate.exact_match import Cell, LengthResult
+    from olmo_sparsity.tasks import Task
+    from olmo_sparsity.util.result_files import Json
 
 
 def _parameters(text: str) -> dict[str, Any]:
@@ -97,23 +102,18 @@ class ExactMatchSettings:
 def main() -> None:
     """Measure, write and print, unless it is measured already."""
     settings = parse_settings(__doc__, ExactMatchSettings)
-    import torch
 
+    from analysis.model.device import pick_device
     from analysis.stats.exact_match import RECORD_NAME
     from analysis.tables.cells import print_result
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
-    from olmo_sparsity.data.task_batches import TaskPositions, task_of
-    from olmo_sparsity.evaluate.exact_match import (
-        exact_match_record,
-        grid,
-        is_measured,
-        measure,
-        multiples_of_training_length,
-    )
+    from olmo_sparsity.data.task_batches import TaskPositions
+    from olmo_sparsity.evaluate.exact_match import exact_match_record, is_measured, measure
     from olmo_sparsity.model.build import as_predictor
     from olmo_sparsity.util.files import write_json
-    from olmo_sparsity.util.progress import progress
+    from olmo_sparsity.util.result_files import json_checksum
 
+    device = pick_device(settings.device)
     folder = resolve_checkpoint(settings.checkpoint)
     model, config = load_model(folder)
     if config.task.name is None:
@@ -121,38 +121,81 @@ def main() -> None:
             f"{folder} was trained on text, and exact match is of a task; olmo-sparsity length measures its loss by "
             "position"
         )
-    config.task.parameters = {**config.task.parameters, **(settings.parameters or {})}
-    task = task_of(config)
-    if len(task.vocabulary) > config.model.vocab_size:
-        raise UserError(
-            f"--parameters {settings.parameters} need {len(task.vocabulary)} tokens, and {folder} knows "
-            f"{config.model.vocab_size}; leave the symbols as they were trained"
-        )
-    lengths, ks = settings.lengths or multiples_of_training_length(task), settings.ks
-    cells = grid(task, lengths, ks)
-    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    task, cells = planned(settings, config)
     path = (settings.out or folder.parent) / RECORD_NAME
     if is_measured(path, folder, task, cells, samples=settings.samples, seed=settings.seed):
         print(f"{path} is there already, of the same weights, task, lengths, k, samples and seed")
         return
     if not settings.overwrite:
         _refuse_to_replace(path)
-    predictor = as_predictor(model.to(device))
-    with progress("exact match", len(cells) * settings.samples, "samples") as advance:
-        rows = measure(
+    predictor, positions = as_predictor(model.to(device)), TaskPositions(config)
+
+    def measure_cell(cell: Cell, advance: Callable[[int], None]) -> LengthResult:
+        [row] = measure(
             predictor,
             task,
-            TaskPositions(config),
-            lengths=lengths,
-            ks=ks,
+            positions,
+            lengths=[cell[0]],
+            ks=None if cell[1] is None else [cell[1]],
             samples=settings.samples,
             seed=settings.seed,
             device=device,
             batch_tokens=settings.batch_tokens,
             advance=advance,
         )
-    write_json(path, exact_match_record(folder, config, predictor, rows, seed=settings.seed, device=device))
+        return row
+
+    def record(rows: list[LengthResult]) -> Json:
+        return exact_match_record(folder, config, predictor, rows, seed=settings.seed, device=device)
+
+    asked = json_checksum({**record([]), "cells": cells, "samples": settings.samples})
+    unfinished = path.with_name(f"{path.stem}-unfinished.json")
+    rows = _measure_cells(unfinished, asked, cells, settings.samples, measure_cell)
+    write_json(path, record(rows))
+    unfinished.unlink(missing_ok=True)
     print_result([_table(rows)], [path])
+
+
+def planned(settings: ExactMatchSettings, config: Config) -> tuple[Task, list[Cell]]:
+    """The task with its other ``parameters``, which ``config`` has from then on, and the cells to measure it in.
+
+    Raises `UserError` for what cannot be measured of a run of ``config``.
+    """
+    from olmo_sparsity.data.task_batches import task_of
+    from olmo_sparsity.evaluate.exact_match import checked_grid, multiples_of_training_length
+    from olmo_sparsity.model.build import predictive_options
+
+    config.task.parameters = {**config.task.parameters, **(settings.parameters or {})}
+    task = task_of(config)
+    if len(task.vocabulary) > config.model.vocab_size:
+        raise UserError(
+            f"--parameters {settings.parameters} need {len(task.vocabulary)} tokens, and the model knows "
+            f"{config.model.vocab_size}; leave the symbols as they were trained"
+        )
+    lengths = settings.lengths or multiples_of_training_length(task)
+    return task, checked_grid(predictive_options(config), task, lengths, settings.ks)
+
+
+def _measure_cells(
+    unfinished: Path,
+    asked: str,
+    cells: list[Cell],
+    samples: int,
+    measure_cell: Callable[[Cell, Callable[[int], None]], LengthResult],
+) -> list[LengthResult]:
+    """A row for each cell; each is kept in ``unfinished``, whence a measurement of the same checksum goes on."""
+    from olmo_sparsity.evaluate.exact_match import LengthResult
+    from olmo_sparsity.util.files import read_json, write_json
+    from olmo_sparsity.util.progress import progress
+
+    kept = read_json(unfinished, "remove it") if unfinished.is_file() else {}
+    rows = [LengthResult(**row) for row in kept["rows"]] if kept.get("asked") == asked else []
+    done = len(rows) * samples
+    with progress("exact match", len(cells) * samples, "samples", done=done) as advance:
+        for cell in cells[len(rows) :]:
+            rows.append(measure_cell(cell, advance))
+            write_json(unfinished, {"asked": asked, "rows": [asdict(row) for row in rows]})
+    return rows
 
 
 def _refuse_to_replace(path: Path) -> None:

@@ -108,14 +108,11 @@ def measure(
     response of a batch has: a response that does not end where the true one does is wrong at that step already, so
     that no id beyond the true response affects the result.
 
-    Raises `UserError`, before anything runs, for what `grid` refuses, no samples, or an id table too small for the
-    largest length, with the longest length that fits.
+    Raises `UserError`, before anything runs, for what `checked_grid` refuses and for no samples.
     """
     if samples < 1 or batch_tokens < 1:
         raise UserError(f"samples {samples} and batch_tokens {batch_tokens} must be at least 1; raise them")
-    cells = grid(task, lengths, ks)
-    for length, k in cells:
-        _check_table(model.options, task.at_length(length, k), length)
+    cells = checked_grid(model.options, task, lengths, ks)
     counts = torch.zeros(len(cells), len(_COUNTS) + 2, dtype=torch.float64, device=device)
     for number, (length, k) in enumerate(cells):
         sized = task.at_length(length, k)
@@ -160,6 +157,19 @@ def grid(task: Task, lengths: Sequence[int], ks: Sequence[int] | None = None) ->
         raise UserError(f"no k of {task.name} fits into lengths {list(lengths)}; give ks, or longer lengths")
     for length, k in cells:
         task.at_length(length, k)
+    return cells
+
+
+def checked_grid(
+    options: PredictiveOptions, task: Task, lengths: Sequence[int], ks: Sequence[int] | None = None
+) -> list[Cell]:
+    """The cells of `grid`.
+
+    Raises `UserError` also for an id table too small for the largest length, with the longest length that fits.
+    """
+    cells = grid(task, lengths, ks)
+    for length, k in cells:
+        _check_table(options, task.at_length(length, k), length)
     return cells
 
 

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 0.2
 _NOTHING_LOST = (REQUEUE_EXIT_CODE, -signal.SIGTERM, -signal.SIGUSR1)
-"""Exit codes of a run that has saved, or was told to stop before it listened or after it had saved."""
+"""Exit codes of a run that has saved, or was told to stop before it listened or after it had saved; and of
+exact_match, which keeps what it has measured."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,8 @@ def run_script(main: Callable[[], int | None]) -> None:
     except MemoryError:
         message = "there is too little memory; give the job more, or smaller batches"
     except KeyboardInterrupt:
-        print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr)
+        kept = "files that were written are kept; the same command starts again or goes on"
+        print(f"interrupted: {kept}", file=sys.stderr)
         _leave(130)
     _let_rank_0_speak_first()
     print(f"error: {message}", file=sys.stderr)

@@ -136,6 +136,39 @@ def test_another_measurement_is_replaced_only_where_that_is_asked_for(tmp_path, 
     assert [row["length"] for row in json.loads(path.read_text())["rows"]] == [5]
 
 
+def test_an_interrupted_measurement_goes_on_behind_the_cells_that_it_has(tmp_path, script, monkeypatch):
+    save(make_config(tmp_path))
+    options = ("--lengths", "4,5,8", "--samples", 4, "--device", "cpu")
+    script(tmp_path / "run", *options, "--out", tmp_path / "whole")
+    whole = (tmp_path / "whole" / "exact_match.json").read_bytes()
+    measured, stop_at = [], [5]
+
+    def noted(model, task, positions, *, lengths, **more):
+        if lengths == stop_at:
+            raise KeyboardInterrupt
+        measured.extend(lengths)
+        return measure(model, task, positions, lengths=lengths, **more)
+
+    monkeypatch.setattr("olmo_sparsity.evaluate.exact_match.measure", noted)
+    for arguments in (options, (*options, "--seed", 1)):  # the second is another measurement, from its start
+        with pytest.raises(KeyboardInterrupt):
+            script(tmp_path / "run", *arguments)
+    assert not (tmp_path / "run" / "exact_match.json").exists()
+    stop_at.clear()
+    with pytest.raises(UserError, match="longest that fits is 38"):
+        script(tmp_path / "run", "--lengths", "4,45", "--device", "cpu", "--out", tmp_path / "long")
+    script(tmp_path / "run", *options, "--seed", 1)
+    assert measured == [4, 4, 5, 8]
+    stop_at[:] = [8]
+    with pytest.raises(KeyboardInterrupt):
+        script(tmp_path / "run", *options, "--overwrite")
+    stop_at.clear()
+    script(tmp_path / "run", *options, "--overwrite")
+    assert measured == [4, 4, 5, 8, 4, 5, 8]
+    assert (tmp_path / "run" / "exact_match.json").read_bytes() == whole
+    assert not list((tmp_path / "run").glob("*unfinished*"))
+
+
 def test_script_names_a_checkpoint_of_text(tmp_path, script):
     config = tiny.train_config(tmp_path)
     save(config)

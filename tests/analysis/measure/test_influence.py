@@ -203,7 +203,7 @@ def test_a_second_process_is_refused_and_ctrl_c_keeps_what_is_finished(trained, 
     os.kill(first.pid, signal.SIGINT)
     _, errors = first.communicate(timeout=240)
     assert first.returncode == 130
-    assert errors.strip().splitlines()[-1].startswith("interrupted: what was finished is kept")
+    assert errors.strip().splitlines()[-1].startswith("interrupted: files that were written are kept")
     assert "Traceback" not in errors
     assert not list(out.glob(".lock*"))
     found = load_records(out)

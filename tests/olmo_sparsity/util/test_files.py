@@ -119,6 +119,14 @@ def test_what_the_system_refuses_is_one_line(capsys, error):
         assert "/a/file" in printed
 
 
+def test_ctrl_c_promises_only_the_files_that_were_written(capsys):
+    with pytest.raises(SystemExit, match="130"):
+        run_script(fails_with(KeyboardInterrupt()))
+    assert capsys.readouterr().err == (
+        "interrupted: files that were written are kept; the same command starts again or goes on\n"
+    )
+
+
 def test_a_defect_keeps_its_traceback():
     for error in (ValueError("ours"), OSError(9, "Bad file descriptor"), json.JSONDecodeError("x", "", 0)):
         with pytest.raises(type(error)):
