@@ -62,7 +62,7 @@ def bound_figure(tests: Sequence[BoundTest]) -> Figure:
         panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         style.outer_labels(panels, "length L′ [multiples of L]", f"{_error_name(groups)} [multiples of δ]")
         style.add_legend(figure, _handles(looks, tests))
-        style.add_heading(figure, describe(groups))
+        style.add_heading(figure, _heading(groups))
     return figure
 
 
@@ -114,9 +114,22 @@ def _title(test: BoundTest, *, named: bool) -> str:
 
 
 def _error_name(groups: Sequence[Group]) -> str:
+    return "expected error" if _have_expected(groups) == {True} else "error"
+
+
+def _have_expected(groups: Sequence[Group]) -> set[bool]:
     points = [point for group in groups for curve in group.curves for point in curve.points]
-    expected = all(point.expected_error is not None for point in points)
-    return "expected error" if expected else "error"
+    return {point.expected_error is not None for point in points}
+
+
+def _heading(groups: Sequence[Group]) -> str:
+    """As `describe` has it, with the interval of the errors that are drawn, where that is not that of exact match."""
+    have, told = _have_expected(groups), describe(groups)
+    if have == {False}:
+        return told
+    told = told.partition("; bands")[0]
+    over_seeds = "bootstrap over seeds, " if any(len(group.records) > 1 for group in groups) else ""
+    return f"{told}; bands: 95 %, {over_seeds}normal over samples" if have == {True} else told
 
 
 def _handles(looks: dict[str, style.Style], tests: Sequence[BoundTest]) -> list[Line2D]:

@@ -196,6 +196,22 @@ class TestBoundFigure:
         )
         assert is_inside(figure)
 
+    def test_the_heading_names_the_interval_of_the_bands(self, tmp_path):
+        def heading(folder, seeds, told):
+            rows = [row(n, 200 - n // 2, 4, (n // 2, 0, 0)) for n in (20, 50, 100, 200)]
+            for each in rows[:told]:
+                each |= {"mean_probability": each["exact"] / 200, "std_probability": 0.1}
+            for seed in seeds:
+                write(tmp_path / folder / str(seed), record(rows, seed=seed))
+            tests = [trained_error(group) for group in pool(load_records([tmp_path / folder]), 1000)]
+            return " ".join(bound_figure(try_bounds(tests))._suptitle.get_text().split())
+
+        samples = "; 200 samples a point"
+        assert heading("none", [1], 0).endswith(f"{samples}; bands: 95 %, Wilson")
+        assert heading("some", [1], 2).endswith(samples)
+        assert heading("one", [1], 4).endswith(f"{samples}; bands: 95 %, normal over samples")
+        assert heading("two", [1, 2], 4).endswith("bands: 95 %, bootstrap over seeds, normal over samples")
+
     def test_a_panel_for_each_k_train(self, sparse):
         figure = bound_figure(try_bounds([trained_error(group) for group in sparse]))
         for axes, k in zip(figure.axes, (4, 8, 12), strict=True):
