@@ -82,6 +82,8 @@ def main() -> int:
     cells = make_cells(sweep, options.only)
     if evaluation and options.only is None and all(cell.evaluation is None for cell in cells):
         raise UserError(f"--evaluate: {', '.join(options.configs)} has no task to evaluate; leave it out")
+    for cell in cells:
+        _check_evaluation(cell, here=not options.slurm)
     job = _slurm_job(options, sweep, len(cells)) if options.slurm else None
     if options.dry_run:
         for cell in [] if job else cells:
@@ -199,6 +201,25 @@ def _evaluation(text: str) -> tuple[str, ...]:
     if parse_settings(None, exact_match.ExactMatchSettings, ["CELL", *arguments]).out is not None:
         raise UserError("--evaluate: --out is the folder of each cell; leave it out")
     return arguments
+
+
+def _check_evaluation(cell: Cell, *, here: bool) -> None:
+    """Raise `UserError` for what exact_match would refuse after the training; ``here``: on this machine, too."""
+    from omegaconf import OmegaConf as om
+
+    from analysis.model.device import pick_device
+    from olmo_sparsity.config.schema import Config
+
+    if cell.evaluation is None:
+        return
+    config: Config = om.to_object(om.merge(om.structured(Config), cell.settings))  # type: ignore[assignment]
+    settings = parse_settings(None, exact_match.ExactMatchSettings, ["CELL", *cell.evaluation])
+    try:
+        exact_match.planned(settings, config)
+        if here:
+            pick_device(settings.device)
+    except UserError as error:
+        raise UserError(f"--evaluate, {cell.name}: {error}") from error
 
 
 def _refuse_slurm_options(options: argparse.Namespace, parser: Parser) -> None:

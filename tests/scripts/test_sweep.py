@@ -90,6 +90,25 @@ def test_wrong_arguments_of_the_evaluation_are_found_before_the_training(sweep_h
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        ("--lengths 1000", "length 1000: "),
+        ("--ks 3", "plants no tokens"),
+        ("--parameters '{nope: 1}'", "unknown parameter 'nope'"),
+        ("--device cuda", "device 'cuda' cannot be used here"),
+    ],
+)
+def test_what_the_evaluation_would_refuse_is_found_before_the_training(
+    sweep_here, tmp_path, monkeypatch, evaluation, message
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (tmp_path / "config.yaml").write_text(TASK)
+    with refused(f"--evaluate, seed=1: .*{re.escape(message)}"):
+        sweep_here(f"config.yaml --grid seed=1,2 --out out --dry-run --evaluate {shlex.quote(evaluation)}")
+    assert not (tmp_path / "out").exists()
+
+
 # Running.
 
 
