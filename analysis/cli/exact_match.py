@@ -95,7 +95,7 @@ class ExactMatchSettings:
     )
     overwrite: bool = field(default=False, metadata=argument("replace another measurement in --out"))
     device: str | None = field(
-        default=None, metadata=argument("default: a GPU where there is one", choices=["cpu", "cuda"])
+        default=None, metadata=argument("cpu, cuda, cuda:1, … (default: a GPU where there is one)")
     )
 
 

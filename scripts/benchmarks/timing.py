@@ -30,10 +30,10 @@ def about_this_run(device: str) -> Json:
 
 
 def chosen_device(device: str | None = None) -> str:
-    """``device``, or a GPU where there is one."""
-    import torch
+    """``device``, or a GPU where there is one. Raises `UserError` where it cannot be used."""
+    from analysis.model.device import pick_device
 
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return str(pick_device(device))
 
 
 def synchroniser(device: str) -> Callable[[], None]:

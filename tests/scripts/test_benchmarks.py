@@ -33,7 +33,7 @@ sys.path.append(str(ROOT / "scripts"))  # as scripts/benchmark.py finds its modu
 from benchmarks import encodings, influence, influence_screened, length, loss_memory, synthetic, tables  # noqa: E402
 from benchmarks.plain_loop import PLAIN_SELECTORS, PlainLoop, plain_selection  # noqa: E402
 from benchmarks.settings import EncodingsSettings, InfluenceSettings, LengthSettings, SyntheticSettings  # noqa: E402
-from benchmarks.timing import summarise, time_in_turn  # noqa: E402
+from benchmarks.timing import chosen_device, summarise, time_in_turn  # noqa: E402
 from benchmarks.trainer import LEARNING_RATE  # noqa: E402
 
 N, M = 24, 6
@@ -541,6 +541,13 @@ def test_encodings_are_timed_in_turn_and_attention_that_is_written_out_takes_mor
     scores = 4 * 2 * 512 * 512 * 4
     assert fox["step_bytes"] > rope["step_bytes"] + scores, "of one layer at least"
     assert found["baseline"] == configs[0] and (found["window"], found["batch"]) == (512, 4)
+
+
+def test_a_gpu_that_is_not_there_is_one_line(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert chosen_device() == "cpu"
+    with refused("device 'cuda' cannot be used here"):
+        chosen_device("cuda")
 
 
 def test_encodings_of_different_windows_are_refused(tmp_path):

@@ -169,6 +169,13 @@ def test_an_interrupted_measurement_goes_on_behind_the_cells_that_it_has(tmp_pat
     assert not list((tmp_path / "run").glob("*unfinished*"))
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu"])
+def test_a_device_that_is_not_there_is_refused_in_one_line(tmp_path, script, monkeypatch, device):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UserError, match=f"device '{device}'"):
+        script(tmp_path / "run", "--device", device)
+
+
 def test_script_names_a_checkpoint_of_text(tmp_path, script):
     config = tiny.train_config(tmp_path)
     save(config)
