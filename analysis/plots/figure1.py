@@ -29,6 +29,7 @@ from analysis.stats.exact_match import (
     Group,
     Settings,
     differing,
+    fact_text,
     facts,
     scheme_labels,
 )
@@ -288,7 +289,7 @@ def k_titles(groups: Sequence[Group]) -> list[str]:
             asked.append(name)
     titles = []
     for group, known in zip(groups, all_facts, strict=True):
-        further = ", ".join(_fact(name, known[name]) for name in asked[1:] if name in known)
+        further = ", ".join(fact_text(name, known[name]) for name in asked[1:] if name in known)
         titles.append(rf"$K_{{train}}$ = {group.settings.k_train}" + (f"\n{further}" if further else ""))
     return titles
 
@@ -306,16 +307,8 @@ def _task_titles(tasks: Iterable[Members]) -> list[str]:
         alike = [other.parameters for other in all_settings if other.task == settings.task]
         odd = differing(alike)[alike.index(settings.parameters)]
         name = _TASKS.get(settings.task, (settings.task, ""))[0]
-        titles.append(", ".join([name, *(_fact(*item) for item in odd.items())]))
+        titles.append(", ".join([name, *(fact_text(*item) for item in odd.items())]))
     return titles
-
-
-def _fact(name: str, value: Any) -> str:
-    """A parameter with its name, where the value does not speak for itself."""
-    if name == "weights":
-        return f"{value:,} weights"
-    text = "–".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if name == "scheme" else f"{name} {text}"
 
 
 def title_lines(titles: Sequence[str]) -> int:

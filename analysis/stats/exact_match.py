@@ -458,6 +458,14 @@ def differing(all_facts: Sequence[Json]) -> list[Json]:
     return [{name: each[name] for name in odd if name in each} for each in all_facts]
 
 
+def fact_text(name: str, value: Any) -> str:
+    """What is known of settings with its name, where the value does not speak for itself."""
+    if name == "weights":
+        return f"{value:,} weights"
+    text = "–".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if name == "scheme" else f"{name} {text}"
+
+
 def scheme_labels(all_settings: Sequence[Settings]) -> list[str]:
     """A name for each of the settings after its scheme, and as much more as tells apart those of one task.
 
@@ -503,11 +511,19 @@ def _plan(settings: Settings) -> tuple:
 
 
 def curve_names(groups: Sequence[Group]) -> Iterator[tuple[Group, Curve, str]]:
-    """Every curve with its group and what it is called."""
-    for group, label in zip(groups, scheme_labels([group.settings for group in groups]), strict=True):
+    """Every curve with its group and what it is called; parameters of the task are named where they alone differ."""
+    all_settings = [group.settings for group in groups]
+    plans = [
+        (settings.task, settings.k_train, label)
+        for settings, label in zip(all_settings, scheme_labels(all_settings), strict=True)
+    ]
+    for group, plan in zip(groups, plans, strict=True):
+        alike = [each.parameters for each, other in zip(all_settings, plans, strict=True) if other == plan]
+        odd, *_ = differing([group.settings.parameters, *alike])
+        parameters = ", ".join(fact_text(*item) for item in odd.items())
         for curve in group.curves:
             k = "" if curve.k is None else f"k = {curve.k}, K_train = {group.settings.k_train}; "
-            yield group, curve, k + label
+            yield group, curve, k + plan[-1] + (f"; {parameters}" if parameters else "")
 
 
 def curves_json(groups: Sequence[Group]) -> list[Json]:

@@ -10,6 +10,7 @@ from analysis.stats.exact_match import (
     BOOTSTRAP,
     POOLED,
     WILSON,
+    curve_names,
     exact_interval,
     load_records,
     pool,
@@ -200,6 +201,15 @@ class TestPooling:
             "coupled ids (oracle), olmo, max_duration 500",
             "coupled ids (oracle), tuples",
         }
+
+    def test_curves_of_a_task_with_several_parameters_say_which_they_have(self, tmp_path):
+        of_text = [{"distance": [1, 64]}, {"distance": [65, 128]}, {}]
+        values = [record([row(20, 3, 4)], "planted", task_changes=each) for each in of_text]
+        values += [record([row(20, 3)], PARITY, scheme=scheme) for scheme in ("pose", "coupled")]
+        named = [name for _, _, name in curve_names(pooled(tmp_path, *values))]
+        planted = "k = 4, K_train = 4; RoPE + PoSE"
+        distances = [f"{planted}; distance 1–64", f"{planted}; distance 65–128"]
+        assert sorted(named) == sorted([planted, *distances, "RoPE + PoSE", "coupled ids (oracle)"])
 
     def test_runs_with_and_without_skips_are_not_pooled(self, tmp_path):
         options = {"scheme": "predicted", "rotate": "ids"}
