@@ -146,7 +146,7 @@ def main() -> None:
         return row
 
     def record(rows: list[LengthResult]) -> Json:
-        return exact_match_record(folder, config, predictor, rows, seed=settings.seed, device=device)
+        return exact_match_record(folder, config, task, predictor, rows, seed=settings.seed, device=device)
 
     asked = json_checksum({**record([]), "cells": cells, "samples": settings.samples})
     unfinished = path.with_name(f"{path.stem}-unfinished.json")
@@ -157,16 +157,16 @@ def main() -> None:
 
 
 def planned(settings: ExactMatchSettings, config: Config) -> tuple[Task, list[Cell]]:
-    """The task with its other ``parameters``, which ``config`` has from then on, and the cells to measure it in.
+    """The task of ``config`` with the other parameters that are asked for, and the cells to measure it in.
 
     Raises `UserError` for what cannot be measured of a run of ``config``.
     """
-    from olmo_sparsity.data.task_batches import task_of
     from olmo_sparsity.evaluate.exact_match import checked_grid, multiples_of_training_length
     from olmo_sparsity.model.build import predictive_options
+    from olmo_sparsity.tasks import make_task
 
-    config.task.parameters = {**config.task.parameters, **(settings.parameters or {})}
-    task = task_of(config)
+    assert config.task.name is not None, "only runs of a task are measured"
+    task = make_task(config.task.name, {**config.task.parameters, **(settings.parameters or {})})
     if len(task.vocabulary) > config.model.vocab_size:
         raise UserError(
             f"--parameters {settings.parameters} need {len(task.vocabulary)} tokens, and the model knows "

@@ -32,6 +32,7 @@ from analysis.stats.exact_match import (
     fact_text,
     facts,
     scheme_labels,
+    task_facts,
 )
 from olmo_sparsity.util.result_files import Json
 
@@ -147,9 +148,11 @@ def first_errors_figure(groups: Sequence[Group]) -> Figure:
 def _by_task(groups: Sequence[Group]) -> tuple[list[str], dict[str, Members]]:
     """The label of each group, and the groups of each task by its title."""
     labels = scheme_labels([group.settings for group in groups])
-    tasks: dict[tuple[str, str], Members] = {}
+    tasks: dict[tuple[str, str, str], Members] = {}
     for group, label in zip(groups, labels, strict=True):
-        tasks.setdefault((group.settings.task, group.settings.parameters_json), []).append((group, label))
+        settings = group.settings
+        task = settings.task, settings.parameters_json, settings.trained_json
+        tasks.setdefault(task, []).append((group, label))
     return labels, dict(zip(_task_titles(tasks.values()), tasks.values(), strict=True))
 
 
@@ -222,8 +225,10 @@ def _plot_errors(panels: Sequence[Axes], members: Members) -> None:
                 looks: Json = {"color": colour, "hatch": hatch, "edgecolor": "0.25", "linewidth": 0.4}
                 axes.bar(x, share, 0.86, bottom=bottom, label=name, **looks)
                 bottom += share
-        trained = sum(length <= group.settings.train_length[1] for length in lengths)
-        axes.axvspan(-0.5, trained - 0.5, zorder=0, **SPAN)
+        shortest, longest = group.settings.train_length
+        trained = [place for place, length in enumerate(lengths) if shortest <= length <= longest]
+        if trained:
+            axes.axvspan(trained[0] - 0.5, trained[-1] + 0.5, zorder=0, **SPAN)
         axes.grid(visible=False, axis="x")
         axes.set_xlim(-0.5, len(lengths) - 0.5)
         axes.set_ylim(0, 104)
@@ -304,8 +309,8 @@ def _task_titles(tasks: Iterable[Members]) -> list[str]:
     titles = []
     all_settings = [members[0][0].settings for members in tasks]
     for settings in all_settings:
-        alike = [other.parameters for other in all_settings if other.task == settings.task]
-        odd = differing(alike)[alike.index(settings.parameters)]
+        alike = [task_facts(other) for other in all_settings if other.task == settings.task]
+        odd = differing(alike)[alike.index(task_facts(settings))]
         name = _TASKS.get(settings.task, (settings.task, ""))[0]
         titles.append(", ".join([name, *(fact_text(*item) for item in odd.items())]))
     return titles

@@ -46,8 +46,9 @@ _ROW = {
     "k": (int, None),
 }
 _PROBABILITIES = ("mean_probability", "std_probability")
+_PARAMETERS = {"train_length": [int]}
 _SHAPE = {
-    "task": {"name": str, "parameters": {"train_length": [int]}},
+    "task": {"name": str, "parameters": _PARAMETERS},
     **dict.fromkeys(("scheme", "family"), str),
     **dict.fromkeys(("parameters", "seed"), int),
     "rotate": (str, None),
@@ -75,11 +76,18 @@ class Settings:
     """Further options of its training by dotted name, those that are not at their default, keys in order."""
     initial_weights: bool | None = None
     """Whether its training went on from weights of another run; None: the records are older and do not tell."""
+    trained_json: str = "{}"
+    """Parameters of the task that were others in training, keys in order; older records do not tell any."""
 
     @cached_property
     def parameters(self) -> Json:
         """Parameters of the task by name."""
         return json.loads(self.parameters_json)
+
+    @cached_property
+    def trained(self) -> Json:
+        """Parameters of the task in training, by name."""
+        return {**self.parameters, **json.loads(self.trained_json)}
 
     @property
     def options(self) -> Json:
@@ -89,13 +97,13 @@ class Settings:
     @property
     def train_length(self) -> tuple[int, int]:
         """Shortest and longest training sample, in the task's unit."""
-        shortest, longest = self.parameters["train_length"]
+        shortest, longest = self.trained["train_length"]
         return shortest, longest
 
     @property
     def k_train(self) -> int | None:
         """K_train; None: the task plants no tokens."""
-        return self.parameters.get("k_train")
+        return self.trained.get("k_train")
 
     @property
     def chance(self) -> float | None:
@@ -113,7 +121,8 @@ class Settings:
         schemes = [*SCHEME_LABELS, self.scheme]
         plan = (self.task, self.k_train or 0, self.parameters_json, schemes.index(self.scheme), self.scheme)
         model = (self.rotate or "", -(self.skip_probability or 0), self.family, self.weights)
-        return (*plan, *model, bool(self.options), self.options_json, str(self.initial_weights))
+        training = (bool(self.options), self.options_json, str(self.initial_weights), self.trained_json)
+        return (*plan, *model, *training)
 
 
 @dataclass(frozen=True)
@@ -221,6 +230,10 @@ def _load(path: Path) -> Record:
         raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
     parameters = found["task"]["parameters"]
     options, told = found.get("options", {}), found.get("initial_weights")  # older records have none
+    trained = found.get("trained", parameters)
+    if odd := misfit(trained, _PARAMETERS, "trained"):
+        raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
+    others = {name: value for name, value in trained.items() if value != parameters.get(name)}
     settings = Settings(
         task=found["task"]["name"],
         parameters_json=json.dumps(parameters, sort_keys=True),
@@ -228,10 +241,11 @@ def _load(path: Path) -> Record:
         **{name: found[name] for name in ("scheme", "rotate", "skip_probability", "family")},
         options_json=json.dumps(options, sort_keys=True),
         initial_weights=told,
+        trained_json=json.dumps(others, sort_keys=True),
     )
     if odd := misfit(options, {}, "options") or misfit(told, (bool, None), "initial_weights"):
         raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
-    if len(parameters["train_length"]) != 2 or misfit(settings.k_train, (int, None)):
+    if len(settings.train_length) != 2 or misfit(settings.k_train, (int, None)):
         raise UserError(f"{path} is malformed: train_length or k_train of the task is none; {_AGAIN}")
     rows = tuple(
         Row(**{name: row[name] for name in _ROW}, **{name: row.get(name) for name in _PROBABILITIES})
@@ -299,8 +313,9 @@ def _told(records: Sequence[Record]) -> list[Settings]:
     all_settings = [record.settings for record in records]
     kinds: dict[Settings, set[Settings]] = {}
     for settings in all_settings:
-        if settings.initial_weights is not None:
-            kinds.setdefault(replace(settings, initial_weights=None), set()).add(settings)
+        older = replace(settings, initial_weights=None, trained_json="{}")
+        if settings != older:
+            kinds.setdefault(older, set()).add(settings)
     only = {older: fuller.pop() for older, fuller in kinds.items() if len(fuller) == 1}
     return [only.get(settings, settings) for settings in all_settings]
 
@@ -438,10 +453,16 @@ def by_option(groups: Sequence[Group], names: Sequence[str]) -> dict[str, list[t
 _OF_THE_MODEL = ("scheme", "rotate", "skip_probability", "family", "weights")
 
 
+def task_facts(settings: Settings) -> Json:
+    """Parameters of the task by name, and those that were others in training."""
+    trained = json.loads(settings.trained_json)
+    return {**settings.parameters, **{f"trained {name}": value for name, value in trained.items()}}
+
+
 def facts(settings: Settings) -> Json:
     """What the settings of one task may differ in: parameters of the task, then of the model."""
     return {
-        **settings.parameters,
+        **task_facts(settings),
         "scheme": SCHEME_LABELS.get(settings.scheme, settings.scheme),
         "rotate": settings.rotate,
         "skip_probability": settings.skip_probability,
@@ -518,8 +539,8 @@ def curve_names(groups: Sequence[Group]) -> Iterator[tuple[Group, Curve, str]]:
         for settings, label in zip(all_settings, scheme_labels(all_settings), strict=True)
     ]
     for group, plan in zip(groups, plans, strict=True):
-        alike = [each.parameters for each, other in zip(all_settings, plans, strict=True) if other == plan]
-        odd, *_ = differing([group.settings.parameters, *alike])
+        alike = [task_facts(each) for each, other in zip(all_settings, plans, strict=True) if other == plan]
+        odd, *_ = differing([task_facts(group.settings), *alike])
         parameters = ", ".join(fact_text(*item) for item in odd.items())
         for curve in group.curves:
             k = "" if curve.k is None else f"k = {curve.k}, K_train = {group.settings.k_train}; "

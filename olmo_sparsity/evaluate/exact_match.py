@@ -236,14 +236,17 @@ def exact_share(row: dict[str, Any]) -> float:
 def exact_match_record(
     checkpoint: Path,
     config: Config,
+    task: Task,
     model: PositionPredictor,
     rows: Sequence[LengthResult],
     *,
     seed: int,
     device: torch.device | str,
 ) -> dict[str, Any]:
-    """What `exact_match.json` says of a checkpoint folder; ``seed`` is that of the evaluation."""
-    task = task_of(config)
+    """What `exact_match.json` says of a checkpoint folder.
+
+    ``config`` is the run's, ``task`` what was measured, perhaps with other parameters, ``seed`` the evaluation's.
+    """
     found = {
         "run": checkpoint.resolve().parent.name,
         "checkpoint": str(checkpoint),
@@ -252,6 +255,7 @@ def exact_match_record(
         "commit": current_commit(),
         "machine": _machine(torch.device(device)),
         "task": {"name": task.name, "parameters": asdict(task)},
+        "trained": asdict(task_of(config)),
         "scheme": config.positions.scheme,
         "rotate": model.options.rotate,
         "skip_probability": config.positions.skip_probability if model.options.embeds_ids else None,

@@ -37,7 +37,7 @@ def test_script_writes_a_record_and_is_not_run_twice(tmp_path, script):
     task = make_task("scratchpad_parity", config.task.parameters)
     rows = measure(model, task, TaskPositions(config), lengths=[5, 8], samples=6, seed=0)
     assert record == json.loads(
-        json.dumps(exact_match_record(folder, config, model, rows, seed=0, device="cpu"))
+        json.dumps(exact_match_record(folder, config, task, model, rows, seed=0, device="cpu"))
     )
     assert record["rows"] == [asdict(row) for row in rows]
     assert record["task"]["parameters"] == {"train_length": [4, 6], "test_length": [4, 20]}
@@ -105,6 +105,7 @@ def test_other_parameters_of_the_task_are_those_of_the_test_samples(tmp_path, sc
     script(tmp_path / "run", *options, "--parameters", "{distance: [9, 16], label_function: max}")
     record = json.loads((far / "exact_match.json").read_text())
     assert record["task"]["parameters"]["distance"] == [9, 16]
+    assert record["trained"] == json.loads(json.dumps(asdict(make_task("planted", parameters))))
     task = make_task("planted", {**parameters, "distance": [9, 16], "label_function": "max"})
     model = as_predictor(build_model(config)).eval()
     [row] = measure(model, task, TaskPositions(config), lengths=[16], samples=40, seed=0)

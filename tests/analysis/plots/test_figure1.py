@@ -12,6 +12,7 @@ from matplotlib.collections import PolyCollection
 from analysis.cli.figure1 import main
 from analysis.plots.bound import bound_figure
 from analysis.plots.figure1 import (
+    SPAN,
     accuracy_by_length_figure,
     describe,
     first_errors_figure,
@@ -149,6 +150,17 @@ class TestSchemeComparison:
                 )
             tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
             np.testing.assert_allclose(tops, [100 * (1 - point.exact.value) for point in points], atol=1e-9)
+
+    def test_bars_are_shaded_at_trained_lengths_alone(self, tmp_path):
+        rows = [row(length, 9) for length in (2, 5, 20, 40)]
+        for folder, task in (("some", {}), ("none", {"train_length": [21, 39]})):
+            write(tmp_path / folder, record(rows, "scratchpad_parity", task_changes=task))
+        spans = {}
+        for folder in ("some", "none"):
+            (axes,) = first_errors_figure(pool(load_records([tmp_path / folder]), 1000)).axes
+            patches = [each for each in axes.patches if each.get_alpha() == SPAN["alpha"]]
+            spans[folder] = [sorted({x for x, _ in each.get_corners()}) for each in patches]
+        assert spans == {"some": [[0.5, 2.5]], "none": []}
 
     def test_many_curves_of_a_scheme_differ_in_looks(self, tmp_path):
         for number, rotate in enumerate(("ids", "index", "none")):

@@ -18,7 +18,7 @@ from analysis.stats.exact_match import (
     wilson,
 )
 from olmo_sparsity.util.errors import UserError
-from tests.support.made_up_exact_match import record, row, write
+from tests.support.made_up_exact_match import SPARSE, record, row, write
 
 PARITY = "scratchpad_parity"
 Z = 1.959963984540054
@@ -210,6 +210,23 @@ class TestPooling:
         planted = "k = 4, K_train = 4; RoPE + PoSE"
         distances = [f"{planted}; distance 1–64", f"{planted}; distance 65–128"]
         assert sorted(named) == sorted([planted, *distances, "RoPE + PoSE", "coupled ids (oracle)"])
+
+    def test_trained_lengths_are_those_of_training_and_not_of_the_test(self, tmp_path):
+        far = {"task_changes": {"train_length": [300, 300], "k_train": 6}}
+        own = {"train_length": [20, 50], "k_train": 4}
+        rows = [row(300, 3, 4)]
+        values = [record(rows, seed=1, **far), record(rows, seed=2, **far, trained={**SPARSE, **own})]
+        (group,) = pooled(tmp_path / "together", *values)  # an older record does not tell
+        assert (group.settings.train_length, group.settings.k_train) == ((20, 50), 4)
+        assert pooled(tmp_path / "older", values[0])[0].settings.train_length == (300, 300)
+        other = record(rows, **far, trained={**SPARSE, **own, "train_length": [20, 40]})
+        named = [name for _, _, name in curve_names(pooled(tmp_path / "apart", values[1], other))]
+        same = "k = 4, K_train = 4; RoPE + PoSE"
+        assert named == [f"{same}; trained train_length {each}" for each in ("20–40", "20–50")]
+        groups = pooled(tmp_path / "same", record(rows, seed=1), record(rows, seed=2, trained=SPARSE))
+        assert [len(group.records) for group in groups] == [2]
+        with pytest.raises(UserError, match="trained has no train_length"):
+            load_records([write(tmp_path / "odd", record(rows, trained={"k_train": 4}))])
 
     def test_runs_with_and_without_skips_are_not_pooled(self, tmp_path):
         options = {"scheme": "predicted", "rotate": "ids"}
