@@ -6,7 +6,6 @@ measured. The values of an option stand evenly spaced. Intervals are 95 %.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -18,6 +17,7 @@ from matplotlib.lines import Line2D
 from analysis.plots import style
 from analysis.plots.figure1 import K_MARKERS, MULTIPLES, axis_name, describe
 from analysis.stats.exact_match import Group
+from olmo_sparsity.util.errors import UserError
 
 NAMES = {
     "positions.coupled_share": "training samples with coupled ids [share]",
@@ -32,9 +32,18 @@ def option_figure(series: dict[str, list[tuple[Any, Group]]]) -> Figure:
 
     Args:
         series: by the option's dotted name, its values, ascending, and the group of each (`by_option`); of one task.
+
+    Raises `UserError` where all groups have none of the lengths in common.
     """
     groups = [group for of_option in series.values() for _, group in of_option]
-    lengths = marked_lengths(groups)
+    longest = groups[0].settings.train_length[1]
+    marked = [times * longest for times in (1, *MULTIPLES)]
+    lengths = [length for length in marked if all(length in group.lengths for group in groups)]
+    if not lengths:
+        raise UserError(
+            f"--by: no length of {', '.join(map(str, marked))} (the longest trained one and multiples of it) is in all "
+            "records; measure one"
+        )
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.86, len(lengths)))
     looks = dict(zip(lengths, zip(shades, K_MARKERS, strict=False), strict=True))
     unit = axis_name(groups[0].settings).partition("[")[2].rstrip("]")
@@ -51,7 +60,6 @@ def option_figure(series: dict[str, list[tuple[Any, Group]]]) -> Figure:
             axes.set_xlabel(NAMES.get(name, name))
         panels[0].set_ylabel("exact match [% of samples]")
         panels[0].set_ylim(-3, 103)
-        longest = groups[0].settings.train_length[1]
         handles = [
             Line2D([], [], color=colour, marker=marker, label=f"{length} {unit}, {length / longest:g}×")
             for length, (colour, marker) in looks.items()
@@ -59,16 +67,6 @@ def option_figure(series: dict[str, list[tuple[Any, Group]]]) -> Figure:
         style.add_legend(figure, handles)
         style.add_heading(figure, describe(groups))
     return figure
-
-
-def marked_lengths(groups: Sequence[Group]) -> list[int]:
-    """The longest trained length and `MULTIPLES` of it that all groups have."""
-    longest = groups[0].settings.train_length[1]
-    return [
-        times * longest
-        for times in (1, *MULTIPLES)
-        if all(times * longest in group.lengths for group in groups)
-    ]
 
 
 def _draw(axes: Axes, of_option: list[tuple[Any, Group]], length: int, look: dict[str, Any]) -> None:

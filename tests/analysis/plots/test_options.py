@@ -73,6 +73,15 @@ def test_what_cannot_be_drawn_is_said(folder, tmp_path):
             by_option(groups_of(*given), names)
 
 
+def test_records_without_a_length_that_is_drawn_are_told_which_to_measure(tmp_path):
+    for share in (1, 0.5):
+        options = {} if share == 1 else {OPTIONS[0]: share}
+        value = record([row(10, 5), row(25, 5)], "scratchpad_parity", options=options)
+        write(tmp_path / str(share), value)
+    with pytest.raises(UserError, match="no length of 20, 60, 100, 200 .* in all records; measure"):
+        option_figure(by_option(groups_of(tmp_path), OPTIONS[:1]))
+
+
 def test_the_command_draws_it(folder, tmp_path):
     command = [
         sys.executable,
