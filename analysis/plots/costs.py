@@ -56,16 +56,19 @@ def pareto_figure(result: Json) -> Figure:
     k, rows = str(screened["k"]), screened["selectors"]
     styles = style.selector_styles(list(rows))
     seconds = {name: row["seconds_per_target"] for name, row in rows.items()}
-    net = {name: 100 * row["net_recovery"][k]["value"] for name, row in rows.items()}
+    percent = {
+        name: {bound: 100 * style.to_number(value) for bound, value in row["net_recovery"][k].items()}
+        for name, row in rows.items()
+    }
+    net = {name: interval["value"] for name, interval in percent.items()}
     with matplotlib.rc_context(style.STYLE):
         figure = style.new_figure(style.PAGE, 4.6)
         axes = figure.subplots()
         for name, (colour, marker, _) in styles.items():
-            interval = {bound: 100 * value for bound, value in rows[name]["net_recovery"][k].items()}
             axes.errorbar(
                 seconds[name],
-                interval["value"],
-                yerr=style.bar_lengths([interval]),
+                net[name],
+                yerr=style.bar_lengths([percent[name]]),
                 color=colour,
                 marker=marker,
                 capsize=2,

@@ -157,6 +157,8 @@ class InfluenceSettings(ModelSettings):
         """Raise `UserError` for anything that would fail later."""
         if unknown := [part for part in self.parts if part not in PARTS]:
             raise UserError(f"--parts has no {unknown[0]!r}; choose among {', '.join(PARTS)}")
+        if self.targets_per_block < 2 and {"blocks", "agreement"} & {*self.parts}:
+            raise UserError(f"--targets-per-block {self.targets_per_block} is no block; give 2 or more")
         lengths = self.lengths if "cost" in self.parts else ()
         if self.n_short >= min(self.n_long, *lengths, self.n_long):
             raise UserError(f"--n-short {self.n_short} must be smaller than --n-long and --lengths")

@@ -421,6 +421,7 @@ def test_selectors_side_by_side_recover_what_influence_measures(benchmark, train
         ({"n_short": 24}, "--n-short 24"),
         ({"parts": ("cost",), "lengths": (5, 128)}, "--n-short 6"),
         ({"parts": ("cost",), "ks": (1, 400)}, "--k 400"),
+        ({"parts": ("agreement",), "targets_per_block": 1}, "--targets-per-block 1 is no block"),
     ],
 )
 def test_bad_settings_are_refused_by_name(changes, message):

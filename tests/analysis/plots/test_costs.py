@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from analysis.plots.costs import cost_figure
+from analysis.plots.costs import cost_figure, pareto_figure
 from analysis.records.results import INFLUENCE_BENCHMARK
 
 
@@ -54,3 +54,21 @@ def test_the_figure_draws_the_json(tmp_path):
     ]
     assert [figure.axes[panel].get_ylabel() for panel in (0, 3)] == ["seconds per target", "peak memory [MB]"]
     assert figure.axes[1].get_title(loc="left") == "N = 256, M = 32, targets = 1"
+
+
+def test_an_interval_that_a_single_document_cannot_have_is_not_drawn():
+    net = {
+        "attention": {"value": 0.4, "low": 0.3, "high": 0.5},
+        "leave-one-out": {"value": 0.6, "low": None, "high": None},
+    }
+    rows = {
+        name: {"seconds_per_target": n, "net_recovery": {"4": each}}
+        for n, (name, each) in enumerate(net.items(), 1)
+    }
+    screened = {"k": 4, "selectors": rows, "targets": 9, "over_tau": 9, "documents": 1, "tau_nats": 1.0}
+    (axes,) = pareto_figure({"model": "a model", "screened": screened}).axes
+    drawn = {bars.get_label(): bars.lines[0].get_ydata()[0] for bars in axes.containers}
+    assert drawn == {"attention": 40, "leave-one-out": 60}
+    segments = {bars.get_label(): bars.lines[2][0].get_segments()[0] for bars in axes.containers}
+    np.testing.assert_allclose(segments["attention"], [[1, 30], [1, 50]])
+    assert not len(segments["leave-one-out"])
