@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import shlex
 import sys
+from argparse import Namespace
+from dataclasses import fields
 from pathlib import Path
 
 from analysis.cli import show_log
@@ -26,6 +28,7 @@ from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
 from olmo_sparsity.util.errors import UserError
 
 _SHARED = ("bf16", "device", "tokens_per_batch", "memory_limit_gb")
+_OF_BOTH = ("checkpoint", "text", "out")
 
 
 def main() -> None:
@@ -38,6 +41,7 @@ def main() -> None:
     from analysis.report.influence_map import InfluenceMap
 
     if given.text is None:
+        _refuse_measuring_options(given, parser)
         path = Path(given.checkpoint)
         if path.is_dir() and not (path / MAP_NAME).is_file():
             raise UserError(f"{path} has no {MAP_NAME}; give --text, the text that it is to read")
@@ -55,6 +59,15 @@ def main() -> None:
     found.to_html(folder / "xray.html", command=command)
     print(found)
     print(f"wrote {', '.join(map(str, [*written, folder / 'xray.html']))}")
+
+
+def _refuse_measuring_options(given: Namespace, parser: Parser) -> None:
+    """Raise `UserError` for an option that would not change what was measured."""
+    for field in (*fields(MapSettings), *fields(InfluenceSettings)):
+        what, asked = field.metadata.get("argument"), vars(given).get(field.name)
+        if what and field.name not in _OF_BOTH and asked != parser.get_default(field.name):
+            option = f"--{(what['name'] or field.name).replace('_', '-')}"
+            raise UserError(f"{option} is for measuring; give --text, or leave {option} out")
 
 
 def _folder(out: Path | None, text: Path) -> Path:

@@ -125,13 +125,19 @@ def fit_segments(layouts: list[Layout], marks: list[int]) -> Iterator[tuple[Segm
 def measure_coupling(settings: CouplingSettings) -> Path:
     """Find the coupling of the task that a model was trained on; writes `coupling.json`, returns its path.
 
-    Raises `UserError` for a checkpoint that was not trained on a task, and as `lay_out` and `fit_segments` do.
+    Raises `UserError` for a checkpoint that was not trained on a task with a response of several tokens, and as
+    `lay_out` and `fit_segments` do.
     """
     folder, out = resolve_checkpoint(settings.checkpoint), settings.out
     config = load_config(folder / CONFIG, warn=False)
     if config.task.name is None:
         raise UserError(f"{folder} was trained on text, which couples no tokens; give a run on a task")
-    task, loaded = task_of(config), load_for_analysis(folder)
+    task = task_of(config)
+    if task.end_id is None:
+        raise UserError(
+            f"the response of {task.name} is one label, which couples no tokens; give a run on another task"
+        )
+    loaded = load_for_analysis(folder)
     assert isinstance(loaded.model, AnalysedModel)
     shortest, longest = task.train_length
     layouts, constant, varying = [], set(), set()

@@ -10,14 +10,17 @@ import torch
 from rich.text import Text
 
 from analysis.cli import couple
-from analysis.measure.coupling import fit_segments, influence_on_response, lay_out
+from analysis.measure.coupling import fit_segments, influence_on_response, lay_out, measure_coupling
 from analysis.measure.settings import CouplingSettings
 from analysis.records.results import COUPLING
+from olmo_sparsity.checkpoint import TrainState, save_checkpoint
 from olmo_sparsity.data.task_batches import TaskPositions
 from olmo_sparsity.evaluate.exact_match import further_options
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import make_task
 from olmo_sparsity.tasks.coupling import Segment, found_ids
 from olmo_sparsity.training.loop import train
+from tests.olmo_sparsity.evaluate.test_exact_match import make_config
 from tests.support import tiny_task
 from tests.support.refusals import refused
 
@@ -156,6 +159,14 @@ def test_the_command_says_that_an_untrained_model_couples_nothing(tmp_path, caps
     told = capsys.readouterr().out
     assert "no coupling was found" in told and "train with" not in told
     assert COUPLING.load(out)["marks"] == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["sparse_parity", "planted"])
+def test_a_task_of_one_label_has_no_coupling_to_find(tmp_path, name):
+    config = make_config(tmp_path, name, "contiguous", parameters={"train_length": [8, 10], "k_train": 2})
+    save_checkpoint(config.save_folder, config, TrainState(3, 99), build_model(config).state_dict(), {}, None)
+    with refused(f"the response of {name} is one label, which couples no tokens; give a run on another task"):
+        measure_coupling(CouplingSettings(checkpoint=config.save_folder, out=tmp_path / "out"))
 
 
 def test_train_takes_what_the_command_prints(tmp_path):

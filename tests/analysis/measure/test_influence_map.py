@@ -175,6 +175,15 @@ def test_command_refuses_in_one_line(
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and said in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--tau", "--n-short", "--memory-limit"])
+def test_what_was_measured_is_not_measured_again_with_other_options(
+    tmp_path: Path, call_main, option: str
+) -> None:
+    (tmp_path / "xray.parquet").touch()
+    with refused(f"{option} is for measuring; give --text, or leave {option} out"):
+        call_main("xray", tmp_path, option, 2)
+
+
 def test_the_map_may_have_no_far_token_over_tau(tmp_path: Path) -> None:
     found = made_up_map(30)
     quiet = replace(found, influence_nats=[row * 0 for row in found.influence_nats])
