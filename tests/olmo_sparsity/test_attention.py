@@ -5,11 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from olmo.optim import build_optimizer
 from scipy.optimize import minimize
 
 from olmo_sparsity.attention import ATTENTIONS, Places, base
 from olmo_sparsity.attention.entmax import entmax15
 from olmo_sparsity.attention.sparsek import sparsek
+from olmo_sparsity.config.schema import Config
 from tests.support import tiny
 
 
@@ -38,6 +40,16 @@ def test_a_dropped_token_is_a_masked_token(name, encoding):
 def test_a_dropped_token_of_a_random_float_id_is_a_masked_token(name):
     ids = torch.rand(24, generator=torch.Generator().manual_seed(1)).sort().values * 60
     tiny.assert_dropped_is_masked(model(name), ids)
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTIONS))
+def test_the_optimizer_of_olmo_knows_where_each_parameter_belongs(name):
+    """It sorts them by name and module, and refuses what it cannot sort."""
+    ours = model(name)
+    trained = [
+        parameter for group in build_optimizer(Config(), ours).param_groups for parameter in group["params"]
+    ]
+    assert {id(parameter) for parameter in ours.parameters()} == {id(parameter) for parameter in trained}
 
 
 @pytest.mark.parametrize(
