@@ -11,16 +11,12 @@ from typing import Any
 from olmo.config import ActivationCheckpointingStrategy, BlockType
 
 from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
-from olmo_sparsity.config.messages import choose, show
+from olmo_sparsity.config.messages import Problem, choose, show
 from olmo_sparsity.config.schema import Config, PositionsConfig, changed_fields, each_field, field_value
+from olmo_sparsity.config.task_checks import check_coupling, check_task
 from olmo_sparsity.encodings import SWITCHES
 from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
-from olmo_sparsity.tasks import Task, make_task
-from olmo_sparsity.tasks.coupling import ENDS
 from olmo_sparsity.util.errors import UserError
-
-Problem = tuple[tuple[str, ...], str]
-"""The fields that were looked at, the one to name first, and what is wrong with it."""
 
 _PRECISIONS = ("amp_bf16", "fp32")
 _MOST_NEEDLES = 32  # an eighth of the keys are held out: of 32 drawn at once, none is in one draw of 72
@@ -34,12 +30,6 @@ _READ_BY_NEOX = {
 _READ_BY = {"gpt_neox": _READ_BY_NEOX, "tuples": {*_READ_BY_NEOX, "tuples"}}
 _MOST_TABLE_ENTRIES = 1 << 26
 _DROPOUTS = ("model.residual_dropout", "model.attention_dropout", "model.embedding_dropout")
-_ABOUT_TEXT = (
-    *("corpus.path", "corpus.stream", "data.paths", "data.datasets", "data.instance_filter"),
-    *("positions.doc_mask", "data.generate_doc_lengths", "tokenizer.identifier"),
-    *("evaluation.paths", "evaluation.position_length", "needles.share"),
-)
-_TASK = ("task.name", "task.parameters")
 _EXCLUSIVE = (
     *combinations(reversed(SWITCHES), 2),
     ("model.alibi", "model.flash_attention"),
@@ -75,11 +65,11 @@ def find_problems(config: Config) -> Iterator[Problem]:
     yield from _check_position_encoding(config)
     yield from _check_attention(config)
     yield from _check_positions(config)
-    yield from _check_coupling(config)
+    yield from check_coupling(config)
     yield from _check_documents(config)
     yield from _check_data(config)
     yield from _check_needles(config)
-    yield from _check_task(config)
+    yield from check_task(config)
     yield from _check_optimization(config)
     yield from _check_evaluation(config)
 
@@ -322,65 +312,6 @@ def _check_positions(config: Config) -> Iterator[Problem]:
         )
 
 
-def _check_coupling(config: Config) -> Iterator[Problem]:
-    positions = config.positions
-    scheme, rotate = positions.scheme, positions.rotate
-    if scheme in COUPLED_SCHEMES and config.task.name is None:
-        yield (
-            ("positions.scheme", "task.name"),
-            f"{scheme} couples the tokens of a task, and text has no such coupling; choose contiguous, "
-            "random_start or pose, or name a task",
-        )
-    if positions.coupled_share < 1 and scheme != "predicted":
-        yield (
-            ("positions.coupled_share", "positions.scheme"),
-            f"is for positions.scheme: predicted, not {scheme}; leave it at 1",
-        )
-    elif positions.coupled_share < 1 and (positions.table_size or 0) < config.model.max_sequence_length:
-        yield (
-            ("positions.table_size", "positions.coupled_share", "model.max_sequence_length"),
-            f"{show(positions.table_size)} is too small for contiguous ids of {config.model.max_sequence_length} "
-            "tokens; raise it",
-        )
-    if positions.id_noise and scheme not in COUPLED_SCHEMES:
-        yield (
-            ("positions.id_noise", "positions.scheme"),
-            f"is about coupled ids, and positions.scheme: {scheme} has none; leave it at 0",
-        )
-    found = positions.found
-    if len(found.counted_from) != len(found.first_ids) or set(found.counted_from) - set(ENDS):
-        yield (
-            ("positions.found.counted_from", "positions.found.first_ids"),
-            f"{show(found.counted_from)} is no start or end for each of positions.found.first_ids, "
-            f"{show(found.first_ids)}; copy what olmo-sparsity couple prints",
-        )
-    elif min(found.first_ids, default=0) < 0:
-        yield (
-            ("positions.found.first_ids",),
-            f"{show(found.first_ids)} go below 0, which no id does; copy what olmo-sparsity couple prints",
-        )
-    elif found.first_ids and scheme not in COUPLED_SCHEMES:
-        yield (
-            ("positions.found.first_ids", "positions.scheme"),
-            f"is about coupled ids, and positions.scheme: {scheme} has none; set the scheme to coupled or predicted",
-        )
-    if scheme == "predicted" and config.softmax_auxiliary_loss:
-        yield (
-            ("softmax_auxiliary_loss", "positions.scheme"),
-            "is for models of one head, and positions.scheme: predicted has two; set it to false",
-        )
-    if rotate != "ids" and not config.model.encoding.rotates:
-        yield (
-            ("positions.rotate", *SWITCHES),
-            f"{rotate} is about RoPE, and model.rope is false; leave it out",
-        )
-    elif rotate != "ids" and config.task.name is None:
-        yield (
-            ("positions.rotate", "task.name"),
-            f"{rotate} is for tasks; for text leave it out, or set model.rope: false and model.nope: true",
-        )
-
-
 def _check_documents(config: Config) -> Iterator[Problem]:
     if not config.positions.restart_at_documents:
         return
@@ -449,102 +380,6 @@ def _check_needles(config: Config) -> Iterator[Problem]:
             (*fields, "model.vocab_size"),
             f"{config.model.vocab_size} different tokens are too few for needles whose tokens do not occur in a window "
             f"of {window}; set needles.share: 0",
-        )
-
-
-def _check_task(config: Config) -> Iterator[Problem]:
-    """The task, what it needs of the model and the ids, and what belongs to text."""
-    if config.task.name is None:
-        if config.task.parameters:
-            yield ("task.parameters", "task.name"), "are given without task.name; name the task"
-        for name in ("task.length_groups", "evaluation.until"):
-            if field_value(config, name) is not None:
-                yield (name, "task.name"), "is for synthetic tasks; name the task, or leave it out"
-        return
-    try:
-        task = make_task(config.task.name, config.task.parameters)
-    except UserError as error:
-        yield _TASK, str(error)
-        return
-    yield from _check_sizes(config, task)
-    for name in _ABOUT_TEXT:
-        if field_value(config, name):
-            yield (name, "task.name"), "is about text, and task.name asks for a task; take one of them away"
-    if config.positions.content != "contiguous":
-        yield ("positions.content", "task.name"), "is about text; set it to contiguous for a task"
-    if config.positions.scheme in COUPLED_SCHEMES:
-        yield from _check_table(config, task)
-    elif config.positions.scheme == "pose":
-        shortest = task.fewest_tokens(task.train_length[0])
-        if not 2 <= config.positions.chunks <= shortest // 2:
-            yield (
-                ("positions.chunks", *_TASK),
-                f"{config.positions.chunks} is not in 2 … {shortest // 2}, half of the shortest sample; 2 is usual",
-            )
-
-
-def _check_sizes(config: Config, task: Task) -> Iterator[Problem]:
-    model, name = config.model, config.task.name
-    if model.vocab_size != len(task.vocabulary):
-        yield (
-            ("model.vocab_size", *_TASK),
-            f"{model.vocab_size}, and {name} has {len(task.vocabulary)} tokens; set it to {len(task.vocabulary)}",
-        )
-    most = task.train_length[1]
-    longest = task.at_length(most, *task.ks("train")[-1:]).max_tokens(most)
-    if model.max_sequence_length < longest:
-        yield (
-            ("model.max_sequence_length", *_TASK),
-            f"{model.max_sequence_length} is too short: the longest training sample of {name} has {longest} tokens; "
-            f"set it to {longest}",
-        )
-    if model.family == "olmo" and model.encoding.has_table:
-        yield (
-            (*SWITCHES, "task.name"),
-            "a table of learned position embeddings ends before the test samples do; set model.rope: true",
-        )
-
-
-def _check_table(config: Config, task: Task) -> Iterator[Problem]:
-    size, scheme = config.positions.table_size, config.positions.scheme
-    longest = task.test_length[1]
-    largest = task.largest_id(longest)
-    if largest is None:
-        yield (
-            ("positions.scheme", "task.name"),
-            f"{scheme} needs a task with coupled tokens, and {config.task.name} has none; choose contiguous, "
-            "random_start or pose",
-        )
-    elif size is None or size <= largest:
-        yield (
-            ("positions.table_size", "positions.scheme", *_TASK),
-            f"{show(size)} is too small: test samples of length {longest} need ids up to {largest}; set it to at least "
-            f"{largest + 1}, or shorten task.parameters.test_length",
-        )
-    if (second := task.largest_second_id()) is not None:
-        size = config.positions.second_table_size
-        if size is None or size <= second:
-            yield (
-                ("positions.second_table_size", "positions.scheme", *_TASK),
-                f"{show(size)} is too small: {config.task.name} couples on two levels, and samples need ids up to "
-                f"{second} on the second; set it to at least {second + 1}",
-            )
-        if config.positions.rotate == "ids":
-            yield (
-                ("positions.rotate", "task.name"),
-                f"ids has RoPE rotate by one number, and {config.task.name} couples on two levels; set it to index or "
-                "none",
-            )
-        positions = config.positions
-        if positions.id_noise or positions.coupled_share < 1 or positions.found.first_ids:
-            yield (
-                ("positions.id_noise", "positions.coupled_share", "positions.found.first_ids", "task.name"),
-                f"are for tasks that couple on one level, and {config.task.name} does on two; leave them out",
-            )
-    elif config.positions.second_table_size is not None:
-        yield (
-            ("positions.second_table_size", "task.name"),
-            f"is for tasks that couple on two levels, and {config.task.name} does on one; set it to null",
         )
 
 

@@ -9,6 +9,9 @@ from dataclasses import is_dataclass
 from functools import cache
 from typing import Any
 
+Problem = tuple[tuple[str, ...], str]
+"""The fields that were looked at, the one to name first, and what is wrong with it."""
+
 
 def choose(given: str, choices: Iterable[str]) -> str:
     """The remedy for a name that is none of ``choices``: what there is, and what was probably meant."""
