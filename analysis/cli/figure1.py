@@ -18,9 +18,9 @@ is needed), pools the training seeds of one setting, prints the numbers and writ
   figure1-options.*         with --by: exact match against options of training, a curve per length, in their place
   figure1.json              every number that is drawn, and where the records come from
 
-Intervals are 95 %: Wilson's for one seed, a bootstrap over seeds and samples for several. Records
-that differ, as far as they tell, in the training seed alone are pooled; they do not tell precision, heads and weight
-decay, say. The same records give the same files.
+Intervals are 95 %: Wilson's for one seed, a bootstrap over seeds and samples for several. Records that differ in the
+training seed alone are pooled; what they do not tell, such as precision, heads and weight decay, is not compared. The
+same records give the same files.
 """
 
 from __future__ import annotations

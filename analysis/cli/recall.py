@@ -104,9 +104,8 @@ def _table(result: dict[str, Any]) -> Table:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        description=__doc__, argument_default=argparse.SUPPRESS
-    )  # tells what was given from defaults
+    # Without defaults: what was given is told from what was not.
+    parser = Parser(description=__doc__, argument_default=argparse.SUPPRESS)
     add_arguments(parser, HandBuiltRecallSettings, only=("out", "n_short", "selectors", "seed"))
     by_hand = parser.add_argument_group("models built by hand")
     add_arguments(by_hand, HandBuiltRecallSettings, only=("n_long", "models"))

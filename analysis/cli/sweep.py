@@ -34,6 +34,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from analysis.cli import command_line, exact_match, show_log
@@ -52,6 +53,7 @@ from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
 from olmo_sparsity.util.errors import UserError, first_line
 
 if TYPE_CHECKING:
+    from olmo_sparsity.config.schema import Config
     from olmo_sparsity.sweep.grid import Cell, Sweep
     from olmo_sparsity.sweep.runner import Outcome
 
@@ -79,11 +81,9 @@ def main() -> int:
         evaluate=tuple(command_line("exact_match", ["--overwrite"])),  # where --evaluate has changed, say
         evaluation=evaluation,
     )
-    cells = make_cells(sweep, options.only)
+    cells = make_cells(sweep, options.only, partial(_check_evaluation, evaluation, here=not options.slurm))
     if evaluation and options.only is None and all(cell.evaluation is None for cell in cells):
         raise UserError(f"--evaluate: {', '.join(options.configs)} has no task to evaluate; leave it out")
-    for cell in cells:
-        _check_evaluation(cell, here=not options.slurm)
     job = _slurm_job(options, sweep, len(cells)) if options.slurm else None
     if options.dry_run:
         for cell in [] if job else cells:
@@ -203,23 +203,17 @@ def _evaluation(text: str) -> tuple[str, ...]:
     return arguments
 
 
-def _check_evaluation(cell: Cell, *, here: bool) -> None:
+def _check_evaluation(evaluation: Sequence[str], config: Config, *, here: bool) -> None:
     """Raise `UserError` for what exact_match would refuse after the training; ``here``: on this machine, too."""
-    from omegaconf import OmegaConf as om
-
     from analysis.model.device import pick_device
-    from olmo_sparsity.config.schema import Config
 
-    if cell.evaluation is None:
-        return
-    config: Config = om.to_object(om.merge(om.structured(Config), cell.settings))  # type: ignore[assignment]
-    settings = parse_settings(None, exact_match.ExactMatchSettings, ["CELL", *cell.evaluation])
+    settings = parse_settings(None, exact_match.ExactMatchSettings, ["CELL", *evaluation])
     try:
         exact_match.planned(settings, config)
         if here:
             pick_device(settings.device)
     except UserError as error:
-        raise UserError(f"--evaluate, {cell.name}: {error}") from error
+        raise UserError(f"--evaluate: {error}") from error
 
 
 def _refuse_slurm_options(options: argparse.Namespace, parser: Parser) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -128,10 +128,13 @@ def parse_axes(texts: Sequence[str]) -> tuple[Axis, ...]:
     return axes
 
 
-def make_cells(sweep: Sweep, only: int | None = None) -> list[Cell]:
+def make_cells(
+    sweep: Sweep, only: int | None = None, check: Callable[[Config], object] | None = None
+) -> list[Cell]:
     """The cells, the last axis fastest; with ``only`` that one alone, counted from 1.
 
-    Raises one `UserError` that names all cells whose config is refused, or that are finished with other settings.
+    ``check`` gets the config of every cell that has a task, and raises `UserError` where it cannot be evaluated. Raises
+    one `UserError` that names all cells that are refused, so or by their config, or are finished with other settings.
     """
     keys = [axis.key for axis in sweep.axes]
     for override in sweep.overrides:
@@ -150,7 +153,7 @@ def make_cells(sweep: Sweep, only: int | None = None) -> list[Cell]:
     problems: dict[str, list[str]] = {}
     for values in grid:
         try:
-            cells.append(_make_cell(sweep, values))
+            cells.append(_make_cell(sweep, values, check))
             _refuse_other_settings(cells[-1])
         except UserError as error:
             problems.setdefault(str(error), []).append(_name(values))
@@ -178,7 +181,7 @@ def write_sweep(sweep: Sweep, cells: Sequence[Cell], commit: str) -> None:
     )
 
 
-def _make_cell(sweep: Sweep, values: Mapping[str, str]) -> Cell:
+def _make_cell(sweep: Sweep, values: Mapping[str, str], check: Callable[[Config], object] | None) -> Cell:
     name = _name(values)
     files = {Path(config).stem: config for config in sweep.configs}
     file = files[values[CONFIG_AXIS]] if CONFIG_AXIS in values else sweep.configs[0]
@@ -189,10 +192,13 @@ def _make_cell(sweep: Sweep, values: Mapping[str, str]) -> Cell:
         *sweep.overrides,
         *(f"--{key}={value}" for key, value in values.items() if key != CONFIG_AXIS),
     ]
-    settings = _settings(load_config(file, overrides, warn=False))
+    config = load_config(file, overrides, warn=False)
+    settings = _settings(config)
     train = (*sweep.train, file, "--resume", *overrides)
-    if settings["task"]["name"] is None:
+    if config.task.name is None:
         return Cell(folder, values, settings, (train,), None)
+    if check is not None:
+        check(config)
     evaluate = (*sweep.evaluate, str(folder), *sweep.evaluation)
     return Cell(folder, values, settings, (train, evaluate), sweep.evaluation)
 

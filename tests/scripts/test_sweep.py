@@ -104,7 +104,7 @@ def test_what_the_evaluation_would_refuse_is_found_before_the_training(
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (tmp_path / "config.yaml").write_text(TASK)
-    with refused(f"--evaluate, seed=1: .*{re.escape(message)}"):
+    with refused(f"--evaluate: .*{re.escape(message)}"):
         sweep_here(f"config.yaml --grid seed=1,2 --out out --dry-run --evaluate {shlex.quote(evaluation)}")
     assert not (tmp_path / "out").exists()
 
