@@ -37,6 +37,8 @@ DEFAULT_SELECTOR, SIGNED_SELECTOR = "leave-one-out-kl", "leave-one-out"
 its signed form, which stands beside it, and for it in records that have no other."""
 BEST = "best"
 """Name of the lowest L_k over all selectors, see `losses_with_best`."""
+RECOVERIES = ("recovery", "placebo_recovery", "net_recovery")
+"""Keys of what `SumsBootstrap.recoveries` gives."""
 ALL = "over tau"
 """The group of all targets over tau."""
 

@@ -56,14 +56,13 @@ def _recovery_table(comparison: Json, name: str, title: str) -> Table:
     table = plain_table(title, "k", "A", "B", "A - B", "in common")
     for selector, per_k in comparison["selectors"].items():
         names = name_lines(selector, len(per_k))
-        for number, (k, values) in enumerate(per_k.items()):
+        for cell, (k, values) in zip(names, per_k.items(), strict=True):
             common = comparison["selectors_on_common_targets"][selector][k][name]
             table.add_row(
-                names[number],
+                cell,
                 k,
                 *(percent_text(values[name][side]) for side in (*SIDES, "difference")),
                 percent_text(common["difference"]),
-                end_section=number == len(per_k) - 1,
             )
     return table
 
@@ -73,10 +72,9 @@ def _agreement_tables(comparison: Json) -> Iterator[Table]:
     table = plain_table("same tokens chosen [%]", "k", "true", "placebo", "chance")
     for selector, per_k in comparison["overlap"].items():
         names = name_lines(selector, len(per_k))
-        for number, (k, values) in enumerate(per_k.items()):
+        for cell, (k, values) in zip(names, per_k.items(), strict=True):
             shares = (percent_text(values[context]) for context in FAR_CONTEXTS)
-            last = number == len(per_k) - 1
-            table.add_row(names[number], k, *shares, f"{100 * values['chance']:.1f}", end_section=last)
+            table.add_row(cell, k, *shares, f"{100 * values['chance']:.1f}")
     yield table
     if ceiling := comparison["lds_ceiling"]:
         table = plain_table("", "true", "placebo")

@@ -14,6 +14,7 @@ from analysis.stats.bound import BOUNDS, BoundTest
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
 from analysis.stats.longppl import FORMS
+from analysis.stats.recovery import RECOVERIES
 from analysis.tables.cells import interval_cell, percent_text, plain_table
 from olmo_sparsity.util.result_files import Json
 
@@ -92,8 +93,6 @@ def _table(title: str, caption: str) -> Table:
         header_style="bold",
         title=Text(title),
         caption=Text(caption),
-        title_justify="left",
-        caption_justify="left",
     )
 
 
@@ -110,10 +109,7 @@ def render_needle(needle_json: Json) -> Iterator[Table]:
 
 def _table_of_cells(model: Json, lengths: list[int], interval: str) -> Table:
     table = plain_table("k", "depth", *(f"{length:,}" for length in lengths))
-    table.title, table.title_justify = (
-        Text(f"{model['label']}: exact match [%, {interval}] by context"),
-        "left",
-    )
+    table.title = Text(f"{model['label']}: exact match [%, {interval}] by context")
     by_row: dict[tuple[int, Any], dict[int, str]] = {}
     for cell in model["cells"]:
         k, length = cell["value_tokens"], cell["length"]
@@ -122,7 +118,7 @@ def _table_of_cells(model: Json, lengths: list[int], interval: str) -> Table:
     last = None
     for k, depth in sorted(by_row, key=lambda row: (row[0], row[1] == "absent", str(row[1]))):
         told = depth if isinstance(depth, str) else f"{depth:g}"
-        cells = [Text(by_row[k, depth][length]) for length in lengths]
+        cells = [by_row[k, depth][length] for length in lengths]
         table.add_row(str(k) if k != last else "", told, *cells)
         last = k
     return table
@@ -132,7 +128,6 @@ def _table_of_recall(label: str, checkpoint: Json) -> Table:
     recall = checkpoint["recall"]
     table = plain_table("selector", "context", *(f"k = {k}" for k in recall["ks"]))
     table.title = Text(f"{label}, seed {checkpoint['training_seed']}: recall of the needle's tokens")
-    table.title_justify = "left"
     for name, by_k in recall["selectors"].items():
         for context, kind in (("true", "recall"), ("placebo", "placebo_recall")):
             values = [f"{each[kind]['value']:.2f}" for each in by_k.values()]
@@ -152,7 +147,7 @@ def render_curves(groups: Sequence[ExactMatchGroup]) -> Table:
             # what has no row of its own is joined in the last one
             cell = "; ".join(each for each in cells[number:] if each) if last else cells[number]
             numbers = (f"{point.length:,}", str(point.seeds), f"{point.samples:,}")
-            table.add_row(Text(cell), *numbers, percent_text(point.exact.as_dict(), 1), end_section=last)
+            table.add_row(Text(cell), *numbers, percent_text(point.exact.as_dict(), 1))
     return table
 
 
@@ -183,21 +178,20 @@ def render_corpora(corpora_json: Json) -> Table:
         f"{100 * share:g} % of the gain; mean gain of all targets and held-out loss in nats per token and per byte; "
         "[95 % interval]"
     )
-    table.caption_justify = "left"
     for each in corpora_json["corpora"]:
         loss = each["loss_at_lengths"][0]
-        shares = (each[name] for name in ("recovery", "placebo_recovery", "net_recovery", "k_suffices"))
+        shares = (each[name] for name in (*RECOVERIES, "k_suffices"))
         table.add_row(
             Text(each["label"]),
             str(each["trainings"]),
             f"{each['bytes_per_token']:.2f}",
             f"{each['targets_over_tau']:,}",
-            Text(percent_text(each["share_over_tau"], 1)),
-            *(Text(percent_text(one)) for one in shares),
-            Text(interval_cell(each["gain_nats_per_token"], digits=3)),
-            Text(interval_cell(each["gain_nats_per_byte"], digits=4)),
-            Text(interval_cell(loss["loss_nats"])),
-            Text(interval_cell(loss["loss_nats_per_byte"], digits=3)),
+            percent_text(each["share_over_tau"], 1),
+            *(percent_text(one) for one in shares),
+            interval_cell(each["gain_nats_per_token"], digits=3),
+            interval_cell(each["gain_nats_per_byte"], digits=4),
+            interval_cell(loss["loss_nats"]),
+            interval_cell(loss["loss_nats_per_byte"], digits=3),
         )
     return table
 
@@ -206,7 +200,6 @@ def render_ladder(ladder_json: Json) -> Table:
     """A row for each point of `ladder.json`: sparsity, use of the far context and rise of the loss."""
     settings, points = ladder_json["settings"], ladder_json["points"]
     k, times = settings["k"], settings["times"]
-    recoveries = ("recovery", "placebo_recovery", "net_recovery")
     names = ("recovery [%]", "placebo [%]", "net [%]", f"{k} suffice [%]", "rise [nats]")
     further: dict[str, tuple[str, str, Json]] = {
         "use_nats": (
@@ -233,19 +226,17 @@ def render_ladder(ladder_json: Json) -> Table:
         + "".join(f"{told}; " for _, told, _ in further.values())
         + "[95 % interval]"
     )
-    table.caption_justify = "left"
     for point in sorted(points, key=lambda point: (point["crossfit"], point["parameters"])):
         table.add_row(
             Text(point["label"] + (", cross-fit" if point["crossfit"] else "")),
             ", ".join(str(one["training_seed"]) for one in point["seeds"]),
             f"{point['parameters']:,}",
-            Text(percent_text(point["share_over_tau"], 1)),
-            Text(interval_cell(point["gain_nats"], digits=3)),
-            *(Text(percent_text(point[name])) for name in recoveries),
-            Text(percent_text(point["k_suffices"])),
-            Text(interval_cell(point["rise_nats"])),
+            percent_text(point["share_over_tau"], 1),
+            interval_cell(point["gain_nats"], digits=3),
+            *(percent_text(point[name]) for name in (*RECOVERIES, "k_suffices")),
+            interval_cell(point["rise_nats"]),
             *(
-                Text(interval_cell(point[name], **looks) if name in point else "")
+                interval_cell(point[name], **looks) if name in point else ""
                 for name, (_, _, looks) in further.items()
             ),
         )
@@ -295,7 +286,7 @@ def render_longppl(found: Json) -> Group:
             for form in FORMS
         ]
         table.add_row(Text(title), *cells)
-    table.add_row("tokens read", *(f"{forms[form]['tokens_read']:,}" for form in FORMS), end_section=True)
+    table.add_row("tokens read", *(f"{forms[form]['tokens_read']:,}" for form in FORMS))
     return Group(head, Text(), table, Text(), _words(found))
 
 

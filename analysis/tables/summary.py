@@ -14,7 +14,7 @@ from analysis.stats.bootstrap import by_clusters, few_clusters
 from analysis.stats.dependencies import FAR
 from analysis.stats.faithfulness import AOPC
 from analysis.stats.placebos import LARGEST
-from analysis.stats.recovery import and_blocks, default_selector, nats
+from analysis.stats.recovery import RECOVERIES, and_blocks, default_selector, nats
 from analysis.tables.cells import interval_cell, name_lines, percent_text, plain_table
 from olmo_sparsity.util.result_files import Json
 
@@ -81,10 +81,9 @@ def _selectors_table(summary: Json) -> Table:
     table = plain_table("selector", "k", "L_k [nats]", "recovery [%]", "placebo [%]", "net [%]")
     for selector, per_k in summary["selectors"].items():
         names = name_lines(selector, len(per_k))
-        for number, (k, values) in enumerate(per_k.items()):
-            shares = [percent_text(values[f"{kind}recovery"]) for kind in ("", "placebo_", "net_")]
-            last = number == len(per_k) - 1
-            table.add_row(names[number], k, interval_cell(values["loss"]), *shares, end_section=last)
+        for name, (k, values) in zip(names, per_k.items(), strict=True):
+            shares = (percent_text(values[recovery]) for recovery in RECOVERIES)
+            table.add_row(name, k, interval_cell(values["loss"]), *shares)
     return table
 
 
@@ -97,7 +96,7 @@ def _training_tables(summary: Json) -> Iterator[tuple[str, Table]]:
         table.add_row(
             str(each["training_seed"]),
             percent_text(each["share_over_tau"], 1),
-            *(percent_text(found[f"{kind}recovery"]) for kind in ("", "placebo_", "net_")),
+            *(percent_text(found[recovery]) for recovery in RECOVERIES),
         )
     if table.row_count:
         yield f"each training by itself ({selector}, k = {k})", table
@@ -218,13 +217,13 @@ def _by_far_context(selectors: Json, measures: dict[str, tuple[str, str | None]]
     table = plain_table("selector", "far context", *measures)
     for selector, each in selectors.items():
         names = name_lines(selector, 2)
-        for number, context in enumerate(FAR_CONTEXTS):
+        for first, context in zip(names, FAR_CONTEXTS, strict=True):
             cells = []
             for name, key in measures.values():
                 value = each[name] and each[name][context]
                 value = value[key] if value and key else value
                 cells.append(interval_cell(value) if value else "–")
-            table.add_row(names[number], context, *cells, end_section=bool(number))
+            table.add_row(first, context, *cells)
     return table
 
 
