@@ -12,11 +12,13 @@ def row_pearson(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     NaN where a row is constant or has a value that is not finite.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
+        # The mean of equal values may be rounded: what is left of them is then noise, not 0.
+        constant = (np.ptp(first, axis=1) == 0) | (np.ptp(second, axis=1) == 0)
         first, second = (each - each.mean(axis=1, keepdims=True) for each in (first, second))
         products = (first * second).sum(axis=1)
         squares = (first**2).sum(axis=1) * (second**2).sum(axis=1)
         found = products / np.sqrt(squares)
-    return np.where(np.isfinite(found), np.clip(found, -1, 1), np.nan)
+    return np.where(np.isfinite(found) & ~constant, np.clip(found, -1, 1), np.nan)
 
 
 def row_spearman(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -44,6 +44,12 @@ def test_correlations_are_scipys():
         assert np.isnan(mine(first, second)[4:]).all()
 
 
+def test_a_constant_row_has_no_correlation_though_its_mean_is_rounded():
+    constant = np.full((1, 7), 0.1)
+    assert (constant != constant.mean()).all()
+    assert np.isnan(row_pearson(constant, np.arange(7.0)[None]))
+
+
 def test_values_equal_a_plain_loop(records, summary):
     targets, over = records.targets, records.over
     for selector in records.manifest.selectors:
