@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -63,10 +63,11 @@ class TrainedError:
 
     def as_dict(self) -> Json:
         """For JSON: without the group, whose curves stand elsewhere."""
-        own = {each.name: getattr(self, each.name) for each in fields(self)}
-        del own["group"]
         return {
-            **own,
+            "k": self.k,
+            "trained_length": self.trained_length,
+            "measured_length": self.measured_length,
+            "samples": self.samples,
             "error": self.error.as_dict(),
             "delta": self.delta,
             "delta_is_upper_limit": self.is_limit,

@@ -39,7 +39,7 @@ def corpus_numbers(
         label: of the corpus.
         records: of its trainings, joined.
         lengths: results of loss by position, one of which has these trainings and no others.
-        selector: the one whose choices are told.
+        selector: the one whose choices are shown.
         k: of kinds, distances and recoveries.
         resamples: of the bootstrap.
         seed: of the bootstrap.

@@ -1,7 +1,7 @@
 """Exact match by length, from the records of evaluated checkpoints (`exact_match.json`): read and pooled. No torch.
 
 A *group* is what was trained alike but for the seed, as far as the records tell: same task and parameters, scheme,
-rotation, family, number of weights, further options. (They do not tell precision, heads and weight decay, say.) A
+rotation, family, number of weights, further options. (They do not record precision, heads or weight decay, say.) A
 *curve* is one k of a group, or the whole group where the task plants no tokens; it has a point for every length that
 at least one record of the group has, over the seeds that have it.
 
@@ -75,9 +75,9 @@ class Settings:
     options_json: str = "{}"
     """Further options of its training by dotted name, those that are not at their default, keys in order."""
     initial_weights: bool | None = None
-    """Whether its training went on from weights of another run; None: the records are older and do not tell."""
+    """Whether its training went on from weights of another run; None: older records, which do not say."""
     trained_json: str = "{}"
-    """Parameters of the task that were others in training, keys in order; older records do not tell any."""
+    """Parameters of the task that differed in training, keys in order; older records have none."""
 
     @cached_property
     def parameters(self) -> Json:
@@ -137,7 +137,7 @@ class Row:
     wrong_id: int
     wrong_stop: int
     mean_probability: float | None = None
-    """Of the true response, over samples, 0 to 1; None: the record is older and does not tell it."""
+    """Of the true response, over samples, 0 to 1; None: an older record, which has none."""
     std_probability: float | None = None
 
 
@@ -189,7 +189,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Group:
-    """Records that differ, as far as they tell, in the training seed alone, and their curves."""
+    """Records that differ, as far as they say, in the training seed alone, and their curves."""
 
     settings: Settings
     records: tuple[Record, ...]
@@ -285,7 +285,7 @@ def pool(records: Sequence[Record], resamples: int = DEFAULT_RESAMPLES, seed: in
     measurement, the same weights at other lengths or k, are put together.
     """
     together: dict[Settings, list[Record]] = {}
-    for record, settings in zip(records, _told(records), strict=True):
+    for record, settings in zip(records, _completed(records), strict=True):
         members = together.setdefault(settings, [])
         if same := [
             other for other in members if other.seed == record.seed and not _are_parts(other, record)
@@ -305,10 +305,10 @@ def pool(records: Sequence[Record], resamples: int = DEFAULT_RESAMPLES, seed: in
     ]
 
 
-def _told(records: Sequence[Record]) -> list[Settings]:
-    """The settings of each record; an older one has those of the records that tell more and agree in all else.
+def _completed(records: Sequence[Record]) -> list[Settings]:
+    """The settings of each record; an older one takes those of the newer records that agree with all that it says.
 
-    Where these differ among each other it keeps its own.
+    Where those newer ones differ from each other it keeps its own.
     """
     all_settings = [record.settings for record in records]
     kinds: dict[Settings, set[Settings]] = {}
@@ -350,9 +350,7 @@ def _point(rows: Sequence[Row], resamples: int, seed: int) -> Point:
     return Point(rows[0].length, len(rows), int(samples.sum()), interval, name, wrong, expected)
 
 
-def expected_error(
-    rows: Sequence[Row], *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
-) -> Interval | None:
+def expected_error(rows: Sequence[Row], *, resamples: int, seed: int) -> Interval | None:
     """1 - probability of the true response, mean over seeds, and its 95 % interval [ours]; None where one has none.
 
     Percentiles of a bootstrap of two levels: S seeds drawn with replacement, and for each of them a normal mean of its
@@ -461,15 +459,9 @@ def task_facts(settings: Settings) -> Json:
 
 def facts(settings: Settings) -> Json:
     """What the settings of one task may differ in: parameters of the task, then of the model."""
-    return {
-        **task_facts(settings),
-        "scheme": SCHEME_LABELS.get(settings.scheme, settings.scheme),
-        "rotate": settings.rotate,
-        "skip_probability": settings.skip_probability,
-        "family": settings.family,
-        "weights": settings.weights,
-        **settings.options,
-    }
+    model = {name: getattr(settings, name) for name in _OF_THE_MODEL}
+    model["scheme"] = SCHEME_LABELS.get(settings.scheme, settings.scheme)
+    return {**task_facts(settings), **model, **settings.options}
 
 
 def differing(all_facts: Sequence[Json]) -> list[Json]:

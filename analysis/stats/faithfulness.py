@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.records.schema import CONTEXT_LENGTHS, FAR_CONTEXTS, KEEP_RATE, SUBSETS, length_column
 from analysis.records.store import Records
-from analysis.stats.bootstrap import Statistic, difference
+from analysis.stats.bootstrap import Statistic, difference, mean_of
 from analysis.stats.correlation import row_pearson, row_spearman
 from analysis.stats.recovery import ALL, Columns, MeasuredTargets, SumsBootstrap
 from olmo_sparsity.util.result_files import Json
@@ -152,11 +152,8 @@ def _mean(bootstrap: SumsBootstrap, name: Hashable, selector: str, context: str)
 def _at_ks(bootstrap: SumsBootstrap, of_ks: dict[int, Statistic], *, aopc: bool) -> Json:
     """An interval for each k, and where ``aopc`` for their mean: ERASER's AOPC, over numbers of tokens, not shares."""
 
-    def mean(sums: np.ndarray) -> np.ndarray:
-        return np.mean([each(sums) for each in of_ks.values()], axis=0)
-
     found = {str(k): bootstrap.interval(each) for k, each in of_ks.items()}
-    return {**found, AOPC: bootstrap.interval(mean)} if aopc else found
+    return {**found, AOPC: bootstrap.interval(mean_of(list(of_ks.values())))} if aopc else found
 
 
 def context_numbers(bootstrap: SumsBootstrap, records: Records) -> Json:

@@ -108,7 +108,7 @@ def summarize(
     }
 
 
-def summarize_all_targets(records: Records, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> Json:
+def summarize_all_targets(records: Records, resamples: int, seed: int) -> Json:
     """``all_targets`` of `summarize` alone, for which no target need be over tau."""
     targets = records.targets
     columns = _columns_of_all(targets)
@@ -138,18 +138,14 @@ def _numbers_of_all(bootstrap: SumsBootstrap) -> Json:
 
 def _trainings(records: Records, resamples: int, seed: int) -> Json:
     """Of several trainings, the main numbers of each; nothing where there is one."""
+    of_manifest = ("checkpoint", "checkpoint_sha256", "training_seed", "device", "machine", "commit")
+    of_own = (
+        *("targets", "targets_over_tau", "share_over_tau"),
+        *("all_targets", "selectors", "tokens_needed"),
+    )
     found = []
     for each in records.trainings:
         own = summarize(each, resamples, seed)
-        of_manifest = ("checkpoint", "checkpoint_sha256", "training_seed", "device", "machine", "commit")
-        of_own = (
-            "targets",
-            "targets_over_tau",
-            "share_over_tau",
-            "all_targets",
-            "selectors",
-            "tokens_needed",
-        )
         found.append(
             {name: getattr(each.manifest, name) for name in of_manifest}
             | {name: own[name] for name in of_own}

@@ -21,15 +21,10 @@ from olmo_sparsity.util.result_files import Json
 
 def render_length(length_json: Json) -> list[Table]:
     """The loss at each length, a row per model, and mean loss per bin, a column per model; for a terminal."""
-    models, interval = length_json["models"], _interval_note(length_json["settings"])
+    models, interval = length_json["models"], f"95 % interval {by_clusters(length_json['settings'])}"
     told = "attention" in models[0]["at_lengths"][0]
     attention = [_table_of_attention(models, interval)] if told else []
     return [_table_of_lengths(models, interval), *attention, _table_of_bins(models, interval)]
-
-
-def _interval_note(settings: Json) -> str:
-    """What brackets hold."""
-    return f"95 % interval {by_clusters(settings)}"
 
 
 def _table_of_lengths(models: Sequence[Json], interval: str) -> Table:
@@ -98,7 +93,8 @@ def _table(title: str, caption: str) -> Table:
 
 def render_needle(needle_json: Json) -> Iterator[Table]:
     """Exact match by length and depth, a table per model; and the recall of the needle, where it was measured."""
-    lengths, interval = needle_json["settings"]["lengths"], _interval_note(needle_json["settings"])
+    settings = needle_json["settings"]
+    lengths, interval = settings["lengths"], f"95 % interval {by_clusters(settings)}"
     for model in needle_json["models"]:
         yield _table_of_cells(model, lengths, interval)
     for model in needle_json["models"]:
