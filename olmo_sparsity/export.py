@@ -32,14 +32,7 @@ from olmo.config import ActivationType, BlockType, LayerNormType
 from torch import Tensor
 
 from olmo_sparsity.attention import SOFTMAX
-from olmo_sparsity.checkpoint import (
-    STATE,
-    TOKENIZER,
-    load_model,
-    load_state,
-    resolve_checkpoint,
-    weights_sha256,
-)
+from olmo_sparsity.checkpoint import TOKENIZER, load_model, load_state, resolve_checkpoint, weights_sha256
 from olmo_sparsity.config.schema import Config, ModelConfig
 from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
 from olmo_sparsity.model.build import require_olmo
@@ -225,8 +218,7 @@ def _transformers_config(config: Config) -> Any:
 def _weights(model: PositionedOLMo) -> dict[str, Tensor]:
     """Weights under transformers' names; read from modules, so that OLMo's grouping of blocks does not matter."""
     parts: Any = model.transformer
-    head = parts["wte"] if model.config.weight_tying else parts["ff_out"]
-    tensors = {"model.embed_tokens.weight": parts["wte"].weight, "lm_head.weight": head.weight}
+    tensors = {"model.embed_tokens.weight": parts["wte"].weight, "lm_head.weight": model.head().weight}
     if (final := _norm_weight(parts["ln_f"], model.config)) is not None:
         tensors["model.norm.weight"] = final
     for number, block in enumerate(model.blocks()):
@@ -360,7 +352,7 @@ def _note(source: Path, tokenizer: Path, config: Config, model: Any) -> dict[str
         "source": str(source),
         "source_weights_sha256": weights_sha256(source),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "step": load_state(source).step if (source / STATE).is_file() else None,
+        "step": load_state(source).step,
         "training_seed": config.seed,
         "architecture": type(model).__name__,
         "parameters": model.num_parameters(),
@@ -387,7 +379,7 @@ def model_card(config: Config, note: dict[str, Any]) -> str:
         "position ids in training": f"{scheme}, below {note['max_positions']:,}",
         "training window": f"{window:,} tokens",
         "batch": f"{config.global_train_batch_size:,} windows",
-        "steps": "not known" if note["step"] is None else f"{note['step']:,}",
+        "steps": f"{note['step']:,}",
         "learning rate": f"{config.optimizer.learning_rate:g}, {config.scheduler.name}",
         "optimizer": f"{config.optimizer.name}, weight decay {config.optimizer.weight_decay:g}",
         "seed": str(config.seed),
