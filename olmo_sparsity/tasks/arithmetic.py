@@ -59,7 +59,7 @@ class Addition(_Arithmetic):
         a, b = (_digits(draws.named(name), length) for name in "ab")
         plus, equals = (Part.same(mark, 1, len(length)) for mark in (_OPERATOR, _EQUALS))
         prompt = [_written(a, length), plus, _written(b, length), equals]
-        return coupled_batch(prompt, [_result(carried(a + b), length + 1)], length, None)
+        return coupled_batch(prompt, [_result(carried(a + b), length + 1)], length)
 
 
 @register("multi_addition")
@@ -124,7 +124,7 @@ class MultiAddition(_Arithmetic):
             prompt.append(_written(digits, length).where(there, j))
             response.append(_result(total, length + 1).where(there, j))
         prompt.append(equals.where(np.ones(rows, dtype=bool), 1))
-        return coupled_batch(prompt, response, length, None, levels=2)
+        return coupled_batch(prompt, response, length, levels=2)
 
 
 @register("digit_multiplication")
@@ -153,7 +153,7 @@ class DigitMultiplication(_Arithmetic):
         one = Part(_ZERO + factor, np.full_like(factor, 2), np.ones(rows, dtype=np.int64))
         times, equals = (Part.same(mark, 1, rows) for mark in (_OPERATOR, _EQUALS))
         prompt = [_written(digits, length), times, one, equals]
-        return coupled_batch(prompt, [_result(carried(digits * factor), length + 1)], length, None)
+        return coupled_batch(prompt, [_result(carried(digits * factor), length + 1)], length)
 
 
 def carried(values: np.ndarray) -> np.ndarray:

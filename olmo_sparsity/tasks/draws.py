@@ -16,7 +16,8 @@ import numpy as np
 from olmo_sparsity.util.mixing import GAMMA, counters, mix
 
 _HALF = np.uint64(32)
-_COLUMN_BITS = np.uint64(20)
+_COLUMN_BITS = np.uint64((1 << 20) - 1)
+"""Of a random key, those that hold its column."""
 _WORD = (1 << 64) - 1
 
 
@@ -61,7 +62,7 @@ class Draws:
 
     def order(self, eligible: np.ndarray) -> np.ndarray:
         """A uniform order of the eligible columns (B, C) of each row, then the others in theirs, (B, C) int64."""
-        return (np.sort(self._keys(eligible), axis=1) & _low_bits()).astype(np.int64)
+        return (np.sort(self._keys(eligible), axis=1) & _COLUMN_BITS).astype(np.int64)
 
     def subset(self, eligible: np.ndarray, count: np.ndarray) -> np.ndarray:
         """A uniform subset of ``count`` (B,) of the eligible columns (B, C) of each row, (B, C) bool."""
@@ -72,13 +73,9 @@ class Draws:
     def _keys(self, eligible: np.ndarray) -> np.ndarray:
         """Random keys (B, C) that end in the column, so that no two are equal; the largest where not eligible."""
         columns = eligible.shape[1]
-        assert columns < 1 << int(_COLUMN_BITS), "a sample has fewer than a million tokens"
+        assert columns <= _COLUMN_BITS, "a sample has fewer than a million tokens"
         keys = np.where(eligible, self.words(columns) >> np.uint64(1), np.uint64(_WORD))
-        return (keys & ~_low_bits()) | np.arange(columns, dtype=np.uint64)
-
-
-def _low_bits() -> np.uint64:
-    return np.uint64((1 << int(_COLUMN_BITS)) - 1)
+        return (keys & ~_COLUMN_BITS) | np.arange(columns, dtype=np.uint64)
 
 
 def _word(value: int) -> np.ndarray:

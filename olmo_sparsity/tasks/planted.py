@@ -261,9 +261,8 @@ class Planted(SparseTask):
         first_planted = 1 + self._backgrounds
         if self.decoys:
             decoys = self._decoys(chosen, sizes, draws.named("decoys"))
-            prompt[decoys] = (first_planted + draws.named("of decoys").integers(self.num_planted, width))[
-                decoys
-            ]
+            symbols = first_planted + draws.named("of decoys").integers(self.num_planted, width)
+            prompt[decoys] = symbols[decoys]
         prompt[chosen] = first_planted + values[present]
         batch = labelled_batch(prompt, sizes.length, first_planted + label, chosen)
         of_label = sizes.length[:, None] + 1

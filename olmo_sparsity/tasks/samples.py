@@ -26,17 +26,17 @@ class TaskBatch:
     """(B,) int64: tokens of the prompt and the response together."""
     response_start: np.ndarray
     """(B,) int64: the column of the first token of the response; the prompt is what stands before it."""
-    coupled_ids: np.ndarray | None
-    """(B, T) int64: tokens that belong together share an id of 1 or more, to which a random start is added; 0 for the
-    beginning, the end and padding, which stay 0. None: the task has no coupling."""
-    planted: np.ndarray | None
-    """(B, k) int64: the columns that alone decide the label, ascending, then -1. None: the task plants none."""
-    label: np.ndarray | None
-    """(B,) int64: the token id of the answer where it is one token. None: the whole response is the answer."""
     task_length: np.ndarray
     """(B,) int64: the length of each sample in the task's own unit, as `Task.at_length` takes it."""
+    coupled_ids: np.ndarray | None = None
+    """(B, T) int64: tokens that belong together share an id of 1 or more, to which a random start is added; 0 for the
+    beginning, the end and padding, which stay 0. None: the task has no coupling."""
     second_ids: np.ndarray | None = None
     """(B, T) int64: the ids of the second level, likewise 1 or more, and 0. None: the task couples on one level."""
+    planted: np.ndarray | None = None
+    """(B, k) int64: the columns that alone decide the label, ascending, then -1. None: the task plants none."""
+    label: np.ndarray | None = None
+    """(B,) int64: the token that is the response, where that is a single one. None: it has more."""
 
     @property
     def loss_mask(self) -> np.ndarray:
@@ -78,12 +78,7 @@ class Part:
 
 
 def coupled_batch(
-    prompt: Sequence[Part],
-    response: Sequence[Part],
-    task_length: np.ndarray,
-    label: np.ndarray | None,
-    *,
-    levels: int = 1,
+    prompt: Sequence[Part], response: Sequence[Part], task_length: np.ndarray, *, levels: int = 1
 ) -> TaskBatch:
     """The samples whose prompt and response are these parts, with a beginning and an end token around them.
 
@@ -107,10 +102,8 @@ def coupled_batch(
         tokens=tokens,
         lengths=lengths,
         response_start=response_start,
-        coupled_ids=ids,
-        planted=None,
-        label=label,
         task_length=task_length,
+        coupled_ids=ids,
         second_ids=second_ids if levels == 2 else None,
     )
 
@@ -130,10 +123,9 @@ def labelled_batch(
         tokens=tokens,
         lengths=prompt_lengths + 1,
         response_start=prompt_lengths.copy(),
-        coupled_ids=None,
+        task_length=prompt_lengths.copy(),
         planted=marked_columns(planted),
         label=label,
-        task_length=prompt_lengths.copy(),
     )
 
 

@@ -29,13 +29,11 @@ class _OneForOne(Task):
         return 2 * length + 3
 
 
-def _one_for_one(
-    inputs: np.ndarray, outputs: np.ndarray, length: np.ndarray, label: np.ndarray | None
-) -> TaskBatch:
+def _one_for_one(inputs: np.ndarray, outputs: np.ndarray, length: np.ndarray) -> TaskBatch:
     """Samples with these inputs and outputs (B, n), of which each row has ``length`` (B,)."""
     ids = np.broadcast_to(np.arange(inputs.shape[1]) + 2, inputs.shape)
     prompt = [Part(inputs, ids, length), Part.same(_EQUALS, 1, len(length))]
-    return coupled_batch(prompt, [Part(outputs, ids, length)], length, label)
+    return coupled_batch(prompt, [Part(outputs, ids, length)], length)
 
 
 @register("scratchpad_parity")
@@ -60,8 +58,7 @@ class ScratchpadParity(_OneForOne):
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         bits = draws.named("bits").integers(2, int(sizes.length.max(initial=0)))
         parities = bits.cumsum(axis=1) % 2
-        last = np.take_along_axis(parities, sizes.length[:, None] - 1, axis=1)[:, 0]
-        return _one_for_one(_FIRST + bits, _FIRST + parities, sizes.length, _FIRST + last)
+        return _one_for_one(_FIRST + bits, _FIRST + parities, sizes.length)
 
 
 @register("copy")
@@ -86,7 +83,7 @@ class Copy(_OneForOne):
 
     def _make(self, sizes: Sizes, draws: Draws) -> TaskBatch:
         symbols = _FIRST + draws.named("symbols").integers(self.num_symbols, int(sizes.length.max(initial=0)))
-        return _one_for_one(symbols, symbols, sizes.length, None)
+        return _one_for_one(symbols, symbols, sizes.length)
 
     def _check(self) -> None:
         super()._check()

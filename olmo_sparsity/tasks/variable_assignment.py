@@ -12,7 +12,7 @@ import numpy as np
 
 from olmo_sparsity.tasks.draws import Draws
 from olmo_sparsity.tasks.samples import MARKS, Part, TaskBatch, between, coupled_batch, letter_names
-from olmo_sparsity.tasks.task import Sizes, Task, register
+from olmo_sparsity.tasks.task import SPLITS, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
 
 _EQUALS, _QUERY, _FIRST_VALUE = 3, 4, 5
@@ -79,7 +79,7 @@ class VariableAssignment(Task):
         prompt = [assignments, Part.same(_QUERY, 1, rows), Part(query, np.ones_like(query), one)]
         chain = Part(_flat(triples, steps), _flat(ids, steps), 3 * length)
         response = [chain, Part(value, ids[:, :1, 2], one)]
-        return coupled_batch(prompt, response, length, value.reshape(rows).copy())
+        return coupled_batch(prompt, response, length)
 
     def _triples(self, length: np.ndarray, count: np.ndarray, draws: Draws) -> np.ndarray:
         """The assignments as tokens (name, =, name or value), chain by chain, then distractors, (B, A, 3)."""
@@ -102,7 +102,7 @@ class VariableAssignment(Task):
             raise UserError(
                 "variable_assignment: chains must be 1 or more, distractors 0 or more and num_values 2 or more"
             )
-        for split in ("train", "test"):
+        for split in SPLITS:
             longest = self._length_range(split)[1]
             if (needed := self._assignments(longest)) > self.num_variables:
                 raise UserError(

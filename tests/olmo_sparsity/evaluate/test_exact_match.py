@@ -59,7 +59,7 @@ class Mixed(Task):
         symbols = 4 + draws.named("symbols").integers(3, width)
         ids = np.broadcast_to(np.arange(2, width + 2), symbols.shape)
         prompt = [Part(symbols, ids, sizes.k), Part.same(3, 1, len(sizes.k))]
-        return coupled_batch(prompt, [Part(symbols, ids, (sizes.k + 1) // 2)], sizes.length, None)
+        return coupled_batch(prompt, [Part(symbols, ids, (sizes.k + 1) // 2)], sizes.length)
 
 
 def make_config(folder, task="scratchpad_parity", scheme="predicted", family="gpt_neox", **changes):
