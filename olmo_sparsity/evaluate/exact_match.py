@@ -344,7 +344,7 @@ def _decoded_counts(
         prompt_mask=_on(prompt_mask, device),
         response_ids=None if predicts_ids else true_ids,
     )
-    _, sorts = compare(
+    sorts = compare(
         decoded,
         true_tokens,
         _on(true_lengths, device),

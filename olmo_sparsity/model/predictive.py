@@ -245,8 +245,6 @@ class Decoded:
     """(B, S) int64, the id that was predicted for, or given to, each token; 0 behind a response's end."""
     lengths: Tensor
     """(B,) int64, tokens of each response, the end token included."""
-    stopped: Tensor
-    """(B,) bool, whether the end token was reached."""
 
 
 @torch.no_grad()
@@ -292,7 +290,7 @@ def decode(
         output = model(token[:, None], ids, attention_mask=mask, past_key_values=past, use_cache=True)
         last = torch.zeros_like(last)  # the only column there is
     all_tokens, all_ids, running = (torch.stack(columns, dim=1) for columns in zip(*steps, strict=True))
-    return Decoded(all_tokens, all_ids, running.sum(dim=1), stopped)
+    return Decoded(all_tokens, all_ids, running.sum(dim=1))
 
 
 def _check_given_ids(options: PredictiveOptions, prompt_ids: Tensor, response_ids: Tensor | None) -> None:
@@ -334,8 +332,8 @@ def compare(
     *,
     end_token: int,
     true_ids: Tensor | None = None,
-) -> tuple[Tensor, list[str | None]]:
-    """Whether each response is exactly the true one, (B,) bool, and the sort of its first error, None without one.
+) -> list[str | None]:
+    """The sort of each response's first error, (B,) of `ERROR_SORTS`; None where it is exactly the true one.
 
     ``true_tokens``: (B, S') integers, of which ``true_lengths`` (B,) count, the end token included. ``true_ids``:
     (B, S'); None where ids are no part of the answer. A response is wrong from its first step that differs [ours]:
@@ -352,12 +350,11 @@ def compare(
     if true_ids is not None:
         id_ = here & there & (_widened(decoded.ids, width) != _widened(true_ids, width))
     wrong = stop | token | id_
-    first = wrong.long().argmax(dim=1, keepdim=True)
-    found = torch.stack([part.gather(1, first)[:, 0] for part in (token & ~stop, id_ & ~stop & ~token, stop)])
-    exact = ~wrong.any(dim=1)
-    codes = found.long().argmax(dim=0).tolist()
-    return exact, [
-        None if right else ERROR_SORTS[code] for right, code in zip(exact.tolist(), codes, strict=True)
+    sort = torch.where(stop, 2, torch.where(token, 0, 1))
+    of_first = sort.gather(1, wrong.long().argmax(dim=1, keepdim=True))[:, 0]
+    return [
+        ERROR_SORTS[code] if is_wrong else None
+        for is_wrong, code in zip(wrong.any(dim=1).tolist(), of_first.tolist(), strict=True)
     ]
 
 

@@ -79,7 +79,6 @@ def assert_decoded(decoded, expected, end_token):
         assert decoded.lengths[row] == length
         assert decoded.tokens[row, :length].tolist() == tokens
         assert decoded.ids[row, :length].tolist() == ids
-        assert decoded.stopped[row].item() == (tokens[-1] == end_token)
         assert (decoded.tokens[row, length:] == end_token).all() and (decoded.ids[row, length:] == 0).all()
 
 
@@ -233,15 +232,15 @@ def test_tokens_and_ids_are_both_fed_back():
     decoded = decode(model, prompt, ids, end_token=5, max_tokens=4)
     assert decoded.tokens.tolist() == [[2, 3, 4, 5], [1, 2, 5, 5], [3, 4, 5, 5]]
     assert decoded.ids.tolist() == [[5, 6, 7, 8], [7, 8, 9, 0], [1, 2, 3, 0]]
-    assert decoded.lengths.tolist() == [4, 3, 3] and decoded.stopped.tolist() == [True] * 3
-    assert decode(model, prompt, ids, end_token=5, max_tokens=3).stopped.tolist() == [False, True, True]
+    assert decoded.lengths.tolist() == [4, 3, 3]
+    shorter = decode(model, prompt, ids, end_token=5, max_tokens=3)
+    assert shorter.tokens.equal(decoded.tokens[:, :3]) and shorter.lengths.tolist() == [3, 3, 3]
     truth = {"true_tokens": decoded.tokens, "true_lengths": decoded.lengths, "true_ids": decoded.ids}
-    assert compare(decoded, end_token=5, **truth)[1] == [None] * 3
+    assert compare(decoded, end_token=5, **truth) == [None] * 3
     astray = decode(counter(wrong_id_after=7), prompt, ids, end_token=5, max_tokens=4)
     assert astray.ids.tolist() == [[5, 6, 7, 0], [7, 0, 1, 2], [1, 2, 3, 0]]
     assert astray.tokens.tolist() == [[2, 3, 4, 5], [1, 2, 3, 4], [3, 4, 5, 5]]  # row 1 never meets id 8
-    exact, sorts = compare(astray, end_token=5, **truth)
-    assert exact.tolist() == [False, False, True] and sorts == ["id", "id", None]
+    assert compare(astray, end_token=5, **truth) == ["id", "id", None]
 
 
 def test_the_sort_of_the_first_error():
@@ -263,18 +262,15 @@ def test_the_sort_of_the_first_error():
         tokens=torch.tensor([tokens + [9] * (width - len(tokens)) for tokens, _, _ in cases]),
         ids=torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in cases]),
         lengths=torch.tensor([len(tokens) for tokens, _, _ in cases]),
-        stopped=torch.tensor([tokens[-1] == 9 for tokens, _, _ in cases]),
     )
     truth = torch.tensor([[1, 2, 3, 9, 0]]).repeat(len(cases), 1)
     ids = torch.tensor([[4, 5, 6, 0, 0]]).repeat(len(cases), 1)
     lengths = torch.full((len(cases),), 4)
     expected = [sort for _, _, sort in cases]
-    exact, sorts = compare(decoded, truth, lengths, end_token=9, true_ids=ids)
-    assert sorts == expected and exact.tolist() == [sort is None for sort in expected]
-    exact, sorts = compare(decoded, truth, lengths, end_token=9)
+    assert compare(decoded, truth, lengths, end_token=9, true_ids=ids) == expected
     without_ids = [None if sort == "id" else sort for sort in expected]
     without_ids[4] = "token"
-    assert sorts == without_ids and exact.tolist() == [sort is None for sort in without_ids]
+    assert compare(decoded, truth, lengths, end_token=9) == without_ids
 
 
 def reversal_batch():
