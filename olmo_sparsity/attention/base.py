@@ -43,8 +43,8 @@ class Places:
     """(B or 1, K) position ids."""
     seen: Tensor
     """(B or 1, 1, Q, K) bool: what a query sees. Later keys it does not."""
-    bias: Tensor | None
-    """(B or 1, 1 or H, Q, K): added to the scores of what is seen, last of all; None: nothing is."""
+    bias: Tensor
+    """(B or 1, 1 or H, Q, K): added to the scores of what is seen, last of all."""
 
     @property
     def distance(self) -> Tensor:
@@ -112,8 +112,7 @@ def register(name: str) -> Callable[[type[Attention]], type[Attention]]:
 
 def masked_scores(scores: Tensor, places: Places) -> Tensor:
     """Scores with their bias, the lowest number where a key is not seen."""
-    if places.bias is not None:
-        scores = scores + places.bias.float()
+    scores = scores + places.bias.float()
     return scores.masked_fill(~places.seen, torch.finfo(scores.dtype).min)
 
 

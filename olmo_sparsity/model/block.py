@@ -56,9 +56,8 @@ class PositionedBlock(OLMoSequentialBlock):
         after = self.config.norm_after
         last = last + self.dropout(self.attn_norm(attended) if after else attended)
         changed = self.ff_out(self.act(self.ff_proj(last if after else self.ff_norm(last))))
-        return last + self.dropout(
-            self.ff_norm(changed) if after else changed
-        ), present if use_cache else None
+        last = last + self.dropout(self.ff_norm(changed) if after else changed)
+        return last, present if use_cache else None
 
     def _attend(
         self, x: Tensor, asked: int, attention_bias: Tensor | None, layer_past: KeyValue | None

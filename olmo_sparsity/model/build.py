@@ -65,8 +65,10 @@ def token_embedding(model: Model) -> nn.Embedding:
     decoder = decoder_of(model)
     if isinstance(decoder, TupleAttention):
         return decoder.values
-    parts: Any = decoder.model.gpt_neox if isinstance(decoder, PositionedNeoX) else decoder.transformer
-    return parts.embed_in if isinstance(decoder, PositionedNeoX) else parts["wte"]
+    if isinstance(decoder, PositionedNeoX):
+        return decoder.model.gpt_neox.embed_in
+    parts: Any = decoder.transformer
+    return parts["wte"]
 
 
 def _decoder(config: Config, *, init_device: str, init_params: bool) -> Decoder:

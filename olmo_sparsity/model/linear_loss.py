@@ -75,12 +75,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        of_hidden, of_weight = ctx.saved_tensors
-        return (
-            of_hidden * upstream.to(of_hidden.dtype),
-            of_weight * upstream.to(of_weight.dtype),
-            *(None, None, None),
-        )
+        of_hidden, of_weight = (each * upstream.to(each.dtype) for each in ctx.saved_tensors)
+        return of_hidden, of_weight, None, None, None
 
 
 def _loss_and_gradients(

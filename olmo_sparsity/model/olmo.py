@@ -13,7 +13,7 @@ from olmo.config import ActivationCheckpointingStrategy
 from olmo.model import OLMo, OLMoSequentialBlock
 from torch import Tensor, nn
 
-from olmo_sparsity.attention import ATTENTIONS, SOFTMAX, Attention, Shape
+from olmo_sparsity.attention import ATTENTIONS, SOFTMAX, Shape
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.block import PositionedBlock, cast_bias
 from olmo_sparsity.model.linear_loss import Head, loss_sums
@@ -61,7 +61,11 @@ class PositionedOLMo(OLMo):
             if type(block) is OLMoSequentialBlock:
                 block.__class__ = PositionedBlock
         if config.attention != SOFTMAX:
-            self._set_attention(ATTENTIONS[config.attention], init_params)
+            shape = Shape(config.d_model, config.n_heads, config.max_sequence_length)
+            for block in self.blocks():
+                block.mixer = ATTENTIONS[config.attention](shape)
+                if init_params:
+                    block.mixer.reset_parameters()
         if self.encoding.rotates:
             for number, block in enumerate(self.blocks(), start=1):
                 if config.nope_layer_interval and number % config.nope_layer_interval == 0:
@@ -74,14 +78,6 @@ class PositionedOLMo(OLMo):
             parts["wpe"].current = self.current_positions
         elif "wpe" in parts:  # OLMo's table, where neither of its own switches is on
             parts["wpe"] = NoPositionEmbedding()
-
-    def _set_attention(self, attention: type[Attention], init_params: bool) -> None:
-        """Give every block another attention than the softmax."""
-        config = self.config
-        for block in self.blocks():
-            block.mixer = attention(Shape(config.d_model, config.n_heads, config.max_sequence_length))
-            if init_params:
-                block.mixer.reset_parameters()
 
     def blocks(self) -> list[Any]:
         """The transformer blocks in order, whether OLMo grouped them or not."""
@@ -141,7 +137,6 @@ class PositionedOLMo(OLMo):
     ) -> None:
         """As in OLMo; the recomputed layers see the position ids of their own forward pass."""
         super().set_activation_checkpointing(strategy, checkpoint_func or self._checkpoint_with_positions)
-        self.activation_checkpointing_strategy = strategy
 
     def _checkpoint_with_positions(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         ids, sin_cos = self.current_positions.ids, self.current_positions.sin_cos

@@ -76,7 +76,7 @@ def test_weights_sum_to_one_over_what_is_seen_or_to_less_with_sparsek(name):
         extras = torch.rand(3, 4, 6, mixer.extras) - 1
         ids = torch.tensor([[0, 2, 3, 7, 8, 11]])
         seen = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
-        weights = mixer.weights(q, k, extras, Places(ids, ids, seen, None))
+        weights = mixer.weights(q, k, extras, Places(ids, ids, seen, torch.zeros(())))
     assert not weights.masked_select(~seen).any()
     if name == "sparsek":
         assert (weights.sum(-1) <= 1 + 1e-6).all()
@@ -134,7 +134,7 @@ def test_weights_are_those_of_the_papers_formula(name):
     extras = mixer.per_token(inputs) if mixer.extras else torch.empty(1, 4, 16, 0)
     ids = torch.tensor([[*range(0, 28, 2), 30, 110]])
     seen = torch.ones(16, 16, dtype=torch.bool).tril()[None, None]
-    weights = mixer.weights(q, k, extras, Places(ids, ids, seen, None))
+    weights = mixer.weights(q, k, extras, Places(ids, ids, seen, torch.zeros(())))
     for head in range(4):
         for query in (6, 13, 15):
             read = inputs[0, : query + 1]
@@ -206,7 +206,7 @@ def test_dape_convolves_over_heads_and_neighbouring_ids():
     ids = [0, 1, 2, 7, 8, 9]
     seen = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
     found = mixer.weights(
-        q, k, torch.empty(1, 4, 6, 0), Places(torch.tensor([ids]), torch.tensor([ids]), seen, None)
+        q, k, torch.empty(1, 4, 6, 0), Places(torch.tensor([ids]), torch.tensor([ids]), seen, torch.zeros(()))
     )
 
     def convolve(layer, of):
