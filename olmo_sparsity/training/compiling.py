@@ -16,9 +16,10 @@ log = logging.getLogger(__name__)
 
 
 def compiled(config: Config, model: nn.Module, device: torch.device, processes: int) -> Any:
-    """The compiled model, which shares all tensors with ``model``, or ``model`` itself, and a line that says why.
+    """The compiled model, which shares all tensors with ``model``, or ``model`` itself; the log then says why.
 
-    Nothing is said of short runs. Decided by the config and the machine alone: a resumed run computes as it did.
+    Short runs are not compiled, and need no reason. The config and the machine alone decide, so a resumed run computes
+    as it did before.
     """
     if config.compile is None or not _is_long_enough(config):
         return model
@@ -37,7 +38,7 @@ def is_of_compiler(error: Exception) -> bool:
 
 
 def _is_long_enough(config: Config) -> bool:
-    """How many steps an epoch has is not known yet; runs of epochs are taken for long."""
+    """Whether the run has `compile.from_steps` steps; one that is counted in epochs, of unknown length, is taken to."""
     assert config.compile is not None
     amount, unit = parse_duration(config.max_duration)
     tokens = config.global_train_batch_size * config.model.max_sequence_length
@@ -58,7 +59,7 @@ def _why_not(config: Config, device: torch.device, processes: int) -> str | None
 
 
 def _missing_compiler(device: torch.device) -> str | None:
-    """PyTorch's own way of looking for them."""
+    """Which compiler is missing on this device, looked for as PyTorch does; None where there is one."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 

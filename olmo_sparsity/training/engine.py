@@ -107,6 +107,12 @@ def wait_for_rank_0() -> None:
         time.sleep(0.5)
 
 
+def process_group() -> InitProcessGroupKwargs:
+    """How processes reach each other: gloo by name, for without it those on CPUs would each believe to be alone."""
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    return InitProcessGroupKwargs(backend=backend, timeout=rendezvous_timeout())
+
+
 class Engine:
     """Runs forward, backward and optimizer steps of one model over all processes."""
 
@@ -121,7 +127,7 @@ class Engine:
         self.rank, self.processes = self.accelerator.process_index, self.accelerator.num_processes
         self.device = self.accelerator.device
         self.micro_batch_size = config.device_train_microbatch_size
-        self._loss_options = {"z_weight": z_weight(config)}
+        self._z_weight = z_weight(config)
         self._length_groups = config.task.length_groups
         if self._length_groups is not None and self.processes > 1:
             raise UserError("task.length_groups sorts all samples of a step: it is for one process; use one")
@@ -142,13 +148,11 @@ class Engine:
             decoder.prepare_loss()
 
     def _make_accelerator(self, config: Config) -> Accelerator:
-        on_cpu = not torch.cuda.is_available()
-        handlers = []
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            # gloo by name: without it processes on CPUs would each believe to be alone
-            backend = "gloo" if on_cpu else "nccl"
-            handlers = [InitProcessGroupKwargs(backend=backend, timeout=rendezvous_timeout())]
-        return Accelerator(mixed_precision=chosen_precision(config), cpu=on_cpu, kwargs_handlers=handlers)
+        return Accelerator(
+            mixed_precision=chosen_precision(config),
+            cpu=not torch.cuda.is_available(),
+            kwargs_handlers=[process_group()] if int(os.environ.get("WORLD_SIZE", "1")) > 1 else [],
+        )
 
     def seed_dropout(self, seed: int, step: int) -> None:
         """Make dropout a function of (seed, step, process), so that resuming needs no random state."""
@@ -160,7 +164,7 @@ class Engine:
 
         Each micro-batch contributes its sum over tokens divided by the number of loss tokens of the *global* batch, so
         the split into processes and micro-batches changes nothing but rounding. Where compiling fails at the first step
-        of a process alone, it goes on without.
+        of a run of one process, the run goes on uncompiled.
         """
         try:
             return self._objective(batch)
@@ -188,9 +192,7 @@ class Engine:
         """The sum of the losses of this process's examples and how many tokens count, (2,)."""
         total = torch.zeros((), device=self.device)
         for part in batch.micro_batches(self.micro_batch_size):
-            with self._forward_context():
-                part = part.to(self.device)
-                total += self.model(**part.model_inputs, **part.targets, **self._loss_options)["loss_nats"]
+            total += self._loss_sums(part)["loss_nats"]
         return torch.stack([total, torch.tensor(float(batch.num_loss_tokens), device=self.device)])
 
     def _accumulate(self, batch: Batch) -> dict[str, float]:
@@ -200,15 +202,19 @@ class Engine:
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
             with self._synchronising(last):
-                with self._forward_context():
-                    part = part.to(self.device)
-                    sums = self.model(**part.model_inputs, **part.targets, **self._loss_options)
+                sums = self._loss_sums(part)
                 # Processes average their gradients; times their number makes it the sum over the global batch.
                 self._backward(sums["loss_nats"] * (self.processes / count), last)
             totals = {name: totals.get(name, 0) + value.detach() for name, value in sums.items()}
         means = self.sum_over_processes(torch.stack(list(totals.values()))) / count
         self._has_stepped = True
         return dict(zip(totals, means.tolist(), strict=True))
+
+    def _loss_sums(self, part: Batch) -> dict[str, Tensor]:
+        """What the model gives for the labels of a micro-batch: `loss_nats` and its parts, sums over tokens."""
+        with self._forward_context():
+            part = part.to(self.device)
+            return self.model(**part.model_inputs, **part.targets, z_weight=self._z_weight)
 
     def _forward_context(self) -> Any:
         return self.accelerator.autocast()
@@ -234,7 +240,6 @@ class Engine:
 
     def evaluate(self, evaluation: HeldoutEvaluation | TaskEvaluation) -> dict[str, Any]:
         """Held-out measures, as a row of metrics; leaves the training state as it was. Collective."""
-
         model = self.raw_model if self.is_compiled else self.model  # one shape was compiled, that of training
 
         @torch.no_grad()

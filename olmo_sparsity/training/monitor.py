@@ -84,15 +84,15 @@ class Monitor:
         writes = self._is_due(step, self.config.console_log_interval)
         due = [tracker for tracker in self.trackers if self._is_due(step, tracker.interval)]
         if writes or due or not self.note:
-            row = self._row(step, {**values, **self._speed_and_memory()})
-            self._write(step, row, to_file=writes, trackers=due)
-            self.note = _note(row)
+            values = {**values, **self._speed_and_memory()}
+            self._write(step, values, to_file=writes, trackers=due)
+            self.note = _note(values)
         self.advance(self.tokens_per_step, note=f"loss {values['loss_nats']:.3f}{self.note}")
 
     def log_evaluation(self, step: int, values: dict[str, Any]) -> None:
         """Write the held-out losses (`HeldoutEvaluation.run`) after ``step``, whatever the interval."""
         if self.enabled:
-            self._write(step, self._row(step, values), to_file=True, trackers=self.trackers)
+            self._write(step, values, to_file=True, trackers=self.trackers)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -109,10 +109,8 @@ class Monitor:
     def _is_due(self, step: int, interval: int) -> bool:
         return step % interval == 0 or step == self.last_step
 
-    def _row(self, step: int, values: dict[str, Any]) -> dict[str, Any]:
-        return {"step": step, "tokens": step * self.tokens_per_step, **values}
-
-    def _write(self, step: int, row: dict[str, Any], *, to_file: bool, trackers: list[Tracker]) -> None:
+    def _write(self, step: int, values: dict[str, Any], *, to_file: bool, trackers: list[Tracker]) -> None:
+        row = {"step": step, "tokens": step * self.tokens_per_step, **values}
         if to_file:
             assert self.metrics is not None, "log inside the with block"
             self.metrics.write(row)
@@ -136,7 +134,7 @@ def peak_memory_gb(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
-def _note(row: dict[str, Any]) -> str:
+def _note(values: dict[str, float]) -> str:
     """What stands after the loss in the progress bar, whose own columns have tokens/s and the time left."""
-    mfu = f", MFU {100 * row['mfu']:.1f} %" if "mfu" in row else ""
-    return f"{mfu}, {row['peak_memory_gb']:.1f} GB"
+    mfu = f", MFU {100 * values['mfu']:.1f} %" if "mfu" in values else ""
+    return f"{mfu}, {values['peak_memory_gb']:.1f} GB"

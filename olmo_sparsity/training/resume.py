@@ -81,10 +81,8 @@ def _refuse_another_run(config: Config, folder: Path) -> None:
     """A run goes on only with the settings that decide its losses."""
     saved = load_config(folder / CONFIG, warn=False)
     before, now = ({name: value for name, value, _ in each_field(values)} for values in (saved, config))
-    for name, _, known in [
-        *each_field(saved),
-        *each_field(config),
-    ]:  # a section that one lacks has its fields in one
+    fields = [*each_field(saved), *each_field(config)]  # a section may have its fields in one of them alone
+    for name, _, known in fields:
         if before.get(name) != now.get(name) and not (known.free or known.replaced):
             raise _another_run(folder, name, before.get(name), now.get(name))
     _refuse_other_precision(config, folder)
@@ -176,12 +174,11 @@ def dropped(config: Config, saved: Path) -> list[Path]:
         if step_of(folder) <= step_of(saved) and what_is_torn(folder, checksums=False) is None
     ]
     of_second = [folder for folder in whole if second is not None and step_of(folder) % second == 0]
-    old = [
-        folder
-        for kind, keep in (
-            ([folder for folder in whole if folder not in of_second], config.save_num_checkpoints_to_keep),
-            (of_second, config.save_num_unsharded_checkpoints_to_keep),
-        )
-        for folder in (kind[:-keep] if keep > 0 else [])
-    ]
+    of_first = [folder for folder in whole if folder not in of_second]
+    old = []
+    for folders, keep in (
+        (of_first, config.save_num_checkpoints_to_keep),
+        (of_second, config.save_num_unsharded_checkpoints_to_keep),
+    ):
+        old += folders[:-keep] if keep > 0 else []
     return [folder for folder in old if every is None or step_of(folder) % every]

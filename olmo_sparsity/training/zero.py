@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 import torch.utils.cpp_extension
-from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
+from accelerate import Accelerator, DeepSpeedPlugin
 from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.windows import share_of_batch
-from olmo_sparsity.training.engine import Engine, chosen_precision, rendezvous_timeout
+from olmo_sparsity.training.engine import Engine, chosen_precision, process_group
 from olmo_sparsity.training.optimizer_state import SEPARATOR, export_state, import_state
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json
@@ -110,15 +110,11 @@ class ZeroEngine(Engine):
         _pretend_a_launcher()
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         os.environ.pop("ACCELERATE_USE_CPU", None)  # it would turn the plug-in off
-        if torch.cuda.is_available():
-            backend = "nccl"
-        else:
-            backend = "gloo"  # unnamed, every process would silently believe to be alone
+        if not torch.cuda.is_available():
             os.environ["DS_ACCELERATOR"] = "cpu"
         plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, int(os.environ["WORLD_SIZE"])))
-        process_group = InitProcessGroupKwargs(backend=backend, timeout=rendezvous_timeout())
         accelerator = Accelerator(
-            deepspeed_plugin=plugin, mixed_precision="no", kwargs_handlers=[process_group]
+            deepspeed_plugin=plugin, mixed_precision="no", kwargs_handlers=[process_group()]
         )
         assert accelerator.num_processes == int(os.environ["WORLD_SIZE"]), "each process believes to be alone"
         return accelerator
@@ -153,7 +149,9 @@ class ZeroEngine(Engine):
 
     def _gradient_norm_of_stage_0(self) -> Tensor:
         """DeepSpeed notes no norm without a ZeRO optimizer; all processes hold the same gradients by now."""
-        gradients = [parameter.grad for _, parameter in self._parameters() if parameter.grad is not None]
+        gradients = [
+            parameter.grad for parameter in self.raw_model.parameters() if parameter.grad is not None
+        ]
         return nn.utils.get_total_norm(gradients)
 
     def weights(self) -> dict[str, Tensor]:
@@ -162,7 +160,8 @@ class ZeroEngine(Engine):
             return super().weights()
         from deepspeed.utils import safe_get_full_fp32_param
 
-        return {name: safe_get_full_fp32_param(parameter).cpu() for name, parameter in self._parameters()}
+        named = self.raw_model.named_parameters()
+        return {name: safe_get_full_fp32_param(parameter).cpu() for name, parameter in named}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """The whole optimizer state, as `optimizer_state.export_state` names it."""
@@ -173,7 +172,7 @@ class ZeroEngine(Engine):
         self._link_states()
         step = next(iter(self._base_optimizer.state.values()))["step"]
         tensors = {}
-        for name, parameter in self._parameters():
+        for name, parameter in self.raw_model.named_parameters():
             for key in self._state_keys:
                 full = safe_get_full_optimizer_state(parameter, key)
                 tensors[f"{name}{SEPARATOR}{key}"] = full.reshape(self._shapes[name]).cpu().clone()
@@ -194,7 +193,7 @@ class ZeroEngine(Engine):
                 **empty,
             }
         self._link_states()
-        for name, parameter in self._parameters():
+        for name, parameter in self.raw_model.named_parameters():
             for key in self._state_keys:
                 self._set_state(parameter, tensors[f"{name}{SEPARATOR}{key}"], key)
 
@@ -223,9 +222,6 @@ class ZeroEngine(Engine):
         padded[: full.numel()] = full.flatten()
         own = padded[self.rank * size : (self.rank + 1) * size]
         safe_set_local_optimizer_state(parameter, own.to(self.device), key)
-
-    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return list(self.raw_model.named_parameters())
 
     @property
     def _base_optimizer(self) -> torch.optim.Optimizer:
