@@ -50,8 +50,6 @@ LEAST_MODELS = 4
 """Of a correlation."""
 Model = tuple[str, int | None]
 """Its label, and of cross-fitted records, which are not joined, their number."""
-
-
 Weights = tuple[str, str]
 """The checksum of a checkpoint, and how its RoPE was scaled."""
 
@@ -322,7 +320,7 @@ def sparsity_at(summary: Json, selector: str, k: int) -> Json:
 
 
 def _rise(measured: Json, checkpoint: Json, times: int) -> Json:
-    """Of a model or of one checkpoint."""
+    """Loss at ``times`` the window minus the loss at the window, of a model or of one checkpoint."""
     window, lengths = checkpoint["training_length"], measured["at_lengths"]
     if window is None:
         raise UserError(
