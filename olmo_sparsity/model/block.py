@@ -34,7 +34,7 @@ class PositionedBlock(OLMoSequentialBlock):
     mixer: Attention | None
     """What attends in the place of the softmax."""
     window: int | None
-    """Only keys whose ids are less than so many behind are seen."""
+    """Keys are seen whose ids are fewer than this many behind; None: all of them."""
     current: CurrentPositions
     asked: int = 0
     """Q; 0: all positions."""
@@ -117,7 +117,7 @@ class PositionedBlock(OLMoSequentialBlock):
         return [q, *kv.split(self.fused_dims[1:], dim=-1)]
 
     def _within_window(self, attention_bias: Tensor, window: int) -> Tensor:
-        """The bias, and its lowest number where a key (B, 1 or H, Q, K) is so many ids or more from the query."""
+        """The bias, and its lowest number where a key (B, 1 or H, Q, K) is ``window`` ids or more from the query."""
         ids = self.current.ids
         assert ids is not None
         away = (ids[:, None, -attention_bias.shape[2] :, None] - ids[:, None, None, :]).abs()

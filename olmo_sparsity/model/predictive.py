@@ -100,7 +100,7 @@ class PredictorOutput(NamedTuple):
 class PositionPredictor(nn.Module):
     """A decoder with an embedding of the ids added to that of the tokens, and an id head on its final hidden state.
 
-    Called as the decoder alone is called, so the training loop needs not tell them apart.
+    Called as the decoder alone is called, so that the training loop need not tell them apart.
     """
 
     def __init__(self, decoder: Any, options: PredictiveOptions, *, seed: int):

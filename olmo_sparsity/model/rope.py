@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 from olmo.config import ModelConfig
-from olmo.model import RotaryEmbedding
+from olmo.model import RotaryEmbedding, causal_attention_bias
 from torch import Tensor, nn
 
 from olmo_sparsity.model.rope_scaling import RopeScaling
@@ -93,9 +93,7 @@ def alibi_causal_bias(config: ModelConfig, ids: Tensor) -> Tensor:
     slopes = 2.0 ** -(heads * (config.alibi_bias_max / config.n_heads))
     distance = (ids[:, :, None] - ids[:, None, :]).abs().to(torch.float)
     bias = -slopes[None, :, None, None] * distance[:, None]
-    length = ids.shape[-1]
-    future = torch.ones(length, length, dtype=torch.bool, device=ids.device).triu(diagonal=1)
-    return bias.masked_fill(future, torch.finfo(torch.float).min)
+    return torch.minimum(bias, causal_attention_bias(ids.shape[-1], ids.device))
 
 
 def document_bias(document_ids: Tensor) -> Tensor:
