@@ -245,7 +245,7 @@ def _load(path: Path) -> Record:
     )
     if odd := misfit(options, {}, "options") or misfit(told, (bool, None), "initial_weights"):
         raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
-    if len(settings.train_length) != 2 or misfit(settings.k_train, (int, None)):
+    if len(trained["train_length"]) != 2 or misfit(settings.k_train, (int, None)):
         raise UserError(f"{path} is malformed: train_length or k_train of the task is none; {_AGAIN}")
     rows = tuple(
         Row(**{name: row[name] for name in _ROW}, **{name: row.get(name) for name in _PROBABILITIES})

@@ -69,6 +69,10 @@ class TestReading:
             ({"rows": [row(20, 3)]}, "k is None, but sparse_parity has a k"),
             ({"rows": [3]}, "an entry of rows is 3"),
             ({"task": {"name": "sparse_parity", "parameters": {}}}, "parameters has no train_length"),
+            (
+                {"task": {"name": "sparse_parity", "parameters": {"train_length": [20]}}},
+                "train_length or k_train of the task is none",
+            ),
         ],
     )
     def test_what_is_no_record_is_refused_in_one_line(self, tmp_path, value, said):
