@@ -64,11 +64,11 @@ def found_ids(
     segments.
     """
     places = segments_of(batch, marks)
-    if (counts := places.number.max(axis=1, initial=0)).size and (counts != len(segments)).any():
-        odd = int(counts[counts != len(segments)][0])
+    counts = places.number.max(axis=1, initial=0)
+    if len(odd := counts[counts != len(segments)]):
         raise UserError(
-            f"positions.found: {len(segments)} segments, and a prompt has {odd} between the marks {list(marks)}; find "
-            "the coupling of this task, with olmo-sparsity couple"
+            f"positions.found: {len(segments)} segments, and a prompt has {odd[0]} between the marks {list(marks)}; "
+            "find the coupling of this task, with olmo-sparsity couple"
         )
     prompt = between(0, batch.response_start, batch.tokens.shape[1])
     begun = places.number.cumsum(axis=1) > 0

@@ -265,12 +265,9 @@ class Planted(SparseTask):
             prompt[decoys] = symbols[decoys]
         prompt[chosen] = first_planted + values[present]
         batch = labelled_batch(prompt, sizes.length, first_planted + label, chosen)
-        of_label = sizes.length[:, None] + 1
-        ids = np.where(chosen, of_label, 1 + np.arange(width))
-        ids = np.where(between(0, sizes.length, width), ids, 0)
-        together = np.concatenate([ids, np.zeros_like(of_label)], axis=1)
-        np.put_along_axis(together, sizes.length[:, None], of_label, axis=1)
-        return replace(batch, coupled_ids=together)
+        with_label = np.pad(chosen, ((0, 0), (0, 1)))  # its column is l, so that its id is l + 1 already
+        ids = np.where(with_label, sizes.length[:, None] + 1, 1 + np.arange(width + 1))
+        return replace(batch, coupled_ids=np.where(between(0, batch.lengths, width + 1), ids, 0))
 
     def _check(self) -> None:
         super()._check()
