@@ -229,10 +229,16 @@ def _load(path: Path) -> Record:
     if odd := misfit(found, _SHAPE):
         raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
     parameters = found["task"]["parameters"]
-    options, told = found.get("options", {}), found.get("initial_weights")  # older records have none
+    options, continued = found.get("options", {}), found.get("initial_weights")  # older records have none
     trained = found.get("trained", parameters)
-    if odd := misfit(trained, _PARAMETERS, "trained"):
+    if odd := (
+        misfit(trained, _PARAMETERS, "trained")
+        or misfit(options, {}, "options")
+        or misfit(continued, (bool, None), "initial_weights")
+    ):
         raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
+    if len(trained["train_length"]) != 2 or misfit(trained.get("k_train"), (int, None)):
+        raise UserError(f"{path} is malformed: train_length or k_train of the task is none; {_AGAIN}")
     others = {name: value for name, value in trained.items() if value != parameters.get(name)}
     settings = Settings(
         task=found["task"]["name"],
@@ -240,13 +246,9 @@ def _load(path: Path) -> Record:
         weights=found["parameters"],
         **{name: found[name] for name in ("scheme", "rotate", "skip_probability", "family")},
         options_json=json.dumps(options, sort_keys=True),
-        initial_weights=told,
+        initial_weights=continued,
         trained_json=json.dumps(others, sort_keys=True),
     )
-    if odd := misfit(options, {}, "options") or misfit(told, (bool, None), "initial_weights"):
-        raise UserError(f"{path} is malformed: {odd}; {_AGAIN}")
-    if len(trained["train_length"]) != 2 or misfit(settings.k_train, (int, None)):
-        raise UserError(f"{path} is malformed: train_length or k_train of the task is none; {_AGAIN}")
     rows = tuple(
         Row(**{name: row[name] for name in _ROW}, **{name: row.get(name) for name in _PROBABILITIES})
         for row in found["rows"]

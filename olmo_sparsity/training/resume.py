@@ -70,11 +70,9 @@ def initial_checkpoint(config: Config) -> Path | None:
 
 def is_finished(config: Config, checkpoint: Path) -> bool:
     """Whether the run reached what ``config`` asks for."""
-    asked = [
-        (each.max_duration, each.evaluation.until)
-        for each in (config, load_config(checkpoint / CONFIG, warn=False))
-    ]
-    return load_state(checkpoint).finished and asked[0] == asked[1]
+    saved = load_config(checkpoint / CONFIG, warn=False)
+    same_end = saved.max_duration == config.max_duration and saved.evaluation.until == config.evaluation.until
+    return load_state(checkpoint).finished and same_end
 
 
 def _refuse_another_run(config: Config, folder: Path) -> None:
