@@ -369,16 +369,11 @@ def _forced_counts(
     if output.id_logits is not None:
         right_ids = output.id_logits.argmax(dim=-1) == ids_given[:, first:]
     exact = ((right_tokens & right_ids) | ~counted).all(dim=1)
-    log_p = _log_probabilities(output.logits, true_tokens)
+    own = output.logits.gather(-1, true_tokens[..., None])[..., 0]
+    log_p = own.double() - output.logits.float().logsumexp(dim=-1).double()
     p = torch.where(counted, log_p, 0).sum(dim=1).exp()
     found = (exact, counted, right_tokens & counted, right_ids & counted, p, p**2)
     return [float(each.sum()) for each in found]
-
-
-def _log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
-    """(B, T) float64, of tokens (B, T) by logits (B, T, V)."""
-    own = logits.gather(-1, tokens[..., None])[..., 0]
-    return own.double() - logits.float().logsumexp(dim=-1).double()
 
 
 def _on(values: np.ndarray, device: torch.device | str) -> Tensor:

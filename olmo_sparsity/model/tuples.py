@@ -74,7 +74,10 @@ class TupleAttention(nn.Module):
         real = torch.ones_like(tokens) if attention_mask is None else attention_mask
         if labels is not None:
             real = real * _up_to_last_label(labels)  # what stands behind it, padding, changes nothing
-        logits = self._log_probabilities(tokens, ids.expand_as(tokens), real.bool(), input_ids.shape[1])
+        # In float32 whatever the precision of training: near 1 a probability has few digits in bf16.
+        with torch.autocast(tokens.device.type, enabled=False):
+            p = self._mixture(tokens, ids.expand_as(tokens), real.bool(), input_ids.shape[1])
+            logits = p.clamp_min(_SMALLEST).log()
         if labels is not None:
             loss = F.nll_loss(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
             return {"loss_nats": loss}
@@ -82,16 +85,8 @@ class TupleAttention(nn.Module):
         cache: Any = tokens if use_cache else None
         return OLMoOutput(logits=kept, attn_key_values=cache, hidden_states=None)
 
-    def _log_probabilities(self, tokens: Tensor, ids: Tensor, real: Tensor, wanted: int) -> Tensor:
-        """Of the next token, (B, T, V), for the last T = ``wanted`` of the C columns.
-
-        In float32 whatever the precision of training: near 1 a probability has few digits in bf16.
-        """
-        with torch.autocast(tokens.device.type, enabled=False):
-            return self._mixture(tokens, ids, real, wanted).clamp_min(_SMALLEST).log()
-
     def _mixture(self, tokens: Tensor, ids: Tensor, real: Tensor, wanted: int) -> Tensor:
-        """p of the next token, (B, T, V)."""
+        """p of the next token, (B, T, V), for the last T = ``wanted`` of the C columns."""
         columns = tokens.shape[1]
         first = columns - wanted if self.anchored else 0  # else a tuple may end anywhere
         near = self.locality is not None and _grow(ids, real)
