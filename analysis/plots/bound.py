@@ -45,8 +45,7 @@ def bound_figure(tests: Sequence[BoundTest]) -> Figure:
     groups = [start.group for test in tests for start in test.starts]
     with matplotlib.rc_context(style.STYLE):
         places = style.in_rows(len(tests), style.columns_in(style.PAGE, 2.0))
-        lines = 1 + max(title.count("\n") for title in titles)
-        figure, panels = style.small_multiples(places, title_lines=lines)
+        figure, panels = style.small_multiples(places, title_lines=style.lines_of(titles))
         for axes, test, title in zip(panels, tests, titles, strict=True):
             axes.axhline(1, color="0.75", linewidth=0.8, zorder=1.4)
             axes.axvline(next(iter(test.fits.values())).fitted_to, **_FITTED)
@@ -72,19 +71,18 @@ def _name(trained_length: int) -> str:
 
 def _draw_errors(axes: Axes, start: TrainedError, look: style.Style) -> None:
     """The error of one model as multiples of delta, at multiples of L, with its interval."""
-    (colour, marker, line), label = look, _name(start.trained_length)
+    label = _name(start.trained_length)
     x = np.array([point.length for point in start.points]) / start.trained_length
     errors = [error_of(point) for point in start.points]
     value, low, high = (
         np.array([getattr(error, bound) for error in errors]) / start.delta
         for bound in ("value", "low", "high")
     )
-    wrong = np.where(value > 0, value, np.nan)
-    axes.plot(x, wrong, color=colour, marker=marker, linestyle=line, label=label, zorder=3)
-    axes.fill_between(x, np.where(low > 0, low, np.nan), high, color=colour, alpha=0.15, linewidth=0)
+    wrong, positive_low = (np.where(each > 0, each, np.nan) for each in (value, low))
+    style.draw_band(axes, x, (wrong, positive_low, high), label, look, alpha=0.15)
     none = value == 0
     if none.any():
-        axes.plot(x[none], high[none], color=colour, label=f"{label}, none wrong", **_LIMIT)
+        axes.plot(x[none], high[none], color=look[0], label=f"{label}, none wrong", **_LIMIT)
 
 
 def _draw_bound(axes: Axes, start: TrainedError, name: str, fit: BoundFit, colour: str) -> None:

@@ -141,7 +141,7 @@ def _plot_distances(axes: Axes, corpora: Sequence[Json], styles: dict[str, style
         uniform = np.diff(edges) / (edges[-1] - edges[0])
         centres = each["bytes_per_token"] * np.sqrt(edges[:-1] * (edges[1:] - 1))
         found = list(map(divided, each["distances"]["true"], uniform.tolist()))
-        values = [style.to_number(one["value"]) for one in found]
+        values = style.numbers_of(found)
         axes.errorbar(
             centres,
             values,

@@ -6,6 +6,8 @@ straight line is a power law.
 
 from __future__ import annotations
 
+import math
+
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -39,12 +41,10 @@ def cost_figure(result: Json) -> Figure:
         for row, quantity in zip(panels, _QUANTITIES, strict=True):
             for axes, varied in zip(row, _SWEEPS, strict=True):
                 _draw_sweep(axes, sweeps[varied], varied, quantity, styles)
-        for axes, name in zip(panels[-1], _SWEEPS.values(), strict=True):
-            axes.set_xlabel(name)
-        for row, (name, _) in zip(panels, _QUANTITIES.values(), strict=True):
-            row[0].set_ylabel(name)
-        for axes, varied in zip(panels[0], _SWEEPS, strict=True):
-            axes.set_title(_held_fixed(sweeps[varied], varied), loc="left")
+            row[0].set_ylabel(_QUANTITIES[quantity][0])
+        for column, (varied, name) in zip(panels.T, _SWEEPS.items(), strict=True):
+            column[0].set_title(_held_fixed(sweeps[varied], varied), loc="left")
+            column[-1].set_xlabel(name)
         style.add_legend(figure, style.selector_handles(styles, placebo=False))
         style.add_heading(figure, describe_cost(result))
     return figure
@@ -56,11 +56,8 @@ def pareto_figure(result: Json) -> Figure:
     k, rows = str(screened["k"]), screened["selectors"]
     styles = style.selector_styles(list(rows))
     seconds = {name: row["seconds_per_target"] for name, row in rows.items()}
-    percent = {
-        name: {bound: 100 * style.to_number(value) for bound, value in row["net_recovery"][k].items()}
-        for name, row in rows.items()
-    }
-    net = {name: interval["value"] for name, interval in percent.items()}
+    intervals = {name: row["net_recovery"][k] for name, row in rows.items()}
+    net = dict(zip(rows, 100 * style.numbers_of(list(intervals.values())), strict=True))
     with matplotlib.rc_context(style.STYLE):
         figure = style.new_figure(style.PAGE, 4.6)
         axes = figure.subplots()
@@ -68,7 +65,7 @@ def pareto_figure(result: Json) -> Figure:
             axes.errorbar(
                 seconds[name],
                 net[name],
-                yerr=style.bar_lengths([percent[name]]),
+                yerr=100 * style.bar_lengths([intervals[name]]),
                 color=colour,
                 marker=marker,
                 capsize=2,
@@ -114,7 +111,7 @@ def _draw_sweep(axes: Axes, points: list[Json], varied: str, quantity: str, styl
     for selector, (colour, marker, line) in styles.items():
         own = [point for point in points if point["selector"] == selector]
         # nothing on a logarithmic axis stands for "no growth": such a point is left out
-        values = [style.to_number(point[quantity] or None) / unit for point in own]
+        values = [(point[quantity] or math.nan) / unit for point in own]
         label = f"{selector} {quantity}"
         axes.plot([p[varied] for p in own], values, color=colour, marker=marker, linestyle=line, label=label)
     ticks = sorted({point[varied] for point in points})

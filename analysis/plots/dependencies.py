@@ -140,7 +140,7 @@ def _bars(
 ) -> None:
     """A horizontal bar per kind; its interval carries the selector's marker, which outlives a grey print."""
     colour, marker, _ = look
-    values = [style.to_number(each["value"]) for each in intervals]
+    values = style.numbers_of(intervals)
     places = [row + shift for row in range(len(intervals))]
     axes.barh(places, values, height, color=colour, edgecolor="0.2", linewidth=0.6, label=label)
     looks: Json = {"color": "black", "linestyle": "none", "marker": marker, "markerfacecolor": colour}
@@ -155,10 +155,7 @@ def _kinds_legend(shown: dict[str, style.Style], few: str | None) -> list[Any]:
         Patch(facecolor="white", edgecolor="0.2", label="of all targets"),
         Patch(facecolor="0.45", edgecolor="0.2", label=r"of those over $\tau$"),
     ]
-    for name, (colour, marker, _) in shown.items():
-        handles.append(Line2D([], [], color=colour, marker=marker, linestyle="none", label=name))
-    hollow: Json = {"color": "0.2", "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
-    handles.append(Line2D([], [], label="placebo: hollow", **hollow))
+    handles += style.marker_handles(shown)
     if few:
         handles.append(Patch(label=f"fewer than {few} over $\\tau$", **_FEW_LOOKS))
     return handles
@@ -190,12 +187,8 @@ def distances_figure(summary: Json, *, width: float = style.PAGE, heading: bool 
             _plot_distances(axes, ratios, distances["edges"], styles[name], top)
             axes.set_title(style.panel_title(name), loc="left")
         style.outer_labels(panels, "distance [tokens]", f"share of the first {distances['k']}\nover uniform")
-        handles = [
-            Line2D([], [], color="0.2", marker="o", label="true far context"),
-            Line2D([], [], color="0.2", label=style.PLACEBO_LABEL, **style.placebo_looks("o")),
-            Line2D([], [], color="0.3", linewidth=0.8, label="1: uniform over the far context"),
-        ]
-        style.add_legend(figure, handles)
+        uniform_line = Line2D([], [], color="0.3", linewidth=0.8, label="1: uniform over the far context")
+        style.add_legend(figure, [*style.far_context_handles(), uniform_line])
         if heading:
             style.add_heading(figure, describe(summary))
     return figure
@@ -217,7 +210,7 @@ def _plot_distances(axes: Axes, ratios: Json, edges: list[int], look: style.Styl
         ("true", 0.38, {"linestyle": "-", "marker": marker}),
     ):
         centres = low * (high / low) ** place
-        values = [style.to_number(each["value"]) for each in ratios[context]]
+        values = style.numbers_of(ratios[context])
         bars = style.bar_lengths(ratios[context])
         axes.errorbar(centres, values, bars, color=colour, elinewidth=0.8, label=context, **looks)
         above = [f"{edge}: {value:.0f}" for edge, value in zip(edges, values, strict=False) if value > top]
@@ -246,11 +239,7 @@ def tokens_needed_figure(summary: Json, *, width: float = style.PAGE, heading: b
             _plot_tokens_needed(axes, shares, needed["ks"], styles[name])
             axes.set_title(style.panel_title(name), loc="left")
         style.outer_labels(panels, "k [far tokens]", f"targets with {100 * needed['share']:g} %\nof the gain")
-        handles = [
-            Line2D([], [], color="0.2", marker="o", label="true far context"),
-            Line2D([], [], color="0.2", label=style.PLACEBO_LABEL, **style.placebo_looks("o")),
-        ]
-        style.add_legend(figure, handles)
+        style.add_legend(figure, style.far_context_handles())
         if heading:
             style.add_heading(figure, describe(summary))
     return figure
@@ -260,7 +249,7 @@ def _plot_tokens_needed(axes: Axes, shares: Json, ks: Sequence[int], look: style
     colour, marker, _ = look
     looks = {"placebo": style.placebo_looks(marker), "true": {"linestyle": "-", "marker": marker}}
     for context, drawn in looks.items():
-        values = [style.to_number(each["value"]) for each in shares[context]]
+        values = style.numbers_of(shares[context])
         axes.step(ks, values, where="post", color=colour, label=context, **drawn)
         bars: Json = {"fmt": "none", "ecolor": colour, "elinewidth": 0.8, "capsize": 1.5}
         axes.errorbar(ks, values, style.bar_lengths(shares[context]), label=f"{context} interval", **bars)

@@ -27,6 +27,7 @@ from analysis.stats.exact_match import (
     WILSON,
     Curve,
     Group,
+    Point,
     Settings,
     differing,
     fact_text,
@@ -72,7 +73,8 @@ def accuracy_by_length_figure(groups: Sequence[Group]) -> Figure:
     styles = k_styles(groups)
     titles = k_titles(groups)
     with matplotlib.rc_context(style.STYLE):
-        figure, panels = style.small_multiples(_places(groups), title_lines=title_lines(titles))
+        places = style.in_rows(len(groups), style.columns_in(style.PAGE, 2.0))
+        figure, panels = style.small_multiples(places, title_lines=style.lines_of(titles))
         for axes, group, title in zip(panels, groups, titles, strict=True):
             axes.axvspan(*group.settings.train_length, **SPAN)
             if group.settings.chance is not None:
@@ -81,7 +83,7 @@ def accuracy_by_length_figure(groups: Sequence[Group]) -> Figure:
                 )
             for curve in group.curves:
                 look = k_style(styles, group, curve)
-                _draw(axes, curve, look, f"k = {curve.k}", band_alpha=0.08)
+                draw_exact(axes, curve.lengths, curve.points, f"k = {curve.k}", look, alpha=0.08)
             axes.set_title(title, loc="left")
         length_axis(panels[0], all_lengths(groups), most=5)
         style.outer_labels(panels, axis_name(groups[0].settings), "accuracy [% of samples]")
@@ -178,14 +180,12 @@ def describe(groups: Sequence[Group]) -> str:
 # --- curves ---
 
 
-def _draw(axes: Axes, curve: Curve, look: style.Style, label: str, *, band_alpha: float) -> None:
-    """The exact share of a curve with its interval [%]."""
-    colour, marker, line = look
-    value, low, high = (
-        [100 * getattr(point.exact, bound) for point in curve.points] for bound in ("value", "low", "high")
-    )
-    axes.plot(curve.lengths, value, color=colour, marker=marker, linestyle=line, label=label, zorder=3)
-    axes.fill_between(curve.lengths, low, high, color=colour, alpha=band_alpha, linewidth=0)
+def draw_exact(
+    axes: Axes, x: Sequence[float], points: Sequence[Point], label: str, look: style.Style, alpha: float
+) -> None:
+    """The exact share at some points with its interval [%]."""
+    interval = [[100 * getattr(point.exact, bound) for point in points] for bound in ("value", "low", "high")]
+    style.draw_band(axes, x, interval, label, look, alpha)
 
 
 def _plot_schemes(axes: Axes, members: Members, styles: dict[str, style.Style]) -> None:
@@ -204,7 +204,7 @@ def _plot_schemes(axes: Axes, members: Members, styles: dict[str, style.Style]) 
             )
     for group, label in members:
         for curve in group.curves:
-            _draw(axes, curve, styles[label], label, band_alpha=0.12)
+            draw_exact(axes, curve.lengths, curve.points, label, styles[label], alpha=0.12)
     length_axis(axes, lengths, most=6)
     axes.set_ylim(-3, 110)
     axes.set_yticks(range(0, 101, 20))
@@ -250,10 +250,6 @@ def length_axis(axes: Axes, lengths: Sequence[int], *, most: int) -> None:
             ticks.append(length)
     style.log_axis(axes, ticks[::-1])
     axes.set_xlim(lengths[0] / 1.08, lengths[-1] * 1.08)
-
-
-def _places(groups: Sequence[Group]) -> list[tuple[int, int]]:
-    return style.in_rows(len(groups), style.columns_in(style.PAGE, 2.0))
 
 
 def all_lengths(groups: Sequence[Group]) -> list[int]:
@@ -314,11 +310,6 @@ def _task_titles(tasks: Iterable[Members]) -> list[str]:
         name = _TASKS.get(settings.task, (settings.task, ""))[0]
         titles.append(", ".join([name, *(fact_text(*item) for item in odd.items())]))
     return titles
-
-
-def title_lines(titles: Sequence[str]) -> int:
-    """Lines of the longest title."""
-    return 1 + max(title.count("\n") for title in titles)
 
 
 def _range(values: Sequence[int]) -> str:

@@ -86,9 +86,10 @@ def figure6(panels: Sequence[GridPanel], selectors: Sequence[str], *, net: bool)
     ks = sorted({k for panel in panels for k in panel.summary["settings"]["ks"]})
     styles = style.selector_styles(_measured(panels))
     with matplotlib.rc_context({**style.STYLE, "axes.titlesize": style.SMALL}):
-        title_lines = max(panel.title.count("\n") + 1 for panel in panels)
         places = [(panel.row, panel.column) for panel in panels]
-        figure, all_axes = style.small_multiples(places, title_lines=title_lines)
+        figure, all_axes = style.small_multiples(
+            places, title_lines=style.lines_of([panel.title for panel in panels])
+        )
         for axes, panel in zip(all_axes, panels, strict=True):
             found = _found(panel, selectors)
             if net:

@@ -186,10 +186,10 @@ def _against_size(axes: Axes, points: Sequence[Json], name: str, scale: float) -
     for crossfit in (False, True):
         some = [point for point in points if point["crossfit"] == crossfit]
         for number, point in enumerate(some):
-            y, error = _scaled(point[name], scale)
             before = sum(other["parameters"] == point["parameters"] for other in some[:number])
             x = point["parameters"] * 1.025 ** (2 * before + crossfit)  # beside each other, not on top
-            axes.errorbar([x], y, yerr=error, color=_COLOUR, marker="o", **_looks(crossfit))
+            y, bars = scale * style.numbers_of([point[name]]), scale * style.bar_lengths([point[name]])
+            axes.errorbar([x], y, yerr=bars, color=_COLOUR, marker="o", **_looks(crossfit))
         sizes = sorted({point["parameters"] for point in some})
         means = [np.mean([p[name]["value"] for p in some if p["parameters"] == size]) for size in sizes]
         axes.plot(
@@ -223,22 +223,16 @@ def _jointly(
         if name not in point:  # cross-fitted ones have no use
             continue
         colour, marker, _ = styles[point["label"]]
-        (x, x_error), (y, y_error) = _scaled(point[name], scale), _scaled(point["rise_nats"], 1.0)
+        across, up = [point[name]], [point["rise_nats"]]
+        x, y = scale * style.numbers_of(across), style.numbers_of(up)
+        bars: Json = {"xerr": scale * style.bar_lengths(across), "yerr": style.bar_lengths(up)}
         looks = _looks(point["crossfit"]) | {"marker": marker}
         if len(styles) > _MOST_MARKERS:
             looks |= {**_BESIDE_LETTER, "marker": "o"}
             axes.annotate(marker, (x[0], y[0]), _BESIDE[0], **_LETTER, color=colour)
-        axes.errorbar(x, y, xerr=x_error, yerr=y_error, color=colour, **looks)
+        axes.errorbar(x, y, color=colour, **bars, **looks)
 
 
 def _looks(is_open: bool) -> Json:
     looks: Json = {"markersize": 4, "linewidth": 0.8, "capsize": 2}
     return looks | (_OPEN if is_open else {})
-
-
-def _scaled(interval: Json, scale: float) -> tuple[np.ndarray, np.ndarray | None]:
-    """A value, (1,), and the distances of its bounds, (2, 1); None where there is no interval."""
-    value = np.array([interval["value"]])
-    if interval["low"] is None or interval["high"] is None:
-        return scale * value, None
-    return scale * value, scale * np.array([value - interval["low"], interval["high"] - value])

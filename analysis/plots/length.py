@@ -75,7 +75,7 @@ def lengths_figure(length_json: Json) -> Figure:
     The dotted line is the first model's loss at the smallest length, the same in all panels.
     """
     models, lengths = length_json["models"], length_json["settings"]["lengths"]
-    reference = style.to_number(models[0]["at_lengths"][0]["loss_nats"]["value"])
+    [reference] = style.numbers_of([models[0]["at_lengths"][0]["loss_nats"]])
     styles = _styles(length_json)
     with matplotlib.rc_context(style.STYLE):
         figure = style.new_figure(style.PAGE, 0.17 * len(models) + 1.1)
@@ -85,9 +85,7 @@ def lengths_figure(length_json: Json) -> Figure:
                 loss = each["at_lengths"][place]["loss_nats"]
                 colour, marker, _ = styles[each["label"]]
                 looks: Json = {"color": colour, "marker": marker, "capsize": 1.5, "elinewidth": 0.8}
-                axes.errorbar(
-                    [style.to_number(loss["value"])], [number], xerr=style.bar_lengths([loss]), **looks
-                )
+                axes.errorbar(style.numbers_of([loss]), [number], xerr=style.bar_lengths([loss]), **looks)
             axes.axvline(reference, color="0.35", linestyle=":", linewidth=1, zorder=1.5)
             axes.set_title(f"at {length:,} tokens", loc="left")
         panels[0].set_yticks(range(len(models)), [each["label"] for each in models])
@@ -133,13 +131,10 @@ def draw_bins(
     axes: Axes, bins: Sequence[Json], loss: str, label: str, styles: dict[str, style.Style], unit: float = 1
 ) -> None:
     """A loss of bins of positions, with its band, against their centres, ``unit`` to a token."""
-    colour, marker, line = styles[label]
     centres = [unit * _centre(one) for one in bins]
-    value, low, high = (
-        [style.to_number(one[loss][bound]) for one in bins] for bound in ("value", "low", "high")
-    )
-    axes.plot(centres, value, color=colour, marker=marker, linestyle=line, label=label, zorder=3)
-    axes.fill_between(centres, low, high, color=colour, alpha=0.13, linewidth=0)
+    intervals = [one[loss] for one in bins]
+    drawn = [style.numbers_of(intervals, bound) for bound in ("value", "low", "high")]
+    style.draw_band(axes, centres, drawn, label, styles[label], alpha=0.13)
 
 
 def _centre(one: Json) -> float:

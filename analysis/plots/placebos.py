@@ -7,7 +7,6 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.plots import style
@@ -48,12 +47,7 @@ def placebos_figure(summary: Json, *, width: float = style.PAGE, heading: bool =
         figure = style.new_figure(width, 2.7 * rows + 1.1)
         axes = figure.subplots(rows, columns, squeeze=False).flat
         _plot_far_contexts(axes[0], found, shown, str(summary["gain_bins"]["k"]), "groups" in summary)
-        handles: list[Any] = [
-            Line2D([], [], color=colour, marker=marker, linestyle="none", label=style.selector_label(name))
-            for name, (colour, marker, _) in shown.items()
-        ]
-        hollow: Json = {"color": "0.2", "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
-        handles.append(Line2D([], [], label="placebo: hollow", **hollow))
+        handles: list[Any] = [*style.marker_handles(shown)]
         if found["parts"]:
             _plot_parts(axes[1], found["parts"][0])
             handles += [Patch(label=name, **look, **_EDGE) for name, look in _PARTS.items()]
@@ -95,7 +89,7 @@ def _plot_parts(axes: Axes, pair: Json) -> None:
     }
     for number, (name, intervals) in enumerate(values.items()):
         places = [place + 0.27 * (number - 1) for place in range(len(intervals))]
-        heights = [style.to_number(each["value"]) for each in intervals]
+        heights = style.numbers_of(intervals)
         axes.bar(places, heights, 0.25, label=name, **_PARTS[name], **_EDGE)
         bars: Json = {"fmt": "none", "ecolor": "black", "elinewidth": 0.8, "capsize": 1.5}
         axes.errorbar(places, heights, style.bar_lengths(intervals), label=f"{name} interval", **bars)

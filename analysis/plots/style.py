@@ -203,6 +203,11 @@ def small_multiples(
     return figure, [grid[place] for place in places]
 
 
+def lines_of(titles: Sequence[str]) -> int:
+    """Lines of the longest of these titles."""
+    return 1 + max(title.count("\n") for title in titles)
+
+
 def outer_labels(panels: Sequence[Axes], x: str, y: str) -> None:
     """Name the axes of panels that share them: below the lowest of each column, left of the first of each row."""
     places = []
@@ -277,6 +282,19 @@ def selector_handles(styles: dict[str, Style], *, placebo: bool = True) -> list[
     return handles
 
 
+def marker_handles(styles: dict[str, Style]) -> list[Line2D]:
+    """A marker for each selector, and a hollow one for the placebo, of points that no line joins."""
+    looks = {selector_label(name): (*style[:2], "none") for name, style in styles.items()}
+    hollow: Json = {"color": "0.2", "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
+    return [*line_handles(looks), Line2D([], [], label="placebo: hollow", **hollow)]
+
+
+def far_context_handles() -> list[Line2D]:
+    """How the curves of the true far context and of the placebo differ, whatever their colour."""
+    true = Line2D([], [], color="0.2", marker="o", label="true far context")
+    return [true, Line2D([], [], label=PLACEBO_LABEL, color="0.2", **placebo_looks("o"))]
+
+
 # --- curves ---
 
 
@@ -296,10 +314,24 @@ def draw_curves(
         intervals = [values[key] for values in per_k.values()]
         colour, marker, line = styles[name]
         looks = placebo_looks(marker) if placebo else {"linestyle": line, "marker": marker}
-        values = [to_number(each["value"]) for each in intervals]
+        values = numbers_of(intervals)
         axes.plot(x, values, color=colour, label=f"{name} {key}", zorder=2.5 if placebo else 3.0, **looks)
         bars: Json = {"elinewidth": 0.8, "alpha": 0.45 if placebo else 0.85, "zorder": 2.2}
         axes.errorbar(x, values, bar_lengths(intervals), fmt="none", ecolor=colour, **bars)
+
+
+def draw_band(
+    axes: Axes,
+    x: Sequence[float] | np.ndarray,
+    interval: Sequence[Any],
+    label: str,
+    style: Style,
+    alpha: float,
+) -> None:
+    """A curve in a band of its colour; ``interval``: values, lower and upper bounds, each of the length of ``x``."""
+    (value, low, high), (colour, marker, line) = interval, style
+    axes.plot(x, value, color=colour, marker=marker, linestyle=line, label=label, zorder=3)
+    axes.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
 
 
 def draw_points(
@@ -313,7 +345,7 @@ def draw_points(
 ) -> None:
     """Recoveries as points with bars, those of a placebo hollow; ``across``: along the x axis."""
     colour, marker, _ = style
-    values = [to_number(each["value"]) for each in intervals]
+    values = numbers_of(intervals)
     x, y = (values, places) if across else (places, values)
     looks: Json = {"xerr" if across else "yerr": bar_lengths(intervals), "capsize": 1.5, "elinewidth": 0.8}
     looks["markerfacecolor"] = "white" if label.endswith("placebo_recovery") else colour
@@ -334,17 +366,16 @@ def log_axis(axes: Axes, ticks: Sequence[float]) -> None:
     axes.set_xticks(ticks, [f"{tick:,.4g}" if tick < 1000 else f"{tick:,.0f}" for tick in ticks])
 
 
-def bar_lengths(intervals: Sequence[Json]) -> list[list[float]]:
-    """Lengths of the error bars below and above the values; NaN, hence no bar, where there is no interval."""
-    below = [to_number(each["value"]) - to_number(each["low"]) for each in intervals]
-    above = [to_number(each["high"]) - to_number(each["value"]) for each in intervals]
+def numbers_of(intervals: Sequence[Json], bound: str = "value") -> np.ndarray:
+    """Value or bound of each interval, (n,); NaN, which is not drawn, where there is none."""
+    return np.array([each[bound] for each in intervals], dtype=float)
+
+
+def bar_lengths(intervals: Sequence[Json]) -> np.ndarray:
+    """Lengths of the error bars below and above the values, (2, n); NaN, hence no bar, where there is no interval."""
+    value, low, high = (numbers_of(intervals, bound) for bound in ("value", "low", "high"))
     # a percentile interval need not hold its value; a bar cannot be negative
-    return [[0.0 if x < 0 else x for x in lengths] for lengths in (below, above)]
-
-
-def to_number(value: float | None) -> float:
-    """NaN, which is not drawn, for what the summary has no value for."""
-    return float("nan") if value is None else value
+    return np.maximum([value - low, high - value], 0.0)
 
 
 # --- files ---
