@@ -69,10 +69,11 @@ def command_line(name: str, arguments: Sequence[object] = ()) -> list[str]:
 
 def _help(names: Sequence[str]) -> str:
     """Every command with the first line of its docstring, read without importing it."""
-    lines = []
+    width, lines = max(map(len, names)), []
     for name in names:
         text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf8")
-        lines.append(f"  {name:<{max(map(len, names))}}  {text.partition(chr(10))[0].strip(chr(34))}")
+        title = text.splitlines()[0].strip('"')
+        lines.append(f"  {name:<{width}}  {title}")
     return "\n".join(
         [
             f"usage: {PROGRAM} COMMAND …",

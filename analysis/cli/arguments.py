@@ -18,7 +18,6 @@ from olmo_sparsity.util.arguments import (
     settings_from,
     whole_number,
 )
-from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.result_files import Json
 
 if TYPE_CHECKING:
@@ -88,19 +87,6 @@ def add_records_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("records", type=Path, nargs="+", metavar="RECORDS", help=help)
     parser.add_argument("--out", type=out_folder, metavar="DIR", required=True, help="where to write")
     add_bootstrap_arguments(parser)
-
-
-def summaries_of(arguments: argparse.Namespace, folders: Sequence[Path]) -> list[Json]:
-    """The summary of each folder of records, with the bootstrap that is asked for."""
-    from analysis.records.store import load_records
-    from analysis.stats.summary import summarize
-
-    found = []
-    with progress("summarising", len(folders), "folders", enabled=len(folders) > 1) as advance:
-        for folder in folders:
-            found.append(summarize(load_records(folder), arguments.resamples, arguments.seed))
-            advance()
-    return found
 
 
 def add_choice_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,9 +20,9 @@ import shlex
 
 from rich.markup import escape
 
+from analysis.cli.arguments import parse_settings
 from analysis.measure.settings import CouplingSettings
 from analysis.records.results import COUPLING
-from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
 from olmo_sparsity.util.result_files import Json
 
 LEAST_AGREEMENT = 0.5
@@ -31,9 +31,7 @@ LEAST_AGREEMENT = 0.5
 
 def main() -> None:
     """Measure, write and print."""
-    parser = Parser(description=__doc__)
-    add_arguments(parser, CouplingSettings)
-    settings = settings_from(CouplingSettings, parser.parse_args())
+    settings = parse_settings(__doc__, CouplingSettings)
     from analysis.measure.coupling import measure_coupling
     from analysis.tables.cells import plain_table, print_result
 

@@ -33,7 +33,7 @@ import argparse
 from pathlib import Path
 
 from analysis.cli.arguments import add_summary_arguments, read_summary
-from olmo_sparsity.util.arguments import Parser, out_folder, positive_number
+from olmo_sparsity.util.arguments import Parser, out_folder, positive_number, texts
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--selectors",
-        type=lambda text: [name.strip() for name in text.split(",")],
+        type=texts,
         metavar="NAMES",
         help="of panels (a) and (b), comma-separated (default: leave-one-out-kl, leave-one-out, attention, controls)",
     )

@@ -13,7 +13,7 @@ differs. The same records and seed give the same files.
 
 from __future__ import annotations
 
-from analysis.cli.arguments import add_records_arguments, summaries_of
+from analysis.cli.arguments import add_records_arguments
 from olmo_sparsity.util.arguments import Parser
 
 
@@ -22,11 +22,18 @@ def main() -> None:
     arguments = _parser().parse_args()
     from analysis.plots.figure6 import choose_selectors, figure6, grid_panels, grid_table
     from analysis.plots.style import save_figure
+    from analysis.records.store import load_records
+    from analysis.stats.summary import summarize
     from olmo_sparsity.util.files import write_json
+    from olmo_sparsity.util.progress import progress
 
-    summaries = summaries_of(arguments, arguments.records)
+    folders, summaries = arguments.records, []
+    with progress("summarising", len(folders), "folders", enabled=len(folders) > 1) as advance:
+        for folder in folders:
+            summaries.append(summarize(load_records(folder), arguments.resamples, arguments.seed))
+            advance()
     panels = grid_panels(
-        list(map(str, arguments.records)),
+        list(map(str, folders)),
         summaries,
         rows=arguments.rows,
         columns=arguments.columns,

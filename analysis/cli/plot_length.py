@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from olmo_sparsity.util.arguments import Parser, out_folder
+from olmo_sparsity.util.arguments import Parser, out_folder, texts
 from olmo_sparsity.util.errors import UserError
 
 
@@ -24,20 +24,20 @@ def main() -> None:
     measured = LENGTH.load(arguments.folder)
     if arguments.models is not None:
         by_label = {each["label"]: each for each in measured["models"]}
-        wanted = [label.strip() for label in arguments.models.split(",")]
-        unknown = [label for label in wanted if label not in by_label]
-        if unknown:
+        if unknown := [label for label in arguments.models if label not in by_label]:
             raise UserError(
                 f"{arguments.folder} has no model {unknown[0]!r}; choose of {', '.join(by_label)}"
             )
-        measured["models"] = [by_label[label] for label in wanted]
-    out = arguments.folder if arguments.out is None else arguments.out
-    print(f"wrote {', '.join(map(str, save_length_figures(measured, out)))}")
+        measured["models"] = [by_label[label] for label in arguments.models]
+    paths = save_length_figures(measured, arguments.out or arguments.folder)
+    print(f"wrote {', '.join(map(str, paths))}")
 
 
 def _parser() -> Parser:
     parser = Parser(description=__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="what scripts/length.py wrote")
-    parser.add_argument("--models", metavar="LABELS", help="comma-separated, in this order (default: all)")
+    parser.add_argument(
+        "--models", type=texts, metavar="LABELS", help="comma-separated, in this order (default: all)"
+    )
     parser.add_argument("--out", type=out_folder, metavar="DIR", help="where to write (default: FOLDER)")
     return parser

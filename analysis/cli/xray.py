@@ -52,7 +52,8 @@ def main() -> None:
         from analysis.measure.influence_map import measure_text_map
 
         show_log("analysis")
-        path = measure_text_map(settings_from(MapSettings, given, out=_folder(given.out, given.text)))
+        out = given.out or given.text.with_name(f"{given.text.name}-xray")
+        path = measure_text_map(settings_from(MapSettings, given, out=out))
         found, folder, written = InfluenceMap.load(path), path.parent, [path]
     written += save_figure(found.plot(), folder, "xray")
     command = shlex.join(["python", "scripts/xray.py", *sys.argv[1:]])
@@ -68,8 +69,3 @@ def _refuse_measuring_options(given: Namespace, parser: Parser) -> None:
         if what and field.name not in _OF_BOTH and asked != parser.get_default(field.name):
             option = f"--{(what['name'] or field.name).replace('_', '-')}"
             raise UserError(f"{option} is for measuring; give --text, or leave {option} out")
-
-
-def _folder(out: Path | None, text: Path) -> Path:
-    """Where it is written: ``out``, or a folder beside the text."""
-    return out or text.with_name(f"{text.name}-xray")

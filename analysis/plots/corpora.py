@@ -103,7 +103,7 @@ def _plot_shares(axes: Axes, corpora: Sequence[Json], styles: dict[str, style.St
 
 def _plot_recoveries(axes: Axes, corpora: Sequence[Json], styles: dict[str, style.Style]) -> None:
     style.draw_curves(axes, {each["label"]: each["recoveries"] for each in corpora}, "net_recovery", styles)
-    axes.axhline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
+    axes.axhline(0.0, **style.REFERENCE)
     style.k_axis(axes, [int(k) for k in corpora[0]["recoveries"]])
     axes.set_xlabel("k [far tokens]")
 
@@ -151,7 +151,7 @@ def _plot_distances(axes: Axes, corpora: Sequence[Json], styles: dict[str, style
             linestyle=line,
             elinewidth=0.8,
         )
-    axes.axhline(1.0, color="0.3", linewidth=0.8, zorder=1.5)
+    axes.axhline(1.0, **style.REFERENCE)
     _bytes_axis(axes, "distance [bytes]")
     axes.set_ylim(bottom=0)
 

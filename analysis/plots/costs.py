@@ -32,9 +32,7 @@ _QUANTITIES = {
 def cost_figure(result: Json) -> Figure:
     """Seconds per target and peak memory against N, k and the number of targets, a curve per selector."""
     sweeps = result["cost"]["sweeps"]
-    styles = style.selector_styles(
-        list(dict.fromkeys(p["selector"] for points in sweeps.values() for p in points))
-    )
+    styles = style.selector_styles(dict.fromkeys(p["selector"] for points in sweeps.values() for p in points))
     with matplotlib.rc_context(style.STYLE):
         figure = style.new_figure(style.PAGE, 4.4)
         panels = figure.subplots(len(_QUANTITIES), len(_SWEEPS), sharex="col", sharey="row", squeeze=False)
@@ -54,7 +52,7 @@ def pareto_figure(result: Json) -> Figure:
     """Net recovery against processor time, a point per selector; a line joins those that no other one beats in both."""
     screened = result["screened"]
     k, rows = str(screened["k"]), screened["selectors"]
-    styles = style.selector_styles(list(rows))
+    styles = style.selector_styles(rows)
     seconds = {name: row["seconds_per_target"] for name, row in rows.items()}
     intervals = {name: row["net_recovery"][k] for name, row in rows.items()}
     net = dict(zip(rows, 100 * style.numbers_of(list(intervals.values())), strict=True))

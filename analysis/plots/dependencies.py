@@ -24,9 +24,6 @@ from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS, divided, few_clu
 from analysis.tables.cells import percent_text
 from olmo_sparsity.util.result_files import Json
 
-KINDS_TITLES = ("(a) Share", "(b) Gain, all targets", "(c) Recovery, k = {k}", "(d) Net recovery, k = {k}")
-_LEAST_PANEL = 2.0
-"""Inches: of a small panel."""
 _FEW_LOOKS: Json = {"facecolor": "0.95", "hatch": "////", "edgecolor": "0.82", "linewidth": 0, "zorder": 0.4}
 _WHITE: style.Style = ("white", "none", None)
 _GREY: style.Style = ("0.45", "none", None)
@@ -64,10 +61,12 @@ def kinds_figure(summary: Json, *, width: float = style.PAGE, heading: bool = Tr
     grey, hatched row.
     """
     kinds = summary["kinds"]["kinds"]
-    styles = style.selector_styles(list(summary["selectors"]))
-    shown = {name: styles[name] for name in style.shown_selectors(list(summary["selectors"]))}
+    styles = style.selector_styles(summary["selectors"])
+    shown = {name: styles[name] for name in style.shown_selectors(summary["selectors"])}
     few = [row for row, each in enumerate(kinds) if few_clusters(each, "_over_tau")]
     columns = min(style.columns_in(width, 3.2), 2)
+    of_k = f"k = {summary['kinds']['k']}"
+    titles = ("(a) Share", "(b) Gain, all targets", f"(c) Recovery, {of_k}", f"(d) Net recovery, {of_k}")
     with matplotlib.rc_context(style.STYLE):
         figure = style.new_figure(width, 4 / columns * (0.42 * len(kinds) + 0.5) + 1.0)
         panels = figure.subplots(4 // columns, columns, sharey=True, squeeze=False).flat
@@ -75,8 +74,8 @@ def kinds_figure(summary: Json, *, width: float = style.PAGE, heading: bool = Tr
         _plot_gains(panels[1], kinds)
         _plot_recoveries(panels[2], kinds, shown)
         _plot_net(panels[3], kinds, shown)
-        for axes, title in zip(panels, KINDS_TITLES, strict=True):
-            axes.set_title(title.format(k=summary["kinds"]["k"]), loc="left")
+        for axes, title in zip(panels, titles, strict=True):
+            axes.set_title(title, loc="left")
             axes.grid(visible=False, axis="y")
             axes.tick_params(axis="y", length=0)
             for row in few:
@@ -120,8 +119,8 @@ def _plot_recoveries(axes: Axes, kinds: list[Json], shown: dict[str, style.Style
         places = [row + 0.14 * (number - (len(rows) - 1) / 2) for row in range(len(kinds))]
         intervals = [each["selectors"][name][key] for each in kinds]
         style.draw_points(axes, places, intervals, f"{name} {key}", shown[name], across=True)
-    axes.axvline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
-    axes.axvline(1.0, color="0.3", linewidth=0.8, linestyle=":", zorder=1.5)
+    axes.axvline(0.0, **style.REFERENCE)
+    axes.axvline(1.0, linestyle=":", **style.REFERENCE)
     axes.set_xlabel("recovery\n" + r"[fraction of $L_{short} - L_{long}$]")
 
 
@@ -170,7 +169,7 @@ def distances_figure(summary: Json, *, width: float = style.PAGE, heading: bool 
     The line at 1 is what tokens drawn uniformly from the far context would have.
     """
     distances = summary["distances"]
-    styles = style.selector_styles(list(summary["selectors"]))
+    styles = style.selector_styles(summary["selectors"])
     widths = np.diff(distances["edges"])
     uniform = widths / widths.sum()
     over_uniform = {
@@ -204,7 +203,7 @@ def _tallest(selectors: Json) -> float:
 def _plot_distances(axes: Axes, ratios: Json, edges: list[int], look: style.Style, top: float) -> None:
     colour, marker, _ = look
     low, high = np.array(edges[:-1]), np.array(edges[1:])
-    axes.axhline(1.0, color="0.3", linewidth=0.8, zorder=1.5)
+    axes.axhline(1.0, **style.REFERENCE)
     for context, place, looks in (
         ("placebo", 0.62, style.placebo_looks(marker)),
         ("true", 0.38, {"linestyle": "-", "marker": marker}),
@@ -231,8 +230,8 @@ def tokens_needed_figure(summary: Json, *, width: float = style.PAGE, heading: b
     Targets for which no measured k was enough are censored; their share stands above the curves.
     """
     needed = summary["tokens_needed"]
-    styles = style.selector_styles(list(summary["selectors"]))
-    places = style.in_rows(len(needed["selectors"]), style.columns_in(width, _LEAST_PANEL))
+    styles = style.selector_styles(summary["selectors"])
+    places = style.in_rows(len(needed["selectors"]), style.columns_in(width, 2.0))
     with matplotlib.rc_context(style.STYLE):
         figure, panels = style.small_multiples(places, width, 2)
         for axes, (name, shares) in zip(panels, needed["selectors"].items(), strict=True):

@@ -90,7 +90,7 @@ def check_selectors(wanted: Sequence[str], measured: Iterable[str]) -> list[str]
 def _panels(
     summary: Json, panels: Sequence[Callable[[Axes], None]], shown: Sequence[str], width: float, heading: bool
 ) -> Figure:
-    styles = style.selector_styles(list(summary["selectors"]))
+    styles = style.selector_styles(summary["selectors"])
     columns = min(style.columns_in(width, 3.2), len(panels))
     rows = math.ceil(len(panels) / columns)
     with matplotlib.rc_context(style.STYLE):
@@ -100,7 +100,7 @@ def _panels(
             row, column = divmod(number, columns)
             last = number == len(panels) - 1
             draw(figure.add_subplot(grid[row, column:] if last else grid[row, column]))
-        in_bins = style.shown_selectors(list(styles)) if len(panels) > 2 else []
+        in_bins = style.shown_selectors(styles) if len(panels) > 2 else []
         style.add_legend(
             figure, style.selector_handles({name: styles[name] for name in dict.fromkeys([*shown, *in_bins])})
         )
@@ -112,7 +112,7 @@ def _panels(
 
 def plot_loss(axes: Axes, summary: Json, shown: Sequence[str]) -> None:
     """Panel (a): L_k against k, the placebo dashed, between L_short and L_long [nats per token]."""
-    styles = style.selector_styles(list(summary["selectors"]))
+    styles = style.selector_styles(summary["selectors"])
     found = {name: summary["selectors"][name] for name in shown}
     style.draw_curves(axes, found, "placebo_loss", styles, placebo=True)
     style.draw_curves(axes, found, "loss", styles)
@@ -126,9 +126,9 @@ def plot_loss(axes: Axes, summary: Json, shown: Sequence[str]) -> None:
 
 def plot_net_recovery(axes: Axes, summary: Json, shown: Sequence[str]) -> None:
     """Panel (b): net recovery (docs/method.md, 2.3) against k [fraction of L_short - L_long]."""
-    styles = style.selector_styles(list(summary["selectors"]))
+    styles = style.selector_styles(summary["selectors"])
     style.draw_curves(axes, {name: summary["selectors"][name] for name in shown}, "net_recovery", styles)
-    axes.axhline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
+    axes.axhline(0.0, **style.REFERENCE)
     style.k_axis(axes, summary["settings"]["ks"])
     axes.set_ylabel(f"net recovery\n{_OF_GAIN}")
     axes.set_title("(b) Net recovery (recovery − placebo$^+$)", loc="left")
@@ -141,16 +141,16 @@ def plot_gain_bins(axes: Axes, summary: Json) -> None:
     interval.
     """
     bins = summary["gain_bins"]["bins"]
-    styles = style.selector_styles(list(summary["selectors"]))
-    names = style.shown_selectors(list(summary["selectors"]))
+    styles = style.selector_styles(summary["selectors"])
+    names = style.shown_selectors(summary["selectors"])
     kinds = [(name, kind) for name in names for kind in ("recovery", "placebo_recovery")]
     for number, (name, kind) in enumerate(kinds):
         shift = 0.13 * (number - (len(kinds) - 1) / 2)
         places = [place + shift for place in range(len(bins))]
         intervals = [each["selectors"][name][kind] for each in bins]
         style.draw_points(axes, places, intervals, f"{name} {kind}", styles[name])
-    axes.axhline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
-    axes.axhline(1.0, color="0.3", linewidth=0.8, linestyle=":", zorder=1.5)
+    axes.axhline(0.0, **style.REFERENCE)
+    axes.axhline(1.0, linestyle=":", **style.REFERENCE)
     axes.set_xticks(range(len(bins)), [f"{_bin_label(each)}\nn={each['targets']:,}" for each in bins])
     axes.set_xlim(-0.5, len(bins) - 0.5)
     axes.grid(visible=False, axis="x")

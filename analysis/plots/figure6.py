@@ -97,8 +97,8 @@ def figure6(panels: Sequence[GridPanel], selectors: Sequence[str], *, net: bool)
             else:
                 style.draw_curves(axes, found, "placebo_recovery", styles, placebo=True)
                 style.draw_curves(axes, found, "recovery", styles)
-                axes.axhline(1.0, color="0.3", linewidth=0.8, linestyle=":", zorder=1.5)
-            axes.axhline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
+                axes.axhline(1.0, linestyle=":", **style.REFERENCE)
+            axes.axhline(0.0, **style.REFERENCE)
             style.k_axis(axes, ks)
             axes.set_title(panel.title, loc="left")
         of_what = "\n[fraction of $L_{short} - L_{long}$]"

@@ -142,11 +142,11 @@ def _centre(one: Json) -> float:
     return math.sqrt(one["from"] * (one["to"] - 1))
 
 
-def _position_axis(axes: Axes, length_json: Json, most: int = 10) -> None:
+def _position_axis(axes: Axes, length_json: Json, most: int) -> None:
     """Powers of two below the lengths, and the lengths; every second one where they would be more than ``most``."""
     lengths = length_json["settings"]["lengths"]
     first = _centre(length_json["models"][0]["bins"][0])
-    ticks = sorted({*lengths})
+    ticks = sorted(lengths)
     while ticks[0] / 2 >= first:
         ticks.insert(0, ticks[0] / 2)
     style.log_axis(axes, ticks[:: -math.ceil(len(ticks) / most)][::-1])

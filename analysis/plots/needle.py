@@ -94,7 +94,7 @@ def recall_figure(needle_json: Json) -> Figure:
     checkpoints = [(model["label"], one) for model in needle_json["models"] for one in model["checkpoints"]]
     measured = [(label, one["recall"]) for label, one in checkpoints if one["recall"] is not None]
     options = needle_json["settings"]["recall"]
-    styles = style.selector_styles(list(options["selectors"]))
+    styles = style.selector_styles(options["selectors"])
     with matplotlib.rc_context(style.STYLE):
         figure, panels = style.small_multiples(
             style.in_rows(len(measured), style.columns_in(style.PAGE, 2.0))

@@ -38,7 +38,7 @@ def placebos_figure(summary: Json, *, width: float = style.PAGE, heading: bool =
     found = summary.get("placebos")
     if not found:
         return None
-    styles = style.selector_styles(list(summary["selectors"]))
+    styles = style.selector_styles(summary["selectors"])
     shown = {name: styles[name] for name in found["recovery"] if name != BEST}
     panels = 2 if found["parts"] else 1
     columns = min(style.columns_in(width, 3.2), panels)
@@ -74,8 +74,8 @@ def _plot_far_contexts(
     axes.set_xticks(range(len(contexts)), labels)
     axes.set_xlim(-0.5, len(contexts) - 0.5)
     axes.grid(visible=False, axis="x")
-    axes.axhline(0.0, color="0.3", linewidth=0.8, zorder=1.5)
-    axes.axhline(1.0, color="0.3", linewidth=0.8, linestyle=":", zorder=1.5)
+    axes.axhline(0.0, **style.REFERENCE)
+    axes.axhline(1.0, linestyle=":", **style.REFERENCE)
     axes.set_ylabel(_OF_GAIN)
     axes.set_title(f"(a) Recovery by far context, k = {k}", loc="left")
 

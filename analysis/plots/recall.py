@@ -22,7 +22,7 @@ _MOST: Json = {"color": "0.75", "linewidth": 2.2, "zorder": 1.5}
 
 def recall_figure(result: Json) -> Figure:
     """Recall against k: a panel for each number of planted tokens, and for each way of counting."""
-    cells, styles = result["cells"], style.selector_styles(list(result["cells"][0]["selectors"]))
+    cells, styles = result["cells"], style.selector_styles(result["cells"][0]["selectors"])
     block = style.in_rows(len(cells), style.columns_in(style.PAGE, 2.0))
     rows = 1 + block[-1][0]
     places = [

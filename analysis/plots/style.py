@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ _FURTHER_MARKERS = (">", "P", "X", "p", "h")
 _FURTHER_LINES = ((0, (1, 0.8)), (0, (3, 1, 1, 1, 1, 1, 1, 1)), (0, (4, 1, 4, 1, 1, 1)))
 PLACEBO_LINE = (0, (4, 2))
 PLACEBO_LABEL = "placebo: dashed, hollow"
+REFERENCE: dict[str, Any] = {"color": "0.3", "linewidth": 0.8, "zorder": 1.5}
+"""Lines that curves are compared with, such as that at zero."""
 
 _ENCODINGS: dict[str | None, tuple[str, str]] = {
     "contiguous": ("#332288", "o"),
@@ -106,15 +109,13 @@ _OTHERS = (
 _LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
 
 
-def selector_styles(names: Sequence[str]) -> dict[str, Style]:
+def selector_styles(names: Iterable[str]) -> dict[str, Style]:
     """Colour, marker and line style of each selector; unknown names get what is left, in their order.
 
     Screened forms (`EXACT@PROPOSER:m`) count as unknown names. No other selector shares any of the three with them,
     nor with `best`.
     """
-    further = (
-        (_FURTHER_COLOURS[i % 4], _FURTHER_MARKERS[i % 5], _FURTHER_LINES[i % 3]) for i in range(len(names))
-    )
+    further = zip(cycle(_FURTHER_COLOURS), cycle(_FURTHER_MARKERS), cycle(_FURTHER_LINES), strict=False)
     return {name: _SELECTORS[name] if name in _SELECTORS else next(further) for name in names}
 
 
@@ -128,7 +129,7 @@ def panel_title(name: str) -> str:
     return selector_label(name).replace(", ", ",\n").replace("@", "\n@")
 
 
-def shown_selectors(names: Sequence[str]) -> list[str]:
+def shown_selectors(names: Collection[str]) -> list[str]:
     """For panels without room for all: the default selector, and the controls that were measured."""
     return list(dict.fromkeys([default_selector(names), *(name for name in CONTROLS if name in names)]))
 

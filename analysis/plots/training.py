@@ -106,7 +106,8 @@ def plot_by_position(axes: Axes, runs: Sequence[RunMetrics]) -> None:
         centres = [(each["from"] + each["to"]) / 2 for each in bins]
         losses = [each["loss_nats"] for each in bins]
         axes.plot(centres, losses, color=colour, linestyle=line, marker=marker, label=run.name, **_HELDOUT)
-        lengths |= {row["heldout_window_tokens"]} if "heldout_window_tokens" in row else set()
+        if "heldout_window_tokens" in row:
+            lengths.add(row["heldout_window_tokens"])
     for length in sorted(lengths):
         axes.axvline(length, color="0.35", linestyle=":", linewidth=1, zorder=1.5)
         place: Json = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}

@@ -115,16 +115,15 @@ class InfluentialTokens:
         over = self.over
         gain = float(self.gain_nats[over].sum())
         found: dict[str, float | None] = {"recovery": None, "placebo_recovery": None, "net_recovery": None}
-        if len(over) == 0 or gain == 0:
+        if gain == 0:
             return found
         short = self.targets.loss_short_nats[over]
         for far_context, key in (("true", "recovery"), ("placebo", "placebo_recovery")):
             if far_context in self.choices[selector]:
                 loss = self.choices[selector][far_context].loss_nats[:, k - 1]
                 found[key] = float((short - loss).sum()) / gain
-        if found["recovery"] is not None and found["placebo_recovery"] is not None:
-            net = without_placebo(found["recovery"], found["placebo_recovery"])
-            found["net_recovery"] = float(net)
+        if found["placebo_recovery"] is not None:
+            found["net_recovery"] = float(without_placebo(found["recovery"], found["placebo_recovery"]))
         return found
 
     def targets_frame(self) -> pandas.DataFrame:
@@ -249,7 +248,7 @@ class InfluentialTokens:
 
         from analysis.plots.style import selector_styles
 
-        styles = selector_styles(list(self.choices))
+        styles = selector_styles(self.choices)
         figure = Figure(figsize=(4.5, 3), layout="constrained")
         axes = figure.subplots()
         ks = range(1, self.k + 1)
