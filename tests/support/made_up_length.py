@@ -40,3 +40,15 @@ def length_json(*checkpoints, **settings):
     ]
     measured = {"lengths": [128, 256, 512], "windows_measured": 20, "documents": 9, **settings}
     return LENGTH.stamped({"settings": measured, "models": models})
+
+
+def made_up_length():
+    """RoPE and RoPE + PoSE up to 512 tokens, in bins of which each has its own loss."""
+    pose = {"position_target": 512, "position_scheme": "pose"}
+    found = length_json(checkpoint("a", "RoPE", 0.0, 1000), checkpoint("b", "RoPE + PoSE", 0.0, 1000, **pose))
+    for model, losses in zip(found["models"], ((3.0, 2.9, 4.0), (3.1, 3.0, 2.8)), strict=True):
+        model["bins"] = [
+            {"from": low, "to": high, "loss_nats": interval(loss)}
+            for low, high, loss in zip((64, 128, 256), (128, 256, 513), losses, strict=True)
+        ]
+    return LENGTH.stamped({name: found[name] for name in ("settings", "models")})

@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from analysis.records.results import LENGTH
-
 Json = dict[str, Any]
 
 KS = (1, 2, 4, 8)
@@ -213,31 +211,3 @@ def without_certainty(value: Any) -> Any:
             return {**value, "low": None, "high": None}
         return {key: without_certainty(each) for key, each in value.items()}
     return [without_certainty(each) for each in value] if isinstance(value, list) else value
-
-
-def made_up_length() -> Json:
-    """A `length.json` of two models, measured up to 512 tokens."""
-    edges = [64, 128, 256, 513]
-    at_lengths = [
-        {"length": n, "loss_nats": interval(3.0, 0.1), "rise_nats": interval(0, 0)} for n in (128, 256, 512)
-    ]
-    models = [
-        {
-            "label": label,
-            "checkpoints": [
-                {
-                    "checkpoint": "runs/a", "checkpoint_sha256": "a" * 64, "parameters": 1000, "training_seed": 1,
-                    "rope_scaling": None, "training_length": 128, "position_target": target,
-                    "position_scheme": "pose" if target else "contiguous", "at_lengths": at_lengths,
-                }
-            ],
-            "at_lengths": at_lengths,
-            "bins": [
-                {"from": low, "to": high, "loss_nats": interval(loss, 0.1)}
-                for low, high, loss in zip(edges, edges[1:], losses, strict=False)
-            ],
-        }
-        for label, target, losses in (("RoPE", None, (3.0, 2.9, 4.0)), ("RoPE + PoSE", 512, (3.1, 3.0, 2.8)))
-    ]  # fmt: skip
-    settings = {"lengths": [128, 256, 512], "windows_measured": 20, "documents": 9}
-    return LENGTH.stamped({"settings": settings, "models": models})

@@ -5,30 +5,19 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.plots.dependencies import distances_figure, kinds_figure, tokens_needed_figure
 from analysis.plots.style import panel_title, selector_styles
-from tests.support.made_up_summary import (
-    EVERY_SELECTOR,
-    FEW_SELECTORS,
-    KS,
-    made_up_summary,
-)
+from tests.support.drawn import container, curve, legend_names
+from tests.support.made_up_summary import EVERY_SELECTOR, FEW_SELECTORS, KS, made_up_summary
 
-FIGURES = (kinds_figure, distances_figure, tokens_needed_figure)
 CONTEXTS = ("true", "placebo")
 
 
 @pytest.fixture(scope="module")
 def summary() -> dict:
     return made_up_summary()
-
-
-def container(axes: Axes, label: str) -> Any:
-    (found,) = [each for each in axes.containers if each.get_label() == label]
-    return found
 
 
 def intervals_drawn(axes: Axes, label: str, direction: str) -> np.ndarray:
@@ -47,11 +36,6 @@ def expected(intervals: list[dict]) -> np.ndarray:
 
 def patches_of(axes: Axes, label: str) -> list[Rectangle]:
     return list(container(axes, label).patches)
-
-
-def legend_of(figure: Figure) -> list[str]:
-    (legend,) = figure.legends
-    return [text.get_text() for text in legend.get_texts()]
 
 
 def test_bars_of_kinds_are_the_summary(summary: dict) -> None:
@@ -98,7 +82,7 @@ def test_kinds_of_few_documents_are_hatched(summary: dict) -> None:
     for axes in figure.axes:
         rows = [each for each in axes.patches if each.get_hatch()]
         assert [each.get_y() + 0.5 for each in rows] == [row for row, n in enumerate(documents) if n < 30]
-    assert any("fewer than 30 documents" in text for text in legend_of(figure))
+    assert any("fewer than 30 documents" in text for text in legend_names(figure))
 
 
 def test_a_kind_without_targets_over_tau_has_no_recovery() -> None:
@@ -148,7 +132,7 @@ def test_tokens_needed_are_the_summary(summary: dict) -> None:
     assert [axes.get_title("left") for axes in panels] == list(map(panel_title, needed))
     for axes, shares in zip(panels, needed.values(), strict=True):
         for context in CONTEXTS:
-            (line,) = [line for line in axes.lines if line.get_label() == context]
+            line = curve(axes, context)
             wanted = expected(shares[context])
             assert np.asarray(line.get_xdata()).tolist() == list(KS)
             assert np.asarray(line.get_ydata()).tolist() == wanted[:, 0].tolist()

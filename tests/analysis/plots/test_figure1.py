@@ -22,6 +22,7 @@ from analysis.stats.bound import trained_error, try_bounds
 from analysis.stats.exact_match import load_records, pool
 from olmo_sparsity.util import provenance
 from tests.analysis.stats.test_exact_match import wilson_by_hand
+from tests.support.drawn import curve, legend_names
 from tests.support.made_up_exact_match import record, row, write, write_schemes, write_sparse
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "figure1.py"
@@ -38,15 +39,6 @@ def sparse(tmp_path_factory):
 def schemes(tmp_path_factory):
     write_schemes(folder := tmp_path_factory.mktemp("schemes"))
     return pool(load_records([folder]), 1000)
-
-
-def curve(axes, label):
-    (line,) = [line for line in axes.lines if line.get_label() == label]
-    return line
-
-
-def legend_names(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def is_inside(figure):

@@ -8,7 +8,8 @@ from matplotlib.collections import PolyCollection
 
 from analysis.plots.length import MOST_CURVES, length_figure, lengths_figure, plot_length
 from analysis.plots.style import new_figure
-from tests.support.made_up_summary import made_up_length
+from tests.support.drawn import legend_names
+from tests.support.made_up_length import made_up_length
 
 LENGTHS = [128, 256, 512]
 
@@ -55,8 +56,7 @@ def test_many_models_have_a_panel_for_each_family_with_the_first_in_all():
     assert [axes.get_title("left") for axes in figure.axes] == titles
     members = [["RoPE", *labels[1:3]], ["RoPE", *labels[3:5]], ["RoPE", labels[5]]]
     assert [list(drawn(axes)) for axes in figure.axes] == members
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names[: len(labels)] == labels
+    assert legend_names(figure)[: len(labels)] == labels
     assert len(length_figure(with_models(*labels[:MOST_CURVES])).axes) == 1
 
 

@@ -1,9 +1,5 @@
 """Exact match against an option of training: what is drawn is what the records say."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,9 +8,9 @@ from analysis.stats.exact_match import OPTION_DEFAULTS, by_option, load_records,
 from olmo_sparsity.config.load import Config
 from olmo_sparsity.config.schema import field_value
 from olmo_sparsity.util.errors import UserError
+from tests.support.drawn import legend_names
 from tests.support.made_up_exact_match import record, row, write, write_options, write_schemes, write_sparse
 
-SCRIPT = Path(__file__).parents[3] / "scripts" / "figure1.py"
 OPTIONS = ["positions.coupled_share", "positions.id_noise"]
 
 
@@ -53,7 +49,7 @@ def test_curves_are_the_records_by_value(folder):
                 assert len(counts) == 2  # seeds
                 expected.append(100 * np.mean(counts))
             np.testing.assert_allclose(line.get_ydata(), expected)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+    assert legend_names(figure) == [
         "20 bits, 1×", "60 bits, 3×", "100 bits, 5×", "200 bits, 10×",
     ]  # fmt: skip
 
@@ -82,19 +78,9 @@ def test_records_without_a_length_that_is_drawn_are_told_which_to_measure(tmp_pa
         option_figure(by_option(groups_of(tmp_path), OPTIONS[:1]))
 
 
-def test_the_command_draws_it(folder, tmp_path):
-    command = [
-        sys.executable,
-        SCRIPT,
-        folder,
-        "--out",
-        tmp_path / "out",
-        "--resamples",
-        "1000",
-        "--by",
-        *OPTIONS,
-    ]
-    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+def test_the_command_draws_it(folder, tmp_path, run_here):
+    options = ("--out", tmp_path / "out", "--resamples", 1000, "--by", *OPTIONS)
+    assert run_here("scripts/figure1.py", folder, *options).returncode == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "figure1-options.pdf", "figure1-options.png", "figure1.json",
     ]  # fmt: skip
