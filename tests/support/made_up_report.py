@@ -85,6 +85,8 @@ def make_page(records: Records, summary: dict | None = None, **options: Any) -> 
     return report_html(records, summary or made_up(), {"figure2": (wide, narrow)}, **options)
 
 
+HOSTILE = "</script ><img src=x onerror='hacked=1'><b>&amp;"
+"""What would do something in a page that took it for markup."""
 CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 SIGNS = "‹ALM›‹LRM›‹RLM›‹LRE›‹RLE›‹PDF›‹LRO›‹RLO›‹LRI›‹RLI›‹FSI›‹PDI›"
 

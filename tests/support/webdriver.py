@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
@@ -112,9 +111,12 @@ class Browser:
         """What was logged since the last call: `browser` (console) or `performance` (network and more)."""
         return self.send("POST", "se/log", type=kind)
 
-    def screenshot(self, path: Path) -> None:
-        """A PNG of what is in sight."""
-        path.write_bytes(base64.b64decode(self.send("GET", "screenshot")))
+    def requested(self) -> list[str]:
+        """Addresses that the page has asked for since the last call, but for data within it."""
+        messages = [json.loads(entry["message"])["message"] for entry in self.log("performance")]
+        sent = [each["params"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+        urls = [each["request"]["url"] for each in sent]
+        return [url for url in urls if not url.startswith("data:")]
 
 
 @contextmanager

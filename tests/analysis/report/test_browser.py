@@ -1,8 +1,8 @@
 """The report page in a real, headless Chromium: it opens alone, obeys the keyboard, and does not stutter."""
 
-import json
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from analysis.records.store import Records
-from tests.support.made_up_report import CONTROLS, SELECTORS, SIGNS, make_page, readable_records
+from tests.support.made_up_report import CONTROLS, HOSTILE, SELECTORS, SIGNS, make_page, readable_records
 from tests.support.webdriver import NEEDS_BROWSER, Browser
 
 pytestmark = NEEDS_BROWSER
-HOSTILE = "</script ><img src=x onerror='hacked=1'><b>&amp;"
 COUNT = 1000
 ROW = "document.querySelector('[role=option][aria-selected=true]')"
 # 100 steps by keyboard, each drawn before the next
@@ -42,13 +41,6 @@ def path(records: Records, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def page(browser: Browser, path: Path) -> Browser:
-    """The page, newly opened, at a desktop's width in light colours."""
-    browser.open(path.as_uri())
-    return browser
-
-
 def shown(browser: Browser) -> int:
     """Row of the example that is shown, from its target's text."""
     (target,) = browser.texts("#text-true .target")
@@ -72,11 +64,7 @@ def listed(browser: Browser) -> int:
 
 def test_opens_from_a_file_without_a_word_or_a_request(page: Browser, path: Path) -> None:
     assert page.log("browser") == []
-    messages = [json.loads(entry["message"])["message"] for entry in page.log("performance")]
-    requested = [
-        each["params"]["request"]["url"] for each in messages if each["method"] == "Network.requestWillBeSent"
-    ]
-    assert [url for url in requested if urlsplit(url).scheme != "data"] == [path.as_uri()]
+    assert page.requested() == [path.as_uri()]
     assert page.run("return [...document.images].map((each) => each.complete && each.naturalWidth > 0)") == [
         True
     ]
@@ -347,16 +335,14 @@ def test_scrolling_draws_what_is_in_sight(page: Browser, records: Records) -> No
     assert f"target{100 + by_gain(records)[seen[0] - 1]}" in seen[1]
 
 
-def test_hostile_text_is_shown_as_text(browser: Browser, tmp_path: Path) -> None:
+def test_hostile_text_is_shown_as_text(browser: Browser, open_html: Callable[[str], None]) -> None:
     records = readable_records(3)
     assert records.examples is not None
     pieces = [[HOSTILE] * 24] * 3
     examples = replace(
         records.examples, context_pieces=pieces, target_piece=[HOSTILE] * 3, after=[HOSTILE] * 3
     )
-    path = tmp_path / "hostile.html"
-    path.write_text(make_page(replace(records, examples=examples), command=HOSTILE), encoding="utf8")
-    browser.open(path.as_uri())
+    open_html(make_page(replace(records, examples=examples), command=HOSTILE))
     assert browser.texts("#text-true") == [HOSTILE * 26]
     assert HOSTILE in browser.texts("#list")[0] and HOSTILE in browser.texts("#example-title")[0]
     assert HOSTILE in browser.texts("#reproduce pre")
@@ -366,7 +352,7 @@ def test_hostile_text_is_shown_as_text(browser: Browser, tmp_path: Path) -> None
     assert counts == [1, 2, True] and browser.log("browser") == []
 
 
-def test_text_cannot_reorder_the_page(browser: Browser, tmp_path: Path) -> None:
+def test_text_cannot_reorder_the_page(browser: Browser, open_html: Callable[[str], None]) -> None:
     """A text with every control for the direction of writing: shown by name, and what stands around it stays there."""
     records = readable_records(3)
     assert records.examples is not None
@@ -378,12 +364,10 @@ def test_text_cannot_reorder_the_page(browser: Browser, tmp_path: Path) -> None:
         target_piece=[f"x{CONTROLS}y"] * 3,
         after=[text] * 3,
     )
-    path = tmp_path / "controls.html"
     changed = replace(
         records, examples=examples, manifest=replace(records.manifest, checkpoint=f"runs/{text}")
     )
-    path.write_text(make_page(changed, command=text), encoding="utf8")
-    browser.open(path.as_uri())
+    open_html(make_page(changed, command=text))
     assert browser.texts("#text-true") == [f" evil{SIGNS}" * 24 + f"x{SIGNS}y evil{SIGNS}"]
     assert browser.texts("#text-true .target") == [f"x{SIGNS}y"]
     assert f"x{SIGNS}y" in browser.texts("#example-title")[0] and f"x{SIGNS}y" in browser.texts("#list")[0]
@@ -410,7 +394,9 @@ def test_text_cannot_reorder_the_page(browser: Browser, tmp_path: Path) -> None:
     assert browser.log("browser") == []
 
 
-def test_right_to_left_text_reads_on_across_tokens(browser: Browser, tmp_path: Path) -> None:
+def test_right_to_left_text_reads_on_across_tokens(
+    browser: Browser, open_html: Callable[[str], None]
+) -> None:
     """Hebrew words stand from right to left in an English text, chosen or not, and a number stays with its word."""
     records = readable_records(3)
     assert records.examples is not None
@@ -420,9 +406,7 @@ def test_right_to_left_text_reads_on_across_tokens(browser: Browser, tmp_path: P
     chosen = {"true": first["true"].copy(), "placebo": first["placebo"]}
     chosen["true"][:, :4] = [1, 4, 2, 3]
     selected = {**records.selected, "leave-one-out": chosen}
-    path = tmp_path / "hebrew.html"
-    path.write_text(make_page(replace(records, examples=examples, selected=selected)), encoding="utf8")
-    browser.open(path.as_uri())
+    open_html(make_page(replace(records, examples=examples, selected=selected)))
     boxes = browser.run("""const box = document.getElementById('text-true');
       box.style.fontSize = '5px'; box.style.whiteSpace = 'nowrap'; // in one line
       return [...box.querySelectorAll('.chosen')].map((each) => [...each.getClientRects()])
@@ -432,10 +416,8 @@ def test_right_to_left_text_reads_on_across_tokens(browser: Browser, tmp_path: P
     assert lefts == sorted(lefts, reverse=True)
 
 
-def test_without_script_and_without_examples_the_numbers_are_there(browser: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "bare.html"
-    path.write_text(make_page(replace(readable_records(3), examples=None)), encoding="utf8")
-    browser.open(path.as_uri())
+def test_without_examples_the_numbers_are_there(browser: Browser, open_html: Callable[[str], None]) -> None:
+    open_html(make_page(replace(readable_records(3), examples=None)))
     assert browser.log("browser") == []
     assert not browser.run("return document.getElementById('browser').checkVisibility()")
     assert browser.run("return document.querySelector('#numbers table').checkVisibility()")

@@ -1,20 +1,18 @@
 """The page of an influence map in a real, headless Chromium: pointing, keys, touch, looks, and no stutter."""
 
-import json
+from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from analysis.report.influence_map import LEAST_NATS, MOST_NEEDED, InfluenceMap
 from tests.analysis.report.test_looks import CONTRASTS
 from tests.support.made_up_map import made_up_map
-from tests.support.made_up_report import CONTROLS, SIGNS
+from tests.support.made_up_report import CONTROLS, HOSTILE, SIGNS
 from tests.support.webdriver import NEEDS_BROWSER, Browser
 
 pytestmark = NEEDS_BROWSER
 LENGTH = 2000
-HOSTILE = "</script ><img src=x onerror='hacked=1'><b>&amp;"
 # 200 tokens are pointed at one after another, each drawn before the next
 HOVERS = """
 return (async () => {
@@ -36,13 +34,6 @@ def path(found: InfluenceMap, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "xray.html"
     found.to_html(path)
     return path
-
-
-@pytest.fixture
-def page(browser: Browser, path: Path) -> Browser:
-    """The page, newly opened, at a desktop's width in light colours."""
-    browser.open(path.as_uri())
-    return browser
 
 
 def lit(page: Browser, kind: str) -> list[int]:
@@ -154,10 +145,8 @@ def test_keyboard(page: Browser, found: InfluenceMap) -> None:
         page.press(*keys)
         assert lit(page, "at") == [t]
         assert page.run("return document.activeElement.getAttribute('aria-activedescendant')") == f"t{t}"
-        box = page.run(
-            f"const r = document.getElementById('t{t}').getBoundingClientRect(); return [r.top, r.bottom]"
-        )
-        assert box[0] >= 0 and box[1] <= 900
+        top, bottom = edges(page, t)
+        assert top >= 0 and bottom <= 900
     page.press("\ue007")  # Enter
     assert lit(page, "pinned") == [over[0]]
     (said,) = page.texts("#said")
@@ -199,19 +188,14 @@ def test_two_thousand_tokens_do_not_stutter(page: Browser) -> None:
 
 def test_opens_from_a_file_without_a_word_or_a_request(page: Browser, path: Path) -> None:
     assert page.log("browser") == []
-    messages = [json.loads(entry["message"])["message"] for entry in page.log("performance")]
-    requested = [
-        m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"
-    ]
-    assert [url for url in requested if urlsplit(url).scheme != "data"] == [path.as_uri()]
+    assert page.requested() == [path.as_uri()]
 
 
-def test_text_of_others_is_text(browser: Browser, tmp_path: Path) -> None:
+def test_text_of_others_is_text(browser: Browser, open_html: Callable[[str], None]) -> None:
     pieces = [HOSTILE, f"x{CONTROLS}", "\n", "", " "] * 8
-    path = tmp_path / "hostile.html"
-    html = made_up_map(40, pieces).to_html(path, command=HOSTILE)
+    html = made_up_map(40, pieces).to_html(command=HOSTILE)
     assert not set(CONTROLS) & set(html)
-    browser.open(path.as_uri())
+    open_html(html)
     browser.run("document.getElementById('t35').click()")
     assert browser.texts("#t0, #t1, #t2, #t3") == [HOSTILE, f"x{SIGNS}", "↵", "◌"]
     assert browser.run(
@@ -235,10 +219,8 @@ def test_everything_is_legible_and_fits(
     assert seen <= inner
 
 
-def test_jupyter_shows_it_in_a_frame(browser: Browser, tmp_path: Path) -> None:
-    path = tmp_path / "notebook.html"
-    path.write_text(f"<!doctype html><meta charset=utf-8>{made_up_map(60)._repr_html_()}", encoding="utf8")
-    browser.open(path.as_uri())
+def test_jupyter_shows_it_in_a_frame(browser: Browser, open_html: Callable[[str], None]) -> None:
+    open_html(f"<!doctype html><meta charset=utf-8>{made_up_map(60)._repr_html_()}")
     browser.send("POST", "frame", id=0)
     assert browser.run("return document.querySelectorAll('#text .token').length") == 60
     browser.send("POST", "frame", id=None)
