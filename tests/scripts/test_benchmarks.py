@@ -3,6 +3,7 @@
 import json
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,6 @@ from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.records.store import load_records
 from analysis.stats.summary import summarize
-from analysis.text.contexts import Contexts
 from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.data import task_batches
 from olmo_sparsity.tasks import TASKS
@@ -25,6 +25,7 @@ from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError
 from tests.olmo_sparsity.data.test_prepare import some_files
 from tests.support import tiny, tiny_task
+from tests.support.measured import masked_loss, random_contexts
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[2]
@@ -172,20 +173,7 @@ def test_loss_by_position_is_timed(benchmark, of_length):
 # influence.
 
 
-def make_contexts(count=3, seed=0):
-    generator = np.random.default_rng(seed)
-    tokens = generator.integers(1, 50, (count, N))
-    return Contexts(tokens, generator.integers(1, 50, (count, 1)), np.arange(count)[:, None], M)
-
-
-@torch.no_grad()
-def hidden_loss(model, contexts, row, kept):
-    """The whole context with all but the kept tokens hidden by an attention mask."""
-    mask = torch.zeros(1, N, dtype=torch.long)
-    mask[0, kept] = 1
-    tokens = torch.from_numpy(contexts.tokens[row])[None]
-    logits = model(tokens, torch.arange(N)[None], attention_mask=mask).logits[0, -1].double()
-    return float(-logits.log_softmax(-1)[contexts.targets[row, 0]])
+make_contexts = partial(random_contexts, N, M)
 
 
 def test_the_plain_loop_computes_the_losses_of_the_scorer_and_of_masking(model):
@@ -198,7 +186,7 @@ def test_the_plain_loop_computes_the_losses_of_the_scorer_and_of_masking(model):
         for row in range(len(contexts)):
             plain = PlainLoop(model, "cpu", contexts, row).loss_nats(kept.tolist())
             assert plain == pytest.approx(losses[row], abs=2e-5)
-            assert plain == pytest.approx(hidden_loss(model, contexts, row, kept), abs=2e-5)
+            assert plain == pytest.approx(masked_loss(model, contexts, row, kept), abs=2e-5)
 
 
 @pytest.mark.parametrize("name", PLAIN_SELECTORS)
@@ -283,20 +271,8 @@ def test_a_sweep_varies_one_thing_at_a_time():
 
 @pytest.mark.slow
 def test_all_parts_of_the_influence_benchmark(benchmark, trained, tmp_path):
-    sizes = [
-        "--n-long",
-        48,
-        "--n-short",
-        M,
-        "--targets",
-        2,
-        "--sampled-targets",
-        64,
-        "--tau",
-        0.05,
-        "--repeats",
-        2,
-    ]
+    sizes = ["--n-long", 48, "--n-short", M, "--targets", 2, "--sampled-targets", 64]
+    sizes += ["--tau", 0.05, "--repeats", 2]
     sweeps = ["--lengths", 48, "--k", 8, "--counts", 1]  # one point per selector
     source = [trained / "run", "--corpus", trained / "corpus", "--device", "cpu"]
     result = benchmark("influence", *source, "--out", tmp_path, *sizes, *sweeps)

@@ -11,6 +11,7 @@ import torch
 from scipy.special import rel_entr
 
 from analysis.measure.settings import InfluenceSettings
+from analysis.text.contexts import Contexts
 from olmo_sparsity.corpus.tokens import TokenFiles
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
@@ -29,6 +30,27 @@ def plain_log_p(model, text: Sequence[int], kept: Sequence[int]) -> np.ndarray:
 def plain_loss(model, text: Sequence[int], kept: Sequence[int], token: int) -> float:
     """-log p of ``token``, see `plain_log_p`."""
     return -plain_log_p(model, text, kept)[int(token)]
+
+
+@torch.no_grad()
+def masked_loss(model, contexts: Contexts, row: int, kept: Sequence[int]) -> float:
+    """-log p of a target given its whole context, in which an attention mask hides all but the tokens ``kept``."""
+    n_long = contexts.tokens.shape[1]
+    mask = torch.zeros(1, n_long, dtype=torch.long)
+    mask[0, list(kept)] = 1
+    tokens = torch.from_numpy(contexts.tokens[row])[None]
+    logits = model(tokens, torch.arange(n_long)[None], attention_mask=mask).logits[0, -1].double()
+    return float(-logits.log_softmax(-1)[contexts.targets[row, 0]])
+
+
+def random_contexts(
+    n_long: int, n_short: int, count: int = 3, seed: int = 0, vocabulary: int = 50
+) -> Contexts:
+    """Contexts of random tokens, each with one target."""
+    generator = np.random.default_rng(seed)
+    tokens = generator.integers(1, vocabulary, (count, n_long))
+    targets = generator.integers(1, vocabulary, (count, 1))
+    return Contexts(tokens, targets, 10 * np.arange(count)[:, None], n_short)
 
 
 def plain_divergence(kind: str, log_p: np.ndarray, log_q: np.ndarray) -> float:

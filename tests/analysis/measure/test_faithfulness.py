@@ -39,7 +39,7 @@ def measured(trained, tmp_path_factory, request):
     return load_records(measure_influence(asked))
 
 
-def test_losses_equal_plain_passes(trained, measured, monkeypatch):
+def test_losses_equal_plain_passes(trained, measured):
     """Subsets and what is left without S_k, of both far contexts; L_short with ids from 0."""
     model, _ = load_model(trained / "run")
     tokens, targets = TokenFiles.of_split(trained / "corpus", "heldout"), measured.targets

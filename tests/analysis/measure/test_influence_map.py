@@ -184,7 +184,7 @@ def test_what_was_measured_is_not_measured_again_with_other_options(
         call_main("xray", tmp_path, option, 2)
 
 
-def test_the_map_may_have_no_far_token_over_tau(tmp_path: Path) -> None:
+def test_the_map_may_have_no_far_token_over_tau() -> None:
     found = made_up_map(30)
     quiet = replace(found, influence_nats=[row * 0 for row in found.influence_nats])
     assert quiet.to_html().count("</html>") == 1

@@ -1,11 +1,11 @@
 """Losses and selectors against straightforward computations, and a toy model whose far dependency is known."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
 import pytest
-import torch
 
 from analysis.measure import selectors
 from analysis.measure.crossfit import ModelChooser
@@ -22,23 +22,16 @@ from analysis.measure.selectors import (
 )
 from analysis.model.adapters import OlmoForAnalysis
 from analysis.model.scorer import Scorer, long_and_short_losses
-from analysis.text.contexts import Contexts
 from tests.analysis.model.test_scorer import build
 from tests.support import measured, tiny
+from tests.support.measured import masked_loss, random_contexts
 from tests.support.refusals import refused
 
 N, M, VOCABULARY = 14, 4, 50
 FAR = N - M
 
 
-def make_contexts(count=3, seed=0):
-    generator = np.random.default_rng(seed)
-    return Contexts(
-        tokens=generator.integers(1, VOCABULARY, (count, N)),
-        targets=generator.integers(1, VOCABULARY, (count, 1)),
-        target_id=np.arange(count)[:, None] * 10,
-        n_short=M,
-    )
+make_contexts = partial(random_contexts, N, M)
 
 
 def plain_loss(model, contexts, row, kept):
@@ -51,16 +44,6 @@ def plain_measure(kind, model, contexts, row, kept):
         return plain_loss(model, contexts, row, kept)
     long, some = (measured.plain_log_p(model, contexts.tokens[row], each) for each in (range(N), kept))
     return measured.plain_divergence(kind, long, some)
-
-
-@torch.no_grad()
-def masked_loss(model, contexts, row, kept):
-    """The whole context with the dropped tokens hidden by an attention mask."""
-    mask = torch.zeros(1, N, dtype=torch.long)
-    mask[0, list(kept)] = 1
-    tokens = torch.from_numpy(contexts.tokens[row])[None]
-    logits = model(tokens, torch.arange(N)[None], attention_mask=mask).logits[0, -1].double()
-    return float(-logits.log_softmax(-1)[contexts.targets[row, 0]])
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The engine against plain passes: shared prefixes, batches, memory that runs out, and attention, for every family."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,12 @@ from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
 from analysis.model.device import MemoryGrowth, OnDevice, tokens_that_fit
 from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
-from analysis.text.contexts import Contexts
 from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.export import export_checkpoint
 from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
-from tests.support.families import FAMILIES, VOCABULARY, random_model
-from tests.support.measured import plain_loss
+from tests.support.families import FAMILIES, random_model
+from tests.support.measured import plain_loss, random_contexts
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 
@@ -36,10 +36,7 @@ def build(name):
     return PositionedCausalLM(random_model(name)).requires_grad_(False)
 
 
-def make_contexts(count=3, seed=0):
-    generator = np.random.default_rng(seed)
-    tokens = generator.integers(1, VOCABULARY, (count, N))
-    return Contexts(tokens, generator.integers(1, VOCABULARY, (count, 1)), np.arange(count)[:, None], M)
+make_contexts = partial(random_contexts, N, M)
 
 
 def without_each():

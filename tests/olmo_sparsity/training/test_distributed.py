@@ -187,7 +187,7 @@ def test_a_peer_that_dies_or_stalls_is_told_in_one_line(folder, tmp_path, lost, 
 
 
 @pytest.mark.slow
-def test_processes_wait_for_the_main_one_however_long_it_works(folder, tmp_path):
+def test_processes_wait_for_the_main_one_however_long_it_works(folder):
     """To read a large corpus takes longer than processes wait for each other."""
     code = f"""
 import time

@@ -192,7 +192,7 @@ def test_a_longer_duration_is_said_and_followed(tmp_path, caplog):
 # --- a second process, and damaged files beside the checkpoints ---
 
 
-def test_a_second_process_on_a_run_gets_one_line(tmp_path, monkeypatch):
+def test_a_second_process_on_a_run_gets_one_line(tmp_path):
     config = half(tmp_path)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with folder_lock(tmp_path / "run"):

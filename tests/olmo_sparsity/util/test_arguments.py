@@ -111,7 +111,7 @@ def test_the_types_are_those_that_the_commands_use(monkeypatch):
 
 
 @pytest.fixture
-def script(run_here, tmp_path, monkeypatch):
+def script(run_here):
     """Runs a script in this process; its exit code and what it printed as an error."""
 
     def run(name, *arguments) -> tuple[int, str]:
@@ -170,7 +170,7 @@ class Settings:
     not_an_argument: int = 7
 
 
-def test_arguments_are_made_from_the_fields_of_settings(capsys):
+def test_arguments_are_made_from_the_fields_of_settings():
     parser = Parser(prog="x")
     add_arguments(parser, Settings)
     least = settings_from(Settings, parser.parse_args(["a", "--out", "o"]))

@@ -63,7 +63,7 @@ def test_parts_work_side_by_side_and_exclude_the_whole(tmp_path, hold):
             pass
 
 
-def test_the_whole_excludes_parts(tmp_path, hold, monkeypatch):
+def test_the_whole_excludes_parts(tmp_path, hold):
     hold(tmp_path)
     with refused("in use"), folder_lock(tmp_path, part="1-of-2"):
         pass

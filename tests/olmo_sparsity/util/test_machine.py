@@ -21,7 +21,7 @@ def test_the_machine_is_what_the_system_says() -> None:
     assert torch.cuda.is_available() or (found["gpu"], found["driver"]) == (None, None)
 
 
-def test_it_imports_no_torch_and_needs_no_files_of_the_kernel(monkeypatch, tmp_path: Path) -> None:
+def test_it_imports_no_torch_and_needs_no_files_of_the_kernel(tmp_path: Path) -> None:
     code = "import sys; from olmo_sparsity.util.machine import machine; assert machine()['threads'] is None; "
     subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
     assert module._first_values(str(tmp_path / "none")) == {}
