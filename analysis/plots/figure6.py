@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from analysis.plots import style
 from analysis.plots.figure2 import check_selectors
+from analysis.plots.training import last_parts
 from analysis.stats.bootstrap import few_clusters
 from analysis.stats.recovery import BEST, nats
 from olmo_sparsity.util.errors import UserError
@@ -218,10 +219,8 @@ def _short_names(files: Sequence[tuple[str, str]]) -> dict[str, str]:
     paths = {checksum: PurePath(path) for path, checksum in reversed(files)}
     without_step = [path.parent if re.fullmatch(r"step\d+", path.name) else path for path in paths.values()]
     for shown, fewest in ((without_step, 1), (list(paths.values()), 2)):
-        for length in range(fewest, max((len(path.parts) for path in shown), default=0) + 1):
-            names = ["/".join(path.parts[-length:]) for path in shown]
-            if len(set(names)) == len(names):
-                return dict(zip(paths, names, strict=True))
+        if names := last_parts(shown, fewest):
+            return dict(zip(paths, names, strict=True))
     return {checksum: f"{path} ({checksum[:6]})" for checksum, path in paths.items()}
 
 

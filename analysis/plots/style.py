@@ -76,8 +76,6 @@ _SELECTORS: dict[str, Style] = {
 _FURTHER_COLOURS = ("#56B4E9", "#8C6D00", "#5D3A9B", "#882255")
 _FURTHER_MARKERS = (">", "P", "X", "p", "h")
 _FURTHER_LINES = ((0, (1, 0.8)), (0, (3, 1, 1, 1, 1, 1, 1, 1)), (0, (4, 1, 4, 1, 1, 1)))
-PLACEBO_LINE = (0, (4, 2))
-PLACEBO_LABEL = "placebo: dashed, hollow"
 REFERENCE: dict[str, Any] = {"color": "0.3", "linewidth": 0.8, "zorder": 1.5}
 """Lines that curves are compared with, such as that at zero."""
 
@@ -279,7 +277,7 @@ def selector_handles(styles: dict[str, Style], *, placebo: bool = True) -> list[
     """A line for each selector, and one for the placebo."""
     handles = line_handles({selector_label(name): style for name, style in styles.items()})
     if placebo:
-        handles.append(Line2D([], [], label=PLACEBO_LABEL, color="0.2", **placebo_looks("o")))
+        handles.append(_placebo_handle())
     return handles
 
 
@@ -293,7 +291,11 @@ def marker_handles(styles: dict[str, Style]) -> list[Line2D]:
 def far_context_handles() -> list[Line2D]:
     """How the curves of the true far context and of the placebo differ, whatever their colour."""
     true = Line2D([], [], color="0.2", marker="o", label="true far context")
-    return [true, Line2D([], [], label=PLACEBO_LABEL, color="0.2", **placebo_looks("o"))]
+    return [true, _placebo_handle()]
+
+
+def _placebo_handle() -> Line2D:
+    return Line2D([], [], label="placebo: dashed, hollow", color="0.2", **placebo_looks("o"))
 
 
 # --- curves ---
@@ -301,7 +303,7 @@ def far_context_handles() -> list[Line2D]:
 
 def placebo_looks(marker: str) -> Json:
     """How every curve of a placebo is drawn: thin, dashed, hollow."""
-    looks: Json = {"linestyle": PLACEBO_LINE, "linewidth": 0.9, "marker": marker, "markersize": 3.4}
+    looks: Json = {"linestyle": (0, (4, 2)), "linewidth": 0.9, "marker": marker, "markersize": 3.4}
     return {**looks, "markerfacecolor": "white", "markeredgewidth": 0.8}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import matplotlib
 import numpy as np
@@ -46,13 +46,19 @@ class RunMetrics:
 
 
 def run_names(paths: Sequence[str | Path]) -> list[str]:
-    """Short names that tell the runs apart: as many of the last parts of their paths as it takes."""
-    parts = [Path(path).parts for path in paths]
-    for count in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(each[-count:]) for each in parts]
+    """Short names that tell the runs apart. Raises `UserError` for a run that is named twice."""
+    if names := last_parts([PurePath(path) for path in paths]):
+        return names
+    raise UserError(f"a run is named twice: {', '.join(map(str, paths))}; name each once")
+
+
+def last_parts(paths: Sequence[PurePath], fewest: int = 1) -> list[str]:
+    """As many of the last parts of each path as tell all apart, at least ``fewest``; none where two paths are alike."""
+    for count in range(fewest, max((len(path.parts) for path in paths), default=0) + 1):
+        names = ["/".join(path.parts[-count:]) for path in paths]
         if len(set(names)) == len(names):
             return names
-    raise UserError(f"a run is named twice: {', '.join(map(str, paths))}; name each once")
+    return []
 
 
 def smooth(values: np.ndarray, fraction: float) -> np.ndarray:

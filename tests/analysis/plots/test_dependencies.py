@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 
 from analysis.plots.dependencies import distances_figure, kinds_figure, tokens_needed_figure
 from analysis.plots.style import panel_title, selector_styles
-from tests.support.drawn import container, curve, legend_names
+from tests.support.drawn import container, curve, intervals_drawn, legend_names
 from tests.support.made_up_summary import EVERY_SELECTOR, FEW_SELECTORS, KS, made_up_summary
 
 CONTEXTS = ("true", "placebo")
@@ -18,16 +18,6 @@ CONTEXTS = ("true", "placebo")
 @pytest.fixture(scope="module")
 def summary() -> dict:
     return made_up_summary()
-
-
-def intervals_drawn(axes: Axes, label: str, direction: str) -> np.ndarray:
-    """Value, lower and upper end of each error bar with this label, (bars, 3); ``direction`` is x or y."""
-    points, _, (bars,) = container(axes, label).lines
-    part = "xy".index(direction)
-    ends = np.array([path.vertices[:, part] for path in bars.get_paths()])
-    # without a marker there is no line of points, and the bar has no value but that of what it stands on
-    middle = ends.mean(axis=1) if points is None else np.array(points.get_data()[part], dtype=float)
-    return np.column_stack([middle, ends])
 
 
 def expected(intervals: list[dict]) -> np.ndarray:

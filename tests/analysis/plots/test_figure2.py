@@ -20,7 +20,7 @@ from analysis.plots.dependencies import all_figures, tokens_needed_figure
 from analysis.stats.recovery import BEST
 from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
-from tests.support.drawn import curve, legend_names
+from tests.support.drawn import curve, intervals_drawn, legend_names
 from tests.support.made_up_length import made_up_length
 from tests.support.made_up_records import MEASURED, made_up_records, with_further
 from tests.support.made_up_report import made_up_examples
@@ -124,25 +124,19 @@ def test_curves_and_bars_are_the_summary(summary: dict, panels: list[Axes]) -> N
     assert len(places) == len(SHOWN)  # beside each other: none hides another
 
 
-def bars_of(axes: Axes) -> dict[str, tuple[list, list, list]]:
-    """Label to value, lower and upper end of the error bars of panel (c)."""
-    found = {}
-    container: Any
-    for container in axes.containers:
-        points, _, (bars,) = container.lines
-        ends = np.array([path.vertices[:, 1] for path in bars.get_paths()])
-        found[container.get_label()] = (list(points.get_ydata()), *ends.T.tolist())
-    return found
+def labels_of(axes: Axes) -> list[str]:
+    """Of the error bars of panel (c)."""
+    return [each.get_label() for each in axes.containers]
 
 
 def test_bins_are_the_summary(summary: dict, panels: list[Axes]) -> None:
-    bars, names = bars_of(panels[2]), ("leave-one-out", "random", "nearest")
-    assert list(bars) == [f"{name} {kind}" for name in names for kind in ("recovery", "placebo_recovery")]
-    for label, (middle, low, high) in bars.items():
+    labels, names = labels_of(panels[2]), ("leave-one-out", "random", "nearest")
+    assert labels == [f"{name} {kind}" for name in names for kind in ("recovery", "placebo_recovery")]
+    for label in labels:
         name, kind = label.split()
         expected = [each["selectors"][name][kind] for each in summary["gain_bins"]["bins"]]
-        for drawn, bound in ((middle, "value"), (low, "low"), (high, "high")):
-            np.testing.assert_allclose(drawn, [each[bound] for each in expected])
+        wanted = [[each[bound] for bound in ("value", "low", "high")] for each in expected]
+        np.testing.assert_allclose(intervals_drawn(panels[2], label, "y"), wanted)
     ticks = [tick.get_text() for tick in panels[2].get_xticklabels()]
     counts = [each["targets"] for each in summary["gain_bins"]["bins"]]
     assert ticks == [f"{name}\nn={n}" for name, n in zip(("1–2", "2–3", "3–5", "> 5"), counts, strict=True)]
@@ -243,9 +237,10 @@ def test_an_encoding_is_read_off_label_and_scheme(
 
 def test_no_intervals_can_be_drawn() -> None:
     """A single selector without controls, of one document: no interval exists, and no bar is drawn."""
-    panels = plots.figure2(without_certainty(made_up_summary(("attention",)))).axes
-    for middle, low, high in bars_of(panels[2]).values():
-        assert np.isfinite(middle).all() and np.isnan(low).all() and np.isnan(high).all()
+    axes = plots.figure2(without_certainty(made_up_summary(("attention",)))).axes[2]
+    for label in labels_of(axes):
+        drawn = intervals_drawn(axes, label, "y")
+        assert np.isfinite(drawn[:, 0]).all() and np.isnan(drawn[:, 1:]).all()
 
 
 def test_saved_files_are_reproducible_and_leave_no_state(tmp_path: Path, summary: dict) -> None:
