@@ -25,7 +25,7 @@ from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError
 from tests.olmo_sparsity.data.test_prepare import some_files
 from tests.support import tiny, tiny_task
-from tests.support.measured import masked_loss, random_contexts
+from tests.support.measured import influence_settings, masked_loss, random_contexts
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[2]
@@ -303,18 +303,8 @@ def test_blocks_agree_with_the_plain_loop_and_are_compared_on_the_same_targets(b
         assert timed["share_of_matrix_product"] > 0
     found = result["agreement"]
     assert min(found[f"B = {size}"]["over_tau"] for size in (1, 5)) > 0
-    settings = MeasureSettings(
-        checkpoint=str(trained / "run"),
-        corpus=str(trained / "corpus"),
-        out=str(tmp_path / "records"),
-        n_long=20,
-        n_short=M,
-        tau_nats=0.05,
-        selectors=("leave-one-out",),
-        targets=60,
-        targets_per_block=5,
-        device="cpu",
-    )
+    shape = {"n_long": 20, "n_short": M, "ks": MeasureSettings.ks, "targets": 60, "targets_per_block": 5}
+    settings = influence_settings(trained, tmp_path / "records", selectors=("leave-one-out",), **shape)
     summary = summarize(load_records(measure_influence(settings)), resamples=1000)
     net = found["B = 5"]["net_recovery"]
     for k, expected in summary["selectors"]["leave-one-out"].items():
@@ -326,25 +316,16 @@ def test_cost_counts_the_tokens_of_any_selector(benchmark, tmp_path):
     """Without shared prefixes gradient and its 8 passes would read 3 N + 8 (N - 1) + N tokens."""
     config = tiny.write_yaml(tmp_path, tmp_path / "no-corpus")
     sizes = ["--n-long", N, "--n-short", M, "--parts", "cost", "--lengths", N, "--k", 8, "--counts", 1]
-    options = [
-        "--out",
-        tmp_path,
-        *sizes,
-        "--selectors",
-        "leave-one-out,leave-one-out@gradient:8",
-        "--repeats",
-        1,
-    ]
-    result = benchmark("influence", "--config", config, *options, "--device", "cpu")
+    chosen = ["--selectors", "leave-one-out,leave-one-out@gradient:8", "--repeats", 1, "--device", "cpu"]
+    options = ["--out", tmp_path, *sizes, *chosen]
+    result = benchmark("influence", "--config", config, *options)
     exact, screened = result["cost"]["sweeps"]["n_long"]
     assert 3 * N < screened["tokens_per_target"] < 3 * N + 8 * (N - 1) + 2 * N < exact["tokens_per_target"]
     plain = (N - M) * (N - 1) + N
     assert exact["plain_loop_tokens_ratio"] == pytest.approx(plain / exact["tokens_per_target"])
     (tmp_path / "small").mkdir()
     small = tiny.write_yaml(tmp_path / "small", tmp_path / "no-corpus", model={"n_layers": 1})
-    proposed = benchmark(
-        "influence", "--config", config, *options, "--device", "cpu", "--propose-with", small
-    )
+    proposed = benchmark("influence", "--config", config, *options, "--propose-with", small)
     exact_again, cheaper = proposed["cost"]["sweeps"]["n_long"]
     tokens, sizes = cheaper["tokens_of_models"], cheaper["parameters_of_models"]
     assert sizes[1] < sizes[0] and exact_again["tokens_per_target"] == exact["tokens_per_target"]
@@ -359,17 +340,8 @@ def test_selectors_side_by_side_recover_what_influence_measures(benchmark, train
     source = [trained / "run", "--corpus", trained / "corpus", "--device", "cpu"]
     result = benchmark("influence", *source, "--out", tmp_path, *sizes)["screened"]
     names = ("leave-one-out", "greedy", "attention", "leave-one-out@spans:8")
-    settings = MeasureSettings(
-        checkpoint=str(trained / "run"),
-        corpus=str(trained / "corpus"),
-        out=str(tmp_path / "records"),
-        n_long=28,
-        n_short=M,
-        tau_nats=0.05,
-        selectors=names,
-        targets=40,
-        device="cpu",
-    )
+    shape = {"n_long": 28, "n_short": M, "ks": MeasureSettings.ks, "targets": 40}
+    settings = influence_settings(trained, tmp_path / "records", selectors=names, **shape)
     summary = summarize(load_records(measure_influence(settings)), resamples=1000)
     assert result["over_tau"] == summary["targets_over_tau"] > 0
     for name in names:
