@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +25,15 @@ def assert_refused_and_right_ones_remembered(
 ) -> None:
     """Measure twice, reading the right tokens once; then change one: refused, in the old folder and in a new one.
 
-    ``asked`` are settings whose corpus may be changed.
+    ``asked`` are settings, whose corpus is copied beside their ``out``.
     """
+    corpus = shutil.copytree(asked.corpus, Path(asked.out).with_name("corpus"))
+    asked = replace(asked, corpus=str(corpus))
     measure(asked)
     monkeypatch.setattr(tokens, "_read", None)  # nothing is read again
     measure(asked)
     monkeypatch.undo()
-    change_one_byte(Path(asked.corpus) / "heldout-00000.npy")
+    change_one_byte(corpus / "heldout-00000.npy")
     other = Path(asked.out).with_name("other")
     for each in (asked, replace(asked, out=str(other))):
         with pytest.raises(UserError, match=r"checksum mismatch in .*heldout-00000\.npy"):

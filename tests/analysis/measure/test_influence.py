@@ -252,6 +252,6 @@ def test_a_run_on_records_that_are_not_finite_ends_with_one_line(trained, tmp_pa
 
 
 def test_replaced_tokens_are_refused_and_right_ones_remembered(trained, tmp_path, monkeypatch):
-    shutil.copytree(trained / "corpus", tmp_path / "corpus")
-    asked = settings(trained, tmp_path / "out", corpus=str(tmp_path / "corpus"))
-    assert_refused_and_right_ones_remembered(measure_influence, asked, monkeypatch)
+    assert_refused_and_right_ones_remembered(
+        measure_influence, settings(trained, tmp_path / "out"), monkeypatch
+    )

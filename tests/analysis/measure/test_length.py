@@ -1,6 +1,5 @@
 """Loss by position against one forward pass per window and position; its windows, statistics, figure and refusals."""
 
-import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -355,9 +354,7 @@ def test_bad_settings_are_refused_in_one_line(made, tmp_path, changes, message):
 
 
 def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
-    shutil.copytree(made / "corpus", tmp_path / "corpus")
-    asked = settings(made, tmp_path / "out", corpus=str(tmp_path / "corpus"))
-    assert_refused_and_right_ones_remembered(measure_length, asked, monkeypatch)
+    assert_refused_and_right_ones_remembered(measure_length, settings(made, tmp_path / "out"), monkeypatch)
 
 
 def test_a_refused_second_checkpoint_is_told_before_the_first_is_measured(made, tmp_path, monkeypatch):

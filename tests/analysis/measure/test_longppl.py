@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 
 import numpy as np
 import pytest
@@ -243,6 +242,4 @@ def test_without_key_tokens_the_table_says_so_in_words(made, tmp_path):
 
 
 def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
-    shutil.copytree(made / "corpus", tmp_path / "corpus")
-    asked = settings(made, tmp_path / "out", corpus=str(tmp_path / "corpus"))
-    assert_refused_and_right_ones_remembered(measure_longppl, asked, monkeypatch)
+    assert_refused_and_right_ones_remembered(measure_longppl, settings(made, tmp_path / "out"), monkeypatch)

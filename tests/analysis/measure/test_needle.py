@@ -1,6 +1,5 @@
 """Needles: where they stand, a copy head built by hand that finds them all, plain forward passes, and the script."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -320,6 +319,4 @@ def test_more_models_than_ks_stand_one_below_the_other():
 
 
 def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
-    shutil.copytree(made / "corpus", tmp_path / "corpus")
-    asked = settings(made, tmp_path / "out", corpus=str(tmp_path / "corpus"))
-    assert_refused_and_right_ones_remembered(measure_needle, asked, monkeypatch)
+    assert_refused_and_right_ones_remembered(measure_needle, settings(made, tmp_path / "out"), monkeypatch)

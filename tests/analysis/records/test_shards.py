@@ -9,46 +9,30 @@ from pathlib import Path
 import pytest
 
 import analysis.measure.influence as influence_module
-import analysis.measure.influence as measurement_module
 import analysis.records.shards as merge_module
 from analysis.measure.influence import measure_influence
-from analysis.measure.settings import InfluenceSettings
 from analysis.records.schema import FORMAT_VERSION, Manifest
 from analysis.records.shards import MeasurementShard, merge_records
 from analysis.records.store import load_records
-from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.records.test_record_damage import make_old, put, rewrite
-from tests.support import tiny
 from tests.support.made_up_records import assert_same_records
-from tests.support.refusals import refused
+from tests.support.measured import influence_settings
+from tests.support.refusals import assert_refused, refused
 
 ROOT = Path(__file__).parents[3]
 COUNT = 3
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained")
-    train(tiny.train_config(folder, "--max_duration=100", "--optimizer.learning_rate=1e-2"))
-    return folder
-
-
 def settings(trained, out, shard=None, **changes):
     values = {
-        "checkpoint": str(trained / "run"),
-        "corpus": str(trained / "corpus"),
-        "out": str(out),
-        "n_long": 20,
-        "n_short": 5,
         "tau_nats": 0.3,
         "ks": (1, 2),
         "selectors": ("leave-one-out", "random"),
         "targets": 300,  # 5 blocks of 64, so that shards have 2, 2 and 1
-        "device": "cpu",
         "shard": MeasurementShard(shard, COUNT) if shard else None,
     }
-    return InfluenceSettings(**{**values, **changes})
+    return influence_settings(trained, out, **{**values, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +163,7 @@ def test_a_shard_with_losses_that_are_not_finite_is_refused(out, version):
 def test_an_interrupted_shard_goes_on_and_still_equals_the_unsharded_run(trained, whole, out, monkeypatch):
     folder = MeasurementShard(1, COUNT).folder(out)
     shutil.rmtree(folder)
-    original, calls = measurement_module.selected_losses, []
+    original, calls = influence_module.selected_losses, []
 
     def interrupt(*args):
         calls.append(1)
@@ -187,12 +171,12 @@ def test_an_interrupted_shard_goes_on_and_still_equals_the_unsharded_run(trained
             raise KeyboardInterrupt
         return original(*args)
 
-    monkeypatch.setattr(measurement_module, "selected_losses", interrupt)
+    monkeypatch.setattr(influence_module, "selected_losses", interrupt)
     with pytest.raises(KeyboardInterrupt):
         measure_influence(settings(trained, out, 1))
     with pytest.raises(UserError, match=r"unfinished shard 1/3; run the same .* --shard 1/3"):
         merge_records(out)
-    monkeypatch.setattr(measurement_module, "selected_losses", original)
+    monkeypatch.setattr(influence_module, "selected_losses", original)
     measure_influence(settings(trained, out, 1))
     assert_same_records(whole, load_records(merge_records(out)))
 
@@ -271,16 +255,12 @@ def test_the_scripts_measure_merge_and_draw(trained, tmp_path):
         "--out",
         out,
         "--k",
-        "1",
+        1,
     )
     measure += ("--n-long", 20, "--n-short", 5, "--tau", 0.3, "--targets", 128, "--selectors", "random")
     first = run(*measure, "--shard", "1/2")
     assert first.returncode == 0, first.stderr
-    merge = run("scripts/merge_records.py", out)
-    assert merge.returncode == 1
-    assert merge.stderr.startswith("error: ")
-    assert "missing shard 2/2" in merge.stderr
-    assert merge.stderr.count("\n") == 1
+    assert_refused(run("scripts/merge_records.py", out), "missing shard 2/2")
     assert run(*measure, "--shard", "2/2").returncode == 0
     merge = run("scripts/merge_records.py", out)
     assert merge.returncode == 0, merge.stderr
