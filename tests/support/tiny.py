@@ -81,9 +81,9 @@ def assert_dropped_is_masked(model: PositionedOLMo, position_ids: torch.Tensor |
     assert (kept - whole).abs().max() > 1e-3  # dropping them did change the prediction
 
 
-def neox(seed: int = 0, **changes) -> PositionedNeoX:
+def neox(**changes) -> PositionedNeoX:
     """A GPT-NeoX with freshly drawn weights."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     return PositionedNeoX(model_config(**{"family": "gpt_neox", "embedding_size": None, **changes}))
 
 
@@ -109,24 +109,23 @@ def write_corpus(folder: Path, splits: dict[str, list[list[int]]], vocab_size: i
     return folder
 
 
-def add_groups(folder: Path, groups: Sequence[str | None], split: str = "heldout") -> Path:
-    """Name the group of each document of a split that `write_corpus` wrote."""
+def add_groups(folder: Path, groups: Sequence[str | None]) -> None:
+    """Name the group of each held-out document of a corpus that `write_corpus` wrote."""
     manifest = CorpusManifest.load(folder)
-    [file] = manifest.splits[split]
+    [file] = manifest.splits["heldout"]
     with write_groups(folder / groups_name(file.name)) as written:
         for group in groups:
             written.write(group)
-    splits = {**manifest.splits, split: [replace(file, groups_sha256=written.sha256)]}
+    splits = {**manifest.splits, "heldout": [replace(file, groups_sha256=written.sha256)]}
     replace(manifest, splits=splits).save(folder)
-    return folder
 
 
-def random_documents(count: int, length: int, seed: int = 0, vocab_size: int = 50) -> list[list[int]]:
+def random_documents(count: int, length: int, seed: int = 0) -> list[list[int]]:
     """Documents that repeat a random phrase, so that there is something to learn."""
     generator = np.random.default_rng(seed)
     documents = []
     for _ in range(count):
-        phrase = generator.integers(1, vocab_size, 10)
+        phrase = generator.integers(1, 50, 10)
         documents.append(np.tile(phrase, length // 10 + 1)[:length].tolist())
     return documents
 
