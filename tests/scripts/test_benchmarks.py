@@ -23,8 +23,8 @@ from olmo_sparsity.data import task_batches
 from olmo_sparsity.tasks import TASKS
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.util.errors import UserError
-from tests.olmo_sparsity.data.test_prepare import some_files
 from tests.support import tiny, tiny_task
+from tests.support.corpora import some_files
 from tests.support.measured import influence_settings, masked_loss, random_contexts
 from tests.support.refusals import refused
 
