@@ -296,6 +296,15 @@ def test_letters_of_points_that_are_close_do_not_cover_each_other(records):
     assert len(boxes) == 9 and not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
+def test_an_interval_that_does_not_hold_its_value_can_be_drawn(records):
+    """A percentile interval need not; matplotlib refuses bars of negative length."""
+    beside = {"value": 0.3, "low": 0.31, "high": 0.4}
+    found = {"settings": SETTINGS, "points": [{**point, "rise_nats": beside} for point in points_of(records)]}
+    for axes in (ladder_figure(found).axes[3], joint_figure(found).axes[0]):
+        (bars,) = axes.containers[0].lines[2][-1:]
+        assert bars.get_segments()[0][:, 1].tolist() == pytest.approx([0.3, 0.4])
+
+
 def test_needles_have_a_panel_a_column_and_a_correlation(records):
     points = with_needles(points_of(records), needle_json(["small"], {"small": 0.7}), times=4)
     found = {"settings": SETTINGS, "points": points}
