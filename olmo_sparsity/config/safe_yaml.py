@@ -63,14 +63,14 @@ def read_yaml(path: Path) -> DictConfig | ListConfig:
             raise YamlError(f"cannot be read: {found.st_size:,} bytes are too many for a config")
         with open(path, "rb") as file:
             text = file.read(MAX_BYTES + 1).decode("utf8")  # a file of /proc has no size
-    except FileNotFoundError:
+    except (FileNotFoundError, YamlError):
         raise
     except UnicodeDecodeError as error:
         raise YamlError(f"is no UTF-8 text: {error.reason} at byte {error.start}") from None
     except OSError as error:
         raise YamlError(f"cannot be read: {error.strerror}") from None
     except ValueError as error:  # a path with a NUL
-        raise error if isinstance(error, YamlError) else YamlError(f"cannot be read: {error}") from None
+        raise YamlError(f"cannot be read: {error}") from None
     return parse_yaml(text)
 
 

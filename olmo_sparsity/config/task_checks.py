@@ -134,7 +134,8 @@ def _check_sizes(config: Config, task: Task) -> Iterator[Problem]:
 
 
 def _check_table(config: Config, task: Task) -> Iterator[Problem]:
-    size, scheme = config.positions.table_size, config.positions.scheme
+    positions = config.positions
+    size, scheme = positions.table_size, positions.scheme
     longest = task.test_length[1]
     largest = task.largest_id(longest)
     if largest is None:
@@ -150,26 +151,25 @@ def _check_table(config: Config, task: Task) -> Iterator[Problem]:
             f"{largest + 1}, or shorten task.parameters.test_length",
         )
     if (second := task.largest_second_id()) is not None:
-        size = config.positions.second_table_size
+        size = positions.second_table_size
         if size is None or size <= second:
             yield (
                 ("positions.second_table_size", "positions.scheme", *_TASK),
                 f"{show(size)} is too small: {config.task.name} couples on two levels, and samples need ids up to "
                 f"{second} on the second; set it to at least {second + 1}",
             )
-        if config.positions.rotate == "ids":
+        if positions.rotate == "ids":
             yield (
                 ("positions.rotate", "task.name"),
                 f"ids has RoPE rotate by one number, and {config.task.name} couples on two levels; set it to index or "
                 "none",
             )
-        positions = config.positions
         if positions.id_noise or positions.coupled_share < 1 or positions.found.first_ids:
             yield (
                 ("positions.id_noise", "positions.coupled_share", "positions.found.first_ids", "task.name"),
                 f"are for tasks that couple on one level, and {config.task.name} does on two; leave them out",
             )
-    elif config.positions.second_table_size is not None:
+    elif positions.second_table_size is not None:
         yield (
             ("positions.second_table_size", "task.name"),
             f"is for tasks that couple on two levels, and {config.task.name} does on one; set it to null",
