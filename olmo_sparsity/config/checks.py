@@ -435,7 +435,7 @@ def _check_evaluation(config: Config) -> Iterator[Problem]:
         )
     if length is not None and 0 < length <= 1:
         yield lengths[:1], f"{length} leaves nothing to predict; give 2 or more"
-    longest = length or config.positions.target_length or window
+    longest = length or config.target_length
     measures = length is not None or evaluation.interval is not None
     if measures and longest > window and model.encoding.has_table:
         yield (

@@ -430,11 +430,25 @@ class Config(olmo.TrainConfig):
         return self.positions.doc_mask or self.data.generate_doc_lengths
 
     @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one global batch, padding included."""
+        return self.global_train_batch_size * self.model.max_sequence_length
+
+    @property
+    def data_seed(self) -> int:
+        """The seed of the order in which text is read."""
+        return self.seed if self.data.seed is None else self.data.seed
+
+    @property
+    def target_length(self) -> int:
+        """T' of the position schemes of windows: the length of a window where none is given."""
+        return self.positions.target_length or self.model.max_sequence_length
+
+    @property
     def tuple_reach(self) -> int:
         """How many position ids ``model.family: tuples`` tells apart, from 0 on."""
-        positions = self.positions
-        coupled = positions.table_size if positions.scheme in COUPLED_SCHEMES else None
-        return coupled or positions.target_length or self.model.max_sequence_length
+        coupled = self.positions.table_size if self.positions.scheme in COUPLED_SCHEMES else None
+        return coupled or self.target_length
 
 
 def _olmo(what: Known, top: str = "", **sections: str) -> dict[str, Known]:
@@ -463,6 +477,7 @@ _REFUSED = {
 OLMO_FIELDS: dict[str, Known] = {
     **_olmo(
         Known(),
+        "softmax_auxiliary_loss",
         model="""activation_type block_type alibi rope rope_full_precision flash_attention multi_query_attention
             attention_layer_norm embedding_layer_norm layer_norm_type layer_norm_with_affine include_bias
             attention_layer_norm_with_affine bias_for_layer_norm scale_logits embedding_size weight_tying init_fn
@@ -471,7 +486,6 @@ OLMO_FIELDS: dict[str, Known] = {
         scheduler="name units",
         data="memmap_dtype instance_filter generate_doc_lengths",
     ),
-    **_olmo(Known(), "softmax_auxiliary_loss"),
     **_olmo(
         Known(bound=ABOVE_0),
         "global_train_batch_size max_grad_norm",
@@ -498,15 +512,11 @@ OLMO_FIELDS: dict[str, Known] = {
     ),
     **_olmo(
         Known(bound=ABOVE_0, free=True),
-        """device_train_microbatch_size console_log_interval save_interval save_interval_unsharded time_limit""",
+        "device_train_microbatch_size console_log_interval save_interval save_interval_unsharded time_limit",
         speed_monitor="window_size gpu_flops_available",
         data="prefetch_factor",
     ),
-    **_olmo(
-        Known(bound=NOT_BELOW_0, free=True),
-        "stop_at stop_after",
-        data="num_workers timeout",
-    ),
+    **_olmo(Known(bound=NOT_BELOW_0, free=True), "stop_at stop_after", data="num_workers timeout"),
     **_olmo(
         Known(replaced="Accelerate or DeepSpeed spreads the work"),
         "distributed_strategy fsdp ddp device_train_batch_size device_train_grad_accum",
@@ -530,7 +540,7 @@ OLMO_FIELDS: dict[str, Known] = {
     **_olmo(Known(replaced="windows are always full"), data="pad_direction", tokenizer="truncate_direction"),
     **_olmo(
         Known(replaced="the loop has its own way"),
-        """canceled_check_interval extra_steps_after_cancel gen1_gc_interval fused_loss""",
+        "canceled_check_interval extra_steps_after_cancel gen1_gc_interval fused_loss",
     ),
     **{name: Known(refused=remedy) for name, remedy in _REFUSED.items()},
 }

@@ -46,9 +46,7 @@ class TaskPositions:
         ]
         self.table_size = options.table_size or 0
         self.second_table_size = options.second_table_size or 0
-        self.options = positions.SchemeOptions(
-            options.target_length or config.model.max_sequence_length, options.chunks
-        )
+        self.options = positions.SchemeOptions(config.target_length, options.chunks)
 
     def ids(self, batch: TaskBatch, *, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
         """Position ids of the samples ``indices`` (B,), (B, T) of the scheme's type; 0 at padding.

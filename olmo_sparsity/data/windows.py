@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
@@ -73,9 +73,12 @@ class Batch:
     def _tensors(self) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        return Batch(**{name: change(tensor) for name, tensor in self._tensors().items()})
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on ``device``; the copy overlaps computation where the tensors are pinned."""
-        return Batch(**{name: part.to(device, non_blocking=True) for name, part in self._tensors().items()})
+        return self._changed(lambda tensor: tensor.to(device, non_blocking=True))
 
     def split(self, size: int) -> list[Batch]:
         """Parts of at most ``size`` examples, in order."""
@@ -106,17 +109,17 @@ class Batch:
         return (self.loss_mask * places).amax(dim=1)
 
     def _rows(self, rows: Tensor) -> Batch:
-        return Batch(**{name: tensor[rows] for name, tensor in self._tensors().items()})
+        return self._changed(lambda tensor: tensor[rows])
 
     def _narrowed(self) -> Batch:
         """Without the places behind the last one whose loss counts, up to a quarter of all."""
         step = math.ceil(self.loss_mask.shape[1] / _WIDTHS)
         width = step * max(1, math.ceil(int(self._ends().max()) / step))
-        return Batch(**{name: tensor[:, :width] for name, tensor in self._tensors().items()})
+        return self._changed(lambda tensor: tensor[:, :width])
 
     def pin_memory(self) -> Batch:
         """Called by PyTorch's data loader when ``data.pin_memory`` is set."""
-        return Batch(**{name: tensor.pin_memory() for name, tensor in self._tensors().items()})
+        return self._changed(Tensor.pin_memory)
 
     @property
     def num_loss_tokens(self) -> int:
@@ -149,11 +152,6 @@ class TrainingBatches(ABC):
         self.share = share_of_batch(config, world_size)
         self.pin_memory = config.data.pin_memory and torch.cuda.is_available()
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one global batch, padding included."""
-        return self.batch_size * self.config.model.max_sequence_length
-
     @abstractmethod
     def batches(self, first_step: int) -> Iterator[Batch]:
         """This process's part of the global batches from step ``first_step`` (0 is the run's first) on, without end."""
@@ -175,9 +173,7 @@ class WindowMaker:
     def __init__(self, config: Config):
         self.length = config.model.max_sequence_length
         self.scheme = config.positions.scheme
-        self.options = positions.SchemeOptions(
-            target_length=config.positions.target_length or self.length, chunks=config.positions.chunks
-        )
+        self.options = positions.SchemeOptions(config.target_length, config.positions.chunks)
         self.skip_content = config.positions.content == "skip"
         self.doc_mask = config.masks_documents
         self.restart = config.positions.restart_at_documents
@@ -309,7 +305,7 @@ class TrainingData(TrainingBatches):
         order = IterableDataset(
             self.dataset,  # type: ignore[arg-type]
             self.batch_size,
-            seed=self.config.seed if data.seed is None else data.seed,
+            seed=self.config.data_seed,
             epoch=self.dataset.epoch,
             start_index=first_step * self.batch_size,
             max_examples=self.steps_per_epoch * self.batch_size,

@@ -68,7 +68,7 @@ def _train_from(config: Config, engine: Engine, data: TrainingBatches, last: Pat
     """Train from the checkpoint ``last``, or from the start, to the end."""
     engine.on_main(lambda: verify_checksums(config))
     schedule = Schedule.of_run(
-        config, tokens_per_step=data.tokens_per_step, steps_per_epoch=data.steps_per_epoch
+        config, tokens_per_step=config.tokens_per_step, steps_per_epoch=data.steps_per_epoch
     )
     first_step = 0
     if last is not None:
@@ -94,7 +94,7 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
     folder = step_folder(config.save_folder, first_step)
     monitor = Monitor(
         config,
-        tokens_per_step=data.tokens_per_step,
+        tokens_per_step=config.tokens_per_step,
         first_step=first_step,
         last_step=last_step,
         enabled=engine.is_main,

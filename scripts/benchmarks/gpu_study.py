@@ -33,8 +33,10 @@ TRAINING_SHARE = 0.8
 """Of the time of its part; the rest is for starting, compiling and checkpoints."""
 LEARNING_RATE = 6e-4  # the paper's 5e-5 is for billions of tokens
 WINDOWS = 64
+"""Of a step: the share of one process of eight."""
+TINY_MODEL = ("--model.d_model=32", "--model.n_heads=2", "--model.n_layers=2")
 TINY_SHAPE = (
-    *("--model.d_model=32", "--model.n_heads=2", "--model.n_layers=2", "--model.max_sequence_length=32"),
+    *(*TINY_MODEL, "--model.max_sequence_length=32"),
     *("--positions.target_length=64", "--data.num_workers=0", "--data.prefetch_factor=null"),
     *("--data.persistent_workers=false", "--data.pin_memory=false"),
 )
@@ -114,7 +116,7 @@ def train_model(settings: GpuSettings) -> Json:
     with suppress(StoppedBySignal):  # out of time: what there is is measured
         train(config, resume=True)
     state = load_state(_checkpoint(settings))
-    tokens = state.step * config.global_train_batch_size * config.model.max_sequence_length
+    tokens = state.step * config.tokens_per_step
     found = f"{state.step:,} of {chosen['steps']:,} steps, {tokens / 1e6:,.1f} million tokens"
     return {"found": found, **chosen, "step": state.step, "tokens": tokens}
 
@@ -135,7 +137,7 @@ def _plan(settings: GpuSettings, seconds: float) -> Json:
     data = TrainingData(config)
     assert data.steps_per_epoch is not None
     most = 8 if settings.tiny else EPOCHS * data.steps_per_epoch
-    steps = max(1, min(most, int(seconds * best["tokens_per_second"] / data.tokens_per_step)))
+    steps = max(1, min(most, int(seconds * best["tokens_per_second"] / config.tokens_per_step)))
     interval = max(1, steps // 4)
     overrides += [
         *(f"--max_duration={steps}", f"--scheduler.t_warmup={min(300, steps // 10)}"),

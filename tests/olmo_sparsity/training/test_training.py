@@ -122,7 +122,7 @@ def test_duration_in_steps_tokens_and_epochs(tmp_path, duration, steps):
     data = TrainingData(config)
     assert data.steps_per_epoch == 12 * 91 // 32 // 4
     schedule = Schedule.of_run(
-        config, tokens_per_step=data.tokens_per_step, steps_per_epoch=data.steps_per_epoch
+        config, tokens_per_step=config.tokens_per_step, steps_per_epoch=data.steps_per_epoch
     )
     assert schedule.max_steps == steps
 
