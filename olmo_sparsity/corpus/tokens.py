@@ -45,6 +45,11 @@ _MANIFEST_SHAPE = {
 }
 
 
+def dtype_name(vocab_size: int) -> str:
+    """The smaller of `DTYPES` that holds every id below ``vocab_size``."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
 @dataclass(frozen=True)
 class TokenFile:
     """One token file of a corpus, as its manifest describes it."""
@@ -68,6 +73,9 @@ class TokenFile:
             raise ValueError(f"{self.name!r} is no bare file name")
         if self.tokens < 0 or self.documents < 0:
             raise ValueError(f"{self.name} has a negative number of tokens or documents")
+        checksums = (self.groups_sha256, self.near_copies_sha256)
+        if not all(isinstance(each, str | None) for each in checksums):
+            raise ValueError("a checksum is no text")
 
     def as_dict(self) -> dict[str, Any]:
         """As the manifest has it: what there is not is not named, as before there were groups."""
@@ -127,11 +135,6 @@ class CorpusManifest:
                 f"eos_token_id {manifest.eos_token_id} is not below vocab_size {manifest.vocab_size}"
             )
         splits = {name: [TokenFile(**file) for file in files] for name, files in raw["splits"].items()}
-        for file in (file for files in splits.values() for file in files):
-            if not isinstance(file.groups_sha256, str | None) or not isinstance(
-                file.near_copies_sha256, str | None
-            ):
-                raise ValueError("a checksum is no text")
         return replace(manifest, splits=splits)
 
 

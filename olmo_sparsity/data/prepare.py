@@ -23,7 +23,7 @@ import numpy as np
 
 from olmo_sparsity.corpus.groups import choose_buckets, groups_name, read_groups, shared_groups
 from olmo_sparsity.corpus.near_copies import find_near_copies, near_copies_name, write_near_copies
-from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
+from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile, dtype_name
 from olmo_sparsity.data.encode import (
     EncodedUnit,
     EncodeJob,
@@ -337,8 +337,8 @@ class _Stages:
             write_json(self.work / TOKENIZER_NAME, {"sha256": sha256_file(path)})
         tokenizer = load_tokenizer(path)
         vocab_size = id_range(tokenizer)
-        dtype = "uint16" if vocab_size <= 2**16 else "uint32"
-        return Encoding(str(path), find_eos(tokenizer, self.settings.eos_token), dtype), vocab_size
+        eos_token_id = find_eos(tokenizer, self.settings.eos_token)
+        return Encoding(str(path), eos_token_id, dtype_name(vocab_size)), vocab_size
 
     def _has_tokenizer(self, path: Path) -> bool:
         """Whether an earlier run, or another shard, wrote it, and it is as it was written."""

@@ -30,7 +30,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from olmo_sparsity.config.load import Config, StreamConfig
-from olmo_sparsity.corpus.tokens import DTYPES
+from olmo_sparsity.corpus.tokens import DTYPES, dtype_name
 from olmo_sparsity.data.encode import Encoding, encode_documents
 from olmo_sparsity.data.sources import check_files, file_units, hub_units
 from olmo_sparsity.data.text import Unit
@@ -57,6 +57,8 @@ class StreamText:
     encoding: Encoding
     identity: str
     """Changes with the text or the tokenizer, as far as that is seen without reading all of it."""
+    readers: int
+    """R."""
 
 
 def open_stream(config: Config) -> StreamText:
@@ -75,11 +77,11 @@ def open_stream(config: Config) -> StreamText:
                 f"the tokenizer {path} has {name} {found}, the model has {getattr(config.model, name)}; "
                 f"set --model.{name}={found} or name the model's tokenizer"
             )
-    dtype = "uint16" if config.model.vocab_size <= 2**16 else "uint32"
     units, about = _units(stream)
+    encoding = Encoding(str(path), config.model.eos_token_id, dtype_name(config.model.vocab_size))
     words = json.dumps([about, sha256_file(path), config.model.eos_token_id])
     identity = sha256(words.encode()).hexdigest()[:16]
-    return StreamText(tuple(units), Encoding(str(path), config.model.eos_token_id, dtype), identity)
+    return StreamText(tuple(units), encoding, identity, min(stream.readers, len(units)))
 
 
 def _units(stream: StreamConfig) -> tuple[list[Any], list[Any]]:
@@ -223,12 +225,10 @@ class WindowStream(IterableDataset[dict[str, Any]]):
 
     def _windows(self, worker: int, workers: int) -> Iterator[dict[str, Any]]:
         """Windows ``first + worker``, and every ``workers``-th after it, of this process."""
-        assert self.config.corpus.stream is not None
         maker, epoch = WindowMaker(self.config), self.config.epoch or 0
         folder = Path(self.config.save_folder) / MARKS_NAME
         marks = Marks(folder, self.text.identity, f"{self.rank:05d}-{worker:02d}")
-        readers = min(self.config.corpus.stream.readers, len(self.text.units))
-        seed = self.config.seed if self.config.data.seed is None else self.config.data.seed
+        readers, seed = self.text.readers, self.config.data_seed
         order = np.random.default_rng([Stream.STREAMED_TEXT, seed, epoch]).permutation(len(self.text.units))
         streams: dict[int, tuple[int, Iterator[np.ndarray]]] = {}
         begin = (self.first + worker) * self.world_size + self.rank
@@ -284,10 +284,8 @@ class StreamedData(TrainingBatches):
         return iter(loader)
 
     def _warn_of_repeated_work(self) -> None:
-        assert self.config.corpus.stream is not None
-        readers = min(self.config.corpus.stream.readers, len(self.text.units))
         parts = self.world_size * max(1, self.config.data.num_workers)
-        times = parts // math.gcd(readers, parts)
+        times = parts // math.gcd(self.text.readers, parts)
         if times > 1 and self.rank == 0:
             log.warning(
                 "corpus.stream: every token is tokenized by %d processes or workers; make corpus.stream.readers (at "

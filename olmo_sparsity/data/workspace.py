@@ -7,7 +7,6 @@ each makes if it is not there, with the same bytes, and renames it into place.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,7 +17,7 @@ from olmo_sparsity.corpus.near_copies import NEAR_COPIES_SUFFIX, near_copies_nam
 from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.tokenizers import tokenizer_file
-from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.errors import NO_ROOM, UserError
 from olmo_sparsity.util.files import read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.lock import folder_lock
 from olmo_sparsity.util.shard import Shard
@@ -134,7 +133,7 @@ def _writing_to(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in NO_ROOM:
             raise
         raise UserError(f"cannot write to {out} ({error.strerror}); choose another --out") from error
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 SECONDS_FOR_RANK_0 = 5.0
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -111,7 +111,7 @@ def _line_of(error: OSError) -> str | None:
     Nothing half-written is left behind: files are renamed when whole.
     """
     name = error.filename
-    if error.errno in _NO_ROOM:
+    if error.errno in NO_ROOM:
         where = f" (writing {name})" if name else ""
         return f"the disk is full, or a quota is reached{where}; make room and run the same command again"
     if error.errno in _NO_PERMISSION:
