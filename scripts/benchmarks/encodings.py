@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import statistics
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +14,12 @@ import torch
 from analysis.model.device import MemoryGrowth
 from benchmarks.settings import EncodingsSettings
 from benchmarks.timing import (
-    MATRIX_PRODUCT,
     Json,
     about_this_run,
     chosen_device,
-    matrix_product,
+    in_own_process,
     summarise,
-    time_in_turn,
+    time_beside_matrix_product,
 )
 from benchmarks.train import use_cpu_without_gpu, with_random_tokens
 from benchmarks.trainer import LEARNING_RATE, train_steps
@@ -48,7 +44,7 @@ def run(settings: EncodingsSettings) -> Json:
     with tempfile.TemporaryDirectory() as folder:
         configs = _configs(settings, Path(folder))
         first = next(iter(configs.values()))
-        tokens = settings.steps * first.global_train_batch_size * first.model.max_sequence_length
+        tokens = settings.steps * first.tokens_per_step
         engines = {name: Engine(config, build_model(config)) for name, config in configs.items()}
         baseline = engines[settings.configs[0]]
         device, precision = baseline.device, baseline.accelerator.mixed_precision
@@ -57,12 +53,10 @@ def run(settings: EncodingsSettings) -> Json:
             for name, engine in engines.items()
         }
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        product, operations = matrix_product(device, dtype)
-        seconds = time_in_turn({**runners, MATRIX_PRODUCT: product}, settings.rounds, device.type)
-        product_rate = operations / statistics.median(seconds.pop(MATRIX_PRODUCT))
+        seconds, product_rate = time_beside_matrix_product(runners, settings.rounds, device, dtype)
         rates = summarise(seconds, baseline=settings.configs[0], amount=tokens, unit="tokens/s")
         for name, row in rates["results"].items():
-            row["step_bytes"] = _in_own_process(configs[name])
+            row["step_bytes"] = in_own_process(_step_bytes, configs[name])
     return {
         "benchmark": "encodings",
         "precision": precision,
@@ -93,12 +87,6 @@ def _configs(settings: EncodingsSettings, folder: Path) -> dict[str, Config]:
 def _endless(config: Config) -> Iterator[Batch]:
     while True:
         yield from open_training_data(config).batches(0)
-
-
-def _in_own_process(config: Config) -> int | None:
-    """What an earlier config left in memory cannot hide what this one takes."""
-    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_step_bytes, config).result()
 
 
 def _step_bytes(config: Config) -> int | None:

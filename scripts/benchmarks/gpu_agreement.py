@@ -15,7 +15,7 @@ from torch import Tensor
 from analysis.measure.influence import measure_influence
 from analysis.measure.settings import InfluenceSettings
 from analysis.records.store import Records, load_records
-from benchmarks.gpu_study import corpus_of, corpus_overrides
+from benchmarks.gpu_study import TINY_MODEL, TINY_SHAPE, corpus_of, corpus_overrides
 from benchmarks.settings import GpuSettings
 from benchmarks.timing import Json, chosen_device
 from olmo_sparsity.checkpoint import WEIGHTS, load_tensors, step_folder
@@ -27,7 +27,6 @@ from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 
 DEMO, TASK = "configs/demo.yaml", "configs/synthetic/scratchpad_parity-small.yaml"
-TINY = ("--model.d_model=32", "--model.n_heads=2", "--model.n_layers=2", "--model.max_sequence_length=32")
 _ENCODINGS = {
     "rope": (),
     "alibi": ("--model.rope=false", "--model.alibi=true"),
@@ -85,7 +84,7 @@ def _largest(rows: dict[str, Json], precision: str, name: str) -> float:
 def _cases(settings: GpuSettings) -> Iterable[tuple[str, Model, Batch]]:
     """Models with freshly drawn weights, each with a batch on the CPU."""
     for name, changes in _ENCODINGS.items():
-        config = load_config(DEMO, [*changes, *(TINY if settings.tiny else ())], warn=False)
+        config = load_config(DEMO, [*changes, *(TINY_SHAPE if settings.tiny else ())], warn=False)
         model = build_model(config)
         yield name, model, _text_batch(config, jumps=name != "learned")
         if name != "learned":
@@ -94,7 +93,7 @@ def _cases(settings: GpuSettings) -> Iterable[tuple[str, Model, Batch]]:
         for scheme in ("predicted", "coupled", "pose"):
             changes = (f"--model.family={family}", f"--positions.scheme={scheme}")
             config = load_config(
-                TASK, [*changes, "--data.num_workers=0", *(TINY[:3] if settings.tiny else ())], warn=False
+                TASK, [*changes, "--data.num_workers=0", *(TINY_MODEL if settings.tiny else ())], warn=False
             )
             yield f"{family}, {scheme}", build_model(config), next(TaskData(config).batches(0)).split(8)[0]
 
@@ -177,7 +176,7 @@ def _resumed_config(settings: GpuSettings, folder: Path) -> Config:
             f"--save_folder={folder}",
         ),
         *(f"--save_interval={STEPS}", f"--checkpoints.keep_every={STEPS}", "--console_log_interval=1"),
-        *((*TINY, "--positions.target_length=64", "--global_train_batch_size=4") if settings.tiny else ()),
+        *((*TINY_SHAPE, "--global_train_batch_size=4") if settings.tiny else ()),
     ]
     return load_config(DEMO, overrides, warn=False)
 

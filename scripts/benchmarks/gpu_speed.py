@@ -12,9 +12,16 @@ from typing import Any
 import torch
 
 from benchmarks import influence
-from benchmarks.gpu_study import TINY_SHAPE, compile_overrides, corpus_of, part_numbers, token_file_overrides
+from benchmarks.gpu_study import (
+    TINY_SHAPE,
+    WINDOWS,
+    compile_overrides,
+    corpus_of,
+    part_numbers,
+    token_file_overrides,
+)
 from benchmarks.settings import GpuSettings, InfluenceSettings
-from benchmarks.timing import Json, time_in_turn
+from benchmarks.timing import Json, time_beside_matrix_product
 from benchmarks.train import use_cpu_without_gpu
 from benchmarks.trainer import train_steps
 from olmo_sparsity.config.load import Config, load_config
@@ -31,8 +38,6 @@ GOALS = {"150m": 0.40, "1b": 0.45}
 COMPARED_STEPS, WARM_UP_STEPS, TIMED_STEPS, ROUNDS = 4, 2, 5, 3
 LARGER = 4
 """Micro-batches are tried from so many times the YAML's down, and only then its activation checkpointing."""
-WINDOWS = 64
-"""Of a step: the share of one process of eight."""
 ZERO_BOUND_NATS = {"no": 1e-4, "bf16": 2e-2}
 """Largest differences of a loss, by precision, that are taken for rounding [ours]."""
 _MATRIX = 8192
@@ -81,23 +86,22 @@ def _speed(settings: GpuSettings, size: str, overrides: list[str]) -> Json:
         losses = train_steps(engine, config, batches, COMPARED_STEPS)
         steps = 1 if settings.tiny else TIMED_STEPS
         train_steps(engine, config, batches, WARM_UP_STEPS)
-        matrix = torch.randn(
-            *2 * (64 if settings.tiny else _MATRIX,),
-            dtype=torch.float32 if settings.tiny else torch.bfloat16,
-            device=engine.device,
+        timed, product = time_beside_matrix_product(
+            {"loop": lambda: train_steps(engine, config, batches, steps)},
+            ROUNDS,
+            engine.device,
+            torch.float32 if settings.tiny else torch.bfloat16,
+            warm_up=1,
+            size=64 if settings.tiny else _MATRIX,
         )
-        runners: dict[str, Any] = {
-            "loop": lambda: train_steps(engine, config, batches, steps),
-            "product": lambda: matrix @ matrix,
-        }
-        seconds = time_in_turn(runners, ROUNDS, engine.device.type, warm_up=1)
-    tokens = steps * config.global_train_batch_size * config.model.max_sequence_length
-    rate = tokens / statistics.median(seconds["loop"])
+    seconds = timed["loop"]
+    tokens = steps * config.tokens_per_step
+    rate = tokens / statistics.median(seconds)
     return {
-        **_shares(config, engine, size, rate, 2 * len(matrix) ** 3 / statistics.median(seconds["product"])),
+        **_shares(config, engine, size, rate, product),
         "tokens_per_second": rate,
-        "tokens_per_second_low": tokens / max(seconds["loop"]),
-        "tokens_per_second_high": tokens / min(seconds["loop"]),
+        "tokens_per_second_low": tokens / max(seconds),
+        "tokens_per_second_high": tokens / min(seconds),
         "micro_batch": config.device_train_microbatch_size,
         "checkpoints_activations": config.activation_checkpointing is not None,
         "precision": config.precision,

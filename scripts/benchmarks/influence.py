@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -28,12 +26,13 @@ from analysis.records.results import INFLUENCE_BENCHMARK
 from analysis.text.contexts import Contexts, long_contexts, sample_targets
 from benchmarks.influence_blocks import measure_agreement, measure_blocks
 from benchmarks.influence_screened import counted_tokens, measure_screened
-from benchmarks.plain_loop import PLAIN_SELECTORS, plain_selection
+from benchmarks.plain_loop import PLAIN_SELECTORS, compare_selections, plain_selection
 from benchmarks.settings import InfluenceSettings, ModelSettings
 from benchmarks.timing import (
     Json,
     about_this_run,
     chosen_device,
+    in_own_process,
     summarise,
     synchroniser,
     time_in_turn,
@@ -77,7 +76,7 @@ def run(settings: InfluenceSettings) -> Json:
         result["speed"] = measure_speed(loaded.model, device, contexts, settings.repeats)
     if "blocks" in settings.parts:
         block = contexts_of(loaded, settings, 1, settings.targets_per_block)
-        result["blocks"] = measure_blocks(loaded.model, device, block, select, settings)
+        result["blocks"] = measure_blocks(loaded.model, device, block, settings)
     if "agreement" in settings.parts and settings.corpus is not None:
         result["agreement"] = measure_agreement(loaded, settings)
     if "screened" in settings.parts and settings.corpus is not None:
@@ -177,27 +176,6 @@ def run_in_turn(
     return seconds, {name: found[1:] for name, found in chosen.items()}
 
 
-def compare_selections(plain: Sequence[Selection], engine: Sequence[Selection], k: int) -> Json:
-    """Shares of targets whose first k tokens are the same, as a set and in order, over all rounds.
-
-    The largest difference of influence [nats] is over every token that both rank, also where they rank it differently.
-    """
-    same_set, same_order, differences = [], [], [0.0]
-    for a, b in zip(plain, engine, strict=True):
-        for row in range(len(a.columns)):
-            x, y = a.columns[row], b.columns[row]
-            same_order.append(np.array_equal(x[:k], y[:k]))
-            same_set.append(set(x[:k].tolist()) == set(y[:k].tolist()))
-            _, at_x, at_y = np.intersect1d(x, y, assume_unique=True, return_indices=True)
-            apart = np.abs(a.influence[row][at_x] - b.influence[row][at_y])
-            differences.append(float(apart.max(initial=0.0)))
-    return {
-        "same_set": statistics.mean(map(float, same_set)),
-        "same_order": statistics.mean(map(float, same_order)),
-        "largest_influence_difference_nats": max(differences),
-    }
-
-
 def select(
     name: str, scorer: Scorer, k: int, contexts: Contexts, proposing: Scorer | None = None
 ) -> Selection:
@@ -224,18 +202,15 @@ def measure_costs(settings: InfluenceSettings) -> Json:
     sweeps = cost_sweeps(settings)
     points = list(dict.fromkeys(point for sweep in sweeps.values() for point in sweep))
     measured: dict[Point, Json] = {}
-    spawn = multiprocessing.get_context("spawn")
     with progress("cost", len(points), "points") as advance:
         for point in points:
-            # A process each: what an earlier point left in memory cannot hide what this one takes.
-            with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
-                try:
-                    measured[point] = pool.submit(measure_point, settings, point).result()
-                except BrokenProcessPool as error:
-                    raise UserError(
-                        f"the process that measured {point} died, of too little memory most likely; lower --lengths "
-                        "or --counts"
-                    ) from error
+            try:
+                measured[point] = in_own_process(measure_point, settings, point)
+            except BrokenProcessPool as error:
+                raise UserError(
+                    f"the process that measured {point} died, of too little memory most likely; lower --lengths "
+                    "or --counts"
+                ) from error
             advance()
     return {"sweeps": {name: [measured[point] for point in sweep] for name, sweep in sweeps.items()}}
 

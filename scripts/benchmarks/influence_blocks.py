@@ -13,100 +13,74 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from analysis.measure.crossfit import ModelChooser
 from analysis.measure.influence import InfluenceEngine
-from analysis.measure.selectors import Selection
+from analysis.measure.selectors import Question, Selection, find_selector
 from analysis.model.load import LoadedModel
 from analysis.model.scorer import Scorer
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, difference
 from analysis.stats.recovery import Columns, SumsBootstrap
 from analysis.text.contexts import Contexts, SampledTargets, sample_targets
 from analysis.text.decode import TextDecoder
-from benchmarks.plain_loop import plain_selection
+from benchmarks.plain_loop import compare_selections, plain_selection
 from benchmarks.recovered import KS, gains_of, recovered_columns
 from benchmarks.settings import InfluenceSettings
-from benchmarks.timing import (
-    MATRIX_PRODUCT,
-    Json,
-    matrix_product,
-    summarise,
-    synchroniser,
-    time_in_turn,
-)
+from benchmarks.timing import Json, summarise, synchroniser, time_beside_matrix_product
 from olmo_sparsity.corpus.tokens import TokenFiles
 
 PLAIN, ALONE, BLOCK = "plain loop", "engine, one target at a time", "engine, a block"
 SELECTORS = ("leave-one-out", "leave-one-in")
 SELECTOR = "leave-one-out"
 
-Select = Callable[[Contexts], Selection]
 
-
-def measure_blocks(
-    model: Any, device: str, block: Contexts, select: Callable[..., Selection], settings: InfluenceSettings
-) -> Json:
+def measure_blocks(model: Any, device: str, block: Contexts, settings: InfluenceSettings) -> Json:
     """Targets per second: some targets of a block by a plain loop and by the engine, and all of them at once.
 
     ``block``: one block. The plain loop computes in fp32. The share of the machine's matrix product is that of the
     floating-point operations of matrix products and attention in a block, in the same run.
     """
     places = np.unique(np.linspace(0, block.targets_per_block - 1, settings.targets).astype(int))
-    alone, scorer = [block.alone(0, place) for place in places], Scorer(model, device=device)
-    found: Json = {"targets_per_block": block.targets_per_block, "targets_alone": len(places)}
-    product, operations = matrix_product(device, torch.float32)
-    for name in SELECTORS:
-        chosen: dict[str, list[Selection]] = {}
-
-        def timed(
-            label: str, choose: Select, asked: Sequence[Contexts], chosen: dict[str, list[Selection]] = chosen
-        ) -> float:
-            started = time.perf_counter()
-            chosen[label] = [choose(each) for each in asked]
-            synchroniser(device)()
-            return (time.perf_counter() - started) / sum(each.targets.size for each in asked)
-
-        engine: Select = partial(select, name, scorer, block.n_far)
-        runners: dict[str, Callable[[], object]] = {
-            PLAIN: partial(timed, PLAIN, partial(plain_selection, name, model, device, block.n_far), alone),
-            ALONE: partial(timed, ALONE, engine, alone),
-            BLOCK: partial(timed, BLOCK, engine, [block]),
-            MATRIX_PRODUCT: product,
-        }
-        seconds = time_in_turn(runners, settings.repeats, device, warm_up=1)
-        product_rate = operations / np.median(seconds.pop(MATRIX_PRODUCT))
-        with FlopCounterMode(display=False) as counter:
-            engine(block)
-        rate = counter.get_total_flops() / (np.median(seconds[BLOCK]) * block.targets_per_block)
-        at = block.all_targets[:, 1].tolist()
-        rows = [at.index(place) for place in places]
-        plain, shared = (
-            np.concatenate([each.influence for each in _by_column(chosen[label])]) for label in (PLAIN, BLOCK)
-        )
-        k = min(8, block.n_far)
-        sets = [
-            set(one.columns[0, :k].tolist()) == set(chosen[BLOCK][0].columns[row, :k].tolist())
-            for one, row in zip(chosen[PLAIN], rows, strict=True)
-        ]
-        found[name] = {
-            **summarise(seconds, baseline=PLAIN, amount=1, unit="targets/s"),
-            "same_set": float(np.mean(sets)),
-            "largest_influence_difference_nats": float(np.abs(plain - shared[rows]).max()),
-            "matrix_product_tflops": product_rate / 1e12,
-            "share_of_matrix_product": rate / product_rate,
-        }
-    return found
+    scorer = Scorer(model, device=device)
+    return {
+        "targets_per_block": block.targets_per_block,
+        "targets_alone": len(places),
+        **{name: _measure_selector(name, scorer, block, places, settings.repeats) for name in SELECTORS},
+    }
 
 
-def _by_column(selections: Sequence[Selection]) -> list[Selection]:
-    """Rankings of all far tokens, (m, F), in the order of the text."""
-    ordered = []
-    for each in selections:
-        order = np.argsort(each.columns, axis=1)
-        ordered.append(
-            Selection(
-                np.take_along_axis(each.columns, order, axis=1),
-                np.take_along_axis(each.influence, order, axis=1),
-            )
-        )
-    return ordered
+def _measure_selector(name: str, scorer: Scorer, block: Contexts, places: np.ndarray, repeats: int) -> Json:
+    alone = [block.alone(0, place) for place in places]
+    model, device = scorer.model, str(scorer.device)
+    chosen: dict[str, list[Selection]] = {}
+
+    def engine(contexts: Contexts) -> Selection:
+        return find_selector(name)(Question(scorer, contexts, seed=0, k=block.n_far))
+
+    def timed(label: str, choose: Callable[[Contexts], Selection], asked: Sequence[Contexts]) -> float:
+        started = time.perf_counter()
+        chosen[label] = [choose(each) for each in asked]
+        synchroniser(device)()
+        return (time.perf_counter() - started) / sum(each.targets.size for each in asked)
+
+    runners = {
+        PLAIN: partial(timed, PLAIN, partial(plain_selection, name, model, device, block.n_far), alone),
+        ALONE: partial(timed, ALONE, engine, alone),
+        BLOCK: partial(timed, BLOCK, engine, [block]),
+    }
+    seconds, product_rate = time_beside_matrix_product(
+        runners, repeats, scorer.device, torch.float32, warm_up=1
+    )
+    with FlopCounterMode(display=False) as counter:
+        engine(block)
+    rate = counter.get_total_flops() / (np.median(seconds[BLOCK]) * block.targets_per_block)
+    (shared,) = chosen[BLOCK]
+    of_block = [Selection(shared.columns[[place]], shared.influence[[place]]) for place in places]
+    compared = compare_selections(chosen[PLAIN], of_block, min(8, block.n_far))
+    return {
+        **summarise(seconds, baseline=PLAIN, amount=1, unit="targets/s"),
+        "same_set": compared["same_set"],
+        "largest_influence_difference_nats": compared["largest_influence_difference_nats"],
+        "matrix_product_tflops": product_rate / 1e12,
+        "share_of_matrix_product": rate / product_rate,
+    }
 
 
 def measure_agreement(loaded: LoadedModel, settings: InfluenceSettings) -> Json:

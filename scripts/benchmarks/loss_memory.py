@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-
 import torch
 import torch.nn.functional as F
 
 from analysis.model.device import MemoryGrowth
-from benchmarks.timing import Json
+from benchmarks.timing import Json, in_own_process
 from olmo_sparsity.model.linear_loss import Head, linear_cross_entropy
 
 ROWS, WIDTH = 4096, 256
@@ -19,13 +16,11 @@ CHUNKS, ALL_LOGITS = "in chunks", "all logits"
 
 def measure_loss_memory(device: str) -> dict[str, Json]:
     """Bytes that loss and gradients take beyond weights and hidden states, by size of the vocabulary."""
-    spawn, found = multiprocessing.get_context("spawn"), {}
+    found = {}
     for vocabulary in VOCABULARIES:
         row: Json = {"weight_bytes": vocabulary * WIDTH * 4}
         for way in (CHUNKS, ALL_LOGITS):
-            # A process each: what an earlier one left in memory cannot hide what this one takes.
-            with ProcessPoolExecutor(max_workers=1, mp_context=spawn) as pool:
-                row[f"{way}_bytes"] = pool.submit(_peak_bytes, way, vocabulary, device).result()
+            row[f"{way}_bytes"] = in_own_process(_peak_bytes, way, vocabulary, device)
         found[f"{vocabulary:,}"] = row
     return found
 

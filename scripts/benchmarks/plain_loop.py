@@ -5,6 +5,8 @@ This is what the engine (`analysis.model.scorer`) is compared with, so it shares
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch.nn.functional as F
 
 from analysis.measure.selectors import Selection
 from analysis.text.contexts import Contexts
+from benchmarks.timing import Json
 
 Ranked = list[tuple[int, float]]
 """Columns of far tokens with their influence in nats, most influential first."""
@@ -77,3 +80,24 @@ def plain_selection(name: str, model: Any, device: str, k: int, contexts: Contex
     rows = [PLAIN_SELECTORS[name](PlainLoop(model, device, contexts, row), k) for row in range(len(contexts))]
     ranked = np.array(rows)
     return Selection(ranked[..., 0].astype(np.int64), ranked[..., 1])
+
+
+def compare_selections(plain: Sequence[Selection], engine: Sequence[Selection], k: int) -> Json:
+    """Shares of targets whose first k tokens are the same, as a set and in order, over all rounds.
+
+    The largest difference of influence [nats] is over every token that both rank, also where they rank it differently.
+    """
+    same_set, same_order, differences = [], [], [0.0]
+    for a, b in zip(plain, engine, strict=True):
+        for row in range(len(a.columns)):
+            x, y = a.columns[row], b.columns[row]
+            same_order.append(np.array_equal(x[:k], y[:k]))
+            same_set.append(set(x[:k].tolist()) == set(y[:k].tolist()))
+            _, at_x, at_y = np.intersect1d(x, y, assume_unique=True, return_indices=True)
+            apart = np.abs(a.influence[row][at_x] - b.influence[row][at_y])
+            differences.append(float(apart.max(initial=0.0)))
+    return {
+        "same_set": statistics.mean(map(float, same_set)),
+        "same_order": statistics.mean(map(float, same_order)),
+        "largest_influence_difference_nats": max(differences),
+    }

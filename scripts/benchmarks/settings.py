@@ -160,7 +160,7 @@ class InfluenceSettings(ModelSettings):
         if self.targets_per_block < 2 and {"blocks", "agreement"} & {*self.parts}:
             raise UserError(f"--targets-per-block {self.targets_per_block} is no block; give 2 or more")
         lengths = self.lengths if "cost" in self.parts else ()
-        if self.n_short >= min(self.n_long, *lengths, self.n_long):
+        if self.n_short >= min((self.n_long, *lengths)):
             raise UserError(f"--n-short {self.n_short} must be smaller than --n-long and --lengths")
         if "cost" in self.parts and max(self.ks) > self.n_long - self.n_short:
             raise UserError(

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from olmo_sparsity.util.provenance import provenance
+import torch
 
-Json = dict[str, Any]
+from analysis.model.device import pick_device
+from olmo_sparsity.util.provenance import provenance
+from olmo_sparsity.util.result_files import Json
 
 
 def about_this_run(device: str) -> Json:
     """Machine, code and command; called first, so that the load of the machine is not our own."""
-    import torch
-
     made = provenance()
     return {
         "machine": {
@@ -31,15 +33,11 @@ def about_this_run(device: str) -> Json:
 
 def chosen_device(device: str | None = None) -> str:
     """``device``, or a GPU where there is one. Raises `UserError` where it cannot be used."""
-    from analysis.model.device import pick_device
-
     return str(pick_device(device))
 
 
 def synchroniser(device: str) -> Callable[[], None]:
     """What waits until the device has done what it was given."""
-    import torch
-
     return torch.cuda.synchronize if device == "cuda" else lambda: None
 
 
@@ -69,16 +67,26 @@ def time_in_turn(
     return seconds
 
 
-MATRIX_PRODUCT = "matrix product"
-_MATRIX = 2048  # rows and columns
+def time_beside_matrix_product(
+    runners: Mapping[str, Callable[[], object]],
+    rounds: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    warm_up: int = 2,
+    size: int = 2048,
+) -> tuple[dict[str, list[float]], float]:
+    """As `time_in_turn`, in turn with the machine's own product of two square matrices; also its FLOP/s (median)."""
+    matrix = torch.randn(size, size, device=device, dtype=dtype)
+    product = "matrix product"
+    seconds = time_in_turn({**runners, product: lambda: matrix @ matrix}, rounds, device.type, warm_up)
+    return seconds, 2.0 * size**3 / statistics.median(seconds.pop(product))
 
 
-def matrix_product(device: Any, dtype: Any) -> tuple[Callable[[], object], float]:
-    """The machine's own product of two square matrices, to be timed in turn with others, and its operations."""
-    import torch
-
-    matrix = torch.randn(_MATRIX, _MATRIX, device=device).to(dtype)
-    return lambda: matrix @ matrix, 2.0 * _MATRIX**3
+def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's result in a fresh process: what was measured before cannot hide what this takes of memory."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def paired_ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:

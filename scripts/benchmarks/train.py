@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -21,18 +20,17 @@ from torch import Tensor, nn
 from benchmarks.loss_memory import measure_loss_memory
 from benchmarks.settings import TrainSettings
 from benchmarks.timing import (
-    MATRIX_PRODUCT,
     Json,
     about_this_run,
     chosen_device,
-    matrix_product,
     paired_ratio,
     summarise,
-    time_in_turn,
+    time_beside_matrix_product,
 )
 from benchmarks.trainer import LEARNING_RATE, TimedTrainer, train_steps
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import CompilerConfig
+from olmo_sparsity.corpus.tokens import dtype_name
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.export import to_transformers
 from olmo_sparsity.model.build import build_model
@@ -54,11 +52,11 @@ def run(settings: TrainSettings) -> Json:
     with tempfile.TemporaryDirectory() as folder:
         benchmark = TrainBenchmark(settings, Path(folder))
         dtype = torch.bfloat16 if benchmark.precision == "bf16" else torch.float32
-        product, operations = matrix_product(benchmark.device, dtype)
-        runners = {**benchmark.runners(), MATRIX_PRODUCT: product}
-        seconds = time_in_turn(runners, settings.rounds, benchmark.device.type)
-    product_rate = operations / statistics.median(seconds.pop(MATRIX_PRODUCT))
-    rates = summarise(seconds, baseline=OLMO, amount=benchmark.tokens_per_call, unit="tokens/s")
+        runners = benchmark.runners()
+        seconds, product_rate = time_beside_matrix_product(runners, settings.rounds, benchmark.device, dtype)
+    rates = summarise(
+        seconds, baseline=OLMO, amount=settings.steps * benchmark.config.tokens_per_step, unit="tokens/s"
+    )
     about = benchmark.about()
     for name, row in rates["results"].items():
         row["share_of_matrix_product"] = row["rate"] * about["flops_per_token"] / product_rate
@@ -101,23 +99,18 @@ class TrainBenchmark:
         self.precision = self.engine.accelerator.mixed_precision
         self.batch = next(TrainingData(self.config).batches(0)).to(self.device)
 
-    @property
-    def tokens_per_call(self) -> int:
-        """Tokens that one call of a runner trains on."""
-        return self.steps * self.config.global_train_batch_size * self.config.model.max_sequence_length
-
     def runners(self) -> dict[str, Runner]:
         """What is timed, by name."""
-        ids, position_ids = self.batch.input_ids, self.batch.position_ids
-        positioned = _olmo_model(self.config).to(self.device)
+        ids = {"input_ids": self.batch.input_ids}
+        ids_and_positions = {**ids, "position_ids": self.batch.position_ids}
 
         def loop(engine: Engine) -> Runner:
             batches = TrainingData(self.config).batches(0)
             return lambda: train_steps(engine, self.config, batches, self.steps)
 
         return {
-            OLMO: self._plain_steps(_unmodified_olmo(self.config).to(self.device), ids, {}),
-            "position_ids": self._plain_steps(positioned, ids, {"position_ids": position_ids}),
+            OLMO: self._plain_steps(_unmodified_olmo(self.config), ids),
+            "position_ids": self._plain_steps(_olmo_model(self.config), ids_and_positions),
             LOOP: loop(self.engine),
             LOOP + COMPILED: loop(self.compiled_engine),
             TRAINER: self._trainer_steps(compiled=False),
@@ -136,23 +129,24 @@ class TrainBenchmark:
             "peak_flops": peak_flops(config, self.device),
         }
 
-    def _plain_steps(self, model: nn.Module, ids: Tensor, options: dict[str, Tensor]) -> Runner:
+    def _plain_steps(self, model: nn.Module, inputs: dict[str, Tensor]) -> Runner:
         """Forward, backward, clip, step, as short as PyTorch allows; fused AdamW, micro-batches of the config."""
         config, size, labels = self.config, self.config.device_train_microbatch_size, self.batch.labels
+        model = model.to(self.device)
         groups = get_param_groups(config, model)
         optimizer = torch.optim.AdamW(
             groups, lr=LEARNING_RATE, weight_decay=config.optimizer.weight_decay, fused=True
         )
-        starts = range(0, len(ids), size)
+        starts = range(0, len(labels), size)
 
         def run() -> None:
             for _ in range(self.steps):
                 for i in starts:
-                    part = {name: value[i : i + size] for name, value in options.items()}
+                    part = {name: value[i : i + size] for name, value in inputs.items()}
                     with torch.autocast(
-                        ids.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"
+                        self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"
                     ):
-                        logits = model(ids[i : i + size], **part).logits
+                        logits = model(**part).logits
                         losses = logits[:, :-1].flatten(0, 1).float(), labels[i : i + size, :-1].flatten()
                         loss = F.cross_entropy(*losses) / len(starts)
                     loss.backward()
@@ -193,13 +187,11 @@ def _olmo_model(config: Config) -> PositionedOLMo:
 
 def with_random_tokens(config: Config, folder: Path) -> Config:
     """The same config over a file of random tokens, so that a benchmark needs no corpus."""
-    count = 64 * config.global_train_batch_size * config.model.max_sequence_length
-    dtype = np.uint16 if config.model.vocab_size <= 1 << 16 else np.uint32
+    count = 64 * config.tokens_per_step
+    dtype = dtype_name(config.model.vocab_size)
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, count).astype(dtype)
     tokens.tofile(folder / "tokens.npy")
-    data = replace(
-        config.data, paths=[str(folder / "tokens.npy")], memmap_dtype=dtype.__name__, datasets=None
-    )
+    data = replace(config.data, paths=[str(folder / "tokens.npy")], memmap_dtype=dtype, datasets=None)
     corpus = replace(config.corpus, path=None, stream=None)
     return replace(config, data=data, corpus=corpus, save_folder=str(folder / "run"))
 
