@@ -54,7 +54,7 @@ class Trial:
         """Start the command; process ``rank`` is to be paused at ``moment``."""
         return Run(self.command, self.workshop, self.scene, more, rank=rank, moment=moment)
 
-    def draw_moment(self, rank: int = 0) -> Moment:
+    def draw_moment(self, rank: int) -> Moment:
         """Before a change of a file or at any time, as often one as the other."""
         changes = self.reference.changes[rank]
         if changes and self.random.random() < 0.5:

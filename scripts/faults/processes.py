@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib
+import json
 import mmap
 import multiprocessing.util
 import os
@@ -170,8 +171,6 @@ def wait_until(reached: Callable[[], bool], seconds: float) -> bool:
 
 def in_fork(function: Callable[..., Any], *arguments: Any) -> Any:
     """The JSON value of a function that is run in a fork: threads it starts would make later forks of this one hang."""
-    import json
-
     reader, writer = os.pipe()
     if (pid := os.fork()) == 0:
         try:
