@@ -8,11 +8,11 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from olmo_sparsity.sweep.grid import LOG_NAME, Cell
 from olmo_sparsity.sweep.slurm import words
 from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE, StopRequest
+from olmo_sparsity.util.files import last_line
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class _Running:
             )
 
     def stop(self) -> bool:
-        """Send SIGTERM, once; whether it was now."""
+        """Send SIGTERM, once; returns whether it was sent now."""
         if self.told_to_stop:
             return False
         self.process.terminate()
@@ -122,7 +122,7 @@ class _Running:
         return True
 
     def look(self, *, start_more: bool) -> Outcome | None:
-        """What became of it; None while it runs. After a command that ended well the next starts, if it may."""
+        """Its outcome; None while it runs. After a command that succeeded the next one starts if ``start_more``."""
         code = self.process.poll()
         if code is None:
             return None
@@ -134,9 +134,4 @@ class _Running:
         if code == 0:
             return Outcome(self.cell, "finished")
         how = f"exit code {code}" if code > 0 else f"killed by {signal.Signals(-code).name}"
-        return Outcome(self.cell, "failed", f"{how}: {_last_line(self.cell.folder / LOG_NAME)}")
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return Outcome(self.cell, "failed", f"{how}: {last_line(self.cell.folder / LOG_NAME)}")

@@ -57,7 +57,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def _share(folder: Path) -> None:
-    """Let others read the files as far as the folder lets them: safetensors writes its own for the owner alone."""
+    """Give files the permissions of the folder: safetensors writes its own for the owner alone."""
     mode = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
         if path.is_file():
@@ -92,6 +92,11 @@ def read_json(path: str | Path, remedy: str, *, expect: type | None = dict) -> A
     if expect is not None and not isinstance(value, expect):
         raise UserError(f"{path} is damaged (it holds no {expect.__name__}); {remedy}")
     return value
+
+
+def last_line(path: str | Path) -> str:
+    """The last line of a text file that is not blank, stripped; empty where there is none."""
+    return Path(path).read_text(encoding="utf8", errors="replace").rstrip().rpartition("\n")[2].strip()
 
 
 def sha256_file(path: str | Path) -> str:

@@ -16,6 +16,7 @@ from benchmarks import gpu_agreement, gpu_speed, gpu_study
 from benchmarks.settings import GpuSettings
 from benchmarks.timing import Json, about_this_run, chosen_device
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import last_line
 from olmo_sparsity.util.result_files import ResultFile
 
 PART = ResultFile(
@@ -141,7 +142,7 @@ def part_command(settings: GpuSettings, name: str, seconds: float) -> list[str]:
 
 
 def _wait_for(command: list[str], log: Path, seconds: float, environment: dict[str, str]) -> str:
-    """Run it with its output in ``log``; the reason to give where it wrote no file."""
+    """Run it with its output in ``log``; returns why it wrote no file, in case it did not."""
     with open(log, "w", encoding="utf8") as output:
         process = subprocess.Popen(
             command,
@@ -158,8 +159,7 @@ def _wait_for(command: list[str], log: Path, seconds: float, environment: dict[s
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    lines = log.read_text(encoding="utf8", errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+    last = last_line(log) or "it printed nothing"
     return f"exit code {code}: {last.removeprefix('error: ')[:LONGEST_REASON]}; see {log}"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from olmo_sparsity.util import files
 from olmo_sparsity.util.errors import run_script
-from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
+from olmo_sparsity.util.files import atomic_path, last_line, read_json, sha256_file, write_json
 from tests.support.refusals import refused
 
 
@@ -76,6 +76,23 @@ def test_damaged_json_is_one_line(tmp_path, content, says):
     with refused(says) as error:
         read_json(path, "write it again")
     assert str(error.value).endswith("write it again")
+
+
+@pytest.mark.parametrize(
+    ("content", "last"),
+    [
+        (b"", ""),
+        (b" \n\n", ""),
+        (b"one", "one"),
+        (b"one\ntwo \n \n", "two"),
+        (b"50%\r\t99%\r", "99%"),
+        (b"\xff\n", "�"),
+    ],
+)
+def test_the_last_line_is_the_last_that_is_not_blank(tmp_path, content, last):
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    assert last_line(path) == last
 
 
 def test_a_checksum_follows_the_file(tmp_path):
