@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -100,7 +100,7 @@ class EncodedUnit:
     """What a finished unit holds; where it had no training document, `file` is not there."""
 
     file: TokenFile
-    contaminated: list[int] = field(default_factory=list)
+    contaminated: list[int]
     """Hashes of the held-out paragraphs that were seen in it."""
 
     @classmethod
@@ -132,7 +132,7 @@ def count_groups(rule: SplitRule, unit: Unit) -> np.ndarray:
 
 
 def hold_out(job: HoldOutJob) -> int:
-    """Do a `HoldOutJob`; returns how many documents the unit has, held out or not."""
+    """Run a `HoldOutJob`; returns how many documents the unit has, held out or not."""
     hashes: set[int] = set()
     number = 0
     with atomic_path(job.documents) as temporary, open(temporary, "w", encoding="utf8") as file:
@@ -150,7 +150,7 @@ def hold_out(job: HoldOutJob) -> int:
 
 
 def encode_unit(job: EncodeJob) -> EncodedUnit:
-    """Do an `EncodeJob`."""
+    """Run an `EncodeJob`."""
     documents = (each for each in job.unit.documents() if not job.rule.is_heldout(each))
     heldout = frozenset(np.load(job.heldout_paragraphs).tolist()) if job.heldout_paragraphs else frozenset()
     contaminated: set[int] = set()
@@ -236,7 +236,7 @@ def encode_documents(
 
 @lru_cache(maxsize=2)
 def _encoder(path: str, dtype: str, size: int, modified_ns: int) -> Callable[[list[str]], list[np.ndarray]]:
-    """Texts to ids; kept, because it remembers words, for as long as the file at ``path`` is the same."""
+    """A function from texts to ids. Cached, because it remembers words, until the file at ``path`` changes."""
     tokenizer, kind = load_tokenizer(path), np.dtype(DTYPES[dtype])
     if cuts_at_words(tokenizer):
         return WordEncoder(tokenizer, kind).encode
@@ -290,7 +290,7 @@ class WordEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, dtype: np.dtype):
-        self.tokenizer, self.dtype = tokenizer, np.dtype(dtype)
+        self.tokenizer, self.dtype = tokenizer, dtype
         self.known: dict[str, bytes] = {}
         self.known_characters = 0
 

@@ -87,7 +87,7 @@ def token_file_overrides(corpus: str) -> list[str]:
 
 
 def compile_overrides(settings: GpuSettings, compiled: bool) -> list[str]:
-    """Whatever the length of the run."""
+    """Compile or do not, whatever the length of the run."""
     if not compiled:
         return ["--compile=null"]
     return ["--compile.from_steps=0", *(["--compile.backend=eager"] if settings.tiny else [])]
@@ -135,7 +135,6 @@ def _plan(settings: GpuSettings, seconds: float) -> Json:
     overrides += compile_overrides(settings, how == "compiled")
     config = load_config(CONFIG, overrides, warn=False)
     data = TrainingData(config)
-    assert data.steps_per_epoch is not None
     most = 8 if settings.tiny else EPOCHS * data.steps_per_epoch
     steps = max(1, min(most, int(seconds * best["tokens_per_second"] / config.tokens_per_step)))
     interval = max(1, steps // 4)
