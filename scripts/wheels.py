@@ -58,7 +58,10 @@ def main() -> None:
 
 
 def missing_packages(have: Path | None) -> dict[str, str]:
-    """What the project needs and ``have``, lines as ``pip list --format=freeze`` prints them, has not; by name."""
+    """Versions, by name, of the packages that the project needs and the file ``have`` does not list.
+
+    ``have`` has the lines of ``pip list --format=freeze``; None: nothing is there but torch.
+    """
     try:
         lines = have.read_text(encoding="utf8").splitlines() if have is not None else []
     except (OSError, UnicodeDecodeError) as error:
@@ -72,7 +75,7 @@ def missing_packages(have: Path | None) -> dict[str, str]:
 
 
 def repack(source: Path, target: Path) -> None:
-    """The same wheel without what nothing here reads; its list of files says so, too."""
+    """Copy a wheel without the files that nothing here reads, and without their lines in its RECORD."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as new:
         for name in filter(is_read, old.namelist()):
             data = old.read(name)

@@ -82,7 +82,7 @@ def unusable_values(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no section, list or mapping, and every key of a mapping, with its dotted name."""
+    """Every scalar value and every key of a mapping, with its dotted name."""
     inside = f"{name}." if name else ""
     if is_dataclass(value):
         for item in fields(value):
@@ -113,7 +113,7 @@ def _why_unusable(value: Any) -> str | None:
 
 
 def _check_each_field(config: Config) -> Iterator[Problem]:
-    """Every field on its own, by what `schema` knows of it."""
+    """Each field by itself, by what `schema` knows of it."""
     for name, value, known in changed_fields(config):
         if known.refused:
             yield (name,), f"{show(value)} is not supported: {known.refused}"

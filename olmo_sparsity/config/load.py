@@ -65,7 +65,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, warn: bool =
 
 
 def _by_reason(replaced: dict[str, str]) -> str:
-    """The fields on one line, grouped by what this engine has in their place."""
+    """The fields on one line, grouped by what replaces them."""
     grouped: dict[str, list[str]] = {}
     for name, reason in replaced.items():
         grouped.setdefault(reason, []).append(name)
@@ -89,7 +89,7 @@ class _Problems:
         self.lines[name, text] = printable(f"{name}: {text}" + (f" ({source})" if source else ""))
 
     def add_broken(self, name: str, text: str) -> None:
-        """As `add`, for a key whose value is unusable: what depends on it is not judged any more."""
+        """As `add`, for a key whose value is unusable: what depends on it is not checked."""
         self.broken.add(name)
         self.add(name, text)
 
@@ -190,7 +190,7 @@ def _merge(below: dict, above: dict) -> dict:
 
 
 def _build(values: dict, problems: _Problems) -> Config | None:
-    """The config of ``values`` without those that are no good; None where even the rest makes none."""
+    """The config without the values that are invalid; None where the others make no config either."""
     try:
         config = _filled(values, problems)
         if unresolved := list(_unresolved(config, ())):
@@ -221,7 +221,7 @@ def _defaults() -> DictConfig:
 
 
 def _fill(section: DictConfig, values: dict, prefix: str, problems: _Problems) -> None:
-    """Set ``values``, one by one, so that each that OmegaConf refuses is reported and the others count."""
+    """Set the values one by one, so that each one that OmegaConf refuses is reported and the others are set."""
     cls = typing.cast(type, om.get_type(section))
     hints = typing.get_type_hints(cls)
     for key, value in values.items():

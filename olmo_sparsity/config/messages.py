@@ -31,7 +31,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def section_of(hint: Any) -> type | None:
-    """The dataclass that a field's type is, or is optionally."""
+    """The dataclass of a field of type ``X`` or ``X | None``; None for any other type."""
     for choice in (hint, *typing.get_args(hint)):
         if isinstance(choice, type) and is_dataclass(choice) and typing.get_origin(hint) is not list:
             return choice

@@ -566,7 +566,7 @@ def field_value(config: Any, name: str) -> Any:
 
 
 def changed_fields(config: Config) -> Iterator[tuple[str, Any, Known]]:
-    """As `each_field`, those that ask for something: neither their default nor null, false, 0 or an empty list."""
+    """As `each_field`, the fields that differ from their default; null, false, 0 and empty count as the same."""
     defaults = {name: value for name, value, _ in each_field(type(config)())}
     for name, value, what in each_field(config):
         default = defaults.get(name)

@@ -94,13 +94,13 @@ def stretches(starts: np.ndarray, length: int) -> np.ndarray:
 
 
 def _crosses(tokens: np.ndarray, eos_token_id: int, length: int) -> np.ndarray:
-    """Whether the run that begins at each token has the end of a document in it, (n - L + 1,)."""
+    """Whether the run that begins at each token contains the end of a document, (n - L + 1,)."""
     ends = np.cumsum(np.append(0, tokens == eos_token_id))
     return ends[length:] > ends[: max(0, len(ends) - length)]
 
 
 def _scattered(tokens: np.ndarray) -> np.ndarray:
-    """A number without pattern for each id (SplitMix64): sums of ids themselves collide."""
+    """Each id hashed by SplitMix64, because sums of the ids themselves would collide."""
     return mix(tokens.astype(np.uint64) + GAMMA)
 
 

@@ -78,7 +78,7 @@ class TokenFile:
             raise ValueError("a checksum is no text")
 
     def as_dict(self) -> dict[str, Any]:
-        """As the manifest has it: what there is not is not named, as before there were groups."""
+        """As in the manifest: checksums that are None are left out, as before there were groups."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -289,7 +289,7 @@ class TokenFiles:
 
 
 def _refuse_other_layout(path: Path, array: np.ndarray) -> None:
-    """Files that could be read as token ids and are something else."""
+    """Refuse files whose bytes could be read as token ids, but are something else."""
     if bytes(array[:4].tobytes()[:6]) == b"\x93NUMPY":
         raise UserError(
             f"{path} was written by numpy.save; token files hold nothing but the ids: "
@@ -368,7 +368,7 @@ class Verified:
                 self._changed = True
 
     def save(self) -> None:
-        """Write down what was found since, for the next time."""
+        """Write what was found to `verified.json`."""
         if self._changed:
             write_json(self.path, self._known)
             self._changed = False

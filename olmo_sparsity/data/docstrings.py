@@ -120,7 +120,7 @@ def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None
 
 
 def _shuffle_key(name: str) -> bytes:
-    """A fixed pseudo-random order: modules of a package are alike, each part should sample everything."""
+    """A fixed pseudo-random order: modules of a package are alike, and each part should have some of every package."""
     return blake2b(name.encode(), digest_size=8).digest()
 
 
@@ -156,7 +156,7 @@ def _docstrings(path: Path) -> list[str]:
 
 
 def _documented(node: Any) -> Iterator[Any]:
-    """The module, its classes and functions, and theirs."""
+    """The module and, recursively, its classes and functions."""
     yield node
     for child in node.body:
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

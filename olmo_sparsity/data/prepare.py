@@ -148,7 +148,7 @@ def prepare_shard(
 
 
 def check_shardable(settings: PrepareSettings) -> None:
-    """Refuse what needs a look at the whole text before the first token is written."""
+    """Refuse settings that need the whole text before the first token can be written."""
     problems = []
     if settings.tokenizer_name == "bpe":
         problems.append(
@@ -179,7 +179,7 @@ class _Stages:
         self.request = json.loads(json.dumps(request))  # as a manifest gives it back
 
     def run(self, merge: bool) -> tuple[CorpusManifest, int]:
-        """All of them; the saved manifest and the number of tokens written by this run."""
+        """Run all stages; returns the saved manifest and the number of tokens written by this run."""
         self._open()
         heldout, paragraphs = self._hold_out()
         encoding, vocab_size = self._make_tokenizer()
@@ -219,7 +219,7 @@ class _Stages:
         return manifest, written + heldout_file.tokens
 
     def _count_groups(self, train: Sequence[TokenFile], heldout: TokenFile) -> dict[str, Any]:
-        """How many groups are held out, and how many of them are in training, too; nothing where there are none."""
+        """How many groups are held out, and how many of these are also in training; empty without groups."""
         if heldout.groups_sha256 is None:
             return {}
         path = self.out / groups_name(heldout.name)
@@ -236,7 +236,7 @@ class _Stages:
     def _mark_near_copies(
         self, train: Sequence[TokenFile], heldout: TokenFile, encoding: Encoding
     ) -> tuple[TokenFile, dict[str, Any]]:
-        """The held-out file, with its near copies beside it, and how many of its tokens they are."""
+        """Write the near copies of the held-out file; returns its entry with their checksum, and how many there are."""
         length = self.settings.near_copy_tokens
         if not train or not length:
             return heldout, {}
@@ -255,7 +255,7 @@ class _Stages:
         }
 
     def run_shard(self, shard: Shard) -> tuple[list[EncodedUnit], int]:
-        """Those that make the training units of one share; also the number of tokens written by this run."""
+        """Make the training units of one share; returns them and the number of tokens written by this run."""
         self._open()
         _, paragraphs = self._hold_out()
         encoding, _ = self._make_tokenizer()
@@ -272,7 +272,7 @@ class _Stages:
             self.rule = replace(self.rule, heldout_buckets=self._choose_groups())
 
     def _choose_groups(self) -> frozenset[int]:
-        """Which groups are held out, kept in a file for the next time."""
+        """The buckets of the groups to hold out, kept in a file for the next start."""
         path = self.work / "groups.json"
         with suppress(UserError):
             return frozenset(read_json(path, "", expect=list))

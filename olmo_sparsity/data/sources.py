@@ -158,7 +158,7 @@ class PrepareSettings:
         return self.group_field != NO_GROUPS
 
     def _problem(self, name: str, about: Mapping[str, Any]) -> str | None:
-        """What is wrong with one setting by itself."""
+        """What is wrong with one setting, whatever the others are."""
         value, option = getattr(self, name), f"--{name.replace('_', '-')}"
         if (
             about["sources"]
@@ -349,7 +349,7 @@ def _read_line(line: bytes, where: str, group_field: GroupField | None) -> Docum
 
 
 def well_formed(text: str) -> str:
-    """``text`` with lone surrogates (half an emoji; legal in JSON, not in UTF-8) as question marks."""
+    """``text`` with lone surrogates (half an emoji; legal in JSON, not in UTF-8) replaced by question marks."""
     try:
         text.encode("utf8")
     except UnicodeEncodeError:

@@ -114,7 +114,7 @@ class Marks:
             marks.sort()
 
     def _read(self, line: bytes) -> None:
-        """Keep a mark; pass over a line that a killed process has not finished, a damaged one, and other text's."""
+        """Keep a mark; ignore a line that is unfinished or damaged, or of other text."""
         with suppress(ValueError, TypeError, RecursionError):
             *mark, seal = json.loads(line)
             if seal == self._seal(mark):
@@ -136,7 +136,7 @@ class Marks:
         return (marks[place - 1][1], marks[place - 1][0]) if place else (0, 0)
 
     def add(self, unit: int, documents: int, tokens: int, *, is_end: bool = False) -> None:
-        """Write down a mark, where it is far enough from the last one, or the end of a unit."""
+        """Write a mark if it is far enough from the last one, or the end of a unit."""
         last = self.known[unit][-1][0] if unit in self.known else 0
         if self.ends.get(unit) == tokens if is_end else tokens < last + MARK_TOKENS:
             return
@@ -308,7 +308,7 @@ def _as_it_is(item: Any) -> Any:
 
 
 def _share_cores(worker: int) -> None:
-    """Give the tokenizer's threads in a worker their share of the machine."""
+    """Limit the tokenizer's threads in a worker to its share of the cores."""
     info = get_worker_info()
     assert info is not None
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * info.num_workers

@@ -175,7 +175,7 @@ class _Steps(Dataset[Batch]):
         return self.several(step, 1)[0]
 
     def several(self, first_step: int, count: int) -> list[Batch]:
-        """The same batches as one by one, made at once: what numpy's calls cost hardly depends on their rows."""
+        """The batches of several steps made at once: numpy's calls cost hardly more for more rows."""
         own = np.arange(self.rank, self.batch_size, self.world_size)
         steps = np.arange(first_step, first_step + count)
         indices = (self.batch_size * steps[:, None] + own).reshape(-1)
@@ -197,7 +197,7 @@ class TaskData(TrainingBatches):
 
     @property
     def steps_at_once(self) -> int:
-        """Of how many steps the batches are made at once where there are no workers."""
+        """Number of steps whose batches are made at once where there are no workers."""
         return max(1, _SAMPLES_AT_ONCE // self.share)
 
     def batches(self, first_step: int) -> Iterator[Batch]:

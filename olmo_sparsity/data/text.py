@@ -53,7 +53,7 @@ class SplitRule:
         return self._hash(document.text, 8) < self.heldout_fraction * 2**64
 
     def bucket(self, group: str) -> int:
-        """One of `BUCKETS`, which go to one side as a whole, so that counting any number of groups takes no memory."""
+        """One of `BUCKETS`. Each goes to one split as a whole, so that counting takes no memory per group."""
         return self._hash(group, 2)
 
     def _hash(self, text: str, size: int) -> int:
@@ -81,7 +81,7 @@ def _end_of_piece(text: str, start: int) -> int:
 
 
 def split_paragraphs(text: str) -> Iterator[str]:
-    """Paragraphs of a text: what stands between blank lines, indentation kept."""
+    """Paragraphs of a text, which blank lines separate; indentation is kept."""
     return (paragraph for paragraph in PARAGRAPH_BREAK.split(text) if paragraph and not paragraph.isspace())
 
 
@@ -116,7 +116,7 @@ class Decontamination:
     )
 
     def clean(self, text: str) -> str:
-        """The text without those paragraphs; as it was where there are none, empty where nothing is left."""
+        """The text without those paragraphs: unchanged where it has none, empty where nothing is left."""
         paragraphs = list(split_paragraphs(text))
         kept = [p for p in paragraphs if paragraph_hash(p) not in self.contaminated]
         self.counts["paragraphs"] += len(paragraphs)

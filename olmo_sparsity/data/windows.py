@@ -104,7 +104,7 @@ class Batch:
         return [self._rows(rows) for rows in order.tensor_split(min(count, len(order)))]
 
     def _ends(self) -> Tensor:
-        """The places up to the last one whose loss counts, (B,)."""
+        """Number of places up to the last one whose loss counts, (B,)."""
         places = torch.arange(1, self.loss_mask.shape[1] + 1, device=self.loss_mask.device)
         return (self.loss_mask * places).amax(dim=1)
 
@@ -128,7 +128,7 @@ class Batch:
 
 
 def share_of_batch(config: Config, processes: int) -> int:
-    """Windows of a global batch that each process reads. Raises `UserError` where they are not as many for all."""
+    """Windows of a global batch that each process reads. Raises `UserError` where they are not equally many."""
     share, rest = divmod(config.global_train_batch_size, processes)
     if rest:
         raise UserError(

@@ -44,7 +44,7 @@ def finished_corpus(out: Path, request: dict[str, Any]) -> CorpusManifest | None
 
 
 def is_whole(out: Path, file: TokenFile) -> bool:
-    """Whether a token file and what stands beside it are there, byte for byte as they were written."""
+    """Whether a token file and the files beside it are there and have their checksums."""
     wanted = {
         out / file.name: file.sha256 if file.tokens else None,  # a unit without a document has no file
         out / groups_name(file.name): file.groups_sha256,
@@ -129,7 +129,7 @@ def locked(out: Path, *, part: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def _writing_to(out: Path) -> Iterator[None]:
-    """One line for a folder that cannot be written to."""
+    """Turn errors of writing to ``out`` into one line."""
     try:
         yield
     except OSError as error:
@@ -139,12 +139,12 @@ def _writing_to(out: Path) -> Iterator[None]:
 
 
 def has_nothing_finished(out: Path) -> bool:
-    """Whether there is no work yet that would be worth keeping."""
+    """Whether nothing is there yet that is worth keeping."""
     return {path.name for path in (out / WORK_NAME).glob("*")} <= {REQUEST_NAME}
 
 
 def remove_work(out: Path) -> None:
-    """Remove what a run left beside a finished corpus that was killed at its very end, where that can be done."""
+    """Remove, if possible, the work folder of a run that was killed after it had finished the corpus."""
     if (out / WORK_NAME).exists():
         with suppress(UserError, OSError), folder_lock(out):
             remove(out / WORK_NAME)
@@ -176,7 +176,7 @@ def remove_if_empty(out: Path) -> None:
 
 
 def _record_count(work: Path, shard: Shard) -> None:
-    """Write down how many shards there are. Raises `UserError` where tasks of another number have begun."""
+    """Record the number of shards. Raises `UserError` where a task with another number has begun."""
     known = _recorded_count(work)
     if known is None:
         write_json(work / SHARDS_NAME, {"count": shard.count})

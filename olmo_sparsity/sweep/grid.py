@@ -110,7 +110,7 @@ class Cell:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its commands have ended well before. Where it is to be evaluated otherwise it is not."""
+        """Whether its commands have all succeeded, with the evaluation that is asked for now."""
         evaluation = self.evaluation if self.evaluation is None else list(self.evaluation)
         return self.marker.is_file() and _read(self.marker)["evaluation"] == evaluation
 
@@ -204,7 +204,7 @@ def _make_cell(sweep: Sweep, values: Mapping[str, str], check: Callable[[Config]
 
 
 def _name(values: Mapping[str, str]) -> str:
-    """``seed=1,task.parameters.train_length=5-20``: letters that no shell, path or YAML reads more into."""
+    """``seed=1,task.parameters.train_length=5-20``: without characters that are special to a shell, a path or YAML."""
     parts = []
     for key, text in values.items():
         plain = "-".join(filter(None, re.split(r"[^\w.+-]+", text, flags=re.ASCII)))
@@ -241,12 +241,12 @@ def _typed(text: str) -> Any:
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """``config`` as JSON has it."""
+    """``config`` as it is read back from JSON."""
     return json.loads(json.dumps(om.to_container(om.structured(config), resolve=True, enum_to_str=True)))
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings under their dotted names, but for those that tell one cell's folder from another's."""
+    """The settings by their dotted names, without those that are different in every cell."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
@@ -274,7 +274,7 @@ def _refuse_other_settings(cell: Cell) -> None:
 
 
 def _all_problems(problems: Mapping[str, Sequence[str]], cells: int) -> str:
-    """One message: what is wrong in all cells alone, else every problem with the cells that have it."""
+    """One message: the problem alone where all cells have the same one, else each problem with its cells."""
     refused = sum(map(len, problems.values()))
     if refused == cells and len(problems) == 1:
         return next(iter(problems))

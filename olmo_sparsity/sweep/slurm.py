@@ -115,7 +115,7 @@ def _render_line(line: str, values: _Values) -> str:
 
 
 def words(arguments: Sequence[object]) -> str:
-    """``arguments`` as words of a shell command, quoted where the shell would read more into them."""
+    """``arguments`` as words of a shell command, quoted where necessary."""
     return shlex.join(map(str, arguments))
 
 
@@ -176,7 +176,7 @@ def common_values(
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """What is ours, and what follows `--`."""
+    """The arguments before ``--``, and those behind it."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:at], arguments[at + 1 :]
 

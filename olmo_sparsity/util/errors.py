@@ -64,7 +64,7 @@ def _leave(code: int) -> None:
 
 
 def _leave_unread() -> None:
-    """Exit where nobody reads what is printed any more, as after ``| head``; else return."""
+    """Exit if standard output is no longer read, as after ``| head``; else return."""
     printed = select.poll()
     printed.register(sys.stdout.fileno(), 0)
     if printed.poll(0):
@@ -75,7 +75,7 @@ def _leave_unread() -> None:
 
 
 def _let_rank_0_speak_first() -> None:
-    """All processes mostly meet the same error; rank 0 says it, and its launcher ends the others meanwhile."""
+    """Processes mostly fail with the same error: rank 0 prints it, and its launcher ends the others meanwhile."""
     if int(os.environ.get("RANK", "0")) != 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(SECONDS_FOR_RANK_0)
@@ -100,7 +100,7 @@ def printable(text: str) -> str:
 
 
 def hidden_os_error(error: Exception, path: object) -> OSError | None:
-    """The system's error whose number a library written in Rust hides in its text; None where there is none."""
+    """The system error that a library written in Rust names in its text alone; None where it names none."""
     number = re.search(r"os error (\d+)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else None
 

@@ -80,7 +80,7 @@ def _hold(path: Path, patience: float = 0.2) -> Iterator[None]:
 
 
 def _wait_for_lease(lock: SoftFileLease, path: Path) -> None:
-    """Take the lock when its lease ends. Raises `UserError` as soon as its holder is seen to live."""
+    """Take the lock when its lease ends. Raises `UserError` as soon as its holder renews it."""
     renewed, warned = _renewed(path), False
     while True:
         owner = lock.owner

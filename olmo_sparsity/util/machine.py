@@ -18,7 +18,7 @@ def available_cores() -> int:
 
 
 def processor_features() -> list[str]:
-    """Those of `FEATURES` that this processor has; none where the system does not tell."""
+    """Those of `FEATURES` that this processor has; none where the system does not say."""
     about = _first_values("/proc/cpuinfo")
     flags = about.get("flags", about.get("Features", "")).split()
     return [name for name in FEATURES if name in flags]

@@ -1,4 +1,4 @@
-"""SplitMix64: numbers without pattern from numbers, many at once, the same on every machine."""
+"""SplitMix64: pseudo-random 64-bit words from integers, many at once, the same on every machine."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def counters(count: int) -> np.ndarray:
 
 
 def row_hashes(rows: np.ndarray) -> np.ndarray:
-    """A hash of each row of unsigned numbers, (n, width) to (n,) uint64, that zeros behind a row do not change."""
+    """A hash of each row of unsigned integers, (n, width) to (n,) uint64, which trailing zeros do not change."""
     return mix((rows.astype(np.uint64) * mix(counters(rows.shape[1]))).sum(axis=1, dtype=np.uint64))

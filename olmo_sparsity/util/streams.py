@@ -91,7 +91,7 @@ def generators(key: Sequence[int], indices: np.ndarray) -> list[np.random.Genera
 
 
 class _Seeded(ISeedSequence):
-    """A `numpy.random.SeedSequence` whose numbers are there already."""
+    """A `numpy.random.SeedSequence` whose state was computed before."""
 
     def __init__(self, state: np.ndarray):
         self.state = state
@@ -131,7 +131,7 @@ def _seed_sequences(entropy: list[np.ndarray]) -> np.ndarray:
 
 
 def _hash(constant: int, multiplier: int) -> Callable[[np.ndarray], np.ndarray]:
-    """A hash of 32-bit words (B,) whose constant is another one at every call."""
+    """A hash of 32-bit words (B,) whose constant changes with every call."""
 
     def hashed(words: np.ndarray) -> np.ndarray:
         nonlocal constant

@@ -90,7 +90,7 @@ def _endless(config: Config) -> Iterator[Batch]:
 
 
 def _step_bytes(config: Config) -> int | None:
-    """Most bytes of a step beyond what it leaves; what the step before has freed, malloc has given back."""
+    """Peak bytes of a step beyond those in use before it; malloc has returned what the step before freed."""
     use_cpu_without_gpu()
     engine, batches = Engine(config, build_model(config)), _endless(config)
     train_steps(engine, config, batches, 1)

@@ -99,7 +99,7 @@ def _cases(settings: GpuSettings) -> Iterable[tuple[str, Model, Batch]]:
 
 
 def _text_batch(config: Config, *, jumps: bool = True, documents: bool = False) -> Batch:
-    """Random tokens whose ids jump once, as those of PoSE; of two documents each, where they are told apart."""
+    """Random tokens whose ids jump once, as in PoSE; with ``documents``, each row has two."""
     rows, length = 4, config.model.max_sequence_length
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(1, config.model.vocab_size, (rows, length), generator=draw)

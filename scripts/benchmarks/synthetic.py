@@ -145,13 +145,13 @@ def inline_batches(config: Config) -> Iterator[Batch]:
 
 
 def whole_blocks(config: Config, steps: int) -> int:
-    """At least ``steps``, so many that what is made at once for several steps is made for one timing."""
+    """``steps``, rounded up to whole blocks of steps whose batches are made at once."""
     at_once = TaskData(config).steps_at_once
     return -(-steps // at_once) * at_once
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """The processor's time where one thread computes all: the same as the wall's, without what other programs take."""
+    """Processor time where one thread computes everything, which other programs do not change; else wall time."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     return time.process_time if alone else time.perf_counter
 

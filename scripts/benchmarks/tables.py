@@ -116,7 +116,7 @@ def _about(result: Json) -> str:
 
 
 def _at_k(row: Json, k: str) -> Json:
-    """Percentages with their intervals, of the measures that are told by k."""
+    """Percentages at ``k`` with their intervals, of the measures that are given by k."""
     return {name: percent_text(value[k]) for name, value in row.items() if isinstance(value, dict)}
 
 
@@ -125,7 +125,7 @@ def _flat(row: Json) -> Json:
 
 
 def _cell(value: Any) -> str:
-    """A number with three digits; of a ratio its bounds, too; nothing for what does not apply."""
+    """A number with three digits, a ratio with its bounds, or nothing for None."""
     if isinstance(value, dict):
         return "{ratio:.3g} [{ratio_low:.3g}, {ratio_high:.3g}]".format(**value)
     if isinstance(value, float):

@@ -18,7 +18,7 @@ from olmo_sparsity.util.result_files import Json
 
 
 def about_this_run(device: str) -> Json:
-    """Machine, code and command; called first, so that the load of the machine is not our own."""
+    """Machine, code and command. Call it first, so that the load average is not our own."""
     made = provenance()
     return {
         "machine": {
@@ -37,7 +37,7 @@ def chosen_device(device: str | None = None) -> str:
 
 
 def synchroniser(device: str) -> Callable[[], None]:
-    """What waits until the device has done what it was given."""
+    """A function that waits until the device has finished its work."""
     return torch.cuda.synchronize if device == "cuda" else lambda: None
 
 

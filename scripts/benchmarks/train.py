@@ -118,7 +118,7 @@ class TrainBenchmark:
         }
 
     def about(self) -> dict[str, Any]:
-        """What was measured on."""
+        """Precision and shape."""
         config = self.config
         return {
             "precision": self.precision,

@@ -55,7 +55,7 @@ class Trial:
         return Run(self.command, self.workshop, self.scene, more, rank=rank, moment=moment)
 
     def draw_moment(self, rank: int) -> Moment:
-        """Before a change of a file or at any time, as often one as the other."""
+        """Before a random change of a file or at a random time, with equal probability."""
         changes = self.reference.changes[rank]
         if changes and self.random.random() < 0.5:
             return Moment(change=self.random.randint(1, changes))
@@ -241,7 +241,7 @@ def damaged(damage: Callable[[Trial, Path], str]) -> Callable[[Trial], str]:
 
 
 def damageable(trial: Trial) -> list[Path]:
-    """Files that a command made. What a user wrote, text and config, has nothing to be held against."""
+    """Files that a command made. Text and config, which a user wrote, have no checksum to compare them with."""
     folders = [trial.command.out, *trial.command.given]
     paths = sorted(path for name in folders for path in (trial.scene / name).rglob("*"))
     return [

@@ -130,7 +130,7 @@ class Process:
         return self.paused and self.code is None
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end; False after so many seconds."""
+        """Wait for its end; False if that takes longer than ``seconds``."""
         return wait_until(self.look, seconds)
 
     def go_on(self) -> None:
@@ -160,7 +160,7 @@ class Process:
 
 
 def wait_until(reached: Callable[[], bool], seconds: float) -> bool:
-    """Wait until that is so; False after so many seconds."""
+    """Wait until ``reached()``; False if that takes longer than ``seconds``."""
     deadline = time.monotonic() + seconds
     while not reached():
         if time.monotonic() > deadline:
@@ -226,7 +226,7 @@ def _become(
     changes_made: mmap.mmap,
     pause_before: int | None,
 ) -> NoReturn:
-    """Be the script until its end, as a Python that was started for it would be."""
+    """Run the script to its end, as a Python started for it would."""
     os.setsid()
     atexit._clear()  # what this process is to do at its own end is not for the script
     atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
