@@ -54,6 +54,8 @@ def library_versions() -> dict[str, str]:
 def current_commit() -> str:
     """Commit of this code, with a + behind it where files were changed since; empty outside a git checkout."""
     try:
+        # Fails for a copy that is installed inside another checkout, as in its .venv: that commit is not of this code.
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
         commit = _git("rev-parse", "--short=12", "HEAD")
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):

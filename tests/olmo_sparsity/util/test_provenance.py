@@ -1,0 +1,29 @@
+"""Which commit is written beside a result."""
+
+import subprocess
+
+from olmo_sparsity.util import provenance
+
+
+def test_the_commit_is_that_of_this_code_not_of_a_checkout_that_it_is_installed_in(tmp_path, monkeypatch):
+    def git(*arguments):
+        settings = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        command = ["git", *settings, *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    code = tmp_path / ".venv" / "provenance.py"
+    code.parent.mkdir()
+    code.touch()
+    git("init", "--quiet")
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    git("add", ".gitignore")
+    git("commit", "--quiet", "-m", "notes of mine")
+    monkeypatch.setattr(provenance, "__file__", str(code))
+    assert provenance.current_commit() == ""
+    git("add", "--force", str(code))
+    git("commit", "--quiet", "-m", "the code")
+    assert provenance.current_commit() == git("rev-parse", "--short=12", "HEAD")
+    code.write_text("changed")
+    assert provenance.current_commit().endswith("+")
