@@ -77,7 +77,8 @@ def run_hashes(tokens: np.ndarray, length: int) -> np.ndarray:
     powers = np.ones(len(tokens), dtype=np.uint64)
     np.cumprod(np.full(len(tokens) - 1, _BASE, dtype=np.uint64), out=powers[1:])
     sums = np.zeros(len(tokens) + 1, dtype=np.uint64)
-    np.cumsum(_scattered(tokens) * powers, out=sums[1:])
+    # Of hashes (SplitMix64), because sums of the ids themselves would collide.
+    np.cumsum(mix(tokens.astype(np.uint64) + GAMMA) * powers, out=sums[1:])
     number = len(tokens) - length + 1
     back = np.ones(number, dtype=np.uint64)
     np.cumprod(np.full(number - 1, _INVERSE, dtype=np.uint64), out=back[1:])
@@ -97,11 +98,6 @@ def _crosses(tokens: np.ndarray, eos_token_id: int, length: int) -> np.ndarray:
     """Whether the run that begins at each token contains the end of a document, (n - L + 1,)."""
     ends = np.cumsum(np.append(0, tokens == eos_token_id))
     return ends[length:] > ends[: max(0, len(ends) - length)]
-
-
-def _scattered(tokens: np.ndarray) -> np.ndarray:
-    """Each id hashed by SplitMix64, because sums of the ids themselves would collide."""
-    return mix(tokens.astype(np.uint64) + GAMMA)
 
 
 def _runs_in(wanted: np.ndarray, path: Path, *, dtype: np.dtype, length: int) -> np.ndarray:

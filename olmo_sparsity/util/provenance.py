@@ -18,18 +18,14 @@ LIBRARIES = ("torch", "ai2-olmo", "transformers", "accelerate", "deepspeed", "nu
 
 def provenance() -> dict[str, Any]:
     """Commit, versions, command line, machine and time (UTC) of this process."""
+    is_command = sys.argv[0].startswith("olmo-sparsity ")  # that was typed, not python scripts/NAME.py
     return {
         "commit": current_commit(),
         "versions": library_versions(),
-        "command": " ".join(sys.argv if _is_command(sys.argv[0]) else [Path(sys.executable).name, *sys.argv]),
+        "command": " ".join(sys.argv if is_command else [Path(sys.executable).name, *sys.argv]),
         "machine": machine(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _is_command(program: str) -> bool:
-    """Whether ``olmo-sparsity NAME`` was typed, not ``python scripts/NAME.py``."""
-    return program.startswith("olmo-sparsity ")
 
 
 def append_provenance(folder: str | Path, **told: Any) -> None:

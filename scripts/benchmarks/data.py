@@ -32,12 +32,12 @@ def run(settings: DataSettings) -> Json:
         folder = Path(name)
         files = settings.files or generated_files(folder)
         seconds = time_in_turn(data_runners(files, folder), settings.rounds, warm_up=1)
-        tokens = count_tokens(folder)
+        tokens = sum(path.stat().st_size for path in (folder / "ours").glob("train-*.npy")) // 2  # uint16
     rates = summarise(seconds, baseline=MAP, amount=tokens, unit="tokens/s")
     return {"benchmark": "data", "files": len(files), "tokens": tokens, **made, **rates}
 
 
-def data_runners(files: Sequence[str], folder: Path) -> dict[str, Callable[[], None]]:
+def data_runners(files: Sequence[str], folder: Path) -> dict[str, Callable[[], object]]:
     """What is timed: each reads ``files`` and writes every token to ``folder``.
 
     `datasets.map` does nothing but tokenize and write; ours also hashes, checks and removes what the held-out text
@@ -50,11 +50,12 @@ def data_runners(files: Sequence[str], folder: Path) -> dict[str, Callable[[], N
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     heldout = folder / "heldout.jsonl"
     heldout.write_text(json.dumps({"text": "A document that is held out."}) + "\n")
+    ours = PrepareSettings("text", files, [str(heldout)], tokenizer="olmo")
     loaded = _load(files, folder / "loaded")
     return {
         MAP: lambda: _map(_load(files, _fresh(folder / "map")), _fresh(folder / "mapped")),
         MAP_ONLY: lambda: _map(loaded, _fresh(folder / "mapped")),
-        OURS: lambda: _prepare(files, str(heldout), _fresh(folder / "ours")),
+        OURS: lambda: prepare(ours, _fresh(folder / "ours")),
     }
 
 
@@ -62,10 +63,6 @@ def _fresh(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return folder
-
-
-def _prepare(files: Sequence[str], heldout: str, out: Path) -> None:
-    prepare(PrepareSettings("text", files, [heldout], tokenizer="olmo"), out)
 
 
 def _load(files: Sequence[str], cache: Path) -> Any:
@@ -102,11 +99,6 @@ class Tokenize:
             self.eos = find_eos(self.tokenizer)
         encoded = self.tokenizer.encode_batch_fast(batch["text"], add_special_tokens=False)
         return {"input_ids": [[*one.ids, self.eos] for one in encoded]}
-
-
-def count_tokens(folder: Path) -> int:
-    """Training tokens that our preparation has written."""
-    return sum(path.stat().st_size for path in (folder / "ours").glob("train-*.npy")) // 2
 
 
 def generated_files(folder: Path) -> list[str]:

@@ -134,15 +134,15 @@ def _plan(settings: GpuSettings, seconds: float) -> Json:
     overrides = _model_overrides(settings, best)
     overrides += compile_overrides(settings, how == "compiled")
     config = load_config(CONFIG, overrides, warn=False)
-    data = TrainingData(config)
-    most = 8 if settings.tiny else EPOCHS * data.steps_per_epoch
+    steps_per_epoch = TrainingData(config).steps_per_epoch
+    most = 8 if settings.tiny else EPOCHS * steps_per_epoch
     steps = max(1, min(most, int(seconds * best["tokens_per_second"] / config.tokens_per_step)))
     interval = max(1, steps // 4)
     overrides += [
         *(f"--max_duration={steps}", f"--scheduler.t_warmup={min(300, steps // 10)}"),
         *(f"--save_interval={interval}", f"--evaluation.interval={interval}"),
     ]
-    return {"steps": steps, "epochs": steps / data.steps_per_epoch, "overrides": overrides}
+    return {"steps": steps, "epochs": steps / steps_per_epoch, "overrides": overrides}
 
 
 def _model_overrides(settings: GpuSettings, best: Json) -> list[str]:
