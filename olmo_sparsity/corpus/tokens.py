@@ -246,8 +246,8 @@ class TokenFiles:
                 names += read_groups(folder / groups_name(file.name), file.groups_sha256, file.documents)
             else:
                 names += [None] * file.documents
-        alone = (f"document {number} by itself" for number in range(len(names)))
-        return np.array([name or other for name, other in zip(names, alone, strict=True)], dtype=object)
+        named = [name or f"document {number} by itself" for number, name in enumerate(names)]
+        return np.array(named, dtype=object)
 
     @cached_property
     def near_copies(self) -> np.ndarray | None:

@@ -50,22 +50,22 @@ def measure_agreement(settings: GpuSettings) -> Json:
     """Loss and gradients of one batch on the CPU and on the device, of every model and mask, in fp32 and bf16."""
     device = torch.device(chosen_device())
     rows: dict[str, Json] = {}
+    apart = []
     for name, model, batch in _cases(settings):
         for precision in LOSS_BOUND_NATS:
             cpu, own = (
                 _loss_and_gradients(model, batch, at, precision) for at in (torch.device("cpu"), device)
             )
-            rows[f"{name}, {precision}"] = {
+            loss = abs(own[0] - cpu[0])
+            gradient = max(map(_relative_difference, own[1], cpu[1]))
+            case = f"{name}, {precision}"
+            rows[case] = {
                 "loss_nats": own[0],
-                "loss_difference_nats": abs(own[0] - cpu[0]),
-                "gradient_difference": max(map(_relative_difference, own[1], cpu[1])),
+                "loss_difference_nats": loss,
+                "gradient_difference": gradient,
             }
-    apart = [
-        name
-        for name, row in rows.items()
-        if not row["loss_difference_nats"] <= LOSS_BOUND_NATS[name[-4:]]
-        or not row["gradient_difference"] <= GRADIENT_BOUND[name[-4:]]
-    ]
+            if not (loss <= LOSS_BOUND_NATS[precision] and gradient <= GRADIENT_BOUND[precision]):
+                apart.append(case)
     largest = [
         f"{precision} {_largest(rows, precision, 'loss_difference_nats'):.1e} nats, gradients "
         f"{_largest(rows, precision, 'gradient_difference'):.1e}"
