@@ -1,4 +1,4 @@
-"""How the messages about a config name things: what was given, what there is to choose, what was probably meant."""
+"""Parts of the messages about a config: the value that was given, the choices, and what was probably meant."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Problem = tuple[tuple[str, ...], str]
 
 
 def choose(given: str, choices: Iterable[str]) -> str:
-    """The remedy for a name that is none of ``choices``: what there is, and what was probably meant."""
+    """The remedy for a name that is none of ``choices``: the choices, and the one that was probably meant."""
     near = difflib.get_close_matches(given, list(choices), 1)
     return f"choose {', '.join(choices)}" + (f"; did you mean {near[0]}?" if near else "")
 

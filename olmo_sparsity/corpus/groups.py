@@ -109,7 +109,7 @@ def write_groups(path: Path) -> Iterator[Groups]:
 
 
 def read_groups(path: Path, sha256: str, documents: int) -> list[str | None]:
-    """The groups of the documents of a token file. Raises `UserError` where the file is not as it was written."""
+    """The groups of the documents of a token file. Raises `UserError` where the file is missing or damaged."""
     if not path.is_file() or sha256_file(path) != sha256:
         raise UserError(
             f"{path}, the groups of its documents, is missing or damaged; copy it again from where it was prepared, "

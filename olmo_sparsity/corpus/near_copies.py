@@ -1,6 +1,6 @@
 """Near copies: held-out tokens in runs that also stand in the training text (docs/method.md, 2.4 [ours]).
 
-A model may have such a run by heart, so what its far context is worth there says little. Runs are compared by 64-bit
+A model may have memorized such a run, so the gain from its far context says little there. Runs are compared by 64-bit
 hashes: of a million held-out runs and ten billion training ones, one in two thousand corpora has a wrong match.
 Shapes: n tokens of one file, L tokens of a run, R stretches of near copies.
 """
@@ -61,7 +61,7 @@ def write_near_copies(path: Path, found: np.ndarray) -> str:
 
 
 def read_near_copies(path: Path, sha256: str | None) -> np.ndarray:
-    """The near copies of a token file, (R, 2). Raises `UserError` where the file is not as it was written."""
+    """The near copies of a token file, (R, 2). Raises `UserError` where it is missing or damaged."""
     if not path.is_file() or sha256_file(path) != sha256:
         raise UserError(
             f"{path}, which names near copies of training text, is missing or damaged; copy it again from where it was "

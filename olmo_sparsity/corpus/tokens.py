@@ -65,7 +65,7 @@ class TokenFile:
     groups_sha256: str | None = None
     """Checksum of the file of the groups of its documents, see `groups_name`; None where there is none."""
     near_copies_sha256: str | None = None
-    """Checksum of the file of its near copies, see `near_copies_name`; None where nobody looked for them."""
+    """Checksum of the file of its near copies, see `near_copies_name`; None where they were not looked for."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for what cannot be one."""
@@ -253,7 +253,7 @@ class TokenFiles:
     def near_copies(self) -> np.ndarray | None:
         """Stretches that also stand in the training text: file, first token, one past the last, (R, 3), ascending.
 
-        None where nobody looked for them. Raises `UserError` for a damaged file.
+        None where they were not looked for. Raises `UserError` for a damaged file.
         """
         folder, files = self._described or (Path(), [])
         if not files or any(file.near_copies_sha256 is None for file in files):
@@ -265,7 +265,7 @@ class TokenFiles:
         return np.concatenate(parts)
 
     def in_near_copy(self, document: np.ndarray, position: np.ndarray) -> np.ndarray | None:
-        """Whether each token lies in a near copy, (n,) bool; None where nobody looked for them."""
+        """Whether each token lies in a near copy, (n,) bool; None where they were not looked for."""
         if self.near_copies is None:
             return None
         file, start = self.document_bounds[document, 0], self.document_bounds[document, 1]

@@ -33,7 +33,7 @@ class NeedleWeaver:
         self.vocabulary = np.setdiff1d(np.arange(config.model.vocab_size), special)
 
     def weave(self, window: np.ndarray, *, epoch: int, index: int) -> np.ndarray:
-        """The window (T,) with needles in it, or as it is; their tokens do not occur in it elsewhere."""
+        """The window (T,) with needles, whose tokens do not occur in it elsewhere; or the window unchanged."""
         settings = self.settings
         if settings.share == 0:
             return window

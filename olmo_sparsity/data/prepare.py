@@ -341,7 +341,7 @@ class _Stages:
         return Encoding(str(path), eos_token_id, dtype_name(vocab_size)), vocab_size
 
     def _has_tokenizer(self, path: Path) -> bool:
-        """Whether an earlier run, or another shard, wrote it, and it is as it was written."""
+        """Whether an earlier run, or another shard, wrote it, and its checksum is right."""
         try:
             return read_json(self.work / TOKENIZER_NAME, "").get("sha256") == sha256_file(path)
         except (UserError, OSError):

@@ -297,7 +297,7 @@ class StreamedData(TrainingBatches):
 
 
 def _fork_server() -> Any:
-    """Where workers start: a fork of this process would copy the threads of the hub's client in mid-flight."""
+    """A context for workers: a fork of this process would copy the running threads of the hub's client."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])  # the imports take seconds; once is enough
     return context

@@ -126,7 +126,7 @@ def out_folder(text: str) -> Path:
 
 
 def out_file(name: str) -> Callable[[str], Path]:
-    """The type of an ``--out FILE``: the file; in a folder that is there, or where the path ends with /, ``name``."""
+    """The type of an ``--out FILE``: the file, or ``name`` in an existing folder or where the path ends with /."""
 
     def parse(text: str) -> Path:
         path = _named(text) / name if text.endswith("/") else file_in(_named(text), name)
@@ -145,7 +145,7 @@ def _named(text: str) -> Path:
 
 
 def _reachable(path: Path) -> Path:
-    """``path``, a folder that is there or can be made. Refuses it where a file stands in its way."""
+    """``path``, a folder that exists or can be made. Refuses one that a file stands in the way of."""
     blocking = next((each for each in (path, *path.parents) if each.exists() and not each.is_dir()), None)
     if blocking is not None:
         raise argparse.ArgumentTypeError(f"{blocking} is a file; name a folder, or remove the file")

@@ -18,7 +18,7 @@ def shipped(name: str | Path) -> Path:
 
 
 def find_shipped(path: str | Path, name: str | Path | None = None) -> Path:
-    """``path`` as it is, or where there is no such file the one of this name that comes with the code.
+    """``path``, or, where no such file exists, the one of this name that comes with the code.
 
     ``name``: where it differs from the path, such as a base that is named relative to another file.
     """

@@ -44,7 +44,7 @@ def run_jobs(
     unit: str,
     done: int = 0,
 ) -> list[Result]:
-    """``[function(job) for job in jobs]`` over ``workers`` processes; here and now where one is enough.
+    """``[function(job) for job in jobs]`` over ``workers`` processes, or in this one where one is enough.
 
     ``function`` must be importable (top level of a module), ``job`` and result must pickle. An exception
     of a job stops the others at once and is raised here; a Ctrl-C too. ``done`` is how many jobs an earlier
@@ -81,7 +81,7 @@ def _run_here(function: Callable[[Job], Result], jobs: Sequence[Job], advance: A
 def _run_in_pool(
     function: Callable[[Job], Result], jobs: Sequence[Job], workers: int, advance: Advance
 ) -> list[Result]:
-    # A fork server starts clean: a fork of this process would copy the threads of `tokenizers` in mid-flight.
+    # A fork server starts clean: a fork of this process would copy the running threads of `tokenizers`.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([function.__module__])
     counts = context.Array("q", 2)

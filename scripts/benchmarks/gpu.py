@@ -118,7 +118,7 @@ def measure_here(settings: GpuSettings, made: Json) -> Json:
 
 
 def run_part(settings: GpuSettings, name: str, seconds: float, made: Json) -> Json:
-    """One part in a process of its own, which is ended after so many seconds; what it wrote, or why it failed."""
+    """One part in a process of its own, which is killed after ``seconds``; what it wrote, or why it failed."""
     file, log = _file(settings, name), settings.out / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)

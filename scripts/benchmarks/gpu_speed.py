@@ -37,7 +37,7 @@ GOALS = {"150m": 0.40, "1b": 0.45}
 """Model FLOPs utilisation that is aimed at, in bf16."""
 COMPARED_STEPS, WARM_UP_STEPS, TIMED_STEPS, ROUNDS = 4, 2, 5, 3
 LARGER = 4
-"""Micro-batches are tried from so many times the YAML's down, and only then its activation checkpointing."""
+"""Micro-batches are tried from this multiple of the YAML's down, and only then its activation checkpointing."""
 ZERO_BOUND_NATS = {"no": 1e-4, "bf16": 2e-2}
 """Largest differences of a loss, by precision, that are taken for rounding [ours]."""
 _MATRIX = 8192

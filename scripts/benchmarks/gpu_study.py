@@ -28,7 +28,7 @@ from olmo_sparsity.util.files import read_json, write_json
 
 CONFIG = "configs/pose-c4-150m.yaml"
 EPOCHS = 8
-"""At most: a model this large learns a small corpus by heart."""
+"""At most: a model this large memorizes a small corpus."""
 TRAINING_SHARE = 0.8
 """Of the time of its part; the rest is for starting, compiling and checkpoints."""
 LEARNING_RATE = 6e-4  # the paper's 5e-5 is for billions of tokens
@@ -105,7 +105,7 @@ def part_numbers(settings: GpuSettings, name: str) -> Json:
 
 
 def train_model(settings: GpuSettings) -> Json:
-    """Train the 150M model for the time of this part, at most `EPOCHS`; goes on where an earlier start stopped."""
+    """Train the 150M model for the time of this part, at most `EPOCHS`; resumes an earlier start."""
     started = time.monotonic()
     plan = settings.out / "work" / "model.json"
     if not plan.is_file():
@@ -113,7 +113,7 @@ def train_model(settings: GpuSettings) -> Json:
     chosen = read_json(plan, "remove it to plan anew")
     left = 60 * settings.minutes * (1 + TRAINING_SHARE) / 2 - (time.monotonic() - started)
     config = load_config(CONFIG, [*chosen["overrides"], f"--time_limit={left}"], warn=False)
-    with suppress(StoppedBySignal):  # out of time: what there is is measured
+    with suppress(StoppedBySignal):  # out of time: the last checkpoint is measured
         train(config, resume=True)
     state = load_state(_checkpoint(settings))
     tokens = state.step * config.tokens_per_step

@@ -230,7 +230,7 @@ def cost_sweeps(settings: InfluenceSettings) -> dict[str, list[Point]]:
 def measure_point(settings: InfluenceSettings, point: Point) -> Json:
     """Median seconds and computed tokens per target, and the memory that the first run took beyond what was in use.
 
-    Tokens are told beside those of leave-one-out in a plain loop, which reads N - 1 tokens without each far one, and N.
+    Tokens are compared with those of leave-one-out in a plain loop: N - 1 for each far token left out, and N.
     A token of a smaller model that proposes counts as its share of the parameters [ours].
 
     On a CPU that is growth of the resident set, on a GPU of the memory that torch allocated; None where the system

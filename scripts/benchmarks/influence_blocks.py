@@ -87,7 +87,7 @@ def measure_agreement(loaded: LoadedModel, settings: InfluenceSettings) -> Json:
     """Net recovery with blocks and without on the same targets, their paired difference, and what each costs.
 
     The targets are those of whole blocks. Without blocks each has its own N and M tokens, and the same placebo. Both
-    select where the gain of their own contexts is above tau; the difference is told over those of both, too.
+    select where the gain of their own contexts is above tau; the difference over the targets of both is given too.
     """
     assert settings.corpus is not None
     tokens = TokenFiles.of_split(settings.corpus, "heldout")

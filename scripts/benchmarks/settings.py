@@ -14,7 +14,7 @@ PARTS = ("speed", "blocks", "agreement", "screened", "cost")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all benchmarks are told."""
+    """Settings of all benchmarks."""
 
     overrides: tuple[str, ...] = ()
     """Of the config: ``--path.to.key=value``."""

@@ -97,7 +97,7 @@ def task_configs(config: Config, settings: SyntheticSettings) -> dict[str, Confi
 
 
 def generator_share(config: Config, steps: int, rounds: int) -> Json:
-    """Seconds of making batches and of as many optimizer steps on batches that are there, in turn.
+    """Seconds of making batches and of as many optimizer steps on batches made before, in turn.
 
     A batch: samples, position ids and tensors, as the loop makes them without workers.
     """
@@ -163,8 +163,8 @@ class StepComparison:
     """The same model, batches and optimizer in our loop and in transformers' Trainer, in turn.
 
     The Trainer knows one loss and no table of ids: ids of coupled schemes give way to PoSE, or to contiguous ones where
-    the config has no target length. The loop makes its batches while the clock runs, the Trainer's are there; what is
-    called `READY` is the loop with batches that are there.
+    the config has no target length. The loop makes its batches while the clock runs, the Trainer's were made
+    before; `READY` is the loop with batches made before.
     """
 
     def __init__(self, config: Config, steps: int, folder: Path):

@@ -1,6 +1,6 @@
 """Commands as processes forked from this one, which has imported everything: each starts in a moment, not in seconds.
 
-A process can be paused at a moment of its life, so that a fault happens there and nowhere else.
+A process can be paused at a chosen moment, so that a fault happens exactly there.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def import_everything() -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in the life of a process: before its n-th change of a file, or so many seconds after its start."""
+    """A point in the life of a process: before its n-th change of a file, or some seconds after its start."""
 
     change: int | None = None
     seconds: float = 0.0
