@@ -226,6 +226,14 @@ def test_a_damaged_number_of_shards_is_one_line(tmp_path, value):
         ({"name": "a\\b"}, "no bare file name"),
         ({"name": ""}, "no bare file name"),
         ({"name": ".."}, "no bare file name"),
+        (
+            {
+                "splits": {
+                    "train": [{"name": "a", "tokens": 1, "documents": 1, "sha256": "0", "groups_sha256": 1}]
+                }
+            },
+            "a checksum is no text",
+        ),
         ({"name": "a\nb"}, "no bare file name"),
         ({"name": 3}, "name is 3"),
         ({"tokens": -1}, "negative"),
