@@ -161,10 +161,9 @@ def _rotated_layers(config: ModelConfig) -> list[bool]:
 
 def position_reach(config: Config) -> int:
     """One more than the largest position id of training: T' of the position scheme, or the window."""
-    window = config.model.max_sequence_length
     if config.positions.scheme == "contiguous":  # it ignores the target length
-        return window
-    return config.positions.target_length or window
+        return config.model.max_sequence_length
+    return config.target_length
 
 
 def to_transformers(model: PositionedOLMo, config: Config) -> Any:
@@ -194,7 +193,7 @@ def _transformers_config(config: Config) -> Any:
         family,
         # The rows that pad the vocabulary stay: softmax runs over them in training and analysis too, so that cutting
         # them off would change every probability.
-        vocab_size=shape.embedding_size or shape.vocab_size,
+        vocab_size=shape.embedding_rows,
         hidden_size=shape.d_model,
         intermediate_size=hidden // 2,  # OLMo counts both halves of SwiGLU
         num_hidden_layers=shape.n_layers,
@@ -298,7 +297,7 @@ def _find_tokenizer(source: Path, given: str | None, config: ModelConfig) -> Pat
         )
     path = tokenizer_file(given) if given else own
     tokenizer = load_tokenizer(path)
-    rows = config.embedding_size or config.vocab_size
+    rows = config.embedding_rows
     if (ids := id_range(tokenizer)) > rows:
         raise UserError(
             f"{path} has ids up to {ids - 1:,}, the model only {rows:,} embeddings; name its own tokenizer"

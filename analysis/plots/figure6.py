@@ -19,11 +19,10 @@ from analysis.plots import style
 from analysis.plots.figure2 import check_selectors
 from analysis.plots.training import last_parts
 from analysis.stats.bootstrap import few_clusters
-from analysis.stats.recovery import BEST, nats
+from analysis.stats.recovery import BEST, RECOVERIES, nats
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
-RECOVERIES = ("recovery", "placebo_recovery", "net_recovery")
 _OF_LDS = ("subsets", "keep_rate")
 """Options that no recovery depends on."""
 

@@ -188,7 +188,7 @@ def _check_tuples(config: Config) -> Iterator[Problem]:
     model, scheme = config.model, config.positions.scheme
     if config.task.name is None:
         yield ("model.family", "task.name"), "tuples is for synthetic tasks; name a task, or choose olmo"
-    vocabulary, size = model.embedding_size or model.vocab_size, model.tuples.size
+    vocabulary, size = model.embedding_rows, model.tuples.size
     if size <= 3 and vocabulary ** (size + 1) > _MOST_TABLE_ENTRIES:
         yield (
             ("model.tuples.size", "model.vocab_size"),

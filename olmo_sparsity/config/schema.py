@@ -112,6 +112,11 @@ class ModelConfig(olmo.ModelConfig):
         """The position encoding that the switches `rope`, `alibi` and `nope` ask for."""
         return encoding_of(self)
 
+    @property
+    def embedding_rows(self) -> int:
+        """Tokens that the model tells apart: the vocabulary, and the rows that pad it."""
+        return self.embedding_size or self.vocab_size
+
 
 @dataclass
 class TokenizerConfig(olmo.TokenizerConfig):

@@ -54,7 +54,7 @@ class HeldoutEvaluation:
         options = config.evaluation
         self.config, self.rank, self.world_size = config, rank, world_size
         self.length = config.model.max_sequence_length
-        self.position_length = options.position_length or config.positions.target_length or self.length
+        self.position_length = options.position_length or config.target_length
         self.batch_size = options.batch_size or config.device_train_microbatch_size
         self.tokens = open_heldout_tokens(config)
         self.windows = self._choose(self._packed_windows(), number=0)

@@ -31,7 +31,7 @@ class PositionedNeoX(nn.Module):
 
         self.config = config
         sizes = GPTNeoXConfig(
-            vocab_size=config.embedding_size or config.vocab_size,
+            vocab_size=config.embedding_rows,
             hidden_size=config.d_model,
             num_hidden_layers=config.n_layers,
             num_attention_heads=config.n_heads,

@@ -40,7 +40,7 @@ class TupleAttention(nn.Module):
         """With freshly drawn weights. ``reach``: ids are told apart up to reach - 1, and larger ones are like it."""
         super().__init__()
         self.config = config
-        options, vocabulary = config.tuples, config.embedding_size or config.vocab_size
+        options, vocabulary = config.tuples, config.embedding_rows
         self.size, self.locality, self.anchored = options.size, options.locality, options.anchored
         self.vocabulary, self.reach = vocabulary, reach
         self.farthest = reach - 1 if options.locality is None else options.locality

@@ -41,8 +41,7 @@ def _is_long_enough(config: Config) -> bool:
     """Whether the run has `compile.from_steps` steps; one that is counted in epochs, of unknown length, is taken to."""
     assert config.compile is not None
     amount, unit = parse_duration(config.max_duration)
-    tokens = config.global_train_batch_size * config.model.max_sequence_length
-    steps = {"steps": amount, "tokens": amount / tokens}.get(unit, float("inf"))
+    steps = {"steps": amount, "tokens": amount / config.tokens_per_step}.get(unit, float("inf"))
     return steps >= config.compile.from_steps
 
 

@@ -67,9 +67,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
 def _train_from(config: Config, engine: Engine, data: TrainingBatches, last: Path | None) -> Path:
     """Train from the checkpoint ``last``, or from the start, to the end."""
     engine.on_main(lambda: verify_checksums(config))
-    schedule = Schedule.of_run(
-        config, tokens_per_step=config.tokens_per_step, steps_per_epoch=data.steps_per_epoch
-    )
+    schedule = Schedule.of_run(config, steps_per_epoch=data.steps_per_epoch)
     first_step = 0
     if last is not None:
         state = load_state(last)
@@ -94,7 +92,6 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
     folder = step_folder(config.save_folder, first_step)
     monitor = Monitor(
         config,
-        tokens_per_step=config.tokens_per_step,
         first_step=first_step,
         last_step=last_step,
         enabled=engine.is_main,
@@ -123,9 +120,7 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
                     has_learned = until is not None and exact_share(found) >= until
                 if step == last_step or ends or has_learned or saves_at(config, step):
                     finished = has_learned or step >= schedule.max_steps
-                    folder = save(
-                        config, engine, step, schedule.tokens_per_step, data.identity, finished=finished
-                    )
+                    folder = save(config, engine, step, data.identity, finished=finished)
             if has_learned:
                 log.info("finished after step %d: exact match reached evaluation.until", step)
                 break

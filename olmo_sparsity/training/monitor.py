@@ -34,7 +34,6 @@ class Monitor:
         self,
         config: Config,
         *,
-        tokens_per_step: int,
         first_step: int,
         last_step: int,
         enabled: bool = True,
@@ -44,7 +43,7 @@ class Monitor:
         """``enabled``: in the main process. Raises `UserError` in every one where a tracker is not installed."""
         check_packages(config)
         self.config, self.enabled, self.device = config, enabled, device
-        self.tokens_per_step, self.first_step, self.last_step = tokens_per_step, first_step, last_step
+        self.tokens_per_step, self.first_step, self.last_step = config.tokens_per_step, first_step, last_step
         peak = peak_flops(config, device) if enabled else None
         self.utilisation_per_rate = flops_per_token(config) / (peak * processes) if peak else None
         self.paused_seconds = 0.0

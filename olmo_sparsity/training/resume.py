@@ -142,12 +142,10 @@ def saves_at(config: Config, step: int) -> bool:
     return any(interval is not None and step % interval == 0 for interval in intervals)
 
 
-def save(
-    config: Config, engine: Engine, step: int, tokens_per_step: int, data: str | None, *, finished: bool
-) -> Path:
+def save(config: Config, engine: Engine, step: int, data: str | None, *, finished: bool) -> Path:
     """Write the checkpoint after ``step`` from the main process and drop those that are not kept. Collective."""
     weights, optimizer = engine.weights(), engine.optimizer_tensors()
-    state = TrainState(step, step * tokens_per_step, finished, chosen_precision(config), data)
+    state = TrainState(step, step * config.tokens_per_step, finished, chosen_precision(config), data)
 
     def write() -> None:
         saved = save_checkpoint(config.save_folder, config, state, weights, optimizer, run_tokenizer(config))

@@ -18,18 +18,17 @@ class Schedule:
     config: Config
     max_steps: int
     """Optimizer steps of the whole run."""
-    tokens_per_step: int
 
     @classmethod
-    def of_run(cls, config: Config, *, tokens_per_step: int, steps_per_epoch: int | None) -> Schedule:
+    def of_run(cls, config: Config, *, steps_per_epoch: int | None) -> Schedule:
         """The schedule of ``config``, whose `max_duration` counts steps, tokens ("2e9T") or epochs ("2ep")."""
         amount, unit = parse_duration(config.max_duration)
         steps = {
             "steps": amount,
-            "tokens": amount / tokens_per_step,
+            "tokens": amount / config.tokens_per_step,
             "epochs": amount * (steps_per_epoch or 0),  # None of a stream, whose config has no epochs
         }[unit]
-        return cls(config, max(1, int(steps)), tokens_per_step)
+        return cls(config, max(1, int(steps)))
 
     @property
     def last_step(self) -> int:
@@ -37,7 +36,7 @@ class Schedule:
         return min(self.max_steps, self.config.stop_at or self.max_steps)
 
     def _position(self, step: int) -> tuple[int, int]:
-        scale = self.tokens_per_step if self.config.scheduler.units == SchedulerUnits.tokens else 1
+        scale = self.config.tokens_per_step if self.config.scheduler.units == SchedulerUnits.tokens else 1
         return step * scale, self.max_steps * scale
 
     def learning_rate(self, step: int) -> float:

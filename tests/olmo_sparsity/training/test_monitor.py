@@ -34,7 +34,7 @@ HELDOUT = {
 
 def run(config, first=0, last=6, evaluate_at=(), **options):
     """As the loop uses it, with losses that fall."""
-    with Monitor(config, tokens_per_step=128, first_step=first, last_step=last, **options) as monitor:
+    with Monitor(config, first_step=first, last_step=last, **options) as monitor:
         for step in range(first + 1, last + 1):
             monitor.log(step, {"loss_nats": 5 - step / 10, "learning_rate": 1e-3, "grad_norm": 1.0})
             if step in evaluate_at:
@@ -76,31 +76,31 @@ class TestMetricsFile:
 class TestSpeed:
     def test_tokens_per_second_over_the_last_steps(self, tmp_path, clock):
         config = tiny.train_config(tmp_path, "--speed_monitor.window_size=2", "--console_log_interval=1")
-        with Monitor(config, tokens_per_step=100, first_step=0, last_step=4) as monitor:
+        with Monitor(config, first_step=0, last_step=4) as monitor:
             for step, seconds in enumerate([8, 1, 1, 4], 1):
                 clock.seconds += seconds
                 monitor.log(step, {"loss_nats": 1.0})
         rates = [row["tokens_per_second"] for row in rows_of(config)]
-        assert rates == pytest.approx([100 / 8, 200 / 9, 200 / 2, 200 / 5])
+        assert rates == pytest.approx([128 / 8, 256 / 9, 256 / 2, 256 / 5])
 
     def test_pauses_do_not_count(self, tmp_path, clock):
         config = tiny.train_config(tmp_path, "--console_log_interval=1")
-        with Monitor(config, tokens_per_step=100, first_step=0, last_step=2) as monitor:
+        with Monitor(config, first_step=0, last_step=2) as monitor:
             for step in (1, 2):
                 clock.seconds += 1
                 monitor.log(step, {"loss_nats": 1.0})
                 with monitor.paused():
                     clock.seconds += 50
-        assert [row["tokens_per_second"] for row in rows_of(config)] == pytest.approx([100, 100])
+        assert [row["tokens_per_second"] for row in rows_of(config)] == pytest.approx([128, 128])
 
     def test_utilisation_is_of_all_devices(self, tmp_path, clock):
         config = tiny.train_config(
             tmp_path, "--console_log_interval=1", "--speed_monitor.gpu_flops_available=1e9"
         )
-        with Monitor(config, tokens_per_step=100, first_step=0, last_step=1, processes=4) as monitor:
+        with Monitor(config, first_step=0, last_step=1, processes=4) as monitor:
             clock.seconds += 2
             monitor.log(1, {"loss_nats": 1.0})
-        assert rows_of(config)[0]["mfu"] == pytest.approx(50 * flops_per_token(config) / 4e9)
+        assert rows_of(config)[0]["mfu"] == pytest.approx(128 / 2 * flops_per_token(config) / 4e9)
 
     def test_memory_is_that_of_this_process(self):
         assert 0.05 < peak_memory_gb(torch.device("cpu")) < 100
@@ -180,7 +180,7 @@ class TestWeightsAndBiases:
     )
     def test_a_run_that_fails_is_marked_so(self, tmp_path, wandb, error, code):
         config = wandb_config(tmp_path)
-        with pytest.raises(error), Monitor(config, tokens_per_step=1, first_step=0, last_step=3):
+        with pytest.raises(error), Monitor(config, first_step=0, last_step=3):
             raise error("x")
         assert wandb.exits == [code]
 
@@ -191,7 +191,7 @@ class TestWeightsAndBiases:
         monkeypatch.setattr("olmo_sparsity.training.monitor.MetricsFile", full)
         with (
             pytest.raises(OSError),
-            Monitor(wandb_config(tmp_path), tokens_per_step=1, first_step=0, last_step=3),
+            Monitor(wandb_config(tmp_path), first_step=0, last_step=3),
         ):
             pass
         assert wandb.exits == [1]
@@ -235,7 +235,7 @@ def test_not_installed(tmp_path, monkeypatch, package, off):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for enabled in (True, False):  # in every process: none is left waiting for another
         with refused(f"pip install {package}, or set {package}: {off}"):
-            Monitor(config, tokens_per_step=1, first_step=0, last_step=1, enabled=enabled)
+            Monitor(config, first_step=0, last_step=1, enabled=enabled)
 
 
 class TestTensorBoard:

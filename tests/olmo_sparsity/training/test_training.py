@@ -108,7 +108,7 @@ def test_warm_up_and_decay_are_counted_in_optimizer_steps(tmp_path):
     config = tiny.train_config(
         tmp_path, "--max_duration=1000", "--scheduler.t_warmup=300", "--optimizer.learning_rate=5e-5"
     )
-    schedule = Schedule.of_run(config, tokens_per_step=128, steps_per_epoch=7)
+    schedule = Schedule.of_run(config, steps_per_epoch=7)
     assert schedule.learning_rate(1) == pytest.approx(5e-5 / 300)
     assert schedule.learning_rate(150) == pytest.approx(2.5e-5)
     assert schedule.learning_rate(300) == pytest.approx(5e-5)
@@ -121,9 +121,7 @@ def test_duration_in_steps_tokens_and_epochs(tmp_path, duration, steps):
     config = tiny.train_config(tmp_path, f"--max_duration={duration}")
     data = TrainingData(config)
     assert data.steps_per_epoch == 12 * 91 // 32 // 4
-    schedule = Schedule.of_run(
-        config, tokens_per_step=config.tokens_per_step, steps_per_epoch=data.steps_per_epoch
-    )
+    schedule = Schedule.of_run(config, steps_per_epoch=data.steps_per_epoch)
     assert schedule.max_steps == steps
 
 
