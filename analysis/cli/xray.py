@@ -22,12 +22,11 @@ from dataclasses import fields
 from pathlib import Path
 
 from analysis.cli import show_log
-from analysis.measure.settings import InfluenceSettings, MapSettings
+from analysis.measure.settings import MapSettings
 from analysis.records.influence_map import MAP_NAME
 from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
 from olmo_sparsity.util.errors import UserError
 
-_SHARED = ("bf16", "device", "tokens_per_batch", "memory_limit_gb")
 _OF_BOTH = ("checkpoint", "text", "out")
 
 
@@ -35,7 +34,6 @@ def main() -> None:
     """Measure, or read what was measured; then draw."""
     parser = Parser(description=__doc__)
     add_arguments(parser, MapSettings)
-    add_arguments(parser, InfluenceSettings, only=_SHARED)
     given = parser.parse_args()
     from analysis.plots.style import save_figure
     from analysis.report.influence_map import InfluenceMap
@@ -64,8 +62,8 @@ def main() -> None:
 
 def _refuse_measuring_options(given: Namespace, parser: Parser) -> None:
     """Raise `UserError` for an option that would not change what was measured."""
-    for field in (*fields(MapSettings), *fields(InfluenceSettings)):
-        what, asked = field.metadata.get("argument"), vars(given).get(field.name)
-        if what and field.name not in _OF_BOTH and asked != parser.get_default(field.name):
-            option = f"--{(what['name'] or field.name).replace('_', '-')}"
+    for field in fields(MapSettings):
+        asked = getattr(given, field.name)
+        if field.name not in _OF_BOTH and asked != parser.get_default(field.name):
+            option = f"--{(field.metadata['argument']['name'] or field.name).replace('_', '-')}"
             raise UserError(f"{option} is for measuring; give --text, or leave {option} out")

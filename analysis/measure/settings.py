@@ -21,6 +21,15 @@ from olmo_sparsity.util.errors import UserError
 CHECKPOINT = (
     "checkpoint, run (then its last one), transformers directory, or id of a model on the Hugging Face hub"
 )
+_BF16 = argument("measure in bf16: faster, coarser")
+_DEVICE = argument("cpu, cuda, cuda:1, … (default: a GPU where there is one)")
+_TOKENS_PER_BATCH = argument("tokens of one forward pass; lower it when memory runs out")
+_MEMORY_LIMIT = argument(
+    "what a batch may take (default: half the memory, or 80 %% of what is free on the GPU)",
+    name="memory_limit",
+    type=positive_number,
+    metavar="GB",
+)
 _UNTOLD = ("checkpoint", "checkpoints", "labels", "out", "device", "tokens_per_batch")
 
 
@@ -39,14 +48,10 @@ class MeasurementSettings:
     out: str | Path = field(metadata=argument("folder for what is written", type=out_folder, metavar="DIR"))
     split: str = field(default="heldout", metadata=argument("split of the corpus"))
     seed: int = field(default=0, metadata=argument("seed of everything that is drawn", type=seed_number))
-    bf16: bool = field(default=False, metadata=argument("measure in bf16: faster, coarser"))
+    bf16: bool = field(default=False, metadata=_BF16)
     """About twice as fast where the machine has it, but influences below 0.01 nats are noise."""
-    device: str | None = field(
-        default=None, metadata=argument("cpu, cuda, cuda:1, … (default: a GPU where there is one)")
-    )
-    tokens_per_batch: int | None = field(
-        default=None, metadata=argument("tokens of one forward pass; lower it when memory runs out")
-    )
+    device: str | None = field(default=None, metadata=_DEVICE)
+    tokens_per_batch: int | None = field(default=None, metadata=_TOKENS_PER_BATCH)
     """None chooses. Results do not depend on it but for rounding."""
     resamples: int = DEFAULT_RESAMPLES
     """Of the bootstrap that makes intervals, where the result has any."""
@@ -141,15 +146,7 @@ class InfluenceSettings(MeasurementSettings):
             "measure n targets over tau now; the same command goes on with the rest", metavar="n"
         ),
     )
-    memory_limit_gb: float | None = field(
-        default=None,
-        metadata=argument(
-            "what a batch may take (default: half the memory, or 80 %% of what is free on the GPU)",
-            name="memory_limit",
-            type=positive_number,
-            metavar="GB",
-        ),
-    )
+    memory_limit_gb: float | None = field(default=None, metadata=_MEMORY_LIMIT)
     """Used where ``tokens_per_batch`` is None."""
     overwrite: bool = field(default=False, metadata=argument("remove records that are in --out"))
     shard: MeasurementShard | None = None
@@ -332,9 +329,7 @@ class TrainedRecallSettings:
     samples: int = field(default=100, metadata=argument("test samples for each of --ks"))
     selectors: tuple[str, ...] = PLANTED_SELECTORS
     seed: int = 0
-    device: str | None = field(
-        default=None, metadata=argument("cpu, cuda, cuda:1, … (default: a GPU where there is one)")
-    )
+    device: str | None = field(default=None, metadata=_DEVICE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,18 +347,13 @@ class VerifySettings:
     )
     targets: int = field(default=100, metadata=argument("targets over tau to measure again, at least"))
     seed: int = field(default=0, metadata=argument("which of them", type=seed_number))
-    device: str | None = field(
-        default=None, metadata=argument("cpu, cuda, cuda:1, … (default: a GPU where there is one)")
-    )
-    tokens_per_batch: int | None = field(
-        default=None, metadata=argument("tokens of one forward pass; lower it when memory runs out")
-    )
+    device: str | None = field(default=None, metadata=_DEVICE)
+    tokens_per_batch: int | None = field(default=None, metadata=_TOKENS_PER_BATCH)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapSettings:
-    """`analysis.measure.influence_map`: which earlier tokens every token of a text needs. Fields without a help text
-    are options of the command `influence`, too, and described there."""
+    """`analysis.measure.influence_map`: which earlier tokens every token of a text needs."""
 
     checkpoint: str = field(
         metadata=argument(
@@ -396,7 +386,7 @@ class MapSettings:
     tau_nats: float = field(
         default=1.0, metadata=argument("tokens that gain more, in nats, are marked", name="tau")
     )
-    bf16: bool = False
-    device: str | None = None
-    tokens_per_batch: int | None = None
-    memory_limit_gb: float | None = None
+    bf16: bool = field(default=False, metadata=_BF16)
+    device: str | None = field(default=None, metadata=_DEVICE)
+    tokens_per_batch: int | None = field(default=None, metadata=_TOKENS_PER_BATCH)
+    memory_limit_gb: float | None = field(default=None, metadata=_MEMORY_LIMIT)
