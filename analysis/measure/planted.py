@@ -41,9 +41,9 @@ from analysis.measure.selectors import Question, check_selector, find_selector
 from analysis.measure.settings import HandBuiltRecallSettings, TrainedRecallSettings
 from analysis.model.adapters import KeyValues, ReadAttention, mean_over_heads
 from analysis.model.device import pick_device
-from analysis.model.load import LoadedModel, check_long_context, load_for_analysis
+from analysis.model.load import LoadedModel, load_for_analysis
 from analysis.model.scorer import Scorer
-from analysis.records.results import FORMAT, OF_HAND_BUILT, RECALL, RECALL_NAME
+from analysis.records.results import RECALL
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES
 from analysis.stats.exact_match import wilson
 from analysis.stats.recovery import Columns, SumsBootstrap
@@ -423,7 +423,7 @@ def recall_record(
     loaded: LoadedModel, config: Config, task: SparseTask, settings: RecallSettings, cells: list[Json]
 ) -> Json:
     """What `recall.json` says of a checkpoint."""
-    found = {
+    return {
         "run": loaded.checkpoint.resolve().parent.name,
         "checkpoint": str(loaded.checkpoint),
         "step": load_state(loaded.checkpoint).step,
@@ -447,7 +447,6 @@ def recall_record(
         },
         "cells": cells,
     }
-    return found
 
 
 def measure_trained(asked: TrainedRecallSettings) -> Path:
@@ -461,12 +460,13 @@ def measure_trained(asked: TrainedRecallSettings) -> Path:
     place = pick_device(asked.device)
     loaded = load_for_analysis(folder)
     scorer = Scorer(loaded.model.to(place), device=place)
-    check_long_context(loaded.model, settings.length, name=f"{folder} ({loaded.family})", option="--length")
+    loaded.check_context(settings.length, option="--length")
     contexts = 2 * settings.samples * len(settings.selectors) * len(settings.planted)
     with progress("recall", contexts, "contexts") as advance:
         cells = measure_recall(scorer, task, settings, advance=advance)
-    RECALL.save(asked.out / RECALL_NAME, recall_record(loaded, config, task, settings, cells))
-    return asked.out / RECALL_NAME
+    path = asked.out / RECALL.name
+    RECALL.save(path, recall_record(loaded, config, task, settings, cells))
+    return path
 
 
 def measure_hand_built(settings: HandBuiltRecallSettings) -> Path:
@@ -489,13 +489,15 @@ def measure_hand_built(settings: HandBuiltRecallSettings) -> Path:
             scorer = Scorer(PlantedModel(columns.tolist(), n_long, rule=rule, seed=number))
             contexts = planted_contexts(1, n_long, n_short)
             for name in selectors:
-                chosen = find_selector(name)(Question(scorer, contexts, settings.seed + number, max(KS)))
-                recalls[name].append(found_at(chosen.columns, columns[None], KS).mean(axis=2)[0])
+                chosen = selected_columns(name, scorer, contexts, settings.seed + number, max(KS))
+                recalls[name].append(found_at(chosen, columns[None], KS).mean(axis=2)[0])
         rows += [
             {"rule": rule, "planted": planted, "selector": name, "recall": np.mean(each, axis=0).tolist()}
             for name, each in recalls.items()
         ]
-    found = {"format": FORMAT, "measured": OF_HAND_BUILT, "n_long": n_long, "n_short": n_short}
+    # not stamped as `RECALL` is: it is printed and not read again
+    found = {"format": 2, "measured": "hand-built models", "n_long": n_long, "n_short": n_short}
     found |= {"models": settings.models, "ks": KS, "commit": current_commit(), "rows": rows}
-    write_json(settings.out / RECALL_NAME, found)
-    return settings.out / RECALL_NAME
+    path = settings.out / RECALL.name
+    write_json(path, found)
+    return path

@@ -61,13 +61,8 @@ NEEDLE = ResultFile(
     },
 )
 
-RECALL_NAME = "recall.json"
-
-FORMAT, OF_HAND_BUILT = 2, "hand-built models"
-"""Format of that file of hand-built models, which nothing reads, and what it says was measured."""
-
 RECALL = ResultFile(
-    RECALL_NAME,
+    "recall.json",
     "olmo-sparsity recall of planted tokens",
     3,
     "recall of a checkpoint",
