@@ -70,18 +70,16 @@ def tokens_that_fit(
     limit_bytes: float,
     *,
     asked: int = 1,
-    most: int | None = None,
 ) -> int:
-    """The most tokens of one forward pass, at least N and at most ``most``, whose memory stays within the limit.
+    """The most tokens of one forward pass whose memory stays within the limit: N, or up to `TOKENS_PER_BATCH`.
 
     ``asked``: the last positions of a context whose losses are computed.
 
     Batches of contexts are tried, each twice as large as the one before, while the next is expected to fit
     (memory grows no faster than the batch). Depends on memory alone, never on speed, so that a machine gives the same
-    batches every time. ``most``: by default `TOKENS_PER_BATCH`, beyond which a batch gets no faster. Raises `UserError`
-    where not even one context fits.
+    batches every time. Raises `UserError` where not even one context fits.
     """
-    most = most or TOKENS_PER_BATCH[device.type]
+    most = TOKENS_PER_BATCH[device.type]
     rows = 1
     while rows == 1 or rows * n_long <= most:
         used = _peak_bytes(model, device, rows, n_long, asked)

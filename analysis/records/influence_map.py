@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,7 +60,7 @@ class MapRecord:
     """(T,) place in the text of the first far token, int64."""
     influence_nats: list[np.ndarray]
     """T arrays, float32: leave-one-out influence of each far token, from ``first_far`` on; may be empty."""
-    about: Json = field(default_factory=dict)
+    about: Json
     """What was measured: ``model``, ``model_sha256``, ``text``, ``n_long``, ``n_short``, ``tau_nats``, ``dtype``,
     ``device``, ``commit``."""
 

@@ -11,7 +11,7 @@ from scipy.special import roots_sh_legendre
 
 from analysis.measure.selectors import Question, find_selector
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
-from analysis.model.device import MemoryGrowth, OnDevice, tokens_that_fit
+from analysis.model.device import TOKENS_PER_BATCH, MemoryGrowth, OnDevice, tokens_that_fit
 from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
 from olmo_sparsity.attention import ATTENTIONS
@@ -260,8 +260,9 @@ def test_the_batch_that_fits_is_found_by_trying(monkeypatch, limit, tokens):
     monkeypatch.setattr(
         "analysis.model.device._peak_bytes", lambda model, device, rows, n_long, asked: 4.0 * rows * n_long
     )
+    monkeypatch.setitem(TOKENS_PER_BATCH, "cpu", 1000)
     if tokens:
-        assert tokens_that_fit(None, torch.device("cpu"), 50, limit, most=1000) == tokens
+        assert tokens_that_fit(None, torch.device("cpu"), 50, limit) == tokens
         return
     with refused("one context of N = 50 tokens takes 2e-07 GB, more than the limit of"):
         tokens_that_fit(None, torch.device("cpu"), 50, limit)
