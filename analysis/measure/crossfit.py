@@ -57,9 +57,9 @@ class ModelChooser:
 
     def select(self, selector: str, contexts: Contexts, asked: np.ndarray, far_context: str) -> Selection:
         """See `Chooser`."""
-        last = self._question
-        if last is None or last.contexts is not contexts or last.asked is not asked:
-            self._question = Question(
+        question = self._question
+        if question is None or question.contexts is not contexts or question.asked is not asked:
+            question = self._question = Question(
                 self.scorer,
                 contexts,
                 self.seed,
@@ -68,8 +68,7 @@ class ModelChooser:
                 passes=SharedPasses(self.selectors),
                 proposing=self.proposing,
             )
-        assert self._question is not None
-        return find_selector(selector)(self._question)
+        return find_selector(selector)(question)
 
 
 class RecordedChooser:

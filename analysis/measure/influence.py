@@ -147,11 +147,8 @@ class InfluenceEngine:
     def examples(self, targets: Targets, rows: np.ndarray) -> Examples:
         """The text of some of the targets, their contexts and their placebo far contexts."""
         texts = [self._pieces(targets, row, targets.target_id[row]) for row in rows]
-        placebos = [
-            self.documents.document(int(targets.placebo_document[row]))[start : start + self.n_far]
-            for row in rows
-            for start in [int(targets.placebo_start[row])]
-        ]
+        at = zip(targets.placebo_document[rows], targets.placebo_start[rows], strict=True)
+        placebos = [self.documents.document(int(d))[start : start + self.n_far] for d, start in at]
         return Examples(
             targets.target_id[rows],
             [pieces[:-1] for pieces, _ in texts],
@@ -268,9 +265,10 @@ def targets_per_batch(targets_per_block: int) -> int:
 
 def selection_rounds(targets: Targets, over: np.ndarray, targets_per_block: int) -> list[np.ndarray]:
     """Rows of the targets over tau that selectors choose for at once: those of a block, or a few of one batch."""
-    together = targets_per_block if targets_per_block > 1 else TARGETS_PER_BATCH
+    together = size = targets_per_block
+    if targets_per_block == 1:
+        together, size = TARGETS_PER_BATCH, TARGETS_PER_ROUND
     group = targets.target_id[over] // together
-    size = targets_per_block if targets_per_block > 1 else TARGETS_PER_ROUND
     return [
         rows[start : start + size]
         for rows in (over[group == number] for number in np.unique(group))
@@ -416,10 +414,7 @@ def _assign_roles(
         else Faithfulness(scorers[-1], settings.ks, settings.subsets, settings.seed),
         seed=settings.seed,
     )
-    manifest = _manifest(settings, text, selects, evaluating, device)
-    if proposer is not None:
-        manifest = replace(manifest, options={**manifest.options, PROPOSER: proposer.weights_sha256})
-    return engine, manifest
+    return engine, _manifest(settings, text, selects, evaluating, proposer, device)
 
 
 def _scorer_of(loaded: LoadedModel, settings: InfluenceSettings, device: torch.device) -> Scorer:
@@ -439,6 +434,7 @@ def _manifest(
     text: MeasuredText,
     selects: tuple[str, str, int | None],
     evaluating: LoadedModel,
+    proposer: LoadedModel | None,
     device: torch.device,
 ) -> Manifest:
     options: dict[str, Any] = {}
@@ -454,6 +450,8 @@ def _manifest(
         options[UNTRAINED] = True
     if evaluating.rope_scaling:
         options[ROPE_SCALING] = asdict(evaluating.rope_scaling)
+    if proposer is not None:
+        options[PROPOSER] = proposer.weights_sha256
     crossed = bool(settings.evaluate_with)
     return Manifest(
         checkpoint=selects[0],
