@@ -90,10 +90,9 @@ def lay_out(
         raise UserError(f"{settings.samples} samples of length {length} are all the same; raise --samples")
     columns = np.flatnonzero(varies)
     influence = influence_on_response(model, batch, columns, settings.by)
-    # What ends a response is coupled to nothing.
-    answers = influence if task.end_id is None else influence[:-1]
     coupled = np.zeros(batch.tokens.shape[1], dtype=np.int64)
-    coupled[columns] = answers.argmax(axis=0) + FIRST_OF_RESPONSE
+    # The last token, which ends the response, is coupled to nothing.
+    coupled[columns] = influence[:-1].argmax(axis=0) + FIRST_OF_RESPONSE
     return Layout(batch, coupled), set(prompt[0, ~varies].tolist()), set(prompt[:, varies].ravel().tolist())
 
 
@@ -109,7 +108,7 @@ def fit_segments(layouts: list[Layout], marks: list[int]) -> Iterator[tuple[Segm
             f"prompts have {sorted(numbers)} segments between the same tokens; their coupling cannot be found"
         )
     for segment in range(1, numbers.pop() + 1):
-        best = Segment(ENDS[0], 0), -1.0
+        fitted = []
         for counted_from in ENDS:
             firsts: Counter[int] = Counter()
             for layout, place in zip(layouts, places, strict=True):
@@ -117,9 +116,8 @@ def fit_segments(layouts: list[Layout], marks: list[int]) -> Iterator[tuple[Segm
                 counted = (place.from_start if counted_from == "start" else place.from_end)[0, own]
                 firsts.update((layout.coupled[own] - counted).tolist())
             first_id, explained = firsts.most_common(1)[0]
-            if explained / firsts.total() > best[1]:
-                best = Segment(counted_from, first_id), explained / firsts.total()
-        yield best
+            fitted.append((Segment(counted_from, first_id), explained / firsts.total()))
+        yield max(fitted, key=lambda each: each[1])
 
 
 def measure_coupling(settings: CouplingSettings) -> Path:
