@@ -32,6 +32,12 @@ class Passage:
         """Positions, ascending, of the tokens that are not special."""
         return np.flatnonzero(~self.special)
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First token, and one past the last, without special tokens around the text."""
+        plain = self.plain
+        return (int(plain[0]), int(plain[-1]) + 1) if len(plain) else (0, 0)
+
 
 @dataclass(frozen=True)
 class Passages:
@@ -80,9 +86,10 @@ class Placebos:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.other is not None and self._most(self.other) < self.n_far:
+        first, end = self.source.bounds
+        if self.other is not None and end - first < self.n_far:
             raise UserError(
-                f"placebo_text has {self._most(self.other):,} tokens, and a placebo takes {self.n_far:,}; give a "
+                f"placebo_text has {end - first:,} tokens, and a placebo takes {self.n_far:,}; give a "
                 "longer one, or lower n_long"
             )
 
@@ -91,22 +98,12 @@ class Placebos:
         """The text that placebos come from."""
         return self.passage if self.other is None else self.other
 
-    @staticmethod
-    def _bounds(passage: Passage) -> tuple[int, int]:
-        """First token and one past the last that are no special tokens around the text."""
-        plain = passage.plain
-        return (int(plain[0]), int(plain[-1]) + 1) if len(plain) else (0, 0)
-
-    def _most(self, passage: Passage) -> int:
-        first, end = self._bounds(passage)
-        return end - first
-
     def starts(self, positions: np.ndarray) -> np.ndarray:
         """Where the placebo of each target begins in `source`, (n,); -1 where there is no room for one [ours].
 
         Blocks of B targets follow one another from the first target that there can be, and share their placebo.
         """
-        first, end = self._bounds(self.source)
+        first, end = self.source.bounds
         begins, block = np.unique(
             positions - (positions - self.n_long) % self.targets_per_block, return_inverse=True
         )
@@ -138,9 +135,10 @@ class Placebos:
             return "placebo_text"
         if found:
             return f"the text itself, at least {self.n_long:,} tokens away from target and long context"
+        first, end = self.passage.bounds
+        around = len(self.passage.ids) - (end - first)
         # a block of targets in the middle needs room on one side of it
-        enough = 3 * self.n_long + 2 * self.n_far + self.targets_per_block - 1
-        enough += len(self.passage.ids) - self._most(self.passage)
+        enough = 3 * self.n_long + 2 * self.n_far + self.targets_per_block - 1 + around
         return (
             f"none: the text has {len(self.passage.ids):,} tokens, with too few of them far enough away from some "
             f"targets; give placebo_text, or a text of at least {enough:,} tokens"
