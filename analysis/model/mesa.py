@@ -95,7 +95,8 @@ class MesaForAnalysis(OlmoForAnalysis):
             if asked > 0:
                 ids = self.chunks.woven_ids(begin, end).to(chunk.device)[None]
                 logits.append(self.logits_after(past, chunk, ids, asked))
-            past = _joined(past, self._read_alone(first, chunk))
+            read = self._read_alone(first, chunk)
+            past = _joined(past, read) if past else read
             first = first or past
         return SimpleNamespace(logits=torch.cat(logits, dim=1))
 
@@ -110,11 +111,7 @@ class MesaForAnalysis(OlmoForAnalysis):
 
 def _joined(past: KeyValues, more: KeyValues) -> KeyValues:
     """Keys and values of both, one behind the other."""
-    return (
-        [
-            (torch.cat([k, new_k], dim=2), torch.cat([v, new_v], dim=2))
-            for (k, v), (new_k, new_v) in zip(past, more, strict=True)
-        ]
-        if past
-        else more
-    )
+    return [
+        (torch.cat([k, new_k], dim=2), torch.cat([v, new_v], dim=2))
+        for (k, v), (new_k, new_v) in zip(past, more, strict=True)
+    ]

@@ -128,10 +128,8 @@ def sample_targets(
     document, number = _stratified(offered // targets_per_block, blocks, seed)
     first = n_long + targets_per_block * number + _offsets(offered, targets_per_block, seed)[document]
     placebo_document, placebo_start = _draw_placebos(document, lengths, n_long - n_short, seed, tokens.groups)
-    columns = document, first, placebo_document, placebo_start
-    document, first, placebo_document, placebo_start = (
-        np.repeat(each, targets_per_block) for each in columns
-    )
+    blocks = np.stack([document, first, placebo_document, placebo_start])
+    document, first, placebo_document, placebo_start = np.repeat(blocks, targets_per_block, axis=1)
     position = first + np.tile(np.arange(targets_per_block), len(first) // targets_per_block)
     return SampledTargets(
         document,
