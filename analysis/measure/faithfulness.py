@@ -17,7 +17,7 @@ from analysis.model.scorer import Scorer
 from analysis.records.schema import CONTEXT_LENGTHS, length_column
 from analysis.stats.correlation import row_spearman
 from analysis.stats.faithfulness import EXACT
-from analysis.text.contexts import Contexts
+from analysis.text.contexts import NO_FAR, Contexts
 from olmo_sparsity.util.streams import Stream
 
 SUBSET_KEEP_RATE = 0.5
@@ -111,7 +111,7 @@ def comprehensiveness(
 
     ``selected``: far columns of S selectors, (m, S, k_max). L_long is that of these contexts, true or placebo.
     """
-    whole = scorer.losses(contexts, np.arange(contexts.n_far)[None], asked)
+    whole = scorer.losses(contexts, contexts.all_far, asked)
     losses = []
     for k in ks:
         kept = np.ones((*selected.shape[:2], contexts.n_far), dtype=bool)
@@ -134,7 +134,7 @@ def score_agreement(chosen: Mapping[str, Selection]) -> dict[str, np.ndarray]:
 def short_losses_from_0(scorer: Scorer, contexts: Contexts, asked: np.ndarray) -> np.ndarray:
     """L_short with position ids from 0 instead of from F, (m,) nats: the short context as a text of its own."""
     alone = replace(contexts, tokens=contexts.tokens[:, contexts.n_far :])
-    return scorer.losses(alone, np.empty((1, 0), dtype=np.int64), asked)[:, 0]
+    return scorer.losses(alone, NO_FAR, asked)[:, 0]
 
 
 def losses_of_lengths(
@@ -144,6 +144,5 @@ def losses_of_lengths(
 
     In a block target b is given M' + b tokens, as its short context has M + b.
     """
-    nothing = np.empty((1, 0), dtype=np.int64)
-    losses = [scorer.losses(replace(contexts, n_short=length), nothing, asked) for length in lengths]
+    losses = [scorer.losses(replace(contexts, n_short=length), NO_FAR, asked) for length in lengths]
     return np.concatenate(losses, axis=1) if losses else np.empty((len(asked), 0))

@@ -165,7 +165,7 @@ def _block(
     all tokens behind these; by default all tokens."""
     targets = read[None, first:]
     contexts = Contexts(read[None, :-1], targets, np.arange(targets.size)[None], first - n_far)
-    return scorer.losses(contexts, np.arange(n_far)[None] if far is None else far)
+    return scorer.losses(contexts, contexts.all_far if far is None else far)
 
 
 def _short_losses(scorer: Scorer, read: np.ndarray, first: int, long: np.ndarray, n_short: int) -> np.ndarray:

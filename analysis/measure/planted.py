@@ -342,8 +342,7 @@ def _measure_cell(
     samples: PlantedSamples,
     advance: Callable[[int], None],
 ) -> Json:
-    everything = np.arange(samples.contexts.n_far)[None]
-    right = scorer.measures(samples.contexts, everything, ("correct",))[:, 0, 0] == 1
+    right = scorer.measures(samples.contexts, samples.contexts.all_far, ("correct",))[:, 0, 0] == 1
     selectors = {}
     for name in settings.selectors:
         true, placebo = (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from analysis.text.contexts import Contexts
+from analysis.text.contexts import NO_FAR, Contexts
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 
@@ -241,7 +241,7 @@ def leave_one_out(question: Question, measure: str = "loss") -> np.ndarray:
     columns = np.arange(n_far - 1)
     far = columns + (columns >= left_out[..., None])  # 0 … F-1 without each candidate
     without = question.measure_each("leave-one-out", measure, far)
-    return without - question.measure(measure, np.arange(n_far)[None])
+    return without - question.measure(measure, question.contexts.all_far)
 
 
 @register_forms("leave-one-in")
@@ -299,7 +299,7 @@ def spans(question: Question) -> Selection:
     shared = question.columns is None  # then the targets of a block share the passes of the first level
     width = _SHORTEST * _SPLIT ** max(0, math.floor(math.log(number / (2 * _SHORTEST), _SPLIT)))
     width = min(width, number)
-    long = question.losses(np.arange(n_far)[None])
+    long = question.losses(question.contexts.all_far)
     starts = np.broadcast_to(np.arange(0, number, width), (count, -(-number // width)))
     while True:
         starts = np.minimum(starts, number - width)
@@ -389,4 +389,4 @@ def nearest(question: Question) -> np.ndarray:
 
 def _of_short(question: Question, measure: str) -> np.ndarray:
     """The measure given the short context alone, (m, 1)."""
-    return question.measure(measure, np.empty((1, 0), dtype=np.int64))
+    return question.measure(measure, NO_FAR)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from analysis.model.adapters import AnalysedModel, KeyValues, TokenModel
 from analysis.model.device import LOGITS_PER_SLICE, OnDevice
-from analysis.text.contexts import Contexts
+from analysis.text.contexts import NO_FAR, Contexts
 from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class Scorer(OnDevice):
             mine = np.isin(asked[:, 0], blocks)
             own = np.stack([np.searchsorted(blocks, asked[mine, 0]), asked[mine, 1]], axis=1)
             some, these = far if far.ndim == 2 else far[mine], contexts.take(blocks)
-            long, _ = self._passes(these, np.arange(contexts.n_far)[None], own)
+            long, _ = self._passes(these, contexts.all_far, own)
             log_long = self._read(long, lambda logits, *_: logits.float().log_softmax(dim=-1))
             found[mine] = self._of_targets(these, some, own, self._reading(these, names, log_long))
         return found
@@ -456,6 +456,6 @@ def long_and_short_losses(
     scorer: Scorer, contexts: Contexts, asked: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(L_long, L_short) (docs/method.md, 2.1), each (m,) in nats; ``asked`` as in `Scorer.losses`."""
-    long = scorer.losses(contexts, np.arange(contexts.n_far)[None], asked)[:, 0]
-    short = scorer.losses(contexts, np.empty((1, 0), dtype=np.int64), asked)[:, 0]
+    long = scorer.losses(contexts, contexts.all_far, asked)[:, 0]
+    short = scorer.losses(contexts, NO_FAR, asked)[:, 0]
     return long, short

@@ -16,6 +16,9 @@ from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 
+NO_FAR = np.empty((1, 0), dtype=np.int64)
+"""The empty subset of the far tokens, (1, 0): the short context alone."""
+
 
 class Documents(Protocol):
     """Texts as token ids, by number."""
@@ -52,6 +55,11 @@ class Contexts:
     def n_far(self) -> int:
         """F, the number of far tokens: the candidates."""
         return self.n_long - self.n_short
+
+    @property
+    def all_far(self) -> np.ndarray:
+        """The subset that is all far tokens, (1, F): the long context."""
+        return np.arange(self.n_far)[None]
 
     @property
     def all_targets(self) -> np.ndarray:
