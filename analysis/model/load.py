@@ -413,11 +413,12 @@ _ALLOWED = {
     **dict.fromkeys(
         ("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), _EXPERTS
     ),
-    **dict.fromkeys(("transformers_weights", "configuration_files"), ()),  # read in place of the usual files
-    **dict.fromkeys(("kernel_config", "use_kernels", "fusion_config"), ()),  # code from the hub
-    **dict.fromkeys(
-        ("quantization_config", "use_pretrained_backbone"), ()
-    ),  # other packages, other downloads
+    # read in place of the usual files
+    **dict.fromkeys(("transformers_weights", "configuration_files"), ()),
+    # code from the hub
+    **dict.fromkeys(("kernel_config", "use_kernels", "fusion_config"), ()),
+    # other packages, other downloads
+    **dict.fromkeys(("quantization_config", "use_pretrained_backbone"), ()),
 }
 """Settings of a config.json, at any depth, that could fetch or read something else, and the values that do not."""
 

@@ -29,15 +29,15 @@ from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
 
-_WORTH_SHARING = 8  # a prefix shorter than an eighth of the subset costs more in copies than it saves
-_CACHE_TOKENS = 4  # tokens of keys and values that a batch may copy, for each token that it computes
-_MORE_TOKENS = (
-    1.1  # how many times as many tokens a row of a batch may read for another one's shorter prefix,
-)
-_MORE_ANYWAY = 16  # or how many more
-_BACKWARD_TOKENS = (
-    4  # memory of a pass that keeps its activations, or its attention, over that of one that does not
-)
+_WORTH_SHARING = 8
+"""A prefix shorter than an eighth of the subset costs more in copies than it saves."""
+_CACHE_TOKENS = 4
+"""Tokens of keys and values that a batch may copy, for each token that it computes."""
+_MORE_TOKENS, _MORE_ANYWAY = 1.1, 16
+"""How many times as many tokens a row may read because another row of its batch has a shorter prefix; or how many more,
+where that is larger."""
+_BACKWARD_TOKENS = 4
+"""Memory of a pass that keeps its activations, or its attention, in multiples of one that does not."""
 
 P = ParamSpec("P")
 Reading = Callable[[Tensor, Tensor, slice], Tensor]

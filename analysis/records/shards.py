@@ -58,9 +58,8 @@ def _merge(out: Path, shards: list[Records], manifest: Manifest) -> Path:
     writer.write_examples(_merged_examples(shards))
     writer.append([row for records in shards for row in _rows(records)])
     writer.finish()  # refuses while a target over tau lacks rows
-    for name in sorted(
-        FILES, key=MANIFEST_NAME.__eq__
-    ):  # without a manifest beside it nobody could read them
+    # the manifest last: without it beside them nobody reads the others
+    for name in sorted(FILES, key=MANIFEST_NAME.__eq__):
         remove(out / name)
         os.replace(temporary / name, out / name)
     temporary.rmdir()
@@ -159,10 +158,8 @@ def _merged_targets(out: Path, shards: list[Records]) -> Targets:
 
 def _merged_examples(shards: list[Records]) -> Examples:
     """The examples of all shards in the order of their targets, as an unsharded run writes them."""
-    table = pa.concat_tables(
-        [records.examples.to_table() for records in shards if records.examples is not None]
-    )
-    return Examples.from_table(table.sort_by("target_id"))
+    tables = [records.examples.to_table() for records in shards if records.examples is not None]
+    return Examples.from_table(pa.concat_tables(tables).sort_by("target_id"))
 
 
 def _rows(records: Records) -> list[SelectionRow]:
