@@ -75,13 +75,18 @@ def load_losses(
     check: Callable[[LoadedModel], None],
 ) -> tuple[Json, TokenLosses]:
     """What identifies a checkpoint, and its losses. Raises `UserError` where ``check`` or the text refuses it."""
-    loaded = load_scaled(checkpoint)
-    loaded.check_corpus(text.corpus)
-    check(loaded)
+    loaded = _load(checkpoint, text, check)
     losses = TokenLosses(
         loaded, device=settings.device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
     )
     return {**_describe(loaded), "device": str(losses.device)}, losses
+
+
+def _load(checkpoint: str, text: MeasuredText, check: Callable[[LoadedModel], None]) -> LoadedModel:
+    loaded = load_scaled(checkpoint)
+    loaded.check_corpus(text.corpus)
+    check(loaded)
+    return loaded
 
 
 def measure_models(
@@ -101,13 +106,8 @@ def measure_models(
         check: raises `UserError` for a checkpoint that cannot be measured.
         measure: from the losses and the label of a checkpoint to what JSON holds.
     """
-    kept, commit = [], current_commit()
-    for checkpoint in settings.checkpoints:
-        loaded = load_scaled(checkpoint)
-        loaded.check_corpus(text.corpus)
-        check(loaded)
-        kept.append(_kept_file(settings, text, loaded))
-    found = []
+    kept = [_kept_file(settings, text, _load(each, text, check)) for each in settings.checkpoints]
+    found, commit = [], current_commit()
     for label, checkpoint, file in zip(settings.labels, settings.checkpoints, kept, strict=True):
         begun = file.is_file()
         if not begun:

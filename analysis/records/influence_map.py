@@ -105,10 +105,9 @@ class MapRecord:
             schema=_SCHEMA,
         )
         about = {"kind": KIND, "version": VERSION, CHECKSUM: self._checksum(), **self.about}
-        sink = pa.BufferOutputStream()
-        pq.write_table(table.replace_schema_metadata({_ABOUT: json.dumps(about)}), sink, compression="zstd")
+        table = table.replace_schema_metadata({_ABOUT: json.dumps(about)})
         with atomic_path(path) as temporary:
-            temporary.write_bytes(sink.getvalue())
+            pq.write_table(table, temporary, compression="zstd")
         return path
 
     @classmethod
@@ -116,7 +115,7 @@ class MapRecord:
         """What `save` wrote, given its file or folder. Raises `UserError` where it is none, or damaged."""
         path = file_in(path, MAP_NAME)
         try:
-            table = pq.ParquetFile(pa.BufferReader(Path(path).read_bytes())).read()
+            table = pq.ParquetFile(pa.BufferReader(path.read_bytes())).read()
         except FileNotFoundError:
             raise UserError(f"{path} is missing; {_AGAIN}") from None
         except (pa.ArrowException, OSError) as error:
