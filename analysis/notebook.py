@@ -82,8 +82,8 @@ def influential_tokens(
 
     A target's loss is measured given the N tokens before it (L_long) and given the last M of them (L_short). Where
     L_short - L_long > tau, each selector chooses k of the F = N - M far tokens, from the text and from a placebo, and
-    the loss given the short context and the first 1 … k of them is measured. How long that takes is told when it
-    begins; an interrupt (Ctrl-C, or the notebook's stop button) gives the result of what is finished.
+    the loss given the short context and the first 1 … k of them is measured. How long that will take is printed at its
+    start; an interrupt (Ctrl-C, or the notebook's stop button) gives the result of what is finished.
 
     Args:
         model: a causal language model of transformers with rotary or learned positions, or a model of this project, on

@@ -1,7 +1,7 @@
 """Further losses by which other fields judge a choice of tokens: faithfulness (docs/method.md, 2.8).
 
-What is recorded here, `analysis.stats.faithfulness` makes numbers of. Shapes: m targets that are asked for, N long and
-M short context length, F = N - M far tokens, K values of k, k_max the largest of them, S selectors, n subsets of j far
+`analysis.stats.faithfulness` turns these records into numbers. Shapes: m targets that are asked for, N long and M short
+context length, F = N - M far tokens, K values of k, k_max the largest of them, S selectors, n subsets of j far
 tokens.
 """
 

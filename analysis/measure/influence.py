@@ -66,13 +66,13 @@ from olmo_sparsity.util.streams import Stream
 log = logging.getLogger(__name__)
 
 TARGETS_PER_BATCH = 64
-"""Targets whose gaps are one batch, in whole blocks. Shards take whole batches, so that every forward pass of a shard
-is one of the unsharded measurement: a batch of another size could differ in the last bits of a loss."""
+"""Targets whose gains are measured as one batch, in whole blocks. Shards take whole batches, so that every forward pass
+of a shard is one of the unsharded measurement: a batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
 """Targets that selectors choose for at once where B = 1; otherwise those of one block."""
 SECONDS_BETWEEN_PARTS = 20.0
 EXAMPLES_FROM_TARGETS = 20_000
-"""With more targets than these, only such a share of those over tau keeps its text: it is for people to read."""
+"""With more targets than these only a share of those over tau keeps its text, which is for people to read."""
 TOKENS_AFTER = 12
 """Tokens behind the target that are read to complete its word, and shown."""
 

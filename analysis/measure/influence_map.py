@@ -37,7 +37,7 @@ from olmo_sparsity.util.provenance import current_commit
 
 Advance = Callable[[int], Any]
 MOST_CONTEXT = 1024
-"""N where nobody chose it and the model reads more."""
+"""N where none is given and the model reads more."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Loss by position: does a model predict as well at contexts longer than those it was trained on?
 
-The *position* of a token is how many tokens of its own document the model reads before it, all of them: the first token
-of a window has position 0 and is not measured, for nothing predicts it. Windows have L tokens at position ids 0 … L-1
-and lie inside one document; end-of-text is not predicted. All checkpoints read the same windows, hence their
+The *position* of a token is the number of tokens that the model reads before it, all of its own document: the first
+token of a window has position 0 and is not measured, for nothing predicts it. Windows have L tokens at position ids
+0 … L-1 and lie inside one document; end-of-text is not predicted. All checkpoints read the same windows, hence their
 differences are paired. [ours: the bins, and drawing windows evenly from documents]
 
     length.json     settings, and per model the mean of each bin and its difference to the first model; with --attention
@@ -47,9 +47,9 @@ BINS_PER_OCTAVE = 2
 OCTAVES_BELOW = 3
 """Below the smallest length the bins go down so many octaves; the positions before them are one bin."""
 ATTENTION_QUERIES = 16
-"""Last tokens of each length whose attention is told."""
+"""Last tokens of each length whose attention is measured."""
 ATTENTION_MEMORY = 4
-"""How many times the memory of a forward pass one takes that tells its attention."""
+"""Memory of a forward pass that returns its attention, in multiples of one that does not."""
 
 
 def measure_length(settings: LengthSettings) -> Path:

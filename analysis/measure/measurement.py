@@ -43,7 +43,7 @@ class MeasuredText:
     tokens: TokenFiles
     """The split, verified."""
     verified: Verified
-    """Remembers, when it is saved, that it was."""
+    """Once saved, remembers that the split was verified."""
 
 
 def open_text(settings: MeasurementSettings, checkpoint: str) -> MeasuredText:
@@ -55,7 +55,7 @@ def open_text(settings: MeasurementSettings, checkpoint: str) -> MeasuredText:
 
 
 def check_models(checkpoints: Sequence[str], labels: Sequence[str]) -> None:
-    """Raise `UserError` where labels are missing, a checkpoint is none, or one of two seeds is the other."""
+    """Raise `UserError` where labels are missing, there is no such checkpoint, or a label has the same one twice."""
     if len(labels) != len(checkpoints):
         raise UserError(
             f"{len(checkpoints)} checkpoints need as many labels, not {', '.join(labels)}; mend --labels"
@@ -101,10 +101,10 @@ def measure_models(
     What was found is kept until `write_result`, so that the same command, interrupted, goes on with the next one.
 
     Args:
-        settings: the checkpoints, and what is kept with what was found: only the same are taken up again.
+        settings: the checkpoints; what was found with other settings is not taken up again.
         text: that all are measured on.
         check: raises `UserError` for a checkpoint that cannot be measured.
-        measure: from the losses and the label of a checkpoint to what JSON holds.
+        measure: from the losses and the label of a checkpoint to values that JSON can hold.
     """
     kept = [_kept_file(settings, text, _load(each, text, check)) for each in settings.checkpoints]
     found, commit = [], current_commit()
@@ -123,7 +123,7 @@ def measure_models(
 
 
 def _kept_file(settings: ComparisonSettings, text: MeasuredText, loaded: LoadedModel) -> Path:
-    """Where what was found in a checkpoint is kept: named by all that it depends on."""
+    """Where what was found in a checkpoint is kept: its name is a hash of all that this depends on."""
     depends = {
         "settings": settings.told(),
         "corpus": text.manifest_sha256,
@@ -136,7 +136,7 @@ def _kept_file(settings: ComparisonSettings, text: MeasuredText, loaded: LoadedM
 
 
 def _kept_folder(settings: MeasurementSettings) -> Path:
-    """One for each sort of measurement that has the same OUT."""
+    """One for each kind of measurement that has the same ``out``."""
     sort = type(settings).__name__.removesuffix("Settings").lower()
     return Path(settings.out) / f"{sort}-unfinished"
 
@@ -176,8 +176,8 @@ def write_result(
 
     Args:
         result: the file.
-        settings: told in the result.
-        text: told in the result.
+        settings: recorded in the result.
+        text: recorded in the result.
         found: the numbers.
         measured: what else belongs to the settings, such as how much text there was.
         rows: what the numbers were made from.

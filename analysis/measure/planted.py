@@ -1,6 +1,6 @@
 """Do selectors find the tokens that an answer depends on, where they are known?
 
-Two sorts of models tell: one built by hand (`PlantedModel`), and a model trained on a task with planted tokens
+Two kinds of models are asked: one built by hand (`PlantedModel`), and one trained on a task with planted tokens
 (docs/method.md, 3.1 and 3.2). Of a trained one the context is the prompt of a test sample, the target its label. The
 short context is the last M tokens, and only samples with all of their planted tokens before it are measured [ours]:
 then the whole planted set is among the candidates, and the short context says nothing about the label.
@@ -17,7 +17,7 @@ the recall of the placebo's own planted columns: a selector that goes by what a 
 to put them first; one that goes by how a token looks finds them as often as in the true context.
 
 Recall of a model that is always right need not reach 1: where it reads an absent bit as 0, nothing changes when a
-planted 0 is dropped or added. So recall is told by planted symbol, too: of the planted tokens 0 and of those 1.
+planted 0 is dropped or added. So recall is given by planted symbol, too: of the planted tokens 0 and of those 1.
 
 Shapes: n samples or targets, R rows, L tokens, N long and M short context length, F = N - M far tokens, p planted
 tokens of each sample, k_max selected tokens, K values of k.
@@ -60,7 +60,7 @@ from olmo_sparsity.util.result_files import Json
 from olmo_sparsity.util.streams import Stream
 
 KS = (1, 2, 4, 8, 16)
-"""How many selected tokens recall is told for."""
+"""Numbers of selected tokens for which recall is given."""
 HAND_PLANTED = (1, 2, 4, 8)
 """Numbers of planted tokens of models built by hand."""
 RULES = ("sum", "all")
@@ -219,7 +219,7 @@ class PlantedSamples:
     donors: np.ndarray
     """(n,) row of the sample whose far context is the placebo; its label is another one."""
     drawn: int
-    """How many samples were looked at for n with all planted tokens in the far context."""
+    """How many samples were drawn to find n with all planted tokens in the far context."""
 
     @property
     def placebos(self) -> Contexts:
@@ -329,7 +329,7 @@ def measure_recall(
 ) -> list[Json]:
     """Accuracy of the model and recall of every selector: a dict for each p, as `recall.json` has it.
 
-    ``advance`` is told how many contexts a selector has finished, true and placebo.
+    ``advance`` is called with the number of contexts that a selector has finished, true and placebo.
     """
     drawn = [draw_samples(task, settings, planted) for planted in settings.planted]
     return [_measure_cell(scorer, task, settings, samples, advance) for samples in drawn]

@@ -1,4 +1,4 @@
-"""What each measurement measures on what. A field with a help text is an argument of its command."""
+"""The settings of each measurement. A field with a help text is an argument of its command."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _UNTOLD = ("checkpoint", "checkpoints", "labels", "out", "device", "tokens_per_b
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementSettings:
-    """What every measurement is told."""
+    """Settings that every measurement has."""
 
     corpus: str | None = field(
         default=None,
@@ -52,12 +52,12 @@ class MeasurementSettings:
     """About twice as fast where the machine has it, but influences below 0.01 nats are noise."""
     device: str | None = field(default=None, metadata=_DEVICE)
     tokens_per_batch: int | None = field(default=None, metadata=_TOKENS_PER_BATCH)
-    """None chooses. Results do not depend on it but for rounding."""
+    """None: what fits. Results depend on it by rounding only."""
     resamples: int = DEFAULT_RESAMPLES
     """Of the bootstrap that makes intervals, where the result has any."""
 
     def told(self) -> dict[str, Any]:
-        """What a result says of its settings: all but what stands elsewhere in it, or has no effect."""
+        """The settings that a result records: all but those that stand elsewhere in it, or have no effect."""
         return {name: value for name, value in asdict(self).items() if name not in _UNTOLD}
 
 
@@ -235,7 +235,7 @@ class LongPPLSettings(MeasurementSettings):
 
 @dataclass(frozen=True)
 class RecallOptions:
-    """Which selectors are asked for the needle, of how many needles."""
+    """Which selectors look for the needle, and in how many samples."""
 
     selectors: tuple[str, ...]
     length: int
@@ -274,7 +274,7 @@ class NeedleSettings(ComparisonSettings):
 
     @property
     def recall(self) -> RecallOptions | None:
-        """What selectors are asked; None: nothing."""
+        """None where no selectors are given."""
         if not self.selectors:
             return None
         length = self.recall_length or self.lengths[0]

@@ -1,4 +1,4 @@
-"""One face for the models that are analysed: this project's OLMo, and causal language models of transformers.
+"""One interface to the models that are analysed: this project's OLMo, and causal language models of transformers.
 
 Beyond logits at explicit position ids, the analysis asks a model for the keys and values of a prefix (so that many
 contexts share it), for logits under a bias on its attention (so that the presence of a token can be differentiated),
@@ -33,7 +33,7 @@ def mean_over_heads(attention: Tensor) -> Tensor:
 
 
 class TokenModel(Protocol):
-    """The least a model must offer: logits for tokens at explicit position ids."""
+    """The least that a model must offer: logits for tokens at explicit position ids."""
 
     def __call__(self, input_ids: Tensor, position_ids: Tensor, *, logits_to_keep: int) -> Any:
         """An object whose ``logits`` are those of the last Q = ``logits_to_keep`` positions, (R, Q, V)."""
@@ -72,7 +72,7 @@ class AnalysedModel(Protocol):
     def last_attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
     ) -> Tensor:
-        """What is read of the attention of the last Q positions to every token, mean over layers; else (R, Q, L)."""
+        """What ``read`` gives of the attention of the last Q positions to every token, mean over layers; (R, Q, L)."""
 
 
 class OlmoForAnalysis(nn.Module):

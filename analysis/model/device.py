@@ -50,7 +50,7 @@ class OnDevice:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        """Whole numbers on the device, int64."""
+        """An array of whole numbers as a tensor on the device, int64."""
         own = np.array(array, dtype=np.int64)  # a copy: files are read-only
         return torch.from_numpy(own).to(self.device)
 
@@ -98,7 +98,7 @@ def tokens_that_fit(
 
 @torch.inference_mode()
 def _peak_bytes(model: TokenModel, device: torch.device, rows: int, n_long: int, asked: int) -> float:
-    """Memory that losses of the last positions of (R, N) tokens take beyond what was in use; 0 if nobody can tell."""
+    """Memory that losses of the last positions of (R, N) tokens take beyond what was in use; 0 where it is unknown."""
     tokens = torch.ones(rows, n_long, dtype=torch.long, device=device)
     ids = torch.arange(n_long, device=device).expand(rows, -1)
     memory = MemoryGrowth(device)

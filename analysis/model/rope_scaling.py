@@ -1,4 +1,4 @@
-"""Checkpoints that are not read as they are.
+"""Checkpoints that are changed when they are loaded.
 
 ``CKPT@yarn:4`` is CKPT with RoPE scaled by YaRN to 4 times its length; ``CKPT@untrained`` has its architecture and
 freshly drawn weights (docs/method.md, 2.8). Shapes: D dimensions of a head that are rotated.
@@ -27,8 +27,6 @@ from olmo_sparsity.model.rope_scaling import LOG_N, MESA, RopeScaling, split_sca
 from olmo_sparsity.util.errors import UserError
 
 _USUAL = "default"  # transformers' name of RoPE as it was trained
-
-
 UNTRAINED_SEED = 0
 """Of freshly drawn weights."""
 

@@ -19,7 +19,7 @@ from analysis.model.load import LoadedModel
 from olmo_sparsity.util.errors import UserError
 
 LOGITS_PER_BATCH = {"cpu": 1 << 27, "cuda": 1 << 30}
-"""Numbers that the logits of one forward pass may have, at 4 bytes each; a single row may have more."""
+"""Most logits of one forward pass, at 4 bytes each; a single row may have more."""
 
 
 class TokenLosses(OnDevice):

@@ -30,7 +30,7 @@ from olmo_sparsity.util.result_files import CHECKSUM, json_checksum, misfit
 KIND = "olmo-sparsity records"
 FORMAT_VERSION = 5
 WITHOUT_CHECKSUMS, WITH_GAPS, WITHOUT_FURTHER = 2, 3, 4
-"""Older formats, which are read and not gone on with. Format 2 has no checksums; until format 3 `targets.parquet` had
+"""Older formats, which are read but not continued. Format 2 has no checksums; until format 3 `targets.parquet` had
 the gain's negative, see `targets_schema`; until format 4 there were no `FURTHER_TARGETS` and
 `FURTHER_SELECTIONS`."""
 MANIFEST_NAME = "manifest.json"
@@ -46,7 +46,7 @@ SUBSETS, KEEP_RATE = "subsets", "keep_rate"
 """Options of a manifest: how many random subsets of the far tokens were measured, 0 for none, and the share that each
 keeps; absent where nothing but recovery was measured, as in older records (docs/method.md, 2.8)."""
 CONTEXT_LENGTHS = (32, 96, 256)
-"""M': how many tokens of context are tried to be enough, as far as they are below N. [ours]"""
+"""M': lengths of context below N whose loss is measured, to see whether they are enough. [ours]"""
 FAR_CONTEXTS = ("true", "placebo")
 """The target's own far context, and that of another held-out document [ours]."""
 SAME_GROUP, SHUFFLED = "same-group", "shuffled"
@@ -80,7 +80,7 @@ _SHAPE = {
     "machine": dict,
     "complete": bool,
 }
-"""Of what no fingerprint protects."""
+"""Shape of the fields that no fingerprint protects."""
 _SELECTOR = re.compile(r"[\w@:.<>+-]+", re.ASCII)
 
 

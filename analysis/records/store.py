@@ -9,7 +9,7 @@ A records folder is self-contained; nothing here needs the model or torch:
     checksums.json                 size and SHA-256 of the three above
 
 Parts are written whole and never changed, so a killed run loses at most its last part. `checksums.json` is written
-anew after each file; a file without an entry was left by a killed writer, and nobody reads it. Records of format 2 have
+anew after each file; a file without an entry was left by a killed writer and is ignored. Records of format 2 have
 no checksums: there, what stands in the folder is read. Whoever writes holds the lock of the folder
 (`olmo_sparsity.util.lock`); readers need none.
 Shapes: n sampled targets, m targets over tau whose selections are finished, K values of k, k_max the largest of them.
@@ -239,7 +239,7 @@ def _number(name: str) -> int:
 
 
 FILES = (SELECTIONS_NAME, EXAMPLES_NAME, TARGETS_NAME, MANIFEST_NAME, CHECKSUMS_NAME)
-"""All of a records folder, in the order in which they are removed: what a kill leaves of them is understood."""
+"""All of a records folder, in the order in which they are removed, so that what a kill leaves is understood."""
 
 
 class RecordWriter:
