@@ -44,7 +44,7 @@ from analysis.measure.influence_map import (
     trained_length,
 )
 from analysis.measure.selectors import check_selector
-from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
+from analysis.model.adapters import Adapter
 from analysis.model.device import TOKENS_PER_BATCH
 from analysis.model.load import adapter_of, check_long_context, check_vocabulary
 from analysis.records.schema import FAR_CONTEXTS, SelectionRow, Targets
@@ -265,7 +265,7 @@ def _choices(
 
 
 def _read(
-    adapter: OlmoForAnalysis | PositionedCausalLM, tokenizer: Any, text: str, placebo_text: str | None
+    adapter: Adapter, tokenizer: Any, text: str, placebo_text: str | None
 ) -> tuple[Passage, Passage | None]:
     """The text and the placebo's, in tokens that the model knows."""
     passage = read_passage(tokenizer, text, "text", add_special_tokens=True)
@@ -300,17 +300,17 @@ def _check_options(
 
 def _name(model: Any) -> str:
     """What messages call a model object."""
-    inner = model.model if isinstance(model, OlmoForAnalysis | PositionedCausalLM) else model
+    inner = model.model if isinstance(model, Adapter) else model
     kind = getattr(getattr(inner, "config", None), "model_type", None)
     return f"the model ({kind if isinstance(kind, str) else type(inner).__name__})"
 
 
-def _adapter(model: Any) -> OlmoForAnalysis | PositionedCausalLM:
+def _adapter(model: Any) -> Adapter:
     if not isinstance(model, nn.Module):
         raise UserError(
             f"model is a {type(model).__name__}, not a loaded model; load one with AutoModelForCausalLM.from_pretrained"
         )
-    own = isinstance(model, OlmoForAnalysis | PositionedCausalLM | PositionedOLMo)
+    own = isinstance(model, Adapter | PositionedOLMo)
     if not own and not getattr(model, "can_generate", lambda: False)():
         raise UserError(
             f"{_name(model)} is no causal language model of transformers; load one with "

@@ -58,7 +58,7 @@ def influence_on_response(model: AnalysedModel, batch: TaskBatch, columns: np.nd
 
 
 def _log_probabilities(model: AnalysedModel, tokens: Tensor, ids: Tensor, asked: int) -> Tensor:
-    return model(tokens, ids, logits_to_keep=asked).logits.double().log_softmax(dim=-1)  # type: ignore[operator]
+    return model(tokens, ids, logits_to_keep=asked).logits.double().log_softmax(dim=-1)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,6 @@ def measure_coupling(settings: CouplingSettings) -> Path:
             f"the response of {task.name} is one label, which couples no tokens; give a run on another task"
         )
     loaded = load_for_analysis(folder)
-    assert isinstance(loaded.model, AnalysedModel)
     shortest, longest = task.train_length
     layouts, constant, varying = [], set(), set()
     with progress("coupling", longest - shortest + 1, "lengths") as advance:

@@ -18,9 +18,9 @@ import torch
 
 from analysis.measure.influence import build_scorer, check_finite
 from analysis.measure.settings import MapSettings
-from analysis.model.adapters import OlmoForAnalysis
+from analysis.model.adapters import Adapter, OlmoForAnalysis
 from analysis.model.device import pick_device
-from analysis.model.load import LoadedModel, check_vocabulary, max_positions, vocabulary_size
+from analysis.model.load import LoadedModel, check_vocabulary
 from analysis.model.rope_scaling import load_scaled
 from analysis.model.scorer import Scorer
 from analysis.model.token_losses import LOGITS_PER_BATCH
@@ -83,17 +83,17 @@ def context_length(length: int, n_long: int | None, n_short: int, reads: int | N
     return min(length - 1, n_long)
 
 
-def trained_length(model: Any) -> int | None:
-    """How many tokens a model reads, as far as its configuration tells; ``model`` is an adapter."""
+def trained_length(model: Adapter) -> int | None:
+    """How many tokens a model reads, as far as its configuration tells."""
     return (
-        model.model.config.max_sequence_length if isinstance(model, OlmoForAnalysis) else max_positions(model)
+        model.model.config.max_sequence_length if isinstance(model, OlmoForAnalysis) else model.max_positions
     )
 
 
-def map_scorer(model: Any, device: torch.device, n_long: int, **options: Any) -> Scorer:
+def map_scorer(model: Adapter, device: torch.device, n_long: int, **options: Any) -> Scorer:
     """A scorer as `build_scorer` makes it, whose batches leave room for the logits of all targets of a window."""
     scorer = build_scorer(model, device, n_long, **options)
-    most = LOGITS_PER_BATCH[device.type] // vocabulary_size(model)
+    most = LOGITS_PER_BATCH[device.type] // model.vocabulary_size
     scorer.tokens_per_batch = max(1, min(scorer.tokens_per_batch, most))
     return scorer
 
@@ -237,6 +237,6 @@ def _read_text(path: Path) -> str:
 def _reads(loaded: LoadedModel) -> int | None:
     """How many tokens a checkpoint reads: what its position ids reached in training, times the factor of its RoPE."""
     if not (loaded.checkpoint / CONFIG).is_file():
-        return loaded.max_positions  # beyond which transformers is not asked to read
+        return loaded.model.max_positions  # beyond which transformers is not asked to read
     reach = position_reach(load_config(loaded.checkpoint / CONFIG, warn=False))
     return int(reach * loaded.rope_scaling.factor) if loaded.rope_scaling else reach

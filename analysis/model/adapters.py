@@ -40,7 +40,7 @@ class TokenModel(Protocol):
 
 
 @runtime_checkable
-class AnalysedModel(Protocol):
+class AnalysedModel(TokenModel, Protocol):
     """What the models that `analysis.model.load` loads offer beyond logits."""
 
     def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
@@ -81,6 +81,17 @@ class OlmoForAnalysis(nn.Module):
     def __init__(self, model: PositionedOLMo):
         super().__init__()
         self.model = model
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids that it knows."""
+        return self.model.config.vocab_size
+
+    @property
+    def max_positions(self) -> int | None:
+        """The number below which position ids must stay; None where any do."""
+        config = self.model.config
+        return config.max_sequence_length if config.encoding.has_table else None
 
     def forward(self, input_ids: Tensor, position_ids: Tensor | None = None, **options: Any) -> Any:
         """As `PositionedOLMo.forward`."""
@@ -148,6 +159,17 @@ class PositionedCausalLM(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
+
+    @property
+    def vocabulary_size(self) -> int:
+        """See `OlmoForAnalysis`."""
+        return len(self.model.get_input_embeddings().weight)
+
+    @property
+    def max_positions(self) -> int | None:
+        """See `OlmoForAnalysis`."""
+        most = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return most if isinstance(most, int) else None
 
     def forward(
         self,
@@ -247,6 +269,9 @@ class PositionedCausalLM(nn.Module):
         finally:
             self.model.set_attn_implementation(usual)
         return torch.stack([read(layer[:, :, -queries:].float()) for layer in weights]).mean(dim=0)
+
+
+Adapter = OlmoForAnalysis | PositionedCausalLM
 
 
 def _causal(bias: Tensor) -> Tensor:

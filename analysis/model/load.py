@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
+from analysis.model.adapters import Adapter, OlmoForAnalysis, PositionedCausalLM
 from olmo_sparsity.checkpoint import CONFIG, TOKENIZER, load_model, resolve_checkpoint, weights_sha256
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest
@@ -46,8 +46,7 @@ _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 class LoadedModel:
     """A model in evaluation mode, on the CPU in fp32, and what identifies it in records."""
 
-    model: nn.Module
-    """An `analysis.model.adapters.AnalysedModel`."""
+    model: Adapter
     checkpoint: Path
     """Its folder."""
     family: str
@@ -68,11 +67,6 @@ class LoadedModel:
         return f"{self.checkpoint}@{self.rope_scaling}" if self.rope_scaling else str(self.checkpoint)
 
     @property
-    def max_positions(self) -> int | None:
-        """Position ids must stay below it; None where any do."""
-        return max_positions(self.model)
-
-    @property
     def tokenizer_file(self) -> Path:
         """Its tokenizer.json, which need not exist."""
         return self.checkpoint / TOKENIZER
@@ -90,7 +84,7 @@ class LoadedModel:
                 f"{corpus} was made with another tokenizer than {self.checkpoint} was trained with; prepare the text "
                 f"with --tokenizer {self.tokenizer_file}"
             )
-        known = vocabulary_size(self.model)
+        known = self.model.vocabulary_size
         if known < manifest.vocab_size:
             raise UserError(
                 f"{corpus} has a vocabulary of {manifest.vocab_size:,} tokens, {self.checkpoint} one of {known:,}; "
@@ -120,7 +114,8 @@ class LoadedModel:
         A rotary model is measured past the length that its configuration names: that is what is asked. Only a table of
         learned positions has an end, as one token at the last id shows.
         """
-        if self.max_positions is None or length <= self.max_positions:
+        at_most = self.model.max_positions
+        if at_most is None or length <= at_most:
             return
         last = torch.tensor([[length - 1]])
         try:
@@ -128,17 +123,17 @@ class LoadedModel:
                 self.model(torch.zeros_like(last), position_ids=last)
         except (IndexError, RuntimeError) as error:
             raise UserError(
-                f"{length:,} tokens are beyond the {self.max_positions:,} learned positions of {self.checkpoint} "
-                f"({self.family}); lower --lengths to at most {self.max_positions:,}"
+                f"{length:,} tokens are beyond the {at_most:,} learned positions of {self.checkpoint} "
+                f"({self.family}); lower --lengths to at most {at_most:,}"
             ) from error
 
 
-def adapter_of(model: Any, name: str) -> OlmoForAnalysis | PositionedCausalLM:
+def adapter_of(model: Any, name: str) -> Adapter:
     """The adapter of a model object of this project or of transformers; an adapter is its own.
 
     Raises `UserError`, calling the model ``name``, where it takes no position ids.
     """
-    if isinstance(model, OlmoForAnalysis | PositionedCausalLM):
+    if isinstance(model, Adapter):
         return model
     if isinstance(model, PositionedOLMo):
         return OlmoForAnalysis(model)
@@ -162,17 +157,9 @@ def adapter_of(model: Any, name: str) -> OlmoForAnalysis | PositionedCausalLM:
     return PositionedCausalLM(model)
 
 
-def vocabulary_size(model: nn.Module) -> int:
-    """Number of token ids that a model knows. ``model`` is an adapter."""
-    if isinstance(model, PositionedCausalLM):
-        return len(model.model.get_input_embeddings().weight)
-    assert isinstance(model, OlmoForAnalysis)
-    return model.model.config.vocab_size
-
-
-def check_vocabulary(model: nn.Module, ids: np.ndarray) -> None:
-    """Raise `UserError` where token ids are beyond those that a model knows. ``model`` is an adapter."""
-    known = vocabulary_size(model)
+def check_vocabulary(model: Adapter, ids: np.ndarray) -> None:
+    """Raise `UserError` where token ids are beyond those that a model knows."""
+    known = model.vocabulary_size
     if len(ids) and ids.max() >= known:
         raise UserError(
             f"the tokenizer gives token id {ids.max():,}, and the model has {known:,} tokens; give the "
@@ -180,19 +167,8 @@ def check_vocabulary(model: nn.Module, ids: np.ndarray) -> None:
         )
 
 
-def max_positions(model: nn.Module) -> int | None:
-    """The number below which position ids must stay; None where any do. ``model`` is an adapter."""
-    if isinstance(model, PositionedCausalLM):
-        most = getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
-        return most if isinstance(most, int) else None
-    assert isinstance(model, OlmoForAnalysis)
-    config = model.model.config
-    learned = config.encoding.has_table
-    return config.max_sequence_length if learned else None
-
-
 def check_long_context(
-    model: nn.Module, n_long: int, targets_per_block: int = 1, *, name: str, option: str
+    model: Adapter, n_long: int, targets_per_block: int = 1, *, name: str, option: str
 ) -> None:
     """Raise `UserError` where a model cannot be measured on N tokens of long context, in blocks of B targets.
 
@@ -200,13 +176,13 @@ def check_long_context(
     them (a sliding window shorter than N, a recurrent layer), as a trial on random tokens shows.
 
     Args:
-        model: an adapter, in evaluation mode, on any device.
+        model: in evaluation mode, on any device.
         n_long: N.
         targets_per_block: B; the last target of a block has B - 1 tokens more.
         name: what messages call the model.
         option: what sets N, for the remedy.
     """
-    at_most, more = max_positions(model), targets_per_block - 1
+    at_most, more = model.max_positions, targets_per_block - 1
     if at_most is not None and n_long + more > at_most:
         with_blocks = f" with {more:,} more targets of a block" if more else ""
         lower = (

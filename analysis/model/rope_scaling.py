@@ -97,17 +97,16 @@ def _original_length(loaded: LoadedModel, name: str, text: str) -> int:
                 "@… out"
             )
         return position_reach(load_config(loaded.checkpoint / CONFIG, warn=False))
-    if loaded.max_positions is None:
+    if loaded.model.max_positions is None:
         raise UserError(
             f"{text}: the configuration of {loaded.checkpoint} names no max_position_embeddings, the length to start "
             "from; leave @… out"
         )
-    return loaded.max_positions
+    return loaded.model.max_positions
 
 
-def _scale_transformers(model: nn.Module, scaling: RopeScaling, text: str) -> None:
+def _scale_transformers(model: PositionedCausalLM, scaling: RopeScaling, text: str) -> None:
     """Change the frequencies that a transformers model keeps in its rotary modules."""
-    assert isinstance(model, PositionedCausalLM)
     if scaling.name in (LOG_N, MESA):
         raise UserError(
             f"{text}: transformers' attention has no place for {scaling.name}; give the checkpoint it was exported from"

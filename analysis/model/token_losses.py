@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.model.adapters import AnalysedModel
 from analysis.model.device import LOGITS_PER_SLICE, OnDevice, pick_device
 from analysis.model.load import LoadedModel
 from olmo_sparsity.util.errors import UserError
@@ -67,7 +66,6 @@ class TokenLosses(OnDevice):
 
         ``tokens``: (R, L) ids. Both of the tokens up to the query, means over heads, layers and queries.
         """
-        assert isinstance(self.model, AnalysedModel)
         ids = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
         with self.precision():
             found = self.model.last_attention(

@@ -18,7 +18,7 @@ import torch
 from analysis.measure.selectors import Question, Selection, find_selector
 from analysis.model.adapters import OlmoForAnalysis
 from analysis.model.device import MemoryGrowth
-from analysis.model.load import OWN_FAMILY, LoadedModel, load_for_analysis, vocabulary_size
+from analysis.model.load import OWN_FAMILY, LoadedModel, load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.plots.costs import cost_figure, pareto_figure
 from analysis.plots.style import save_figure
@@ -114,7 +114,7 @@ def contexts_of(
     """Contexts of ``count`` sampled held-out blocks, or random tokens."""
     n_long, n_short = settings.n_long, settings.n_short
     if settings.corpus is None:
-        vocabulary = vocabulary_size(loaded.model)
+        vocabulary = loaded.model.vocabulary_size
         return random_contexts(vocabulary, count, n_long, n_short, settings.seed, targets_per_block)
     loaded.check_corpus(settings.corpus)
     tokens = TokenFiles.of_split(settings.corpus, "heldout")
@@ -242,7 +242,7 @@ def measure_point(settings: InfluenceSettings, point: Point) -> Json:
     if settings.propose_with is not None:
         models.append(load_model(replace(settings, checkpoint=None, config=settings.propose_with)).model)
         proposing = Scorer(models[1], device=device)
-    vocabulary = vocabulary_size(loaded.model)
+    vocabulary = loaded.model.vocabulary_size
     contexts = random_contexts(vocabulary, point.targets, point.n_long, point.n_short, seed=0)
     # The smallest question first: what is set up once in a process is no cost of this point.
     select(point.selector, scorer, 1, random_contexts(vocabulary, 1, 3, 1, seed=0), proposing)

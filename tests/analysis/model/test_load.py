@@ -50,7 +50,7 @@ def test_dropping_tokens_equals_hiding_them(family, tmp_path):
     torch.testing.assert_close(last, hidden[:, -1:], rtol=0, atol=1e-5 * scale)
     renumbered = loaded.model(ids[:, KEPT], position_ids=torch.arange(len(KEPT)).expand(3, -1)).logits
     assert float((renumbered - hidden).abs().max()) > 1e-2 * scale
-    assert (loaded.family, loaded.max_positions, loaded.training_seed) == (family, REACH, None)
+    assert (loaded.family, loaded.model.max_positions, loaded.training_seed) == (family, REACH, None)
 
 
 @torch.no_grad()
@@ -91,7 +91,7 @@ def test_identity_of_one_file_and_of_several(tmp_path):
 def test_checkpoints_of_this_project_load_as_ever(tmp_path):
     source, original = checkpoint(tmp_path / "rope")
     loaded = load_for_analysis(source.parent)
-    assert (loaded.family, loaded.training_seed, loaded.max_positions) == (OWN_FAMILY, 3, None)
+    assert (loaded.family, loaded.training_seed, loaded.model.max_positions) == (OWN_FAMILY, 3, None)
     assert loaded.weights_sha256 == sha256_file(source / "model.safetensors")
     ids = tokens()
     torch.testing.assert_close(loaded.model(ids).logits, original(ids).logits, rtol=0, atol=0)
