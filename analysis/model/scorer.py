@@ -47,8 +47,6 @@ Its second argument is each row's block, (R,), its third the places in it.
 """
 Divergence = Callable[[Tensor, Tensor], Tensor]
 """From log p (R, Q, V) of one distribution and the logits of another to how far they are apart, (R, Q)."""
-Differentiate = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""From embeddings (R, L, D) to the losses of the targets, (R,), and the gradient of log p by the embeddings."""
 
 
 def _smaller_when_memory_runs_out(
@@ -331,11 +329,13 @@ class Scorer(OnDevice):
         ``times_input``: the norm of embedding times gradient, element by element. ``asked``: as in `losses`.
         """
 
-        def attribution(embeddings: Tensor, differentiate: Differentiate) -> Tensor:
-            _, slope = differentiate(embeddings)
+        model = self._analysed("saliency or input-x-gradient")
+
+        def attribution(targets: _OwnContexts, embeddings: Tensor) -> Tensor:
+            _, slope = self._differentiate(model, targets, embeddings)
             return embeddings * slope if times_input else slope
 
-        return self._norms_of(attribution, contexts, asked)
+        return self._norms_of(model, attribution, contexts, asked)
 
     @_smaller_when_memory_runs_out
     def integrated_gradients(
@@ -349,36 +349,39 @@ class Scorer(OnDevice):
         model = self._analysed("integrated-gradients")
         blank = model.embed(torch.tensor(model.blank_token, device=self.device)).detach()
 
-        def attribution(embeddings: Tensor, differentiate: Differentiate) -> Tensor:
+        def attribution(targets: _OwnContexts, embeddings: Tensor) -> Tensor:
             gradient = torch.zeros_like(embeddings, dtype=torch.float32)
             for point, weight in path:
-                losses, slope = differentiate(torch.lerp(blank.expand_as(embeddings), embeddings, point))
+                between = torch.lerp(blank.expand_as(embeddings), embeddings, point)
+                losses, slope = self._differentiate(model, targets, between)
                 gradient += weight * (-losses).exp()[:, None, None] * slope  # ∂ p = p ∂ log p
             return (embeddings - blank) * gradient
 
-        return self._norms_of(attribution, contexts, asked)
+        return self._norms_of(model, attribution, contexts, asked)
+
+    def _differentiate(
+        self, model: AnalysedModel, targets: _OwnContexts, embeddings: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Losses of the targets, (R,), given embeddings (R, L, D), and the gradient of log p by these."""
+        inputs = embeddings.detach().requires_grad_()
+        with self.precision():
+            logits = model.embedded_logits(inputs, targets.ids, targets.queries)
+        losses = targets.losses(logits)
+        (slope,) = torch.autograd.grad(-losses.sum(), inputs)
+        return losses.detach(), slope
 
     def _norms_of(
         self,
-        attribution: Callable[[Tensor, Differentiate], Tensor],
+        model: AnalysedModel,
+        attribution: Callable[[_OwnContexts, Tensor], Tensor],
         contexts: Contexts,
         asked: np.ndarray | None,
     ) -> np.ndarray:
         """L2 norms, (m, F), of what is attributed to the embeddings of the long context, (R, L, D)."""
-        model = self._analysed("saliency or input-x-gradient")
         asked = contexts.all_targets if asked is None else asked
         norms = np.empty((len(asked), contexts.n_far))
         for targets in self._own_contexts(contexts, asked):
-
-            def differentiate(inputs: Tensor, targets: _OwnContexts = targets) -> tuple[Tensor, Tensor]:
-                inputs = inputs.detach().requires_grad_()
-                with self.precision():
-                    logits = model.embedded_logits(inputs, targets.ids, targets.queries)
-                losses = targets.losses(logits)
-                (slope,) = torch.autograd.grad(-losses.sum(), inputs)
-                return losses.detach(), slope
-
-            found = attribution(model.embed(targets.tokens).detach(), differentiate)
+            found = attribution(targets, model.embed(targets.tokens).detach())
             norms[targets.rows] = found[:, : contexts.n_far].norm(dim=-1).double().cpu().numpy()
         return norms
 
