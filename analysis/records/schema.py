@@ -448,7 +448,7 @@ class Targets:
         columns: dict[str, Any] = {}
         for each in fields(cls):
             arrays = [getattr(part, each.name) for part in parts]
-            columns[each.name] = None if any(each is None for each in arrays) else np.concatenate(arrays)
+            columns[each.name] = None if any(array is None for array in arrays) else np.concatenate(arrays)
         return cls(**columns)
 
     def groups_of(self, rows: np.ndarray) -> np.ndarray | None:
@@ -457,8 +457,7 @@ class Targets:
 
     def take(self, rows: np.ndarray) -> Targets:
         """Some of the targets."""
-        columns: dict[str, Any] = {name: each for name, each in vars(self).items() if each is not None}
-        return Targets(**{name: each[rows] for name, each in columns.items()})
+        return Targets(**{name: each[rows] for name, each in vars(self).items() if each is not None})
 
 
 @dataclass(frozen=True)

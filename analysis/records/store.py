@@ -21,10 +21,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -66,8 +67,6 @@ _PART = re.compile(rf"{SELECTIONS_NAME}/part-(\d{{5,9}})\.parquet")
 _ANEW = "measure again with scripts/influence.py --overwrite"
 _ELSEWHERE = "measure again into another --out, or with --overwrite"
 
-_Rows = TypeVar("_Rows", Targets, Examples)
-
 
 class RecordFiles:
     """The files of one records folder."""
@@ -78,7 +77,6 @@ class RecordFiles:
         self.manifest = manifest
         self.has_checksums = manifest.version > WITHOUT_CHECKSUMS
         self.can_be_gone_on_with = manifest.version == FORMAT_VERSION
-        self._has_further = manifest.version > WITHOUT_FURTHER
         self.listed = self._read_checksums() if self.has_checksums else {name: {} for name in self._present()}
 
     @property
@@ -106,8 +104,9 @@ class RecordFiles:
         """The targets, or None where none were written yet. Raises `UserError` where they are damaged."""
         if TARGETS_NAME not in self.listed:
             return None
-        further = FURTHER_TARGETS if self._has_further else None
-        targets = self._rows_of(TARGETS_NAME, Targets, targets_schema(self.manifest.version), further)
+        table = self._read(TARGETS_NAME, targets_schema(self.manifest.version), FURTHER_TARGETS)
+        with self._damage_of(TARGETS_NAME):
+            targets = Targets.from_table(table)
         if SAME_GROUP in self.manifest.far_contexts and targets.same_group_document is None:
             raise self._damaged(TARGETS_NAME, "it lacks same_group_document")
         return targets
@@ -116,11 +115,9 @@ class RecordFiles:
         """The rows of all parts. Raises `UserError` where one is damaged or does not fit manifest and targets."""
         tables: list[pa.Table] = []
         for name in self.parts:
-            table = self._read(name, SELECTIONS_SCHEMA, FURTHER_SELECTIONS if self._has_further else None)
-            try:
+            table = self._read(name, SELECTIONS_SCHEMA, FURTHER_SELECTIONS)
+            with self._damage_of(name):
                 check_selections(table, targets.target_id, self.manifest)
-            except ValueError as error:
-                raise self._damaged(name, first_line(error)) from error
             if tables and table.column_names != tables[0].column_names:
                 raise self._damaged(name, f"it has other columns than {self.parts[0]}")
             tables.append(table)
@@ -130,11 +127,10 @@ class RecordFiles:
         """The text of targets, or None where none was written. Raises `UserError` where it is damaged."""
         if EXAMPLES_NAME not in self.listed:
             return None
-        examples = self._rows_of(EXAMPLES_NAME, Examples, EXAMPLES_SCHEMA)
-        try:
+        table = self._read(EXAMPLES_NAME, EXAMPLES_SCHEMA)
+        with self._damage_of(EXAMPLES_NAME):
+            examples = Examples.from_table(table)
             examples.check(targets.target_id, self.manifest)
-        except ValueError as error:
-            raise self._damaged(EXAMPLES_NAME, first_line(error)) from error
         return examples
 
     def write(self, name: str, table: pa.Table) -> None:
@@ -193,7 +189,7 @@ class RecordFiles:
             raise UserError(f"{path} is damaged ({odd}); {remedy}")
         return found
 
-    def _read(self, name: str, schema: pa.Schema, further: pa.Schema | None = None) -> pa.Table:
+    def _read(self, name: str, schema: pa.Schema, further: Sequence[pa.Field] = ()) -> pa.Table:
         """The table of a file, whose bytes are checked before they are parsed; it may have ``further`` columns."""
         path = self.folder / name
         try:
@@ -209,18 +205,18 @@ class RecordFiles:
             table = pq.ParquetFile(pa.BufferReader(data)).read()
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{path} cannot be read ({first_line(error)}); {self.remedy(name)}") from error
-        own = [each for each in further or () if each.name in table.column_names]
-        if not table.schema.equals(pa.schema([*schema, *own])):
+        if self.manifest.version > WITHOUT_FURTHER:
+            schema = pa.schema([*schema, *(each for each in further if each.name in table.column_names)])
+        if not table.schema.equals(schema):
             columns = ", ".join(table.column_names)
             raise UserError(f"{path} has columns {columns}, not those of a record; {self.remedy(name)}")
         return table
 
-    def _rows_of(
-        self, name: str, kind: type[_Rows], schema: pa.Schema, further: pa.Schema | None = None
-    ) -> _Rows:
-        table = self._read(name, schema, further)
+    @contextmanager
+    def _damage_of(self, name: str) -> Iterator[None]:
+        """What does not fit in a file, a `ValueError`, is damage of that file."""
         try:
-            return kind.from_table(table)
+            yield
         except ValueError as error:
             raise self._damaged(name, first_line(error)) from error
 
