@@ -159,14 +159,14 @@ def kinds_of_tokens(pieces: Sequence[str]) -> list[str]:
     kinds, start = [], 0
     for piece in pieces:
         first = _first_visible(piece, text[start + len(piece) : start + len(piece) + 1])
-        start += len(piece)
         if not piece:
             kinds.append("content word")
         elif first is None:
             kinds.append("punctuation")
         else:
-            begin, end = units[bisect_right(ends, start - len(piece) + first)]
+            begin, end = units[bisect_right(ends, start + first)]
             kinds.append(_kind_by_itself(text[begin:end]))
+        start += len(piece)
     return kinds
 
 
