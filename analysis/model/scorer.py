@@ -298,15 +298,14 @@ class Scorer(OnDevice):
         ]
 
     @_smaller_when_memory_runs_out
-    def presence_gradient(self, contexts: Contexts, asked: np.ndarray | None = None) -> np.ndarray:
+    def presence_gradient(self, contexts: Contexts, asked: np.ndarray) -> np.ndarray:
         """-∂ loss / ∂ (presence of each far token), (m, F) nats, at full presence in the long context.
 
         The presence p of a token multiplies its attention weight, before normalisation, for every other query in every
         layer and head: p = 1 is the model as it is, p = 0 the token dropped (docs/method.md, 2.1), exactly [ours].
-        ``asked``: as in `losses`.
+        ``asked``: (m, 2) as in `losses`.
         """
         model = self._analysed("gradient")
-        asked = contexts.all_targets if asked is None else asked
         slopes = np.empty((len(asked), contexts.n_far))
         for targets in self._own_contexts(contexts, asked):
             length = targets.tokens.shape[1]
@@ -322,7 +321,7 @@ class Scorer(OnDevice):
 
     @_smaller_when_memory_runs_out
     def input_gradients(
-        self, contexts: Contexts, asked: np.ndarray | None = None, *, times_input: bool = False
+        self, contexts: Contexts, asked: np.ndarray, *, times_input: bool = False
     ) -> np.ndarray:
         """L2 norm of the gradient of log p(target) by each far token's embedding in the long context, (m, F).
 
@@ -339,7 +338,7 @@ class Scorer(OnDevice):
 
     @_smaller_when_memory_runs_out
     def integrated_gradients(
-        self, contexts: Contexts, asked: np.ndarray | None = None, *, path: Sequence[tuple[float, float]]
+        self, contexts: Contexts, asked: np.ndarray, *, path: Sequence[tuple[float, float]]
     ) -> np.ndarray:
         """L2 norm of (x - b) Σ w ∂ p(target) / ∂ embedding, taken at b + a (x - b) for all tokens together, (m, F).
 
@@ -375,10 +374,9 @@ class Scorer(OnDevice):
         model: AnalysedModel,
         attribution: Callable[[_OwnContexts, Tensor], Tensor],
         contexts: Contexts,
-        asked: np.ndarray | None,
+        asked: np.ndarray,
     ) -> np.ndarray:
         """L2 norms, (m, F), of what is attributed to the embeddings of the long context, (R, L, D)."""
-        asked = contexts.all_targets if asked is None else asked
         norms = np.empty((len(asked), contexts.n_far))
         for targets in self._own_contexts(contexts, asked):
             found = attribution(targets, model.embed(targets.tokens).detach())
@@ -401,13 +399,12 @@ class Scorer(OnDevice):
 
     @_smaller_when_memory_runs_out
     @torch.inference_mode()
-    def last_attention(self, contexts: Contexts, asked: np.ndarray | None = None) -> np.ndarray:
+    def last_attention(self, contexts: Contexts, asked: np.ndarray) -> np.ndarray:
         """Attention of the position before each target to each far token, mean over heads and layers, (m, F).
 
         ``asked``: as in `losses`.
         """
         model = self._analysed("attention")
-        asked = contexts.all_targets if asked is None else asked
         parts = []
         for rows in self._whole_contexts(contexts, np.arange(len(contexts))):
             with self.precision():

@@ -111,11 +111,10 @@ def test_a_selector_chooses_in_a_block_what_it_chooses_for_each_target_alone(nam
 @pytest.mark.parametrize("name", [*OWN, *FAMILIES])
 def test_attention_of_a_block_is_that_of_each_target(name):
     scorer, contexts = Scorer(build(name)), make_blocks()
-    together = scorer.last_attention(contexts)
+    together = scorer.last_attention(contexts, contexts.all_targets)
     for row, (block, place) in enumerate(contexts.all_targets):
-        np.testing.assert_allclose(
-            together[row], scorer.last_attention(contexts.alone(block, place))[0], atol=1e-5
-        )
+        alone = scorer.last_attention(contexts.alone(block, place), np.array([[0, 0]]))
+        np.testing.assert_allclose(together[row], alone[0], atol=1e-5)
 
 
 @pytest.mark.slow

@@ -87,11 +87,9 @@ def test_attention_of_the_last_position_equals_that_of_transformers_on_the_same_
     source, _ = checkpoint(tmp_path / "own")
     export_checkpoint(source.parent, tmp_path / "hf")
     own, exported = (Scorer(load_for_analysis(path).model) for path in (source.parent, tmp_path / "hf"))
-    contexts = make_contexts()
-    np.testing.assert_allclose(own.last_attention(contexts), exported.last_attention(contexts), atol=1e-6)
-    np.testing.assert_allclose(
-        own.presence_gradient(contexts), exported.presence_gradient(contexts), atol=1e-5
-    )
+    asked = make_contexts(), make_contexts().all_targets
+    np.testing.assert_allclose(own.last_attention(*asked), exported.last_attention(*asked), atol=1e-6)
+    np.testing.assert_allclose(own.presence_gradient(*asked), exported.presence_gradient(*asked), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "gpt2"])
@@ -110,14 +108,14 @@ def test_recorded_attention_is_a_distribution(name):
 @pytest.mark.parametrize("name", NOT_FADING)
 def test_attention_that_a_token_does_not_fade_out_of_is_refused(name):
     with refused("the selector gradient does not apply"):
-        Scorer(build(name)).presence_gradient(make_contexts())
+        Scorer(build(name)).presence_gradient(make_contexts(), make_contexts().all_targets)
 
 
 @pytest.mark.parametrize("name", slow_but([*FADING, *FAMILIES], *list(FADING)[::2], "gpt_neox", "llama"))
 def test_gradient_of_every_family_is_a_finite_difference(name):
     """The slope of the loss as a token fades from attention, and the bias at its end against dropping the token."""
     model, contexts = build(name), make_contexts()
-    slopes = Scorer(model).presence_gradient(contexts)
+    slopes = Scorer(model).presence_gradient(contexts, contexts.all_targets)
     tokens, ids = torch.from_numpy(contexts.tokens), torch.arange(N).expand(len(contexts), -1)
 
     @torch.no_grad()
