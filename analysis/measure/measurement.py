@@ -5,11 +5,9 @@ Checkpoints with the same label are training seeds of one model. Shapes: L token
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +25,7 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.machine import machine
 from olmo_sparsity.util.provenance import current_commit, library_versions
-from olmo_sparsity.util.result_files import Json, ResultFile
+from olmo_sparsity.util.result_files import Json, ResultFile, json_checksum
 
 log = logging.getLogger(__name__)
 
@@ -131,8 +129,7 @@ def _kept_file(settings: ComparisonSettings, text: MeasuredText, loaded: LoadedM
         "weights": loaded.weights_sha256,
         "rope_scaling": str(loaded.rope_scaling),
     }
-    name = sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()[:16]
-    return _kept_folder(settings) / f"{name}.json"
+    return _kept_folder(settings) / f"{json_checksum(depends)[:16]}.json"
 
 
 def _kept_folder(settings: MeasurementSettings) -> Path:

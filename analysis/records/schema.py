@@ -7,8 +7,6 @@ context length, F = N - M far tokens. Losses are in nats.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -182,7 +180,7 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """SHA-256, in hexadecimal, of the settings that decide the numbers."""
-        return _sha256(_settings(asdict(self)))
+        return json_checksum(_settings(asdict(self)))
 
     def save(self, folder: str | Path) -> None:
         """Write `manifest.json`, atomically."""
@@ -238,7 +236,7 @@ def _what_is_wrong(raw: dict[str, Any], names: set[str]) -> str | None:
     settings = _settings({name: raw[name] for name in names - later})
     if not has_checksum:
         settings["version"] = raw["version"]  # which the fingerprint of format 2 counts
-    if raw["settings_fingerprint"] != _sha256(settings):
+    if raw["settings_fingerprint"] != json_checksum(settings):
         return "its settings do not fit their fingerprint"
     if has_checksum and raw[CHECKSUM] != json_checksum(raw):
         return "it does not fit its checksum"
@@ -247,10 +245,6 @@ def _what_is_wrong(raw: dict[str, Any], names: set[str]) -> str | None:
 
 def _settings(manifest: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in manifest.items() if name not in _NOT_SETTINGS}
-
-
-def _sha256(value: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def setting_differences(old: Manifest, new: Manifest) -> str:
