@@ -30,19 +30,8 @@ from torch import enable_grad, inference_mode, nn
 from tqdm.auto import tqdm
 
 from analysis.measure.crossfit import ModelChooser
-from analysis.measure.influence import (
-    InfluenceEngine,
-    build_scorer,
-    selection_rounds,
-    targets_per_batch,
-)
-from analysis.measure.influence_map import (
-    Advance,
-    context_length,
-    map_scorer,
-    measure_map,
-    trained_length,
-)
+from analysis.measure.influence import InfluenceEngine, build_scorer, selection_rounds, targets_per_batch
+from analysis.measure.influence_map import context_length, map_scorer, measure_map, trained_length
 from analysis.measure.selectors import check_selector
 from analysis.model.adapters import Adapter
 from analysis.model.device import TOKENS_PER_BATCH
@@ -55,6 +44,7 @@ from analysis.text.decode import TextDecoder
 from analysis.text.tokenized import Passage, Passages, Placebos, read_passage
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.progress import Advance
 from olmo_sparsity.util.provenance import current_commit
 from olmo_sparsity.util.streams import Stream
 

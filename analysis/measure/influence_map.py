@@ -32,10 +32,9 @@ from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.tokenizers import load_tokenizer
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.progress import Advance, progress
 from olmo_sparsity.util.provenance import current_commit
 
-Advance = Callable[[int], Any]
 MOST_CONTEXT = 1024
 """N where none is given and the model reads more."""
 

@@ -25,7 +25,6 @@ Shapes: n segments, T = N - M - S targets of each. Losses are in nats per token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +38,7 @@ from analysis.stats.bootstrap import interval_words
 from analysis.stats.longppl import TargetLosses, summarize_longppl
 from analysis.text.segments import sample_segments
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.progress import progress
-
-Advance = Callable[[int], None]
+from olmo_sparsity.util.progress import Advance, progress
 
 
 def measure_longppl(settings: LongPPLSettings) -> Path:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,7 +54,7 @@ from olmo_sparsity.data.task_batches import task_of
 from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
-from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.progress import Advance, progress
 from olmo_sparsity.util.provenance import current_commit
 from olmo_sparsity.util.result_files import Json
 from olmo_sparsity.util.streams import Stream
@@ -325,7 +325,7 @@ def measure_recall(
     task: SparseTask,
     settings: RecallSettings,
     *,
-    advance: Callable[[int], None] = lambda count: None,
+    advance: Advance = lambda count: None,
 ) -> list[Json]:
     """Accuracy of the model and recall of every selector: a dict for each p, as `recall.json` has it.
 
@@ -340,7 +340,7 @@ def _measure_cell(
     task: SparseTask,
     settings: RecallSettings,
     samples: PlantedSamples,
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> Json:
     right = scorer.measures(samples.contexts, samples.contexts.all_far, ("correct",))[:, 0, 0] == 1
     selectors = {}
@@ -365,7 +365,7 @@ def selected_columns(
     contexts: Contexts,
     seed: int,
     k_max: int,
-    advance: Callable[[int], None] = lambda count: None,
+    advance: Advance = lambda count: None,
 ) -> np.ndarray:
     """The far columns that a selector chooses, most influential first, (n, k_max)."""
     size = max(1, _SUBSET_ELEMENTS // (contexts.n_far * contexts.n_long))
