@@ -87,10 +87,9 @@ def measure_length(settings: LengthSettings) -> Path:
     if settings.attention:
         attention = np.array([one.pop("attention") for one in described])
         values = attention.reshape(len(described), len(segments), -1)
-        groups_of_windows = text.tokens.groups_of(segments.document)
         for told, labels in ((models, settings.labels), (described, _numbered(described))):
             of_all = summarize_attention(
-                values, segments.document, labels, groups_of_windows,
+                values, segments.document, labels, segments.group,
                 resamples=settings.resamples, seed=settings.seed,
             )  # fmt: skip
             for each, found in zip(told, of_all, strict=True):
