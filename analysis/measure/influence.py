@@ -32,6 +32,7 @@ from analysis.records.schema import (
     FURTHER_PLACEBOS,
     KEEP_RATE,
     PROPOSER,
+    PROPOSER_SCALING,
     ROPE_SCALING,
     SAME_GROUP,
     SHUFFLED,
@@ -452,6 +453,8 @@ def _manifest(
         options[ROPE_SCALING] = asdict(evaluating.rope_scaling)
     if proposer is not None:
         options[PROPOSER] = proposer.weights_sha256
+        if proposer.rope_scaling:
+            options[PROPOSER_SCALING] = str(proposer.rope_scaling)
     crossed = bool(settings.evaluate_with)
     return Manifest(
         checkpoint=selects[0],

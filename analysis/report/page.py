@@ -23,7 +23,15 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from analysis.plots.style import figure_bytes, selector_label
-from analysis.records.schema import FAR_CONTEXTS, FURTHER, PROPOSER, SUBSETS, UNTRAINED, Examples
+from analysis.records.schema import (
+    FAR_CONTEXTS,
+    FURTHER,
+    PROPOSER,
+    PROPOSER_SCALING,
+    SUBSETS,
+    UNTRAINED,
+    Examples,
+)
 from analysis.records.store import Records
 from analysis.report.foreign_text import (
     DIRECTION_CONTROL,
@@ -189,7 +197,9 @@ def influence_command(records: Records) -> str:
     if FURTHER in manifest.options:
         given["--further-placebos"] = ",".join(manifest.options[FURTHER])
     if PROPOSER in manifest.options:
-        given["--propose-with"] = f"WEIGHTS-{manifest.options[PROPOSER][:12]}"  # their place is not known
+        scaling = manifest.options.get(PROPOSER_SCALING)
+        weights = f"WEIGHTS-{manifest.options[PROPOSER][:12]}"  # their place is not known
+        given["--propose-with"] = f"{weights}@{scaling}" if scaling else weights
     options = [str(part) for option in given.items() for part in option]
     options += [] if SUBSETS in manifest.options else ["--only-recovery"]
     options += ["--bf16"] if manifest.dtype == "bf16" else []

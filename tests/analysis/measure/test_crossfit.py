@@ -137,6 +137,15 @@ def test_a_smaller_model_proposes(two_seeds, own, tmp_path):
         assert overlap(chosen, own.selected["gradient"][far][mine]).mean() < 1
 
 
+def test_how_the_proposers_rope_is_scaled_is_a_setting(two_seeds, tmp_path):
+    """Records of one scaling must not be gone on with under another: the weights are the same."""
+    small = str(two_seeds / "second")
+    asked = {"selectors": ("leave-one-out@gradient:4",), "targets": 20}
+    measure_influence(settings(two_seeds, tmp_path, propose_with=small, limit=1, **asked))
+    with refused("was measured with other settings: proposer_rope_scaling None -> yarn:4"):
+        measure_influence(settings(two_seeds, tmp_path, propose_with=f"{small}@yarn:4", **asked))
+
+
 def test_a_limit_leaves_the_rest_to_the_same_command(two_seeds, own, tmp_path):
     finished = []
     for _ in range(100):
