@@ -415,7 +415,21 @@ def _assign_roles(
         else Faithfulness(scorers[-1], settings.ks, settings.subsets, settings.seed),
         seed=settings.seed,
     )
-    return engine, _manifest(settings, text, selects, evaluating, proposer, device)
+    proposed_by = _proposed_by(settings, recorded, proposer)
+    return engine, _manifest(settings, text, selects, evaluating, proposed_by, device)
+
+
+def _proposed_by(
+    settings: InfluenceSettings, recorded: Records | None, proposer: LoadedModel | None
+) -> dict[str, str]:
+    """Options of the manifest that name the model which proposed for screened selectors, now or in the records."""
+    if recorded and any("@" in name for name in settings.selectors):
+        options = recorded.manifest.options
+        return {name: options[name] for name in (PROPOSER, PROPOSER_SCALING) if name in options}
+    if proposer is None:
+        return {}
+    scaling = {PROPOSER_SCALING: str(proposer.rope_scaling)} if proposer.rope_scaling else {}
+    return {PROPOSER: proposer.weights_sha256, **scaling}
 
 
 def _scorer_of(loaded: LoadedModel, settings: InfluenceSettings, device: torch.device) -> Scorer:
@@ -435,7 +449,7 @@ def _manifest(
     text: MeasuredText,
     selects: tuple[str, str, int | None],
     evaluating: LoadedModel,
-    proposer: LoadedModel | None,
+    proposed_by: dict[str, str],
     device: torch.device,
 ) -> Manifest:
     options: dict[str, Any] = {}
@@ -451,10 +465,7 @@ def _manifest(
         options[UNTRAINED] = True
     if evaluating.rope_scaling:
         options[ROPE_SCALING] = asdict(evaluating.rope_scaling)
-    if proposer is not None:
-        options[PROPOSER] = proposer.weights_sha256
-        if proposer.rope_scaling:
-            options[PROPOSER_SCALING] = str(proposer.rope_scaling)
+    options |= proposed_by
     crossed = bool(settings.evaluate_with)
     return Manifest(
         checkpoint=selects[0],

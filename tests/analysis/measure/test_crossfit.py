@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.measure.influence import measure_influence
+from analysis.measure.influence import measure_influence, open_measurement
 from analysis.model.rope_scaling import load_scaled
 from analysis.plots.figure2 import describe
 from analysis.records.shards import MeasurementShard
@@ -135,6 +135,13 @@ def test_a_smaller_model_proposes(two_seeds, own, tmp_path):
         chosen = records.selected["leave-one-out@gradient:4"][far][mine]
         assert np.array_equal(np.sort(chosen), np.sort(proposed.selected["gradient"][far][theirs]))
         assert overlap(chosen, own.selected["gradient"][far][mine]).mean() < 1
+    # cross-fitted records say it as well, whether the choice is made now or was recorded
+    crossed = two_seeds, tmp_path / "crossed"
+    now = open_measurement(settings(*crossed, "run", "second", **screened)).manifest
+    recorded = settings(*crossed, records.folder, "second", selectors=screened["selectors"])
+    assert now.fingerprint == open_measurement(recorded).manifest.fingerprint
+    random = settings(*crossed, records.folder, "second", selectors=("random",))
+    assert "proposer_sha256" not in open_measurement(random).manifest.options
 
 
 def test_how_the_proposers_rope_is_scaled_is_a_setting(two_seeds, tmp_path):
