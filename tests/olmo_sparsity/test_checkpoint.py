@@ -8,8 +8,8 @@ import pytest
 
 from olmo_sparsity.checkpoint import TrainState, load_model, load_state, save_checkpoint, what_is_torn
 from olmo_sparsity.util.errors import UserError
-from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
+from tests.support.tiny import checkpoint
 
 
 def test_checksums_name_files_of_the_checkpoint_only(tmp_path):

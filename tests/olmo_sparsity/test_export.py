@@ -10,15 +10,15 @@ from tokenizers import Tokenizer, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from olmo_sparsity.attention import ATTENTIONS
-from olmo_sparsity.checkpoint import TOKENIZER, TrainState, save_checkpoint
-from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.checkpoint import TOKENIZER
+from olmo_sparsity.config.load import Config
 from olmo_sparsity.data.tokenizers import load_tokenizer, train_bpe
 from olmo_sparsity.export import export_checkpoint, family_of, model_card, position_reach
-from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
+from tests.support.tiny import checkpoint
 
 ROOT = Path(__file__).parents[2]
 PLAIN_NORM = {"layer_norm_type": "default", "layer_norm_with_affine": False}
@@ -73,21 +73,6 @@ MISFITS = {
     "plain after": ({**NORM_AFTER, **PLAIN_NORM}, "model.layer_norm_type: default with norm_after"),
     "llama block after": ({**NORM_AFTER, "block_type": "llama"}, "model.block_type: llama with norm_after"),
 }
-
-
-def checkpoint(folder, tokenizer=True, corpus=None, positions=None, **changes):
-    """A checkpoint of a random model whose norm weights are random too."""
-    corpus = corpus or tiny.write_corpus(folder / "corpus", {"heldout": tiny.random_documents(4, 60)})
-    config = load_config(tiny.write_yaml(folder, corpus, model=changes, positions=positions or {}))
-    config.model = tiny.model_config(**changes)
-    torch.manual_seed(0)
-    config.model.init_std = 0.2
-    model = PositionedOLMo(config.model).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" in name or "ln_f" in name:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    file = corpus / TOKENIZER if tokenizer else None
-    return save_checkpoint(folder / "run", config, TrainState(1, 1), model.state_dict(), {}, file), model
 
 
 @torch.no_grad()

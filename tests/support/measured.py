@@ -13,8 +13,8 @@ from scipy.special import rel_entr
 from analysis.measure.settings import InfluenceSettings
 from analysis.text.contexts import Contexts
 from olmo_sparsity.corpus.tokens import TokenFiles
-from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
+from tests.support.tiny import checkpoint
 
 N, M, KS = 20, 5, (1, 2, 4)
 

@@ -13,6 +13,7 @@ import yaml
 from tokenizers import Tokenizer, models
 
 from olmo_sparsity.attention import ATTENTIONS
+from olmo_sparsity.checkpoint import TrainState, save_checkpoint
 from olmo_sparsity.config.load import Config, ModelConfig, load_config
 from olmo_sparsity.corpus.groups import groups_name, write_groups
 from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile
@@ -170,3 +171,20 @@ def train_config(folder: Path, *overrides: str, **changes) -> Config:
     if not corpus.exists():
         write_corpus(corpus, {"train": random_documents(12, 90), "heldout": random_documents(6, 80, seed=1)})
     return load_config(write_yaml(folder, corpus, **changes), overrides)
+
+
+def checkpoint(
+    folder: Path, tokenizer=True, corpus=None, positions=None, **changes
+) -> tuple[Path, PositionedOLMo]:
+    """A checkpoint of a random model whose norm weights are random too."""
+    corpus = corpus or write_corpus(folder / "corpus", {"heldout": random_documents(4, 60)})
+    config = load_config(write_yaml(folder, corpus, model=changes, positions=positions or {}))
+    config.model = model_config(**changes)
+    torch.manual_seed(0)
+    config.model.init_std = 0.2
+    model = PositionedOLMo(config.model).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "ln_f" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    file = corpus / TOKENIZER_NAME if tokenizer else None
+    return save_checkpoint(folder / "run", config, TrainState(1, 1), model.state_dict(), {}, file), model

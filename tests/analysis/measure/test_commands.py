@@ -11,9 +11,9 @@ from analysis.records.results import LENGTH
 from analysis.records.store import load_records
 from analysis.stats.findings import describe_findings
 from analysis.stats.summary import summarize
-from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
 from tests.support.made_up_records import made_up_records
+from tests.support.tiny import checkpoint
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = ("influence", "length", "longppl", "needle", "recall", "xray")

@@ -23,13 +23,13 @@ from olmo_sparsity.corpus.tokens import TokenFiles, Verified
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.export import export_checkpoint
-from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
 from tests.support.families import directory
 from tests.support.made_up_records import interval_of
 from tests.support.measured import plain_loss, write_models
 from tests.support.refusals import refused
 from tests.support.replaced_tokens import assert_refused_and_right_ones_remembered
+from tests.support.tiny import checkpoint
 
 LENGTHS, WINDOWS = (8, 16, 40), 9
 DOCUMENT_LENGTHS = (39, 40, 170, 60, 5, 95, 81)

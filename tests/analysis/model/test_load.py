@@ -19,11 +19,11 @@ from analysis.records.store import load_records
 from olmo_sparsity.checkpoint import TOKENIZER
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
-from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
 from tests.support.families import FAMILIES, REACH, VOCABULARY, directory
 from tests.support.measured import arrays, influence_settings
 from tests.support.refusals import refused
+from tests.support.tiny import checkpoint
 
 ROOT = Path(__file__).parents[3]
 

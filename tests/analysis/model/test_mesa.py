@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from analysis.model.mesa import Chunks
 from analysis.model.rope_scaling import load_scaled
 from olmo_sparsity.model.rope_scaling import RopeScaling
-from tests.olmo_sparsity.test_export import checkpoint
 from tests.support.refusals import refused
+from tests.support.tiny import checkpoint
 
 TRAINED, LENGTH, FACTOR = 64, 190, 3
 TOKENS = torch.randint(0, 50, (1, LENGTH), generator=torch.Generator().manual_seed(3))

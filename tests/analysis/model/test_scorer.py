@@ -16,12 +16,12 @@ from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
 from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.export import export_checkpoint
-from tests.olmo_sparsity.test_export import checkpoint
 from tests.support import tiny
 from tests.support.families import FAMILIES, random_model
 from tests.support.measured import plain_loss, random_contexts
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
+from tests.support.tiny import checkpoint
 
 N, M = 24, 6
 FAR = N - M

@@ -12,8 +12,8 @@ from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.rope_scaling import LOG_N, MESA, ROPE_SCALINGS, RopeScaling
 from tests.analysis.model.test_load import directory
-from tests.olmo_sparsity.test_export import checkpoint
 from tests.support.refusals import refused
+from tests.support.tiny import checkpoint
 
 LENGTH, REACH = 192, 64  # tokens read; the ids of the training config stay below 64
 TOKENS = torch.randint(0, 50, (2, LENGTH), generator=torch.Generator().manual_seed(1))
