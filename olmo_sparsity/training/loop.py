@@ -50,7 +50,9 @@ def train(config: Config, *, resume: bool = False) -> Path:
     """
     last = starting_checkpoint(config, resume)
     if last is not None and is_finished(config, last):
-        rows_of_done_steps(config.save_folder, load_state(last).step)  # refuses what is missing or damaged
+        rows_of_done_steps(
+            config.save_folder, load_state(last).step, finished=True
+        )  # refuses what is lost or damaged
         log.info("%s is finished already", last)
         return last
     initial = None if last is not None else initial_checkpoint(config)

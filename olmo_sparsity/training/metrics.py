@@ -14,10 +14,11 @@ METRICS_NAME = "metrics.jsonl"
 _CHECKSUM = "crc32"
 
 
-def rows_of_done_steps(run: str | Path, done_steps: int) -> list[dict[str, Any]]:
+def rows_of_done_steps(run: str | Path, done_steps: int, *, finished: bool = False) -> list[dict[str, Any]]:
     """What a run's `metrics.jsonl` has of its first ``done_steps`` steps.
 
-    Raises `UserError` where it is missing though steps are done, and where a line is damaged.
+    Raises `UserError` where it is missing though steps are done, where a line is damaged, and where it ends before the
+    last step of a ``finished`` run, which always has a row. An empty file is taken: who made it wants no metrics.
     """
     path = Path(run) / METRICS_NAME
     if not done_steps:
@@ -27,7 +28,14 @@ def rows_of_done_steps(run: str | Path, done_steps: int) -> list[dict[str, Any]]
             f"{path} is missing, though {done_steps} steps are done; restore it, or make an empty file of that name "
             "to go on without their metrics"
         )
-    return [row for row in read_metrics(path) if row["step"] <= done_steps]
+    rows = [row for row in read_metrics(path) if row["step"] <= done_steps]
+    content = path.read_bytes()
+    if finished and content and not (content.endswith(b"\n") and rows and rows[-1]["step"] == done_steps):
+        raise UserError(
+            f"{path} is cut off before the end of step {done_steps}, the last; restore it, or make an empty file of "
+            "that name to go on without the metrics"
+        )
+    return rows
 
 
 class MetricsFile:

@@ -246,13 +246,18 @@ def test_damaged_files_of_a_run_are_named(tmp_path, name, content):
 
 
 def test_a_finished_run_without_its_metrics_is_refused(tmp_path):
-    """Found by the fault test, seed 1, injection 62: it was called finished."""
+    """Found by the fault test, seed 1, injections 62 and 226: it was called finished."""
     config = tiny.train_config(tmp_path)
     train(config)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    metrics.write_bytes(metrics.read_bytes().replace(b'"loss_nats": ', b'"loss_nats": 1', 1))
+    whole = metrics.read_bytes()
+    metrics.write_bytes(whole.replace(b'"loss_nats": ', b'"loss_nats": 1', 1))
     with refused("metrics.jsonl: line 1 is damaged"):
         train(config, resume=True)
+    for lost in (5, len(whole.splitlines()[-1]) + 1):  # of the last line some or all
+        metrics.write_bytes(whole[:-lost])
+        with refused("metrics.jsonl is cut off before the end of step 8, the last; restore it"):
+            train(config, resume=True)
     metrics.unlink()
     with refused("metrics.jsonl is missing, though 8 steps are done; restore it"):
         train(config, resume=True)
