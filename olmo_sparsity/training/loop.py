@@ -50,9 +50,8 @@ def train(config: Config, *, resume: bool = False) -> Path:
     """
     last = starting_checkpoint(config, resume)
     if last is not None and is_finished(config, last):
-        rows_of_done_steps(
-            config.save_folder, load_state(last).step, finished=True
-        )  # refuses what is lost or damaged
+        done_steps = load_state(last).step
+        rows_of_done_steps(config.save_folder, done_steps, finished=True)  # refuses what is lost or damaged
         log.info("%s is finished already", last)
         return last
     initial = None if last is not None else initial_checkpoint(config)
