@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ _CHECKSUM = "crc32"
 def rows_of_done_steps(run: str | Path, done_steps: int, *, finished: bool = False) -> list[dict[str, Any]]:
     """What a run's `metrics.jsonl` has of its first ``done_steps`` steps.
 
-    Raises `UserError` where it is missing though steps are done, where a line is damaged, and where it ends before the
-    last step of a ``finished`` run, which always has a row. An empty file is taken: who made it wants no metrics.
+    Raises `UserError` where it is missing though steps are done, where a line is damaged, and where it is cut off in
+    the row of a step that is done, or before that of the last step of a ``finished`` run. An empty file is taken: who
+    made it wants no metrics.
     """
     path = Path(run) / METRICS_NAME
     if not done_steps:
@@ -30,10 +32,13 @@ def rows_of_done_steps(run: str | Path, done_steps: int, *, finished: bool = Fal
         )
     rows = [row for row in read_metrics(path) if row["step"] <= done_steps]
     content = path.read_bytes()
-    if finished and content and not (content.endswith(b"\n") and rows and rows[-1]["step"] == done_steps):
+    last_line = content.rpartition(b"\n")[2]
+    begun = re.match(rb'{"step": (\d+),', last_line) if _row(last_line) is None else None
+    lacks_last = finished and content and (not rows or rows[-1]["step"] < done_steps)
+    if lacks_last or (begun and int(begun[1]) <= done_steps):
         raise UserError(
-            f"{path} is cut off before the end of step {done_steps}, the last; restore it, or make an empty file of "
-            "that name to go on without the metrics"
+            f"{path} is cut off, with rows of the {done_steps} steps that are done; restore it, or make an empty file "
+            "of that name to go on without the metrics"
         )
     return rows
 
