@@ -25,8 +25,9 @@ HEAVY = {"torch", "transformers", "matplotlib", *ENGINES}
 
 
 def module_of(path):
-    """The dotted name of a source file."""
+    """The dotted name of a source file; a package in scripts is imported by its own name."""
     parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "scripts" and len(parts) > 2 else parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.processes import Moment, Process, in_fork, ranks, wait_until
-from faults.whole import BYSTANDER, KEPT_CHECKPOINTS, Files, complaints_about, digest, files_of
+from faults.whole import BYSTANDER, KEPT_CHECKPOINTS, Ended, Files, complaints_about, digest, files_of
 
 SECONDS_FOR_PEERS = 5.0
 """Time-out of the processes of one training for each other."""
@@ -63,21 +63,6 @@ class Command:
     processes: int = 1
     replaces_out: bool = False
     """The folder is replaced as a whole, so that nothing else belongs into it."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended: exit code (None: at the time-out), standard error and changes of files of each process."""
-
-    codes: tuple[int | None, ...]
-    errors: tuple[str, ...]
-    seconds: float
-    changes: tuple[int, ...]
-
-    @property
-    def done(self) -> bool:
-        """Whether it reports success."""
-        return all(code == 0 for code in self.codes)
 
 
 class Run:

@@ -15,7 +15,6 @@ from faults.commands import (
     COMMANDS,
     SECONDS_FOR_PEERS,
     Command,
-    Ended,
     Result,
     Run,
     Workshop,
@@ -23,7 +22,7 @@ from faults.commands import (
     write_inputs,
 )
 from faults.processes import Moment
-from faults.whole import BYSTANDER, Files, complaints_about, files_of, losses_of
+from faults.whole import BYSTANDER, Ended, Files, complaints_about, files_of, losses_of
 
 RIGHT, REFUSED, RESUMED = "right result", "refused in one line", "resumed to the right result"
 
@@ -99,7 +98,7 @@ class Trial:
             )
 
     def hold_whole(self, before: Files, damaged: Path | None = None) -> None:
-        self.refuse(losses_of(self.command, self.scene, before, self.reference.files, damaged))
+        self.refuse(losses_of(self.command.out, self.scene, before, self.reference.files, damaged))
 
     @staticmethod
     def refuse(complaints: list[str]) -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from faults.commands import Command, Ended
 
 BYSTANDER = "notes of mine.txt"
 KEPT_CHECKPOINTS = 2
@@ -23,6 +20,21 @@ _GROWING = (
     *("metrics.jsonl", "provenance.json", "verified.json", "manifest.json", "olmo_sparsity.json"),
     "checksums.json",  # of records; that of a checkpoint is as whole as its folder
 )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: exit code (None: at the time-out), standard error and changes of files of each process."""
+
+    codes: tuple[int | None, ...]
+    errors: tuple[str, ...]
+    seconds: float
+    changes: tuple[int, ...]
+
+    @property
+    def done(self) -> bool:
+        """Whether it reports success."""
+        return all(code == 0 for code in self.codes)
 
 
 def digest(content: bytes | Path) -> str:
@@ -79,10 +91,8 @@ def _shorten(lines: list[str]) -> str:
     return text if len(text) < 400 else f"{text[:200]} … {text[-200:]}"
 
 
-def losses_of(
-    command: Command, scene: Path, before: Files, end: Files, damaged: Path | None = None
-) -> list[str]:
-    """What was whole in a scene before a command, and is not after it.
+def losses_of(out: str, scene: Path, before: Files, end: Files, damaged: Path | None = None) -> list[str]:
+    """What was whole in a scene before a command with the output folder ``out``, and is not after it.
 
     ``end``: the files of the undisturbed reference, which may have taken the place of earlier ones; ``damaged``: what
     the fault itself changed, and a checkpoint with a damaged file was not whole as a whole.
@@ -92,7 +102,7 @@ def losses_of(
         path, now = Path(name), after.get(name)
         if now == content or (damaged is not None and _unit(path) == _unit(damaged)):
             continue
-        own = path.parts[0] == command.out and path.name != BYSTANDER
+        own = path.parts[0] == out and path.name != BYSTANDER
         grows = path.name in _GROWING and _unit(path) == path
         unfinished = grows or any(part.startswith(".") for part in path.parts)
         if own and (unfinished or now == end.get(name, "absent") or _gave_way(scene, path)):

@@ -122,7 +122,7 @@ def test_a_table_of_records_is_whole_once_it_is_listed(parts, tmp_path):
     before = whole.files_of(tmp_path)
     for number, lost in ((1, []), (0, [f"records/{parts[0]} was whole and is gone"])):
         (tmp_path / "records" / parts[number]).unlink()
-        assert whole.losses_of(commands.COMMANDS["influence"], tmp_path, before, {}) == lost
+        assert whole.losses_of("records", tmp_path, before, {}) == lost
 
 
 def test_an_unknown_name_and_a_folder_of_something_else_are_refused(tmp_path):
