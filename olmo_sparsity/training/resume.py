@@ -54,11 +54,15 @@ def starting_checkpoint(config: Config, resume: bool) -> Path | None:
 def initial_checkpoint(config: Config) -> Path | None:
     """The checkpoint that a fresh start takes its weights from; None for freshly drawn ones.
 
-    Raises `UserError` where it is none, or has another tokenizer.
+    Raises `UserError` where it is none, has another tokenizer, or would be overwritten.
     """
     if config.initial_weights is None:
         return None
     found, own = resolve_checkpoint(config.initial_weights), run_tokenizer(config)
+    if found.resolve().parent == Path(config.save_folder).resolve():
+        raise UserError(
+            f"initial_weights: {found} is in the folder that would be overwritten; choose another --save_folder"
+        )
     its = found / TOKENIZER
     if own is not None and its.is_file() and sha256_file(own) != sha256_file(its):
         raise UserError(

@@ -16,6 +16,7 @@ from olmo_sparsity.checkpoint import (
     load_state,
     resolve_checkpoint,
     weights_sha256,
+    what_is_torn,
 )
 from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.model.build import build_model
@@ -392,6 +393,17 @@ def test_weights_that_cannot_be_started_from_are_one_line(tmp_path):
     ):
         train(starting("c", f"--tokenizer.identifier={other}"))
     assert not any((tmp_path / name / "metrics.jsonl").exists() for name in "abc")
+
+
+@pytest.mark.parametrize("name", ["run", "run/step00000008"])
+def test_a_run_cannot_start_from_the_weights_that_it_overwrites(tmp_path, name):
+    last = train(tiny.train_config(tmp_path))
+    itself = tiny.train_config(tmp_path, f"--initial_weights={tmp_path / name}", "--save_overwrite")
+    with refused(
+        "initial_weights: .*step00000008 is in the folder that would be overwritten; choose another"
+    ):
+        train(itself)
+    assert what_is_torn(last) is None
 
 
 def test_others_may_read_a_checkpoint_as_far_as_its_folder_lets_them(tmp_path):
