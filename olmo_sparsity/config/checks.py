@@ -144,6 +144,17 @@ def _check_shape(config: Config) -> Iterator[Problem]:
             ("model.n_kv_heads", "model.n_heads"),
             f"{model.n_kv_heads} does not divide model.n_heads {heads}; choose a divisor of it",
         )
+    shared = model.multi_query_attention
+    if model.n_kv_heads and shared is not None and model.n_kv_heads != (1 if shared else heads):
+        yield (
+            ("model.n_kv_heads", "model.multi_query_attention"),
+            f"{model.n_kv_heads} contradicts model.multi_query_attention {show(shared)}; set one of them to null",
+        )
+    if min(model.block_group_size, model.n_layers) > 0 and model.n_layers % model.block_group_size:
+        yield (
+            ("model.block_group_size", "model.n_layers"),
+            f"{model.block_group_size} does not divide model.n_layers {model.n_layers}; choose a divisor of it",
+        )
     hidden = model.mlp_hidden_size or model.mlp_ratio * model.d_model
     if model.family == "olmo" and model.activation_type == "swiglu" and hidden % 2:
         yield (
@@ -335,6 +346,8 @@ def _check_data(config: Config) -> Iterator[Problem]:
         _ = config.data.effective_memmap_dtype
     except TypeError:
         yield ("data.memmap_dtype",), f"{show(dtype)} is no number type; uint16 is usual"
+    if config.task.name is None and config.model.max_sequence_length == 1:
+        yield ("model.max_sequence_length",), "1 leaves nothing to predict; give 2 or more"
     if stream is None:
         return
     if (stream.source == "text") != bool(stream.files):

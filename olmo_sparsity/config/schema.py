@@ -485,12 +485,14 @@ OLMO_FIELDS: dict[str, Known] = {
         "softmax_auxiliary_loss",
         model="""activation_type block_type alibi rope rope_full_precision flash_attention multi_query_attention
             attention_layer_norm embedding_layer_norm layer_norm_type layer_norm_with_affine include_bias
-            attention_layer_norm_with_affine bias_for_layer_norm scale_logits embedding_size weight_tying init_fn
-            scale_emb_init norm_after""",
+            attention_layer_norm_with_affine bias_for_layer_norm scale_logits embedding_size weight_tying scale_emb_init
+            norm_after""",
         optimizer="name betas selective_updates decay_norm_and_bias decay_embeddings",
         scheduler="name units",
         data="memmap_dtype instance_filter generate_doc_lengths",
     ),
+    # those of OLMo's that it implements
+    **_olmo(Known(choices=("mitchell", "normal", "full_megatron")), model="init_fn"),
     **_olmo(
         Known(bound=ABOVE_0),
         "global_train_batch_size max_grad_norm",

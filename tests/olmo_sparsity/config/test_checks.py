@@ -112,6 +112,9 @@ ONE_OVERRIDE = {
     "model.d_model=770": "770 is no multiple of model.n_heads 12; make it one",
     "model.d_model=756": "RoPE needs an even d_model / n_heads, not 63; double it",
     "model.n_kv_heads=5": "5 does not divide model.n_heads 12; choose a divisor of it",
+    "model.block_group_size=5": "5 does not divide model.n_layers 12; choose a divisor of it",
+    "model.init_fn=kaiming_normal": "'kaiming_normal' is unknown; choose mitchell, normal, full_megatron; did you mean "
+    "normal?",
     "model.embedding_size=50279": "50279 is below model.vocab_size 50280; raise it to a multiple of 128 that is not "
     "smaller, or set it to null",
     "positions.target_length=1024": "1024 is not above model.max_sequence_length 1024, as PoSE needs it; raise it",
@@ -186,6 +189,16 @@ SEVERAL_OVERRIDES = [
     ),
     ("evaluation.position_length=1", "evaluation.position_length", "leaves nothing to predict"),
     (
+        "model.max_sequence_length=1 positions.scheme=contiguous",
+        "model.max_sequence_length",
+        "1 leaves nothing to predict; give 2 or more",
+    ),
+    (
+        "model.n_kv_heads=4 model.multi_query_attention=true",
+        "model.n_kv_heads",
+        "4 contradicts model.multi_query_attention true; set one of them to null",
+    ),
+    (
         "model.rope=false positions.scheme=contiguous evaluation.position_length=1025",
         "evaluation.position_length",
         "past the table of 1024 learned position embeddings",
@@ -221,6 +234,8 @@ ACCEPTED = [
     "positions.scheme=random_float",
     "positions.chunks=512 positions.target_length=1025 positions.content=skip",
     "model.n_kv_heads=4 model.embedding_size=null",
+    "model.n_kv_heads=1 model.multi_query_attention=true",
+    "model.n_kv_heads=12 model.multi_query_attention=false model.block_group_size=4 model.init_fn=full_megatron",
     "scheduler.t_warmup=10000",
     "scheduler.t_warmup=10001 scheduler.name=constant",
     "scheduler.t_warmup=10001 max_duration=2ep",
