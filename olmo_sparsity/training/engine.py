@@ -196,7 +196,8 @@ class Engine:
         return torch.stack([total, torch.tensor(float(batch.num_loss_tokens), device=self.device)])
 
     def _accumulate(self, batch: Batch) -> dict[str, float]:
-        count = self.sum_over_processes(torch.tensor(float(batch.num_loss_tokens)))
+        # At least 1: where the instance filter leaves no window of a batch, its loss and gradient are 0, as in OLMo.
+        count = self.sum_over_processes(torch.tensor(float(batch.num_loss_tokens))).clamp_min(1)
         totals: dict[str, Tensor] = {}
         parts = batch.micro_batches(self.micro_batch_size)
         for number, part in enumerate(parts):

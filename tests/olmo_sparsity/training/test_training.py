@@ -210,6 +210,10 @@ def test_instance_filter_masks_windows_of_endless_repetition(tmp_path):
     config = load_config(tiny.write_yaml(tmp_path, corpus, data=section, global_train_batch_size=1))
     dataset = TrainingData(config).dataset
     assert [bool(dataset[i]["counts"]) for i in range(4)] == [True, True, False, False]
+    train(replace(config, max_duration="1ep"))
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert sorted(row["loss_nats"] > 1 for row in rows) == [False, False, True, True]
+    assert all((row["grad_norm"] == 0) == (row["loss_nats"] == 0) for row in rows)
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path, monkeypatch):
