@@ -126,6 +126,13 @@ def _check_sizes(config: Config, task: Task) -> Iterator[Problem]:
             f"{model.max_sequence_length} is too short: the longest training sample of {name} has {longest} tokens; "
             f"set it to {longest}",
         )
+    shortest_test, longest_test = task.test_length
+    if config.evaluation.until is not None and not shortest_test <= most <= longest_test:
+        yield (
+            ("evaluation.until", *_TASK),
+            f"is about test samples of length {most}, the longest of training, which test_length "
+            f"{list(task.test_length)} leaves out; change one of them",
+        )
     if model.family == "olmo" and model.encoding.has_table:
         yield (
             (*SWITCHES, "task.name"),

@@ -262,6 +262,10 @@ REFUSED = [
     (["model.weight_tying=false"], r"means nothing to model\.family: gpt_neox; leave it at true"),
     (["model.residual_dropout=0.1"], "one probability of dropout"),
     (["activation_checkpointing=whole_layer"], r"is for model\.family: olmo; turn it off"),
+    (
+        ["evaluation.until=0.9", "evaluation.interval=1", "task.parameters.test_length=[6,15]"],
+        r"evaluation\.until: is about test samples of length 5, .* \[6, 15\] leaves out",
+    ),
 ]
 
 
