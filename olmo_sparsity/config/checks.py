@@ -455,7 +455,7 @@ def _check_evaluation(config: Config) -> Iterator[Problem]:
             (*lengths, "positions.target_length", *SWITCHES),
             f"{longest} is past the table of {window} learned position embeddings; set it to {window}",
         )
-    if evaluation.position_bins >= longest > 1:
+    if config.task.name is None and evaluation.position_bins >= longest > 1:
         yield (
             ("evaluation.position_bins", *lengths, "positions.target_length"),
             f"{evaluation.position_bins} bins are too many for {longest} positions; give fewer",

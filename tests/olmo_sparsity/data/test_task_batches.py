@@ -276,6 +276,10 @@ def test_what_cannot_be_is_refused_in_a_line(tmp_path, overrides, reason):
     assert len(str(error.value).splitlines()) == 1
 
 
+def test_samples_may_be_shorter_than_the_bins_of_text_are_many(tmp_path):
+    assert tiny_task.config(tmp_path, "--positions.target_length=null").evaluation.position_bins == 16
+
+
 def test_schemes_that_a_task_cannot_have_are_refused_by_name(tmp_path):
     sparse = {"name": "sparse_parity", "parameters": {"train_length": [20, 30], "test_length": [20, 40]}}
     model = {"vocab_size": 5, "max_sequence_length": 31}
