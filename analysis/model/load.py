@@ -172,8 +172,9 @@ def check_long_context(
 ) -> None:
     """Raise `UserError` where a model cannot be measured on N tokens of long context, in blocks of B targets.
 
-    Its positions may not reach so far; or its position ids may have no effect, or dropping tokens may not equal hiding
-    them (a sliding window shorter than N, a recurrent layer), as a trial on random tokens shows.
+    Its positions may not reach so far, or in long texts be others from the first token on, so that what is behind a
+    token changes how it reads; or its position ids may have no effect, or dropping tokens may not equal hiding them (a
+    sliding window shorter than N, a recurrent layer), as a trial on random tokens shows.
 
     Args:
         model: in evaluation mode, on any device.
@@ -182,7 +183,7 @@ def check_long_context(
         name: what messages call the model.
         option: what sets N, for the remedy.
     """
-    at_most, more = model.max_positions, targets_per_block - 1
+    (at_most, what), more = _reach(model), targets_per_block - 1
     if at_most is not None and n_long + more > at_most:
         with_blocks = f" with {more:,} more targets of a block" if more else ""
         lower = (
@@ -190,10 +191,20 @@ def check_long_context(
             if at_most > more
             else "lower the targets per block"
         )
-        raise UserError(f"N = {n_long:,}{with_blocks} is beyond the {at_most:,} positions of {name}; {lower}")
+        raise UserError(f"N = {n_long:,}{with_blocks} is beyond the {at_most:,} {what} {name}; {lower}")
     # This project's own models are shown to be right by its tests.
     if isinstance(model, PositionedCausalLM):
         _try_positions(model, n_long + more, name, option)
+
+
+def _reach(model: Adapter) -> tuple[int | None, str]:
+    """The most tokens of one text that a model can be measured on, None: any, and what ends there."""
+    if isinstance(model, PositionedCausalLM):
+        rope = getattr(model.model.config.get_text_config(), "rope_parameters", None) or {}
+        if rope.get("rope_type") == "longrope":
+            at_most = rope["original_max_position_embeddings"]
+            return at_most, "tokens after which longrope changes all positions of"
+    return model.max_positions, "positions of"
 
 
 def tokenization(path: Path) -> dict[str, Any]:

@@ -26,6 +26,12 @@ from tests.support.refusals import refused
 from tests.support.tiny import checkpoint
 
 ROOT = Path(__file__).parents[3]
+LONGROPE = {
+    **FAMILIES["llama"],
+    "original_max_position_embeddings": 20,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0, 4.0, 5.0, 6.0]},
+}
+"""RoPE of other frequencies in texts of more than 20 tokens: what comes first is read otherwise there."""
 
 
 def tokens(rows=3, length=20, seed=0):
@@ -106,8 +112,15 @@ def test_checkpoints_of_this_project_load_as_ever(tmp_path):
     [
         ("gpt2", {}, 64, 65, "N = 65 is beyond the 64 positions of .*; lower --n-long to at most 64"),
         ("mistral", {"sliding_window": 16}, 16, 40, "from a context of N = 40 does not equal hiding them"),
+        (
+            "phi3",
+            LONGROPE,
+            20,
+            21,
+            "the 20 tokens after which longrope changes .*; lower --n-long to at most 20",
+        ),
     ],
-    ids=["positions", "sliding window"],
+    ids=["positions", "sliding window", "longrope"],
 )
 def test_contexts_that_are_too_long_are_refused(tmp_path, family, changes, longest, longer, message):
     loaded = load_for_analysis(directory(tmp_path, family, **changes))
@@ -119,6 +132,11 @@ def test_contexts_that_are_too_long_are_refused(tmp_path, family, changes, longe
             "N = 61 with 4 more targets of a block is beyond the 64 .*; lower --n-long to at most 60"
         ):
             loaded.check_context(61, 5)
+    if family == "phi3":
+        with refused(
+            "N = 17 with 4 more targets of a block is beyond the 20 .*; lower --n-long to at most 16"
+        ):
+            loaded.check_context(17, 5)
 
 
 def test_models_without_position_ids_are_refused(tmp_path):
