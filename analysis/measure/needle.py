@@ -77,15 +77,7 @@ def measure_needle(settings: NeedleSettings) -> Path:
     for checkpoint in () if settings.unseen_keys else settings.checkpoints:
         _refuse_seen_keys(checkpoint)
     text = open_text(settings, settings.checkpoints[0])
-    needles = draw_needles(
-        text.tokens,
-        settings.samples,
-        lengths=settings.lengths,
-        ks=settings.ks,
-        key_tokens=settings.key_tokens,
-        seed=settings.seed,
-        unseen_keys=settings.unseen_keys,
-    )
+    needles = _draw_asked(settings, text.tokens)
     cells = cells_of(settings.ks, settings.lengths, settings.depths)
 
     def measure(losses: TokenLosses, label: str) -> Json:
@@ -123,6 +115,25 @@ def measure_needle(settings: NeedleSettings) -> Path:
         },
         rows=_rows(settings.labels, needles, cells, loss_nats, exact.astype(bool)),
     )
+
+
+def _draw_asked(settings: NeedleSettings, tokens: TokenFiles) -> Needles:
+    """The needles of the settings. Raises `UserError` as `draw_needles` does, and where none is another's placebo."""
+    needles = draw_needles(
+        tokens,
+        settings.samples,
+        lengths=settings.lengths,
+        ks=settings.ks,
+        key_tokens=settings.key_tokens,
+        seed=settings.seed,
+        unseen_keys=settings.unseen_keys,
+    )
+    if settings.recall is not None and len(needles) < 2:
+        raise UserError(
+            "there is 1 needle, and the placebo of --selectors is another one; raise --samples, or lower --lengths for "
+            "more stretches of text"
+        )
+    return needles
 
 
 def _refuse_seen_keys(checkpoint: str) -> None:

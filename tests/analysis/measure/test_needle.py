@@ -223,6 +223,7 @@ def test_cells_are_means_over_samples_and_seeds(made, tmp_path):
         ({"lengths": (90, 100), "ks": (1, 40)}, "tokens of the split do not occur in a stretch of 100"),
         ({"selectors": ("nearby",)}, "nearby"),
         ({"selectors": ("random",), "recall_samples": 1}, "--recall-samples must be 2 or more"),
+        ({"selectors": ("random",), "samples": 1}, "there is 1 needle, and the placebo of --selectors is another"),
         ({"selectors": ("random",), "recall_length": 5}, "--recall-length 5 does not hold a needle of 1"),
         ({"selectors": ("random",), "recall_length": 25}, "--recall-length 25 is beyond the largest of --lengths"),
     ],
