@@ -49,14 +49,14 @@ def name_lines(selector: str, rows: int) -> list[str]:
     return lines + [""] * (rows - len(lines))
 
 
-def print_whole(console: Console, table: Table) -> None:
-    """Print a table; outside a terminal, as in a log, as wide as its cells, so that none is broken."""
+def print_whole(console: Console, part: RenderableType) -> None:
+    """Print a table, or several; outside a terminal, as in a log, as wide as its cells, so that none is broken."""
     if console.is_terminal:
-        console.print(table)
+        console.print(part)
         return
     unlimited = Console(width=_UNLIMITED)
-    width = Measurement.get(unlimited, unlimited.options, table).maximum
-    Console(width=max(width, console.width), highlight=False).print(table)
+    width = Measurement.get(unlimited, unlimited.options, part).maximum
+    Console(width=max(width, console.width), highlight=False).print(part)
 
 
 def print_result(parts: Iterable[RenderableType], paths: Iterable[Path]) -> None:
@@ -71,7 +71,7 @@ def print_result(parts: Iterable[RenderableType], paths: Iterable[Path]) -> None
             if caption is not None:
                 console.print(caption, style="dim")
         else:
-            console.print(part)
+            print_whole(console, part)
         console.print()
     if written := ", ".join(map(str, paths)):
         console.print(f"wrote {written}", markup=False)
