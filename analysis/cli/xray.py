@@ -50,7 +50,7 @@ def main() -> None:
         from analysis.measure.influence_map import measure_text_map
 
         show_log("analysis")
-        out = given.out or given.text.with_name(f"{given.text.name}-xray")
+        out = given.out or Path(f"{given.text}-xray")
         path = measure_text_map(settings_from(MapSettings, given, out=out))
         found, folder, written = InfluenceMap.load(path), path.parent, [path]
     written += save_figure(found.plot(), folder, "xray")

@@ -157,6 +157,7 @@ def test_a_run_reads_what_its_positions_reached_in_training(trained: Path) -> No
     ("arguments", "said"),
     [
         (["--text", "none.txt"], "none.txt cannot be read"),
+        (["--text", "."], ". cannot be read (Is a directory)"),
         (["--text", "short.txt"], "the text has 5 tokens, too few for M = 16"),
         (["--text", "short.txt", "--n-short", "2", "--n-long", "3"], "N = 3 must be at least twice M"),
         (["--text", "long.txt", "--n-short", "40"], "N = 64 must be at least twice M"),
