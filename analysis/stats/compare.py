@@ -34,7 +34,7 @@ from analysis.stats.recovery import (
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
-_SAME_SETTINGS = ("split", "n_long", "n_short", "seed", "tau_nats")
+_SAME_SETTINGS = ("split", "n_long", "n_short", "targets_per_block", "seed", "tau_nats")
 _OWN, _COMMON = "own", "common"  # groups: over tau under this checkpoint; under both
 
 

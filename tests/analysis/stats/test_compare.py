@@ -180,6 +180,7 @@ def test_a_checkpoint_does_not_differ_from_itself(pair: tuple[Records, Records])
         ({"split": "validation"}, "split heldout against validation"),
         ({"n_short": 8, "seed": 4}, "n_short 16 against 8, seed 0 against 4"),
         ({"tau_nats": 2.0}, "tau_nats 1.0 against 2.0"),
+        ({"options": {"targets_per_block": 4}}, "targets_per_block 1 against 4"),
         ({"corpus_manifest_sha256": "f" * 64, "corpus": "data/books"}, r"different corpora \(data/docs, data/books\)"),
         ({"tokenizer_sha256": "f" * 64}, "different tokenizers"),
         ({"ks": [3]}, "no selector and k in common"),
