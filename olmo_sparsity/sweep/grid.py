@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -187,8 +188,8 @@ def _make_cell(sweep: Sweep, values: Mapping[str, str], check: Callable[[Config]
     file = files[values[CONFIG_AXIS]] if CONFIG_AXIS in values else sweep.configs[0]
     folder = sweep.out / name
     overrides = [
-        f"--save_folder={folder}",
-        f"--run_name={sweep.out.resolve().name}-{name}",
+        f"--save_folder={_as_yaml(str(folder))}",
+        f"--run_name={_as_yaml(f'{sweep.out.resolve().name}-{name}')}",
         *sweep.overrides,
         *(f"--{key}={value}" for key, value in values.items() if key != CONFIG_AXIS),
     ]
@@ -231,6 +232,14 @@ def _split_outside_brackets(text: str) -> list[str] | None:
 
 def _repeated(texts: Sequence[str]) -> str | None:
     return next((text for i, text in enumerate(texts) if text in texts[:i]), None)
+
+
+def _as_yaml(text: str) -> str:
+    """What YAML reads as ``text``: the same, or in quotes where it would read something else."""
+    with suppress(UserError):
+        if _typed(text) == text:
+            return text
+    return json.dumps(text)
 
 
 def _typed(text: str) -> Any:

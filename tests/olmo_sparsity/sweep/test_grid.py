@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,18 @@ def test_cells_are_the_product_in_order_and_their_commands_load_as_they_are(tmp_
     assert (config.seed, config.positions.scheme, config.max_duration) == (2, "contiguous", 6)
     assert tuple(config.optimizer.betas) == (0.8, 0.99)
     assert cells[5].settings["optimizer"]["betas"] == [0.8, 0.99]
+
+
+@pytest.mark.parametrize("name", ["a #1", "[a]", "a: b", "'a", "ä \\", "trailing "])
+def test_a_folder_of_any_name_is_the_one_that_is_trained_in(tmp_path, monkeypatch, name):
+    """Its name is a value of the config's, too, which YAML would read otherwise."""
+    tiny.train_config(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (cell,) = make_cells(replace(the_sweep(tmp_path, "seed=1"), out=Path(name)))
+    ((_, path, _, *overrides),) = cell.commands
+    config = load_config(path, overrides)
+    assert (config.save_folder, config.run_name) == (f"{name}/seed=1", f"{name}-seed=1")
+    assert str(cell.folder) == config.save_folder
 
 
 def test_several_configs_are_the_slowest_axis(tmp_path):
