@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from olmo_sparsity.config.messages import Problem, show
 from olmo_sparsity.config.schema import Config, field_value
 from olmo_sparsity.encodings import SWITCHES
 from olmo_sparsity.positions import COUPLED_SCHEMES
 from olmo_sparsity.tasks import Task, make_task
-from olmo_sparsity.tasks.coupling import ENDS
+from olmo_sparsity.tasks.coupling import ENDS, Segment, found_ids
 from olmo_sparsity.util.errors import UserError
 
 _ABOUT_TEXT = (
@@ -18,6 +20,8 @@ _ABOUT_TEXT = (
     *("evaluation.paths", "evaluation.position_length", "needles.share"),
 )
 _TASK = ("task.name", "task.parameters")
+_SAMPLES = 64
+"""Of which the prompts are looked at."""
 
 
 def check_coupling(config: Config) -> Iterator[Problem]:
@@ -102,6 +106,7 @@ def check_task(config: Config) -> Iterator[Problem]:
         yield ("positions.content", "task.name"), "is about text; set it to contiguous for a task"
     if config.positions.scheme in COUPLED_SCHEMES:
         yield from _check_table(config, task)
+        yield from _check_found(config, task)
     elif config.positions.scheme == "pose":
         shortest = task.fewest_tokens(task.train_length[0])
         if not 2 <= config.positions.chunks <= shortest // 2:
@@ -180,4 +185,25 @@ def _check_table(config: Config, task: Task) -> Iterator[Problem]:
         yield (
             ("positions.second_table_size", "task.name"),
             f"is for tasks that couple on two levels, and {config.task.name} does on one; set it to null",
+        )
+
+
+def _check_found(config: Config, task: Task) -> Iterator[Problem]:
+    """Whether prompts have the segments of the coupling that was found, and the table holds its ids."""
+    found, size, longest = config.positions.found, config.positions.table_size, task.test_length[1]
+    if not found.first_ids or len(found.counted_from) != len(found.first_ids):
+        return
+    segments = [Segment(*each) for each in zip(found.counted_from, found.first_ids, strict=True)]
+    in_test = task.at_length(longest, *task.ks("test")[-1:]).sample("test", 0, [0])
+    batches = task.sample("train", config.seed, np.arange(_SAMPLES)), in_test
+    try:
+        most = max(int(found_ids(batch, found.marks, segments, task.end_id).max()) for batch in batches)
+    except UserError as error:
+        yield ("positions.found", *_TASK), str(error).removeprefix("positions.found: ")
+        return
+    if size is not None and size <= most:
+        yield (
+            ("positions.table_size", "positions.found", *_TASK),
+            f"{size} is too small for ids up to {most}, which positions.found gives to samples up to length {longest}; "
+            f"set it to at least {most + 1}",
         )

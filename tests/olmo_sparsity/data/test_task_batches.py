@@ -276,6 +276,22 @@ def test_what_cannot_be_is_refused_in_a_line(tmp_path, overrides, reason):
     assert len(str(error.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("segments", "reason"),
+    [
+        (["[start,end]", "[2,3]"], "positions.found: 2 segments, and a prompt has 1 between the marks"),
+        (["[start]", "[10]"], r"positions\.table_size: 24 is too small for ids up to 24, .* length 15"),
+    ],
+)
+def test_a_coupling_that_does_not_fit_is_refused_before_anything_runs(tmp_path, segments, reason):
+    """Not by a worker of the loader, nor where longer samples are measured after the training."""
+    with refused(reason):
+        tiny_task.config(
+            tmp_path, "--positions.found.marks=[1,3]", f"--positions.found.counted_from={segments[0]}",
+            f"--positions.found.first_ids={segments[1]}",
+        )  # fmt: skip
+
+
 def test_samples_may_be_shorter_than_the_bins_of_text_are_many(tmp_path):
     assert tiny_task.config(tmp_path, "--positions.target_length=null").evaluation.position_bins == 16
 
