@@ -39,7 +39,9 @@ def run_script(main: Callable[[], int | None]) -> None:
         if line is None:
             raise
         message = line
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not _is_want_of_memory(error):
+            raise
         message = "there is too little memory; give the job more, or smaller batches"
     except KeyboardInterrupt:
         kept = "files that were written are kept; the same command starts again or goes on"
@@ -85,6 +87,13 @@ def _user_errors() -> tuple[type[BaseException], ...]:
     """Errors that become one line: ours, and OLMo's where OLMo is loaded (importing it would load torch)."""
     olmo = sys.modules.get("olmo.exceptions")
     return (UserError, olmo.OLMoConfigurationError) if olmo else (UserError,)
+
+
+def _is_want_of_memory(error: Exception) -> bool:
+    """Whether Python or torch got no memory; torch says so of a processor's in the text of a plain `RuntimeError`."""
+    return isinstance(error, MemoryError) or (
+        type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    )
 
 
 def first_line(error: BaseException) -> str:

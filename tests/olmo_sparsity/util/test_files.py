@@ -6,6 +6,7 @@ import sys
 from subprocess import PIPE
 
 import pytest
+import torch
 
 from olmo_sparsity.util import files
 from olmo_sparsity.util.errors import run_script
@@ -123,6 +124,7 @@ def fails_with(error):
         OSError(28, "No space left on device"),
         OSError(5, "Input/output error", "/a/file"),
         MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total of"),
     ],
 )
 def test_what_the_system_refuses_is_one_line(capsys, error):
@@ -136,6 +138,13 @@ def test_what_the_system_refuses_is_one_line(capsys, error):
         assert "/a/file" in printed
 
 
+def test_memory_that_torch_does_not_get_is_one_line(capsys):
+    with pytest.raises(SystemExit) as end:
+        run_script(lambda: len(torch.empty(1 << 60, dtype=torch.uint8)))
+    assert end.value.code == 1
+    assert capsys.readouterr().err.startswith("error: there is too little memory; ")
+
+
 def test_ctrl_c_promises_only_the_files_that_were_written(capsys):
     with pytest.raises(SystemExit, match="130"):
         run_script(fails_with(KeyboardInterrupt()))
@@ -145,7 +154,8 @@ def test_ctrl_c_promises_only_the_files_that_were_written(capsys):
 
 
 def test_a_defect_keeps_its_traceback():
-    for error in (ValueError("ours"), OSError(9, "Bad file descriptor"), json.JSONDecodeError("x", "", 0)):
+    bad_descriptor = OSError(9, "Bad file descriptor")
+    for error in (ValueError("ours"), RuntimeError("ours"), bad_descriptor, json.JSONDecodeError("x", "", 0)):
         with pytest.raises(type(error)):
             run_script(fails_with(error))
 
