@@ -128,9 +128,13 @@ def sample_targets(
         block = (
             "a target" if targets_per_block == 1 else f"{targets_per_block} targets that follow one another"
         )
+        most = lengths.max() - targets_per_block
+        remedy = "hold out longer documents" if targets_per_block == 1 else "lower --targets-per-block"
+        if most > n_short:
+            remedy = f"lower --n-long to at most {most}"
         raise UserError(
             f"no held-out document offers {block} with N = {n_long} tokens before: the longest has "
-            f"{lengths.max()} tokens; lower --n-long to at most {lengths.max() - targets_per_block}"
+            f"{lengths.max()} tokens; {remedy}"
         )
     blocks = -(-count // targets_per_block)
     document, number = _stratified(offered // targets_per_block, blocks, seed)

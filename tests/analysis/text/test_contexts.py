@@ -81,6 +81,13 @@ def test_contexts_that_no_document_offers_are_refused(tokens, tmp_path):
     with refused("the longest has 200 tokens; lower --n-long to at most 199"):
         sample(tokens, n_long=200)
     assert set(sample(tokens, n_long=199, n_short=188).document) == {4}
+    block = {"n_long": N, "n_short": M, "seed": 0}
+    with refused("offers 190 targets .* the longest has 200 tokens; lower --n-long to at most 10"):
+        sample_targets(tokens, 1, **block, targets_per_block=190)
+    with refused("offers 194 targets .* the longest has 200 tokens; lower --targets-per-block"):
+        sample_targets(tokens, 1, **block, targets_per_block=194)
+    with refused("the longest has 200 tokens; hold out longer documents"):
+        sample(tokens, n_long=300, n_short=199)
     single = tiny.write_corpus(tmp_path / "single", {"heldout": [list(range(1, 40))]})
     with refused("placebo needs a second"):
         sample(TokenFiles.of_split(single, "heldout"))
