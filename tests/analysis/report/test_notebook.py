@@ -1,10 +1,13 @@
 """The display of influential tokens: text that wants to be markup, and what is said."""
 
+import errno
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from analysis.records.schema import Targets
 from analysis.report.notebook import Choices, InfluentialTokens
@@ -147,3 +150,17 @@ def test_no_text_can_reorder_the_display():
     assert signs_removed(reader.texts[0]) == "".join(f"{piece}שלום{SIGNS}" for piece in result.pieces)
     assert f'<bdi dir="ltr">x{SIGNS}</bdi>' in re.sub(r'<bdi class="sign">(‹\w+›)</bdi>', r"\1", page)
     assert ".text { white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: plaintext;" in page
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_before_it(tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    html = hostile_result().to_html(path)
+
+    def fill_the_disk(self, text, **options):
+        self.write_bytes(text.encode()[:100])
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", fill_the_disk)
+    with pytest.raises(OSError, match="No space left"):
+        hostile_result().to_html(path)
+    assert path.read_text() == html and list(tmp_path.iterdir()) == [path]
