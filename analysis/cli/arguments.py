@@ -18,6 +18,7 @@ from olmo_sparsity.util.arguments import (
     settings_from,
     whole_number,
 )
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
 if TYPE_CHECKING:
@@ -115,10 +116,28 @@ def parse_settings(
 
 
 def with_labels(settings: _Comparison) -> _Comparison:
-    """Settings in which every checkpoint has a label, if need be as much of its path as tells it apart."""
+    """Settings in which every checkpoint has a label, if need be as much of its path as tells it apart.
+
+    Raises `UserError` as `check_labels` does.
+    """
     if settings.labels:
+        check_labels(settings.labels)
         return settings
     # with matplotlib, which --help does not need
     from analysis.plots.training import run_names
 
     return replace(settings, labels=tuple(run_names([Path(path).resolve() for path in settings.checkpoints])))
+
+
+def check_labels(labels: Sequence[str]) -> None:
+    """Raise `UserError` for a label that no figure could show: what stands between two dollar signs is a formula."""
+    from matplotlib.cbook import is_math_text
+    from matplotlib.mathtext import MathTextParser
+
+    for label in filter(is_math_text, labels):
+        try:
+            MathTextParser("path").parse(label)
+        except ValueError:
+            raise UserError(
+                f"the label {label!r} is no formula between its dollar signs; write \\$ for a dollar sign"
+            ) from None

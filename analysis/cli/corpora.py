@@ -17,7 +17,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.cli.arguments import add_choice_arguments, add_records_arguments, common_selector
+from analysis.cli.arguments import (
+    add_choice_arguments,
+    add_records_arguments,
+    check_labels,
+    common_selector,
+)
 from olmo_sparsity.util.arguments import Parser, texts
 from olmo_sparsity.util.errors import UserError
 
@@ -27,6 +32,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     if len(arguments.labels) != len(arguments.records):
         raise UserError(f"{len(arguments.records)} folders of records need as many --labels")
+    check_labels(arguments.labels)
     from analysis.plots.corpora import corpora_figure
     from analysis.plots.style import save_figure
     from analysis.records.results import CORPORA, LENGTH

@@ -13,13 +13,14 @@ differs. The same records and seed give the same files.
 
 from __future__ import annotations
 
-from analysis.cli.arguments import add_records_arguments
+from analysis.cli.arguments import add_records_arguments, check_labels
 from olmo_sparsity.util.arguments import Parser
 
 
 def main() -> None:
     """Summarise every folder, then draw and write the grid."""
     arguments = _parser().parse_args()
+    check_labels(arguments.labels or [])
     from analysis.plots.figure6 import choose_selectors, figure6, grid_panels, grid_table
     from analysis.plots.style import save_figure
     from analysis.records.store import load_records

@@ -13,6 +13,7 @@ from analysis.stats.findings import describe_findings
 from analysis.stats.summary import summarize
 from tests.support import tiny
 from tests.support.made_up_records import made_up_records
+from tests.support.refusals import refused
 from tests.support.tiny import checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -99,3 +100,19 @@ def test_a_piped_table_has_whole_lines_and_compares_no_model_with_itself(made, t
     )
     assert "first model" not in done.stdout
     assert len(LENGTH.load(tmp_path)["models"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("length", ["runs/none"]),
+        ("needle", ["runs/none"]),
+        ("corpora", ["runs/none", "--length", "runs/none"]),
+        ("figure6", ["runs/none"]),
+    ],
+)
+def test_a_label_that_cannot_be_drawn_is_refused_before_anything_is_read(
+    name, arguments, call_main, tmp_path
+):
+    with refused(r"the label '\$x_\$' is no formula between its dollar signs; write"):
+        call_main(name, *arguments, "--labels", "$x_$", "--out", tmp_path)
