@@ -184,7 +184,7 @@ def influence_command(records: Records) -> str:
         "--split": manifest.split,
         "--n-long": manifest.n_long,
         "--n-short": manifest.n_short,
-        "--tau": f"{manifest.tau_nats:g}",
+        "--tau": manifest.tau_nats,
         "--k": ",".join(map(str, manifest.ks)),
         "--selectors": ",".join(manifest.selectors),
         "--targets": manifest.targets_asked,

@@ -347,11 +347,12 @@ def test_command_of_the_records_is_understood_by_its_script(records: Records) ->
         "subsets": 8, "keep_rate": 0.5, "targets_per_block": 16, "further_placebos": ["same-group", "shuffled"],
         "proposer_sha256": "ab" * 32, "proposer_rope_scaling": "yarn:4",
     }  # fmt: skip
-    other = replace(records, manifest=replace(records.manifest, options=options))
+    other = replace(records, manifest=replace(records.manifest, options=options, tau_nats=1 / 3))
     given = vars(module._parser().parse_args(shlex.split(influence_command(other))[2:]))
     assert (given["subsets"], given["targets_per_block"]) == (8, 16) and not given["only_recovery"]
     assert given["further_placebos"] == ("same-group", "shuffled")
     assert given["propose_with"] == "WEIGHTS-abababababab@yarn:4"
+    assert given["tau_nats"] == 1 / 3  # to the last digit: records go on with the same settings only
 
 
 def test_figures_are_in_the_page_and_reproducible(records: Records, html: str) -> None:
