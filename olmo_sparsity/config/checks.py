@@ -150,6 +150,11 @@ def _check_shape(config: Config) -> Iterator[Problem]:
             ("model.n_kv_heads", "model.multi_query_attention"),
             f"{model.n_kv_heads} contradicts model.multi_query_attention {show(shared)}; set one of them to null",
         )
+    if model.block_type == BlockType.llama and not shared and model.n_kv_heads not in (None, heads):
+        yield (
+            ("model.n_kv_heads", "model.block_type", "model.n_heads", "model.multi_query_attention"),
+            f"{model.n_kv_heads} is for model.block_type: sequential; set that, or leave it out",
+        )
     if min(model.block_group_size, model.n_layers) > 0 and model.n_layers % model.block_group_size:
         yield (
             ("model.block_group_size", "model.n_layers"),

@@ -194,6 +194,11 @@ SEVERAL_OVERRIDES = [
         "1 leaves nothing to predict; give 2 or more",
     ),
     (
+        "model.n_kv_heads=4 model.block_type=llama",
+        "model.n_kv_heads",
+        "4 is for model.block_type: sequential; set that, or leave it out",
+    ),
+    (
         "model.n_kv_heads=4 model.multi_query_attention=true",
         "model.n_kv_heads",
         "4 contradicts model.multi_query_attention true; set one of them to null",
@@ -235,6 +240,8 @@ ACCEPTED = [
     "positions.chunks=512 positions.target_length=1025 positions.content=skip",
     "model.n_kv_heads=4 model.embedding_size=null",
     "model.n_kv_heads=1 model.multi_query_attention=true",
+    "model.n_kv_heads=12 model.block_type=llama",
+    "model.n_kv_heads=1 model.multi_query_attention=true model.block_type=llama",
     "model.n_kv_heads=12 model.multi_query_attention=false model.block_group_size=4 model.init_fn=full_megatron",
     "scheduler.t_warmup=10000",
     "scheduler.t_warmup=10001 scheduler.name=constant",
