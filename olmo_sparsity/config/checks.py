@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from itertools import combinations
 from typing import Any
 
-from olmo.config import ActivationCheckpointingStrategy, BlockType
+from olmo.config import ActivationCheckpointingStrategy, BlockType, OptimizerType
 
 from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
 from olmo_sparsity.config.messages import Problem, choose, show
@@ -417,6 +417,11 @@ def _check_optimization(config: Config) -> Iterator[Problem]:
         yield ("precision",), f"{show(precision)} is unknown; {choices}; null is the machine's best"
     if not all(0 <= beta < 1 for beta in optimizer.betas):
         yield ("optimizer.betas",), f"{list(optimizer.betas)} are not in 0 … 1; [0.9, 0.95] is usual"
+    if optimizer.name == OptimizerType.lionw and optimizer.learning_rate == 0:
+        yield (
+            ("optimizer.learning_rate", "optimizer.name"),
+            f"{optimizer.learning_rate} is not above 0, as lionw needs it; give a positive number",
+        )
     try:
         duration, unit = parse_duration(config.max_duration)
     except UserError as error:

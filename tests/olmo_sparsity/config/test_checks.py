@@ -177,6 +177,11 @@ SEVERAL_OVERRIDES = [
         "activation_checkpointing",
         "with fox choose whole_layer",
     ),
+    (
+        "optimizer.name=lionw optimizer.learning_rate=0",
+        "optimizer.learning_rate",
+        "0.0 is not above 0, as lionw needs it; give a positive number",
+    ),
     ("scheduler.t_warmup=10001", "scheduler.t_warmup", "longer than max_duration, 10,000"),
     ("max_duration=120", "scheduler.t_warmup", "--scheduler.t_warmup=30"),
     ("scheduler.t_warmup=3e9 scheduler.units=tokens max_duration=2e9T", "scheduler.t_warmup", "tokens"),
