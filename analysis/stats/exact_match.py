@@ -485,7 +485,8 @@ def scheme_labels(all_settings: Sequence[Settings]) -> list[str]:
     """A name for each of the settings after its scheme, and as much more as tells apart those of one task.
 
     Rotation, skips and family are named only where a scheme occurs with several, further options only where it does in
-    one family, and the number of weights only where settings that agree in all else differ in it.
+    one family and with one K_train, which is named elsewhere, and the number of weights only where settings that agree
+    in all else differ in it.
     """
     labels = []
     for settings in all_settings:
@@ -501,7 +502,8 @@ def scheme_labels(all_settings: Sequence[Settings]) -> list[str]:
             label += f", {_skips(settings.skip_probability)}"
         if len({other.family for other in alike}) > 1 and settings.family not in label:
             label += f", {settings.family}"
-        alike = [other for other in alike if other.family == settings.family]
+        one = settings.family, settings.k_train
+        alike = [other for other in alike if (other.family, other.k_train) == one]
         own, *_ = differing([settings.options, *(other.options for other in alike)])
         label += "".join(f", {name.split('.')[-1]} {value}" for name, value in own.items())
         if len({other.weights for other in alike if _plan(other) == _plan(settings)}) > 1:

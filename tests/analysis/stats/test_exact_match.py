@@ -206,6 +206,15 @@ class TestPooling:
             "coupled ids (oracle), tuples",
         }
 
+    def test_options_that_differ_with_k_train_are_not_named(self, tmp_path):
+        """K_train tells them apart, and stands beside the label."""
+        steps = {4: 1500, 6: 1500, 8: 2000}
+        values = [
+            record([row(20, 3, 4)], task_changes={"k_train": k}, options={"max_duration": each})
+            for k, each in steps.items()
+        ]
+        assert {*scheme_labels([group.settings for group in pooled(tmp_path, *values)])} == {"RoPE + PoSE"}
+
     def test_curves_of_a_task_with_several_parameters_say_which_they_have(self, tmp_path):
         of_text = [{"distance": [1, 64]}, {"distance": [65, 128]}, {}]
         values = [record([row(20, 3, 4)], "planted", task_changes=each) for each in of_text]
