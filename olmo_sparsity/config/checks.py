@@ -8,7 +8,13 @@ from dataclasses import fields, is_dataclass
 from itertools import combinations
 from typing import Any
 
-from olmo.config import ActivationCheckpointingStrategy, BlockType, OptimizerType
+from olmo.config import (
+    ActivationCheckpointingStrategy,
+    BlockType,
+    OptimizerType,
+    SchedulerType,
+    SchedulerUnits,
+)
 
 from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
 from olmo_sparsity.config.messages import Problem, choose, show
@@ -71,6 +77,7 @@ def find_problems(config: Config) -> Iterator[Problem]:
     yield from _check_needles(config)
     yield from check_task(config)
     yield from _check_optimization(config)
+    yield from _check_warm_up(config)
     yield from _check_evaluation(config)
 
 
@@ -444,6 +451,19 @@ def _check_optimization(config: Config) -> Iterator[Problem]:
             ("scheduler.t_warmup", "scheduler.units", "scheduler.name", "max_duration"),
             f"a warm-up of {warmup:,} {unit} is longer than max_duration, {duration:,.0f}; shorten it, as "
             f"--scheduler.t_warmup={duration // 4:.0f} does, or train longer",
+        )
+
+
+def _check_warm_up(config: Config) -> Iterator[Problem]:
+    """Whether it rises, as OLMo asserts at every step of it."""
+    scheduler, rate = config.scheduler, config.optimizer.learning_rate
+    first = config.tokens_per_step if scheduler.units == SchedulerUnits.tokens else 1
+    lowest = 0.1 * rate if scheduler.warmup_min_lr is None else scheduler.warmup_min_lr
+    if scheduler.name != SchedulerType.constant and first < scheduler.t_warmup and lowest >= rate >= 0:
+        yield (
+            ("scheduler.warmup_min_lr", "optimizer.learning_rate", "scheduler.t_warmup", "scheduler.name"),
+            f"{show(scheduler.warmup_min_lr)} is not below optimizer.learning_rate {rate}, to which the warm-up rises; "
+            "lower it, or set scheduler.t_warmup: 0",
         )
 
 
