@@ -176,7 +176,7 @@ def to_transformers(model: PositionedOLMo, config: Config) -> Any:
     exported.generation_config = GenerationConfig(
         bos_token_id=config.model.eos_token_id,
         eos_token_id=config.model.eos_token_id,
-        pad_token_id=config.model.pad_token_id,
+        pad_token_id=_padding_id(config.model),
     )
     return exported.eval()
 
@@ -207,11 +207,16 @@ def _transformers_config(config: Config) -> Any:
         bos_token_id=shape.eos_token_id,  # in training an end of text stands before every document but the first
         eos_token_id=shape.eos_token_id,
         # A padding id of the model makes its embedding row untrainable; the end-of-text row must stay trainable.
-        pad_token_id=None if shape.pad_token_id == shape.eos_token_id else shape.pad_token_id,
+        pad_token_id=None if _padding_id(shape) == shape.eos_token_id else shape.pad_token_id,
         **eps,
         **clip,
         **unrotated,
     )
+
+
+def _padding_id(shape: ModelConfig) -> int:
+    """The padding id, or the end of text where the model has no row for it: training reads none."""
+    return shape.pad_token_id if shape.pad_token_id < shape.embedding_rows else shape.eos_token_id
 
 
 def _weights(model: PositionedOLMo) -> dict[str, Tensor]:

@@ -157,6 +157,14 @@ def test_ids_and_reach_are_written_down(tmp_path):
     assert {"commit", "versions", "command"} <= note.keys()
 
 
+def test_a_padding_id_that_the_model_has_no_row_for_is_that_of_the_end(tmp_path):
+    """OLMo's default, which training does not read, is beyond a small vocabulary."""
+    source, _ = checkpoint(tmp_path, eos_token_id=0, pad_token_id=50256)
+    export_checkpoint(source, tmp_path / "hf")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert (exported.config.pad_token_id, exported.generation_config.pad_token_id) == (None, 0)
+
+
 def test_the_model_card_says_what_the_config_does(tmp_path):
     source, _ = checkpoint(tmp_path)
     export_checkpoint(source, tmp_path / "hf")
