@@ -11,6 +11,7 @@ from torch import nn
 
 from olmo_sparsity.config.checks import parse_duration
 from olmo_sparsity.config.schema import Config
+from olmo_sparsity.util.errors import UserError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +20,7 @@ def compiled(config: Config, model: nn.Module, device: torch.device, processes: 
     """The compiled model, which shares all tensors with ``model``, or ``model`` itself; the log then says why.
 
     Short runs are not compiled, and need no reason. The config and the machine alone decide, so a resumed run computes
-    as it did before.
+    as it did before. Raises `UserError` for a mode or a backend that PyTorch does not have.
     """
     if config.compile is None or not _is_long_enough(config):
         return model
@@ -29,7 +30,11 @@ def compiled(config: Config, model: nn.Module, device: torch.device, processes: 
         if reason is not None:
             log.info("not compiled: %s", reason)
             return model
-    return torch.compile(model, **options)
+    try:
+        return torch.compile(model, **options)
+    except RuntimeError as error:
+        reason = first_line(error).rstrip(".")
+        raise UserError(f"compile: {reason}; change it, or set compile: null") from error
 
 
 def is_of_compiler(error: Exception) -> bool:

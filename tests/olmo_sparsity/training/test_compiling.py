@@ -15,6 +15,7 @@ from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from tests.support import tiny
+from tests.support.refusals import refused
 from tests.support.slow import slow_but
 
 ALWAYS = {"compile": {"backend": "aot_eager", "from_steps": 0}}
@@ -115,6 +116,19 @@ def test_what_is_compiled(tmp_path, caplog, changes, processes, is_compiled, sai
         found = compiling.compiled(config, model, torch.device("cpu"), processes)
     assert (found is not model) == is_compiled
     assert said in caplog.text and (bool(said) == bool(caplog.text))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mode": "fast"}, "compile: Unrecognized mode=fast, should be one of: default"),
+        ({"backend": "fast"}, "compile: Invalid backend: 'fast'"),
+    ],
+)
+def test_a_compiler_that_there_is_not_is_one_line(tmp_path, changes, said):
+    config = tiny.train_config(tmp_path, compile={"from_steps": 0, **changes})
+    with refused(said):
+        compiling.compiled(config, torch.nn.Linear(1, 1), torch.device("cpu"), 1)
 
 
 def test_without_a_compiler_a_line_says_so(tmp_path, caplog, monkeypatch):
