@@ -18,7 +18,14 @@ from olmo.config import (
 
 from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
 from olmo_sparsity.config.messages import Problem, choose, show
-from olmo_sparsity.config.schema import Config, PositionsConfig, changed_fields, each_field, field_value
+from olmo_sparsity.config.schema import (
+    ABOVE_0,
+    Config,
+    PositionsConfig,
+    changed_fields,
+    each_field,
+    field_value,
+)
 from olmo_sparsity.config.task_checks import check_coupling, check_task
 from olmo_sparsity.encodings import SWITCHES
 from olmo_sparsity.positions import COUPLED_SCHEMES, SCHEMES
@@ -358,6 +365,12 @@ def _check_data(config: Config) -> Iterator[Problem]:
         _ = config.data.effective_memmap_dtype
     except TypeError:
         yield ("data.memmap_dtype",), f"{show(dtype)} is no number type; uint16 is usual"
+    repeated = config.data.instance_filter
+    if repeated is not None and not ABOVE_0.holds(repeated.repetition_min_period):
+        yield (
+            ("data.instance_filter.repetition_min_period",),
+            f"{repeated.repetition_min_period} {ABOVE_0.otherwise}",
+        )
     if config.task.name is None and config.model.max_sequence_length == 1:
         yield ("model.max_sequence_length",), "1 leaves nothing to predict; give 2 or more"
     if stream is None:

@@ -121,6 +121,7 @@ ONE_OVERRIDE = {
     "positions.target_length=null": "null is not above model.max_sequence_length 1024, as PoSE needs it; raise it",
     "positions.chunks=1": "1 is not in 2 … 512, half of model.max_sequence_length; 2 is usual",
     "positions.chunks=513": "513 is not in 2 … 512, half of model.max_sequence_length; 2 is usual",
+    "data.instance_filter.repetition_min_period=0": "0 is not above 0; give a positive number",
     "data.memmap_dtype=uint17": "'uint17' is no number type; uint16 is usual",
 }
 
