@@ -1,6 +1,6 @@
 #!/bin/bash
-# The study of this folder, a part at a time, from the root of a clone: bash results/synthetic/study.sh PART [SEEDS] [TASK...]
-# Each part goes on where it was when the same command is given again. JOBS processes at a time.
+# The study of this folder, from the root of a clone: bash results/synthetic/study.sh all, or a part: PART [SEEDS] [TASK...]
+# Goes on where it was when the same command is given again. JOBS processes at a time.
 set -euo pipefail
 JOBS=${JOBS:-2} OUT=runs/synthetic SEEDS=${2:-1,2,3} TASKS=("${@:3}")
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PY=${PY:-.venv/bin/python} OUT
@@ -135,4 +135,10 @@ text() { # planted tokens in books; from k = 8 alone (8-8) 98 % at 64 tokens fel
     done
 }
 
+all() { # needs takes models of learn, found those of text
+    local part
+    for part in learn train sparse addition products needs text found; do $part; done
+}
+
+declare -F "${1-}" >/dev/null || { echo "give one of: $(compgen -A function -X grow | xargs)" >&2 && exit 2; }
 "$1"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The study of this folder, a part at a time, from the root of a clone: bash results/theory/study.sh PART [SEEDS]
-# Each part goes on where it was when the same command is given again. JOBS processes at a time.
+# The study of this folder, from the root of a clone: bash results/theory/study.sh all, or a part: PART [SEEDS]
+# Goes on where it was when the same command is given again. JOBS processes at a time.
 set -euo pipefail
 JOBS=${JOBS:-2} OUT=runs/theory SEEDS=${2:-1,2,3}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PY=${PY:-.venv/bin/python}
@@ -62,4 +62,10 @@ minimax() { # each step on the lengths that are worst
         --device_train_microbatch_size=128
 }
 
+all() {
+    local part
+    for part in assumptions bound spread coupling minimax; do $part; done
+}
+
+declare -F "${1-}" >/dev/null || { echo "give one of: $(compgen -A function -X sweep | xargs)" >&2 && exit 2; }
 "$1"
