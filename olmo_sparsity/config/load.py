@@ -24,14 +24,12 @@ from omegaconf import DictConfig, ListConfig
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
-from olmo_sparsity.config.checks import find_problems, parse_duration, unusable_values
+from olmo_sparsity.config.checks import find_problems, unusable_values
 from olmo_sparsity.config.messages import choose, did_you_mean, section_of, shorten, show
 from olmo_sparsity.config.safe_yaml import YamlError, config_resolvers, parse_override, read_yaml
-from olmo_sparsity.config.schema import Config, ModelConfig, StreamConfig, TaskConfig, replaced_fields
+from olmo_sparsity.config.schema import Config, replaced_fields
 from olmo_sparsity.util.errors import UserError, first_line, printable
 from olmo_sparsity.util.shipped import find_shipped
-
-__all__ = ["Config", "ModelConfig", "StreamConfig", "TaskConfig", "load_config", "parse_duration"]
 
 log = logging.getLogger(__name__)
 _COMMAND_LINE = "on the command line"

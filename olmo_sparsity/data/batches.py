@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.corpus.tokens import ExpectedFile, Verified, expected_files
 from olmo_sparsity.data.stream import StreamedData
 from olmo_sparsity.data.task_batches import TaskData

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from olmo_sparsity.config.load import Config, StreamConfig
+from olmo_sparsity.config.schema import Config, StreamConfig
 from olmo_sparsity.corpus.tokens import DTYPES, dtype_name
 from olmo_sparsity.data.encode import Encoding, encode_documents
 from olmo_sparsity.data.sources import check_files, file_units, hub_units

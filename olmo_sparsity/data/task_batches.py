@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from olmo_sparsity import positions
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.windows import IGNORED, Batch, TrainingBatches
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
 from olmo_sparsity.tasks.coupling import Segment, found_ids

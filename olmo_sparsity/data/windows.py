@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from olmo_sparsity import positions
-from olmo_sparsity.config.load import Config
+from olmo_sparsity.config.schema import Config
 from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest, TokenFiles
 from olmo_sparsity.data.needles import NeedleWeaver
 from olmo_sparsity.util.errors import UserError

@@ -10,7 +10,8 @@ import pytest
 from olmo.config import OptimizerType, TrainConfig
 
 from olmo_sparsity.attention import ATTENTIONS
-from olmo_sparsity.config.load import Config, load_config, parse_duration
+from olmo_sparsity.config.checks import parse_duration
+from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import OLMO_FIELDS
 from olmo_sparsity.positions import SCHEMES
 from tests.olmo_sparsity.config.conftest import BASE, ROOT, refusal
