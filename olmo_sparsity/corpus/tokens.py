@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -145,9 +146,13 @@ class TokenFiles:
     """
 
     def __init__(
-        self, paths: Sequence[str | Path], dtype: str, eos_token_id: int, expected: Sequence[int | None] = ()
+        self,
+        paths: Sequence[str | Path],
+        dtype: str,
+        eos_token_id: int,
+        described: Sequence[TokenFile] = (),
     ):
-        """``expected[i]`` is the number of tokens that file i must have, where it is known."""
+        """``described``: each file as a manifest has it; none where there is no manifest."""
         if not paths:
             raise UserError("no token files are given; set corpus.path or data.paths")
         if dtype not in DTYPES:
@@ -156,10 +161,8 @@ class TokenFiles:
             )
         self.dtype = np.dtype(DTYPES[dtype])
         self.eos_token_id = eos_token_id
-        wanted = list(expected) or [None] * len(paths)
-        self._window_ends: dict[int, np.ndarray] = {}
-        self._described: tuple[Path, Sequence[TokenFile]] | None = None
-        self.arrays = [self._open(Path(path), tokens) for path, tokens in zip(paths, wanted, strict=True)]
+        self.paths, self.described = [Path(path) for path in paths], described
+        self.arrays = [self._open(path, file) for path, file in zip_longest(self.paths, described)]
 
     @classmethod
     def of_split(cls, folder: str | Path, split: str) -> TokenFiles:
@@ -173,11 +176,9 @@ class TokenFiles:
             )
         files = manifest.splits[split]
         paths = [Path(folder) / file.name for file in files]
-        tokens = cls(paths, manifest.dtype, manifest.eos_token_id, [file.tokens for file in files])
-        tokens._described = Path(folder), files
-        return tokens
+        return cls(paths, manifest.dtype, manifest.eos_token_id, files)
 
-    def _open(self, path: Path, expected: int | None) -> np.ndarray:
+    def _open(self, path: Path, described: TokenFile | None) -> np.ndarray:
         if not path.is_file():
             raise UserError(
                 f"token file {path} is missing; prepare the corpus again with scripts/prepare_data.py"
@@ -191,10 +192,10 @@ class TokenFiles:
                 f"{self.dtype.itemsize}; prepare it again or set data.memmap_dtype"
             )
         tokens = size // self.dtype.itemsize
-        if expected is not None and tokens != expected:
+        if described is not None and tokens != described.tokens:
             raise UserError(
                 f"token file {path} is truncated or was changed: it has {tokens:,} tokens, its manifest says "
-                f"{expected:,}; prepare the corpus again"
+                f"{described.tokens:,}; prepare the corpus again"
             )
         array = np.memmap(path, dtype=self.dtype, mode="r")
         _refuse_other_layout(path, array)
@@ -204,20 +205,6 @@ class TokenFiles:
     def num_tokens(self) -> int:
         """Number of token ids in all files."""
         return sum(len(array) for array in self.arrays)
-
-    def num_windows(self, length: int) -> int:
-        """Number of whole windows of ``length`` tokens; what is left at each file's end is not used (as in OLMo)."""
-        return sum(len(array) // length for array in self.arrays)
-
-    def locate_window(self, index: int, length: int) -> tuple[int, int]:
-        """(file, offset in it) of window ``index``; windows are numbered through all files in order."""
-        if length not in self._window_ends:
-            self._window_ends[length] = np.cumsum([len(array) // length for array in self.arrays])
-        ends = self._window_ends[length]
-        file = int(np.searchsorted(ends, index, side="right"))
-        if file == len(ends):
-            raise IndexError(f"window {index} is beyond the last one")
-        return file, (index - (int(ends[file - 1]) if file else 0)) * length
 
     @cached_property
     def document_bounds(self) -> np.ndarray:
@@ -237,13 +224,13 @@ class TokenFiles:
 
         A document that stands by itself is a group by itself. Raises `UserError` for a damaged file.
         """
-        folder, files = self._described or (Path(), [])
-        if not any(file.groups_sha256 for file in files):
+        if not any(file.groups_sha256 for file in self.described):
             return None
         names: list[str | None] = []
-        for file in files:
+        for path, file in zip(self.paths, self.described, strict=True):
             if file.groups_sha256:
-                names += read_groups(folder / groups_name(file.name), file.groups_sha256, file.documents)
+                beside = path.with_name(groups_name(file.name))
+                names += read_groups(beside, file.groups_sha256, file.documents)
             else:
                 names += [None] * file.documents
         named = [name or f"document {number} by itself" for number, name in enumerate(names)]
@@ -255,12 +242,12 @@ class TokenFiles:
 
         None where they were not looked for. Raises `UserError` for a damaged file.
         """
-        folder, files = self._described or (Path(), [])
-        if not files or any(file.near_copies_sha256 is None for file in files):
+        if not self.described or any(file.near_copies_sha256 is None for file in self.described):
             return None
         parts = []
-        for number, file in enumerate(files):
-            found = read_near_copies(folder / near_copies_name(file.name), file.near_copies_sha256)
+        for number, (path, file) in enumerate(zip(self.paths, self.described, strict=True)):
+            beside = path.with_name(near_copies_name(file.name))
+            found = read_near_copies(beside, file.near_copies_sha256)
             parts.append(np.insert(found, 0, number, axis=1))
         return np.concatenate(parts)
 

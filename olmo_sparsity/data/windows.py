@@ -224,14 +224,17 @@ class WindowDataset(Dataset[dict[str, Any]]):
         self.tokens = tokens
         self.maker = WindowMaker(config)
         self.length = self.maker.length
+        # Of each file the number of its first window; what is left at its end is not used (as in OLMo).
+        self.first_windows = np.cumsum([0, *(len(array) // self.length for array in tokens.arrays)])
         self.epoch = 0
 
     def __len__(self) -> int:
-        return self.tokens.num_windows(self.length)
+        return int(self.first_windows[-1])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Window ``index`` of this epoch, as `WindowMaker.make` gives it."""
-        file, start = self.tokens.locate_window(index, self.length)
+        file = int(np.searchsorted(self.first_windows, index, side="right")) - 1
+        start = (index - int(self.first_windows[file])) * self.length
         stretch = np.asarray(self.tokens.arrays[file][start : start + self.maker.reach])
         return self.maker.make(stretch, epoch=self.epoch, index=index)
 
@@ -285,12 +288,10 @@ class TrainingData(TrainingBatches):
 
     def _identity(self) -> str:
         """SHA-256 of what the token files hold, as far as a manifest or their sizes and first tokens tell."""
-        if self.config.corpus.path is not None:
-            files = CorpusManifest.load(self.config.corpus.path).splits[self.config.corpus.train_split]
-            parts = [file.sha256 for file in files]
-        else:
-            arrays = self.dataset.tokens.arrays
-            parts = [f"{len(each)} {sha256(each[: 1 << 20].tobytes()).hexdigest()}" for each in arrays]
+        tokens = self.dataset.tokens
+        parts = [file.sha256 for file in tokens.described] or [
+            f"{len(each)} {sha256(each[: 1 << 20].tobytes()).hexdigest()}" for each in tokens.arrays
+        ]
         return sha256(" ".join(parts).encode()).hexdigest()
 
     def batches(self, first_step: int) -> Iterator[Batch]:
