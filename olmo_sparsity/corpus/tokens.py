@@ -32,7 +32,7 @@ MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 MANIFEST_VERSION = 1
 VERIFIED_NAME = "verified.json"
-DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
+DTYPES = ("uint16", "uint32")
 CHUNK_MB = 4
 MAX_THREADS = 8
 QUIET_MB = 2000
@@ -159,7 +159,7 @@ class TokenFiles:
             raise UserError(
                 f"token files of type {dtype!r} are not supported; choose one of {', '.join(DTYPES)}"
             )
-        self.dtype = np.dtype(DTYPES[dtype])
+        self.dtype = np.dtype(dtype)
         self.eos_token_id = eos_token_id
         self.paths, self.described = [Path(path) for path in paths], described
         self.arrays = [self._open(path, file) for path, file in zip_longest(self.paths, described)]
@@ -392,7 +392,7 @@ def _read_all(files: Sequence[ExpectedFile]) -> list[tuple[str, int]]:
 
 
 def _read(file: ExpectedFile, advance: Callable[[], None]) -> tuple[str, int]:
-    digest, largest, dtype = hashlib.sha256(), 0, np.dtype(DTYPES[file.dtype])
+    digest, largest, dtype = hashlib.sha256(), 0, np.dtype(file.dtype)
     with _readable(file), open(file.path, "rb") as handle:
         while chunk := handle.read(CHUNK_MB << 20):
             digest.update(chunk)

@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.corpus.groups import groups_name, write_groups
-from olmo_sparsity.corpus.tokens import DTYPES, TokenFile
+from olmo_sparsity.corpus.tokens import TokenFile
 from olmo_sparsity.data.text import (
     BUCKETS,
     SPACE,
@@ -221,7 +221,7 @@ def encode_documents(
     stat = Path(encoding.tokenizer).stat()
     encode = _encoder(encoding.tokenizer, encoding.dtype, stat.st_size, stat.st_mtime_ns)
     begun: list[np.ndarray] = []
-    end = np.array([encoding.eos_token_id], dtype=DTYPES[encoding.dtype])
+    end = np.array([encoding.eos_token_id], dtype=encoding.dtype)
     for batch in _batches(_pieces(documents)):
         ended = tokens = 0
         for (_, document), piece_ids in zip(batch, encode([piece for piece, _ in batch]), strict=True):
@@ -237,7 +237,7 @@ def encode_documents(
 @lru_cache(maxsize=2)
 def _encoder(path: str, dtype: str, size: int, modified_ns: int) -> Callable[[list[str]], list[np.ndarray]]:
     """A function from texts to ids. Cached, because it remembers words, until the file at ``path`` changes."""
-    tokenizer, kind = load_tokenizer(path), np.dtype(DTYPES[dtype])
+    tokenizer, kind = load_tokenizer(path), np.dtype(dtype)
     if cuts_at_words(tokenizer):
         return WordEncoder(tokenizer, kind).encode
 

@@ -30,7 +30,7 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from olmo_sparsity.config.schema import Config, StreamConfig
-from olmo_sparsity.corpus.tokens import DTYPES, dtype_name
+from olmo_sparsity.corpus.tokens import dtype_name
 from olmo_sparsity.data.encode import Encoding, encode_documents
 from olmo_sparsity.data.sources import check_files, file_units, hub_units
 from olmo_sparsity.data.text import Unit
@@ -181,9 +181,7 @@ class Reader:
         start = first * self.length
         documents, tokens = self.marks.before(unit, start)
         to_skip = start - tokens
-        kept = np.empty(
-            0, DTYPES[self.text.encoding.dtype]
-        )  # what was read of the text from the next window on
+        kept = np.empty(0, self.text.encoding.dtype)  # what was read of the text from the next window on
         unread = islice(self.text.units[unit].documents(), documents, None)
         for _, ids in encode_documents(unread, self.text.encoding):
             documents, tokens = documents + 1, tokens + len(ids)
