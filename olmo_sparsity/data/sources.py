@@ -345,6 +345,10 @@ def _read_line(line: bytes, where: str, group_field: GroupField | None) -> Docum
         raise UserError(f"{where} is not JSON ({first_line(error)}); {layout}") from error
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
         raise UserError(f"{where} has no text; {layout}")
+    return _document(row, where, group_field)
+
+
+def _document(row: Mapping[str, Any], where: str, group_field: GroupField | None) -> Document:
     return Document(well_formed(row["text"]), group_field.read(row, where) if group_field else None)
 
 
@@ -413,24 +417,18 @@ class HubShards:
         import httpx
         from datasets.exceptions import DatasetsError
 
+        where = f"{self.dataset} ({self.split})"
         try:
             stream = _open_stream(self.dataset, self.config, self.split).shard(self.count, self.index)
             for row in islice(stream, self.limit_documents):
                 if not isinstance(row.get("text"), str):
-                    raise UserError(
-                        f"{self.dataset} ({self.split}) has a row without text; mend or remove it"
-                    )
+                    raise UserError(f"{where} has a row without text; mend or remove it")
                 if row["text"].strip():
-                    group = (
-                        self.group_field.read(row, f"{self.dataset} ({self.split})")
-                        if self.group_field
-                        else None
-                    )
-                    yield Document(well_formed(row["text"]), group)
+                    yield _document(row, where, self.group_field)
         except UserError:
             raise
         except (EOFError, zlib.error, gzip.BadGzipFile, DatasetsError, ValueError) as error:
-            raise UserError(f"{self.dataset} ({self.split}) cannot be read: {first_line(error)}") from error
+            raise UserError(f"{where} cannot be read: {first_line(error)}") from error
         except (OSError, httpx.HTTPError) as error:
             raise StoppedEarly(
                 f"{self.dataset} can no longer be read ({first_line(error)}); see to the connection, or to the folder, "
