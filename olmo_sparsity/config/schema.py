@@ -411,7 +411,7 @@ class Config(olmo.TrainConfig):
     """A synthetic task, in place of a corpus."""
 
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """Held-out loss while training."""
+    """Held-out measures while training."""
 
     compile: CompilerConfig | None = field(default_factory=CompilerConfig)
     """The training step is compiled, in runs that are long enough, where a compiler is installed. Null: never."""
@@ -425,7 +425,7 @@ class Config(olmo.TrainConfig):
     checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
     """Which checkpoints are kept."""
 
-    initial_weights: str | None = known(None)
+    initial_weights: str | None = None
     """Checkpoint, or run (then its last one), of the same shape and tokenizer, whose weights training starts from;
     optimizer, schedule and data start anew. For a longer window, say, or PoSE on a trained model."""
 

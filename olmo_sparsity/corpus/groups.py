@@ -95,9 +95,7 @@ def write_groups(path: Path) -> Iterator[Groups]:
     with (
         atomic_path(path) as temporary,
         open(temporary, "wb") as raw,
-        gzip.GzipFile(
-            "", "wb", fileobj=raw, mtime=0
-        ) as file,  # no name and no time: the same bytes each time
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file,  # no name, no time: the same bytes each time
     ):
         groups = Groups(file)
         yield groups

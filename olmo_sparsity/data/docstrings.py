@@ -26,7 +26,7 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
 from olmo_sparsity.util.workers import report, run_jobs
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 PROJECT = "olmo-sparsity"
 PYTHON = "python"
@@ -133,7 +133,7 @@ def _modules(package: str) -> Iterator[tuple[str, Path]]:
         installed = distribution(package)
         listed = installed.files or []
         if not listed:
-            logger.warning("package %s has no list of its files; its docstrings are left out", package)
+            log.warning("package %s has no list of its files; its docstrings are left out", package)
         found = ((f.as_posix(), Path(str(installed.locate_file(f)))) for f in listed if f.suffix == ".py")
     return ((f"{package}/{name}", path) for name, path in found if not SKIPPED_FILES.search(name))
 

@@ -98,9 +98,7 @@ def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -
 
 def _refuse_foreign(out: Path, shard: Shard | None) -> None:
     """Refuse outputs without a request. A shard may meet the `.partial` of another, which is about to write one."""
-    if (
-        shard is None
-    ):  # a run that was stopped before it had written its request leaves no more than temporaries
+    if shard is None:  # a run that was stopped before it had written its request leaves temporaries only
         remove_temporaries(out / WORK_NAME)
         remove_if_empty(out / WORK_NAME)
     patterns = [pattern for pattern in OUTPUT_PATTERNS if shard is None or pattern != WORK_NAME]

@@ -89,7 +89,7 @@ class Monitor:
         self.advance(self.tokens_per_step, note=f"loss {values['loss_nats']:.3f}{self.note}")
 
     def log_evaluation(self, step: int, values: dict[str, Any]) -> None:
-        """Write the held-out losses (`HeldoutEvaluation.run`) after ``step``, whatever the interval."""
+        """Write the held-out measures (`Engine.evaluate`) after ``step``, whatever the interval."""
         if self.enabled:
             self._write(step, values, to_file=True, trackers=self.trackers)
 

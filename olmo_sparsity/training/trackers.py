@@ -124,4 +124,4 @@ def _run_id(folder: Path, *, new: bool) -> str:
 
 
 Tracker = WeightsAndBiases | TensorBoard
-"""Shows the rows of `metrics.jsonl` elsewhere: those of training every `interval` steps, held-out losses always."""
+"""Shows the rows of `metrics.jsonl` elsewhere: those of training every `interval` steps, held-out measures always."""
