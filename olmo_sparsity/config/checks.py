@@ -489,8 +489,8 @@ def _check_evaluation(config: Config) -> Iterator[Problem]:
             ("evaluation.until", "evaluation.interval"),
             "needs evaluation.interval: steps between two looks; set it",
         )
-    if length is not None and 0 < length <= 1:
-        yield lengths[:1], f"{length} leaves nothing to predict; give 2 or more"
+    if length == 1:
+        yield lengths[:1], "1 leaves nothing to predict; give 2 or more"
     longest = length or config.target_length
     measures = length is not None or evaluation.interval is not None
     if measures and longest > window and model.encoding.has_table:

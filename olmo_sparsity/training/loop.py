@@ -54,9 +54,9 @@ def train(config: Config, *, resume: bool = False) -> Path:
         rows_of_done_steps(config.save_folder, done_steps, finished=True)  # refuses what is lost or damaged
         log.info("%s is finished already", last)
         return last
-    initial = None if last is not None else initial_checkpoint(config)
+    weights = last or initial_checkpoint(config)
     model = build_model(config)
-    if weights := last or initial:
+    if weights is not None:
         load_weights(model, weights, attention_may_be_new=last is None)
     with lost_peers_in_words():
         engine = (Engine if config.deepspeed.config is None else ZeroEngine)(config, model)
