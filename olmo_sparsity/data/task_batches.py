@@ -36,17 +36,11 @@ class TaskPositions:
     """The position ids of a task's samples, as the config's scheme has them."""
 
     def __init__(self, config: Config):
-        options = config.positions
-        self.scheme, self.skip_probability = options.scheme, options.skip_probability
-        self.coupled_share, self.id_noise = options.coupled_share, options.id_noise
-        self.couples = options.scheme in positions.COUPLED_SCHEMES
-        self.end_id, self.marks = task_of(config).end_id, options.found.marks
-        self.segments = [
-            Segment(*each) for each in zip(options.found.counted_from, options.found.first_ids, strict=True)
-        ]
-        self.table_size = options.table_size or 0
-        self.second_table_size = options.second_table_size or 0
-        self.options = positions.SchemeOptions(config.target_length, options.chunks)
+        self.settings, found = config.positions, config.positions.found
+        self.end_id = task_of(config).end_id
+        self.segments = [Segment(*each) for each in zip(found.counted_from, found.first_ids, strict=True)]
+        self.table_size = config.positions.table_size or 0
+        self.options = positions.SchemeOptions(config.target_length, config.positions.chunks)
 
     def ids(self, batch: TaskBatch, *, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
         """Position ids of the samples ``indices`` (B,), (B, T) of the scheme's type; 0 at padding.
@@ -54,10 +48,10 @@ class TaskPositions:
         Training: those of the scheme. Test: coupled ids after a random start, or 0, 1, … for every other scheme, which
         are meant to be read without skips.
         """
-        if self.couples:
+        if self.settings.scheme in positions.COUPLED_SCHEMES:
             ids = self._coupled(batch, split, seed, indices)
             return ids if split == "test" else self._without_some(ids, batch, seed, indices)
-        scheme = self.scheme if split == "train" else "contiguous"
+        scheme = self.settings.scheme if split == "train" else "contiguous"
         if scheme == "contiguous":  # nothing to draw
             width = batch.tokens.shape[1]
             return np.where(between(0, batch.lengths, width), np.arange(width), 0)
@@ -72,17 +66,17 @@ class TaskPositions:
     def has_coupled_ids(self, *, seed: int, indices: np.ndarray) -> np.ndarray:
         """Whether the training samples ``indices`` (B,) are given their coupled ids, (B,) bool."""
         drawn = generators([Stream.GIVEN_IDS, seed, 0], indices)
-        return np.array([each.random() < self.coupled_share for each in drawn], dtype=bool)
+        return np.array([each.random() < self.settings.coupled_share for each in drawn], dtype=bool)
 
     def _without_some(self, ids: np.ndarray, batch: TaskBatch, seed: int, indices: np.ndarray) -> np.ndarray:
         """The ids (B, T) of training samples: some wrong (`id_noise`), some samples' contiguous (`coupled_share`)."""
-        if self.id_noise:
+        if self.settings.id_noise:
             for row, generator in zip(ids, generators([Stream.GIVEN_IDS, seed, 1], indices), strict=True):
                 coupled = np.flatnonzero(row)  # padding, which depends on the batch, draws nothing
-                wrong = coupled[generator.random(len(coupled)) < self.id_noise]
+                wrong = coupled[generator.random(len(coupled)) < self.settings.id_noise]
                 lowest, highest = row[coupled].min(), row[coupled].max()
                 row[wrong] = generator.integers(lowest, highest, len(wrong), endpoint=True)
-        if self.coupled_share < 1:
+        if self.settings.coupled_share < 1:
             contiguous = ~self.has_coupled_ids(seed=seed, indices=indices)
             starts = [
                 generator.integers(0, self.table_size - length, endpoint=True)
@@ -97,10 +91,10 @@ class TaskPositions:
 
     def _coupled(self, batch: TaskBatch, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
         assert batch.coupled_ids is not None, "the config was checked: the task couples its tokens"
-        epoch, skip_probability = (0, self.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
+        epoch, skips = (0, self.settings.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
         coupled = batch.coupled_ids
         if self.segments:
-            coupled = found_ids(batch, self.marks, self.segments, self.end_id)
+            coupled = found_ids(batch, self.settings.found.marks, self.segments, self.end_id)
         largest = coupled.max(axis=1, initial=0)
         if (most := int(largest.max(initial=0))) >= self.table_size:
             raise UserError(
@@ -108,9 +102,7 @@ class TaskPositions:
             )
         of_prompt = np.where(batch.loss_mask, 0, coupled).max(axis=1, initial=0)
         shifts = [
-            positions.draw_shift(
-                last, last_of_prompt, self.table_size, generator, skip_probability=skip_probability
-            )
+            positions.draw_shift(last, last_of_prompt, self.table_size, generator, skip_probability=skips)
             for last, last_of_prompt, generator in zip(
                 largest.tolist(),
                 of_prompt.tolist(),
@@ -122,7 +114,7 @@ class TaskPositions:
         ids = positions.apply_shift(coupled, columns[:, 0], columns[:, 1], columns[:, 2])
         if batch.second_ids is None:
             return ids
-        room = self.second_table_size - 1 - batch.second_ids.max(axis=1, initial=0)
+        room = (self.settings.second_table_size or 0) - 1 - batch.second_ids.max(axis=1, initial=0)
         drawn = generators([Stream.SECOND_IDS, seed, epoch], indices)
         starts = [int(each.integers(0, most, endpoint=True)) for each, most in zip(drawn, room, strict=True)]
         second = positions.apply_shift(batch.second_ids, np.array(starts, dtype=np.int64)[:, None], 0, 0)
@@ -182,7 +174,7 @@ class _Steps(Dataset[Batch]):
         samples = self.task.sample("train", self.seed, indices)
         ids = self.positions.ids(samples, split="train", seed=self.seed, indices=indices)
         coupled = None
-        if self.positions.coupled_share < 1:
+        if self.positions.settings.coupled_share < 1:
             coupled = self.positions.has_coupled_ids(seed=self.seed, indices=indices)
         batch = to_batch(samples, ids, self.length, predicts_ids=self.predicts_ids, coupled=coupled)
         return batch.split(len(own))

@@ -171,17 +171,11 @@ class WindowMaker:
     """Makes a window of T tokens, with its position ids, of a stretch of text."""
 
     def __init__(self, config: Config):
-        self.length = config.model.max_sequence_length
-        self.scheme = config.positions.scheme
+        self.config, self.length = config, config.model.max_sequence_length
         self.options = positions.SchemeOptions(config.target_length, config.positions.chunks)
         self.skip_content = config.positions.content == "skip"
-        self.doc_mask = config.masks_documents
-        self.restart = config.positions.restart_at_documents
-        self.filter = config.data.instance_filter
-        self.eos_token_id = config.model.eos_token_id
-        self.seed = config.seed
         self.weaver = NeedleWeaver(config)
-        self.reach = self.options.target_length if self.skip_content else self.length
+        self.reach = config.target_length if self.skip_content else self.length
         """How many tokens from its start on a window may take its own from."""
 
     def make(self, stretch: np.ndarray, *, epoch: int, index: int) -> dict[str, Any]:
@@ -190,31 +184,34 @@ class WindowMaker:
         ``input_ids`` (T,) int64, ``position_ids`` (T,) as `positions.position_ids` has them, and ``counts``: False
         where the instance filter drops it.
         """
+        config, scheme = self.config, self.config.positions.scheme
         ids = positions.position_ids(
-            self.scheme, self.length, self.options, seed=self.seed, epoch=epoch, index=index
+            scheme, self.length, self.options, seed=config.seed, epoch=epoch, index=index
         )
         window = stretch[ids] if self._skips(stretch) else stretch[: self.length]
         window = self.weaver.weave(window.astype(np.int64), epoch=epoch, index=index)
-        item: dict[str, Any] = {"input_ids": window, "position_ids": ids}
-        item["counts"] = self._passes_filter(window)
-        if self.doc_mask:
-            item["document_ids"] = document_ids(window, self.eos_token_id)
-        if self.restart:
+        counts = self._passes_filter(window)
+        item: dict[str, Any] = {"input_ids": window, "position_ids": ids, "counts": counts}
+        if config.masks_documents:
+            item["document_ids"] = document_ids(window, config.model.eos_token_id)
+        if config.positions.restart_at_documents:
             item["position_ids"] = restarted_ids(item["document_ids"])
         return item
 
     def _skips(self, stretch: np.ndarray) -> bool:
         """With ``content: skip``, the text skips as the ids do, where its document goes on for T' tokens."""
-        return self.skip_content and len(stretch) == self.reach and not (stretch == self.eos_token_id).any()
+        eos = self.config.model.eos_token_id
+        return self.skip_content and len(stretch) == self.reach and not (stretch == eos).any()
 
     def _passes_filter(self, window: np.ndarray) -> bool:
         """OLMo's instance filter: no n-gram of few tokens is repeated too often."""
-        if self.filter is None:
+        limits = self.config.data.instance_filter
+        if limits is None:
             return True
         found = find_periodic_sequences(
-            window, max_period=self.filter.repetition_max_period, min_period=self.filter.repetition_min_period
+            window, max_period=limits.repetition_max_period, min_period=limits.repetition_min_period
         )
-        return all(match.times < self.filter.repetition_max_count for match in found)
+        return all(match.times < limits.repetition_max_count for match in found)
 
 
 class WindowDataset(Dataset[dict[str, Any]]):
