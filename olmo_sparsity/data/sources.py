@@ -113,7 +113,6 @@ class PrepareSettings:
     decontaminate_min_characters: int = _option(
         0, "keep shorter ones: headings and one-word answers", parse=whole_number_or_zero
     )
-
     near_copy_tokens: int = _option(
         32,
         "mark held-out tokens in runs of so many that also stand in the training text, which is read once more for it; "
@@ -160,11 +159,8 @@ class PrepareSettings:
     def _problem(self, name: str, about: Mapping[str, Any]) -> str | None:
         """What is wrong with one setting, whatever the others are."""
         value, option = getattr(self, name), f"--{name.replace('_', '-')}"
-        if (
-            about["sources"]
-            and self.source not in about["sources"]
-            and value != getattr(PrepareSettings, name)
-        ):
+        is_foreign = about["sources"] and self.source not in about["sources"]
+        if is_foreign and value != getattr(PrepareSettings, name):
             return f"{option} is not for source {self.source}"
         if about["parse"] is not None and value is not None:
             try:
@@ -247,7 +243,7 @@ def _docs_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
 
 
 def _identify_text(settings: PrepareSettings) -> dict[str, Any]:
-    check_files(settings.files, settings.heldout_files)
+    check_files([*settings.files, *settings.heldout_files])
     return {
         "files": _describe(settings.files),
         "heldout_files": _describe(settings.heldout_files),
@@ -361,18 +357,18 @@ def well_formed(text: str) -> str:
     return text
 
 
-def check_files(files: Sequence[str], heldout_files: Sequence[str]) -> None:
+def check_files(files: Sequence[str]) -> None:
     """Refuse files that are missing, of an unknown kind or named twice; all of them in one `UserError`."""
     problems, known = [], JSON_SUFFIXES + TEXT_SUFFIXES
-    if not files and not heldout_files:
+    if not files:
         problems.append("no input files; name them with --files")
-    for path in (*files, *heldout_files):
+    for path in files:
         if not Path(path).is_file():
             what = "a folder; name its files" if Path(path).is_dir() else "missing"
             problems.append(f"input file {path} is {what}")
         elif not path.endswith(known):
             problems.append(f"{path} is of an unknown kind; use one of {', '.join(known)}")
-    resolved = [Path(path).resolve() for path in (*files, *heldout_files)]
+    resolved = [Path(path).resolve() for path in files]
     problems += [f"{path} is named twice" for path in sorted({p for p in resolved if resolved.count(p) > 1})]
     if problems:
         raise UserError("; ".join(problems))

@@ -87,7 +87,7 @@ def open_stream(config: Config) -> StreamText:
 def _units(stream: StreamConfig) -> tuple[list[Any], list[Any]]:
     """The units, and what identifies them when a run is resumed."""
     if stream.source == "text":
-        check_files(stream.files, [])
+        check_files(stream.files)
         return file_units(stream.files), [
             [Path(path).name, Path(path).stat().st_size] for path in stream.files
         ]
@@ -140,12 +140,10 @@ class Marks:
         last = self.known[unit][-1][0] if unit in self.known else 0
         if self.ends.get(unit) == tokens if is_end else tokens < last + MARK_TOKENS:
             return
-        self._keep(unit, documents, tokens, is_end)
-        self._write(unit, documents, tokens, is_end)
-
-    def _write(self, *mark: int) -> None:
+        mark: list[Any] = [unit, documents, tokens, is_end]
+        self._keep(*mark)
         self.folder.mkdir(parents=True, exist_ok=True)
-        line = json.dumps([*mark, self._seal(list(mark))])
+        line = json.dumps([*mark, self._seal(mark)])
         with open(self.folder / f"marks-{self.writer}.jsonl", "a", encoding="utf8") as file:
             file.write(f"\n{line}")  # first the break: the last line may be one that a kill has torn
 
