@@ -28,14 +28,8 @@ from olmo_sparsity.util.files import atomic_path, read_json, sha256_file
 
 log = logging.getLogger(__name__)
 
-WEIGHTS, OPTIMIZER, STATE, CONFIG, TOKENIZER = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "state.json",
-    "config.yaml",
-    "tokenizer.json",
-)
-CHECKSUMS = "checksums.json"
+WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+STATE, CONFIG, TOKENIZER, CHECKSUMS = "state.json", "config.yaml", "tokenizer.json", "checksums.json"
 _NEVER_ABSENT = {WEIGHTS, OPTIMIZER, STATE, CONFIG}
 _STEP_FOLDER = re.compile(r"step(\d+)$")
 

@@ -93,9 +93,7 @@ class ModelConfig(olmo.ModelConfig):
     """
 
     attention: str = SOFTMAX
-    """
-    softmax, or a name of `olmo_sparsity.attention.ATTENTIONS` (docs/method.md 1).
-    """
+    """softmax, or a name of `olmo_sparsity.attention.ATTENTIONS` (docs/method.md 1)."""
 
     nope_layer_interval: int | None = known(None, bound=ABOVE_0)
     """
@@ -329,9 +327,7 @@ class TaskConfig(olmo.BaseConfig):
     """A synthetic task to train on, in place of text."""
 
     name: str | None = None
-    """
-    A name of `olmo_sparsity.tasks.TASKS`, such as sparse_parity. Null: text.
-    """
+    """A name of `olmo_sparsity.tasks.TASKS`, such as sparse_parity. Null: text."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
     """The fields of the task that differ from their defaults, such as `train_length: [5, 20]`."""

@@ -35,17 +35,18 @@ def find_near_copies(
     tokens = np.fromfile(heldout, dtype=dtype)
     hashes = run_hashes(tokens, length)
     starts = np.flatnonzero(~_crosses(tokens, eos_token_id, length))
+    if not len(starts):
+        return stretches(starts, length)
     wanted = np.unique(hashes[starts])
     seen = run_jobs(
         partial(_runs_in, wanted, dtype=dtype, length=length),
-        train if len(wanted) else [],
+        train,
         workers=workers,
         description="looking for near copies",
         unit="files",
     )
-    copied = np.logical_or.reduce(seen) if seen else np.zeros(len(wanted), dtype=bool)
-    starts = starts[copied[np.searchsorted(wanted, hashes[starts])]]
-    return stretches(starts, length)
+    copied = np.logical_or.reduce(seen)[np.searchsorted(wanted, hashes[starts])]
+    return stretches(starts[copied], length)
 
 
 def near_copies_name(token_file: str) -> str:

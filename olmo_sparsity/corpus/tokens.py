@@ -288,8 +288,9 @@ def _refuse_other_layout(path: Path, array: np.ndarray) -> None:
         )
 
 
-def _positions_of(array: np.ndarray, value: int, chunk: int = 1 << 24) -> np.ndarray:
+def _positions_of(array: np.ndarray, value: int) -> np.ndarray:
     """Indices where ``array`` is ``value``; reads a memory map piece by piece, so memory stays constant."""
+    chunk = 1 << 24
     found = [np.flatnonzero(array[i : i + chunk] == value) + i for i in range(0, len(array), chunk)]
     return np.concatenate(found).astype(np.int64)
 

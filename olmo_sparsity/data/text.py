@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple, Protocol, TextIO
 
@@ -103,17 +103,14 @@ def paragraph_hashes(text: str, min_characters: int = 0) -> Iterator[int]:
     return (paragraph_hash(p) for p in split_paragraphs(text) if len(p) >= min_characters)
 
 
-@dataclass
 class Decontamination:
     """Removes paragraphs that also occur in training documents from held-out ones, and counts them."""
 
-    contaminated: Set[int]
-    """Hashes of the paragraphs to remove."""
-    counts: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(
-            ("paragraphs", "removed_paragraphs", "changed_documents", "dropped_documents"), 0
-        )
-    )
+    def __init__(self, contaminated: Set[int]):
+        """``contaminated``: hashes of the paragraphs to remove."""
+        self.contaminated = contaminated
+        names = ("paragraphs", "removed_paragraphs", "changed_documents", "dropped_documents")
+        self.counts = dict.fromkeys(names, 0)
 
     def clean(self, text: str) -> str:
         """The text without those paragraphs: unchanged where it has none, empty where nothing is left."""
