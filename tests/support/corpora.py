@@ -112,9 +112,7 @@ def stop_before_third_file(monkeypatch: pytest.MonkeyPatch, out: Path) -> None:
 
     def failing(job):
         if job.output.name == "train-00002.npy":
-            (
-                out / ".train-00002.npy.tmp-here-1"
-            ).touch()  # what a worker leaves that is stopped in the middle
+            (out / ".train-00002.npy.tmp-here-1").touch()  # what a worker leaves that is stopped
             raise KeyboardInterrupt
         return encode.encode_unit(job)
 

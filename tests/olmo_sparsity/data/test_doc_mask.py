@@ -53,9 +53,7 @@ def test_an_eos_belongs_to_the_document_it_ends():
     ids, documents = packed(), documents_of(packed())
     for row, window, lengths in zip(documents, ids, LENGTHS, strict=True):
         assert torch.bincount(row).tolist() == list(lengths)
-        assert get_document_lengths(window, tiny.EOS).tolist() == list(
-            lengths
-        )  # as OLMo's generate_doc_lengths
+        assert get_document_lengths(window, tiny.EOS).tolist() == list(lengths)  # as OLMo has them
     assert restarted_ids(documents[1].numpy()).tolist() == [*range(12), 0, *range(5), 0, 1]
 
 

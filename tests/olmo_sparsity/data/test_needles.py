@@ -37,9 +37,7 @@ def test_a_window_has_each_needle_twice_and_its_text_besides(config: Config) -> 
         assert 0 not in inside and (np.unique(inside, return_counts=True)[1] == 2).all()
         rest = [token for token in woven if token in own]
         assert rest == window[: len(rest)].tolist()
-        copies: dict[
-            int, list[int]
-        ] = {}  # by the distance between the two copies: needles that are one run of tokens
+        copies: dict[int, list[int]] = {}  # by the distance of the two copies: needles are one run of tokens
         for token in dict.fromkeys(inside):
             first = woven.index(token)
             copies.setdefault(woven.index(token, first + 1) - first, []).append(token)

@@ -37,6 +37,10 @@ def steps_of(run):
     return [path.name for path in checkpoints(run)]
 
 
+def files_of(run):
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
 def half(tmp_path, *overrides):
     """A run of 8 steps that stopped after 4, and its config."""
     config = tiny.train_config(tmp_path, *overrides)
@@ -110,10 +114,10 @@ def test_a_run_without_a_whole_checkpoint_is_kept_and_named(tmp_path):
     config = half(tmp_path, "--save_interval=2")
     for folder in checkpoints(tmp_path / "run"):
         (folder / "config.yaml").write_text("seed: [")
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = files_of(tmp_path / "run")
     with refused(r"is whole \(step00000004: config.yaml is damaged.*start over"):
         train(config, resume=True)
-    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert before == files_of(tmp_path / "run")
     train(replace(config, save_overwrite=True))
 
 
@@ -195,13 +199,12 @@ def test_a_longer_duration_is_said_and_followed(tmp_path, caplog):
 
 def test_a_second_process_on_a_run_gets_one_line(tmp_path):
     config = half(tmp_path)
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = files_of(tmp_path / "run")
     with folder_lock(tmp_path / "run"):
         for resume in (True, False):
             with refused(r"run is in use by process \d+"):
                 train(replace(config, save_overwrite=not resume), resume=resume)
-        inside = {path: path.read_bytes() for path in before}
-    assert inside == before
+        assert {path: path.read_bytes() for path in before} == before
     train(config, resume=True)
 
 
