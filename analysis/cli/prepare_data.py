@@ -35,12 +35,11 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
 
 from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFile
 from olmo_sparsity.data.prepare import prepare, prepare_shard
 from olmo_sparsity.data.sources import SOURCES, PrepareSettings
-from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
+from olmo_sparsity.util.arguments import Parser, add_arguments, out_folder, settings_from, whole_number
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.shard import Shard
 
@@ -68,16 +67,14 @@ def main() -> int:
 
 def parse_settings(arguments: Sequence[str] | None = None) -> tuple[PrepareSettings, argparse.Namespace]:
     """What the command line asks for, or these ``arguments`` would, and where and how it is to be made."""
-    values = vars(_parser().parse_args(arguments))
-    settings = PrepareSettings(**{field.name: values.pop(field.name) for field in fields(PrepareSettings)})
-    how = argparse.Namespace(**values)
+    how = _parser().parse_args(arguments)
     if how.overwrite and (how.shard or how.merge):
         raise UserError(
             "--overwrite would remove the work of other shards; remove the folder before they start"
         )
     if how.shard and how.merge:
         raise UserError("--merge is for when all shards are done; give it without --shard")
-    return settings, how
+    return settings_from(PrepareSettings, how), how
 
 
 def summary(manifest: CorpusManifest) -> list[str]:
@@ -124,18 +121,8 @@ def _parser() -> Parser:
     parser.add_argument("--merge", action="store_true", help="finish a corpus whose shards are all done")
     groups = {(): parser.add_argument_group("all sources")}
     for setting in fields(PrepareSettings)[1:]:
-        about, default = setting.metadata, setting.default
-        sources = about["sources"]
+        sources = setting.metadata["sources"]
         if sources not in groups:
             groups[sources] = parser.add_argument_group(" and ".join(sources))
-        how: dict[str, Any] = {"default": default, "help": about["help"]}
-        if isinstance(default, bool):
-            how["action"] = argparse.BooleanOptionalAction
-        else:
-            how |= {"metavar": "N" if about["parse"] else None, "type": about["parse"] or str}
-        if isinstance(default, tuple):
-            how["nargs"] = "+"
-        elif default is not None:
-            how["help"] += " (default: %(default)s)"
-        groups[sources].add_argument(f"--{setting.name.replace('_', '-')}", **how)
+        add_arguments(groups[sources], PrepareSettings, only=[setting.name])
     return parser

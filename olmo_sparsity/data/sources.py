@@ -32,6 +32,7 @@ from olmo_sparsity.data.tokenizers import (
     tokenizer_file,
 )
 from olmo_sparsity.util.arguments import (
+    argument,
     positive_number,
     seed_number,
     share_of_one,
@@ -59,11 +60,14 @@ HUB_TIMEOUT_SECONDS = 10.0
 def _option(
     default: Any, about: str, *sources: str, parse: Callable[[str], int | float] | None = None
 ) -> Any:
-    """A setting and its command-line option.
+    """A setting and its command-line option, see `argument`.
 
     ``sources`` are those that use it (none: all do); ``parse`` reads a number from text, and refuses one out of range.
     """
-    return field(default=default, metadata={"help": about, "sources": sources, "parse": parse})
+    options: dict[str, Any] = {"type": parse, "metavar": "N"} if parse else {}
+    if isinstance(default, tuple):
+        options["nargs"] = "+"
+    return field(default=default, metadata=argument(about, **options) | {"sources": sources, "parse": parse})
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,11 @@ class PrepareSettings:
 
     source: str
     """docs, text or c4."""
-    files: Sequence[str] = _option((), "training files; none: a corpus to evaluate on only", "text")
-    heldout_files: Sequence[str] = _option((), "held-out files, instead of a share of the documents", "text")
-    packages: Sequence[str] = _option((), "only these; python: standard library", "docs")
+    files: tuple[str, ...] = _option((), "training files; none: a corpus to evaluate on only", "text")
+    heldout_files: tuple[str, ...] = _option(
+        (), "held-out files, instead of a share of the documents", "text"
+    )
+    packages: tuple[str, ...] = _option((), "only these; python: standard library", "docs")
     dataset: str = _option("allenai/c4", "name on the hub, or a folder of its layout", "c4")
     dataset_config: str = _option("en", "its configuration", "c4")
     limit_documents: int | None = _option(

@@ -170,7 +170,8 @@ def argument(
     """Metadata that makes a dataclass field a command-line argument; see `add_arguments`.
 
     ``name`` is the option's, where it is not the field's; ``options`` are those of `argparse`: ``type``, ``metavar``,
-    ``choices``, ``nargs``. A bool becomes a flag. The default is added to the help, unless the help mentions one.
+    ``choices``, ``nargs``. A bool becomes a flag, or, where it is True by default, that and its negation. The default
+    is added to the help, unless the help mentions one.
     """
     return {"argument": {"name": name, "positional": positional, "help": help, **options}}
 
@@ -202,7 +203,7 @@ def _add_argument(parser: Any, field: Field[Any]) -> None:
     name, positional = options.pop("name") or field.name, options.pop("positional")
     annotation = str(field.type).removesuffix(" | None")
     if annotation == "bool":
-        options.setdefault("action", "store_true")
+        options["action"] = argparse.BooleanOptionalAction if field.default is True else "store_true"
     elif options.get("type") is None:
         if "nargs" in options:
             annotation = annotation.removeprefix("tuple[").removesuffix(", ...]")
@@ -210,7 +211,7 @@ def _add_argument(parser: Any, field: Field[Any]) -> None:
     default = field.default if field.default_factory is MISSING else field.default_factory()
     if default is not MISSING:
         options["default"] = default if parser.argument_default is None else parser.argument_default
-        if default is not None and annotation != "bool" and "default" not in options["help"]:
+        if default not in (None, ()) and default is not False and "default" not in options["help"]:
             shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
             options["help"] += f" (default: {shown.replace('%', '%%')})"
     if positional:

@@ -50,7 +50,7 @@ def data_runners(files: Sequence[str], folder: Path) -> dict[str, Callable[[], o
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     heldout = folder / "heldout.jsonl"
     heldout.write_text(json.dumps({"text": "A document that is held out."}) + "\n")
-    ours = PrepareSettings("text", files, [str(heldout)], tokenizer="olmo")
+    ours = PrepareSettings("text", tuple(files), (str(heldout),), tokenizer="olmo")
     loaded = _load(files, folder / "loaded")
     return {
         MAP: lambda: _map(_load(files, _fresh(folder / "map")), _fresh(folder / "mapped")),

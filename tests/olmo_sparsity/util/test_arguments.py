@@ -167,6 +167,7 @@ class Settings:
     limit: int | None = field(default=None, metadata=argument("at most 100 %% of them", metavar="n"))
     bf16: bool = field(default=False, metadata=argument("coarser"))
     seed: int = field(default=0, metadata=argument("of the draws", type=seed_number))
+    title: bool = field(default=True, metadata=argument("a line above"))
     not_an_argument: int = 7
 
 
@@ -175,30 +176,17 @@ def test_arguments_are_made_from_the_fields_of_settings():
     add_arguments(parser, Settings)
     least = settings_from(Settings, parser.parse_args(["a", "--out", "o"]))
     assert least == Settings(("a",), Path("o"))
-    given = [
-        "a",
-        "b",
-        "--out",
-        "o",
-        "--tau",
-        "-1e-3",
-        "--k",
-        "4,1",
-        "--device",
-        "cpu",
-        "--limit",
-        "3",
-        "--bf16",
-    ]
+    numbers = ["--tau", "-1e-3", "--k", "4,1", "--limit", "3"]
+    given = ["a", "b", "--out", "o", *numbers, "--device", "cpu", "--bf16", "--no-title"]
     assert settings_from(Settings, parser.parse_args(given), not_an_argument=8) == Settings(
-        ("a", "b"), Path("o"), -1e-3, (1, 4), "cpu", 3, True, 0, 8
+        ("a", "b"), Path("o"), -1e-3, (1, 4), "cpu", 3, True, 0, False, 8
     )
     for wrong in (["a"], ["a", "--out", "o", "--k", "0"], ["a", "--out", "o", "--limit", "-1"]):
         with pytest.raises(SystemExit):
             parser.parse_args(wrong)
     help = parser.format_help()
     assert "(default: 1.0)" in help and "(default: 1,2)" in help and "(default: 0)" in help
-    assert help.count("default: ") == 4
+    assert help.count("default: ") == 5 and "(default: True)" in help
     assert "100 % of" in help
 
 
