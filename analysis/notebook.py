@@ -110,7 +110,7 @@ def influential_tokens(
             documents=Passages([passage, *([] if other is None else [other])]),
             decoder=TextDecoder.from_transformers(tokenizer),
             evaluator=scorer,
-            chooser=ModelChooser(scorer, seed=seed, k_max=k, selectors=names),
+            chooser=ModelChooser(scorer, seed=seed, k_max=k),
             n_long=n_long,
             n_short=n_short,
             ks=range(1, k + 1),

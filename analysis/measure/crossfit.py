@@ -6,6 +6,7 @@ Shapes: m targets, F far tokens, k selected ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -26,49 +27,36 @@ class Chooser(Protocol):
     def gains_nats(self, contexts: Contexts, asked: np.ndarray) -> np.ndarray:
         """L_short - L_long of the model that selects, (m,); ``asked``: (m, 2) as in `Scorer.losses`."""
 
-    def select(self, selector: str, contexts: Contexts, asked: np.ndarray, far_context: str) -> Selection:
-        """S_k of every target that is asked for."""
+    def select(
+        self, selectors: Sequence[str], contexts: Contexts, asked: np.ndarray, far_context: str
+    ) -> dict[str, Selection]:
+        """S_k of every target that is asked for, by selector."""
 
 
+@dataclass(frozen=True)
 class ModelChooser:
-    """A model chooses by the losses that its scorer computes.
+    """A model chooses by the losses that its scorer computes."""
 
-    ``selectors``: those that will be asked one after the other about the same targets, and may share their passes.
-    ``proposing``: of the model that proposes for screened ones; None: the same one.
-    """
-
-    def __init__(
-        self,
-        scorer: Scorer,
-        *,
-        seed: int,
-        k_max: int,
-        selectors: Sequence[str] = (),
-        proposing: Scorer | None = None,
-    ):
-        self.scorer, self.seed, self.k_max, self.proposing = scorer, seed, k_max, proposing
-        self.selectors = tuple(selectors)
-        self._question: Question | None = None
+    scorer: Scorer
+    seed: int
+    k_max: int
+    proposing: Scorer | None = None
+    """Of the model that proposes for screened selectors; None: the same one."""
 
     def gains_nats(self, contexts: Contexts, asked: np.ndarray) -> np.ndarray:
         """See `Chooser`."""
         long, short = long_and_short_losses(self.scorer, contexts, asked)
         return short - long
 
-    def select(self, selector: str, contexts: Contexts, asked: np.ndarray, far_context: str) -> Selection:
+    def select(
+        self, selectors: Sequence[str], contexts: Contexts, asked: np.ndarray, far_context: str
+    ) -> dict[str, Selection]:
         """See `Chooser`."""
-        question = self._question
-        if question is None or question.contexts is not contexts or question.asked is not asked:
-            question = self._question = Question(
-                self.scorer,
-                contexts,
-                self.seed,
-                self.k_max,
-                asked,
-                passes=SharedPasses(self.selectors),
-                proposing=self.proposing,
-            )
-        return find_selector(selector)(question)
+        passes = SharedPasses(tuple(selectors))
+        question = Question(
+            self.scorer, contexts, self.seed, self.k_max, asked, passes=passes, proposing=self.proposing
+        )
+        return {name: find_selector(name)(question) for name in selectors}
 
 
 class RecordedChooser:
@@ -127,13 +115,18 @@ class RecordedChooser:
         rows = [self._row_of_target[target] for target in contexts.target_id[tuple(asked.T)].tolist()]
         return self.records.targets.selecting_gain_nats[rows]
 
-    def select(self, selector: str, contexts: Contexts, asked: np.ndarray, far_context: str) -> Selection:
+    def select(
+        self, selectors: Sequence[str], contexts: Contexts, asked: np.ndarray, far_context: str
+    ) -> dict[str, Selection]:
         """See `Chooser`."""
         rows = [self._row_of_selection[target] for target in contexts.target_id[tuple(asked.T)].tolist()]
-        return Selection(
-            self.records.selected[selector][far_context][rows].astype(np.int64),
-            self.records.influence[selector][far_context][rows].astype(np.float64),
-        )
+        return {
+            name: Selection(
+                self.records.selected[name][far_context][rows].astype(np.int64),
+                self.records.influence[name][far_context][rows].astype(np.float64),
+            )
+            for name in selectors
+        }
 
 
 def open_records(path: str | Path) -> Records | None:

@@ -183,7 +183,7 @@ class InfluenceEngine:
     def _selections(self, contexts: Contexts, asked: np.ndarray, far_context: str) -> list[SelectionRow]:
         k_max = max(self.ks)
         target_id = contexts.target_id[tuple(asked.T)].tolist()
-        chosen = {name: self.chooser.select(name, contexts, asked, far_context) for name in self.selectors}
+        chosen = self.chooser.select(self.selectors, contexts, asked, far_context)
         further = self.faithfulness.of_selections(contexts, asked, chosen) if self.faithfulness else {}
         found = []
         for name, each in chosen.items():
@@ -388,7 +388,6 @@ def _assign_roles(
             scorers[0],
             seed=settings.seed,
             k_max=max(settings.ks),
-            selectors=settings.selectors,
             proposing=None if proposer is None else _scorer_of(proposer, settings, device),
         )
         selects = (models[0].name, models[0].weights_sha256, models[0].training_seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -107,9 +107,14 @@ class CountingChooser(ModelChooser):
         self.tokens: Counter[str] = Counter()
         self._clock = time.process_time if scorer.device.type == "cpu" else time.perf_counter
 
-    def select(self, selector: str, contexts: Contexts, asked: np.ndarray, far_context: str) -> Selection:
+    def select(
+        self, selectors: Sequence[str], contexts: Contexts, asked: np.ndarray, far_context: str
+    ) -> dict[str, Selection]:
         """See `Chooser`."""
         question = Question(self.scorer, contexts, self.seed, self.k_max, asked)
+        return {name: self._choose(name, question) for name in selectors}
+
+    def _choose(self, selector: str, question: Question) -> Selection:
         synchronise = synchroniser(self.scorer.device.type)
         with counted_tokens(self.scorer.model) as counts:
             synchronise()
