@@ -34,7 +34,7 @@ from analysis.measure.influence import InfluenceEngine, build_scorer, selection_
 from analysis.measure.influence_map import context_length, map_scorer, measure_map, trained_length
 from analysis.measure.selectors import check_selector
 from analysis.model.adapters import Adapter
-from analysis.model.device import TOKENS_PER_BATCH
+from analysis.model.device import TOKENS_PER_BATCH, chunks
 from analysis.model.load import adapter_of, check_long_context, check_vocabulary
 from analysis.records.schema import FAR_CONTEXTS, SelectionRow, Targets
 from analysis.report.influence_map import InfluenceMap
@@ -202,9 +202,7 @@ def _measure_gains(engine: InfluenceEngine, sampled: SampledTargets) -> tuple[Ta
     whole = True
     with tqdm(total=count, desc="long and short losses", unit="target") as bar:
         try:
-            size = targets_per_batch(engine.targets_per_block)
-            for start in range(0, count, size):
-                rows = np.arange(start, min(start + size, count))
+            for rows in chunks(np.arange(count), targets_per_batch(engine.targets_per_block)):
                 parts.append(engine.measure_gains(sampled, rows, sampled.position[rows] - engine.n_long))
                 bar.update(len(rows))
         except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ import torch
 
 from analysis.measure.crossfit import Chooser, ModelChooser, RecordedChooser, open_records
 from analysis.measure.faithfulness import SUBSET_KEEP_RATE, Faithfulness
-from analysis.measure.measurement import MeasuredText, open_text
+from analysis.measure.measurement import MeasuredText, load_checked, open_text
 from analysis.measure.selectors import check_selector
 from analysis.measure.settings import InfluenceSettings
-from analysis.model.device import GB, default_limit_bytes, pick_device, tokens_that_fit
+from analysis.model.device import GB, chunks, default_limit_bytes, pick_device, tokens_that_fit
 from analysis.model.load import LoadedModel
-from analysis.model.rope_scaling import load_scaled, split_checkpoint
+from analysis.model.rope_scaling import split_checkpoint
 from analysis.model.scorer import Scorer, long_and_short_losses
 from analysis.records.schema import (
     FAR_CONTEXTS,
@@ -270,11 +270,7 @@ def selection_rounds(targets: Targets, over: np.ndarray, targets_per_block: int)
     if targets_per_block == 1:
         together, size = TARGETS_PER_BATCH, TARGETS_PER_ROUND
     group = targets.target_id[over] // together
-    return [
-        rows[start : start + size]
-        for rows in (over[group == number] for number in np.unique(group))
-        for start in range(0, len(rows), size)
-    ]
+    return [rows for number in np.unique(group) for rows in chunks(over[group == number], size)]
 
 
 @dataclass(frozen=True)
@@ -306,8 +302,14 @@ def open_measurement(settings: InfluenceSettings) -> Measurement:
         sampled = with_same_group(sampled, text.tokens, **drawing)
     if settings.shard:
         settings.shard.check(len(sampled.document), targets_per_batch(settings.targets_per_block))
-    models = [_load(path, settings, text) for path in checkpoints]
-    proposer = _load(settings.propose_with, settings, text) if settings.propose_with else None
+
+    def load(checkpoint: str) -> LoadedModel:
+        return load_checked(
+            checkpoint, text, lambda each: each.check_context(settings.n_long, settings.targets_per_block)
+        )
+
+    models = [load(path) for path in checkpoints]
+    proposer = load(settings.propose_with) if settings.propose_with else None
     engine, manifest = _assign_roles(settings, text, models, recorded, proposer, device)
     return Measurement(text, sampled, engine, manifest)
 
@@ -358,13 +360,6 @@ def _check_proposer(settings: InfluenceSettings, recorded: Records | None) -> No
         raise UserError(
             "--propose-with is for screened selectors; name one in --selectors, such as leave-one-out@gradient:32"
         )
-
-
-def _load(checkpoint: str, settings: InfluenceSettings, text: MeasuredText) -> LoadedModel:
-    loaded = load_scaled(checkpoint)
-    loaded.check_corpus(text.corpus)
-    loaded.check_context(settings.n_long, settings.targets_per_block)
-    return loaded
 
 
 def _assign_roles(
@@ -516,8 +511,10 @@ class _Run:
             self.writer.finish()
 
     def _measure_gains(self, sampled: SampledTargets) -> Targets:
-        mine = list(self._batches(len(sampled.document)))
-        parts = []
+        ids = np.arange(len(sampled.document))
+        batches = enumerate(chunks(ids, targets_per_batch(self.settings.targets_per_block)))
+        shard, parts = self.settings.shard, []
+        mine = [rows for number, rows in batches if shard is None or shard.has(number)]
         with progress("long and short losses", sum(map(len, mine)), "targets") as advance:
             for rows in mine:
                 parts.append(self.engine.measure_gains(sampled, rows, rows))
@@ -525,13 +522,6 @@ class _Run:
         targets = Targets.joined(parts)
         self.writer.write_targets(targets)
         return targets
-
-    def _batches(self, count: int) -> Iterator[np.ndarray]:
-        """Target ids of each batch that is measured here: every batch, or this shard's."""
-        size = targets_per_batch(self.settings.targets_per_block)
-        for number, start in enumerate(range(0, count, size)):
-            if self.settings.shard is None or self.settings.shard.has(number):
-                yield np.arange(start, min(start + size, count))
 
     def _shown(self, targets: Targets, over: np.ndarray) -> np.ndarray:
         """Rows of the targets over tau whose text is kept; of a large measurement a random part.

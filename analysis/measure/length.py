@@ -60,7 +60,7 @@ def measure_length(settings: LengthSettings) -> Path:
     lengths = settings.lengths
     if list(lengths) != sorted(set(lengths)) or lengths[0] < 2:
         raise UserError(f"the lengths must be ascending and at least 2, not {list(lengths)}; mend --lengths")
-    check_models(settings.checkpoints, settings.labels)
+    check_models(settings)
     for checkpoint in settings.checkpoints if settings.attention else ():
         if (split_checkpoint(checkpoint)[1] or ("",))[0] == MESA:
             raise UserError(

@@ -6,7 +6,7 @@ Checkpoints with the same label are training seeds of one model. Shapes: L token
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -52,8 +52,9 @@ def open_text(settings: MeasurementSettings, checkpoint: str) -> MeasuredText:
     return MeasuredText(corpus, sha256_file(Path(corpus) / MANIFEST_NAME), tokens, verified)
 
 
-def check_models(checkpoints: Sequence[str], labels: Sequence[str]) -> None:
+def check_models(settings: ComparisonSettings) -> None:
     """Raise `UserError` where labels are missing, there is no such checkpoint, or a label has the same one twice."""
+    checkpoints, labels = settings.checkpoints, settings.labels
     if len(labels) != len(checkpoints):
         raise UserError(
             f"{len(checkpoints)} checkpoints need as many labels, not {', '.join(labels)}; mend --labels"
@@ -73,14 +74,15 @@ def load_losses(
     check: Callable[[LoadedModel], None],
 ) -> tuple[Json, TokenLosses]:
     """What identifies a checkpoint, and its losses. Raises `UserError` where ``check`` or the text refuses it."""
-    loaded = _load(checkpoint, text, check)
+    loaded = load_checked(checkpoint, text, check)
     losses = TokenLosses(
         loaded, device=settings.device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
     )
     return {**_describe(loaded), "device": str(losses.device)}, losses
 
 
-def _load(checkpoint: str, text: MeasuredText, check: Callable[[LoadedModel], None]) -> LoadedModel:
+def load_checked(checkpoint: str, text: MeasuredText, check: Callable[[LoadedModel], None]) -> LoadedModel:
+    """A checkpoint, see `load_scaled`. Raises `UserError` where ``check`` or the text refuses it."""
     loaded = load_scaled(checkpoint)
     loaded.check_corpus(text.corpus)
     check(loaded)
@@ -104,7 +106,7 @@ def measure_models(
         check: raises `UserError` for a checkpoint that cannot be measured.
         measure: from the losses and the label of a checkpoint to values that JSON can hold.
     """
-    kept = [_kept_file(settings, text, _load(each, text, check)) for each in settings.checkpoints]
+    kept = [_kept_file(settings, text, load_checked(each, text, check)) for each in settings.checkpoints]
     found, commit = [], current_commit()
     for label, checkpoint, file in zip(settings.labels, settings.checkpoints, kept, strict=True):
         begun = file.is_file()

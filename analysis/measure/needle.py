@@ -69,7 +69,7 @@ def measure_needle(settings: NeedleSettings) -> Path:
 
     Raises `UserError` for bad input, before anything is measured.
     """
-    check_models(settings.checkpoints, settings.labels)
+    check_models(settings)
     if not all(0 <= depth <= 1 for depth in settings.depths):
         raise UserError(f"--depths are from 0 (first) to 1 (last), not {list(settings.depths)}")
     if settings.recall is not None:

@@ -6,6 +6,7 @@ Shapes: R rows, N tokens of long context.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -53,6 +54,13 @@ class OnDevice:
         """An array of whole numbers as a tensor on the device, int64."""
         own = np.array(array, dtype=np.int64)  # a copy: files are read-only
         return torch.from_numpy(own).to(self.device)
+
+
+def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Rows in parts of ``size``, at least 1; the last may be smaller."""
+    size = max(1, size)
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
 
 
 def default_limit_bytes(device: torch.device) -> float:

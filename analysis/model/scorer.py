@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.model.adapters import AnalysedModel, KeyValues, TokenModel
-from analysis.model.device import LOGITS_PER_SLICE, OnDevice
+from analysis.model.device import LOGITS_PER_SLICE, OnDevice, chunks
 from analysis.text.contexts import NO_FAR, Contexts
 from olmo_sparsity.util.errors import UserError
 
@@ -232,7 +232,7 @@ class Scorer(OnDevice):
         for rows in self._batches(passes):
             first, last = int(passes.first[rows].min()), int(passes.last[rows].max())
             logits = self._logits(passes, rows, prefixes, last - first + 1)
-            for some in _chunks(np.arange(len(rows)), LOGITS_PER_SLICE // logits[0].numel()):
+            for some in chunks(np.arange(len(rows)), LOGITS_PER_SLICE // logits[0].numel()):
                 block = self.tensor(passes.block[rows[some]])
                 made = reading(logits[some[0] : some[-1] + 1], block, slice(first, last + 1))
                 if found is None:
@@ -285,7 +285,7 @@ class Scorer(OnDevice):
         """Keys and values of the first ``length`` tokens of every block's long context."""
         assert isinstance(self.model, AnalysedModel)
         parts = []
-        for rows in _chunks(np.arange(len(contexts)), self.tokens_per_batch // length):
+        for rows in chunks(np.arange(len(contexts)), self.tokens_per_batch // length):
             with self.precision():
                 parts.append(
                     self.model.key_values(
@@ -418,7 +418,7 @@ class Scorer(OnDevice):
 
     def _whole_contexts(self, contexts: Contexts, rows: np.ndarray) -> Iterator[np.ndarray]:
         """Rows in parts that are few enough for a pass that keeps what it computes on the way."""
-        return _chunks(rows, self.tokens_per_batch // (_BACKWARD_TOKENS * contexts.tokens.shape[1]))
+        return chunks(rows, self.tokens_per_batch // (_BACKWARD_TOKENS * contexts.tokens.shape[1]))
 
     def _analysed(self, selector: str) -> AnalysedModel:
         if not isinstance(self.model, AnalysedModel):
@@ -428,12 +428,6 @@ class Scorer(OnDevice):
     def _first_ids(self, rows: int, length: int) -> Tensor:
         """Position ids 0 … length - 1 of every row, (rows, length)."""
         return torch.arange(length, device=self.device).expand(rows, -1)
-
-
-def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    size = max(1, size)
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]
 
 
 def kl_divergence(log_p: Tensor, logits: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.model.device import LOGITS_PER_SLICE, OnDevice, pick_device
+from analysis.model.device import LOGITS_PER_SLICE, OnDevice, chunks, pick_device
 from analysis.model.load import LoadedModel
 from olmo_sparsity.util.errors import UserError
 
@@ -36,14 +36,12 @@ class TokenLosses(OnDevice):
         super().__init__(pick_device(device), bf16, tokens_per_batch)
         self.loaded = loaded
         self.model = loaded.model.to(self.device)
-        self.vocabulary = self._logits(np.zeros((1, 1)), np.zeros(1), 1).shape[-1]
+        self.vocabulary = self._logits(np.zeros((1, 1)), 1).shape[-1]
 
     def batches(self, count: int, length: int, scored: int) -> Iterator[np.ndarray]:
         """Numbers of the rows of each forward pass, out of ``count`` rows with L = ``length`` and T = ``scored``."""
         logits = LOGITS_PER_BATCH[self.device.type] // (scored * self.vocabulary)
-        rows = max(1, min(self.tokens_per_batch // length, logits))
-        for start in range(0, count, rows):
-            yield np.arange(start, min(start + rows, count))
+        return chunks(np.arange(count), min(self.tokens_per_batch // length, logits))
 
     def last_losses(self, tokens: np.ndarray, scored: int, first_ids: np.ndarray | None = None) -> np.ndarray:
         """Losses in nats of the last T = ``scored`` tokens of each row, (R, T) float64, in one forward pass.
@@ -52,12 +50,11 @@ class TokenLosses(OnDevice):
         position id of each row's first token, those of the others follow; None: 0. Raises `UserError` where the model
         answers with something that is not finite.
         """
-        first_ids = np.zeros(len(tokens)) if first_ids is None else first_ids
-        return self._losses(self._logits(tokens[:, :-1], first_ids, scored), tokens)
+        return self._losses(self._logits(tokens[:, :-1], scored, first_ids), tokens)
 
     def last_losses_and_likeliest(self, tokens: np.ndarray, scored: int) -> tuple[np.ndarray, np.ndarray]:
         """What `last_losses` gives, and beside it the likeliest token at each of these places, both (R, T)."""
-        logits = self._logits(tokens[:, :-1], np.zeros(len(tokens)), scored)
+        logits = self._logits(tokens[:, :-1], scored)
         return self._losses(logits, tokens), logits.argmax(dim=-1).cpu().numpy()
 
     @torch.inference_mode()
@@ -83,9 +80,10 @@ class TokenLosses(OnDevice):
         return losses
 
     @torch.inference_mode()
-    def _logits(self, tokens: np.ndarray, first_ids: np.ndarray, scored: int) -> Tensor:
-        """Logits at the last T positions of rows (R, L), (R, T, V)."""
-        ids = np.asarray(first_ids)[:, None] + np.arange(tokens.shape[1])
+    def _logits(self, tokens: np.ndarray, scored: int, first_ids: np.ndarray | None = None) -> Tensor:
+        """Logits at the last T positions of rows (R, L), (R, T, V); ``first_ids`` as in `last_losses`."""
+        first_ids = np.zeros(len(tokens)) if first_ids is None else first_ids
+        ids = first_ids[:, None] + np.arange(tokens.shape[1])
         with self.precision():
             output = self.model(self.tensor(tokens), position_ids=self.tensor(ids), logits_to_keep=scored)
         return output.logits
