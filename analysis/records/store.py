@@ -382,6 +382,11 @@ class Records:
     """What this was joined from (`analysis.records.trainings`); nothing where it is of one training."""
 
     @property
+    def over_tau(self) -> np.ndarray:
+        """Indices into ``targets``, ascending, of all over tau, finished or not."""
+        return self.targets.over(self.manifest.tau_nats)
+
+    @property
     def training(self) -> np.ndarray | None:
         """Number of each target's training, (n,); None where there is one."""
         sizes = [len(each.targets) for each in self.trainings]

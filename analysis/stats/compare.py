@@ -246,6 +246,6 @@ def _of_checkpoint(records: Records) -> Json:
                 "evaluation_training_seed",
             )
         },
-        "targets_over_tau": len(records.targets.over(manifest.tau_nats)),
-        "complete": len(records.over) == len(records.targets.over(manifest.tau_nats)),
+        "targets_over_tau": len(records.over_tau),
+        "complete": len(records.over) == len(records.over_tau),
     }

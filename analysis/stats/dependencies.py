@@ -41,8 +41,7 @@ def kind_columns(records: Records, measured: MeasuredTargets, k: int) -> Columns
 
 def kind_numbers(bootstrap: SumsBootstrap, records: Records, measured: MeasuredTargets, k: int) -> Json:
     """Share of targets, gap and recoveries of every kind of dependency that was sampled."""
-    targets = records.targets
-    over = targets.over(records.manifest.tau_nats)
+    targets, over = records.targets, records.over_tau
     kinds = []
     for kind in _present(targets):
         of_kind = over[targets.kind[over] == kind]

@@ -19,7 +19,7 @@ from olmo_sparsity.util.errors import UserError
 def describe_findings(records: Records) -> str:
     """Targets over tau, and what the default selector recovers of their gain, as the summary has it."""
     targets, manifest = records.targets, records.manifest
-    count = len(targets.over(manifest.tau_nats))
+    count = len(records.over_tau)
     found = (
         f"{count:,} of {len(targets):,} targets ({count / len(targets):.1%}) gain more than {nats(manifest.tau_nats)} "
         "from the long context"

@@ -210,7 +210,7 @@ def losses_with_best(records: Records) -> dict[str, dict[str, np.ndarray]]:
 
 def over_tau_column(records: Records) -> np.ndarray:
     """1 for every target over tau, finished or not, else 0, (n,)."""
-    return np.isin(np.arange(len(records.targets)), records.targets.over(records.manifest.tau_nats)) * 1.0
+    return np.isin(np.arange(len(records.targets)), records.over_tau) * 1.0
 
 
 def default_selector(names: Iterable[str]) -> str:
