@@ -7,7 +7,7 @@ Shapes: m targets over tau with finished selections.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def placebo_numbers(bootstrap: SumsBootstrap, records: Records, measured: Measur
     contexts, comparable = records.manifest.far_contexts, _comparable(records)
     if contexts == FAR_CONTEXTS or not comparable.any():
         return None
-    rows = records.over[comparable]
+    rows, selectors = records.over[comparable], records.manifest.selectors
     return {
         "far_contexts": list(contexts),
         "targets": len(rows),
@@ -69,18 +69,11 @@ def placebo_numbers(bootstrap: SumsBootstrap, records: Records, measured: Measur
                 "blind": blind,
                 "ks": {str(k): _parts(bootstrap, signed, blind, contexts[1:], k) for k in measured.ks},
             }
-            for signed, blind in blind_pairs(records.manifest.selectors)
+            for signed in selectors
+            for blind in (f"{signed}-{form}" for form in BLIND_FORMS)
+            if blind in selectors
         ],
     }
-
-
-def blind_pairs(selectors: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Each signed selector with each of its target-blind forms that is among them."""
-    names = list(selectors)
-    for signed in names:
-        for form in BLIND_FORMS:
-            if f"{signed}-{form}" in names:
-                yield signed, f"{signed}-{form}"
 
 
 def _recovery(bootstrap: SumsBootstrap, selector: str, context: str, k: int) -> Statistic:
