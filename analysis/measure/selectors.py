@@ -121,6 +121,8 @@ _STEPS = 50
 Selector = Callable[[Question], Selection]
 Influence = Callable[[Question], np.ndarray]
 """From a question to the influence of every candidate, (m, C)."""
+InfluenceBy = Callable[[Question, str], np.ndarray]
+"""The same by a measure."""
 SIGNED, ABSOLUTE, BLIND, CONTROL = "signed", "absolute", "target-blind", "control"
 FORMS = {"": (SIGNED, "loss"), "-absolute": (ABSOLUTE, "loss"), "-kl": (BLIND, "kl"), "-tv": (BLIND, "tv")}
 """Forms of leaving one out and in: what stands behind the name, the family, and the measure that their passes give."""
@@ -152,12 +154,10 @@ def register_influence(name: str, family: str) -> Callable[[_Influence], _Influe
     return add
 
 
-def register_forms(
-    base: str,
-) -> Callable[[Callable[[Question, str], np.ndarray]], Callable[[Question, str], np.ndarray]]:
+def register_forms(base: str) -> Callable[[InfluenceBy], InfluenceBy]:
     """Make the `FORMS` available of an influence by a measure: ``base`` by the target's loss, ``base-kl`` and so on."""
 
-    def add(influence: Callable[[Question, str], np.ndarray]) -> Callable[[Question, str], np.ndarray]:
+    def add(influence: InfluenceBy) -> InfluenceBy:
         for form, (family, measure) in FORMS.items():
             change = np.abs if family == ABSOLUTE else np.asarray
             register_influence(base + form, family)(
@@ -249,7 +249,7 @@ def leave_one_in(question: Question, measure: str = "loss") -> np.ndarray:
     """L_short - loss(t | C_short and i), (m, C) nats; of a divergence, how much nearer to p_long i brings C_short."""
     each = np.arange(question.contexts.n_far) if question.columns is None else question.columns
     beside = question.measure_each("leave-one-in", measure, each[..., None])
-    return _of_short(question, measure) - beside
+    return question.measure(measure, NO_FAR) - beside
 
 
 @register("greedy", SIGNED)
@@ -262,7 +262,7 @@ def greedy(question: Question, measure: str = "loss") -> Selection:
     open_ = question.candidates
     count = len(open_)
     chosen = np.empty((count, 0), dtype=np.int64)
-    before = _of_short(question, measure)
+    before = question.measure(measure, NO_FAR)
     gains = []
     for number in range(question.k):
         if number == 0 and question.columns is None:  # shared by the targets of a block
@@ -385,8 +385,3 @@ def random(question: Question) -> np.ndarray:
 def nearest(question: Question) -> np.ndarray:
     """The later the more, (m, C): the far tokens closest to the short context come first."""
     return question.candidates.astype(float)
-
-
-def _of_short(question: Question, measure: str) -> np.ndarray:
-    """The measure given the short context alone, (m, 1)."""
-    return question.measure(measure, NO_FAR)

@@ -166,6 +166,7 @@ class Scorer(OnDevice):
         The other arguments are those of `losses`; the passes are made once for all measures. For a divergence the
         distributions of the long contexts are kept, of no more blocks at once than a pass that is differentiated reads.
         """
+        assert set(names) <= set(MEASURES), names
         asked = contexts.all_targets if asked is None else asked
         if not DIVERGENCES.keys() & set(names):
             return self._of_targets(contexts, far, asked, self._reading(contexts, names, None))
