@@ -65,7 +65,7 @@ def verify(settings: VerifySettings) -> Json:
             advance(len(rows))
             if not np.array_equal(again[-1].token, records.targets.token[rows]):
                 raise _other_text(records, asked.text.corpus)
-    return _compared(records, Targets.joined(again), found)
+    return _compared(records, np.concatenate(rounds), Targets.joined(again), found)
 
 
 def _other_text(records: Records, corpus: str) -> UserError:
@@ -116,10 +116,9 @@ def _some_rounds(records: Records, count: int, seed: int) -> list[np.ndarray]:
     return [rounds[number] for number in order[:enough]]
 
 
-def _compared(records: Records, again: Targets, found: list[SelectionRow]) -> Json:
-    row_of = {target: row for row, target in enumerate(records.targets.target_id.tolist())}
+def _compared(records: Records, rows: np.ndarray, again: Targets, found: list[SelectionRow]) -> Json:
+    """How far what was measured again, of the targets in these rows, is from the records; see `verify`."""
     place = {target: at for at, target in enumerate(records.targets.target_id[records.over].tolist())}
-    rows = [row_of[target] for target in again.target_id.tolist()]
     largest = {
         name: float(
             np.abs(getattr(again, f"{name}_nats") - getattr(records.targets, f"{name}_nats")[rows]).max()

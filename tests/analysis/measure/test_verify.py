@@ -30,22 +30,22 @@ def measured(two_seeds, request):
     return measure_influence(asked)
 
 
-def again(folder, two_seeds, **changes):
+def again(folder, **changes):
     return verify(VerifySettings(records=folder, **{"targets": 9, "device": "cpu", **changes}))
 
 
-def test_what_was_recorded_is_found_again(measured, two_seeds):
-    found = again(measured, two_seeds)
+def test_what_was_recorded_is_found_again(measured):
+    found = again(measured)
     records = load_records(measured)
     assert found["verified"] and found["same"] == 1
     assert 9 <= found["targets"] < len(records.over)
     assert found["choices"] == found["targets"] * 3 * len(SELECTORS) * len(records.manifest.ks)
     assert max(found["largest_difference_nats"].values()) < 1e-5
-    assert again(measured, two_seeds, targets=10_000)["targets"] == len(records.over)
+    assert again(measured, targets=10_000)["targets"] == len(records.over)
 
 
 @pytest.mark.parametrize("what", ["loss_long", "loss_k", "selected"])
-def test_what_was_changed_is_noticed(measured, two_seeds, monkeypatch, what):
+def test_what_was_changed_is_noticed(measured, monkeypatch, what):
     records = load_records(measured)
     if what == "loss_long":
         targets = replace(records.targets, loss_long_nats=records.targets.loss_long_nats + 0.01)
@@ -55,7 +55,7 @@ def test_what_was_changed_is_noticed(measured, two_seeds, monkeypatch, what):
     for by_context in records.selected.values() if what == "selected" else ():
         by_context["true"] = np.roll(by_context["true"], 1, axis=0)
     monkeypatch.setattr(module, "load_records", lambda folder: records)
-    found = again(measured, two_seeds, targets=10_000)
+    found = again(measured, targets=10_000)
     assert not found["verified"]
     if what == "selected":
         assert found["same"] < 0.9
@@ -77,14 +77,14 @@ def other_corpus(two_seeds, folder, split):
 
 def test_the_text_that_was_measured_decides(measured, two_seeds, tmp_path):
     trained_on_other = other_corpus(two_seeds, tmp_path / "train", "train")
-    assert again(measured, two_seeds, corpus=str(trained_on_other))["verified"]
+    assert again(measured, corpus=str(trained_on_other))["verified"]
     with refused("holds other targets than are sampled from .*; prepare the text of the records"):
-        again(measured, two_seeds, corpus=str(other_corpus(two_seeds, tmp_path / "heldout", "heldout")))
+        again(measured, corpus=str(other_corpus(two_seeds, tmp_path / "heldout", "heldout")))
 
 
 def test_what_cannot_be_verified_is_one_line(measured, two_seeds, tmp_path, run_here):
     with refused("checkpoint .* -> .*second.*; give the records' own --checkpoint and --corpus"):
-        again(measured, two_seeds, checkpoint=str(two_seeds / "second"))
+        again(measured, checkpoint=str(two_seeds / "second"))
     crossed = influence_settings(
         two_seeds,
         tmp_path / "crossed",
@@ -95,7 +95,7 @@ def test_what_cannot_be_verified_is_one_line(measured, two_seeds, tmp_path, run_
         targets=80,
     )
     with refused("are cross-fitted; verify records of one checkpoint"):
-        again(measure_influence(crossed), two_seeds)
+        again(measure_influence(crossed))
     done = run_here("scripts/verify.py", measured, "--targets", 5)
     assert done.returncode == 0 and "verified: the records are what these weights give" in done.stdout
     missing = run_here("scripts/verify.py", measured, "--checkpoint", tmp_path / "nowhere")
