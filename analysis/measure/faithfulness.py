@@ -38,12 +38,15 @@ class Faithfulness:
 
     def of_targets(self, contexts: Contexts, asked: np.ndarray) -> dict[str, np.ndarray]:
         """Columns of `FURTHER_TARGETS`, (m,) each."""
-        lengths = [length for length in CONTEXT_LENGTHS if length < contexts.n_long]
-        losses = losses_of_lengths(self.scorer, contexts, asked, lengths)
-        return {
-            "loss_short_from_0_nats": short_losses_from_0(self.scorer, contexts, asked),
-            **{length_column(length): each for length, each in zip(lengths, losses.T, strict=True)},
-        }
+        # the short context as a text of its own, with position ids from 0 instead of from F
+        alone = replace(contexts, tokens=contexts.tokens[:, contexts.n_far :])
+        found = {"loss_short_from_0_nats": self.scorer.losses(alone, NO_FAR, asked)[:, 0]}
+        for length in CONTEXT_LENGTHS:
+            if length < contexts.n_long:
+                # in a block target b is given M' + b tokens, as its short context has M + b
+                last = replace(contexts, n_short=length)
+                found[length_column(length)] = self.scorer.losses(last, NO_FAR, asked)[:, 0]
+        return found
 
     def of_selections(
         self, contexts: Contexts, asked: np.ndarray, chosen: Mapping[str, Selection]
@@ -129,20 +132,3 @@ def score_agreement(chosen: Mapping[str, Selection]) -> dict[str, np.ndarray]:
     scores = {name: np.nan_to_num(each.scores) for name, each in chosen.items() if each.scores is not None}
     exact = scores.pop(EXACT, None)
     return {} if exact is None else {name: row_spearman(each, exact) for name, each in scores.items()}
-
-
-def short_losses_from_0(scorer: Scorer, contexts: Contexts, asked: np.ndarray) -> np.ndarray:
-    """L_short with position ids from 0 instead of from F, (m,) nats: the short context as a text of its own."""
-    alone = replace(contexts, tokens=contexts.tokens[:, contexts.n_far :])
-    return scorer.losses(alone, NO_FAR, asked)[:, 0]
-
-
-def losses_of_lengths(
-    scorer: Scorer, contexts: Contexts, asked: np.ndarray, lengths: Sequence[int]
-) -> np.ndarray:
-    """loss(t | the last M' tokens) for each M' of ``lengths``, all below N, (m, len(lengths)) nats.
-
-    In a block target b is given M' + b tokens, as its short context has M + b.
-    """
-    losses = [scorer.losses(replace(contexts, n_short=length), NO_FAR, asked) for length in lengths]
-    return np.concatenate(losses, axis=1) if losses else np.empty((len(asked), 0))

@@ -127,23 +127,24 @@ class InfluenceEngine:
         true, asked = self._contexts(targets, rows, targets.target_id[rows])
         found = self._selections(true, asked, "true")
         if "placebo" in far_contexts:
-            at = targets.placebo_document[rows], targets.placebo_start[rows]
-            found += self._selections(self._elsewhere(true, asked, *at), asked, "placebo")
+            place = targets.placebo_document, targets.placebo_start
+            found += self._select_elsewhere(targets, rows, *place, "placebo")
         if SAME_GROUP in far_contexts and len(having := rows[targets.having(SAME_GROUP)[rows]]):
             assert targets.same_group_document is not None and targets.same_group_start is not None
-            at = targets.same_group_document[having], targets.same_group_start[having]
-            own, asked_having = self._contexts(targets, having, targets.target_id[having])
-            found += self._selections(self._elsewhere(own, asked_having, *at), asked_having, SAME_GROUP)
+            place = targets.same_group_document, targets.same_group_start
+            found += self._select_elsewhere(targets, having, *place, SAME_GROUP)
         if SHUFFLED in far_contexts:
             found += self._selections(shuffled_contexts(true, self.seed), asked, SHUFFLED)
         return found
 
-    def _elsewhere(
-        self, contexts: Contexts, asked: np.ndarray, document: np.ndarray, start: np.ndarray
-    ) -> Contexts:
-        """The same targets behind far contexts that stand at these places, one for each target that is asked for."""
-        _, first = np.unique(asked[:, 0], return_index=True)
-        return placebo_contexts(self.documents, contexts, document[first], start[first])
+    def _select_elsewhere(
+        self, targets: Targets, rows: np.ndarray, document: np.ndarray, start: np.ndarray, far_context: str
+    ) -> list[SelectionRow]:
+        """The same in far contexts that stand at ``start`` of ``document``, (n,) as the targets."""
+        contexts, asked = self._contexts(targets, rows, targets.target_id[rows])
+        of_blocks = rows[np.unique(asked[:, 0], return_index=True)[1]]
+        moved = placebo_contexts(self.documents, contexts, document[of_blocks], start[of_blocks])
+        return self._selections(moved, asked, far_context)
 
     def examples(self, targets: Targets, rows: np.ndarray) -> Examples:
         """The text of some of the targets, their contexts and their placebo far contexts."""
