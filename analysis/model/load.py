@@ -326,8 +326,7 @@ def _sha256_of_all(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in files:
         with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 
@@ -348,17 +347,13 @@ def _exported_seed(folder: Path) -> int | None:
 @torch.inference_mode()
 def _try_positions(model: PositionedCausalLM, n_long: int, name: str, option: str) -> None:
     """Drop every second of N random tokens, and hide the same ones: the logits must be equal, and depend on the ids."""
-    embeddings = model.model.get_input_embeddings().weight
-    tokens = torch.randint(len(embeddings), (1, n_long), generator=torch.Generator().manual_seed(0))
-    ids = torch.arange(n_long)[None]
-    kept = torch.arange(n_long) % 2 == (n_long - 1) % 2  # the last token is one of them
+    device = model.model.get_input_embeddings().weight.device
+    # drawn on the CPU, so that they are the same everywhere
+    tokens = torch.randint(model.vocabulary_size, (1, n_long), generator=torch.Generator().manual_seed(0))
+    tokens, ids = tokens.to(device), torch.arange(n_long, device=device)[None]
+    kept = ids[0] % 2 == (n_long - 1) % 2  # the last token is one of them
     dropped, moved, hidden = (
-        model(
-            each.to(embeddings.device),
-            position_ids=at.to(embeddings.device),
-            logits_to_keep=1,
-            attention_mask=None if mask is None else mask.to(embeddings.device),
-        ).logits[:, -1]
+        model(each, at, logits_to_keep=1, attention_mask=mask).logits[:, -1]
         for each, at, mask in (
             (tokens[:, kept], ids[:, kept], None),
             (tokens[:, kept], ids[:, : int(kept.sum())], None),
