@@ -85,8 +85,7 @@ def measure_length(settings: LengthSettings) -> Path:
     sums = PositionSums(edges, documents, windows_of[:, None] * np.diff(edges), loss_nats, groups)
     models = _models(settings, described, sums)
     if settings.attention:
-        attention = np.array([one.pop("attention") for one in described])
-        values = attention.reshape(len(described), len(segments), -1)
+        values = np.array([one.pop("attention") for one in described])
         for told, labels in ((models, settings.labels), (described, _numbered(described))):
             of_all = summarize_attention(
                 values, segments.document, labels, segments.group,

@@ -111,25 +111,26 @@ def summarize_attention(
     """Of each model, at each length, the mean entropy of its attention and the share of zeros, with intervals.
 
     Args:
-        values: (C, n, lengths times 2) of C checkpoints and n windows: entropy and share of each length.
+        values: (C, n, lengths, 2) of C checkpoints and n windows: entropy and share.
         document: (n,) of each window.
         labels: of the C checkpoints; those of one label are seeds of one model.
         group: (n,) of each window; None where the corpus has no groups.
         resamples: of the bootstrap.
         seed: of the bootstrap.
     """
-    checkpoints, windows, places = values.shape
+    checkpoints, windows, lengths, _ = values.shape
     columns: Columns = {"one": np.ones(windows)}
-    columns |= {(c, place): values[c, :, place] for c, place in np.ndindex(checkpoints, places)}
+    for c, number, which in np.ndindex(checkpoints, lengths, 2):
+        columns[c, (number, which)] = values[c, :, number, which]
     sums = SumsBootstrap(columns, document, resamples, seed, group)
 
-    def mean(number: int, place: int) -> Json:
-        return sums.interval(sums.mean_over_seeds(labels, number, place, "one"))
+    def mean(model: int, length: int, which: int) -> Json:
+        return sums.interval(sums.mean_over_seeds(labels, model, (length, which), "one"))
 
     return [
         [
-            {"entropy_nats": mean(number, place), "zero_share": mean(number, place + 1)}
-            for place in range(0, places, 2)
+            {"entropy_nats": mean(model, length, 0), "zero_share": mean(model, length, 1)}
+            for length in range(lengths)
         ]
-        for number in range(len(set(labels)))
+        for model in range(len(set(labels)))
     ]
