@@ -29,15 +29,20 @@ def main() -> None:
                 f"{arguments.folder} has no model {unknown[0]!r}; choose of {', '.join(by_label)}"
             )
         measured["models"] = [by_label[label] for label in arguments.models]
-    paths = save_length_figures(measured, arguments.out or arguments.folder)
+    beside = arguments.folder if arguments.folder.is_dir() else arguments.folder.parent
+    paths = save_length_figures(measured, arguments.out or beside)
     print(f"wrote {', '.join(map(str, paths))}")
 
 
 def _parser() -> Parser:
     parser = Parser(description=__doc__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="what scripts/length.py wrote")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="what scripts/length.py wrote, or its length.json"
+    )
     parser.add_argument(
         "--models", type=texts, metavar="LABELS", help="comma-separated, in this order (default: all)"
     )
-    parser.add_argument("--out", type=out_folder, metavar="DIR", help="where to write (default: FOLDER)")
+    parser.add_argument(
+        "--out", type=out_folder, metavar="DIR", help="where to write (default: beside length.json)"
+    )
     return parser

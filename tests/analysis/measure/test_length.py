@@ -401,6 +401,9 @@ def test_figures_are_drawn_again_of_some_models(measured, tmp_path, run_here):
     assert {path.name for path in (tmp_path / "some").iterdir()} == names
     assert run_here(*command).returncode == 0
     assert names < {path.name for path in measured.iterdir()}
+    (measured / "lengths.png").unlink()
+    assert run_here("scripts/plot_length.py", measured / "length.json").returncode == 0
+    assert (measured / "lengths.png").is_file()
     done = run_here(*command, "--models", "nope,rope", "--out", tmp_path / "none")
     assert done.returncode == 1 and not (tmp_path / "none").exists()
     assert done.stderr == f"error: {measured} has no model 'rope'; choose of pose, nope\n"
