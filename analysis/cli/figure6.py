@@ -64,6 +64,6 @@ def _parser() -> Parser:
         "--selectors",
         nargs="+",
         metavar="NAME",
-        help="selectors to draw (default: leave-one-out-kl, or else leave-one-out, the controls, and best)",
+        help="to draw (default: leave-one-out-kl where all records have it, else leave-one-out; the controls, best)",
     )
     return parser

@@ -19,7 +19,15 @@ from analysis.plots import style
 from analysis.plots.figure2 import check_selectors
 from analysis.plots.training import last_parts
 from analysis.stats.bootstrap import few_clusters
-from analysis.stats.recovery import BEST, RECOVERIES, nats
+from analysis.stats.recovery import (
+    BEST,
+    CONTROLS,
+    DEFAULT_SELECTOR,
+    RECOVERIES,
+    SIGNED_SELECTOR,
+    default_selector,
+    nats,
+)
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
@@ -71,13 +79,16 @@ def grid_panels(
 
 
 def choose_selectors(panels: Sequence[GridPanel], wanted: Sequence[str] | None = None) -> list[str]:
-    """Those ``wanted``, or the default selector, the controls and `best`.
+    """Those ``wanted``, or the default selector, if possible one that all panels have, the controls and `best`.
 
     Raises `UserError` for a name that no panel has.
     """
     measured = _measured(panels)
     if wanted is None:
-        return [*style.shown_selectors(measured), *([BEST] if BEST in measured else [])]
+        usual = (DEFAULT_SELECTOR, SIGNED_SELECTOR)
+        in_all = [name for name in usual if all(name in each.summary["selectors"] for each in panels)]
+        first = in_all[0] if in_all else default_selector(measured)
+        return [first, *(name for name in (*CONTROLS, BEST) if name in measured and name != first)]
     return check_selectors(wanted, measured)
 
 

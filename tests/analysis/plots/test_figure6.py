@@ -124,6 +124,10 @@ def test_selectors_are_the_default_the_controls_and_best() -> None:
     panels = grid_panels(["a", "b"], [made_up_summary(("leave-one-in", "random")), made_up_summary()])
     assert choose_selectors(panels) == ["leave-one-out", "random", "nearest", "best"]
     assert choose_selectors(panels[:1]) == ["leave-one-in", "random"]
+    older, newer = made_up_summary(("leave-one-out",)), made_up_summary(("leave-one-out",))
+    newer["selectors"]["leave-one-out-kl"] = newer["selectors"]["leave-one-out"]
+    assert choose_selectors(grid_panels(["a", "b"], [older, newer]))[0] == "leave-one-out"
+    assert choose_selectors(grid_panels(["b"], [newer]))[0] == "leave-one-out-kl"
     assert choose_selectors(panels, ["greedy"]) == ["greedy"]
     with pytest.raises(UserError, match="selector shapley; choose from leave-one-in, random"):
         choose_selectors(panels, ["greedy", "shapley"])
