@@ -33,11 +33,21 @@ class RunMetrics:
     rows: list[Json]
 
     def series(self, key: str, x: str) -> tuple[np.ndarray, np.ndarray]:
-        """``key`` and the tokens or steps it was measured at, of the rows that have it; each (n,)."""
+        """``key`` and the tokens or steps it was measured at, of the rows where both are finite numbers; each (n,).
+
+        Raises `UserError` for what is no number.
+        """
         column = {"tokens": "tokens", "steps": "step"}[x]
-        points = [(row[column], row[key]) for row in self.rows if key in row]
-        array = np.array(sorted(points), dtype=float).reshape(-1, 2)
-        return array[:, 0], array[:, 1]
+        points = [(row.get(column), row[key]) for row in self.rows if key in row]
+        try:
+            array = np.array(points, dtype=float).reshape(-1, 2)
+        except (TypeError, ValueError):
+            raise UserError(
+                f"{self.name}: not every {key} and {column} in its metrics.jsonl is a number; remove those rows"
+            ) from None
+        array = array[np.isfinite(array).all(axis=1)]
+        places, values = array[np.lexsort(array.T[::-1])].T
+        return places, values
 
     @property
     def last_by_position(self) -> Json | None:

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.plots.training import RunMetrics, run_names, smooth, training_figure
 from olmo_sparsity.util.errors import UserError
-from tests.support.refusals import assert_refused
+from tests.support.refusals import assert_refused, refused
 
 SCRIPT = "scripts/plot_metrics.py"
 
@@ -45,6 +45,17 @@ def test_curves_are_the_logged_values(x, scale):
     )
     assert figure.axes[0].get_xlabel() == ("training tokens" if x == "tokens" else "optimizer steps")
     assert "[nats per token]" in figure.axes[0].get_ylabel()
+
+
+def test_a_loss_that_is_not_finite_leaves_a_gap_and_one_that_is_no_number_is_refused():
+    data = [*rows(evaluated=()), {"step": 41, "tokens": 4100, "loss_nats": 3.0}]
+    data[9] = {**data[9], "loss_nats": float("nan")}
+    del data[10]["tokens"]
+    _, smoothed = lines_of(training_figure([RunMetrics("a", data)]).axes[0], 39)
+    assert len(smoothed) == 39 and np.isfinite(smoothed).all()
+    data[9]["loss_nats"] = "much"
+    with refused("^a: not every loss_nats and tokens in its metrics.jsonl is a number"):
+        training_figure([RunMetrics("a", data)])
 
 
 def test_by_position_at_the_last_evaluation():
