@@ -160,6 +160,11 @@ def make_cells(
             problems.setdefault(str(error), []).append(_name(values))
     if problems:
         raise UserError(_all_problems(problems, len(grid)))
+    by_settings: dict[str, Cell] = {}
+    for cell in cells:
+        twin = by_settings.setdefault(json.dumps(_flat(cell.settings)), cell)
+        if twin is not cell:
+            raise UserError(f"{twin.name} and {cell.name} have the same settings; leave one of them out")
     return cells
 
 

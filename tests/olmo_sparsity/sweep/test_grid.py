@@ -185,6 +185,7 @@ def test_what_is_wrong_in_all_cells_is_said_once(tmp_path):
         (["seed=1"], ["--seed=2"], "--seed=2: seed is decided by the sweep"),
         (["seed=1"], ["--save-folder=x"], "save_folder is decided by the sweep"),
         (["optimizer.betas=[0.9,0.95],[0.9, 0.95]"], [], "would share the folder optimizer.betas=0.9-0.95"),
+        (["seed=1,+1"], [], "seed=1 and seed=+1 have the same settings; leave one of them out"),
     ],
 )
 def test_cells_that_are_one_run_are_refused_in_a_line(tmp_path, grid, overrides, message):
