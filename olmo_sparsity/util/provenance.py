@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -18,11 +19,13 @@ LIBRARIES = ("torch", "ai2-olmo", "transformers", "accelerate", "deepspeed", "nu
 
 def provenance() -> dict[str, Any]:
     """Commit, versions, command line, machine and time (UTC) of this process."""
-    is_command = sys.argv[0].startswith("olmo-sparsity ")  # that was typed, not python scripts/NAME.py
+    program, *arguments = sys.argv
+    if not program.startswith("olmo-sparsity "):  # which is typed as it stands, python scripts/NAME.py is not
+        program = shlex.join([Path(sys.executable).name, program])
     return {
         "commit": current_commit(),
         "versions": library_versions(),
-        "command": " ".join(sys.argv if is_command else [Path(sys.executable).name, *sys.argv]),
+        "command": f"{program} {shlex.join(arguments)}".rstrip(),
         "machine": machine(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -1,8 +1,22 @@
 """Which commit is written beside a result."""
 
+import shlex
 import subprocess
+import sys
+from pathlib import Path
 
 from olmo_sparsity.util import provenance
+
+
+def test_the_command_can_be_typed_again(monkeypatch):
+    arguments = ["--labels", "RoPE,RoPE + PoSE", "--out", "x"]
+    python = Path(sys.executable).name
+    for program, words in (
+        ("olmo-sparsity length", []),
+        ("scripts/length.py", [python, "scripts/length.py"]),
+    ):
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        assert shlex.split(provenance.provenance()["command"]) == [*(words or program.split()), *arguments]
 
 
 def test_the_commit_is_that_of_this_code_not_of_a_checkout_that_it_is_installed_in(tmp_path, monkeypatch):
