@@ -219,6 +219,12 @@ def test_a_line_break_in_an_option_of_slurm_is_refused_by_name(submit, run_folde
     assert str(error.value).isprintable()
 
 
+@pytest.mark.parametrize("option", ["--partition", "--account", "--time", "--mem"])
+def test_an_option_of_slurm_in_several_words_is_refused(dry_run, run_folder, option):
+    with refused(f"^{option}=2 days: SLURM would not read this as one word"):
+        dry_run(f"train config.yaml {option} '2 days'")
+
+
 @pytest.mark.parametrize(
     "line",
     [
