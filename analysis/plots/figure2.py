@@ -116,8 +116,10 @@ def plot_loss(axes: Axes, summary: Json, shown: Sequence[str]) -> None:
     found = {name: summary["selectors"][name] for name in shown}
     style.draw_curves(axes, found, "placebo_loss", styles, placebo=True)
     style.draw_curves(axes, found, "loss", styles)
-    for key, text in (("loss_short", r"$L_{short}$"), ("loss_long", r"$L_{long}$")):
-        _reference_line(axes, summary[key], key, text)
+    low, high = summary["loss_short"]["low"], summary["loss_long"]["high"]
+    _reference_line(axes, summary["loss_short"], "loss_short", r"$L_{short}$")
+    overlap = low is not None and high is not None and high >= low
+    _reference_line(axes, summary["loss_long"], "loss_long", r"$L_{long}$", 1.055 if overlap else 1.03)
     style.k_axis(axes, summary["settings"]["ks"])
     axes.margins(y=0.08)
     axes.set_ylabel("mean loss [nats per token]")
@@ -180,15 +182,15 @@ def describe(summary: Json) -> str:
     )
 
 
-def _reference_line(axes: Axes, interval: Json, key: str, text: str) -> None:
-    """A dotted line across the panel; its interval and name stand to the right, clear of the curves."""
+def _reference_line(axes: Axes, interval: Json, key: str, text: str, place: float = 1.03) -> None:
+    """A dotted line across the panel; its interval, at ``place``, and name stand to the right, clear of the curves."""
     value = interval["value"]
     axes.axhline(value, color="black", linewidth=1.0, linestyle=":", label=key, zorder=2.0)
     right: Json = {"transform": axes.get_yaxis_transform(), "clip_on": False}
     axes.errorbar(
-        [1.03], [value], style.bar_lengths([interval]), color="black", elinewidth=1, capsize=2, **right
+        [place], [value], style.bar_lengths([interval]), color="black", elinewidth=1, capsize=2, **right
     )
-    axes.text(1.06, value, text, va="center", **right)
+    axes.text(place + 0.03, value, text, va="center", **right)
 
 
 def _bin_label(each: Json) -> str:

@@ -124,6 +124,18 @@ def test_curves_and_bars_are_the_summary(summary: dict, panels: list[Axes]) -> N
     assert len(places) == len(SHOWN)  # beside each other: none hides another
 
 
+@pytest.mark.parametrize(("high", "places"), [(3.0, 1), (6.0, 2)])
+def test_intervals_of_l_short_and_l_long_that_overlap_stand_beside_each_other(
+    high: float, places: int
+) -> None:
+    summary = made_up_summary()
+    summary["loss_short"] = {"value": 5.5, "low": 5.0, "high": 7.0}
+    summary["loss_long"] = {"value": 2.5, "low": 2.0, "high": high}
+    axes = plots.figure2(summary).axes[0]
+    bars = [each.lines[2][0] for each in axes.containers[-2:]]  # type: ignore[attr-defined]
+    assert len({bar.get_paths()[0].vertices[0, 0] for bar in bars}) == places
+
+
 def labels_of(axes: Axes) -> list[str]:
     """Of the error bars of panel (c)."""
     return [each.get_label() for each in axes.containers]
