@@ -148,9 +148,8 @@ def _heat_map(axes: Axes, grid: np.ndarray, settings: Json, top: float) -> AxesI
     decimals = 0 if top == 100 else 1 if top >= 1 else 2
     for (row, column), value in np.ndenumerate(grid):
         colour = "white" if value < 0.6 * top else "0.1"  # white where the shade is dark
-        axes.text(
-            column, row, f"{value:.{decimals}f}", ha="center", va="center", fontsize=style.SMALL, color=colour
-        )
+        text = f"{round(value, decimals) + 0.0:.{decimals}f}"  # 0.0: else -0.00
+        axes.text(column, row, text, ha="center", va="center", fontsize=style.SMALL, color=colour)
     lengths = settings["lengths"]
     slanted: Json = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(

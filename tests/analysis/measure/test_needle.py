@@ -297,6 +297,15 @@ def test_the_colours_go_upwards_where_no_model_gains_anything():
     assert drawn.axes[0].images[0].get_clim() == (0, 0.1)
 
 
+def test_a_gain_that_rounds_to_nothing_has_no_sign():
+    cell = {"value_tokens": 1, "length": 16, "depth": 0.5, "gain_nats": {"value": -0.001}}
+    models = [{"label": "x", "checkpoints": [{"training_length": None}], "cells": [cell]}]
+    settings = {"ks": [1], "lengths": [16], "depths": [0.5], "key_tokens": 2}
+    settings |= {"samples_measured": 4, "documents": 2}
+    drawn = needle_figure({"models": models, "settings": settings}, "gain_nats")
+    assert [text.get_text() for text in drawn.axes[0].texts] == ["0.00"]
+
+
 def test_more_models_than_ks_stand_one_below_the_other():
     def cells(exact):
         return [{"value_tokens": 1, "length": 16, "depth": 0.5, "exact": {"value": exact}}]
