@@ -168,6 +168,10 @@ def common_values(
             raise UserError(
                 f"{option}: {text!r} holds a line break or another control character; leave it out"
             )
+        if option == "--sbatch" and not text.startswith("-"):
+            raise UserError(
+                f"--sbatch {text!r} is no option of sbatch; write it with its dashes: --sbatch=--{text}"
+            )
         if option != "--sbatch" and shlex.quote(text) != text:
             raise UserError(
                 f"{text}: SLURM would not read this as one word; write letters, digits and ,:._-/ alone"

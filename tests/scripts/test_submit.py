@@ -225,6 +225,11 @@ def test_an_option_of_slurm_in_several_words_is_refused(dry_run, run_folder, opt
         dry_run(f"train config.yaml {option} '2 days'")
 
 
+def test_a_further_option_of_sbatch_needs_its_dashes(dry_run, run_folder):
+    with refused("^--sbatch 'qos=high' is no option of sbatch; .* --sbatch=--qos=high$"):
+        dry_run("train config.yaml --sbatch qos=high")
+
+
 @pytest.mark.parametrize(
     "line",
     [
