@@ -1,15 +1,15 @@
 """Turn text into OLMo's token files: a folder with train and held-out files, tokenizer.json, manifest.json.
 
 examples:
-    python scripts/prepare_data.py docs --out runs/demo/data
-    python scripts/prepare_data.py text --files books/*.jsonl.gz --out runs/books
-    python scripts/prepare_data.py text --files train.json.gz --heldout-files validation.json.gz \\
-        --tokenizer olmo --out runs/mine
-    python scripts/prepare_data.py text --heldout-files other.json.gz --tokenizer data/books/tokenizer.json \\
-        --out data/other                                               # to evaluate on only
-    python scripts/prepare_data.py c4 --limit-tokens 1000000000 --out runs/c4
-    python scripts/prepare_data.py c4 --out runs/c4 --shard 3/64       # a task of a SLURM array, 64 of them
-    python scripts/prepare_data.py c4 --out runs/c4 --merge            # when all 64 are done
+  olmo-sparsity prepare_data docs --out runs/demo/data
+  olmo-sparsity prepare_data text --files books/*.jsonl.gz --out runs/books
+  olmo-sparsity prepare_data text --files train.json.gz --heldout-files validation.json.gz \\
+      --tokenizer olmo --out runs/mine
+  olmo-sparsity prepare_data text --heldout-files other.json.gz --tokenizer data/books/tokenizer.json \\
+      --out data/other                                               # to evaluate on only
+  olmo-sparsity prepare_data c4 --limit-tokens 1000000000 --out runs/c4
+  olmo-sparsity prepare_data c4 --out runs/c4 --shard 3/64       # a task of a SLURM array, 64 of them
+  olmo-sparsity prepare_data c4 --out runs/c4 --merge            # when all 64 are done
 
 sources:
   docs  docstrings of the installed packages and Python's help topics; no network, about a minute on 2 cores
