@@ -26,7 +26,7 @@ def main() -> None:
     from analysis.plots.style import COLUMN, PAGE
     from analysis.records.results import COMPARISON, LONGPPL
     from analysis.report.page import report_html
-    from olmo_sparsity.util.files import atomic_path
+    from olmo_sparsity.util.files import write_text
 
     longppl = LONGPPL.load(arguments.longppl) if arguments.longppl else None
     comparison = COMPARISON.load(arguments.compare) if arguments.compare else None
@@ -42,8 +42,7 @@ def main() -> None:
         longppl=longppl,
         comparison=comparison,
     )
-    with atomic_path(out) as temporary:
-        temporary.write_text(html, encoding="utf8")
+    write_text(out, html)
     print(f"wrote {out}")
 
 

@@ -18,7 +18,7 @@ from analysis.records.influence_map import MapRecord
 from analysis.report.foreign_text import DIRECTION_CONTROLS, page_environment, text_plain
 from analysis.report.page import embed_json, figure_image, page_frame, shown_settings
 from analysis.stats.recovery import nats
-from olmo_sparsity.util.files import atomic_path
+from olmo_sparsity.util.files import write_text
 from olmo_sparsity.util.result_files import Json
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ class InfluenceMap(MapRecord):
             data=Markup(embed_json(self._page_data())),
         )
         if path is not None:
-            with atomic_path(path) as temporary:
-                temporary.write_text(html, encoding="utf8")
+            write_text(path, html)
         return html
 
     def _page_data(self) -> Json:

@@ -25,7 +25,7 @@ from analysis.report.foreign_text import page_environment, source_of, text_html
 from analysis.report.words import influence_unit, number
 from analysis.stats.recovery import default_selector, nats, without_placebo
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path, file_in
+from olmo_sparsity.util.files import file_in, write_text
 from olmo_sparsity.util.result_files import Json
 
 if TYPE_CHECKING:
@@ -268,8 +268,7 @@ class InfluentialTokens:
         """The display as a page of its own; written to ``path`` where one is given."""
         html = f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"></head><body>{_page(self)}</body></html>'
         if path is not None:
-            with atomic_path(path) as temporary:
-                temporary.write_text(html, encoding="utf8")
+            write_text(path, html)
         return html
 
     def save(self, path: str | Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path
+from olmo_sparsity.util.files import write_text
 
 METRICS_NAME = "metrics.jsonl"
 _CHECKSUM = "crc32"
@@ -53,8 +53,7 @@ class MetricsFile:
         self.path = Path(run) / METRICS_NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
         kept = rows_of_done_steps(run, done_steps)
-        with atomic_path(self.path) as temporary:
-            temporary.write_text("".join(map(_line, kept)), encoding="utf8")
+        write_text(self.path, "".join(map(_line, kept)))
         self.file = open(self.path, "a", encoding="utf8")  # noqa: SIM115 (open as long as the run)
 
     def write(self, row: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import atomic_path
+from olmo_sparsity.util.files import write_text
 
 log = logging.getLogger(__name__)
 
@@ -118,8 +118,7 @@ def _run_id(folder: Path, *, new: bool) -> str:
     """Name of the Weights & Biases run that belongs to this run folder; a new one for a run from the start."""
     path = folder / RUN_ID_NAME
     if new or not path.is_file():
-        with atomic_path(path) as temporary:
-            temporary.write_text(uuid.uuid4().hex[:12] + "\n", encoding="utf8")
+        write_text(path, uuid.uuid4().hex[:12] + "\n")
     return path.read_text(encoding="utf8").strip()
 
 

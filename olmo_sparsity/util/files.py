@@ -72,8 +72,13 @@ def file_in(path: str | Path, name: str) -> Path:
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write ``value`` as indented JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file, atomically."""
     with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf8")
+        temporary.write_text(text, encoding="utf8")
 
 
 def read_json(path: str | Path, remedy: str, *, expect: type | None = dict) -> Any:
