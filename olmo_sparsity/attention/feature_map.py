@@ -35,9 +35,20 @@ class FeatureMap(Attention):
     def weights(self, q: Tensor, k: Tensor, extras: Tensor, places: Places) -> Tensor:
         """See `Attention`."""
         scores = self.scores(q, k)
-        follows = (places.key_ids.diff(dim=-1) == 1)[:, None, None]  # (B or 1, 1, 1, K - 1)
-        map_ = F.leaky_relu(self._convolved(self.first, scores * places.seen, follows))
-        return masked_softmax(scores + self._convolved(self.second, map_ * places.seen, follows), places)
+        if q.shape[2] == k.shape[2]:
+            return masked_softmax(scores + self._added(scores, places.key_ids, places.seen), places)
+        # Padding of prompts that were decoded together stands between neighbours: what is hidden goes to the front.
+        order = places.seen[:, :, -1:].int().argsort(dim=-1, stable=True)  # (B or 1, 1, 1, K)
+        key_ids = torch.take_along_dim(places.key_ids, order[:, 0, 0], dim=-1)
+        moved, seen = (torch.take_along_dim(each, order, dim=-1) for each in (scores, places.seen))
+        added = torch.take_along_dim(self._added(moved, key_ids, seen), order.argsort(dim=-1), dim=-1)
+        return masked_softmax(scores + added, places)
+
+    def _added(self, scores: Tensor, key_ids: Tensor, seen: Tensor) -> Tensor:
+        """What the convolutions add to scores (B, H, Q, K), where neighbours are next to each other, of that shape."""
+        follows = (key_ids.diff(dim=-1) == 1)[:, None, None]  # (B or 1, 1, 1, K - 1)
+        map_ = F.leaky_relu(self._convolved(self.first, scores * seen, follows))
+        return self._convolved(self.second, map_ * seen, follows)
 
     @staticmethod
     def _convolved(layer: nn.Linear, scores: Tensor, follows: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from olmo_sparsity.attention import ATTENTIONS, Places, base
 from olmo_sparsity.attention.entmax import entmax15
 from olmo_sparsity.attention.sparsek import sparsek
 from olmo_sparsity.config.schema import Config
+from olmo_sparsity.model.build import as_predictor
+from olmo_sparsity.model.predictive import decode
 from tests.support import tiny
 
 
@@ -65,6 +67,19 @@ def test_a_cache_and_the_last_positions_alone_give_the_same_logits(name, changes
         ids[:, 12:], position_ids=position_ids, past_key_values=start.attn_key_values, logits_to_keep=5
     ).logits
     torch.testing.assert_close(rest, whole[:, -5:], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(ATTENTIONS))
+def test_a_prompt_is_continued_as_it_is_alone_whatever_stands_beside_it(name):
+    """Prompts of a batch have padding behind them, which then stands before what is decoded."""
+    ours = as_predictor(model(name)).eval()
+    prompts, lengths = tokens(4, 12), torch.tensor([[4], [12], [7], [5]])
+    mask, ids = torch.arange(12) < lengths, torch.arange(12).expand(4, 12)
+    together = decode(ours, prompts, ids, end_token=-1, max_tokens=8, prompt_mask=mask).tokens
+    for row, length in enumerate(lengths[:, 0].tolist()):
+        own = slice(row, row + 1), slice(length)
+        alone = decode(ours, prompts[own], ids[own], end_token=-1, max_tokens=8).tokens
+        assert torch.equal(together[row], alone[0])
 
 
 @pytest.mark.parametrize("name", sorted(ATTENTIONS))
