@@ -116,7 +116,8 @@ class TupleAttention(nn.Module):
         """
         if self.size == 1:
             return torch.empty(0, 1, dtype=torch.int64, device=device)  # one tuple: the last column alone
-        many = min(columns - 1, self.farthest) if near else columns
+        # At least one tuple, which does not count where there are too few columns for it.
+        many = max(min(columns - 1, self.farthest) if near else columns, self.size - 1)
         found = torch.combinations(torch.arange(many, device=device), self.size - 1).T
         return many - found if near else found  # distances, the farthest first
 
@@ -140,8 +141,9 @@ class TupleAttention(nn.Module):
         lowest = highest = torch.zeros_like(gap_code)
         for number, places in enumerate(members):
             columns = last[:, None] - places if near else places.expand(len(last), -1)
-            counts = counts & (columns >= 0) & (columns < last[:, None]) & real[:, columns.clamp_min(0)]
-            columns = columns.clamp_min(0)
+            counts = counts & (columns >= 0) & (columns < last[:, None])
+            columns = columns.clamp(0, tokens.shape[1] - 1)
+            counts = counts & real[:, columns]
             gap = ids[:, last, None] - ids[:, columns]
             lowest, highest = torch.minimum(lowest, gap), torch.maximum(highest, gap)
             code = code + tokens[:, columns] * self.vocabulary**number

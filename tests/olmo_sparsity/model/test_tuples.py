@@ -86,6 +86,19 @@ def test_every_column_has_the_plain_sum_over_the_tuples_before_it(monkeypatch, o
             assert found[row, end - 1].tolist() == pytest.approx(expected, abs=1e-6), (row, end)
 
 
+@pytest.mark.parametrize("options", [*OPTIONS, {"size": 3, "locality": 1}])
+def test_a_sample_of_fewer_tokens_than_a_tuple_is_read_and_trained_on(options):
+    model = random_model(**options)
+    for length in (1, 2):
+        tokens, ids = samples(length)
+        found = model(tokens, ids).logits[:, -1].exp()
+        for row in range(2):
+            expected = plain_sum(model, tokens[row].tolist(), ids[row].tolist())
+            assert found[row].tolist() == pytest.approx(expected, abs=1e-6)
+        model(tokens, ids, labels=tokens)["loss_nats"].backward()
+        assert all(table.weight.grad.isfinite().all() for table in (model.content, model.values))
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 def test_padding_and_a_cache_change_nothing(options):
     model = random_model(**options)
