@@ -257,7 +257,7 @@ def checked_settings(task: SparseTask, asked: TrainedRecallSettings) -> RecallSe
     length = task.train_length[1] if asked.length is None else asked.length
     planted, n_short, unit = asked.ks, asked.n_short, task.tokens_per_place
     if planted is None:
-        planted = tuple(p for p in KS if p <= task.k_train and p * unit <= length - n_short)
+        planted = tuple(p for p in KS if p in task.ks("train") and p * unit <= length - n_short)
     settings = RecallSettings(length, planted, n_short, asked.samples, asked.selectors, asked.seed)
     if not 0 < n_short < length or n_short % unit:
         raise UserError(

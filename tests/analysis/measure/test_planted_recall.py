@@ -231,6 +231,9 @@ def test_olmo_is_measured_too(tmp_path):
 def test_lengths_and_ks_default_to_those_of_training():
     settings = settings_for(PARITY, length=None, ks=None)
     assert (settings.length, settings.planted) == (14, (1, 2))  # k_train is 3
+    adjacent = {"position_distribution": "adjacent", "decoys": 0.1, "k_train_min": 2, "k_test": [2, 4]}
+    settings = settings_for(make_task("planted", adjacent), length=None, ks=None)
+    assert settings.planted == (2, 4)  # decoys go with no k of 1
 
 
 @pytest.mark.parametrize(
@@ -241,7 +244,7 @@ def test_lengths_and_ks_default_to_those_of_training():
         ({"samples": 1}, "--samples 1 is too few"),
         ({"ks": (6,)}, "--length 12 without its last 2 tokens does not hold k = 6"),
         ({"length": 13}, "multiples of 2"),
-        ({"ks": (0,)}, "no k above 0"),
+        ({"ks": (0,)}, "must be 1 or more"),
         ({"selectors": ("leave-one-off",)}, "did you mean leave-one-out"),
         ({"selectors": ("leave-one-out@gradient:4",)}, "m = 4 must be at least k = 8"),
     ],
