@@ -161,16 +161,16 @@ def planned(settings: ExactMatchSettings, config: Config) -> tuple[Task, list[Ce
 
     Raises `UserError` for what cannot be measured of a run of ``config``.
     """
+    from olmo_sparsity.data.task_batches import task_of
     from olmo_sparsity.evaluate.exact_match import checked_grid, multiples_of_training_length
     from olmo_sparsity.model.build import predictive_options
     from olmo_sparsity.tasks import make_task
 
     assert config.task.name is not None, "only runs of a task are measured"
     task = make_task(config.task.name, {**config.task.parameters, **(settings.parameters or {})})
-    if len(task.vocabulary) > config.model.vocab_size:
+    if task.vocabulary != task_of(config).vocabulary[: len(task.vocabulary)]:
         raise UserError(
-            f"--parameters {settings.parameters} need {len(task.vocabulary)} tokens, and the model knows "
-            f"{config.model.vocab_size}; leave the symbols as they were trained"
+            f"--parameters {settings.parameters} number the symbols in another way; leave them as they were trained"
         )
     lengths = settings.lengths or multiples_of_training_length(task)
     return task, checked_grid(predictive_options(config), task, lengths, settings.ks)

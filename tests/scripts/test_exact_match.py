@@ -112,7 +112,9 @@ def test_other_parameters_of_the_task_are_those_of_the_test_samples(tmp_path, sc
     assert record["rows"] == [asdict(row)]
     for given, said in (
         ("{distanc: 3}", "unknown parameter 'distanc'"),
-        ("{num_background: 9}", "need 12 tokens, and .* knows 5; leave the symbols"),
+        ("{num_background: 9}", "number the symbols in another way; leave them"),
+        ("{num_background: 1}", "number the symbols in another way; leave them"),
+        ("{num_planted: 3}", "number the symbols in another way; leave them"),
     ):
         with pytest.raises(UserError, match=said):
             script(tmp_path / "run", *options, "--parameters", given)
