@@ -16,7 +16,9 @@ import numpy as np
 from olmo_sparsity.util.mixing import GAMMA, counters, mix
 
 _HALF = np.uint64(32)
-_COLUMN_BITS = np.uint64((1 << 20) - 1)
+MOST_COLUMNS = (1 << 20) - 1
+"""Of what is put into a random order."""
+_COLUMN_BITS = np.uint64(MOST_COLUMNS)
 """Of a random key, those that hold its column."""
 _WORD = (1 << 64) - 1
 
@@ -73,7 +75,7 @@ class Draws:
     def _keys(self, eligible: np.ndarray) -> np.ndarray:
         """Random keys (B, C) that end in the column, so that no two are equal; the largest where not eligible."""
         columns = eligible.shape[1]
-        assert columns <= _COLUMN_BITS, "a sample has fewer than a million tokens"
+        assert columns <= MOST_COLUMNS, "the task was checked"
         keys = np.where(eligible, self.words(columns) >> np.uint64(1), np.uint64(_WORD))
         return (keys & ~_COLUMN_BITS) | np.arange(columns, dtype=np.uint64)
 

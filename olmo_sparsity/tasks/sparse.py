@@ -57,9 +57,7 @@ class SparseTask(Task):
         for split, name in (("train", "k_train"), ("test", "k_test")):
             ks, given, unit = self.ks(split), self._length_range(split), self.tokens_per_place
             if not ks or min(ks) < 1:
-                raise UserError(
-                    f"{self.name}: {name} {getattr(self, name)} has no k above 0; give at least 1"
-                )
+                raise UserError(f"{self.name}: {name} {getattr(self, name)} must be 1 or more; raise it")
             if any(length % unit for length in given):
                 raise UserError(
                     f"{self.name}: {split}_length {list(given)} must be multiples of {unit}, the tokens of one place"

@@ -17,7 +17,7 @@ import numpy as np
 from omegaconf import OmegaConf as om
 from omegaconf.errors import OmegaConfBaseException
 
-from olmo_sparsity.tasks.draws import Draws
+from olmo_sparsity.tasks.draws import MOST_COLUMNS, Draws
 from olmo_sparsity.tasks.samples import END, TaskBatch, between
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.mixing import row_hashes
@@ -110,10 +110,10 @@ class Task(ABC):
         """Raise `UserError` for parameters that do not go together."""
         for split in SPLITS:
             given = self._length_range(split)
-            if len(given) != 2 or not 1 <= given[0] <= given[1]:
+            if len(given) != 2 or not 1 <= given[0] <= given[1] <= MOST_COLUMNS:
                 raise UserError(
                     f"{self.name}: {split}_length {list(given)} is no range; "
-                    "give the shortest and the longest, from 1 on"
+                    f"give the shortest and the longest, from 1 to {MOST_COLUMNS:,}"
                 )
 
     def sample(self, split: str, seed: int, indices: Sequence[int] | np.ndarray) -> TaskBatch:
@@ -206,16 +206,17 @@ def make_task(name: str, parameters: Mapping[str, Any]) -> Task:
     if name not in TASKS:
         raise UserError(f"unknown task {name!r}; choose one of {', '.join(TASKS)}")
     task = TASKS[name]
-    known = [field.name for field in fields(task)]
+    known = {field.name: field.type for field in fields(task)}
     if unknown := [parameter for parameter in parameters if parameter not in known]:
         raise UserError(f"{name}: unknown parameter {unknown[0]!r}; it has {', '.join(known)}")
     config = om.structured(task)
-    for parameter, value in parameters.items():  # one by one: not every error says which it is about
+    for parameter, value in parameters.items():
         try:
             config = om.merge(config, {parameter: value})
-        except OmegaConfBaseException as error:
-            message = str(error).splitlines()[0]
-            raise UserError(f"{name}: {parameter}: {message}; see {task.__name__}") from None
+        except OmegaConfBaseException:
+            raise UserError(
+                f"{name}: {parameter}: {value!r} does not fit; give a value of type {known[parameter]}"
+            ) from None
     typed = om.to_container(config)
     assert isinstance(typed, dict)
     values = {str(key): tuple(value) if isinstance(value, list) else value for key, value in typed.items()}

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from olmo_sparsity.tasks.draws import Draws
+from olmo_sparsity.tasks.draws import MOST_COLUMNS, Draws
 from olmo_sparsity.tasks.samples import MARKS, Part, TaskBatch, between, coupled_batch, letter_names
 from olmo_sparsity.tasks.task import SPLITS, Sizes, Task, register
 from olmo_sparsity.util.errors import UserError
@@ -101,6 +101,10 @@ class VariableAssignment(Task):
         if self.chains < 1 or self.distractors < 0 or self.num_values < 2:
             raise UserError(
                 "variable_assignment: chains must be 1 or more, distractors 0 or more and num_values 2 or more"
+            )
+        if self.num_variables > MOST_COLUMNS:
+            raise UserError(
+                f"variable_assignment: num_variables {self.num_variables} is above {MOST_COLUMNS:,}; lower it"
             )
         for split in SPLITS:
             longest = self._length_range(split)[1]
