@@ -150,12 +150,12 @@ class PlantedModel:
         return torch.stack([torch.zeros_like(logit), logit], dim=1)
 
 
-def planted_contexts(count: int, n_long: int, n_short: int) -> Contexts:
-    """Contexts for `PlantedModel`, whose target is token 1; the tokens themselves say nothing."""
+def planted_context(n_long: int, n_short: int) -> Contexts:
+    """The one for `PlantedModel`, whose target is token 1; the tokens themselves say nothing."""
     return Contexts(
-        tokens=np.zeros((count, n_long), dtype=np.int64),
-        targets=np.ones((count, 1), dtype=np.int64),
-        target_id=np.arange(count)[:, None],
+        tokens=np.zeros((1, n_long), dtype=np.int64),
+        targets=np.ones((1, 1), dtype=np.int64),
+        target_id=np.zeros((1, 1), dtype=np.int64),
         n_short=n_short,
     )
 
@@ -486,7 +486,7 @@ def measure_hand_built(settings: HandBuiltRecallSettings) -> Path:
         for number in range(settings.models):
             columns = np.sort(generator.choice(n_far, planted, replace=False))
             scorer = Scorer(PlantedModel(columns.tolist(), n_long, rule=rule, seed=number))
-            contexts = planted_contexts(1, n_long, n_short)
+            contexts = planted_context(n_long, n_short)
             for name in selectors:
                 chosen = selected_columns(name, scorer, contexts, settings.seed + number, max(KS))
                 recalls[name].append(found_at(chosen, columns[None], KS).mean(axis=2)[0])

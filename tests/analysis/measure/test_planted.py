@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from analysis.measure.planted import PlantedModel, chance_recall, found_at, planted_contexts
+from analysis.measure.planted import PlantedModel, chance_recall, found_at, planted_context
 from analysis.measure.selectors import Question, find_selector
 from analysis.model.scorer import Scorer, long_and_short_losses
 
@@ -15,7 +15,7 @@ COLUMNS = [3, 4, 11, 17, 20, 26, 30, 31]
 
 def select(name, planted, rule, k):
     scorer = Scorer(PlantedModel(planted, N, rule=rule))
-    return find_selector(name)(Question(scorer, planted_contexts(1, N, M), 0, k)).columns
+    return find_selector(name)(Question(scorer, planted_context(N, M), 0, k)).columns
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
@@ -52,7 +52,7 @@ def test_adding_single_tokens_cannot_see_a_conjunction(name):
 
 
 def test_the_model_is_what_it_says():
-    contexts, noise_free = planted_contexts(1, N, M), {"noise_nats": 0.0, "strength_nats": 3.0}
+    contexts, noise_free = planted_context(N, M), {"noise_nats": 0.0, "strength_nats": 3.0}
     for rule, of_half in (("sum", 1.5), ("all", 0.0)):
         scorer = Scorer(PlantedModel([2, 5], N, rule=rule, **noise_free))
         long, short = long_and_short_losses(scorer, contexts)
