@@ -99,7 +99,7 @@ def lay_out(
 def fit_segments(layouts: list[Layout], marks: list[int]) -> Iterator[tuple[Segment, float]]:
     """The coupling of each segment, and the share of its tokens that it explains.
 
-    Raises `UserError` where prompts differ in the number of segments.
+    Raises `UserError` where prompts differ in the number of segments, or a segment never differs between samples.
     """
     places = [segments_of(layout.batch, marks) for layout in layouts]
     numbers = {int(each.number[0].max()) for each in places}
@@ -115,6 +115,10 @@ def fit_segments(layouts: list[Layout], marks: list[int]) -> Iterator[tuple[Segm
                 own = (place.number[0] == segment) & (layout.coupled > 0)
                 counted = (place.from_start if counted_from == "start" else place.from_end)[0, own]
                 firsts.update((layout.coupled[own] - counted).tolist())
+            if not firsts:
+                raise UserError(
+                    f"the tokens of segment {segment} are the same in all samples; raise --samples"
+                )
             first_id, explained = firsts.most_common(1)[0]
             fitted.append((Segment(counted_from, first_id), explained / firsts.total()))
         yield max(fitted, key=lambda each: each[1])

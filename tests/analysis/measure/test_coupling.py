@@ -10,7 +10,13 @@ import torch
 from rich.text import Text
 
 from analysis.cli import couple
-from analysis.measure.coupling import fit_segments, influence_on_response, lay_out, measure_coupling
+from analysis.measure.coupling import (
+    Layout,
+    fit_segments,
+    influence_on_response,
+    lay_out,
+    measure_coupling,
+)
 from analysis.measure.settings import CouplingSettings
 from analysis.records.results import COUPLING
 from olmo_sparsity.checkpoint import TrainState, save_checkpoint
@@ -97,6 +103,12 @@ def test_samples_that_do_not_differ_are_refused():
     task = small("copy")
     with refused("1 samples of length 3 are all the same; raise --samples"):
         lay_out(ByHand(task), task, 3, CouplingSettings(checkpoint="", out="", samples=1))
+
+
+def test_a_segment_that_never_differs_is_refused():
+    batch = small("copy").sample("train", 0, np.arange(2))
+    with refused("tokens of segment 1 are the same in all samples; raise --samples"):
+        list(fit_segments([Layout(batch, np.zeros(batch.tokens.shape[1], dtype=int))], [1, 3]))
 
 
 def test_influence_is_the_kl_that_leaving_a_token_out_makes():
