@@ -105,9 +105,10 @@ def trained_error(group: Group) -> TrainedError:
     ones, and where the error is 0 to the last digit, so that nothing can grow.
     """
     name = f"{group.settings.task} with k_train {group.settings.k_train}"
-    trained = [curve for curve in group.curves if curve.k and curve.k <= (group.settings.k_train or 0)]
+    least, most = group.settings.trained.get("k_train_min", 1), group.settings.k_train or 0
+    trained = [curve for curve in group.curves if least <= (curve.k or 0) <= most]
     if not trained:
-        raise UserError(f"{name}: every measured k is larger, and the bound is for trained ones; measure one")
+        raise UserError(f"{name}: no trained k was measured, and the bound is for those; measure one")
     shortest, longest = group.settings.train_length
     inside = [point for point in trained[-1].points if shortest <= point.length <= longest]
     if not inside:

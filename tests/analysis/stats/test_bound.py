@@ -33,6 +33,13 @@ class TestBound:
         assert written["delta"] == start.delta and not written["delta_is_upper_limit"]
         assert (written["trained_length"], written["error"]) == (50, start.error.as_dict())
 
+    def test_does_not_start_from_a_k_below_the_trained_ones(self, tmp_path):
+        rows = [row(length, 199, k, (1, 0, 0)) for k in (1, 4) for length in (50, 60, 70)]
+        task = {"k_train": 4, "k_train_min": 2}
+        assert trained_error(pooled(tmp_path / "both", record(rows, task_changes=task))[0]).k == 4
+        with pytest.raises(UserError, match="no trained k was measured"):
+            trained_error(pooled(tmp_path / "one", record(rows[:3], task_changes=task))[0])
+
     def test_without_an_error_delta_is_the_upper_limit(self, tmp_path):
         group = self.group(tmp_path, *(row(length, 200, 4) for length in (20, 40, 100, 200)))
         start = trained_error(group)
@@ -122,7 +129,7 @@ class TestBound:
         assert curves_json([group])[0]["points"][1]["expected_error"]["value"] == pytest.approx(0.1)
 
     def test_is_refused_where_nothing_was_both_trained_and_tested(self, tmp_path):
-        with pytest.raises(UserError, match="every measured k is larger"):
+        with pytest.raises(UserError, match="no trained k was measured"):
             trained_error(self.group(tmp_path / "a", row(20, 3, 6)))
         with pytest.raises(UserError, match="no length from 20 to 50 was measured for k 4.*measure 50"):
             trained_error(self.group(tmp_path / "b", row(100, 3, 4)))
