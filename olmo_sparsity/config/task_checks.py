@@ -62,6 +62,12 @@ def check_coupling(config: Config) -> Iterator[Problem]:
             ("positions.found.first_ids",),
             f"{show(found.first_ids)} go below 0, which no id does; copy what olmo-sparsity couple prints",
         )
+    elif found.marks and not found.first_ids:
+        yield (
+            ("positions.found.marks", "positions.found.first_ids"),
+            f"{show(found.marks)} are read with positions.found.first_ids alone; copy all that olmo-sparsity couple "
+            "prints",
+        )
     elif found.first_ids and scheme not in COUPLED_SCHEMES:
         yield (
             ("positions.found.first_ids", "positions.scheme"),

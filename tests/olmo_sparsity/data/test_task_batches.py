@@ -257,6 +257,7 @@ REFUSED = [
         r"is for positions\.scheme: predicted, not coupled",
     ),
     (["positions.id_noise=0.5", "positions.scheme=pose"], "is about coupled ids, and .*pose has none"),
+    (["positions.found.marks=[3]"], r"found\.marks: \[3\] are read with positions\.found\.first_ids alone"),
     (["model.family=neox"], "is unknown; choose olmo, gpt_neox"),
     (["model.rope=false"], r"GPT-NeoX has rotary embedding: set it to true"),
     (["model.weight_tying=false"], r"means nothing to model\.family: gpt_neox; leave it at true"),
