@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from analysis.stats.bootstrap import Interval
 from analysis.stats.exact_match import Group, Point, Settings, scheme_labels
@@ -74,13 +75,13 @@ class TrainedError:
         }
 
 
-def theorem_bound(lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float) -> np.ndarray:
-    """L L'^2 delta at ``lengths`` L' (n,), (n,)."""
+def theorem_bound(lengths: ArrayLike, trained_length: float, delta: float) -> np.ndarray:
+    """L L'^2 delta at ``lengths`` L', one or (n,), of that shape."""
     return trained_length * np.asarray(lengths, dtype=float) ** 2 * delta
 
 
-def improved_bound(lengths: Sequence[float] | np.ndarray, trained_length: float, delta: float) -> np.ndarray:
-    """(L' / L)^2 delta at ``lengths`` L' (n,), (n,)."""
+def improved_bound(lengths: ArrayLike, trained_length: float, delta: float) -> np.ndarray:
+    """(L' / L)^2 delta at ``lengths`` L', likewise."""
     return (np.asarray(lengths, dtype=float) / trained_length) ** 2 * delta
 
 
@@ -223,9 +224,7 @@ def _fit(name: str, fitted: Sequence[Beyond], tested: Sequence[Beyond]) -> Bound
 
     def shapes(points: Sequence[Beyond]) -> np.ndarray:
         """The bound with a constant of 1, (n,)."""
-        return np.array(
-            [bound([point.length], start.trained_length, start.delta)[0] for start, point in points]
-        )
+        return np.array([bound(point.length, start.trained_length, start.delta) for start, point in points])
 
     errors = [error_of(point) for _, point in fitted]
     constant = float((np.array([each.value or each.high for each in errors]) / shapes(fitted)).max())
