@@ -277,7 +277,7 @@ def test_lengths_and_k():
     for lengths, ks, part in [
         ([20, 40], [4, 12], "k = 12 of k_test needs 24 tokens"),
         ([21], [4], "must be multiples of 2"),
-        ([20], [0], "no k above 0"),
+        ([20], [0], "must be 1 or more"),
         ([2], None, "no k of sparse_parity fits into lengths"),
     ]:
         with refused(part):
