@@ -161,9 +161,8 @@ def planned(settings: ExactMatchSettings, config: Config) -> tuple[Task, list[Ce
 
     Raises `UserError` for what cannot be measured of a run of ``config``.
     """
-    from olmo_sparsity.data.task_batches import task_of
+    from olmo_sparsity.data.task_batches import TaskPositions, task_of
     from olmo_sparsity.evaluate.exact_match import checked_grid, multiples_of_training_length
-    from olmo_sparsity.model.build import predictive_options
     from olmo_sparsity.tasks import make_task
 
     assert config.task.name is not None, "only runs of a task are measured"
@@ -173,7 +172,7 @@ def planned(settings: ExactMatchSettings, config: Config) -> tuple[Task, list[Ce
             f"--parameters {settings.parameters} number the symbols in another way; leave them as they were trained"
         )
     lengths = settings.lengths or multiples_of_training_length(task)
-    return task, checked_grid(predictive_options(config), task, lengths, settings.ks)
+    return task, checked_grid(TaskPositions(config), task, lengths, settings.ks)
 
 
 def _measure_cells(

@@ -89,12 +89,27 @@ class TaskPositions:
             ids = np.where(contiguous[:, None], np.where(inside, places, 0), ids)
         return ids
 
-    def _coupled(self, batch: TaskBatch, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
-        assert batch.coupled_ids is not None, "the config was checked: the task couples its tokens"
-        epoch, skips = (0, self.settings.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
-        coupled = batch.coupled_ids
+    def largest_ids(self, task: Task, length: int) -> tuple[int, int]:
+        """The largest id, without the random start, of a test sample of ``length``, and that of the second level.
+
+        0 where ids are not coupled, so that no table is read.
+        """
+        if self.settings.scheme not in positions.COUPLED_SCHEMES:
+            return 0, 0
         if self.segments:
-            coupled = found_ids(batch, self.settings.found.marks, self.segments, self.end_id)
+            return int(self._without_start(task.sample("test", 0, [0])).max()), 0
+        return task.largest_id(length) or 0, task.largest_second_id() or 0
+
+    def _without_start(self, batch: TaskBatch) -> np.ndarray:
+        """Coupled ids (B, T) as the task has them, or as they were found."""
+        if self.segments:
+            return found_ids(batch, self.settings.found.marks, self.segments, self.end_id)
+        assert batch.coupled_ids is not None, "the config was checked: the task couples its tokens"
+        return batch.coupled_ids
+
+    def _coupled(self, batch: TaskBatch, split: str, seed: int, indices: np.ndarray) -> np.ndarray:
+        epoch, skips = (0, self.settings.skip_probability) if split == "train" else (_TEST_EPOCH, 0.0)
+        coupled = self._without_start(batch)
         largest = coupled.max(axis=1, initial=0)
         if (most := int(largest.max(initial=0))) >= self.table_size:
             raise UserError(

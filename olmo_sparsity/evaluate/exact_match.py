@@ -112,7 +112,7 @@ def measure(
     """
     if samples < 1 or batch_tokens < 1:
         raise UserError(f"samples {samples} and batch_tokens {batch_tokens} must be at least 1; raise them")
-    cells = checked_grid(model.options, task, lengths, ks)
+    cells = checked_grid(positions, task, lengths, ks)
     counts = torch.zeros(len(cells), len(_COUNTS) + 2, dtype=torch.float64, device=device)
     for number, (length, k) in enumerate(cells):
         sized = task.at_length(length, k)
@@ -161,7 +161,7 @@ def grid(task: Task, lengths: Sequence[int], ks: Sequence[int] | None = None) ->
 
 
 def checked_grid(
-    options: PredictiveOptions, task: Task, lengths: Sequence[int], ks: Sequence[int] | None = None
+    positions: TaskPositions, task: Task, lengths: Sequence[int], ks: Sequence[int] | None = None
 ) -> list[Cell]:
     """The cells of `grid`.
 
@@ -169,7 +169,7 @@ def checked_grid(
     """
     cells = grid(task, lengths, ks)
     for length, k in cells:
-        _check_table(options, task.at_length(length, k), length)
+        _check_tables(positions, task.at_length(length, k), length)
     return cells
 
 
@@ -307,14 +307,16 @@ def is_measured(
     return made_of == asked and rows == [(*cell, samples) for cell in cells]
 
 
-def _check_table(options: PredictiveOptions, task: Task, length: int) -> None:
+def _check_tables(positions: TaskPositions, task: Task, length: int) -> None:
+    size, second_size = positions.table_size or 1, positions.settings.second_table_size or 1
+    largest, second = positions.largest_ids(task, length)
     try:
-        options.check_ids(task.largest_id(length) or 0, task.largest_second_id() or 0)
+        PredictiveOptions(table_size=size, second_table_size=second_size).check_ids(largest, second)
     except UserError as error:
-        fitting = [n for n in range(1, length) if (task.largest_id(n) or 0) < options.table_size]
-        is_too_long = (task.largest_id(length) or 0) >= options.table_size
-        longest = f"; the longest that fits is {max(fitting, default=0)}" if is_too_long else ""
-        raise UserError(f"{task.name} at length {length}: {error}{longest}") from None
+        fitting = [n for n in range(1, length) if (task.largest_id(n) or 0) < size]
+        longest = f"; the longest that fits is {max(fitting, default=0)}"
+        hint = longest if largest >= size and not positions.segments else ""
+        raise UserError(f"{task.name} at length {length}: {error}{hint}") from None
 
 
 def _decoded_counts(

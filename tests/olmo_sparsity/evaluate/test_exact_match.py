@@ -14,6 +14,7 @@ from olmo_sparsity.data.task_batches import TaskPositions, task_of
 from olmo_sparsity.evaluate.exact_match import (
     LengthResult,
     TaskEvaluation,
+    checked_grid,
     further_options,
     grid,
     measure,
@@ -259,6 +260,26 @@ def test_more_numbers_than_the_second_table_holds_are_refused(tmp_path):
     with refused("positions.second_table_size: 4 is too small for ids up to 6; .*$") as error:
         measure(model, task_of(config), TaskPositions(config), lengths=[4], ks=[6], samples=2, seed=0)
     assert "the longest that fits" not in str(error.value)
+
+
+FOUND = ("found.marks=[1,3]", "found.counted_from=[start]", "found.first_ids=[9]")
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "length", "reason"),
+    [
+        ("planted-tuples", ["rotate=ids"], 600, "planted at length 600: .* to 601; .* fits is 598$"),
+        ("copy-small", [*FOUND, "rotate=ids"], 595, "copy at length 595: .* up to 603; .*longest samples$"),
+    ],
+)
+def test_a_table_is_held_to_the_ids_that_are_read(task, options, length, reason):
+    """Of a model that reads differences of ids alone, and of ids that were found and are larger than the task's."""
+    options = [f"--positions.{each}" for each in ("scheme=coupled", "table_size=600", *options)]
+    config = load_config(f"configs/synthetic/{task}.yaml", options, warn=False)
+    positions, own = TaskPositions(config), task_of(config)
+    with refused(reason):
+        checked_grid(positions, own, [10, length])
+    assert checked_grid(positions, own, [10, length - 20])
 
 
 def test_a_model_without_a_table_has_no_longest_length(tmp_path):
