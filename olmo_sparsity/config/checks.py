@@ -236,7 +236,7 @@ def _check_tuples(config: Config) -> Iterator[Problem]:
         yield (
             ("positions.scheme", "model.family"),
             f"{scheme} is not for model.family: tuples, which looks up whole differences of given ids; choose "
-            "contiguous, pose, or coupled",
+            "contiguous, random_start, pose or coupled",
         )
     if config.positions.rotate != "ids":
         yield (

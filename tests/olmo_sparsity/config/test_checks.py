@@ -319,7 +319,7 @@ TUPLES = {
     "model.attention=ssmax": "'ssmax' means nothing to model.family: tuples; leave it at 'softmax'",
     "positions.rotate=none": "is about RoPE, which model.family: tuples has not; leave it out",
     "positions.scheme=random_float": "random_float is not for model.family: tuples, which looks up whole differences "
-    "of given ids; choose contiguous, pose, or coupled",
+    "of given ids; choose contiguous, random_start, pose or coupled",
     "softmax_auxiliary_loss": "is about logits, and model.family: tuples gives probabilities; set it to false",
 }
 """Overrides of configs/synthetic/planted-tuples.yaml, and why they are refused."""
