@@ -50,7 +50,27 @@ def check_coupling(config: Config) -> Iterator[Problem]:
             ("positions.id_noise", "positions.scheme"),
             f"is about coupled ids, and positions.scheme: {scheme} has none; leave it at 0",
         )
-    found = positions.found
+    yield from _check_found_rule(config)
+    if scheme == "predicted" and config.softmax_auxiliary_loss:
+        yield (
+            ("softmax_auxiliary_loss", "positions.scheme"),
+            "is for models of one head, and positions.scheme: predicted has two; set it to false",
+        )
+    if rotate != "ids" and not config.model.encoding.rotates:
+        yield (
+            ("positions.rotate", *SWITCHES),
+            f"{rotate} is about RoPE, and model.rope is false; leave it out",
+        )
+    elif rotate != "ids" and config.task.name is None:
+        yield (
+            ("positions.rotate", "task.name"),
+            f"{rotate} is for tasks; for text leave it out, or set model.rope: false and model.nope: true",
+        )
+
+
+def _check_found_rule(config: Config) -> Iterator[Problem]:
+    """Whether the options of `positions.found` are whole, and read."""
+    found, scheme = config.positions.found, config.positions.scheme
     if len(found.counted_from) != len(found.first_ids) or set(found.counted_from) - set(ENDS):
         yield (
             ("positions.found.counted_from", "positions.found.first_ids"),
@@ -72,21 +92,6 @@ def check_coupling(config: Config) -> Iterator[Problem]:
         yield (
             ("positions.found.first_ids", "positions.scheme"),
             f"is about coupled ids, and positions.scheme: {scheme} has none; set the scheme to coupled or predicted",
-        )
-    if scheme == "predicted" and config.softmax_auxiliary_loss:
-        yield (
-            ("softmax_auxiliary_loss", "positions.scheme"),
-            "is for models of one head, and positions.scheme: predicted has two; set it to false",
-        )
-    if rotate != "ids" and not config.model.encoding.rotates:
-        yield (
-            ("positions.rotate", *SWITCHES),
-            f"{rotate} is about RoPE, and model.rope is false; leave it out",
-        )
-    elif rotate != "ids" and config.task.name is None:
-        yield (
-            ("positions.rotate", "task.name"),
-            f"{rotate} is for tasks; for text leave it out, or set model.rope: false and model.nope: true",
         )
 
 

@@ -287,23 +287,16 @@ def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):
         assert axes.lines[1].get_label() == "k = 3 exact" and list(axes.lines[1].get_ydata()) == exact
 
 
-def test_the_colours_go_upwards_where_no_model_gains_anything():
-    cell = {"value_tokens": 1, "length": 16, "depth": 0.5, "gain_nats": {"value": -0.2}}
+@pytest.mark.parametrize(("gain", "text"), [(-0.2, "-0.20"), (-0.001, "0.00")])
+def test_the_colours_go_upwards_where_no_model_gains_anything(gain, text):
+    """And what rounds to nothing has no sign."""
+    cell = {"value_tokens": 1, "length": 16, "depth": 0.5, "gain_nats": {"value": gain}}
     models = [{"label": "x", "checkpoints": [{"training_length": None}], "cells": [cell]}]
     settings = {"ks": [1], "lengths": [16], "depths": [0.5], "key_tokens": 2}
     settings |= {"samples_measured": 4, "documents": 2}
     drawn = needle_figure({"models": models, "settings": settings}, "gain_nats")
-    assert [text.get_text() for text in drawn.axes[0].texts] == ["-0.20"]
+    assert [each.get_text() for each in drawn.axes[0].texts] == [text]
     assert drawn.axes[0].images[0].get_clim() == (0, 0.1)
-
-
-def test_a_gain_that_rounds_to_nothing_has_no_sign():
-    cell = {"value_tokens": 1, "length": 16, "depth": 0.5, "gain_nats": {"value": -0.001}}
-    models = [{"label": "x", "checkpoints": [{"training_length": None}], "cells": [cell]}]
-    settings = {"ks": [1], "lengths": [16], "depths": [0.5], "key_tokens": 2}
-    settings |= {"samples_measured": 4, "documents": 2}
-    drawn = needle_figure({"models": models, "settings": settings}, "gain_nats")
-    assert [text.get_text() for text in drawn.axes[0].texts] == ["0.00"]
 
 
 def test_more_models_than_ks_stand_one_below_the_other():
