@@ -106,8 +106,7 @@ def _loss_and_gradients(
         slope = logits.sub_(log_sum).exp_()  # the softmax
         if z_weight:
             slope *= 1 + 2 * z_weight * log_sum
-        slope.scatter_add_(1, at, slope.new_full(at.shape, -1.0))
-        slope = slope.mul_(counts * scale).to(dtype)
+        slope = _less_one(slope, at).mul_(counts * scale).to(dtype)
         of_hidden[rows] = slope @ head
         if dtype == torch.float32:
             of_weight.addmm_(slope.T, some)  # in place: no second (V, D)
@@ -116,3 +115,10 @@ def _loss_and_gradients(
     if not differentiate:
         return [loss + z_loss, z_loss]
     return [loss + z_loss, z_loss, of_hidden, of_weight.to(weight.dtype)]
+
+
+def _less_one(slope: Tensor, at: Tensor) -> Tensor:
+    """Of (rows, V), 1 less in the columns ``at`` (rows, 1)."""
+    if torch.compiler.is_compiling():  # no pass of its own: comparing is fused into the one that follows
+        return slope - (torch.arange(slope.shape[1], device=at.device) == at).to(slope.dtype)
+    return slope.scatter_add_(1, at, slope.new_full(at.shape, -1.0))

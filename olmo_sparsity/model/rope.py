@@ -76,15 +76,32 @@ def rotary_sin_cos(
     With ``scaling`` by other frequencies, and multiplied, as it says.
     """
     dim = config.d_model // config.n_heads
+    exponents = torch.arange(0, dim, 2, device=ids.device, dtype=torch.float) / dim
+    inverse_frequencies = 1.0 / (config.rope_theta**exponents)
+    multiplied_by = 1.0
+    if scaling is not None:
+        inverse_frequencies, multiplied_by = scaling.apply(inverse_frequencies, config.rope_theta)
+    return sin_cos_of(ids, inverse_frequencies, multiplied_by)
+
+
+@torch.library.custom_op("olmo_sparsity::sin_cos", mutates_args=())
+def sin_cos_of(ids: Tensor, inverse_frequencies: Tensor, multiplied_by: float) -> tuple[Tensor, Tensor]:
+    """As `rotary_sin_cos` of (B, T) and (D / 2,).
+
+    An operator of its own, so that a compiled model has them in memory once. PyTorch's compiler would compute sines,
+    cosines and the powers in them again in every layer, forward and backward, for each element of queries and keys.
+    """
     with torch.autocast(ids.device.type, enabled=False):
-        exponents = torch.arange(0, dim, 2, device=ids.device, dtype=torch.float) / dim
-        inverse_frequencies = 1.0 / (config.rope_theta**exponents)
-        multiplied_by = 1.0
-        if scaling is not None:
-            inverse_frequencies, multiplied_by = scaling.apply(inverse_frequencies, config.rope_theta)
         angles = ids.to(torch.float)[:, None, :, None] * inverse_frequencies
         angles = torch.cat((angles, angles), dim=-1)
         return angles.sin() * multiplied_by, angles.cos() * multiplied_by
+
+
+@sin_cos_of.register_fake
+def _(ids: Tensor, inverse_frequencies: Tensor, multiplied_by: float) -> tuple[Tensor, Tensor]:
+    shape = ids.shape[0], 1, ids.shape[1], 2 * len(inverse_frequencies)
+    sin, cos = (torch.empty(shape, device=ids.device, dtype=torch.float) for _ in range(2))
+    return sin, cos
 
 
 def alibi_causal_bias(config: ModelConfig, ids: Tensor) -> Tensor:

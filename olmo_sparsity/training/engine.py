@@ -159,8 +159,10 @@ class Engine:
         words = np.random.SeedSequence([seed, step, self.rank]).generate_state(1)
         torch.manual_seed(int(words[0]))
 
-    def forward_backward(self, batch: Batch) -> dict[str, float]:
-        """Accumulate gradients of the mean loss per token of the global batch; returns its parts by name.
+    def forward_backward(self, batch: Batch) -> dict[str, Tensor]:
+        """Accumulate gradients of the mean loss per token of the global batch; returns its parts by name, scalars.
+
+        They are on the device: reading one waits until it is computed, and `step` should be on its way by then.
 
         Each micro-batch contributes its sum over tokens divided by the number of loss tokens of the *global* batch, so
         the split into processes and micro-batches changes nothing but rounding. Where compiling fails at the first step
@@ -177,14 +179,14 @@ class Engine:
             self.model.zero_grad()
             return self._objective(batch)
 
-    def _objective(self, batch: Batch) -> dict[str, float]:
+    def _objective(self, batch: Batch) -> dict[str, Tensor]:
         """As `_accumulate`; with `task.length_groups` of the group of lengths with the largest loss alone."""
         if self._length_groups is None:
             return self._accumulate(batch)
         groups = batch.by_length(self._length_groups)
         sums = self.sum_over_processes(torch.stack([self._loss_and_count(group) for group in groups]))
         worst = int((sums[:, 0] / sums[:, 1]).argmax())
-        mean = float(sums[:, 0].sum() / sums[:, 1].sum())
+        mean = sums[:, 0].sum() / sums[:, 1].sum()
         return {**self._accumulate(groups[worst]), "mean_loss_nats": mean}
 
     @torch.no_grad()
@@ -195,7 +197,7 @@ class Engine:
             total += self._loss_sums(part)["loss_nats"]
         return torch.stack([total, torch.tensor(float(batch.num_loss_tokens), device=self.device)])
 
-    def _accumulate(self, batch: Batch) -> dict[str, float]:
+    def _accumulate(self, batch: Batch) -> dict[str, Tensor]:
         # At least 1: where the instance filter leaves no window of a batch, its loss and gradient are 0, as in OLMo.
         count = self.sum_over_processes(torch.tensor(float(batch.num_loss_tokens))).clamp_min(1)
         totals: dict[str, Tensor] = {}
@@ -209,7 +211,7 @@ class Engine:
             totals = {name: totals.get(name, 0) + value.detach() for name, value in sums.items()}
         means = self.sum_over_processes(torch.stack(list(totals.values()))) / count
         self._has_stepped = True
-        return dict(zip(totals, means.tolist(), strict=True))
+        return dict(zip(totals, means, strict=True))
 
     def _loss_sums(self, part: Batch) -> dict[str, Tensor]:
         """What the model gives for the labels of a micro-batch: `loss_nats` and its parts, sums over tokens."""
@@ -292,6 +294,8 @@ class Engine:
 
     def any_process(self, flag: bool) -> bool:
         """Whether ``flag`` is set on at least one process. Collective."""
+        if self.processes == 1:
+            return flag
         return bool(self.sum_over_processes(torch.tensor(float(flag))) > 0)
 
     def on_main(self, action: Callable[[], object]) -> None:

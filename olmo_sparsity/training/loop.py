@@ -104,11 +104,13 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
             batch = next(batches)
             # After reading: PyTorch's loader draws from the same generator.
             engine.seed_dropout(config.seed, step)
-            losses = engine.forward_backward(batch)
-            if not math.isfinite(losses["loss_nats"]):
-                raise _diverged(f"the loss is {losses['loss_nats']} at step {step}")
+            on_device = engine.forward_backward(batch)
             learning_rate = schedule.learning_rate(step)
             grad_norm = engine.step(learning_rate, schedule.max_grad_norm(step))
+            # Read only now: a GPU would have nothing to do until its step is asked for.
+            losses = {name: float(value) for name, value in on_device.items()}
+            if not math.isfinite(losses["loss_nats"]):
+                raise _diverged(f"the loss is {losses['loss_nats']} at step {step}")
             if not math.isfinite(grad_norm):
                 raise _diverged(f"the gradient's norm is {grad_norm} at step {step}")
             monitor.log(step, {**losses, "learning_rate": learning_rate, "grad_norm": grad_norm})

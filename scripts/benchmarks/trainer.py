@@ -26,8 +26,9 @@ def train_steps(engine: Engine, config: Config, batches: Iterator[Batch], steps:
     """Optimizer steps as this project's loop makes them; the loss of each, in nats per token."""
     losses = []
     for _ in range(steps):
-        losses.append(engine.forward_backward(next(batches))["loss_nats"])
+        loss = engine.forward_backward(next(batches))["loss_nats"]
         engine.step(LEARNING_RATE, config.max_grad_norm)
+        losses.append(float(loss))
     return losses
 
 

@@ -216,21 +216,20 @@ def test_instance_filter_masks_windows_of_endless_repetition(tmp_path):
     assert all((row["grad_norm"] == 0) == (row["loss_nats"] == 0) for row in rows)
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path, monkeypatch):
-    config = tiny.train_config(tmp_path, "--max_duration=8", "--save_interval=4")
-    steps = []
-    original = Engine.forward_backward
-    monkeypatch.setattr(
-        Engine,
-        "forward_backward",
-        lambda self, batch: {"loss_nats": math.nan} if len(steps) == 5 else original(self, batch),
-    )
-    step = Engine.step
-    monkeypatch.setattr(Engine, "step", lambda self, *args: steps.append(1) or step(self, *args))
-    with refused("the loss is nan at step 6"):
+def test_a_loss_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
+    config = tiny.train_config(tmp_path, "--max_duration=8", "--save_interval=2")
+    original, steps = Engine.forward_backward, []
+
+    def diverges(self, batch):
+        losses = original(self, batch)
+        steps.append(1)
+        return losses if len(steps) < 6 else {name: value * math.nan for name, value in losses.items()}
+
+    monkeypatch.setattr(Engine, "forward_backward", diverges)
+    with refused("the loss is nan at step 6; earlier checkpoints are whole"):
         train(config)
-    assert len(steps) == 5
-    assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")] == [4]
+    assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")][-1] == 4
+    assert max(losses(tmp_path / "run")) == 5
 
 
 def test_a_gradient_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
