@@ -93,20 +93,23 @@ class Batch:
         A part is as wide as its longest example: no model looks at what comes behind a token.
         """
         ends = self._ends()
-        if bool((ends == ends[0]).all()):
+        if (ends == ends[0]).all():
             return self.split(size)
-        parts = self._rows(ends.argsort(stable=True)).split(size)
+        parts = self._rows(torch.from_numpy(ends.argsort(kind="stable"))).split(size)
         return [part._narrowed() for part in parts]
 
     def by_length(self, count: int) -> list[Batch]:
         """``count`` batches (fewer of fewer examples) of as many examples each, or one more, the shortest first."""
-        order = self._ends().argsort(stable=True)
+        order = torch.from_numpy(self._ends().argsort(kind="stable"))
         return [self._rows(rows) for rows in order.tensor_split(min(count, len(order)))]
 
-    def _ends(self) -> Tensor:
-        """Number of places up to the last one whose loss counts, (B,)."""
-        places = torch.arange(1, self.loss_mask.shape[1] + 1, device=self.loss_mask.device)
-        return (self.loss_mask * places).amax(dim=1)
+    def _ends(self) -> np.ndarray:
+        """Number of places up to the last one whose loss counts, (B,).
+
+        With NumPy: PyTorch asks all cores for this little, and a GPU waits until they are there.
+        """
+        counts = self.loss_mask.numpy()
+        return np.where(counts.any(axis=1), counts.shape[1] - counts[:, ::-1].argmax(axis=1), 0)
 
     def _rows(self, rows: Tensor) -> Batch:
         return self._changed(lambda tensor: tensor[rows])
@@ -124,7 +127,7 @@ class Batch:
     @property
     def num_loss_tokens(self) -> int:
         """How many tokens count in the loss."""
-        return int(self.loss_mask.sum())
+        return int(np.count_nonzero(self.loss_mask.numpy()))
 
 
 def share_of_batch(config: Config, processes: int) -> int:
