@@ -106,7 +106,7 @@ class Batch:
     def _ends(self) -> np.ndarray:
         """Number of places up to the last one whose loss counts, (B,).
 
-        With NumPy: PyTorch asks all cores for this little, and a GPU waits until they are there.
+        With NumPy, on one core: PyTorch would ask all of them for this little, while a GPU has nothing to do.
         """
         counts = self.loss_mask.numpy()
         return np.where(counts.any(axis=1), counts.shape[1] - counts[:, ::-1].argmax(axis=1), 0)

@@ -51,14 +51,15 @@ class PositionedRotaryEmbedding(RotaryEmbedding):
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Both rotated; the queries (B, H, Q, D) are those of the last Q ids."""
-        assert self.current.sin_cos is not None and self.current.sin_cos[0].shape[-2] == k.shape[-2]
-        return self._rotated(q, self.current.of_queries), self._rotated(k, None)
+        tables = self.current.sin_cos
+        assert tables is not None and tables[0].shape[-2] == k.shape[-2]
+        return self._rotated(q, tables, self.current.of_queries), self._rotated(k, tables, None)
 
-    def _rotated(self, x: Tensor, factor: Tensor | None) -> Tensor:
+    def _rotated(self, x: Tensor, tables: tuple[Tensor, Tensor], factor: Tensor | None) -> Tensor:
         full = x.float() if self.config.rope_full_precision else x
         last = slice(-x.shape[-2], None)
         with torch.autocast(x.device.type, enabled=False):
-            sin, cos = (table[:, :, last].type_as(full) for table in self.current.sin_cos or ())
+            sin, cos = (table[:, :, last].type_as(full) for table in tables)
             rotated = _Rotation.apply(full, sin, cos).to(x.dtype)
         return rotated if factor is None else (rotated * factor[:, :, last]).to(x.dtype)
 
@@ -66,8 +67,8 @@ class PositionedRotaryEmbedding(RotaryEmbedding):
 class _Rotation(torch.autograd.Function):
     """RoPE of (…, D) by sines and cosines of D, of which the second half repeats the first (RoFormer).
 
-    Its gradient is the rotation back, which says so here: derived from the forward pass it is pieces and their sums,
-    of which PyTorch's compiler makes a kernel eleven times as slow as the forward one (an H200, 150M).
+    Its gradient is the rotation back, and written so: derived from the forward pass it is pieces and their sums, of
+    which PyTorch's compiler makes a kernel eleven times as slow as the forward one (150M on an H200).
     """
 
     @staticmethod
