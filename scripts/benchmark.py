@@ -4,6 +4,7 @@ examples:
   python scripts/benchmark.py train                          the demo's shape
   python scripts/benchmark.py train --config configs/base.yaml --rounds 5 --json
   python scripts/benchmark.py encodings configs/length/rope.yaml configs/length/{alibi,fox,entmax}.yaml
+  python scripts/benchmark.py profile --config configs/synthetic/addition-small.yaml
   python scripts/benchmark.py data --files data/c4/en/*.json.gz --rounds 5
   python scripts/benchmark.py influence --out runs/benchmark                    random weights, random tokens
   python scripts/benchmark.py influence runs/books --corpus runs/books/data --out runs/benchmark
@@ -20,6 +21,9 @@ own matrix product in the same precision, timed in the same rounds, and the memo
 
 `encodings` times optimizer steps of our loop with each config's position encoding and attention, eager and on random
 tokens, and measures the memory of a step, each in a process of its own.
+
+`profile` times optimizer steps of our loop, compiled where the config has `compile`, and lists the longest operations
+of as many more steps under PyTorch's profiler, which slows them.
 
 `data` times making token files of text, reading it included, as prepare_data does, and `datasets.map` with the same
 tokenizer (OLMo's) and as many processes as there are cores.

@@ -43,6 +43,20 @@ class EncodingsSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProfileSettings(Settings):
+    """Where the time of a training step goes: operations on a CPU, kernels on a GPU, the longest first."""
+
+    config: str = field(
+        default="configs/demo.yaml",
+        metadata=argument("its shape, batch and precision, or task; text is random tokens"),
+    )
+    steps: int = field(
+        default=8, metadata=argument("steps that are timed, and as many more that are profiled")
+    )
+    longest: int = field(default=20, metadata=argument("how many operations are listed"))
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSettings(Settings):
     """Tokens per second of preparing text, ours against `datasets.map`."""
 
@@ -198,6 +212,7 @@ class GpuSettings(Settings):
 BENCHMARKS: dict[str, type[Settings]] = {
     "train": TrainSettings,
     "encodings": EncodingsSettings,
+    "profile": ProfileSettings,
     "data": DataSettings,
     "synthetic": SyntheticSettings,
     "length": LengthSettings,

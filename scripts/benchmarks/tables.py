@@ -41,6 +41,10 @@ def _tables(result: Json) -> dict[str, Rows]:
         if "results" in timed:
             title = "rate in {unit}, median of {rounds} rounds; ratio to {baseline}, lowest and highest"
             tables[title.format(**timed)] = list(timed["results"].items())
+    if operations := result.get("operations"):
+        tables["longest operations, without those that they call: a step's calls and milliseconds"] = list(
+            operations.items()
+        )
     if memory := result.get("loss_memory"):
         tables["loss: bytes beyond inputs and gradients, by vocabulary"] = list(memory.items())
     if parts := result.get("parts"):

@@ -18,6 +18,7 @@ from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.records.store import load_records
 from analysis.stats.summary import summarize
+from olmo_sparsity.config.load import load_config
 from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.data import task_batches
 from olmo_sparsity.tasks import TASKS
@@ -465,6 +466,24 @@ def test_what_the_trainer_cannot_be_given_is_refused(tmp_path, changes, message)
         path = tiny_task.write(tmp_path, **changes)
     with pytest.raises(UserError, match=message):
         synthetic.run(SyntheticSettings(config=str(path), rounds=1, steps=1))
+
+
+# --- profile ---
+
+
+def test_a_profile_counts_what_a_step_does(benchmark, tmp_path):
+    write_configs(tmp_path)
+    path = tmp_path / "scratchpad_parity-x.yaml"
+    config = load_config(path)
+    parts = config.global_train_batch_size // config.device_train_microbatch_size
+    found = benchmark("profile", "--config", path, "--compile=null", "--steps", 2, "--longest", 1000)
+    calls = {name: row["calls"] for name, row in found["operations"].items()}
+    attention = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    assert calls[attention] == calls[f"{attention}_backward"] == parts * config.model.n_layers
+    assert calls["Optimizer.step#AdamW.step"] == 1
+    times = [row["ms"] for row in found["operations"].values()]
+    assert times == sorted(times, reverse=True) and sum(times) == pytest.approx(found["operations_ms"])
+    assert not found["compiled"] and found["step_ms_low"] <= found["step_ms"] <= found["step_ms_high"]
 
 
 # --- encodings ---
