@@ -190,3 +190,9 @@ def test_packages_do_not_print():
                 if getattr(call.func, "id", "") == "print" and not any(k.arg == "file" for k in call.keywords)
             ]
             assert not printed, f"{path}: prints at lines {printed}"
+
+
+def test_every_page_stands_in_the_navigation_of_the_web_site():
+    nav = re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf8"))
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "results").rglob("*.md")]
+    assert {page.relative_to(ROOT).as_posix() for page in pages} <= set(nav)
