@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from benchmarks.settings import ProfileSettings
-from benchmarks.timing import Json, about_this_run, chosen_device, synchroniser
+from benchmarks.timing import Json, about_this_run, chosen_device, synchroniser, time_in_turn
 from benchmarks.train import use_cpu_without_gpu, with_random_tokens
 from benchmarks.trainer import train_steps
 from olmo_sparsity.config.load import load_config
@@ -30,10 +30,9 @@ def run(settings: ProfileSettings) -> Json:
     """Seconds of steps that are not profiled, and milliseconds a step of the operations of those that are."""
     use_cpu_without_gpu()
     made = about_this_run(chosen_device())
-    torch._inductor.config.cpp.enable_kernel_profile = (
-        True  # else the compiler's kernels have no names on a CPU
-    )
-    with tempfile.TemporaryDirectory() as folder:
+    # Else the compiler's kernels have no names on a CPU.
+    names_kernels = torch._inductor.config.patch({"cpp.enable_kernel_profile": True})
+    with names_kernels, tempfile.TemporaryDirectory() as folder:
         config = load_config(settings.config, settings.overrides)
         if config.task.name is None:
             config = with_random_tokens(config, Path(folder))
@@ -41,17 +40,13 @@ def run(settings: ProfileSettings) -> Json:
             config = replace(config, compile=replace(config.compile, from_steps=0))
         engine = Engine(config, build_model(config))
         batches = open_training_data(config).batches(0)
-        train_steps(engine, config, batches, WARM_UP_STEPS)
-        synchronise, seconds = synchroniser(engine.device.type), []
-        for _ in range(settings.steps):
-            synchronise()
-            started = time.perf_counter()
-            train_steps(engine, config, batches, 1)
-            synchronise()
-            seconds.append(time.perf_counter() - started)
+        step = partial(train_steps, engine, config, batches, 1)
+        seconds = time_in_turn({"step": step}, settings.steps, engine.device.type, warm_up=WARM_UP_STEPS)[
+            "step"
+        ]
         with torch.profiler.profile(activities=_activities(engine.device)) as profiler:
             train_steps(engine, config, batches, settings.steps)
-            synchronise()
+            synchroniser(engine.device.type)()
     operations = _operations(profiler, engine.device, settings.steps)
     return {
         "benchmark": "profile",
