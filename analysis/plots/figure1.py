@@ -56,6 +56,7 @@ _TASKS = {
 K_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d", "p")
 _UNTRAINED = (0, (4, 1.5))
 _ERRORS_IN_A_ROW = 6
+_TITLE_WIDTH = 17  # characters over a panel of those; one more touches the next title
 _SORTS = {
     "token": ("wrong token", "#56B4E9", ""),
     "id": ("wrong id", "#F0D060", "////"),
@@ -235,7 +236,7 @@ def _plot_errors(panels: Sequence[Axes], members: Members) -> None:
         axes.set_yticks((0, 50, 100))
         every = math.ceil(len(lengths) / 3)
         axes.set_xticks(range(0, len(lengths), every), [f"{length}" for length in lengths[::every]])
-        axes.set_title("\n".join(wrap(label, 18)), loc="left", fontsize=style.SMALL)
+        axes.set_title("\n".join(wrap(label, _TITLE_WIDTH)), loc="left", fontsize=style.SMALL)
 
 
 # --- axes, styles, words ---
