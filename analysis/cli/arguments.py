@@ -31,7 +31,7 @@ LEAST_RESAMPLES = 1000
 """Of everything that is shown: docs/method.md, 2.4."""
 
 
-def add_bootstrap_arguments(parser: argparse.ArgumentParser, *, of: str = "documents") -> None:
+def add_bootstrap_arguments(parser: argparse.ArgumentParser, *, of: str = "groups and documents") -> None:
     """``--resamples`` and ``--seed``; what is resampled stands in the help."""
     parser.add_argument(
         "--resamples",

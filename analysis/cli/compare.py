@@ -7,8 +7,8 @@ example:
 
 reads both records folders (no model is needed) and prints, for A and B and A - B: the share of targets over tau, the
 mean gain from the long context, and recovery, placebo and net recovery of every selector and k that both have.
-Documents are resampled for both at once. The two must share corpus, split, N, M, tau, --targets, --targets-per-block
-and --seed.
+Groups and documents are resampled for both at once. The two must share corpus, split, N, M, tau, --targets,
+--targets-per-block and --seed.
 
 Are the tokens that A and B choose the same ones? For the targets over tau in both, the last table has the share of the
 first k tokens that both chose: from the true far context, from the placebo, and what two random choices would share.

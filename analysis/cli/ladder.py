@@ -17,8 +17,8 @@ find at --times the window.
 Writes ladder.json (a point for each model), joint.png (rise of the loss from the training window to --times the window,
 against net recovery at k, the gain beyond the window and the needles found there) and, of models of different sizes,
 ladder.png (each against size), both also as pdf, and prints tables: the points and, of four models or more, how they
-correlate with the rise. All intervals are 95 %, over seeds and documents; those of correlations over models and seeds.
-No model is needed.
+correlate with the rise. All intervals are 95 %, over seeds, groups and documents; those of correlations over models
+and seeds. No model is needed.
 """
 
 from __future__ import annotations

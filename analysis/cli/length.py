@@ -11,10 +11,10 @@ The position of a token is how many tokens of its own document the model reads b
 same windows. Checkpoints with the same label are seeds of one model, whose loss is their mean.
 
 Writes length.json (mean loss in bins of positions and the paired difference to the first model, with 95 % intervals
-over documents and seeds), length.parquet (sums per checkpoint, document and bin), length.png (loss by position) and
-lengths.png (loss at each length), both also as pdf, and prints two tables. Every length is an edge of bins: give the
-training length and its multiples. Checkpoints must share a tokenizer; transformers directories can be measured too. The
-same command, interrupted, goes on with the checkpoint that it was at.
+over groups, documents and seeds), length.parquet (sums per checkpoint, document and bin), length.png (loss by
+position) and lengths.png (loss at each length), both also as pdf, and prints two tables. Every length is an edge of
+bins: give the training length and its multiples. Checkpoints must share a tokenizer; transformers directories can be
+measured too. The same command, interrupted, goes on with the checkpoint that it was at.
 
 CKPT@SCHEME:FACTOR reads CKPT with its RoPE scaled, without training, so that it reaches FACTOR times the ids that it
 was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN), log-n (sharper scores instead), mesa

@@ -9,7 +9,8 @@ A token is a key token where the long context makes it likelier by more than --a
 its loss given the long context is below --beta nats. LongPPL is the perplexity of the key tokens given the long
 context. It is measured in two forms on the same tokens: exact (every token has its own M tokens of short context) and
 as published (windows of M + S tokens, S apart, whose last S tokens are measured). Writes longppl.json: key tokens,
-LongPPL and plain PPL, how the forms agree, and what each costs, with 95 % intervals over documents; prints a table.
+LongPPL and plain PPL, how the forms agree, and what each costs, with 95 % intervals over groups and
+documents; prints a table.
 """
 
 from __future__ import annotations

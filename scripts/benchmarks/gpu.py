@@ -74,8 +74,10 @@ def run(settings: GpuSettings) -> Json:
     """All parts that are missing, or the one that is asked for. Raises `UserError` without a GPU and ``tiny``."""
     if settings.part not in (None, *PARTS):
         raise UserError(f"--part has no {settings.part!r}; choose among {', '.join(PARTS)}")
-    if settings.tiny:
-        os.environ |= _ON_CPU
+    os.environ |= _ON_CPU if settings.tiny else {}
+    os.environ |= (
+        PARTS[settings.part].environment if settings.part else {}
+    )  # of one that is asked for by hand
     made = about_this_run("cpu" if settings.tiny else chosen_device())
     if settings.part is not None:
         return {"benchmark": "gpu", **made, "parts": {settings.part: measure_here(settings, made)}}

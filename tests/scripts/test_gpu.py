@@ -1,8 +1,10 @@
 """The benchmark of a GPU: its parts on the CPU with tiny shapes, and what becomes of them when something goes wrong."""
 
 import json
+import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,24 @@ def test_a_second_start_goes_on_with_what_is_missing(run, tmp_path, capsys):
 def test_without_time_a_part_is_not_started(run):
     found, started, _ = run(minutes=0.001)
     assert started == [] and set(found.values()) == {"failed: no time was left; run the same command again"}
+
+
+def test_a_part_asked_for_alone_has_the_variables_of_a_whole_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "chosen_device", lambda: "cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "0")
+    seen = []
+
+    def measure(settings):
+        seen.append((os.environ["CUDA_VISIBLE_DEVICES"], os.environ["TORCH_CUDNN_SDPA_DEPRIORITIZED"]))
+        return {"found": "something"}
+
+    for name in ("agreement", "checkpoint", "influence"):
+        monkeypatch.setitem(gpu.PARTS, name, replace(gpu.PARTS[name], measure=measure))
+    gpu.run(GpuSettings(out=tmp_path, part="agreement"))
+    gpu.run(GpuSettings(out=tmp_path, part="influence"))
+    gpu.run(GpuSettings(out=tmp_path, part="checkpoint"))
+    assert seen == [("0", "0"), ("0", "1"), ("", "1")]
 
 
 def test_the_model_has_what_the_parts_behind_it_leave():
