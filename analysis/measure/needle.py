@@ -349,13 +349,18 @@ def check_recall(options: RecallOptions, settings: NeedleSettings) -> None:
 
 
 def needle_contexts(needles: Needles, options: RecallOptions) -> tuple[Contexts, Contexts, np.ndarray]:
-    """True and placebo contexts of the first n samples, and the needle's far columns, (q + 1,)."""
+    """True and placebo contexts of n samples, and the needle's far columns, (q + 1,)."""
     q, cell = needles.key.shape[1], Cell(1, options.length, options.depth)
-    rows = needles.contexts(cell)[: options.samples]
+    rows = needles.contexts(cell)[_recall_rows(needles, options)]
     contexts = Contexts(rows[:, :-1], rows[:, -1:], np.arange(len(rows))[:, None], q)
     donors = np.roll(np.arange(len(rows)), 1)
     columns = needles.start(cell) + np.arange(q + 1)
     return contexts, contexts.with_far(contexts.tokens[donors, : contexts.n_far]), columns
+
+
+def _recall_rows(needles: Needles, options: RecallOptions) -> np.ndarray:
+    """The samples that recall is measured on, (n,): spread over all of them, which stand document by document."""
+    return np.linspace(0, len(needles) - 1, min(options.samples, len(needles))).round().astype(int)
 
 
 def recall_of_needles(
@@ -367,6 +372,8 @@ def recall_of_needles(
         losses.model, device=losses.device, bf16=losses.bf16, tokens_per_batch=losses.tokens_per_batch
     )
     planted = np.tile(columns, (len(contexts), 1))
+    segments, rows = needles.segments, _recall_rows(needles, options)
+    document, group = segments.document[rows], None if segments.group is None else segments.group[rows]
     ks = [k for k in KS if k <= contexts.n_far]
     found: Json = {}
     with progress(f"recall, {label}", 2 * len(options.selectors), "selectors") as advance:
@@ -376,23 +383,25 @@ def recall_of_needles(
                 selected = selected_columns(name, scorer, some, seed, max(ks))
                 shares.append(found_at(selected, planted, ks).mean(axis=2))
                 advance(1)
-            found[name] = _intervals(shares, ks, needles.segments, seed)
+            found[name] = _intervals(shares, ks, document, group, seed)
     chance = {str(k): chance_recall(k, contexts.n_far) for k in ks}
     return {
         "ks": ks,
         "needle_columns": len(columns),
         "samples": len(contexts),
+        **count_clusters(document, group),
         "chance": chance,
         "selectors": found,
     }
 
 
-def _intervals(shares: list[np.ndarray], ks: list[int], segments: Segments, seed: int) -> Json:
-    """Mean true and placebo recall (n, K) of every k, for the first n segments."""
-    names, count = ("recall", "placebo_recall"), len(shares[0])
-    columns: Columns = {"one": np.ones(count)}
+def _intervals(
+    shares: list[np.ndarray], ks: list[int], document: np.ndarray, group: np.ndarray | None, seed: int
+) -> Json:
+    """Mean true and placebo recall (n, K) of every k, with intervals by document (n,) and group (n,)."""
+    names = ("recall", "placebo_recall")
+    columns: Columns = {"one": np.ones(len(document))}
     for name, share in zip(names, shares, strict=True):
         columns |= {(name, k): of_k for k, of_k in zip(ks, share.T, strict=True)}
-    document, groups = segments.document[:count], None if segments.group is None else segments.group[:count]
-    sums = SumsBootstrap(columns, document, DEFAULT_RESAMPLES, seed, groups)
+    sums = SumsBootstrap(columns, document, DEFAULT_RESAMPLES, seed, group)
     return {str(k): {name: sums.ratio((name, k), "one") for name in names} for k in ks}

@@ -38,20 +38,21 @@ def bound_figure(tests: Sequence[BoundTest]) -> Figure:
     Up to the dotted line of a panel are the lengths that the constants were taken from. Where no sample was wrong, a
     hollow triangle stands at the upper limit of the interval.
     """
-    lengths = sorted({start.trained_length for test in tests for start in test.starts})
-    styles = style.model_styles(dict.fromkeys(map(_name, lengths)))
+    named = [list(zip(_names(test), test.starts, strict=True)) for test in tests]
+    in_order = sorted((each.trained_length, _locality(each) or 0, name) for of in named for name, each in of)
+    styles = style.model_styles(dict.fromkeys(name for *_, name in in_order))
     looks: dict[str, style.Style] = {name: (*style_of[:2], "-") for name, style_of in styles.items()}
     titles = [_title(test, named=len({each.label for each in tests}) > 1) for test in tests]
     groups = [start.group for test in tests for start in test.starts]
     with matplotlib.rc_context(style.STYLE):
         places = style.in_rows(len(tests), style.columns_in(style.PAGE, 2.0))
         figure, panels = style.small_multiples(places, title_lines=style.lines_of(titles))
-        for axes, test, title in zip(panels, tests, titles, strict=True):
+        for axes, test, own, title in zip(panels, tests, named, titles, strict=True):
             axes.axhline(1, color="0.75", linewidth=0.8, zorder=1.4)
             axes.axvline(next(iter(test.fits.values())).fitted_to, **_FITTED)
-            for start in test.starts:
-                look = looks[_name(start.trained_length)]
-                _draw_errors(axes, start, look)
+            for curve, start in own:
+                look = looks[curve]
+                _draw_errors(axes, start, curve, look)
                 for name, fit in test.fits.items():
                     colour = "black" if name == "improved" else look[0]
                     _draw_bound(axes, start, name, fit, colour)
@@ -65,13 +66,22 @@ def bound_figure(tests: Sequence[BoundTest]) -> Figure:
     return figure
 
 
-def _name(trained_length: int) -> str:
-    return f"L = {trained_length}"
+def _names(test: BoundTest) -> list[str]:
+    """What the curves of a panel are called: L, with L_local where several have one L."""
+    names = [f"L = {start.trained_length}" for start in test.starts]
+    if len(set(names)) == len(names):
+        return names
+    return [
+        f"{name}, $L_{{local}}$ = {_locality(start)}" for name, start in zip(names, test.starts, strict=True)
+    ]
 
 
-def _draw_errors(axes: Axes, start: TrainedError, look: style.Style) -> None:
+def _locality(start: TrainedError) -> int | None:
+    return start.group.settings.parameters.get("locality")
+
+
+def _draw_errors(axes: Axes, start: TrainedError, label: str, look: style.Style) -> None:
     """The error of one model as multiples of delta, at multiples of L, with its interval."""
-    label = _name(start.trained_length)
     x = np.array([point.length for point in start.points]) / start.trained_length
     errors = [error_of(point) for point in start.points]
     value, low, high = (

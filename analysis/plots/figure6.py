@@ -219,19 +219,30 @@ def _texts(values: Sequence[Any]) -> list[str]:
     """How the values of one fact are written: of files, as little of the path as tells them apart."""
     short = _short_names([value for value in values if isinstance(value, tuple)])
     return [
-        short[value[1]] if isinstance(value, tuple) else "none" if value is None else str(value)
+        short[_key(value)] if isinstance(value, tuple) else "none" if value is None else str(value)
         for value in values
     ]
 
 
-def _short_names(files: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Checksum to a short name of the first path it is met at; a checkpoint's step is named only where it must be."""
-    paths = {checksum: PurePath(path) for path, checksum in reversed(files)}
-    without_step = [path.parent if re.fullmatch(r"step\d+", path.name) else path for path in paths.values()]
+def _key(file: tuple[str, str]) -> tuple[str, str]:
+    """The checksum of a file (path, checksum), and how a checkpoint's RoPE is scaled (CKPT@yarn:4)."""
+    return file[1], PurePath(file[0]).name.partition("@")[2]
+
+
+def _short_names(files: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """`_key` to a short name of the first path it is met at; a checkpoint's step is named only where it must be."""
+    paths = {_key(file): PurePath(file[0]) for file in reversed(files)}
+    without_step = [_without_step(path) for path in paths.values()]
     for shown, fewest in ((without_step, 1), (list(paths.values()), 2)):
         if names := last_parts(shown, fewest):
             return dict(zip(paths, names, strict=True))
-    return {checksum: f"{path} ({checksum[:6]})" for checksum, path in paths.items()}
+    return {key: f"{path} ({key[0][:6]})" for key, path in paths.items()}
+
+
+def _without_step(path: PurePath) -> PurePath:
+    step, at, scaling = path.name.partition("@")
+    run = path.parent
+    return run.with_name(run.name + at + scaling) if re.fullmatch(r"step\d+", step) and run.name else path
 
 
 def _places(

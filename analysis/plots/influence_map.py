@@ -98,10 +98,9 @@ def _ticks(top: float) -> list[float]:
 
 
 def _name_strongest(axes: Axes, found: MapRecord, count: int) -> None:
-    """Number the ``count`` strongest pairs and name them, in the corner where nothing is measured."""
-    pairs = [(nat, i, t) for t in range(len(found)) for i, nat in found.strongest(t, 1)]
+    """Number the ``count`` largest influences and name them, in the corner where nothing is measured."""
     lines = ["needed → predicted"]
-    for number, (nat, i, t) in enumerate(sorted(pairs, reverse=True)[:count], start=1):
+    for number, (nat, i, t) in enumerate(found.needed_most(count), start=1):
         axes.plot(
             i + 0.5, t + 0.5, marker="o", markersize=7, markerfacecolor="none", color="0.1", linewidth=0
         )

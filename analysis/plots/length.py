@@ -16,14 +16,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.plots import style
-from analysis.stats.bootstrap import by_clusters
+from analysis.stats.bootstrap import by_clusters_and_seeds
 from olmo_sparsity.util.result_files import Json
 
 MOST_CURVES = 4
 """With more models than these each family of encodings has a panel."""
 _FAMILIES = {
-    "contiguous": "RoPE", "random_start": "RoPE", "pose": "RoPE + PoSE",
-    "random_float": "RoPE + PoSE", "nope": "NoPE, ALiBi",
+    "contiguous": "contiguous ids", "random_start": "contiguous ids", "pose": "ids with gaps",
+    "random_float": "ids with gaps", "nope": "NoPE, ALiBi",
     "alibi": "NoPE, ALiBi", "linear": "RoPE scaled linearly", "ntk": "RoPE scaled by NTK", "yarn": "RoPE with YaRN",
 }  # fmt: skip
 _TRAINED: Json = {"color": "0.35", "linewidth": 1, "zorder": 1.5}
@@ -107,7 +107,7 @@ def describe_length(length_json: Json) -> str:
     settings = length_json["settings"]
     return (
         f"{settings['windows_measured']:,} windows of {settings['lengths'][-1]:,} tokens in "
-        f"{settings['documents']:,} documents; bands and bars: 95 % bootstrap {by_clusters(settings)}"
+        f"{settings['documents']:,} documents; bands and bars: 95 % bootstrap {by_clusters_and_seeds(length_json)}"
     )
 
 

@@ -10,7 +10,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 
 from analysis.plots import style
-from analysis.stats.bootstrap import by_clusters
+from analysis.stats.bootstrap import by_clusters, by_clusters_and_seeds
 from olmo_sparsity.util.result_files import Json
 
 MEASURES = {
@@ -84,7 +84,7 @@ def needle_lengths_figure(needle_json: Json) -> Figure:
             axes.set_title(_titled(model), loc="left")
         style.outer_labels(panels, "context [tokens]", "exact match,\nmean over depths")
         style.add_legend(figure, style.line_handles(styles))
-        bars = f"bars: 95 % bootstrap {by_clusters(settings)}; dotted: trained window"
+        bars = f"bars: 95 % bootstrap {by_clusters_and_seeds(needle_json)}; dotted: trained window"
         style.add_heading(figure, f"{describe_needle(needle_json)}; {bars}")
     return figure
 
@@ -108,6 +108,7 @@ def recall_figure(needle_json: Json) -> Figure:
             seed = f", {labels[:number].count(label) + 1}" if labels.count(label) > 1 else ""
             axes.set_title(label + seed, loc="left")
         first = measured[0][1]
+        counts = first if "documents" in first else needle_json["settings"]  # older files do not say
         panels[0].set_ylim(-0.03, 1.03)
         style.outer_labels(
             panels, "k [selected far tokens]", f"recall of the\nneedle's {first['needle_columns']} tokens"
@@ -116,7 +117,7 @@ def recall_figure(needle_json: Json) -> Figure:
         style.add_heading(
             figure,
             f"{first['samples']} contexts of {options['length']} tokens, depth {options['depth']:g}; "
-            f"bars: 95 % bootstrap {by_clusters(needle_json['settings'])}",
+            f"bars: 95 % bootstrap {by_clusters(counts)}",
         )
     return figure
 

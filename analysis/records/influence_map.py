@@ -90,6 +90,12 @@ class MapRecord:
         order = np.argsort(-np.abs(row), kind="stable")[:count]
         return [(int(self.first_far[t] + i), float(row[i])) for i in order]
 
+    def needed_most(self, count: int) -> list[tuple[float, int, int]]:
+        """The ``count`` largest influences above 0, one for each token t at most: (nats, place i, t), descending."""
+        largest = [(float(row.max()), t) for t, row in enumerate(self.influence_nats) if len(row)]
+        found = sorted(((nats, t) for nats, t in largest if nats > 0), reverse=True)[:count]
+        return [(nats, int(self.first_far[t] + self.influence_nats[t].argmax()), t) for nats, t in found]
+
     def save(self, path: str | Path) -> Path:
         """Write the file, atomically, and return its path; into a folder, as `MAP_NAME`."""
         path = file_in(path, MAP_NAME)

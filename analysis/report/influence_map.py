@@ -37,17 +37,17 @@ class InfluenceMap(MapRecord):
     """The result of `analysis.notebook.influence_map`. In Jupyter it shows itself."""
 
     def __repr__(self) -> str:
-        """One line: how many tokens gain from their far context, and the strongest influence."""
+        """One line: how many tokens gain from their far context, and the largest influence, where one is above 0."""
         about = self.about
         head = (
             f"InfluenceMap: {len(self.over):,} of {len(self):,} tokens gain more than {nats(about['tau_nats'])} "
             f"(N = {about['n_long']}, M = {about['n_short']})"
         )
-        pairs = [(nat, i, t) for t in range(len(self)) for i, nat in self.strongest(t, 1)]
-        strongest, i, t = max(pairs)
-        return (
-            f"{head}; {self.pieces[t]!r} at {t} needs {self.pieces[i]!r} at {i} most, by {strongest:.2f} nats"
-        )
+        needs = [
+            f"; {self.pieces[t]!r} at {t} needs {self.pieces[i]!r} at {i} most, by {largest:.2f} nats"
+            for largest, i, t in self.needed_most(1)
+        ]
+        return "".join([head, *needs])
 
     def _repr_html_(self) -> str:
         """The page, in a frame of its own that may run its script and nothing else."""

@@ -196,6 +196,12 @@ def by_clusters(counts: Json, suffix: str = "") -> str:
     return by + (f" (only {few}: rough)" if few else "")
 
 
+def by_clusters_and_seeds(result: Json) -> str:
+    """As `by_clusters`, of several models, whose seeds (``checkpoints``) are drawn as well."""
+    seeds = max((len(model["checkpoints"]) for model in result["models"]), default=1)
+    return by_clusters({**result["settings"], "trainings": seeds})
+
+
 def interval_words(groups: np.ndarray | None, trainings: np.ndarray | None = None) -> str:
     """How the intervals of a result were made, for its settings."""
     by = "document (no groups are known)" if groups is None else "group, then document"

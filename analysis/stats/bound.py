@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from analysis.stats.bootstrap import Interval
-from analysis.stats.exact_match import Group, Point, Settings, scheme_labels
+from analysis.stats.exact_match import Group, Point, Settings, differing, fact_text, scheme_labels
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
 
@@ -213,7 +213,13 @@ def _by_settings(starts: Sequence[TrainedError]) -> list[tuple[str, list[Trained
         if (alike, start.k) not in together:
             names.append(named)
         together.setdefault((alike, start.k), []).append(start)
-    return list(zip(scheme_labels(names), together.values(), strict=True))
+    labels = []
+    for label, (settings, _) in zip(scheme_labels(names), together, strict=True):
+        parameters_of = [other.parameters for other, _ in together if other.task == settings.task]
+        odd, *_ = differing([settings.parameters, *parameters_of])
+        odd.pop("k_train", None)  # a panel's title has it
+        labels.append(", ".join([label, *(fact_text(*item) for item in odd.items())]))
+    return list(zip(labels, together.values(), strict=True))
 
 
 _OF_LENGTH = ("train_length", "test_length", "locality", "k_test")

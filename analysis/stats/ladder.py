@@ -7,7 +7,7 @@ Joins two measurements of the same checkpoints: influence records (`analysis.sta
                         gain)
     use of the far context  share of the targets that gain more than tau from it, and the mean gain of all targets
     length generalization   rise: loss at s times the training window minus loss at the window, where the loss at L is
-                        that of the half octave of positions below L [ours]; the smaller, the better
+                        that of the half octave (or less) below L [ours]; the smaller, the better
     use beyond the window   mean gain of all targets from N tokens, more than the window, over the window's [ours]. Of
                         text that is the same everywhere it is the rise at N with the other sign, of the same targets
     change beyond the window    mean |gain| of the same: near 0 where a model does not look beyond its window [ours]

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from analysis.stats.bootstrap import by_clusters
+from analysis.stats.bootstrap import by_clusters, by_clusters_and_seeds
 from analysis.stats.bound import BOUNDS, BoundTest
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
@@ -21,22 +21,19 @@ from olmo_sparsity.util.result_files import Json
 
 def render_length(length_json: Json) -> list[Table]:
     """The loss at each length, a row per model, and mean loss per bin, a column per model; for a terminal."""
-    models, interval = length_json["models"], f"95 % interval {by_clusters(length_json['settings'])}"
+    models, interval = length_json["models"], f"95 % interval {by_clusters_and_seeds(length_json)}"
     told = "attention" in models[0]["at_lengths"][0]
     attention = [_table_of_attention(models, interval)] if told else []
     return [_table_of_lengths(models, interval), *attention, _table_of_bins(models, interval)]
 
 
 def _table_of_lengths(models: Sequence[Json], interval: str) -> Table:
-    table = _table(
-        "held-out loss at each length [nats per token]",
-        f"[{interval}]; the loss at L is that of the half octave below L; second line: difference to the first "
-        "length, paired",
+    table = plain_table("", "seeds", *(f"{one['length']:,}" for one in models[0]["at_lengths"]))
+    table.title = Text("held-out loss at each length [nats per token]")
+    table.caption = Text(
+        f"[{interval}]; the loss at L is that of the half octave (or less) below L; second line: difference to the "
+        "first length, paired"
     )
-    table.add_column("", no_wrap=True)
-    table.add_column("seeds", justify="right")
-    for one in models[0]["at_lengths"]:
-        table.add_column(f"{one['length']:,}", justify="right")
     for each in models:
         first, *others = each["at_lengths"]
         cells = [interval_cell(first["loss_nats"])]
@@ -46,13 +43,11 @@ def _table_of_lengths(models: Sequence[Json], interval: str) -> Table:
 
 
 def _table_of_attention(models: Sequence[Json], interval: str) -> Table:
-    table = _table(
-        "entropy of the attention [nats]",
-        f"[{interval}]; of the last tokens of each length; second line: weights that are exactly 0 [%]",
+    table = plain_table("", *(f"{one['length']:,}" for one in models[0]["at_lengths"]))
+    table.title = Text("entropy of the attention [nats]")
+    table.caption = Text(
+        f"[{interval}]; of the last tokens of each length; second line: weights that are exactly 0 [%]"
     )
-    table.add_column("", no_wrap=True)
-    for one in models[0]["at_lengths"]:
-        table.add_column(f"{one['length']:,}", justify="right")
     for each in models:
         found = [one["attention"] for one in each["at_lengths"]]
         cells = [
@@ -63,14 +58,10 @@ def _table_of_attention(models: Sequence[Json], interval: str) -> Table:
 
 
 def _table_of_bins(models: Sequence[Json], interval: str) -> Table:
-    table = _table(
-        "held-out loss by position [nats per token]",
-        f"[{interval}]" + ("; second line: difference to the first model, paired" if len(models) > 1 else ""),
-    )
-    table.add_column("position", no_wrap=True)
-    table.add_column("tokens", justify="right")
-    for each in models:
-        table.add_column(Text(each["label"]), justify="right")
+    table = plain_table("position", "tokens", *(each["label"] for each in models))
+    table.title = Text("held-out loss by position [nats per token]")
+    paired = "; second line: difference to the first model, paired" if len(models) > 1 else ""
+    table.caption = Text(f"[{interval}]{paired}")
     for bins in zip(*(each["bins"] for each in models), strict=True):
         cells = [interval_cell(bins[0]["loss_nats"])]
         for each in bins[1:]:
@@ -80,21 +71,10 @@ def _table_of_bins(models: Sequence[Json], interval: str) -> Table:
     return table
 
 
-def _table(title: str, caption: str) -> Table:
-    return Table(
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        header_style="bold",
-        title=Text(title),
-        caption=Text(caption),
-    )
-
-
 def render_needle(needle_json: Json) -> Iterator[Table]:
     """Exact match by length and depth, a table per model; and the recall of the needle, where it was measured."""
     settings = needle_json["settings"]
-    lengths, interval = settings["lengths"], f"95 % interval {by_clusters(settings)}"
+    lengths, interval = settings["lengths"], f"95 % interval {by_clusters_and_seeds(needle_json)}"
     for model in needle_json["models"]:
         yield _table_of_cells(model, lengths, interval)
     for model in needle_json["models"]:

@@ -15,6 +15,7 @@ from analysis import influence_map
 from analysis.measure.influence_map import Window, _reads, measure_map, windows
 from analysis.model.rope_scaling import load_scaled
 from analysis.model.scorer import Scorer
+from analysis.plots.influence_map import map_figure
 from analysis.records.influence_map import MapRecord
 from analysis.report.influence_map import InfluenceMap
 from olmo_sparsity.checkpoint import TOKENIZER
@@ -89,6 +90,20 @@ def test_the_record_comes_back_and_knows_what_is_strongest(tmp_path: Path) -> No
     row = np.nan_to_num(found.matrix()[40])
     places = np.argsort(-np.abs(row), kind="stable")[:3]
     assert again.strongest(40, 3) == [(int(i), float(row[i])) for i in places]
+
+
+def test_what_a_token_needs_most_is_its_largest_influence_above_0_and_not_the_largest_magnitude() -> None:
+    rows = [[]] * 17 + [[-0.3], [0.5, -2.0], [-5.0, 4.0, 0.1]]
+    of_tokens = [np.array(row, dtype=np.float32) for row in rows]
+    found = replace(made_up_map(len(rows)), influence_nats=of_tokens)
+    found.first_far[-1] = 1
+    assert found.needed_most(5) == [(4.0, 2, 19), (0.5, 0, 18)]
+    assert found.needed_most(1) == [(4.0, 2, 19)]
+    assert f"at 19 needs {found.pieces[2]!r} at 2 most, by 4.00 nats" in repr(found)
+    (said,) = [text.get_text() for text in map_figure(found).axes[0].texts if "→" in text.get_text()]
+    assert [line[0] for line in said.splitlines()] == ["n", "1", "2"]
+    none = replace(found, influence_nats=[-np.abs(row) for row in of_tokens])
+    assert none.needed_most(1) == [] and "needs" not in repr(none)
 
 
 def test_what_is_no_map_is_refused_in_one_line(tmp_path: Path) -> None:

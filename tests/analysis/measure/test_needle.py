@@ -176,6 +176,18 @@ def test_leave_one_out_finds_the_needle_of_a_copy_head_and_not_the_placebos(need
     assert found["chance"]["4"] == pytest.approx(4 / 22)
 
 
+def test_recall_is_measured_on_samples_of_all_documents(needles):
+    few = RecallOptions(("random",), 24, 0.5, 3)
+    contexts, _, _ = needle_contexts(needles, few)
+    every, _, _ = needle_contexts(needles, RecallOptions(("random",), 24, 0.5, len(needles)))
+    assert np.array_equal(contexts.tokens, every.tokens[[0, round((len(needles) - 1) / 2), -1]])
+    found = recall_of_needles(losses_of(CopyHead()), needles, few, label="x", seed=0)
+    last = len(needles) - 1
+    assert found["documents"] == len(
+        {int(needles.segments.document[row]) for row in (0, round(last / 2), last)}
+    )
+
+
 def settings(made, out, **changes):
     paths = tuple(str(made / name / "run") for name in ("one", "two"))
     values = {"corpus": str(made / "corpus"), "out": str(out), "device": "cpu", "resamples": 300}

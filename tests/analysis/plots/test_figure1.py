@@ -200,6 +200,20 @@ class TestBoundFigure:
         )
         assert is_inside(figure)
 
+    def test_curves_of_one_length_and_panels_of_one_scheme_are_told_apart(self, tmp_path):
+        rows = [row(n, 200 - n // 2, 4, (n // 2, 0, 0)) for n in (20, 50, 100, 200)]
+        for number, (spread, locality) in enumerate((s, m) for s in ("adjacent", "uniform") for m in (3, 12)):
+            task = {"position_distribution": spread, "locality": locality}
+            write(tmp_path / str(number), record(rows, task_changes=task))
+        tests = try_bounds([trained_error(group) for group in pool(load_records([tmp_path]), 1000)])
+        figure = bound_figure(tests)
+        assert len(figure.axes) == 2
+        for axes, spread in zip(figure.axes, ("adjacent", "uniform"), strict=True):
+            assert spread in " ".join(axes.get_title("left").split())
+            xs = [curve(axes, f"L = 50, $L_{{local}}$ = {m}").get_xdata() for m in (3, 12)]
+            np.testing.assert_allclose(*xs)
+        assert is_inside(figure)
+
     def test_the_heading_names_the_interval_of_the_bands(self, tmp_path):
         def heading(folder, seeds, told):
             rows = [row(n, 200 - n // 2, 4, (n // 2, 0, 0)) for n in (20, 50, 100, 200)]

@@ -113,6 +113,11 @@ def test_titles_name_other_text_options_and_cross_fitting() -> None:
         ((("one/run/step1", "x"), ("two/run/step1", "y")), ("one/run", "two/run")),
         ((("runs/a/step1", "x"), ("moved/b/step1", "x")), ("a", "a")),  # the same weights at two places
         ((("model", "x" * 64), ("model", "y" * 64)), ("model (xxxxxx)", "model (yyyyyy)")),
+        (
+            (("runs/a/step1@yarn:4", "x"), ("runs/a/step1", "x")),
+            ("a@yarn:4", "a"),
+        ),  # the same weights, read in two ways
+        ((("hub/gpt@ntk:2", "x"), ("hub/gpt", "x")), ("gpt@ntk:2", "gpt")),
     ],
 )
 def test_models_are_named_as_shortly_as_tells_them_apart(checkpoints: Any, names: tuple[str, str]) -> None:

@@ -49,10 +49,19 @@ def test_panel_d_draws_the_file():
     assert "20 windows of 512 tokens in 9 documents" in length_figure(found).get_suptitle()
 
 
+@pytest.mark.parametrize(("seeds", "by"), [(1, "by document"), (2, "by training and document")])
+def test_the_heading_says_that_seeds_are_drawn(seeds, by):
+    found = made_up_length()
+    for model in found["models"]:
+        model["checkpoints"] = model["checkpoints"][:1] * seeds
+    for figure in (length_figure(found), lengths_figure(found)):
+        assert f"95 % bootstrap {by}" in " ".join(figure.get_suptitle().split())
+
+
 def test_many_models_have_a_panel_for_each_family_with_the_first_in_all():
     labels = ["RoPE", "RoPE + PoSE (2 chunks)", "RoPE + PoSE (4 chunks)", "ALiBi", "NoPE", "RoPE YaRN x 2"]
     figure = length_figure(with_models(*labels))
-    titles = ["RoPE + PoSE", "NoPE, ALiBi", "RoPE with YaRN"]
+    titles = ["ids with gaps", "NoPE, ALiBi", "RoPE with YaRN"]
     assert [axes.get_title("left") for axes in figure.axes] == titles
     members = [["RoPE", *labels[1:3]], ["RoPE", *labels[3:5]], ["RoPE", labels[5]]]
     assert [list(drawn(axes)) for axes in figure.axes] == members

@@ -213,7 +213,7 @@ def test_chosen_examples_keep_the_proportions() -> None:
 
 def test_without_text_there_is_no_browser(records: Records) -> None:
     page = Page(make_page(replace(records, examples=None)))
-    assert page.data()["examples"] == [] and "no examples to show" in page.text
+    assert page.data()["examples"] == [] and "No examples: these records hold no text" in page.text
 
 
 def test_crossfit_shows_the_evaluating_models_gain() -> None:

@@ -101,7 +101,7 @@ class TestBound:
         longer = record([row(n, 9000, 4, (1000, 0, 0)) for n in (50, 100, 200)], task_changes={"tokens": 9})
         starts.append(trained_error(pooled(tmp_path / "longer", longer)[0]))  # another task of the same name
         found = [(test.label, len(test.starts)) for test in try_bounds(starts)]
-        assert found == [("RoPE + PoSE", 2), ("RoPE", 1), ("RoPE + PoSE", 1)]
+        assert found == [("RoPE + PoSE", 2), ("RoPE", 1), ("RoPE + PoSE, tokens 9", 1)]
 
     def test_tuples_share_a_constant_though_their_tables_grow_with_the_length(self, tmp_path):
         starts = []
