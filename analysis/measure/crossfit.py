@@ -14,10 +14,12 @@ import numpy as np
 
 from analysis.measure.selectors import Question, Selection, SharedPasses, find_selector
 from analysis.measure.settings import InfluenceSettings
+from analysis.model.load import TRANSFORMERS_CONFIG
 from analysis.model.scorer import Scorer, long_and_short_losses
-from analysis.records.schema import MANIFEST_NAME, ROPE_SCALING
+from analysis.records.schema import MANIFEST_NAME, ROPE_SCALING, UNTRAINED
 from analysis.records.store import Records, load_records
 from analysis.text.contexts import Contexts
+from olmo_sparsity.checkpoint import checkpoints
 from olmo_sparsity.util.errors import UserError
 
 
@@ -78,6 +80,8 @@ class RecordedChooser:
             what = "are cross-fitted themselves"
         elif ROPE_SCALING in manifest.options:
             what = "are of a checkpoint with scaled RoPE"
+        elif UNTRAINED in manifest.options:
+            what = "are of the targets of untrained weights, not of those of the model that measures"
         elif not manifest.complete:
             what = "are unfinished"
         if what:
@@ -130,7 +134,7 @@ class RecordedChooser:
 
 
 def open_records(path: str | Path) -> Records | None:
-    """The records in ``path`` where it is a records folder, else None."""
+    """The records in ``path``; None where it has none, or is the folder of a model or a run, which may have some."""
     path = Path(path)
-    is_records = (path / MANIFEST_NAME).is_file() and not (path / "config.json").is_file()
-    return load_records(path) if is_records else None
+    is_model = (path / TRANSFORMERS_CONFIG).is_file() or bool(checkpoints(path))
+    return load_records(path) if (path / MANIFEST_NAME).is_file() and not is_model else None

@@ -27,6 +27,7 @@ from analysis.model.load import LoadedModel
 from analysis.model.rope_scaling import split_checkpoint
 from analysis.model.scorer import Scorer, long_and_short_losses
 from analysis.records.schema import (
+    CHOICES,
     FAR_CONTEXTS,
     FURTHER,
     FURTHER_PLACEBOS,
@@ -411,7 +412,10 @@ def _assign_roles(
         seed=settings.seed,
     )
     proposed_by = _proposed_by(settings, recorded, proposer)
-    return engine, _manifest(settings, text, selects, evaluating, proposed_by, device)
+    manifest = _manifest(
+        settings, text, selects, evaluating, proposed_by, device, recorded=recorded is not None
+    )
+    return engine, manifest
 
 
 def _proposed_by(
@@ -446,6 +450,8 @@ def _manifest(
     evaluating: LoadedModel,
     proposed_by: dict[str, str],
     device: torch.device,
+    *,
+    recorded: bool,
 ) -> Manifest:
     options: dict[str, Any] = {}
     if not settings.only_recovery:
@@ -458,6 +464,8 @@ def _manifest(
         options[TARGETS_PER_BLOCK] = settings.targets_per_block
     if selects[0].endswith(f"@{UNTRAINED}"):
         options[UNTRAINED] = True
+    if recorded and not settings.only_recovery:
+        options[CHOICES] = "recorded"
     if evaluating.rope_scaling:
         options[ROPE_SCALING] = asdict(evaluating.rope_scaling)
     options |= proposed_by
@@ -507,7 +515,8 @@ class _Run:
                 "train the model for longer"
             )
         if not self.writer.has_examples:
-            self.writer.write_examples(self.engine.examples(targets, self._shown(targets, over)))
+            shown = self._shown(targets, over, len(sampled.document))
+            self.writer.write_examples(self.engine.examples(targets, shown))
         if self._select(targets, over):
             self.writer.finish()
 
@@ -524,12 +533,12 @@ class _Run:
         self.writer.write_targets(targets)
         return targets
 
-    def _shown(self, targets: Targets, over: np.ndarray) -> np.ndarray:
-        """Rows of the targets over tau whose text is kept; of a large measurement a random part.
+    def _shown(self, targets: Targets, over: np.ndarray, of: int) -> np.ndarray:
+        """Rows of the targets over tau whose text is kept; of a large measurement, ``of`` many, a random part.
 
         Whether a target is shown depends on itself alone, so that shards show what the whole run does.
         """
-        share, seed = EXAMPLES_FROM_TARGETS / self.settings.targets, self.settings.seed
+        share, seed = EXAMPLES_FROM_TARGETS / of, self.settings.seed
         draws = [
             np.random.default_rng([Stream.EXAMPLES, seed, target]).random()
             for target in targets.target_id[over].tolist()

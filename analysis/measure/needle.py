@@ -92,7 +92,7 @@ def measure_needle(settings: NeedleSettings) -> Path:
         return {"recall": recall, "values": values}
 
     def check(loaded: LoadedModel) -> None:
-        loaded.check_reach(settings.lengths[-1] + max(settings.ks))
+        loaded.check_reach(settings.lengths[-1], max(settings.ks) - 1)
         if settings.recall is not None:
             loaded.check_context(settings.recall.length, option="--recall-length")
 

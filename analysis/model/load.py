@@ -106,25 +106,28 @@ class LoadedModel:
                 "measure loss by position or needles"
             )
         name = f"{self.checkpoint} ({self.family})"
-        check_long_context(self.model, n_long, targets_per_block, name=name, option=option)
+        factor = self.rope_scaling.factor if self.rope_scaling else 1.0
+        check_long_context(
+            self.model, n_long, targets_per_block, name=name, option=option, reach_factor=factor
+        )
 
-    def check_reach(self, length: int) -> None:
-        """Raise `UserError` where the model has no position embedding for ids up to L - 1.
+    def check_reach(self, length: int, more: int = 0) -> None:
+        """Raise `UserError` where the model has no position embedding for ids up to L - 1, and ``more`` behind them.
 
         A rotary model is measured past the length that its configuration names: that is what is asked. Only a table of
         learned positions has an end, as one token at the last id shows.
         """
         at_most = self.model.max_positions
-        if at_most is None or length <= at_most:
+        if at_most is None or length + more <= at_most:
             return
-        last = torch.tensor([[length - 1]])
+        last = torch.tensor([[length + more - 1]])
         try:
             with torch.inference_mode():
                 self.model(torch.zeros_like(last), position_ids=last)
         except (IndexError, RuntimeError) as error:
             raise UserError(
-                f"{length:,} tokens are beyond the {at_most:,} learned positions of {self.checkpoint} "
-                f"({self.family}); lower --lengths to at most {at_most:,}"
+                f"{length + more:,} tokens are beyond the {at_most:,} learned positions of {self.checkpoint} "
+                f"({self.family}); lower --lengths to at most {at_most - more:,}"
             ) from error
 
 
@@ -168,7 +171,13 @@ def check_vocabulary(model: Adapter, ids: np.ndarray) -> None:
 
 
 def check_long_context(
-    model: Adapter, n_long: int, targets_per_block: int = 1, *, name: str, option: str
+    model: Adapter,
+    n_long: int,
+    targets_per_block: int = 1,
+    *,
+    name: str,
+    option: str,
+    reach_factor: float = 1.0,
 ) -> None:
     """Raise `UserError` where a model cannot be measured on N tokens of long context, in blocks of B targets.
 
@@ -182,8 +191,10 @@ def check_long_context(
         targets_per_block: B; the last target of a block has B - 1 tokens more.
         name: what messages call the model.
         option: what sets N, for the remedy.
+        reach_factor: how many times as far its RoPE is scaled to reach.
     """
     (at_most, what), more = _reach(model), targets_per_block - 1
+    at_most = None if at_most is None else int(at_most * reach_factor)
     if at_most is not None and n_long + more > at_most:
         with_blocks = f" with {more:,} more targets of a block" if more else ""
         lower = (

@@ -42,6 +42,9 @@ PROPOSER_SCALING = "proposer_rope_scaling"
 """Option of a manifest: how that model's RoPE was scaled, such as ``yarn:4``; absent where it was not."""
 UNTRAINED = "untrained"
 """Option of a manifest: true where freshly drawn weights chose the tokens of the evaluating model's targets."""
+CHOICES = "choices"
+"""Option of a manifest: ``recorded`` where the chosen tokens were read from other records, and more than recovery was
+measured, for such a choice has no LDS (docs/method.md, 2.8)."""
 SUBSETS, KEEP_RATE = "subsets", "keep_rate"
 """Options of a manifest: how many random subsets of the far tokens were measured, 0 for none, and the share that each
 keeps; absent where nothing but recovery was measured, as in older records (docs/method.md, 2.8)."""
@@ -223,7 +226,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     raw: dict[str, Any] = read_json(path, "give another --out, or remove the folder to measure again")
     if raw.get("kind") != KIND:
         raise UserError(
-            f"{path.parent} is no records folder: its {path.name} is of another kind; give another --out"
+            f"{path.parent} is no records folder: its {path.name} is of another kind; give one that "
+            "scripts/influence.py wrote, or another --out"
         )
     return raw
 

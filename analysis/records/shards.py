@@ -15,11 +15,17 @@ from analysis.records.schema import (
     MANIFEST_NAME,
     Examples,
     Manifest,
-    SelectionRow,
     Targets,
     setting_differences,
 )
-from analysis.records.store import FILES, Records, RecordWriter, load_records
+from analysis.records.store import (
+    FILES,
+    RecordFiles,
+    Records,
+    RecordWriter,
+    load_records,
+    refuse_other_checksums,
+)
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import remove
 from olmo_sparsity.util.lock import folder_lock
@@ -51,12 +57,14 @@ def _merge(out: Path, shards: list[Records], manifest: Manifest) -> Path:
             f"none of {len(targets):,} targets gains more than tau = {manifest.tau_nats} nats from the long context; "
             "measure again with a lower --tau, more --targets, or a model trained for longer"
         )
+    refuse_other_checksums(out)
     temporary = out / ".merging"
     remove(temporary)  # of a killed merge
     writer = RecordWriter(temporary, manifest)
     writer.write_targets(targets)
     writer.write_examples(_merged_examples(shards))
-    writer.append([row for records in shards for row in _rows(records)])
+    parts = [RecordFiles(each.folder, each.manifest).read_parts(each.targets) for each in shards]
+    writer.files.write_part(pa.concat_tables([part for part in parts if len(part)]))
     writer.finish()  # refuses while a target over tau lacks rows
     # the manifest last: without it beside them nobody reads the others
     for name in sorted(FILES, key=MANIFEST_NAME.__eq__):
@@ -160,27 +168,6 @@ def _merged_examples(shards: list[Records]) -> Examples:
     """The examples of all shards in the order of their targets, as an unsharded run writes them."""
     tables = [records.examples.to_table() for records in shards if records.examples is not None]
     return Examples.from_table(pa.concat_tables(tables).sort_by("target_id"))
-
-
-def _rows(records: Records) -> list[SelectionRow]:
-    """The rows of one shard again, as they are written."""
-    ids = records.targets.target_id[records.over]
-    has = {name: records.targets.having(name)[records.over] for name in records.manifest.far_contexts}
-    return [
-        SelectionRow(
-            int(ids[i]),
-            selector,
-            context,
-            records.selected[selector][context][i],
-            records.influence[selector][context][i],
-            records.loss_nats[selector][context][i],
-            records.further_of(i, selector, context),
-        )
-        for i in range(len(ids))
-        for selector in records.manifest.selectors
-        for context in has
-        if has[context][i]
-    ]
 
 
 _FOLDER = re.compile(r"shard-(\d+)-of-(\d+)$")

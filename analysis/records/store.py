@@ -238,6 +238,16 @@ FILES = (SELECTIONS_NAME, EXAMPLES_NAME, TARGETS_NAME, MANIFEST_NAME, CHECKSUMS_
 """All of a records folder, in the order in which they are removed, so that what a kill leaves is understood."""
 
 
+def refuse_other_checksums(folder: Path) -> None:
+    """Raise `UserError` for a folder whose checksums are of other files than records, as a checkpoint's are."""
+    path = folder / CHECKSUMS_NAME
+    listed = read_json(path, "give another --out") if path.exists() else {}
+    if odd := [name for name in listed if name.partition("/")[0] not in FILES]:
+        raise UserError(
+            f"{folder} is no place for records: its {path.name} is that of {odd[0]}; give another --out"
+        )
+
+
 class RecordWriter:
     """Writes one records folder, or goes on with one that an earlier run left unfinished.
 
@@ -269,6 +279,7 @@ class RecordWriter:
             raise UserError(
                 f"{self.folder} has records but no {MANIFEST_NAME}; give another --out or remove it"
             )
+        refuse_other_checksums(self.folder)
         manifest = replace(manifest, complete=False, version=FORMAT_VERSION)
         write_json(self.folder / CHECKSUMS_NAME, {})
         files = RecordFiles(self.folder, manifest)
@@ -391,10 +402,6 @@ class Records:
         """Number of each target's training, (n,); None where there is one."""
         sizes = [len(each.targets) for each in self.trainings]
         return np.repeat(np.arange(len(sizes)), sizes) if sizes else None
-
-    def further_of(self, row: int, selector: str, far_context: str) -> dict[str, np.ndarray]:
-        """What was measured further of one target's selection, as `SelectionRow.further` has it."""
-        return {name: each[selector][far_context][row] for name, each in self.further.items()}
 
 
 def load_records(folder: str | Path) -> Records:

@@ -59,8 +59,8 @@ def summarize_length(
     """What is known of each model, in the order of first appearance of its label among the C ``labels``.
 
     ``bins``: of each the mean loss and its paired difference to the first model's. ``at_lengths``: the same of the last
-    bin below each length, half an octave, which is called the loss at that length [ours], and how far it lies above the
-    loss at the smallest length.
+    bin below each length, half an octave or less, which is called the loss at that length [ours], and how far it lies
+    above the loss at the smallest length.
     """
     models = list(dict.fromkeys(labels))
     columns: Columns = {("tokens", bin_): of_bin for bin_, of_bin in enumerate(sums.tokens.T)}

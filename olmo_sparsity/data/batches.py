@@ -7,7 +7,7 @@ from pathlib import Path
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.corpus.tokens import ExpectedFile, Verified, expected_files
 from olmo_sparsity.data.stream import StreamedData
-from olmo_sparsity.data.task_batches import TaskData
+from olmo_sparsity.data.task_batches import TaskData, task_text
 from olmo_sparsity.data.windows import Batch, TrainingBatches, TrainingData, bare_training_paths
 
 __all__ = ["Batch", "TrainingBatches", "open_training_data", "verify_checksums"]
@@ -38,6 +38,8 @@ def verify_checksums(config: Config) -> None:
     if corpus.path is not None and corpus.verify_checksums:
         heldout = [corpus.heldout_split] if evaluates and not evaluation_paths else []
         files += expected_files(corpus.path, corpus.train_split, *heldout)
+    if (text := task_text(config)) and corpus.verify_checksums:
+        files += expected_files(text, "train", "heldout")
     remedy = (
         f"model.vocab_size is {config.model.vocab_size}: the file was made with another tokenizer or another "
         "data.memmap_dtype"

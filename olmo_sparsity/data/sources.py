@@ -55,6 +55,8 @@ HUB_UNIT_TOKENS = 25_000_000
 """With a limit on documents or tokens, shards are put together in units of about this size."""
 SHARD_NAME = re.compile(r"^(.*?)(\d{5})-of-(\d{5})")
 HUB_TIMEOUT_SECONDS = 10.0
+LEFT_OUT_WHERE_OFF = ("group_field", "near_copy_tokens")
+"""Of a request, so that it equals that of corpora which were made before there were such."""
 
 
 def _option(
@@ -179,17 +181,15 @@ class PrepareSettings:
         """What the token files depend on, for the manifest: equal requests make the same corpus."""
         request: dict[str, Any] = {"source": self.source, "seed": self.seed}
         request |= find_source(self.source).identify(self)
-        if request.get("group_field", "") is None:
-            del request["group_field"]  # as corpora have it that were made before there were groups
         request["tokenizer"] = self.tokenizer_name if self.tokenizer_name in ("bpe", "olmo") else "file"
         if self.tokenizer_name == "bpe":
             request |= {"vocab_size": self.vocab_size, "tokenizer_sample_mb": self.tokenizer_sample_mb}
         else:
             request["tokenizer_file_sha256"] = sha256_file(tokenizer_file(self.tokenizer_name))
         request |= {"eos_token": self.eos_token, "decontaminate": self.decontaminate}
-        if self.near_copy_tokens:  # else as corpora have it that were made before
-            request["near_copy_tokens"] = self.near_copy_tokens
-        return request | {"decontaminate_min_characters": self.decontaminate_min_characters}
+        request["near_copy_tokens"] = self.near_copy_tokens
+        request["decontaminate_min_characters"] = self.decontaminate_min_characters
+        return {name: value for name, value in request.items() if value or name not in LEFT_OUT_WHERE_OFF}
 
 
 @dataclass(frozen=True)

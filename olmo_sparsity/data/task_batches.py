@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.data.windows import IGNORED, Batch, TrainingBatches
+from olmo_sparsity.corpus.tokens import CorpusManifest
+from olmo_sparsity.data.windows import IGNORED, Batch, TrainingBatches, identity_of
 from olmo_sparsity.tasks import Task, TaskBatch, make_task
 from olmo_sparsity.tasks.coupling import Segment, found_ids
 from olmo_sparsity.tasks.samples import between
@@ -30,6 +31,11 @@ def task_of(config: Config) -> Task:
     """The task that ``config`` names, with its parameters."""
     assert config.task.name is not None, "a config without a task trains on text"
     return make_task(config.task.name, config.task.parameters)
+
+
+def task_text(config: Config) -> str | None:
+    """The prepared corpus that a task takes its background from; None: it has none, or there is no task."""
+    return None if config.task.name is None else config.task.parameters.get("text")
 
 
 class TaskPositions:
@@ -201,6 +207,8 @@ class TaskData(TrainingBatches):
     def __init__(self, config: Config, *, rank: int = 0, world_size: int = 1):
         super().__init__(config, rank=rank, world_size=world_size)
         self.steps = _Steps(config, rank, world_size)
+        if text := task_text(config):
+            self.identity = identity_of(CorpusManifest.load(text).splits["train"])
 
     @property
     def steps_at_once(self) -> int:

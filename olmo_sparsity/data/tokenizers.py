@@ -83,14 +83,17 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def find_eos(tokenizer: Tokenizer, eos_token: str | None = None) -> int:
     """Id of the token that ends a document: ``eos_token``, else a usual one. Raises `UserError` for none."""
-    candidates = [eos_token] if eos_token else USUAL_EOS_TOKENS
-    for token in candidates:
-        token_id = tokenizer.token_to_id(token)
-        if token_id is not None:
-            return token_id
-    raise UserError(
-        f"the tokenizer has no token {' or '.join(candidates)}; name the one that ends documents: --eos-token"
-    )
+    token_id = usual_eos(tokenizer) if eos_token is None else tokenizer.token_to_id(eos_token)
+    if token_id is None:
+        names = " or ".join([eos_token] if eos_token else USUAL_EOS_TOKENS)
+        raise UserError(f"the tokenizer has no token {names}; name the one that ends documents: --eos-token")
+    return token_id
+
+
+def usual_eos(tokenizer: Tokenizer) -> int | None:
+    """Id of the first of the usual tokens that end a document; None where it has none of them."""
+    ids = map(tokenizer.token_to_id, USUAL_EOS_TOKENS)
+    return next((token_id for token_id in ids if token_id is not None), None)
 
 
 def id_range(tokenizer: Tokenizer) -> int:

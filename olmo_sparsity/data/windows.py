@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
-from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest, TokenFiles
+from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile, TokenFiles
 from olmo_sparsity.data.needles import NeedleWeaver
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
@@ -128,6 +128,11 @@ class Batch:
     def num_loss_tokens(self) -> int:
         """How many tokens count in the loss."""
         return int(np.count_nonzero(self.loss_mask.numpy()))
+
+
+def identity_of(files: Sequence[TokenFile]) -> str:
+    """SHA-256 of what token files hold, by the checksums of their manifest."""
+    return sha256(" ".join(file.sha256 for file in files).encode()).hexdigest()
 
 
 def share_of_batch(config: Config, processes: int) -> int:
@@ -289,9 +294,9 @@ class TrainingData(TrainingBatches):
     def _identity(self) -> str:
         """SHA-256 of what the token files hold, as far as a manifest or their sizes and first tokens tell."""
         tokens = self.dataset.tokens
-        parts = [file.sha256 for file in tokens.described] or [
-            f"{len(each)} {sha256(each[: 1 << 20].tobytes()).hexdigest()}" for each in tokens.arrays
-        ]
+        if tokens.described:
+            return identity_of(tokens.described)
+        parts = [f"{len(each)} {sha256(each[: 1 << 20].tobytes()).hexdigest()}" for each in tokens.arrays]
         return sha256(" ".join(parts).encode()).hexdigest()
 
     def batches(self, first_step: int) -> Iterator[Batch]:

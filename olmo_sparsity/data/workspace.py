@@ -15,7 +15,7 @@ from typing import Any
 from olmo_sparsity.corpus.groups import GROUPS_SUFFIX, groups_name
 from olmo_sparsity.corpus.near_copies import NEAR_COPIES_SUFFIX, near_copies_name
 from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, TokenFile
-from olmo_sparsity.data.sources import PrepareSettings
+from olmo_sparsity.data.sources import LEFT_OUT_WHERE_OFF, PrepareSettings
 from olmo_sparsity.data.tokenizers import tokenizer_file
 from olmo_sparsity.util.errors import NO_ROOM, UserError
 from olmo_sparsity.util.files import read_json, remove, sha256_file, write_json
@@ -88,7 +88,8 @@ def claim(
 
 
 def _refuse_other(out: Path, earlier: dict[str, Any], request: dict[str, Any]) -> None:
-    differing = [key for key, value in request.items() if earlier.get(key) != value]
+    names = dict.fromkeys([*request, *LEFT_OUT_WHERE_OFF])
+    differing = [name for name in names if earlier.get(name) != request.get(name)]
     if differing:
         raise UserError(
             f"{out} holds a corpus made with other settings ({', '.join(differing)}); choose another --out, "

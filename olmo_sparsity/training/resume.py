@@ -22,11 +22,14 @@ from olmo_sparsity.checkpoint import (
 )
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.config.schema import Config, each_field
+from olmo_sparsity.corpus.tokens import VERIFIED_NAME
 from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
+from olmo_sparsity.training.metrics import METRICS_NAME
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import remove, sha256_file
 from olmo_sparsity.util.lock import folder_lock
+from olmo_sparsity.util.provenance import PROVENANCE_NAME
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +134,9 @@ def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) 
             raise UserError(
                 f"{config.save_folder} was changed by another process; run the same command again"
             )
-        leftovers = Path(config.save_folder).glob(".*.tmp-*")  # of a run that was killed while it saved
+        # Of a run that was killed while it saved; another command may be writing to the folder now.
+        names = ("step*", METRICS_NAME, PROVENANCE_NAME, VERIFIED_NAME)
+        leftovers = [path for name in names for path in Path(config.save_folder).glob(f".{name}.tmp-*")]
         for path in [*leftovers, *([] if resume else checkpoints(config.save_folder))]:
             remove(path)
 

@@ -170,13 +170,14 @@ class ZeroEngine(Engine):
         from deepspeed.utils import safe_get_full_optimizer_state
 
         self._link_states()
-        step = next(iter(self._base_optimizer.state.values()))["step"]
+        step = next(iter(self._base_optimizer.state.values())).get("step")  # LionW counts none
         tensors = {}
         for name, parameter in self.raw_model.named_parameters():
             for key in self._state_keys:
                 full = safe_get_full_optimizer_state(parameter, key)
                 tensors[f"{name}{SEPARATOR}{key}"] = full.reshape(self._shapes[name]).cpu().clone()
-            tensors[f"{name}{SEPARATOR}step"] = torch.as_tensor(float(step))
+            if step is not None:
+                tensors[f"{name}{SEPARATOR}step"] = torch.as_tensor(float(step))
         return tensors
 
     def load_optimizer_tensors(self, tensors: dict[str, Tensor]) -> None:
@@ -184,14 +185,14 @@ class ZeroEngine(Engine):
         if self.stage == 0:
             import_state(self.model.optimizer, tensors)
             return
-        step = next(tensor for name, tensor in tensors.items() if name.endswith(f"{SEPARATOR}step"))
+        counted = (tensor for name, tensor in tensors.items() if name.endswith(f"{SEPARATOR}step"))
+        step = next(counted, None)
         for flat in self._flat_groups():
-            empty = {key: torch.zeros_like(flat.data) for key in self._state_keys}
-            on_device = bool(self._base_optimizer.param_groups[0].get("fused"))
-            self._base_optimizer.state[flat] = {
-                "step": step.clone().to(flat.device if on_device else "cpu"),
-                **empty,
-            }
+            state = {key: torch.zeros_like(flat.data) for key in self._state_keys}
+            if step is not None:
+                on_device = bool(self._base_optimizer.param_groups[0].get("fused"))
+                state["step"] = step.clone().to(flat.device if on_device else "cpu")
+            self._base_optimizer.state[flat] = state
         self._link_states()
         for name, parameter in self.raw_model.named_parameters():
             for key in self._state_keys:

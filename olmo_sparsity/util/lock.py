@@ -60,7 +60,8 @@ def _hold(path: Path, patience: float = 0.2) -> Iterator[None]:
         lost.append(how)
         os.kill(os.getpid(), signal.SIGINT)  # wakes the main thread, whatever it waits for
 
-    lock = SoftFileLease(path, lease_duration=LEASE_SECONDS, on_compromise=give_up)
+    # Not of one thread: a run of several processes takes it in a thread and releases it in the main one.
+    lock = SoftFileLease(path, lease_duration=LEASE_SECONDS, on_compromise=give_up, thread_local=False)
     try:
         # The first try only breaks the lock of a dead process.
         lock.acquire(timeout=patience, poll_interval=0.02)

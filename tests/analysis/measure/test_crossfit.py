@@ -1,5 +1,7 @@
 """Cross-fitting: one model chooses, another measures; by checkpoint or by records, and what is refused."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from analysis.records.store import load_records
 from analysis.stats.compare import compare
 from analysis.stats.faithfulness import overlap
 from analysis.stats.summary import summarize
-from olmo_sparsity.checkpoint import load_model
+from olmo_sparsity.checkpoint import checkpoints, load_model
 from olmo_sparsity.corpus.tokens import TokenFiles
 from tests.support.measured import M, N, arrays, assert_losses_are_plain, influence_settings
 from tests.support.refusals import refused
@@ -48,7 +50,7 @@ def test_a_chooses_and_b_measures(two_seeds, own, crossed):
 
 def test_records_choose_as_their_checkpoint_does(two_seeds, crossed, tmp_path):
     again = load_records(measure_influence(settings(two_seeds, tmp_path / "again", "records", "second")))
-    assert again.manifest.fingerprint == crossed.manifest.fingerprint
+    assert again.manifest.options == {**crossed.manifest.options, "choices": "recorded"}
     for x, y in zip(arrays(again), arrays(crossed), strict=True):
         assert np.array_equal(x, y)
     part = settings(two_seeds, tmp_path / "part", "records", "second", ks=(1, 2), selectors=("greedy",))
@@ -73,6 +75,7 @@ def test_the_manifest_names_both(own, crossed):
         ("records", "second", {"selectors": ("attention",)}, "hold up to k = 4 of the selectors leave-one-out"),
         ("crossed", "second", {}, "are cross-fitted themselves"),
         ("unfinished", "second", {}, "are unfinished"),
+        ("untrained", "second", {}, "are of the targets of untrained weights"),
         ("run", None, {"limit": 0}, "--limit 0 leaves nothing"),
         ("run", None, {"propose_with": "second"}, "--propose-with is for screened selectors; name one in --selectors"),
         ("records", "second", {"propose_with": "second"}, "has chosen already; leave --propose-with out"),
@@ -89,9 +92,36 @@ def test_what_cannot_be_measured_is_refused(
 ):
     if checkpoint == "unfinished":
         measure_influence(settings(two_seeds, two_seeds / "unfinished", limit=1))
+    if checkpoint == "untrained":
+        measure_influence(
+            settings(two_seeds, two_seeds / "untrained", "run@untrained", tau_nats=-9.0, limit=1)
+        )
     with refused(message):
         measure_influence(settings(two_seeds, tmp_path / "out", checkpoint, evaluate_with, **changes))
     assert not (tmp_path / "out").exists()
+
+
+def test_choices_of_records_and_of_their_checkpoint_are_not_mixed_where_lds_tells_them_apart(
+    two_seeds, own, tmp_path
+):
+    changes = {"only_recovery": False, "subsets": 4, "selectors": ("leave-one-out", "random")}
+    measure_influence(settings(two_seeds, tmp_path, "run", "second", limit=1, **changes))
+    with refused("choices None -> recorded"):
+        measure_influence(settings(two_seeds, tmp_path, "records", "second", **changes))
+
+
+def test_records_in_a_checkpoints_folder_are_refused_and_those_in_a_runs_leave_it_a_model(
+    two_seeds, own, tmp_path
+):
+    shutil.copytree(two_seeds / "run", tmp_path / "run")
+    step = checkpoints(tmp_path / "run")[-1]
+    before = {path.name: path.read_bytes() for path in step.iterdir()}
+    with refused("is no place for records: its checksums.json is that of"):
+        measure_influence(settings(two_seeds, step))
+    assert {path.name: path.read_bytes() for path in step.iterdir()} == before
+    for limit in (1, None):  # goes on
+        measure_influence(settings(tmp_path, tmp_path / "run", corpus=str(two_seeds / "corpus"), limit=limit))
+    assert np.array_equal(load_records(tmp_path / "run").over, own.over)
 
 
 @pytest.mark.parametrize("model", ["run", "hf"])
@@ -137,8 +167,9 @@ def test_a_smaller_model_proposes(two_seeds, own, tmp_path):
         assert overlap(chosen, own.selected["gradient"][far][mine]).mean() < 1
     # cross-fitted records say it as well, whether the choice is made now or was recorded
     crossed = two_seeds, tmp_path / "crossed"
-    now = open_measurement(settings(*crossed, "run", "second", **screened)).manifest
-    recorded = settings(*crossed, records.folder, "second", selectors=screened["selectors"])
+    alike = {"selectors": screened["selectors"], "only_recovery": True}
+    now = open_measurement(settings(*crossed, "run", "second", **{**screened, **alike})).manifest
+    recorded = settings(*crossed, records.folder, "second", **alike)
     assert now.fingerprint == open_measurement(recorded).manifest.fingerprint
     random = settings(*crossed, records.folder, "second", selectors=("random",))
     assert "proposer_sha256" not in open_measurement(random).manifest.options
@@ -215,5 +246,8 @@ def test_of_a_large_measurement_a_share_of_the_targets_keeps_its_text(two_seeds,
     some = load_records(measure_influence(settings(two_seeds, tmp_path, limit=1))).examples
     assert 0 < len(some) < len(whole)
     assert set(some.target_id.tolist()) < set(whole.target_id.tolist())
+    asked = settings(two_seeds, tmp_path / "asked", targets=10**6, limit=1)  # more than the text has
+    many = load_records(measure_influence(asked))
+    assert len(many.examples) > 0.2 * len(many.over_tau) * 40 / len(many.targets)
     row = whole.target_id.tolist().index(int(some.target_id[0]))
     assert some.context_pieces[0] == whole.context_pieces[row]

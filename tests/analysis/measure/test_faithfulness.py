@@ -55,7 +55,7 @@ def test_losses_equal_plain_passes(trained, measured):
             long = plain_loss(model, text, range(length), token)
             expected = [plain_loss(model, text, [*subset, *short], token) for subset in subsets]
             for name in SELECTORS:
-                further = measured.further_of(row, name, far)
+                further = {column: each[name][far][row] for column, each in measured.further.items()}
                 assert further["subset_loss_nats"].tolist() == pytest.approx(expected, abs=1e-4)
                 chosen = measured.selected[name][far][row].tolist()
                 drops = [

@@ -304,6 +304,9 @@ def test_rotary_models_are_measured_past_their_configuration_and_tables_are_not(
     gpt2.check_reach(64)
     with refused(r"65 tokens are beyond the 64 learned positions of .*gpt2 \(gpt2\)"):
         gpt2.check_reach(65)
+    gpt2.check_reach(57, 7)  # as a needle with 8 value tokens is read
+    with refused(r"65 tokens are beyond the 64 .*lower --lengths to at most 57"):
+        gpt2.check_reach(58, 7)
     contiguous = {"scheme": "contiguous", "target_length": None}
     checkpoint(tmp_path, corpus=made / "corpus", positions=contiguous, rope=False)
     with refused(r"33 tokens are beyond the 32 learned.*lower --lengths to at most 32"):

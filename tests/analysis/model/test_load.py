@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from analysis.measure.influence import measure_influence
 from analysis.model.load import OWN_FAMILY, load_for_analysis
+from analysis.model.rope_scaling import load_scaled
 from analysis.records.store import load_records
 from olmo_sparsity.checkpoint import TOKENIZER
 from olmo_sparsity.util.errors import UserError
@@ -137,6 +138,15 @@ def test_contexts_that_are_too_long_are_refused(tmp_path, family, changes, longe
             "N = 17 with 4 more targets of a block is beyond the 20 .*; lower --n-long to at most 16"
         ):
             loaded.check_context(17, 5)
+
+
+def test_a_scaled_rope_reaches_its_factor_times_as_far(tmp_path):
+    llama = directory(tmp_path, "llama")
+    with refused("N = 65 is beyond the 64 positions"):
+        load_for_analysis(llama).check_context(65)
+    load_scaled(f"{llama}@yarn:2").check_context(128)
+    with refused("N = 129 is beyond the 128 positions"):
+        load_scaled(f"{llama}@yarn:2").check_context(129)
 
 
 def test_models_without_position_ids_are_refused(tmp_path):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -251,9 +253,30 @@ def test_a_finished_corpus_is_left_alone_and_not_read_again(tmp_path, monkeypatc
     monkeypatch.undo()
     with refused(r"other settings \(vocab_size\).*--overwrite"):
         prepare(text_settings(settings.files, vocab_size=280), out)
+    with refused(r"other settings \(near_copy_tokens\)"):
+        prepare(text_settings(settings.files, near_copy_tokens=0), out)
     assert before == {path: path.stat().st_mtime_ns for path in out.iterdir()}
     prepare(text_settings(settings.files[:2], vocab_size=280), out, overwrite=True)
     assert sorted(contents(out, "*.npy")) == ["heldout-00000.npy", "train-00000.npy", "train-00001.npy"]
+
+
+def test_a_corpus_with_groups_is_not_taken_for_one_without_finished_or_not(tmp_path, monkeypatch):
+    lines = [{"text": text, "book": row % 8} for row, text in enumerate(some_texts(80, seed=1))]
+    file = tmp_path / "books.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    grouped, out = text_settings([str(file)], heldout_fraction=0.2, group_field="book"), tmp_path / "out"
+    without = replace(grouped, group_field=None)
+    prepare(grouped, out)
+    with refused(r"other settings \(group_field\)"):
+        prepare(without, out)
+    with monkeypatch.context() as patch:  # stopped once the held-out documents are chosen
+        patch.setattr("olmo_sparsity.data.prepare.train_bpe", None)
+        with pytest.raises(TypeError):
+            prepare(grouped, tmp_path / "part")
+    with refused(r"other settings \(group_field\)"):
+        prepare(without, tmp_path / "part")
+    prepare(grouped, tmp_path / "part")
+    assert contents(tmp_path / "part") == contents(out)
 
 
 def test_a_damaged_corpus_is_made_again_and_a_foreign_folder_refused(tmp_path):

@@ -232,6 +232,16 @@ def test_a_streamed_run_resumed_equals_one_never_stopped(tmp_path, many_marks):
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
+def test_a_tokenizer_whose_end_token_has_an_unusual_name(tmp_path):
+    stream_config(tmp_path)
+    tokenizer = tmp_path / "prepared" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("<|endoftext|>", "<END>"))
+    config = stream_config(tmp_path)
+    assert len(take(config, 0, 2)) == 2
+    with refused("has no token 299999; set --model.eos_token_id"):
+        take(replace(config, model=replace(config.model, eos_token_id=299_999)), 0, 1)
+
+
 def test_other_text_under_the_same_name_is_refused_on_resume(tmp_path):
     config = stream_config(tmp_path, "--max_duration=4")
     train(replace(config, stop_at=2))

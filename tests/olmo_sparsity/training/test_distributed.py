@@ -117,6 +117,16 @@ def test_two_compiled_processes_have_the_losses_of_one(folder, alone, stage):
 
 
 @pytest.mark.slow
+def test_lionw_goes_on_under_zero(folder):
+    """It counts no steps, which its state then lacks."""
+    lion = "--optimizer.name=lionw", "--max_duration=4"
+    whole = run(1, folder, "lion", *lion, stage=2)
+    run(1, folder, "lion-parts", *lion, "--stop_at=2", stage=2)
+    parts = run(1, folder, "lion-parts", *lion, "--resume", stage=2)
+    assert [row["loss_nats"] for row in parts.values()] == [row["loss_nats"] for row in whole.values()]
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_processes_and_another_stage(folder, alone):
     """ZeRO 3 on two processes, then one process without DeepSpeed, then ZeRO 1 on four: as if nothing had happened."""
     run(2, folder, "mixed", "--stop_at=6", stage=3)

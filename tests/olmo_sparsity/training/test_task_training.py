@@ -1,5 +1,6 @@
 """Synthetic tasks in the one training loop: the same losses as a loop of ten lines, whatever runs them."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
-from tests.support import tiny_task
+from tests.support import tiny, tiny_task
 from tests.support.refusals import refused
 
 
@@ -176,6 +177,35 @@ def test_a_run_is_finished_when_it_has_learned_the_longest_training_samples(tmp_
     exact = iter([3])
     more = replace(learned, evaluation=replace(learned.evaluation, until=0.9))
     assert train(more, resume=True).name == "step00000006"
+
+
+def test_the_text_of_a_task_is_verified_and_compared_on_resume(tmp_path):
+    corpus, other = (
+        tiny.write_corpus(
+            tmp_path / str(number),
+            {split: tiny.random_documents(6, 90, seed=number) for split in ("train", "heldout")},
+        )
+        for number in (1, 2)
+    )
+    lengths = {"train_length": [8, 12], "test_length": [8, 24], "k_train": 2, "k_test": [2]}
+    config = tiny_task.config(
+        tmp_path,
+        task={"name": "planted", "parameters": {"text": str(corpus), **lengths}},
+        positions={"scheme": "contiguous", "table_size": None, "skip_probability": 0.0},
+        model={"vocab_size": 53},
+    )
+    train(replace(config, stop_at=3))
+    shutil.copytree(corpus, tmp_path / "kept")
+    shutil.copytree(other, corpus, dirs_exist_ok=True)
+    with refused("the text it is trained on was"):
+        train(config, resume=True)
+    shutil.copytree(tmp_path / "kept", corpus, dirs_exist_ok=True)
+    file = corpus / "train-00000.npy"
+    file.write_bytes(b"\xff\xff" + file.read_bytes()[2:])
+    with refused("train-00000.npy"):
+        train(config, resume=True)
+    shutil.copytree(tmp_path / "kept", corpus, dirs_exist_ok=True)
+    train(config, resume=True)
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path):

@@ -336,5 +336,7 @@ def test_half_written_files_of_a_killed_run_are_removed(tmp_path):
     leftover = tmp_path / "run" / ".step00000004.tmp-elsewhere-1"
     leftover.mkdir(parents=True)
     (leftover / WEIGHTS).write_bytes(b"half")
+    of_another = tmp_path / "run" / ".hf.tmp-here-1"  # what export_hf.py is writing now
+    of_another.mkdir()
     train(config, resume=True)
-    assert not leftover.exists()
+    assert not leftover.exists() and of_another.exists()

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,14 @@ def test_the_second_comer_gets_one_line_and_a_kill_releases(tmp_path, hold):
     with folder_lock(tmp_path):
         assert (tmp_path / LOCK_NAME).is_file()
     assert not any(tmp_path.iterdir())
+
+
+def test_it_is_released_by_another_thread_than_took_it(tmp_path):
+    """As a run of several processes does."""
+    with ExitStack() as held, ThreadPoolExecutor(1) as pool:
+        pool.submit(held.enter_context, folder_lock(tmp_path)).result()
+        assert (tmp_path / LOCK_NAME).is_file()
+    assert not (tmp_path / LOCK_NAME).exists()
 
 
 def test_parts_work_side_by_side_and_exclude_the_whole(tmp_path, hold):
