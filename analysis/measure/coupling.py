@@ -18,13 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from analysis.measure.settings import CouplingSettings
-from analysis.model.adapters import AnalysedModel
 from analysis.model.load import load_for_analysis
+from analysis.model.scorer import Scorer
 from analysis.records.results import COUPLING
+from analysis.text.contexts import Contexts
 from olmo_sparsity.checkpoint import CONFIG, load_state, resolve_checkpoint
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.task_batches import task_of
@@ -35,30 +34,24 @@ from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import current_commit
 
 
-@torch.no_grad()
-def influence_on_response(model: AnalysedModel, batch: TaskBatch, columns: np.ndarray, by: str) -> np.ndarray:
+def influence_on_response(scorer: Scorer, batch: TaskBatch, columns: np.ndarray, by: str) -> np.ndarray:
     """Mean influence of the prompt's tokens at ``columns`` (C,) on every token of the response, (R, C), over samples.
 
     All samples have the same lengths. ``leave-one-out-kl``: KL from the model's prediction to that without the token,
     in nats. ``attention``: of the position that predicts, mean over heads and layers.
     """
     start, length = int(batch.response_start[0]), int(batch.lengths[0])
-    tokens = torch.from_numpy(batch.tokens[:, : length - 1])  # the last token predicts nothing
-    ids = torch.arange(length - 1).expand(tokens.shape)
-    asked = length - start
+    targets = batch.tokens[:, start:length]
+    numbers = np.arange(targets.size).reshape(targets.shape)
+    contexts = Contexts(
+        batch.tokens[:, : length - 1], targets, numbers, n_short=0
+    )  # the prompt is far, block by block
     if by == "attention":
-        return model.last_attention(tokens, ids, asked)[:, :, columns].mean(dim=0).double().numpy()
-    whole = _log_probabilities(model, tokens, ids, asked)
-    found = []
-    for column in columns.tolist():
-        kept = torch.arange(length - 1) != column
-        without = _log_probabilities(model, tokens[:, kept], ids[:, kept], asked)
-        found.append((whole.exp() * (whole - without)).sum(dim=-1).mean(dim=0))
-    return torch.stack(found, dim=1).numpy()
-
-
-def _log_probabilities(model: AnalysedModel, tokens: Tensor, ids: Tensor, asked: int) -> Tensor:
-    return model(tokens, ids, logits_to_keep=asked).logits.double().log_softmax(dim=-1)
+        found = scorer.last_attention(contexts, contexts.all_targets)[:, columns]
+    else:
+        without = np.array([np.delete(np.arange(start), column) for column in columns])
+        found = scorer.measures(contexts, without, ("kl",))[..., 0]
+    return found.reshape(*targets.shape, len(columns)).mean(axis=0)
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ class Layout:
 
 
 def lay_out(
-    model: AnalysedModel, task: Task, length: int, settings: CouplingSettings
+    scorer: Scorer, task: Task, length: int, settings: CouplingSettings
 ) -> tuple[Layout, set[int], set[int]]:
     """What is coupled in samples of one length; the tokens of columns that never change, and those of the others.
 
@@ -89,7 +82,7 @@ def lay_out(
     if not varies.any():
         raise UserError(f"{settings.samples} samples of length {length} are all the same; raise --samples")
     columns = np.flatnonzero(varies)
-    influence = influence_on_response(model, batch, columns, settings.by)
+    influence = influence_on_response(scorer, batch, columns, settings.by)
     coupled = np.zeros(batch.tokens.shape[1], dtype=np.int64)
     # The last token, which ends the response, is coupled to nothing.
     coupled[columns] = influence[:-1].argmax(axis=0) + FIRST_OF_RESPONSE
@@ -140,11 +133,12 @@ def measure_coupling(settings: CouplingSettings) -> Path:
             f"the response of {task.name} is one label, which couples no tokens; give a run on another task"
         )
     loaded = load_for_analysis(folder)
+    scorer = Scorer(loaded.model)
     shortest, longest = task.train_length
     layouts, constant, varying = [], set(), set()
     with progress("coupling", longest - shortest + 1, "lengths") as advance:
         for length in range(shortest, longest + 1):
-            layout, fixed, others = lay_out(loaded.model, task, length, settings)
+            layout, fixed, others = lay_out(scorer, task, length, settings)
             layouts.append(layout)
             constant |= fixed
             varying |= others

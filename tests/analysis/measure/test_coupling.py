@@ -18,6 +18,7 @@ from analysis.measure.coupling import (
     measure_coupling,
 )
 from analysis.measure.settings import CouplingSettings
+from analysis.model.scorer import Scorer
 from analysis.records.results import COUPLING
 from olmo_sparsity.checkpoint import TrainState, save_checkpoint
 from olmo_sparsity.data.task_batches import TaskPositions
@@ -72,6 +73,13 @@ class ByHand:
             rows.append(self.table[key % 2000])
         return SimpleNamespace(logits=torch.stack(rows, dim=1))
 
+
+class Attending(ByHand):
+    """Attends as it would predict; of what an `AnalysedModel` offers nothing else is called."""
+
+    blank_token = 0
+    key_values = logits_after = biased_logits = embed = embedded_logits = ByHand.__call__
+
     def last_attention(self, input_ids, position_ids, queries):
         length = int(position_ids[0, -1]) + 2
         coupled, start = self.ids[length]
@@ -86,7 +94,8 @@ def test_what_a_model_reads_is_coupled(name, by):
     settings = CouplingSettings(checkpoint="", out="", by=by)
     layouts, constant = [], set()
     for length in range(3, 7):
-        layout, fixed, varying = lay_out(ByHand(task), task, length, settings)
+        model = (Attending if by == "attention" else ByHand)(task)
+        layout, fixed, varying = lay_out(Scorer(model), task, length, settings)
         layouts.append(layout)
         constant |= fixed
         assert not fixed & varying
@@ -102,7 +111,7 @@ def test_what_a_model_reads_is_coupled(name, by):
 def test_samples_that_do_not_differ_are_refused():
     task = small("copy")
     with refused("1 samples of length 3 are all the same; raise --samples"):
-        lay_out(ByHand(task), task, 3, CouplingSettings(checkpoint="", out="", samples=1))
+        lay_out(Scorer(ByHand(task)), task, 3, CouplingSettings(checkpoint="", out="", samples=1))
 
 
 def test_a_segment_that_never_differs_is_refused():
@@ -115,7 +124,7 @@ def test_influence_is_the_kl_that_leaving_a_token_out_makes():
     task = small("copy")
     batch = make_task("copy", {"train_length": [3, 3]}).sample("train", 0, np.arange(5))
     model, columns = ByHand(task), np.array([1, 2, 3])
-    found = influence_on_response(model, batch, columns, "leave-one-out-kl")
+    found = influence_on_response(Scorer(model), batch, columns, "leave-one-out-kl")
     tokens, ids = torch.from_numpy(batch.tokens[:, :-1]), torch.arange(7 + 1).expand(5, -1)
     whole = model(tokens, ids, logits_to_keep=4).logits
     kept = [0, 1, 3, 4, 5, 6, 7]
