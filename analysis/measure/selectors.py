@@ -232,7 +232,7 @@ def screened(exact: Selector, proposer: Selector, count: int, screen: str) -> Se
 
 @register_forms("leave-one-out")
 def leave_one_out(question: Question, measure: str = "loss") -> np.ndarray:
-    """loss(t | C_long without i) - L_long, (m, C) nats: our Eq. 20 [ours; its text is not public].
+    """loss(t | C_long without i) - L_long, (m, C) nats: our Eq. 20 [ours; its text was not at hand].
 
     Of another measure the same: a divergence from p_long is 0 given C_long.
     """

@@ -303,7 +303,8 @@ class Scorer(OnDevice):
         """-∂ loss / ∂ (presence of each far token), (m, F) nats, at full presence in the long context.
 
         The presence p of a token multiplies its attention weight, before normalisation, for every other query in every
-        layer and head: p = 1 is the model as it is, p = 0 the token dropped (docs/method.md, 2.1), exactly [ours].
+        layer and head (of entmax: log p is added to the score): p = 1 is the model as it is, p = 0 the token dropped
+        (docs/method.md, 2.1), exactly [ours].
         ``asked``: (m, 2) as in `losses`.
         """
         model = self._analysed("gradient")

@@ -14,7 +14,8 @@ class FeatureMap(Attention):
     """DAPE v2 (Zheng et al. 2024, arXiv 2410.04798): the scores plus two convolutions over heads and three keys.
 
     The neighbours of a key are those whose ids are one less and one more, and the map is 0 at keys that the query does
-    not see, before either convolution [ours]: a token that is dropped leaves a gap, as one that is hidden does.
+    not see, before either convolution [ours]: a token that is dropped leaves a gap, as one that is hidden does. Between
+    the convolutions there are as many channels as heads, and a bias of ALiBi is added after them [ours].
     """
 
     fades = False

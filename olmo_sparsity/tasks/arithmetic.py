@@ -71,7 +71,8 @@ class MultiAddition(_Arithmetic):
     the least significant 2, upwards, and marks have 1; number j, running sum j and the marks before them have j on the
     second, and so has ``=`` 1. So each digit of s_j is decided by tokens that are told by their ids: the digit of a_j
     and of s_(j-1) of its significance, and those before it for the carry. Every number has n digits, each uniform,
-    zeros in front included, a sum one more. s_1 repeats a_1, in place of their sum of nothing [ours]. Length is n.
+    zeros in front included, a sum one more. s_1 repeats a_1, digits of operands are most significant first, and =
+    stands between the sums [ours]. Length is n.
     """
 
     train_length: tuple[int, int] = (1, 10)

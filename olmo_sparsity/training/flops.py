@@ -1,9 +1,9 @@
 """Model FLOPs of training, and what a device can do at most: their quotient is the model FLOPs utilisation (MFU).
 
 Counted, as in PaLM (Chowdhery et al. 2022, appendix B): the matrix products that the model's definition asks for, two
-FLOPs a multiply-add, forward once and backward twice. Not counted: recomputation under activation checkpointing,
-norms, activations, softmax, the loss, the optimizer, the embedding look-up. Attention counts as the full T x T
-matrix, also where a causal kernel skips half of it: MFU figures of others mean the same.
+FLOPs a multiply-add, forward once and backward twice. Not counted: recomputation under activation checkpointing, norms,
+activations, softmax, the loss, the optimizer, the embedding look-up, and that DAPE v2 convolves T x T scores. Attention
+counts as the full T x T matrix, also where a causal kernel skips half of it: MFU figures of others mean the same.
 """
 
 from __future__ import annotations
