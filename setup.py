@@ -11,12 +11,15 @@ class BuildWithShippedFiles(build_py):
     """Builds the packages, and what `olmo_sparsity.util.shipped` finds where there is no checkout."""
 
     def run(self) -> None:
+        if self.editable_mode:
+            super().run()
+            return
+        shutil.rmtree(
+            self.build_lib, ignore_errors=True
+        )  # of an earlier build, whose modules may be gone since
         super().run()
-        if not self.editable_mode:
-            for name in ("configs", "slurm"):
-                target = Path(self.build_lib) / "olmo_sparsity" / "shipped" / name
-                shutil.rmtree(target, ignore_errors=True)
-                shutil.copytree(name, target)
+        for name in ("configs", "slurm"):
+            shutil.copytree(name, Path(self.build_lib) / "olmo_sparsity" / "shipped" / name)
 
 
 setup(cmdclass={"build_py": BuildWithShippedFiles})

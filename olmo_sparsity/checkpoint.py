@@ -193,10 +193,17 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} cannot be read ({error}); use an earlier checkpoint") from error
 
 
+def config_of(folder: Path) -> Config:
+    """The configuration of a checkpoint folder. Raises `UserError` for one that this project did not train."""
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} has no {CONFIG}; give a run that scripts/train.py trained")
+    return load_config(folder / CONFIG, warn=False)
+
+
 def load_model(checkpoint: str | Path) -> tuple[Model, Config]:
     """The model of a checkpoint (or of a run's last one), on the CPU in evaluation mode, and its configuration."""
     folder = resolve_checkpoint(checkpoint)
-    config = load_config(folder / CONFIG, warn=False)
+    config = config_of(folder)
     model = empty_model(config)
     load_weights(model, folder)
     return model.eval(), config

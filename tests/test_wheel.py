@@ -34,12 +34,21 @@ def installed(tmp_path_factory):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, copy / name)
+    gone = copy / "build" / "lib" / "analysis" / "cli" / "gone.py"  # as an earlier build leaves a module
+    gone.parent.mkdir(parents=True)
+    gone.touch()
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     offline = ("--no-deps", "--no-index")
     subprocess.run([*pip, "wheel", *offline, "--no-build-isolation", "-w", folder, copy], check=True)
     (wheel,) = folder.glob("*.whl")
     subprocess.run([*pip, "install", *offline, "--target", folder / "site", wheel], check=True)
     return folder / "site"
+
+
+@pytest.mark.slow
+def test_modules_of_an_earlier_build_are_left_out(installed):
+    assert (installed / "analysis" / "cli" / "figure2.py").is_file()
+    assert not (installed / "analysis" / "cli" / "gone.py").exists()
 
 
 @pytest.fixture

@@ -11,12 +11,11 @@ anywhere; press ? in its examples for the keys. The same records and seed give t
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 
 from analysis.cli.arguments import add_summary_arguments, read_summary
 from olmo_sparsity.util.arguments import Parser, out_file, whole_number_or_zero
+from olmo_sparsity.util.provenance import command_line
 
 
 def main() -> None:
@@ -37,7 +36,7 @@ def main() -> None:
         records,
         summary,
         {name: (figure, narrow[name]) for name, figure in wide.items()},
-        command=shlex.join(["python", "scripts/report.py", *sys.argv[1:]]),
+        command=command_line(),
         examples=arguments.examples,
         longppl=longppl,
         comparison=comparison,

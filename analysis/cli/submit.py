@@ -76,9 +76,10 @@ def main() -> None:
 
 def train_jobs(options: argparse.Namespace, overrides: Sequence[str]) -> list[Job]:
     """One job that trains. Raises `UserError` for what training would refuse when it starts."""
-    from olmo_sparsity.config.load import load_config
+    from olmo_sparsity.config.load import load_config, refuse_dry_run
 
     config = load_config(options.config, overrides)
+    refuse_dry_run(config)
     per_node = options.processes_per_node or options.gpus_per_node or 1
     processes = options.nodes * per_node
     if config.global_train_batch_size % processes:

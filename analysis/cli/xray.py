@@ -15,8 +15,6 @@ at any word lights up those that it needs and those that it serves; it opens in 
 
 from __future__ import annotations
 
-import shlex
-import sys
 from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
@@ -26,6 +24,7 @@ from analysis.measure.settings import MapSettings
 from analysis.records.influence_map import MAP_NAME
 from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.provenance import command_line
 
 _OF_BOTH = ("checkpoint", "text", "out")
 
@@ -54,8 +53,7 @@ def main() -> None:
         path = measure_text_map(settings_from(MapSettings, given, out=out))
         found, folder, written = InfluenceMap.load(path), path.parent, [path]
     written += save_figure(found.plot(), folder, "xray")
-    command = shlex.join(["python", "scripts/xray.py", *sys.argv[1:]])
-    found.to_html(folder / "xray.html", command=command)
+    found.to_html(folder / "xray.html", command=command_line())
     print(found)
     print(f"wrote {', '.join(map(str, [*written, folder / 'xray.html']))}")
 

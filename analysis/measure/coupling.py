@@ -24,8 +24,7 @@ from analysis.model.load import load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.records.results import COUPLING
 from analysis.text.contexts import Contexts
-from olmo_sparsity.checkpoint import CONFIG, load_state, resolve_checkpoint
-from olmo_sparsity.config.load import load_config
+from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
 from olmo_sparsity.data.task_batches import task_of
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.coupling import ENDS, FIRST_OF_RESPONSE, Segment, found_ids, segments_of
@@ -124,7 +123,7 @@ def measure_coupling(settings: CouplingSettings) -> Path:
     `lay_out` and `fit_segments` do.
     """
     folder, out = resolve_checkpoint(settings.checkpoint), settings.out
-    config = load_config(folder / CONFIG, warn=False)
+    config = config_of(folder)
     if config.task.name is None:
         raise UserError(f"{folder} was trained on text, which couples no tokens; give a run on a task")
     task = task_of(config)

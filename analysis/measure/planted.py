@@ -48,8 +48,8 @@ from analysis.stats.bootstrap import DEFAULT_RESAMPLES
 from analysis.stats.exact_match import wilson
 from analysis.stats.recovery import Columns, SumsBootstrap
 from analysis.text.contexts import Contexts
-from olmo_sparsity.checkpoint import CONFIG, load_state, resolve_checkpoint
-from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
+from olmo_sparsity.config.load import Config
 from olmo_sparsity.data.task_batches import task_of
 from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.util.errors import UserError
@@ -234,9 +234,7 @@ class PlantedSamples:
 
 def planted_task(folder: Path) -> tuple[Config, SparseTask]:
     """Configuration and task of a checkpoint folder. Raises `UserError` where its task plants no tokens."""
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder} has no {CONFIG}; give a run that scripts/train.py trained")
-    config = load_config(folder / CONFIG, warn=False)
+    config = config_of(folder)
     task = None if config.task.name is None else task_of(config)
     if not isinstance(task, SparseTask):
         trained_on = "text" if task is None else f"the task {task.name}"

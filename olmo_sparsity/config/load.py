@@ -39,6 +39,12 @@ _NOT_TAKEN = (OmegaConfBaseException, TypeError, ValueError, OverflowError, Recu
 """What OmegaConf raises for a value that does not fit a field."""
 
 
+def refuse_dry_run(config: Config) -> None:
+    """Raise `UserError` where a run that others wait for would only print its configuration, and end well."""
+    if config.dry_run:
+        raise UserError("dry_run: such a run trains nothing; leave it out, or give --dry-run before the --")
+
+
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, warn: bool = True) -> Config:
     """Read a YAML file, its `base:` files and overrides such as ``--optimizer.learning_rate=1e-4``.
 

@@ -20,7 +20,7 @@ from typing import Any
 from olmo.util import clean_opt
 from omegaconf import OmegaConf as om
 
-from olmo_sparsity.config.load import Config, load_config
+from olmo_sparsity.config.load import Config, load_config, refuse_dry_run
 from olmo_sparsity.config.messages import shorten
 from olmo_sparsity.config.safe_yaml import YamlError, parse_override
 from olmo_sparsity.util.errors import UserError
@@ -199,6 +199,7 @@ def _make_cell(sweep: Sweep, values: Mapping[str, str], check: Callable[[Config]
         *(f"--{key}={value}" for key, value in values.items() if key != CONFIG_AXIS),
     ]
     config = load_config(file, overrides, warn=False)
+    refuse_dry_run(config)
     settings = _settings(config)
     train = (*sweep.train, file, "--resume", *overrides)
     if config.task.name is None:

@@ -18,15 +18,20 @@ PROVENANCE_NAME = "provenance.json"
 LIBRARIES = ("torch", "ai2-olmo", "transformers", "accelerate", "deepspeed", "numpy", "olmo-sparsity")
 
 
-def provenance() -> dict[str, Any]:
-    """Commit, versions, command line, machine and time (UTC) of this process."""
+def command_line() -> str:
+    """How this process was started, as one would type it."""
     program, *arguments = sys.argv
     if not program.startswith("olmo-sparsity "):  # which is typed as it stands, python scripts/NAME.py is not
         program = shlex.join([Path(sys.executable).name, program])
+    return f"{program} {shlex.join(arguments)}".rstrip()
+
+
+def provenance() -> dict[str, Any]:
+    """Commit, versions, command line, machine and time (UTC) of this process."""
     return {
         "commit": current_commit(),
         "versions": library_versions(),
-        "command": f"{program} {shlex.join(arguments)}".rstrip(),
+        "command": command_line(),
         "machine": machine(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -92,7 +92,7 @@ needs() { # PPC on parity with ids in a share of the samples, and with wrong ids
                 found=$OUT/needs/found/$task/$by/seed=$seed
                 mkdir -p "$found"
                 COLUMNS=1000 $PY scripts/couple.py "$OUT/learn/$task/positions=scheme-contiguous-rotate-ids,seed=$seed" --by $by \
-                    --out "$found" | tee /dev/stderr | sed -n 's/^train with //p' >"$found.options"
+                    --out "$found" | tee -a /dev/stderr | sed -n 's/^train with //p' >"$found.options"
                 [ ! -s "$found.options" ] || xargs $PY scripts/sweep.py configs/synthetic/$task-small.yaml --grid seed="$seed" \
                     --out "$found/trained" "${how[@]}" -- <"$found.options"
             done

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.settings import DataSettings
 from benchmarks.timing import Json, about_this_run, summarise, time_in_turn
 from olmo_sparsity.data.prepare import prepare
-from olmo_sparsity.data.sources import PrepareSettings
+from olmo_sparsity.data.sources import PrepareSettings, check_files
 from olmo_sparsity.data.tokenizers import find_eos, load_tokenizer, tokenizer_file
 from olmo_sparsity.util.machine import available_cores
 
@@ -27,6 +27,8 @@ OURS, MAP, MAP_ONLY = "prepare_data", "datasets.map", "datasets.map, text loaded
 
 def run(settings: DataSettings) -> Json:
     """Tokens per second of each on the same files."""
+    if settings.files:
+        check_files(settings.files)
     made = about_this_run("cpu")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -89,6 +89,10 @@ def run(settings: GpuSettings) -> Json:
     started, parts = time.monotonic(), {}
     for name in PARTS:
         earlier = _load(settings, name)
+        if earlier is not None and earlier.get("of", _of(settings)) != _of(settings):
+            raise UserError(
+                f"{_file(settings, name)} was measured with other --tiny or --data; give another --out"
+            )
         if earlier is not None and not earlier["failed"]:
             _say(f"{name}: {_file(settings, name)} is there and whole, skipped")
             parts[name] = earlier
@@ -114,7 +118,14 @@ def measure_here(settings: GpuSettings, made: Json) -> Json:
     name, started = settings.part, time.monotonic()
     assert name is not None
     result = PARTS[name].measure(settings)
-    row = {"part": name, **made, "seconds": time.monotonic() - started, "failed": False, **result}
+    about = {
+        "part": name,
+        "of": _of(settings),
+        **made,
+        "seconds": time.monotonic() - started,
+        "failed": False,
+    }
+    row = {**about, **result}
     PART.save(_file(settings, name), row)
     return row
 
@@ -163,6 +174,11 @@ def _wait_for(command: list[str], log: Path, seconds: float, environment: dict[s
             process.wait()
     last = last_line(log) or "it printed nothing"
     return f"exit code {code}: {last.removeprefix('error: ')[:LONGEST_REASON]}; see {log}"
+
+
+def _of(settings: GpuSettings) -> Json:
+    """What a part depends on."""
+    return {"tiny": settings.tiny, "data": settings.data}
 
 
 def _file(settings: GpuSettings, name: str) -> Path:

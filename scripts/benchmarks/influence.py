@@ -57,6 +57,8 @@ Choose = Callable[[Contexts], Selection]
 
 def run(settings: InfluenceSettings) -> Json:
     """Every part that is asked for, written to influence.json, and the figure of the costs."""
+    for name in settings.selectors:
+        find_selector(name)  # refuses what a later part would
     device = chosen_device(settings.device)
     settings = replace(settings, device=device)
     made = about_this_run(device)
@@ -71,25 +73,30 @@ def run(settings: InfluenceSettings) -> Json:
         "settings": {name: getattr(settings, name) for name in shown},
         **made,
     }
-    if "speed" in settings.parts:
+
+    def speed() -> Json:
         contexts = contexts_of(loaded, settings, settings.targets)
-        result["speed"] = measure_speed(loaded.model, device, contexts, settings.repeats)
-    if "blocks" in settings.parts:
+        return measure_speed(loaded.model, device, contexts, settings.repeats)
+
+    def blocks() -> Json:
         block = contexts_of(loaded, settings, 1, settings.targets_per_block)
-        result["blocks"] = measure_blocks(loaded.model, device, block, settings)
-    if "agreement" in settings.parts and settings.corpus is not None:
-        result["agreement"] = measure_agreement(loaded, settings)
-    if "screened" in settings.parts and settings.corpus is not None:
-        result["screened"] = measure_screened(loaded, settings)
-    if "cost" in settings.parts:
-        result["cost"] = measure_costs(settings)
-    result = INFLUENCE_BENCHMARK.stamped(result)
-    write_json(settings.out / INFLUENCE_BENCHMARK.name, result)
+        return measure_blocks(loaded.model, device, block, settings)
+
+    measures: dict[str, Callable[[], Any]] = {"speed": speed, "blocks": blocks}
+    if settings.corpus is not None:
+        measures["agreement"] = partial(measure_agreement, loaded, settings)
+        measures["screened"] = partial(measure_screened, loaded, settings)
+    measures["cost"] = partial(measure_costs, settings)
+    for part, measure in measures.items():
+        if part in settings.parts:
+            result[part] = measure()
+            # After each part: a later one may fail.
+            write_json(settings.out / INFLUENCE_BENCHMARK.name, INFLUENCE_BENCHMARK.stamped(result))
     if "cost" in result:
         save_figure(cost_figure(result), settings.out, "cost")
     if "screened" in result:
         save_figure(pareto_figure(result), settings.out, "pareto")
-    return result
+    return INFLUENCE_BENCHMARK.stamped(result)
 
 
 def load_model(settings: ModelSettings) -> LoadedModel:

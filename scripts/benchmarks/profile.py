@@ -52,7 +52,7 @@ def run(settings: ProfileSettings) -> Json:
         "benchmark": "profile",
         "config": settings.config,
         "precision": engine.accelerator.mixed_precision,
-        "compiled": config.compile is not None,
+        "compiled": engine.is_compiled,
         "profiled_steps": settings.steps,
         "step_ms": 1e3 * statistics.median(seconds),
         "step_ms_low": 1e3 * min(seconds),

@@ -63,16 +63,11 @@ def run(settings: SyntheticSettings) -> Json:
 
 def _check(config: Config, path: str) -> None:
     """Raise `UserError` where the Trainer cannot be given the same."""
-    batch, part = config.global_train_batch_size, config.device_train_microbatch_size
     needed = [
         (config.task.name is None, "task.name: is missing; give a config of configs/synthetic"),
         (config.model.family != "gpt_neox", "model.family: the Trainer has GPT-NeoX; set it to gpt_neox"),
         (config.optimizer.name != "adamw", "optimizer.name: the Trainer has AdamW; set it to adamw"),
         (config.model.residual_dropout > 0, "model.residual_dropout: would differ; set every dropout to 0"),
-        (
-            batch % part > 0,
-            f"device_train_microbatch_size: {part} does not divide {batch}; give one that does",
-        ),
     ]
     for is_wrong, text in needed:
         if is_wrong:

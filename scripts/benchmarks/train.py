@@ -54,6 +54,8 @@ def run(settings: TrainSettings) -> Json:
         dtype = torch.bfloat16 if benchmark.precision == "bf16" else torch.float32
         runners = benchmark.runners()
         seconds, product_rate = time_beside_matrix_product(runners, settings.rounds, benchmark.device, dtype)
+        if not benchmark.compiled_engine.is_compiled:
+            raise UserError("compiling failed, as the line above says; mend that to measure what is compiled")
     rates = summarise(
         seconds, baseline=OLMO, amount=settings.steps * benchmark.config.tokens_per_step, unit="tokens/s"
     )

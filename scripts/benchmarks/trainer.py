@@ -16,6 +16,7 @@ from olmo_sparsity.config.load import Config
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.export import quiet_transformers
 from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.util.errors import UserError
 
 LEARNING_RATE = 1e-5
 """Of every side that is compared."""
@@ -83,6 +84,10 @@ class TimedTrainer:
 def _arguments(engine: Engine, config: Config, steps: int, folder: Path, compiled: bool) -> TrainingArguments:
     """Nothing logged, nothing saved."""
     size = min(config.device_train_microbatch_size, config.global_train_batch_size)
+    if config.global_train_batch_size % size:
+        raise UserError(
+            f"device_train_microbatch_size: {size} does not divide {config.global_train_batch_size}; give one that does"
+        )
     return TrainingArguments(
         output_dir=str(folder / "trainer"),
         per_device_train_batch_size=size,

@@ -270,6 +270,12 @@ def test_a_sweep_varies_one_thing_at_a_time():
         assert all({**each, name: usual[name]} == usual for each in rest)
 
 
+def test_a_selector_that_a_later_part_does_not_know_is_refused_first(tmp_path):
+    settings = InfluenceSettings(out=tmp_path, selectors=("leave-one-out-k1",))
+    with pytest.raises(UserError, match="unknown selector 'leave-one-out-k1'.*did you mean leave-one-out-kl"):
+        influence.run(settings)
+
+
 @pytest.mark.slow
 def test_all_parts_of_the_influence_benchmark(benchmark, trained, tmp_path):
     sizes = ["--n-long", 48, "--n-short", M, "--targets", 2, "--sampled-targets", 64]

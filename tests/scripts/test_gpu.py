@@ -158,6 +158,15 @@ def test_a_second_start_goes_on_with_what_is_missing(run, tmp_path, capsys):
     assert f"first: {tmp_path / 'first.json'} is there and whole, skipped" in capsys.readouterr().err
 
 
+def test_parts_of_another_corpus_are_not_taken_for_these(monkeypatch, tmp_path):
+    part = replace(gpu.PARTS["data"], measure=lambda settings: {"found": "something"})
+    monkeypatch.setattr(gpu, "PARTS", {"data": part})
+    gpu.run(GpuSettings(out=tmp_path, tiny=True, part="data"))
+    with pytest.raises(UserError, match="other --tiny or --data; give another --out"):
+        gpu.run(GpuSettings(out=tmp_path, tiny=True, data="runs/other"))
+    assert gpu.run(GpuSettings(out=tmp_path, tiny=True))["parts"]["data"]["found"] == "something"
+
+
 def test_without_time_a_part_is_not_started(run):
     found, started, _ = run(minutes=0.001)
     assert started == [] and set(found.values()) == {"failed: no time was left; run the same command again"}

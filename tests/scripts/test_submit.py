@@ -133,6 +133,7 @@ HELDOUT = "--evaluation.interval=2"
     [
         ("train none.yaml", "none.yaml: there is no such config file"),
         ("train config.yaml -- --model.d_modle=3", "did you mean model.d_model"),
+        ("train config.yaml -- --dry_run=true", "dry_run: such a run trains nothing"),
         ("train config.yaml --nodes 3 --gpus-per-node 2", "size 4 cannot be shared by 6 processes"),
         ("train config.yaml -- --save_folder='a b'", "save_folder 'a b': SLURM needs a path"),
         ("train config.yaml -- --corpus.path=nowhere", "nowhere is no prepared corpus"),

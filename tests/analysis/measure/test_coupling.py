@@ -20,7 +20,7 @@ from analysis.measure.coupling import (
 from analysis.measure.settings import CouplingSettings
 from analysis.model.scorer import Scorer
 from analysis.records.results import COUPLING
-from olmo_sparsity.checkpoint import TrainState, save_checkpoint
+from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
 from olmo_sparsity.data.task_batches import TaskPositions
 from olmo_sparsity.evaluate.exact_match import further_options
 from olmo_sparsity.model.build import build_model
@@ -29,6 +29,7 @@ from olmo_sparsity.tasks.coupling import Segment, found_ids
 from olmo_sparsity.training.loop import train
 from tests.olmo_sparsity.evaluate.test_exact_match import make_config
 from tests.support import tiny_task
+from tests.support.families import directory
 from tests.support.refusals import refused
 
 TASKS = {
@@ -106,6 +107,16 @@ def test_what_a_model_reads_is_coupled(name, by):
     # One digit is its own first and last: either way of counting it is right.
     counted = [s.counted_from for (s, _), e in zip(found, expected, strict=True) if e != Segment("start", 2)]
     assert counted == [e.counted_from for e in expected if e != Segment("start", 2)]
+
+
+def test_a_model_of_transformers_is_refused_with_a_remedy(tmp_path):
+    folder = directory(tmp_path, "llama")
+    for read in (
+        lambda: measure_coupling(CouplingSettings(checkpoint=str(folder), out=tmp_path)),
+        lambda: load_model(folder),
+    ):
+        with refused("has no config.yaml; give a run that scripts/train.py trained"):
+            read()
 
 
 def test_samples_that_do_not_differ_are_refused():

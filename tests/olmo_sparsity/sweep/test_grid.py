@@ -184,6 +184,11 @@ def test_what_is_wrong_in_all_cells_is_said_once(tmp_path):
     [
         (["seed=1"], ["--seed=2"], "--seed=2: seed is decided by the sweep"),
         (["seed=1"], ["--save-folder=x"], "save_folder is decided by the sweep"),
+        (
+            ["seed=1"],
+            ["--dry-run"],
+            "dry_run: such a run trains nothing; leave it out, or give --dry-run before",
+        ),
         (["optimizer.betas=[0.9,0.95],[0.9, 0.95]"], [], "would share the folder optimizer.betas=0.9-0.95"),
         (["seed=1,+1"], [], "seed=1 and seed=+1 have the same settings; leave one of them out"),
     ],
