@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import olmo_sparsity.export as export_module
 from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.checkpoint import TOKENIZER
 from olmo_sparsity.config.load import Config
@@ -344,3 +345,25 @@ def test_a_failure_in_the_middle_leaves_the_earlier_export(tmp_path, monkeypatch
         export_checkpoint(source, tmp_path / "hf", overwrite=True)
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
     assert not list(tmp_path.glob(".hf*"))
+
+
+def test_an_export_that_computes_something_else_leaves_nothing(tmp_path, monkeypatch):
+    source, _ = checkpoint(tmp_path / "own")
+    real = export_module.to_transformers
+
+    def broken(*given):
+        model = real(*given)
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight.neg_()
+        return model
+
+    monkeypatch.setattr(export_module, "to_transformers", broken)
+    with pytest.raises(AssertionError, match="exported logits differ by up to"):
+        export_checkpoint(source, tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_tokenizer_without_the_end_of_text_is_refused(tmp_path):
+    source, _ = checkpoint(tmp_path / "own", eos_token_id=100)
+    with refused("has no token of id 100, the model's eos_token_id; name its own"):
+        export_checkpoint(source, tmp_path / "hf")

@@ -40,10 +40,19 @@ def measured(made: Path, out: Path, kind: str) -> tuple[dict, dict]:
         values = {"corpus": str(made / corpus), "out": str(out / corpus), "device": "cpu", "seed": 0}
         several = {**values, "checkpoints": (run,), "labels": ("one",), "resamples": 300}
         if kind == "length":
-            path = measure_length(LengthSettings(**several, lengths=(8, 16), windows=18))
+            path = measure_length(LengthSettings(**several, lengths=(8, 16), windows=18, attention=True))
         elif kind == "needle":
             path = measure_needle(
-                NeedleSettings(**several, lengths=(20,), ks=(1,), depths=(0.5,), samples=12)
+                NeedleSettings(
+                    **several,
+                    lengths=(20,),
+                    ks=(1,),
+                    depths=(0.5,),
+                    samples=12,
+                    selectors=("random",),
+                    recall_samples=12,
+                    recall_length=20,
+                )
             )
         else:
             lengths = {"n_long": 30, "n_short": 6, "sliding_window": 4, "segments": 12, "resamples": 300}
@@ -59,11 +68,22 @@ def numbers(result: dict, kind: str) -> dict:
     return model["bins"][0]["loss_nats"] if kind == "length" else model["cells"][0]["loss_nats"]
 
 
+def further_numbers(result: dict, kind: str) -> dict:
+    """Of the same measurement: the entropy of the attention, the recall of needles."""
+    [model] = result["models"]
+    if kind == "length":
+        return model["at_lengths"][0]["attention"]["entropy_nats"]
+    return model["checkpoints"][0]["recall"]["selectors"]["random"]["8"]["recall"]
+
+
 @pytest.mark.parametrize("kind", ["length", "needle", "longppl"])
 def test_values_are_the_same_and_intervals_go_by_group(made, tmp_path, kind):
     grouped, plain = measured(made, tmp_path, kind)
     with_groups, without = numbers(grouped, kind), numbers(plain, kind)
     assert with_groups["value"] == without["value"] and with_groups["low"] != without["low"]
+    if kind != "longppl":
+        with_groups, without = further_numbers(grouped, kind), further_numbers(plain, kind)
+        assert with_groups["value"] == without["value"] and with_groups["low"] != without["low"]
     counts = grouped if kind == "longppl" else grouped["settings"]
     assert (counts["groups"], counts["documents"]) == (3, 6)
     assert "groups" not in plain and "groups" not in plain["settings"]

@@ -260,11 +260,14 @@ def test_what_no_selector_can_measure_is_refused_before_anything_is_measured(mad
     assert not (tmp_path / "out").exists()
 
 
-def test_a_table_of_positions_that_ends_is_refused(made, tmp_path):
+def test_a_table_of_positions_that_ends_is_refused(tmp_path):
     gpt2 = directory(tmp_path / "gpt2", "gpt2")  # 64 positions
-    changes = {"checkpoints": (str(gpt2),), "labels": ("gpt2",), "corpus": str(gpt2 / "corpus")}
-    with refused("no held-out document has 63|beyond the 64 learned positions"):
-        measure_needle(settings(made, tmp_path / "out", lengths=(12, 63), **changes))
+    corpus = tiny.write_corpus(tmp_path / "longer", {"heldout": tiny.random_documents(3, 80)})
+    asked = {"checkpoints": (str(gpt2),), "labels": ("gpt2",), "corpus": str(corpus), "device": "cpu"}
+    asked |= {"lengths": (12, 63), "depths": (0.5,), "samples": 2, "resamples": 100, "out": tmp_path / "out"}
+    measure_needle(NeedleSettings(**asked, ks=(1, 2)))  # the last value token is not read
+    with refused("65 tokens are beyond the 64 learned positions .* lower --lengths to at most 62"):
+        measure_needle(NeedleSettings(**asked, ks=(1, 3)))
 
 
 def test_the_script_measures_draws_and_prints(made, tmp_path, run_here):

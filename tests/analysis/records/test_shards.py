@@ -267,3 +267,11 @@ def test_the_scripts_measure_merge_and_draw(trained, tmp_path):
     draw = run("scripts/figure2.py", out)
     assert draw.returncode == 0, draw.stderr
     assert (out / "figure2.png").is_file()
+
+
+def test_a_copy_of_a_shard_in_place_of_another_is_refused(out):
+    second, third = (MeasurementShard(number, COUNT).folder(out) for number in (2, 3))
+    shutil.rmtree(third)
+    shutil.copytree(second, third)
+    with refused("shard-3-of-3 holds shard 2/3, not 3/3; was it renamed"):
+        merge_records(out)

@@ -268,3 +268,18 @@ def test_permutation_test_keeps_its_level_and_one_by_target_does_not() -> None:
     assert 0.02 < np.mean(np.array(by_document) <= 0.05) < 0.09
     assert 0.42 < np.mean(by_document) < 0.58  # uniform
     assert np.mean(np.array(by_target) <= 0.05) > 0.15
+
+
+def test_rounding_does_not_decide_over_ties() -> None:
+    whole = np.random.default_rng(0).integers(-3, 4, (8, 50)).astype(float)
+    tenths, units = (sign_flip_p_values(each, np.arange(8)) for each in (0.1 * whole, whole))
+    np.testing.assert_array_equal(tenths, units)
+
+
+def test_chunks_change_nothing_where_trainings_are_drawn(monkeypatch) -> None:
+    rng = np.random.default_rng(3)
+    columns = np.stack([rng.normal(size=60) + np.repeat([0, 1, 2], 20), np.ones(60)], axis=1)
+    asked = {"clusters": np.tile(np.arange(20), 3), "trainings": np.repeat([0, 1, 2], 20), "resamples": 100}
+    whole = ClusterBootstrap(columns, **asked).resampled
+    monkeypatch.setattr(statistics, "_CHUNK_ELEMENTS", 60)
+    np.testing.assert_allclose(ClusterBootstrap(columns, **asked).resampled, whole)

@@ -94,6 +94,34 @@ class TestBound:
         for fit in test.fits.values():
             assert fit.tested < 2 and fit.empty > 2
 
+    def test_of_an_odd_number_of_lengths_the_middle_one_is_fitted(self, tmp_path):
+        [test] = try_bounds(self.starts(tmp_path, times=(2, 3, 4))[:1])
+        for fit in test.fits.values():
+            assert (fit.fitted, fit.tested + fit.empty, fit.fitted_to) == (2, 1, 3)
+
+    def test_a_bound_is_broken_only_where_the_whole_interval_is_above_it(self, tmp_path):
+        def error(times):
+            return 0.3 * times**2 * (1.03 if times > 3 else 1)
+
+        [test] = try_bounds(self.starts(tmp_path, error=error))
+        improved = test.fits["improved"]
+        assert improved.slack < 1 and (improved.tested, improved.held) == (4, 4)
+
+    def test_a_bound_between_the_error_of_guessing_and_1_says_nothing_either(self, tmp_path):
+        [test] = try_bounds(self.starts(tmp_path, error=lambda times: 5.2 * times**2))
+        improved = test.fits["improved"]
+        assert (improved.tested, improved.empty) == (3, 1)  # one is 0.52
+
+    def test_models_whose_locality_grows_with_the_length_share_a_constant(self, tmp_path):
+        starts = []
+        for longest in (50, 100):
+            rows = [row(longest * times, 900, 4, (100, 0, 0)) for times in (1, 2, 3)]
+            task = {"train_length": [20, longest], "locality": longest // 4}
+            options = {"model.tuples.locality": longest // 4}
+            made = record(rows, "planted", task_changes=task, family="tuples", options=options)
+            starts.append(trained_error(pooled(tmp_path / str(longest), made)[0]))
+        assert [len(test.starts) for test in try_bounds(starts)] == [2]
+
     def test_only_models_that_differ_in_length_alone_share_a_constant(self, tmp_path):
         starts = self.starts(tmp_path)
         other = record([row(n, 9000, 4, (1000, 0, 0)) for n in (50, 100, 200)], scheme="contiguous")

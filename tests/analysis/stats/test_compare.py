@@ -15,6 +15,7 @@ from scipy.stats import spearmanr
 from analysis.records.results import COMPARISON
 from analysis.records.schema import FAR_CONTEXTS
 from analysis.records.store import Records
+from analysis.stats.bootstrap import ClusterBootstrap, ratio_of_sums
 from analysis.stats.compare import compare
 from analysis.stats.summary import summarize
 from analysis.tables.comparison import render_comparison
@@ -242,3 +243,26 @@ def test_table_has_every_difference_in_80_columns(comparison: dict) -> None:
                 assert f"{value} [{low}, " in text
     overlap = comparison["overlap"]["greedy"]["4"]["true"]
     assert "same tokens chosen [%]" in text and f"{100 * overlap['value']:.0f} [" in text and "3.6" in text
+
+
+def test_groups_are_the_unit_where_records_have_them(pair: tuple[Records, Records]) -> None:
+    targets = [each.targets for each in pair]
+    own, others = (
+        np.array([f"book {n % 7}" for n in each])
+        for each in (targets[0].document, targets[0].placebo_document)
+    )
+    both = [
+        replace(each, targets=replace(each.targets, document_group=own, placebo_group=others))
+        for each in pair
+    ]
+    found = compare(*both, 1000)
+    columns = np.stack([targets[0].gain_nats - targets[1].gain_nats, np.ones(400)], axis=1)
+    bootstrap = ClusterBootstrap(columns, targets[0].document, groups=own, resamples=1000)
+    expected = bootstrap.interval(ratio_of_sums(0, 1)).as_dict()
+    assert found["gap_short_minus_long"]["difference"] == pytest.approx(expected)
+    assert found["groups"] == 7 and found["settings"]["interval"].endswith("group, then document, paired")
+
+
+def test_only_what_both_have_is_compared(comparison: dict) -> None:
+    """`best` of other selectors is another thing."""
+    assert list(comparison["selectors"]) == ["leave-one-out", "greedy", "random"]

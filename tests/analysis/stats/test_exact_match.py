@@ -10,8 +10,10 @@ from analysis.stats.exact_match import (
     BOOTSTRAP,
     POOLED,
     WILSON,
+    Row,
     curve_names,
     exact_interval,
+    expected_error,
     load_records,
     pool,
     scheme_labels,
@@ -328,3 +330,22 @@ class TestIntervals:
             found, _ = exact_interval(exact, np.full(6, 100), resamples=1000, seed=trial)
             held += found.low <= truth <= found.high
         assert 0.91 < held / trials < 0.99
+
+    def test_expected_errors_have_the_interval_of_a_direct_simulation(self):
+        rows = [Row(20, None, 50, 50, 0, 0, 0, mean, 0.1) for mean in (0.9, 0.7, 0.5)]
+        found = expected_error(rows, resamples=20_000, seed=0)
+        rng = np.random.default_rng(1)
+        drawn = [
+            np.mean([rng.normal(rows[i].mean_probability, 0.1 / 50**0.5) for i in rng.integers(3, size=3)])
+            for _ in range(4000)
+        ]
+        low, high = np.quantile(drawn, (0.025, 0.975))
+        assert found.value == pytest.approx(0.3)
+        assert (found.low, found.high) == pytest.approx((1 - high, 1 - low), abs=0.01)
+
+    def test_expected_errors_stay_between_0_and_1(self):
+        sure, lost = (
+            expected_error([Row(20, None, 4, 4, 0, 0, 0, p, 0.1)], resamples=1000, seed=0)
+            for p in (0.99, 0.01)
+        )
+        assert sure.low == 0 and lost.high == 1

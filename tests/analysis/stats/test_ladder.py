@@ -388,3 +388,20 @@ def test_records_of_different_contexts_or_of_some_models_beyond_the_window_are_r
     refused = run_here(SCRIPT, *both, *rest, "--beyond", folders["c"]).stderr
     assert "small: not measured beyond the window; give their records to --beyond" in refused
     assert not (tmp_path / "out").exists()
+
+
+def test_no_interval_where_most_resamples_have_no_correlation():
+    points = []
+    for number, (net, rise) in enumerate(((1, 0), (0, 1), (0, 0), (0, 0))):
+        own = {"net_recovery": {"value": net}, "rise_nats": {"value": rise}}
+        points.append({**own, "label": f"model {number}", "crossfit": False, "seeds": [own]})
+    found = correlations(points, resamples=1000, seed=0)["net_recovery"]
+    assert found["value"] == pytest.approx(-1 / 3) and found["low"] is None and found["high"] is None
+
+
+def test_the_heading_is_that_of_the_model_of_most_seeds(records):
+    points = points_of(records)
+    for found in (points, points[::-1]):
+        for figure in (ladder_figure, joint_figure):
+            heading = " ".join(figure({"settings": SETTINGS, "points": found}).get_suptitle().split())
+            assert "bars: 95 %, by training and document" in heading

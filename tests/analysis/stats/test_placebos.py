@@ -150,3 +150,14 @@ def test_one_further_placebo_is_enough_and_groups_may_have_none(tmp_path):
         tmp_path / "alone", documents=1, selectors=("random",), further_placebos=FURTHER_PLACEBOS
     )
     assert summarize(alone, 100)["placebos"] is None
+
+
+def test_placebos_that_recover_nothing_take_nothing_away(tmp_path):
+    selectors = ("leave-one-out", "leave-one-out-kl")
+    records = made_up_records(tmp_path, selectors=selectors, further_placebos=FURTHER_PLACEBOS)
+    for context in CONTEXTS[1:]:
+        records.loss_nats["leave-one-out-kl"][context] += 3.0
+    found = summarize(records, 100)["placebos"]
+    parts = found["parts"][0]["ks"]["4"]
+    assert parts["common_context"]["largest"] == {"value": 0, "low": 0, "high": 0}
+    assert parts["specific"] == found["recovery"]["leave-one-out-kl"]["true"]["4"]

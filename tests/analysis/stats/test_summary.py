@@ -16,7 +16,7 @@ from analysis.records.schema import FAR_CONTEXTS
 from analysis.records.store import Records
 from analysis.stats.bootstrap import ClusterBootstrap, few_clusters, ratio_of_sums, sign_flip_p_values
 from analysis.stats.findings import describe_findings
-from analysis.stats.summary import gain_bins, summarize
+from analysis.stats.summary import gain_bins, summarize, summarize_all_targets
 from analysis.tables.cells import name_lines
 from analysis.tables.summary import render_summary
 from olmo_sparsity.util.errors import UserError
@@ -363,6 +363,15 @@ def test_few_documents_are_pointed_out(tmp_path: Path) -> None:
     assert "only 3 documents" in table_text(summary)
 
 
+def test_best_takes_a_control_where_it_is_the_lowest(records: Records) -> None:
+    lucky = copy.deepcopy(records.loss_nats)
+    lucky["random"]["true"][::3] = 0.0
+    found = summarize(replace(records, loss_nats=lucky), 100)["selectors"]["best"]["4"]["recovery"]["value"]
+    lowest = np.min([each["true"][:, 2] for each in lucky.values()], axis=0)
+    short, gain = records.targets.loss_short_nats[records.over], records.targets.gain_nats[records.over]
+    assert found == pytest.approx((short - lowest).sum() / gain.sum())
+
+
 def test_groups_are_the_unit_where_records_have_them(tmp_path: Path) -> None:
     """Value, interval and p-value are those of the bootstrap and the signs by group; few groups are pointed out."""
     records = made_up_records(tmp_path / "few", groups=7)
@@ -386,6 +395,10 @@ def test_groups_are_the_unit_where_records_have_them(tmp_path: Path) -> None:
     assert "(no groups are known)" in table_text(plain) and describe(plain).endswith("bootstrap by document")
     kinds = [few_clusters(each, "_over_tau") for each in summary["kinds"]["kinds"]]
     assert all("group" in each for each in kinds)
+    assert summarize_all_targets(records, 1000, 0) == summary["all_targets"]
+    net = summarize(records, 2000)["selectors"]["leave-one-out"]["4"]["net_recovery"]
+    low, high = (f"{100 * net[bound]:.0f}" for bound in ("low", "high"))
+    assert f"[{low}, {high}] by group, then document (only 7 groups: rough)" in describe_findings(records)
 
 
 def test_one_document_gives_no_intervals(tmp_path: Path) -> None:

@@ -317,3 +317,8 @@ def test_documents_are_read_once_a_pass(tmp_path, monkeypatch):
     opened.clear()
     take(config, 0, 3, rank=1, world_size=4)
     assert len(opened) == 1
+
+
+def test_a_stream_may_begin_with_a_later_epoch(tmp_path):
+    config = stream_config(tmp_path)
+    assert not any(map(same, take(config, 0, 4), take(replace(config, epoch=1), 0, 4)))

@@ -310,3 +310,13 @@ def test_schemes_that_a_task_cannot_have_are_refused_by_name(tmp_path):
     with refused("predicted couples the tokens of a task, and text has no such coupling"):
         tiny.train_config(tmp_path, "positions.scheme=predicted")
     assert make_task("copy", {}).largest_id(3) is not None
+
+
+def test_the_same_samples_start_elsewhere_in_the_test(tmp_path):
+    config = tiny_task.config(tmp_path, "positions.skip_probability=0")
+    samples = task_of(config).sample("train", 5, INDICES)
+    trained, tested = (
+        TaskPositions(config).ids(samples, split=split, seed=5, indices=INDICES)
+        for split in ("train", "test")
+    )
+    assert ((trained == 0) == (tested == 0)).all() and (trained != tested).any(axis=1).mean() > 0.6

@@ -10,6 +10,8 @@ from scipy import stats
 
 from olmo_sparsity.tasks import TASKS, make_task
 from olmo_sparsity.tasks.draws import Draws
+from olmo_sparsity.tasks.samples import labelled_batch
+from olmo_sparsity.tasks.task import _in_test
 from tests.support.refusals import refused
 
 SMALL = {
@@ -404,3 +406,15 @@ def test_integers_are_uniform_and_independent_over_rows_columns_and_purposes():
     assert abs(np.corrcoef(together.T) - np.eye(30)).max() < 0.07
     bounds = np.arange(4000) % 5 + 1
     assert (draws.integers(bounds, 50).max(axis=1) == bounds - 1).all()
+
+
+def test_the_split_of_a_prompt_never_changes():
+    """Else checkpoints of another version were tested on prompts that they trained on."""
+    prompt = 1 + np.arange(216)[:, None] // 6 ** np.arange(3) % 6
+    batch = labelled_batch(
+        prompt, np.full(216, 3), np.ones(216, dtype=int), np.zeros(prompt.shape, dtype=bool)
+    )
+    assert np.flatnonzero(_in_test(batch)).tolist() == [
+        0, 5, 19, 23, 25, 28, 31, 32, 38, 41, 68, 69, 72, 78, 85, 87, 94, 112, 136, 161, 172, 173, 177, 178, 184, 190,
+        193, 194, 196, 198, 208,
+    ]  # fmt: skip

@@ -119,9 +119,9 @@ def test_two_compiled_processes_have_the_losses_of_one(folder, alone, stage):
 @pytest.mark.slow
 def test_lionw_goes_on_under_zero(folder):
     """It counts no steps, which its state then lacks."""
-    lion = "--optimizer.name=lionw", "--max_duration=4"
+    lion = "--optimizer.name=lionw", "--max_duration=8"
     whole = run(1, folder, "lion", *lion, stage=2)
-    run(1, folder, "lion-parts", *lion, "--stop_at=2", stage=2)
+    run(1, folder, "lion-parts", *lion, "--stop_at=3", stage=2)
     parts = run(1, folder, "lion-parts", *lion, "--resume", stage=2)
     assert [row["loss_nats"] for row in parts.values()] == [row["loss_nats"] for row in whole.values()]
 

@@ -413,3 +413,11 @@ def test_others_may_read_a_checkpoint_as_far_as_its_folder_lets_them(tmp_path):
     folder = train(replace(tiny.train_config(tmp_path), stop_at=1))
     readable = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert set(readable.values()) == {folder.stat().st_mode & 0o666}, readable
+
+
+def test_an_earlier_torn_checkpoint_counts_for_nothing_and_stays(tmp_path):
+    config = tiny.train_config(tmp_path, "--save_interval=2", "--save_num_checkpoints_to_keep=3")
+    train(replace(config, stop_at=6))
+    (checkpoints(tmp_path / "run")[1] / "model.safetensors").unlink()
+    train(config, resume=True)
+    assert steps_of(tmp_path / "run") == [f"step0000000{n}" for n in (2, 4, 6, 8)]

@@ -340,3 +340,11 @@ def test_half_written_files_of_a_killed_run_are_removed(tmp_path):
     of_another.mkdir()
     train(config, resume=True)
     assert not leftover.exists() and of_another.exists()
+
+
+def test_a_run_may_begin_with_a_later_epoch(tmp_path):
+    config = tiny.train_config(tmp_path)
+    second = next(TrainingData(config).batches(TrainingData(config).steps_per_epoch))
+    asked = next(TrainingData(replace(config, epoch=1)).batches(0))
+    assert torch.equal(asked.input_ids, second.input_ids)
+    assert torch.equal(asked.position_ids, second.position_ids)
