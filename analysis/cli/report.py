@@ -36,7 +36,7 @@ def main() -> None:
         records,
         summary,
         {name: (figure, narrow[name]) for name, figure in wide.items()},
-        command=command_line(),
+        command=command_line("scripts/report.py"),
         examples=arguments.examples,
         longppl=longppl,
         comparison=comparison,

@@ -53,7 +53,7 @@ def main() -> None:
         path = measure_text_map(settings_from(MapSettings, given, out=out))
         found, folder, written = InfluenceMap.load(path), path.parent, [path]
     written += save_figure(found.plot(), folder, "xray")
-    found.to_html(folder / "xray.html", command=command_line())
+    found.to_html(folder / "xray.html", command=command_line("scripts/xray.py"))
     print(found)
     print(f"wrote {', '.join(map(str, [*written, folder / 'xray.html']))}")
 

@@ -18,11 +18,11 @@ PROVENANCE_NAME = "provenance.json"
 LIBRARIES = ("torch", "ai2-olmo", "transformers", "accelerate", "deepspeed", "numpy", "olmo-sparsity")
 
 
-def command_line() -> str:
-    """How this process was started, as one would type it."""
+def command_line(script: str | None = None) -> str:
+    """How this process was started; with the name of its ``script``, as one would type it in a checkout."""
     program, *arguments = sys.argv
     if not program.startswith("olmo-sparsity "):  # which is typed as it stands, python scripts/NAME.py is not
-        program = shlex.join([Path(sys.executable).name, program])
+        program = shlex.join([Path(sys.executable).name, program] if script is None else ["python", script])
     return f"{program} {shlex.join(arguments)}".rstrip()
 
 

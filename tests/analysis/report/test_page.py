@@ -31,6 +31,7 @@ from analysis.report.page import (
 from analysis.report.words import bounds
 from analysis.stats.compare import compare
 from analysis.stats.summary import summarize
+from olmo_sparsity.util.provenance import command_line
 from tests.support.made_up_records import made_up_records
 from tests.support.made_up_report import (
     CONTROLS,
@@ -435,6 +436,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     examples = made_up_examples(records.targets.target_id[records.over], 128, 16)
     RecordWriter(path, records.manifest).write_examples(examples)
     return path
+
+
+def test_the_installed_command_is_named_as_it_is_typed(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["olmo-sparsity report", "my records", "--k", "2"])
+    assert command_line("scripts/report.py") == "olmo-sparsity report 'my records' --k 2"
+    monkeypatch.setattr(sys, "argv", ["/somewhere/scripts/report.py", "records"])
+    assert command_line("scripts/report.py") == "python scripts/report.py records"
 
 
 @pytest.mark.slow
