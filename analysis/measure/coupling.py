@@ -42,9 +42,8 @@ def influence_on_response(scorer: Scorer, batch: TaskBatch, columns: np.ndarray,
     start, length = int(batch.response_start[0]), int(batch.lengths[0])
     targets = batch.tokens[:, start:length]
     numbers = np.arange(targets.size).reshape(targets.shape)
-    contexts = Contexts(
-        batch.tokens[:, : length - 1], targets, numbers, n_short=0
-    )  # the prompt is far, block by block
+    # The response is a block of targets, and the whole prompt its far context.
+    contexts = Contexts(batch.tokens[:, : length - 1], targets, numbers, n_short=0)
     if by == "attention":
         found = scorer.last_attention(contexts, contexts.all_targets)[:, columns]
     else:
