@@ -82,8 +82,8 @@ class Attention(nn.Module):
         """Draw the attention's own weights; called once the model has drawn its own."""
 
     def per_token(self, inputs: Tensor) -> Tensor:
-        """(B, H, T, E) of the layer's normed input (B, T, W); only where `extras` is not 0."""
-        raise NotImplementedError
+        """(B, H, T, E) of the layer's normed input (B, T, W); none where `extras` is 0."""
+        return inputs.new_empty(len(inputs), self.shape.heads, inputs.shape[1], 0)
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """q · k / sqrt(D), (B, H, Q, K) float32."""

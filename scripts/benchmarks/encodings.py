@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from benchmarks.timing import (
 from benchmarks.train import use_cpu_without_gpu, with_random_tokens
 from benchmarks.trainer import LEARNING_RATE, train_steps
 from olmo_sparsity.config.load import Config, load_config
-from olmo_sparsity.data.batches import Batch, open_training_data
+from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.util.errors import UserError
@@ -49,7 +48,13 @@ def run(settings: EncodingsSettings) -> Json:
         baseline = engines[settings.configs[0]]
         device, precision = baseline.device, baseline.accelerator.mixed_precision
         runners = {
-            name: partial(train_steps, engine, configs[name], _endless(configs[name]), settings.steps)
+            name: partial(
+                train_steps,
+                engine,
+                configs[name],
+                open_training_data(configs[name]).batches(0),
+                settings.steps,
+            )
             for name, engine in engines.items()
         }
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -84,15 +89,10 @@ def _configs(settings: EncodingsSettings, folder: Path) -> dict[str, Config]:
     return found
 
 
-def _endless(config: Config) -> Iterator[Batch]:
-    while True:
-        yield from open_training_data(config).batches(0)
-
-
 def _step_bytes(config: Config) -> int | None:
     """Peak bytes of a step beyond those in use before it; malloc has returned what the step before freed."""
     use_cpu_without_gpu()
-    engine, batches = Engine(config, build_model(config)), _endless(config)
+    engine, batches = Engine(config, build_model(config)), open_training_data(config).batches(0)
     train_steps(engine, config, batches, 1)
     memory = MemoryGrowth(engine.device)
     engine.forward_backward(next(batches))
