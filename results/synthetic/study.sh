@@ -1,6 +1,6 @@
 #!/bin/bash
 # The study of this folder, from the root of a clone: bash results/synthetic/study.sh all, or a part: PART [SEEDS] [TASK...]
-# Goes on where it was when the same command is given again. JOBS processes at a time.
+# Goes on where it was when the same command is given again. JOBS processes at a time; OPTIONS: further ones of learn and train.
 set -euo pipefail
 JOBS=${JOBS:-2} OUT=runs/synthetic SEEDS=${2:-1,2,3} TASKS=("${@:3}")
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} PY=${PY:-.venv/bin/python} OUT
@@ -31,7 +31,7 @@ learn() { # until 99 % of the longest training samples are right, or the budget 
     for task in "${TASKS[@]}"; do
         $PY scripts/sweep.py configs/synthetic/$task-small.yaml --grid "positions=$SCHEMES" --grid seed="$SEEDS" \
             --out $OUT/learn/$task --jobs "$JOBS" -- --max_duration=${BUDGET[$task]} --scheduler.alpha_f=1 ${RATE[$task]-} \
-            --evaluation.interval="${INTERVAL:-250}" --evaluation.until=0.99 --evaluation.windows=200
+            --evaluation.interval="${INTERVAL:-250}" --evaluation.until=0.99 --evaluation.windows=200 ${OPTIONS-}
     done
 }
 
@@ -40,7 +40,7 @@ train() { # from there as many steps as the config has, the learning rate fallin
     for task in "${TASKS[@]}"; do
         $PY scripts/sweep.py configs/synthetic/$task-small.yaml --grid "positions=$SCHEMES" --grid seed="$SEEDS" \
             --out $OUT/train/$task --jobs "$JOBS" --evaluate "--samples 200 --seed 1" \
-            -- --initial_weights="$OUT/learn/$task/$CELL" --scheduler.t_warmup=50
+            -- --initial_weights="$OUT/learn/$task/$CELL" --scheduler.t_warmup=50 ${OPTIONS-}
     done
 }
 
