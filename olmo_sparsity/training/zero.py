@@ -7,16 +7,13 @@ is filled in from there; the JSON holds "auto" in its place.
 
 from __future__ import annotations
 
-import glob
 import os
 import socket
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils.cpp_extension
 from accelerate import Accelerator, DeepSpeedPlugin
 from torch import Tensor, nn
 
@@ -29,7 +26,6 @@ from olmo_sparsity.util.files import read_json
 from olmo_sparsity.util.shipped import find_shipped
 
 AUTO = "auto"
-LONGEST_BUILD_MINUTES = 10
 
 
 def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
@@ -85,33 +81,23 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def refuse_stale_build() -> None:
-    """Raise `UserError` where the lock of a killed process would have DeepSpeed wait without end.
+def _compile_no_extension() -> None:
+    """DeepSpeed would compile one for CPUs, a minute at its first use on a machine; it sums for inference alone."""
+    import deepspeed.ops
 
-    DeepSpeed compiles its communication for CPUs at its first use on a machine; torch's lock has no owner.
-    """
-    lock = Path(torch.utils.cpp_extension.get_default_build_root(), "*", "deepspeed_*", "lock")
-    if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
-        lock = Path(folder, "deepspeed_*", "lock")
-    for found in glob.glob(str(lock)):
-        minutes = (time.time() - os.path.getmtime(found)) / 60
-        if minutes > LONGEST_BUILD_MINUTES:
-            raise UserError(
-                f"{found} is {minutes:,.0f} minutes old: a process that compiled DeepSpeed's extension was killed, and "
-                "every run would wait for it; remove that file"
-            )
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 class ZeroEngine(Engine):
     """The engine over DeepSpeed. Gathering weights and optimizer state is collective: every process calls it."""
 
     def _make_accelerator(self, config: Config) -> Accelerator:
-        refuse_stale_build()
         _pretend_a_launcher()
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         os.environ.pop("ACCELERATE_USE_CPU", None)  # it would turn the plug-in off
         if not torch.cuda.is_available():
             os.environ["DS_ACCELERATOR"] = "cpu"
+            _compile_no_extension()
         plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config(config, int(os.environ["WORLD_SIZE"])))
         accelerator = Accelerator(
             deepspeed_plugin=plugin, mixed_precision="no", kwargs_handlers=[process_group()]
