@@ -289,8 +289,6 @@ def open_measurement(settings: InfluenceSettings) -> Measurement:
     """Read what the settings name. Raises `UserError` for bad input."""
     for name in settings.selectors:
         check_selector(name, k_max=max(settings.ks), n_far=settings.n_long - settings.n_short)
-    if settings.limit is not None and settings.limit < 1:
-        raise UserError(f"--limit {settings.limit} leaves nothing to measure; give 1 or more")
     device = pick_device(settings.device)
     recorded = open_records(settings.checkpoint)
     if recorded and settings.corpus is None:

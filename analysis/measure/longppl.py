@@ -77,10 +77,6 @@ def measure_longppl(settings: LongPPLSettings) -> Path:
 
 
 def _check_lengths(n_long: int, n_short: int, window: int) -> None:
-    if n_short < 1 or window < 1:
-        raise UserError(
-            f"M = {n_short} and S = {window} must be at least 1; mend --n-short or --sliding-window"
-        )
     if n_long <= n_short + window:
         raise UserError(
             f"N = {n_long} leaves no target whose long context is longer than M + S = {n_short} + {window} tokens; "

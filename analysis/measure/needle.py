@@ -209,8 +209,6 @@ def draw_needles(
     different tokens.
     """
     needed = 2 * key_tokens + max(ks) + 1
-    if min(key_tokens, *ks) < 1:
-        raise UserError("--key-tokens and --ks take 1 or more")
     if lengths[0] < needed:
         raise UserError(
             f"a context of {lengths[0]} tokens does not hold a needle of {max(ks)} with its key of {key_tokens} twice "

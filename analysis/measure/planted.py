@@ -226,11 +226,6 @@ class PlantedSamples:
         """The same targets and short contexts behind the far contexts of the donors."""
         return self.contexts.with_far(self.contexts.tokens[self.donors, : self.contexts.n_far])
 
-    @property
-    def placebo_planted(self) -> np.ndarray:
-        """(n, p) columns of the donors' own planted tokens."""
-        return self.planted[self.donors]
-
 
 def planted_task(folder: Path) -> tuple[Config, SparseTask]:
     """Configuration and task of a checkpoint folder. Raises `UserError` where its task plants no tokens."""
@@ -395,7 +390,7 @@ def _recalls(
     for what, unit in _countings(task).items():
         found = found_at(true, samples.planted, ks, unit)
         recall = found.mean(axis=2)
-        placebo_recall = found_at(placebo, samples.placebo_planted, ks, unit).mean(axis=2)
+        placebo_recall = found_at(placebo, samples.planted[samples.donors], ks, unit).mean(axis=2)
         ratios[f"{what}_recall"] = recall, everyone
         ratios[f"{what}_recall_right"] = recall * right[:, None], right
         ratios[f"{what}_placebo_recall"] = placebo_recall, everyone

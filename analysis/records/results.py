@@ -145,25 +145,7 @@ INFLUENCE_BENCHMARK = ResultFile(
     "olmo-sparsity benchmark influence",
     1,
     "benchmark of the influence analysis",
-    "scripts/benchmark.py influence --parts cost",
-    shape={
-        "model": str,
-        "parameters": int,
-        "machine": {"cores": int, "threads": int, "processor": str, "gpu": (str, None)},
-        "cost": {
-            "sweeps": {
-                ...: [
-                    {
-                        "selector": str,
-                        **dict.fromkeys(("n_long", "n_short", "k", "targets"), int),
-                        "seconds_per_target": float,
-                        "peak_bytes": (int, None),
-                    }
-                ]
-            }
-        },
-    },
-    before={"benchmark": "influence"},
+    "scripts/benchmark.py influence",
 )
 
 INFLUENTIAL_TOKENS = ResultFile(

@@ -200,8 +200,6 @@ def _ceiling(bootstrap: SumsBootstrap, both: Sequence[Records]) -> Json | None:
 def _overlaps(
     bootstrap: SumsBootstrap, both: Sequence[Records], selectors: Sequence[str], ks: Sequence[int]
 ) -> Json:
-    manifest = both[0].manifest
-    n_far = manifest.n_long - manifest.n_short
     return {
         selector: {
             str(k): {
@@ -209,7 +207,7 @@ def _overlaps(
                     context: bootstrap.ratio(("same", selector, context, k), ("chosen by both", context))
                     for context in FAR_CONTEXTS
                 },
-                "chance": k / n_far,
+                "chance": k / both[0].manifest.n_far,
             }
             for k in ks
         }

@@ -8,7 +8,6 @@ from analysis.measure.selectors import SELECTORS, Question, find_selector
 from analysis.model import scorer as scorer_module
 from analysis.model.scorer import Scorer, long_and_short_losses, total_variation
 from analysis.plots.figure2 import describe
-from analysis.records.shards import MeasurementShard, merge_records
 from analysis.records.store import load_records
 from analysis.report.page import influence_command
 from analysis.stats.summary import summarize
@@ -118,15 +117,9 @@ def test_attention_of_a_block_is_that_of_each_target(name):
 
 
 @pytest.mark.slow
-def test_shards_and_recorded_choices_of_blocks_are_those_of_the_whole(two_seeds, tmp_path):
+def test_recorded_choices_of_blocks_are_those_of_the_whole(two_seeds, tmp_path):
     changes = {"targets_per_block": 20, "targets": 160}
-    whole = load_records(measure_influence(settings(two_seeds, tmp_path / "whole", **changes)))
-    for index in (1, 2):
-        shard = MeasurementShard(index, 2)
-        measure_influence(settings(two_seeds, tmp_path / "parts", shard=shard, **changes))
-    merged = load_records(merge_records(tmp_path / "parts"))
-    for x, y in zip(arrays(whole), arrays(merged), strict=True):
-        assert np.array_equal(x, y)
+    measure_influence(settings(two_seeds, tmp_path / "whole", **changes))
     by_model, by_records = (
         load_records(
             measure_influence(

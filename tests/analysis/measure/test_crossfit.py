@@ -76,7 +76,6 @@ def test_the_manifest_names_both(own, crossed):
         ("crossed", "second", {}, "are cross-fitted themselves"),
         ("unfinished", "second", {}, "are unfinished"),
         ("untrained", "second", {}, "are of the targets of untrained weights"),
-        ("run", None, {"limit": 0}, "--limit 0 leaves nothing"),
         ("run", None, {"propose_with": "second"}, "--propose-with is for screened selectors; name one in --selectors"),
         ("records", "second", {"propose_with": "second"}, "has chosen already; leave --propose-with out"),
         ("run", None, {"device": "gpu"}, "there is no device 'gpu'"),

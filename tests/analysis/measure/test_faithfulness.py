@@ -10,14 +10,12 @@ from analysis.measure.influence import measure_influence
 from analysis.measure.selectors import Question, Selection, find_selector
 from analysis.model.load import adapter_of
 from analysis.model.scorer import Scorer
-from analysis.records.shards import MeasurementShard, merge_records
 from analysis.records.store import load_records
 from analysis.report.page import influence_command
 from analysis.stats.summary import summarize
 from analysis.text.contexts import Contexts
 from olmo_sparsity.checkpoint import load_model
 from olmo_sparsity.corpus.tokens import TokenFiles
-from tests.support.made_up_records import assert_same_records
 from tests.support.measured import KS, M, N, placebo_window, plain_loss, read
 from tests.support.measured import influence_settings as settings
 
@@ -152,20 +150,6 @@ def test_definitions_of_eraser_and_contextcite_by_hand():
     kept = [frozenset(each) for each in far_subsets(4, 5, seed=0, block=0).tolist()]
     assert found["subset_loss_nats"][0].tolist() == pytest.approx([-np.log(p(each)) for each in kept])
     assert found["subset_influence"][0].tolist() == pytest.approx([0.4 * (3 in each) for each in kept])
-
-
-@pytest.mark.slow
-def test_a_resumed_or_sharded_measurement_equals_an_uninterrupted_one(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(measurement_module, "TARGETS_PER_BATCH", 20)
-    asked = {"subsets": 4, "selectors": ("leave-one-out", "attention"), "targets_per_block": 4}
-    whole = load_records(measure_influence(settings(trained, tmp_path / "whole", **asked)))
-    for limit in (3, None):
-        resumed = measure_influence(settings(trained, tmp_path / "resumed", limit=limit, **asked))
-    for number in (1, 2):
-        shard = MeasurementShard(number, 2)
-        measure_influence(settings(trained, tmp_path / "shards", shard=shard, **asked))
-    for folder in (resumed, merge_records(tmp_path / "shards")):
-        assert_same_records(whole, load_records(folder))
 
 
 def test_what_is_turned_off_is_null(trained, tmp_path):

@@ -338,7 +338,6 @@ def test_a_directory_of_transformers_is_measured_in_the_same_way(made, tmp_path)
         ({"lengths": (16, 8)}, "must be ascending"),
         ({"lengths": (1,)}, "at least 2"),
         ({"labels": ("a",)}, "2 checkpoints need as many labels, not a; mend"),
-        ({"windows": 0}, "nothing to measure"),
         ({"split": "test"}, "has no split 'test'"),
         ({"checkpoints": ("nowhere", "nowhere")}, "nowhere is neither"),
         (

@@ -17,7 +17,6 @@ from olmo_sparsity.corpus.tokens import TokenFiles
 from tests.support.families import directory
 from tests.support.measured import plain_loss, write_models
 from tests.support.refusals import refused
-from tests.support.replaced_tokens import assert_refused_and_right_ones_remembered
 
 N, M, S = 30, 6, 4
 ALPHA, BETA = 0.4, 5.0  # so low and so high that a random model has key tokens
@@ -190,11 +189,7 @@ def test_defaults_and_documents(made, tmp_path):
     ("changes", "message"),
     [
         ({"n_long": M + S}, r"N = 10 leaves no target .* M \+ S = 6 \+ 4 tokens; raise --n-long"),
-        ({"n_short": 0}, "must be at least 1"),
-        ({"sliding_window": 0}, "mend --n-short or --sliding-window"),
         ({"n_long": 99}, "no held-out document has 99 tokens, the longest has 95; lower --n-long"),
-        ({"segments": 0}, "nothing to measure"),
-        ({"documents": 0}, "nothing to measure"),
         ({"checkpoint": "nowhere"}, "nowhere is neither"),
         ({"split": "test"}, "has no split 'test'"),
     ],
@@ -239,7 +234,3 @@ def test_without_key_tokens_the_table_says_so_in_words(made, tmp_path):
     said = rendered[-1].plain
     assert "no key tokens in either form, so LongPPL is undefined" in said and "lower --alpha" in said
     assert "–" not in said
-
-
-def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
-    assert_refused_and_right_ones_remembered(measure_longppl, settings(made, tmp_path / "out"), monkeypatch)

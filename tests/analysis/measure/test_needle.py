@@ -31,7 +31,6 @@ from tests.support import tiny
 from tests.support.families import directory
 from tests.support.measured import plain_loss, write_models
 from tests.support.refusals import refused
-from tests.support.replaced_tokens import assert_refused_and_right_ones_remembered
 
 LENGTHS, KS, DEPTHS, Q = (12, 24), (1, 3), (0.0, 0.5, 1.0), 2
 
@@ -228,7 +227,6 @@ def test_cells_are_means_over_samples_and_seeds(made, tmp_path):
     [
         ({"lengths": (7, 24)}, "a context of 7 tokens does not hold a needle of 3 with its key of 2 twice and text"),
         ({"lengths": (12, 200)}, "no held-out document has 200 tokens, the longest has 100"),
-        ({"ks": (0, 1)}, "--key-tokens and --ks take 1 or more"),
         ({"depths": (0.5, 1.5)}, "--depths are from 0"),
         ({"labels": ("one",)}, "2 checkpoints need as many labels"),
         ({"lengths": (12, 100), "ks": (1, 40)}, "does not hold a needle of 40"),
@@ -334,7 +332,3 @@ def test_more_models_than_ks_stand_one_below_the_other():
     assert [axes.get_ylabel().split("\n")[0] for axes in panels] == ["x", "y"]
     assert [axes.texts[0].get_text() for axes in panels] == ["25", "75"]
     assert panels[0].get_title("left") == "k = 1" and panels[1].get_title("left") == ""
-
-
-def test_replaced_tokens_are_refused_and_right_ones_remembered(made, tmp_path, monkeypatch):
-    assert_refused_and_right_ones_remembered(measure_needle, settings(made, tmp_path / "out"), monkeypatch)

@@ -93,7 +93,10 @@ def assert_cell(cell, logits, task, settings):
     expected = {kind: [] for what in countings for kind in (f"{what}_recall", f"{what}_placebo_recall")}
     bits = {symbol: [] for symbol in (ZERO, ONE)}
     right = []
-    both = ("", samples.contexts, samples.planted), ("placebo_", samples.placebos, samples.placebo_planted)
+    both = (
+        ("", samples.contexts, samples.planted),
+        ("placebo_", samples.placebos, samples.planted[samples.donors]),
+    )
     for row, label in enumerate(samples.contexts.targets[:, 0].tolist()):
 
         def loss(seen, label=label):
@@ -146,7 +149,7 @@ def test_samples_have_all_planted_tokens_far_and_a_placebo_of_another_label():
         placebo = dict(enumerate(samples.placebos.tokens[row]))
         assert parity(placebo) == ZERO + ONE - label  # its planted tokens say the opposite
         on = [column + 1 for column, token in placebo.items() if column % 2 == 0 and token == ON]
-        assert on == samples.placebo_planted[row].tolist()
+        assert on == samples.planted[samples.donors][row].tolist()
 
 
 def checkpoint(folder, **changes):

@@ -1,11 +1,8 @@
 """The figure of what the influence analysis costs."""
 
-import json
-
 import numpy as np
 
 from analysis.plots.costs import cost_figure, pareto_figure
-from analysis.records.results import INFLUENCE_BENCHMARK
 
 
 def made_up_result():
@@ -22,7 +19,6 @@ def made_up_result():
     }
     machine = {"gpu": None, "cores": 2, "processor": "x86_64", "threads": 1}
     return {
-        "benchmark": "influence",
         "model": "a model",
         "parameters": 1000,
         "machine": machine,
@@ -30,9 +26,8 @@ def made_up_result():
     }
 
 
-def test_the_figure_draws_the_json(tmp_path):
-    (tmp_path / "influence.json").write_text(json.dumps(made_up_result()))
-    figure = cost_figure(INFLUENCE_BENCHMARK.load(tmp_path))
+def test_the_figure_draws_the_json():
+    figure = cost_figure(made_up_result())
 
     def curve(panel, selector):
         (line,) = [each for each in figure.axes[panel].lines if each.get_label().startswith(selector)]

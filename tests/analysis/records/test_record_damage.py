@@ -19,7 +19,7 @@ import pytest
 from analysis.records.schema import FORMAT_VERSION, FURTHER_SELECTIONS, FURTHER_TARGETS, Manifest
 from analysis.records.store import RecordWriter, load_records
 from olmo_sparsity.util.errors import UserError
-from tests.analysis.records.test_store import MANIFEST, finish, make_examples, rows_of, write
+from tests.analysis.records.test_store import MANIFEST, edit_json, finish, make_examples, rows_of, write
 from tests.support.made_up_records import assert_same_records
 from tests.support.slow import slow_but
 
@@ -204,10 +204,6 @@ def test_a_list_that_is_none_is_refused(folder: Path, content: str | None, said:
 def test_an_edited_manifest_is_refused(folder: Path, change: dict) -> None:
     edit_json(folder / "manifest.json", change)
     assert "was edited or damaged" in (refusal(lambda: load_records(folder)) or "")
-
-
-def edit_json(path: Path, change: dict) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
 
 
 # --- older formats ---

@@ -216,14 +216,13 @@ def test_overwrite_spares_a_folder_that_holds_something_else(tmp_path: Path) -> 
     assert (tmp_path / "manifest.json").exists()
 
 
-def edit_manifest(folder: Path, **change: object) -> None:
-    path = folder / "manifest.json"
+def edit_json(path: Path, change: dict) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
 
 
 def test_refuses_another_format_version(tmp_path: Path) -> None:
     write(tmp_path)
-    edit_manifest(tmp_path, version=0)
+    edit_json(tmp_path / "manifest.json", {"version": 0})
     for attempt in (load_records, lambda folder: RecordWriter(folder, MANIFEST)):
         with pytest.raises(UserError, match=r"format version 0, this code reads 2 to 5.*--overwrite"):
             attempt(tmp_path)
@@ -240,8 +239,11 @@ def test_refuses_another_format_version(tmp_path: Path) -> None:
             "part-00002.parquet is missing, though it was written; run the same",
         ),
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is damaged"),
-        (lambda folder: edit_manifest(folder, tau_nats=0.1), "was edited or damaged .*fingerprint"),
-        (lambda folder: edit_manifest(folder, surprise=1), "wrong fields: surprise"),
+        (
+            lambda folder: edit_json(folder / "manifest.json", {"tau_nats": 0.1}),
+            "was edited or damaged .*fingerprint",
+        ),
+        (lambda folder: edit_json(folder / "manifest.json", {"surprise": 1}), "wrong fields: surprise"),
     ],
 )
 def test_damage_is_one_line_with_a_remedy(tmp_path: Path, damage, said: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.results import COMPARISON, INFLUENCE_BENCHMARK, LADDER, LENGTH, LONGPPL, NEEDLE, RECALL
+from analysis.records.results import COMPARISON, LADDER, LENGTH, LONGPPL, NEEDLE, RECALL
 from analysis.stats.exact_match import load_records
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import EXACT_MATCH, INTERVAL, json_checksum, misfit
@@ -19,7 +19,6 @@ COMMITTED = {
     "results/length/sizes/ladder.json": (LADDER, LADDER.load),
     "results/books/longppl/longppl.json": (LONGPPL, LONGPPL.load),
     "results/books/compare.json": (COMPARISON, COMPARISON.load),
-    "results/benchmarks/influence/cost.json": (INFLUENCE_BENCHMARK, INFLUENCE_BENCHMARK.load),
     "results/synthetic/recall/recall.json": (RECALL, RECALL.load),
     "results/synthetic/records/planted/seed=1/exact_match.json": (EXACT_MATCH, lambda path: load_records([path])),
 }  # fmt: skip
