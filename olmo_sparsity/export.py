@@ -35,7 +35,6 @@ from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.checkpoint import TOKENIZER, load_model, load_state, resolve_checkpoint, weights_sha256
 from olmo_sparsity.config.schema import Config, ModelConfig
 from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
-from olmo_sparsity.model.build import require_olmo
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError, first_line, hidden_os_error
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
@@ -67,8 +66,11 @@ def export_checkpoint(
     if (source / "config.json").is_file():
         raise UserError(f"{source} is a transformers directory already; give a checkpoint of this project")
     _check_target(out, overwrite)
-    loaded, config = load_model(source)
-    original = require_olmo(loaded, "the export")
+    original, config = load_model(source)
+    if not isinstance(original, PositionedOLMo):
+        raise UserError(
+            "the export is for model.family: olmo without coupled ids; this checkpoint has another model"
+        )
     if bf16:
         for parameter in original.parameters():
             parameter.data = parameter.data.bfloat16().float()

@@ -126,13 +126,8 @@ def apply_shift(
     return np.where(coupled > 0, coupled + start + skip * (coupled > last_before), 0)
 
 
-def draws(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """What is random about the ids of one example: apart from the data order, which starts from the same seed."""
-    return np.random.default_rng([Stream.POSITIONS, seed, epoch, index])
-
-
 def draws_of_all(seed: int, epoch: int, indices: np.ndarray) -> list[np.random.Generator]:
-    """What `draws` gives for each of the indices (B,), bit for bit, in less time."""
+    """What is random about the ids of each example (B,): apart from the data order, which starts from the same seed."""
     return generators([Stream.POSITIONS, seed, epoch], indices)
 
 
@@ -144,4 +139,4 @@ def position_ids(
     int64 and strictly increasing, but of `random_float`, where they are float32.
     """
     assert options.target_length >= length, "the config was checked"
-    return SCHEMES[name](length, options, draws(seed, epoch, index))
+    return SCHEMES[name](length, options, np.random.default_rng([Stream.POSITIONS, seed, epoch, index]))

@@ -1,11 +1,13 @@
 """The shape of the project, read off its folders: a folder is a stage, and imports go down only."""
 
 import ast
+import json
 import os
 import re
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -127,24 +129,27 @@ def test_there_are_configs_to_load():
     assert {"base.yaml", "demo.yaml"} <= {path.name for path in CONFIGS}
 
 
-def help_of(script, *arguments):
-    """What a script prints for --help, and which heavy modules it has loaded for it."""
-    code = (
-        "import runpy, sys\n"
-        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        f"finally: print(*sorted({HEAVY!r} & sys.modules.keys()), file=sys.stderr)"
-    )
-    setting = f"import sys; sys.argv = {[str(script), *arguments, '--help']!r}; sys.path[0] = {str(script.parent)!r}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+@cache
+def help_texts():
+    """What each script, and the command alone and with a name, prints for --help, and the heavy modules it loads."""
+    commands = [(str(path),) for path in SCRIPTS]
+    commands += [(str(COMMANDS / "__main__.py"), *rest) for rest in ((), ("merge-records",))]
     done = subprocess.run(
-        [sys.executable, "-c", f"{setting}\n{code}"],
+        [sys.executable, "tests/support/help_texts.py", json.dumps(commands), json.dumps(sorted(HEAVY))],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+        check=True,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr.split()
+    return dict(zip(commands, json.loads(done.stdout), strict=True))
+
+
+def help_of(script, *arguments):
+    """Of `help_texts` what is printed and loaded."""
+    code, text, loaded = help_texts()[(str(script), *arguments)]
+    assert code == 0
+    return text, loaded
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)

@@ -170,8 +170,6 @@ class _Stages:
     """The stages of making a corpus; what an earlier run finished is not made again."""
 
     def __init__(self, settings: PrepareSettings, out: str | Path, workers: int | None):
-        if workers is not None and workers < 1:
-            raise UserError(f"--workers {workers} must be at least 1")
         settings.check()
         self.settings, self.out, self.work = settings, Path(out), Path(out) / WORK_NAME
         self.workers = workers or available_cores()

@@ -11,7 +11,6 @@ import json
 import logging
 import re
 import zlib
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -69,7 +68,7 @@ def _option(
     options: dict[str, Any] = {"type": parse, "metavar": "N"} if parse else {}
     if isinstance(default, tuple):
         options["nargs"] = "+"
-    return field(default=default, metadata=argument(about, **options) | {"sources": sources, "parse": parse})
+    return field(default=default, metadata=argument(about, **options) | {"sources": sources})
 
 
 @dataclass(frozen=True)
@@ -170,11 +169,6 @@ class PrepareSettings:
         is_foreign = about["sources"] and self.source not in about["sources"]
         if is_foreign and value != getattr(PrepareSettings, name):
             return f"{option} is not for source {self.source}"
-        if about["parse"] is not None and value is not None:
-            try:
-                about["parse"](str(value))
-            except ArgumentTypeError as error:
-                return f"{option}: {error}"
         return None
 
     def request(self) -> dict[str, Any]:

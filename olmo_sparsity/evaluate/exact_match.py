@@ -108,10 +108,8 @@ def measure(
     response of a batch has: a response that does not end where the true one does is wrong at that step already, so
     that no id beyond the true response affects the result.
 
-    Raises `UserError`, before anything runs, for what `checked_grid` refuses and for no samples.
+    Raises `UserError`, before anything runs, for what `checked_grid` refuses.
     """
-    if samples < 1 or batch_tokens < 1:
-        raise UserError(f"samples {samples} and batch_tokens {batch_tokens} must be at least 1; raise them")
     cells = checked_grid(positions, task, lengths, ks)
     counts = torch.zeros(len(cells), len(_COUNTS) + 2, dtype=torch.float64, device=device)
     for number, (length, k) in enumerate(cells):

@@ -13,7 +13,6 @@ from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions
 from olmo_sparsity.model.tuples import TupleAttention
-from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 
 Decoder = PositionedOLMo | PositionedNeoX | TupleAttention
@@ -86,12 +85,3 @@ def _around(decoder: Decoder, config: Config) -> Model:
     if not options.embeds_ids and options.rotate == "ids":
         return decoder
     return PositionPredictor(decoder, options, seed=config.seed ^ Stream.ID_TABLE)
-
-
-def require_olmo(model: Model, what: str) -> PositionedOLMo:
-    """``model`` if it is OLMo alone. Raises `UserError` that says what is not possible with another."""
-    if isinstance(model, PositionedOLMo):
-        return model
-    raise UserError(
-        f"{what} is for model.family: olmo without coupled ids; this checkpoint has another model"
-    )

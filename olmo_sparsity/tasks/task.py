@@ -119,11 +119,10 @@ class Task(ABC):
     def sample(self, split: str, seed: int, indices: Sequence[int] | np.ndarray) -> TaskBatch:
         """Samples ``indices`` (B,) of a split, padded to the longest of them.
 
-        A sample is the same whichever others are asked for with it, up to padding. Raises `UserError` for an unknown
-        split, or where the split has hardly any prompt of a size that was drawn.
+        A sample is the same whichever others are asked for with it, up to padding. Raises `UserError`
+        where the split has hardly any prompt of a size that was drawn.
         """
-        if split not in SPLITS:
-            raise UserError(f"unknown split {split!r}; choose one of {', '.join(SPLITS)}")
+        assert split in SPLITS
         draws = Draws.of(seed, split, np.asarray(indices, dtype=np.int64))
         return self._draw(split, self._sizes(split, draws), draws)
 

@@ -2,7 +2,7 @@
 
 Numbers are those of the plain engine: weights and optimizer state in fp32, bf16 by autocast where the config says so,
 the loss normalised per token of the global batch. Every value of the DeepSpeed configuration that the YAML also knows
-is filled in from there; the JSON holds "auto" in its place.
+is filled in from there; the JSON leaves it out, or holds "auto".
 """
 
 from __future__ import annotations

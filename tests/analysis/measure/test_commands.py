@@ -14,6 +14,7 @@ from analysis.stats.summary import summarize
 from tests.support import tiny
 from tests.support.made_up_records import made_up_records
 from tests.support.refusals import refused
+from tests.support.slow import slow_but
 from tests.support.tiny import checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +30,7 @@ def made(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", slow_but(COMMANDS, "influence"))
 def test_help_shows_whole_examples_without_torch(name):
     """Processor time, which does not depend on what else runs; an example goes on behind a backslash."""
     code = (

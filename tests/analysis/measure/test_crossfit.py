@@ -23,7 +23,7 @@ SELECTORS = ("leave-one-out", "greedy", "gradient", "random")
 
 
 def settings(two_seeds, out, checkpoint="run", evaluate_with=None, **changes):
-    values = {"evaluate_with": evaluate_with, "tau_nats": 0.1, "selectors": SELECTORS, "targets": 80}
+    values = {"evaluate_with": evaluate_with, "tau_nats": 1.3, "selectors": SELECTORS, "targets": 80}
     return influence_settings(two_seeds, out, checkpoint, **{**values, **changes})
 
 
@@ -223,7 +223,7 @@ def test_examples_hold_the_text_of_the_contexts(two_seeds, crossed):
 
 def test_the_script_crosses_and_refuses_in_one_line(two_seeds, own, tmp_path, run_here):
     rest = ["--corpus", two_seeds / "corpus", "--out", tmp_path / "out", "--n-long", N, "--n-short", M]
-    rest += ["--tau", 0.1, "--k", "1,2", "--targets", 80, "--selectors", "leave-one-out", "--device", "cpu"]
+    rest += ["--tau", 1.3, "--k", "1,2", "--targets", 80, "--selectors", "leave-one-out", "--device", "cpu"]
     for arguments, message in (
         ([], "give a checkpoint to measure, or --select-with A --evaluate-with B"),
         (["--select-with", "a"], "--select-with needs --evaluate-with"),

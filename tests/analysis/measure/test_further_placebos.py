@@ -39,7 +39,8 @@ def grouped(trained, tmp_path_factory) -> Path:
 
 
 def settings(grouped: Path, out: Path, **changes):
-    asked = {"selectors": ("leave-one-out", "random"), "targets": 150, "subsets": 4, "n_long": N, **changes}
+    asked = {"selectors": ("leave-one-out", "random"), "targets": 150, "subsets": 4, "n_long": N}
+    asked |= {"tau_nats": 1.5, **changes}
     return influence_settings(grouped, out, further_placebos=FURTHER_PLACEBOS, **asked)
 
 

@@ -32,6 +32,7 @@ from tests.support.made_up_summary import (
     without_certainty,
 )
 from tests.support.refusals import assert_refused
+from tests.support.slow import slow_but
 
 SCRIPT = "scripts/figure2.py"
 SHOWN = ("leave-one-out", "attention", "random", "nearest")
@@ -165,7 +166,7 @@ def test_loss_by_position_is_the_fourth_panel(summary: dict) -> None:
     assert y_of(curve(panels[3], "RoPE + PoSE")) == [3.1, 3.0, 2.8]
 
 
-@pytest.mark.parametrize("width", [style.COLUMN, style.PAGE])
+@pytest.mark.parametrize("width", slow_but([style.COLUMN, style.PAGE], style.COLUMN))
 @pytest.mark.parametrize(
     "selectors",
     [
@@ -259,8 +260,8 @@ def test_saved_files_are_reproducible_and_leave_no_state(tmp_path: Path) -> None
     summary = made_up_summary(("attention",))
     before = dict(matplotlib.rcParams)
     kinds = ("png", "pdf", "svg")
-    first = style.save_figure(plots.figure2(summary), tmp_path / "one", "figure2", kinds)
-    second = style.save_figure(plots.figure2(summary), tmp_path / "two", "figure2", kinds)
+    first = style.save_figure(tokens_needed_figure(summary), tmp_path / "one", "figure2", kinds)
+    second = style.save_figure(tokens_needed_figure(summary), tmp_path / "two", "figure2", kinds)
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert first[0].read_bytes().startswith(b"\x89PNG") and first[1].read_bytes().startswith(b"%PDF")
     assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [

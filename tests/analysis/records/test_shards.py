@@ -26,7 +26,7 @@ COUNT = 3
 
 def settings(trained, out, shard=None, **changes):
     values = {
-        "tau_nats": 0.3,
+        "tau_nats": 1.5,
         "ks": (1, 2),
         "selectors": ("leave-one-out", "random"),
         "targets": 300,  # 5 blocks of 64, so that shards have 2, 2 and 1

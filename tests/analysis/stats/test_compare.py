@@ -2,10 +2,9 @@
 
 import io
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,20 +209,23 @@ def test_refuses_records_without_gain(pair: tuple[Records, Records]) -> None:
         compare(pair[0], nothing)
 
 
-def test_script_prints_and_writes(pair: tuple[Records, Records], comparison: dict, tmp_path: Path) -> None:
+def test_script_prints_and_writes(
+    pair: tuple[Records, Records], comparison: dict, tmp_path: Path, run_here: Any
+) -> None:
     out = tmp_path / "compare.json"
-    command = [sys.executable, str(SCRIPT), *(str(each.folder) for each in pair), "--out", str(out)]
-    done = subprocess.run([*command, "--resamples", "1000"], capture_output=True, text=True, check=True)
-    assert COMPARISON.load(out) == json.loads(json.dumps(COMPARISON.stamped(comparison)))
+    command = [SCRIPT, *(each.folder for each in pair), "--out"]
+    done = run_here(*command, out, "--resamples", 1000)
+    assert done.returncode == 0 and COMPARISON.load(out) == json.loads(
+        json.dumps(COMPARISON.stamped(comparison))
+    )
     interval = comparison["selectors"]["greedy"]["4"]["net_recovery"]["difference"]
     assert f"{100 * interval['value']:.0f} [" in done.stdout and str(out) in done.stdout
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "kept").touch()
-    folder = [*command[:-1], str(tmp_path / "folder"), "--resamples", "1000"]
-    subprocess.run(folder, capture_output=True, text=True, check=True)
+    assert run_here(*command, tmp_path / "folder", "--resamples", 1000).returncode == 0
     assert {path.name for path in (tmp_path / "folder").iterdir()} == {"kept", "compare.json"}
     assert json.loads((tmp_path / "folder" / "compare.json").read_text()) == json.loads(out.read_text())
-    refused = subprocess.run([*command, "--resamples", "10"], capture_output=True, text=True)
+    refused = run_here(*command, out, "--resamples", 10)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "1000 or more" in refused.stderr
 
 

@@ -284,36 +284,6 @@ def test_an_input_that_vanishes_between_two_stages_loses_nothing(tmp_path, monke
     assert_same_as_one_go(settings, out)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"heldout_fraction": float("nan")}, "--heldout-fraction: .nan. is no finite number"),
-        ({"heldout_fraction": float("inf")}, "--heldout-fraction: .inf. is no finite number"),
-        ({"tokenizer_sample_mb": float("nan")}, "--tokenizer-sample-mb: .nan. is no finite"),
-        ({"tokenizer_sample_mb": float("inf")}, "--tokenizer-sample-mb: .inf. is no finite"),
-        ({"seed": -1}, "--seed: .* is no whole number from 0 to"),
-        ({"seed": 10**70}, "--seed: .* is no whole number from 0 to"),
-        ({"vocab_size": 10**12}, "at most 1,000,000"),
-        (
-            {"decontaminate_min_characters": -1},
-            "--decontaminate-min-characters: .-1. is no whole number from 0",
-        ),
-    ],
-)
-def test_settings_beyond_reason_are_refused(tmp_path, changes, said):
-    settings = text_settings(some_files(tmp_path / "text", files=1), **changes)
-    with refused(said):
-        prepare(settings, tmp_path / "out", workers=1)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("work", [prepare, lambda *given, **more: prepare_shard(*given, Shard(1, 2), **more)])
-def test_less_than_one_worker_is_refused(tmp_path, work):
-    with refused("--workers 0 must be at least 1"):
-        work(sharded_settings(tmp_path), tmp_path / "out", workers=0)
-    assert not (tmp_path / "out").exists()
-
-
 # --- no room, no time ---
 
 

@@ -315,6 +315,7 @@ def bad_inputs(folder: Path) -> dict[str, list[str]]:
     return {
         "unknown source 'tweets'; choose one of docs, text, c4": ["tweets"],
         "name them with --files": ["text"],
+        "at most 1,000,000": ["text", "--vocab-size", str(10**12), "--files", good],
         "none.jsonl is missing": [*text, good, str(folder / "none.jsonl")],
         "unknown kind": [*text, str(SCRIPT)],
         "is named twice": [*text, good, "--heldout-files", good],

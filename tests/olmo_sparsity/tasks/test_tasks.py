@@ -375,11 +375,6 @@ def test_decoys_stand_alone_and_planted_tokens_together():
     assert abs(values.mean() - 0.5) < 0.05
 
 
-def test_an_unknown_split_is_refused():
-    with refused("choose one of train, test"):
-        small("copy").sample("heldout", 0, [0])
-
-
 # --- random numbers ---
 
 

@@ -1,10 +1,14 @@
 """What a run folder survives: torn checkpoints, other settings, other text, a second process, damaged files."""
 
+import atexit
 import json
 import logging
 import shutil
+import tempfile
 import threading
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,10 +46,21 @@ def files_of(run):
 
 
 def half(tmp_path, *overrides):
-    """A run of 8 steps that stopped after 4, and its config."""
+    """A run of 8 steps that stopped after 4, and its config; without ``overrides`` a copy of one trained once."""
     config = tiny.train_config(tmp_path, *overrides)
-    train(replace(config, stop_at=4))
+    if overrides:
+        train(replace(config, stop_at=4))
+    else:
+        shutil.copytree(trained_half(), tmp_path / "run")
     return config
+
+
+@cache
+def trained_half():
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    train(replace(tiny.train_config(folder), stop_at=4))
+    return folder / "run"
 
 
 # --- torn checkpoints ---
