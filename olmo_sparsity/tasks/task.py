@@ -119,8 +119,8 @@ class Task(ABC):
     def sample(self, split: str, seed: int, indices: Sequence[int] | np.ndarray) -> TaskBatch:
         """Samples ``indices`` (B,) of a split, padded to the longest of them.
 
-        A sample is the same whichever others are asked for with it, up to padding. Raises `UserError`
-        where the split has hardly any prompt of a size that was drawn.
+        A sample is the same whichever others are asked for with it, up to padding. Raises `UserError` where
+        the split has hardly any prompt of a size that was drawn.
         """
         assert split in SPLITS
         draws = Draws.of(seed, split, np.asarray(indices, dtype=np.int64))

@@ -160,7 +160,7 @@ class Engine:
 
     def seed_dropout(self, seed: int, step: int) -> None:
         """Make dropout a function of (seed, step, process), so that resuming needs no random state."""
-        if not self._has_dropout:  # seeding every generator takes half a millisecond
+        if not self._has_dropout:  # seeding every generator takes 0.4 ms
             return
         words = np.random.SeedSequence([seed, step, self.rank]).generate_state(1)
         torch.manual_seed(int(words[0]))
