@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import socket
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -84,8 +86,25 @@ def lost_peers_in_words() -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def standard_error_held_back() -> Iterator[None]:
+    """What the block writes to standard error, C++ text too, is shown behind it, and dropped where the block raises."""
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(shown, 2)
+            os.close(shown)
+        held.seek(0)
+        os.write(2, held.read())
+
+
 def wait_for_rank_0() -> None:
-    """Return when rank 0 can be reached; PyTorch's own message, when it cannot, is a page of C++ addresses.
+    """Return when rank 0 can be reached; PyTorch itself waits up to four times as long as it is told.
 
     Raises `TimeoutError` that names the address.
     """
@@ -118,8 +137,9 @@ class Engine:
 
     def __init__(self, config: Config, model: Model):
         try:
-            wait_for_rank_0()
-            self.accelerator = self._make_accelerator(config)
+            with standard_error_held_back():  # PyTorch prefaces its errors with pages of C++ addresses
+                wait_for_rank_0()
+                self.accelerator = self._make_accelerator(config)
         except (torch.distributed.DistError, TimeoutError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{reason}; check that rank 0 runs there and that its port is open") from error

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from olmo_sparsity.checkpoint import checkpoints, load_state
 from olmo_sparsity.config.load import load_config
+from olmo_sparsity.training.engine import standard_error_held_back
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE
 from olmo_sparsity.training.zero import deepspeed_config
@@ -253,19 +254,37 @@ def lose(listener, rank_0):
                 threading.Thread(target=pass_on, args=(source, target), daemon=True).start()
 
 
-def test_a_rank_0_that_is_lost_while_processes_meet_is_one_line(folder, tmp_path):
-    """PyTorch warns of it with a page of C++ addresses."""
+def leave(listener, rank_0):
+    """End as rank 0 does that is killed once another process has found its port open."""
+    listener.accept()[0].close()
+    listener.close()
+
+
+@pytest.mark.parametrize("ends", [lose, leave])
+def test_a_rank_0_that_is_lost_while_processes_meet_is_one_line(folder, tmp_path, ends):
+    """PyTorch prints a page of C++ addresses."""
     rank_0 = torch.distributed.TCPStore("127.0.0.1", free_port(), 2, is_master=True, wait_for_workers=False)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=lose, args=(listener, rank_0), daemon=True).start()
+        threading.Thread(target=ends, args=(listener, rank_0), daemon=True).start()
         environment = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
-        environment |= {"OLMO_SPARSITY_TIMEOUT": "2"}
+        environment |= {"OLMO_SPARSITY_TIMEOUT": "1"}
         process = launch(1, *arguments_of(folder, f"--save_folder={tmp_path}"), environment=environment)
         _, errors = ended(process)
     assert process.returncode == 1
     [line] = errors.splitlines()
     assert line.startswith("error: ") and "check that rank 0 runs there" in line
+
+
+def test_text_that_is_held_back_is_shown_unless_an_error_follows(capfd):
+    with standard_error_held_back():
+        os.write(2, b"a warning")
+        assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == "a warning"
+    with pytest.raises(TimeoutError), standard_error_held_back():
+        os.write(2, b"frame #0: c10::Error")
+        raise TimeoutError
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
