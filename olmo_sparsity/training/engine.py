@@ -104,7 +104,7 @@ def standard_error_held_back() -> Iterator[None]:
 
 
 def wait_for_rank_0() -> None:
-    """Return when rank 0 can be reached; PyTorch itself waits up to four times as long as it is told.
+    """Return when rank 0 can be reached; PyTorch's own wait takes a multiple of the time that it is given.
 
     Raises `TimeoutError` that names the address.
     """
