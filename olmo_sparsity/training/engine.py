@@ -88,19 +88,23 @@ def lost_peers_in_words() -> Iterator[None]:
 
 @contextmanager
 def standard_error_held_back() -> Iterator[None]:
-    """What the block writes to standard error, C++ text too, is shown behind it, and dropped where the block raises."""
+    """Show what the block writes to standard error, C++ text too, behind it: but not if no peer can be reached."""
     sys.stderr.flush()
-    shown = os.dup(2)
+    shown, is_said = os.dup(2), False
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         try:
             yield
+        except (torch.distributed.DistError, TimeoutError):
+            is_said = True  # by the error
+            raise
         finally:
             sys.stderr.flush()
             os.dup2(shown, 2)
             os.close(shown)
-        held.seek(0)
-        os.write(2, held.read())
+            if not is_said:
+                held.seek(0)
+                os.write(2, held.read())
 
 
 def wait_for_rank_0() -> None:
