@@ -88,7 +88,7 @@ def lost_peers_in_words() -> Iterator[None]:
 
 @contextmanager
 def standard_error_held_back() -> Iterator[None]:
-    """Show what the block writes to standard error, C++ text too, behind it: but not if no peer can be reached."""
+    """Show what the block writes to standard error, C++ text too, only after it, and not at all if a peer was lost."""
     sys.stderr.flush()
     shown, is_said = os.dup(2), False
     with tempfile.TemporaryFile() as held:
@@ -96,7 +96,7 @@ def standard_error_held_back() -> Iterator[None]:
         try:
             yield
         except (torch.distributed.DistError, TimeoutError):
-            is_said = True  # by the error
+            is_said = True  # in the one line that the caller makes of the error
             raise
         finally:
             sys.stderr.flush()
