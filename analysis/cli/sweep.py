@@ -104,9 +104,9 @@ def main() -> int:
 def _run(cells: Sequence[Cell], jobs: int, commit: str) -> int:
     """Run what is not finished, and say how each cell ended; returns the exit code."""
     from olmo_sparsity.sweep.runner import run_cells
-    from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE
     from olmo_sparsity.util.machine import available_cores
     from olmo_sparsity.util.progress import progress
+    from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 
     todo = [cell for cell in cells if not cell.is_finished]
     jobs = min(jobs, len(todo))

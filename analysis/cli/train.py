@@ -58,7 +58,7 @@ def main() -> int:
         sys.stdout.write(show_samples(config, arguments.show))
         return 0
     from olmo_sparsity.training.loop import train
-    from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE, StoppedBySignal
+    from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE, StoppedBySignal
 
     is_main = int(os.environ.get("RANK", "0")) == 0
     try:

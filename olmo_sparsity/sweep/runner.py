@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from olmo_sparsity.sweep.grid import LOG_NAME, Cell
 from olmo_sparsity.sweep.slurm import words
-from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE, StopRequest
 from olmo_sparsity.util.files import last_line
+from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE, StopRequest
 
 log = logging.getLogger(__name__)
 

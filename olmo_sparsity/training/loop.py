@@ -32,10 +32,10 @@ from olmo_sparsity.training.resume import (
     starting_checkpoint,
 )
 from olmo_sparsity.training.schedule import Schedule
-from olmo_sparsity.training.signals import StoppedBySignal, StopRequest
 from olmo_sparsity.training.zero import ZeroEngine
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.provenance import append_provenance
+from olmo_sparsity.util.signals import StoppedBySignal, StopRequest
 
 log = logging.getLogger(__name__)
 

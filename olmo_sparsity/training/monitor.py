@@ -15,9 +15,9 @@ import torch
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.training.flops import flops_per_token, peak_flops
 from olmo_sparsity.training.metrics import MetricsFile
-from olmo_sparsity.training.signals import StoppedBySignal
 from olmo_sparsity.training.trackers import Tracker, check_packages, open_trackers
 from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.signals import StoppedBySignal
 
 _CPU = torch.device("cpu")
 

@@ -22,9 +22,9 @@ from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.signals import StoppedBySignal
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.signals import StoppedBySignal
 
 CONFIG = "configs/pose-c4-150m.yaml"
 EPOCHS = 8

@@ -20,8 +20,8 @@ from olmo_sparsity.checkpoint import checkpoints, load_state
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.training.engine import standard_error_held_back
 from olmo_sparsity.training.metrics import read_metrics
-from olmo_sparsity.training.signals import REQUEUE_EXIT_CODE
 from olmo_sparsity.training.zero import deepspeed_config
+from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 from scripts.faults.processes import free_port, ranks
 from tests.support import tiny
 from tests.support.forked import Forked

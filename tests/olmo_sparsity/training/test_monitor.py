@@ -15,9 +15,9 @@ from olmo_sparsity.training import monitor as monitor_module
 from olmo_sparsity.training.flops import flops_per_token
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.monitor import Monitor, peak_memory_gb
-from olmo_sparsity.training.signals import StoppedBySignal
 from olmo_sparsity.training.trackers import RUN_ID_NAME, TENSORBOARD_FOLDER
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.signals import StoppedBySignal
 from tests.support import tiny
 from tests.support.refusals import refused
 
