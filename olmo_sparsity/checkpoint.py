@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -144,7 +143,7 @@ def save_checkpoint(
     state: TrainState,
     weights: dict[str, Tensor],
     optimizer: dict[str, Tensor],
-    tokenizer: Path | None,
+    tokenizer: bytes | None,
 ) -> Path:
     """Write one checkpoint folder, atomically, and return it."""
     folder = step_folder(run, state.step)
@@ -154,7 +153,7 @@ def save_checkpoint(
         _save_tensors(optimizer, temporary / OPTIMIZER)
         config.save(temporary / CONFIG)
         if tokenizer is not None:
-            shutil.copyfile(tokenizer, temporary / TOKENIZER)
+            (temporary / TOKENIZER).write_bytes(tokenizer)
         (temporary / STATE).write_text(json.dumps(asdict(state)) + "\n", encoding="utf8")
         files = {
             path.name: {"bytes": path.stat().st_size, "sha256": sha256_file(path)}

@@ -91,7 +91,9 @@ def test_held_out_losses_are_read_once(tmp_path, encoding):
         sums, counts = evaluation._measure(
             evaluation.windows,
             evaluation.length,
-            lambda batch: model(**batch.model_inputs).logits,
+            lambda batch: model(**batch.model_inputs, labels=batch.targets["labels"], per_token=True)[
+                "loss_nats"
+            ],
             lambda value: value,
             DEVICE,
         )

@@ -13,11 +13,12 @@ Any field of the config is overridden with --path.to.key=value, as in OLMo. The 
 this project added (`positions`, `corpus`, `task`, `evaluation` and more: docs/training.md); `base: other.yaml` makes it
 an overlay of another file. A run folder holds metrics.jsonl and step*/ checkpoints (safetensors weights, the resolved
 config, optimizer and data state).
-On SIGUSR1 or SIGTERM, or at time_limit, the run saves and exits with code 85: the same command with --resume goes on.
+On SIGUSR1, SIGTERM or Ctrl-C, or at time_limit, the run saves and exits with code 85: --resume goes on.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 
@@ -41,6 +42,8 @@ def main() -> int:
         metavar="N",
         help="print N training samples of the config's task, with their position ids",
     )
+    # The deepspeed launcher's; the environment says the same.
+    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
     arguments, overrides = parser.parse_known_args()
     show_log("olmo_sparsity")
 

@@ -39,6 +39,7 @@ from olmo_sparsity.data.windows import Batch, TrainingBatches, WindowMaker, coll
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 from olmo_sparsity.util.machine import available_cores
+from olmo_sparsity.util.signals import leave_signals_to_main_process
 from olmo_sparsity.util.streams import Stream
 
 log = logging.getLogger(__name__)
@@ -310,6 +311,7 @@ def _as_it_is(item: Any) -> Any:
 
 def _share_cores(worker: int) -> None:
     """Limit the tokenizer's threads in a worker to its share of the cores."""
+    leave_signals_to_main_process()
     info = get_worker_info()
     assert info is not None
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * info.num_workers

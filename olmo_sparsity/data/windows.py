@@ -28,6 +28,7 @@ from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest, TokenFil
 from olmo_sparsity.data.needles import NeedleWeaver
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
+from olmo_sparsity.util.signals import leave_signals_to_main_process
 
 # --- what the training loop sees, whatever it trains on ---
 
@@ -167,6 +168,7 @@ class TrainingBatches(ABC):
     def _loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Any]:
         """PyTorch's loader with the workers that the config asks for."""
         data = self.config.data
+        options = {"worker_init_fn": leave_signals_to_main_process, **options}
         if data.num_workers:
             options = {"prefetch_factor": data.prefetch_factor, "timeout": data.timeout, **options}
         return DataLoader(dataset, num_workers=data.num_workers, **options)

@@ -1,7 +1,7 @@
 """Held-out loss while training: in windows of the training length, and by position in long documents.
 
 Every evaluation of every run reads the same windows, whatever the number of processes. No random state is touched.
-Shapes: B windows, T tokens of a training window, T' tokens of a window measured by position, V embedding size.
+Shapes: B windows, T tokens of a training window, T' tokens of a window measured by position.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.corpus.tokens import CorpusManifest, TokenFiles
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.data.windows import (
-    IGNORED,
     check_corpus_matches,
     collate,
     document_ids,
@@ -31,8 +29,8 @@ from olmo_sparsity.util.streams import Stream
 
 log = logging.getLogger(__name__)
 
-Forward = Callable[[Batch], Tensor]
-"""Logits (B, T, V) of a batch that is on the device already; the model is in evaluation mode."""
+Losses = Callable[[Batch], Tensor]
+"""-log p(label) in nats of a batch that is on the device already, (B, T) float32, 0 where the loss mask is not set."""
 ReduceSum = Callable[[Tensor], Tensor]
 """The sum over all processes of a tensor that each of them has; the identity for one process."""
 
@@ -71,16 +69,16 @@ class HeldoutEvaluation:
             )
 
     def run(
-        self, forward: Forward, reduce_sum: ReduceSum, device: torch.device | str = "cpu"
+        self, losses: Losses, reduce_sum: ReduceSum, device: torch.device | str = "cpu"
     ) -> dict[str, Any]:
         """Measure; every process calls this at the same step, and gets the same result.
 
-        ``forward`` is called equally often in every process, as ZeRO 3 needs it. Returns a row of `metrics.jsonl`:
+        ``losses`` is called equally often in every process, as ZeRO 3 needs it. Returns a row of `metrics.jsonl`:
         `heldout_loss_nats` (mean per token), `heldout_tokens` (how many), `heldout_window_tokens` (T) and, where
         documents are long enough, `heldout_loss_by_position`: of each bin `from`, `to` (position ids of the tokens
         that predict the next one, `to` excluded), `loss_nats` and `tokens`.
         """
-        sums, counts = self._measure(self.windows, self.length, forward, reduce_sum, device)
+        sums, counts = self._measure(self.windows, self.length, losses, reduce_sum, device)
         row: dict[str, Any] = {
             "heldout_loss_nats": float(sums.sum() / counts.sum()),
             "heldout_tokens": int(counts.sum()),
@@ -88,7 +86,7 @@ class HeldoutEvaluation:
         }
         if len(self.document_windows):
             sums, counts = self._measure(
-                self.document_windows, self.position_length, forward, reduce_sum, device
+                self.document_windows, self.position_length, losses, reduce_sum, device
             )
             row["heldout_loss_by_position"] = position_bins(
                 sums, counts, self.config.evaluation.position_bins
@@ -126,7 +124,7 @@ class HeldoutEvaluation:
         self,
         windows: np.ndarray,
         length: int,
-        forward: Forward,
+        losses: Losses,
         reduce_sum: ReduceSum,
         device: torch.device | str,
     ) -> tuple[Tensor, Tensor]:
@@ -134,8 +132,7 @@ class HeldoutEvaluation:
         sums_counts = torch.zeros(2, length, dtype=torch.float64, device=device)
         for batch in self._batches(windows, length):
             batch = batch.to(torch.device(device))
-            losses = token_losses(forward(batch), batch)
-            sums_counts[0] += losses.double().sum(0)
+            sums_counts[0] += losses(batch).double().sum(0)
             sums_counts[1] += batch.loss_mask.double().sum(0)
         sums, counts = reduce_sum(sums_counts).cpu()
         return sums, counts
@@ -163,15 +160,6 @@ class HeldoutEvaluation:
             if self.config.positions.restart_at_documents:
                 item["position_ids"] = restarted_ids(item["document_ids"])
         return item
-
-
-def token_losses(logits: Tensor, batch: Batch) -> Tensor:
-    """-log p(label) in nats where the loss mask is set, zero elsewhere; (B, T) float32 from logits (B, T, V)."""
-    labels = batch.targets["labels"]
-    flat = F.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
-    )
-    return flat.view(labels.shape)
 
 
 def position_bins(sums: Tensor, counts: Tensor, number: int) -> list[dict[str, Any]]:

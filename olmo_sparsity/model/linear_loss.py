@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from olmo_sparsity.data.windows import IGNORED
@@ -28,11 +29,16 @@ class Head(NamedTuple):
     scale: float = 1.0
 
 
-def loss_sums(hidden: Tensor, head: Head, labels: Tensor, z_weight: float = 0.0) -> dict[str, Tensor]:
+def losses(
+    hidden: Tensor, head: Head, labels: Tensor, z_weight: float = 0.0, per_token: bool = False
+) -> dict[str, Tensor]:
     """What a model without other heads gives for labels: scalars in nats, gradients flow through ``loss_nats``.
 
-    With ``z_weight`` it is the sum of ``ce_loss_nats`` and ``z_loss_nats``, as `linear_cross_entropy` has them.
+    With ``z_weight`` it is the sum of ``ce_loss_nats`` and ``z_loss_nats``, as `linear_cross_entropy` has them. With
+    ``per_token`` the cross-entropy of each label instead, in the shape of the labels, without gradients.
     """
+    if per_token:
+        return {"loss_nats": token_losses(hidden, head, labels)}
     loss, z_loss = linear_cross_entropy(hidden, head, labels, z_weight)
     parts = {"ce_loss_nats": loss.detach() - z_loss, "z_loss_nats": z_loss} if z_weight else {}
     return {"loss_nats": loss, **parts}
@@ -53,6 +59,22 @@ def linear_cross_entropy(
         hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
         weight = torch.cat([weight, head.bias[:, None]], dim=1)
     return _LinearCrossEntropy.apply(hidden, weight, labels.flatten(), head.scale, z_weight)
+
+
+@torch.no_grad()
+def token_losses(hidden: Tensor, head: Head, labels: Tensor) -> Tensor:
+    """-log softmax(logits)[label] in nats, float32, 0 for `IGNORED`: (…), from (…, D) and (…)."""
+    rows, at = hidden.flatten(0, -2), labels.flatten()
+    found, size = torch.zeros(len(rows), device=hidden.device), _rows_per_chunk(head.weight)
+    for start in range(0, len(rows), size):
+        part = slice(start, start + size)
+        logits = F.linear(rows[part], head.weight, head.bias).float() * head.scale
+        found[part] = F.cross_entropy(logits, at[part], ignore_index=IGNORED, reduction="none")
+    return found.view(labels.shape)
+
+
+def _rows_per_chunk(weight: Tensor) -> int:
+    return max(_FEWEST_ROWS, _LOGITS_PER_CHUNK.get(weight.device.type, 1 << 22) // len(weight))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -91,7 +113,7 @@ def _loss_and_gradients(
     head = weight.to(dtype)
     loss, z_loss = torch.zeros(2, dtype=torch.float32, device=hidden.device)
     of_hidden, of_weight = torch.empty_like(hidden), torch.zeros_like(weight, dtype=torch.float32)
-    size = max(_FEWEST_ROWS, _LOGITS_PER_CHUNK.get(hidden.device.type, 1 << 22) // len(weight))
+    size = _rows_per_chunk(weight)
     for start in range(0, len(hidden), size):
         rows = slice(start, start + size)
         some, label = hidden[rows].to(dtype), labels[rows, None]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.dot_product import attend
-from olmo_sparsity.model.linear_loss import Head, loss_sums
+from olmo_sparsity.model.linear_loss import Head, losses
 
 
 class PositionedNeoX(nn.Module):
@@ -73,6 +73,7 @@ class PositionedNeoX(nn.Module):
         output_hidden_states: bool = False,
         labels: Tensor | None = None,
         z_weight: float = 0.0,
+        per_token: bool = False,
         **inputs: Any,
     ) -> Any:
         """``logits`` (B, T, V), or of the last ``logits_to_keep`` positions; ``attn_key_values`` with ``use_cache``.
@@ -81,12 +82,12 @@ class PositionedNeoX(nn.Module):
         takes them, of which the last T are read; None means P … P+T-1. ``inputs``: input_embeddings (B, T, D), in
         place of the token embedding; attention_mask (B, P + T), 0 hides a token from every query; past_key_values;
         use_cache. With ``output_hidden_states``, ``hidden_states`` holds one tensor (B, T, D): the final one, after the
-        last norm, cut like the logits. With ``labels`` (B, T) what `loss_sums` gives of them and of ``z_weight``
+        last norm, cut like the logits. With ``labels`` (B, T) what `losses` gives of them and of ``z_weight``
         instead.
         """
         if labels is not None:
             hidden = self.final_hidden(input_ids, position_ids=position_ids, **inputs)
-            return loss_sums(hidden, self.head(), labels, z_weight)
+            return losses(hidden, self.head(), labels, z_weight, per_token)
         output = self._decoded(input_ids, position_ids, **inputs)
         hidden = output.last_hidden_state[:, -logits_to_keep:]  # -0: all
         return OLMoOutput(

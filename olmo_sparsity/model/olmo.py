@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from olmo_sparsity.attention import ATTENTIONS, SOFTMAX, Shape
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.block import PositionedBlock, cast_bias
-from olmo_sparsity.model.linear_loss import Head, loss_sums
+from olmo_sparsity.model.linear_loss import Head, losses
 from olmo_sparsity.model.rope import (
     CurrentPositions,
     NoPositionEmbedding,
@@ -163,12 +163,13 @@ class PositionedOLMo(OLMo):
         logits_to_keep: int = 0,
         labels: Tensor | None = None,
         z_weight: float = 0.0,
+        per_token: bool = False,
         **options: Any,
     ) -> Any:
         """Logits (B, T, V), or of the last ``logits_to_keep`` positions where it is not 0.
 
-        With ``labels`` (B, T) what `loss_sums` gives of them and of ``z_weight`` instead: the logits of all tokens then
-        never exist together.
+        With ``labels`` (B, T) what `losses` gives of them, of ``z_weight`` and ``per_token`` instead: the logits of all
+        tokens then never exist together.
 
         ``position_ids``: (B, P + T) or (1, P + T) integers, the ids of cached tokens included (OLMo caches keys before
         rotation); None means 0 … P+T-1. ``document_ids``: (B, P + T) integers; a token then attends only to those
@@ -177,7 +178,7 @@ class PositionedOLMo(OLMo):
         """
         if labels is not None:
             options |= {"position_ids": position_ids, "document_ids": document_ids}
-            return loss_sums(self.final_hidden(input_ids, **options), self.head(), labels, z_weight)
+            return losses(self.final_hidden(input_ids, **options), self.head(), labels, z_weight, per_token)
         past = options.get("past_key_values")
         if position_ids is None:
             length = input_ids.shape[-1] + (past[0][0].shape[-2] if past else 0)

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.data.windows import IGNORED
-from olmo_sparsity.model.linear_loss import Head, linear_cross_entropy, loss_sums
+from olmo_sparsity.model.linear_loss import Head, linear_cross_entropy, losses
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
 
@@ -139,13 +139,14 @@ class PositionPredictor(nn.Module):
         labels: Tensor | None = None,
         id_labels: Tensor | None = None,
         z_weight: float = 0.0,
+        per_token: bool = False,
     ) -> Any:
         """Logits of the next token and of its id, a `PredictorOutput`.
 
         ``input_ids``: (B, T). ``position_ids``: (B, P + T), those of cached tokens included, below the table's size.
         ``attention_mask``: (B, P + T), 0 at padding, on whichever side; None where there is none, and for padding on
         the right without a cache, which no token before it sees. With ``labels`` (B, T), and ``id_labels`` where there
-        is an id head, the sums of their cross-entropies instead; -100 ones do not count (`_loss_sums`).
+        is an id head, the sums of their cross-entropies instead; -100 ones do not count (`_losses`).
         """
         inputs: dict[str, Any] = {
             "position_ids": self._rotary_ids(position_ids, attention_mask),
@@ -154,7 +155,7 @@ class PositionPredictor(nn.Module):
         }
         if labels is not None:
             hidden = self.decoder.final_hidden(input_ids, **inputs)
-            return self._loss_sums(hidden, labels, id_labels, z_weight)
+            return self._loss_sums(hidden, labels, id_labels, z_weight, per_token)
         output = self.decoder(
             input_ids,
             past_key_values=past_key_values,
@@ -167,11 +168,11 @@ class PositionPredictor(nn.Module):
         return PredictorOutput(output.logits, id_logits, output.attn_key_values)
 
     def _loss_sums(
-        self, hidden: Tensor, labels: Tensor, id_labels: Tensor | None, z_weight: float
+        self, hidden: Tensor, labels: Tensor, id_labels: Tensor | None, z_weight: float, per_token: bool
     ) -> dict[str, Tensor]:
-        """As `loss_sums`; with an id head ``loss_nats`` is token_loss_nats + id_weight · id_loss_nats (paper)."""
+        """As `losses`; with an id head ``loss_nats`` is token_loss_nats + id_weight · id_loss_nats (paper)."""
         if self.id_head is None:
-            return loss_sums(hidden, self.decoder.head(), labels, z_weight)
+            return losses(hidden, self.decoder.head(), labels, z_weight, per_token)
         assert id_labels is not None and not z_weight, "the config was checked"
         tokens, _ = linear_cross_entropy(hidden, self.decoder.head(), labels)
         first, second = self.options.levels(id_labels)

@@ -80,13 +80,12 @@ def _stop_all(running: list[_Running], why: str) -> None:
 
 
 class _Stop(StopRequest):
-    """Ctrl-C and a closed terminal too, unless they are ignored, as `nohup` has it."""
+    """A closed terminal too, unless that is ignored, as `nohup` has it."""
 
     def __init__(self) -> None:
         super().__init__()
-        others = (signal.SIGINT, signal.SIGHUP)
-        heard = [number for number in others if signal.getsignal(number) is not signal.SIG_IGN]
-        self.SIGNALS = (*StopRequest.SIGNALS, *heard)  # type: ignore[assignment]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self.SIGNALS = (*StopRequest.SIGNALS, signal.SIGHUP)  # type: ignore[assignment]
 
 
 class _Running:

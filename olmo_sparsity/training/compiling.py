@@ -7,34 +7,47 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import nn
+from olmo.config import ActivationCheckpointingStrategy
 
 from olmo_sparsity.config.checks import parse_duration
 from olmo_sparsity.config.schema import Config
+from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.util.errors import UserError, first_line
 
 log = logging.getLogger(__name__)
 
 
-def compiled(config: Config, model: nn.Module, device: torch.device, processes: int) -> Any:
-    """The compiled model, which shares all tensors with ``model``, or ``model`` itself; the log then says why.
+def compiled(config: Config, model: Model, device: torch.device, *, by_layer: bool = False) -> Any:
+    """What to train with: the compiled model, which shares all tensors with ``model``; None where nothing is compiled.
 
-    Short runs are not compiled, and need no reason. The config and the machine alone decide, so a resumed run computes
-    as it did before. Raises `UserError` for a mode or a backend that PyTorch does not have.
+    The log then says why; short runs are not compiled, and need no reason. ``by_layer``: each layer is compiled by
+    itself, and ``model`` is returned, for layers that are computed again in the backward pass (compiled inside of
+    that), or gathered from other processes one by one. The config and the machine alone decide, so a resumed run
+    computes as it did before. Raises `UserError` for a mode or a backend that PyTorch does not have.
     """
     if config.compile is None or not _is_long_enough(config):
-        return model
+        return None
     options = asdict(config.compile)
     if options.pop("from_steps"):
-        reason = _why_not(config, device, processes)
+        reason = _why_not(config, device)
         if reason is not None:
             log.info("not compiled: %s", reason)
-            return model
+            return None
     try:
-        return torch.compile(model, **options)
+        if not by_layer:
+            return torch.compile(model, **options)
+        decoder: Any = decoder_of(model)
+        for block in decoder.blocks():
+            block.forward = torch.compile(block.forward, **options)
+        return model
     except RuntimeError as error:
         reason = first_line(error).rstrip(".")
         raise UserError(f"compile: {reason}; change it, or set compile: null") from error
+
+
+def uncompiled() -> Any:
+    """A context in which what was compiled is computed as it was written."""
+    return torch.compiler.set_stance("force_eager")
 
 
 def is_of_compiler(error: Exception) -> bool:
@@ -50,13 +63,9 @@ def _is_long_enough(config: Config) -> bool:
     return steps >= config.compile.from_steps
 
 
-def _why_not(config: Config, device: torch.device, processes: int) -> str | None:
-    if processes > 1 or config.deepspeed.config is not None:
-        return (
-            "compiled training of several processes is not tried enough; --compile.from_steps=0 asks for it"
-        )
-    if config.activation_checkpointing is not None:
-        return "with activation_checkpointing a graph breaks at every layer"
+def _why_not(config: Config, device: torch.device) -> str | None:
+    if config.activation_checkpointing == ActivationCheckpointingStrategy.fine_grained:
+        return "activation_checkpointing: fine_grained breaks the graph inside of every layer"
     if config.compile is not None and config.compile.backend == "inductor":
         return _missing_compiler(device)
     return None

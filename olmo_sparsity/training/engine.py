@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-import re
-import socket
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from accelerate import Accelerator, InitProcessGroupKwargs
+from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from olmo.optim import build_optimizer
 from torch import Tensor
 
@@ -27,12 +24,14 @@ from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.training.compiling import compiled, is_of_compiler
+from olmo_sparsity.training.compiling import compiled, is_of_compiler, uncompiled
 from olmo_sparsity.training.optimizer_state import export_state, import_state
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.machine import processor_features
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 def cpu_has_fast_bf16() -> bool:
@@ -45,7 +44,8 @@ def chosen_precision(config: Config) -> str:
     """Accelerate's name of the precision: what the config says, or bf16 where the machine has it."""
     if config.precision is not None:
         return {"amp_bf16": "bf16", "fp32": "no"}[config.precision]
-    has_bf16 = torch.cuda.is_bf16_supported() if torch.cuda.is_available() else cpu_has_fast_bf16()
+    on_gpu = torch.cuda.is_available()
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else cpu_has_fast_bf16()
     return "bf16" if has_bf16 else "no"
 
 
@@ -69,67 +69,6 @@ def rendezvous_timeout() -> timedelta:
     return seconds
 
 
-@contextmanager
-def lost_peers_in_words() -> Iterator[None]:
-    """Another process that died or stalls, in one line in place of the transport's own text."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = str(error)
-        if not (isinstance(error, torch.distributed.DistError) or re.search("gloo|NCCL|c10d", text)):
-            raise
-        reason = re.sub(r"^\[.*?\]:? *", "", first_line(error)).rstrip(".")
-        raise UserError(
-            f"another process of this run was lost: it ended, or did not answer for "
-            f"{rendezvous_timeout().total_seconds():g} s ({reason}); its own message says why: earlier checkpoints are "
-            "whole, go on with --resume"
-        ) from error
-
-
-@contextmanager
-def standard_error_held_back() -> Iterator[None]:
-    """Show what the block writes to standard error, C++ text too, only after it, and not at all if a peer was lost."""
-    sys.stderr.flush()
-    shown, is_said = os.dup(2), False
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        except (torch.distributed.DistError, TimeoutError):
-            is_said = True  # in the one line that the caller makes of the error
-            raise
-        finally:
-            sys.stderr.flush()
-            os.dup2(shown, 2)
-            os.close(shown)
-            if not is_said:
-                held.seek(0)
-                os.write(2, held.read())
-
-
-def wait_for_rank_0() -> None:
-    """Return when rank 0 can be reached; PyTorch's own wait takes a multiple of the time that it is given.
-
-    Raises `TimeoutError` that names the address.
-    """
-    if int(os.environ.get("RANK", "0")) == 0 or "MASTER_ADDR" not in os.environ:
-        return
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    seconds = rendezvous_timeout().total_seconds()
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            socket.create_connection(address, timeout=max(1.0, deadline - time.monotonic())).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                where = f"{address[0]}:{address[1]}"
-                raise TimeoutError(
-                    f"no connection to rank 0 at {where} within {seconds:.0f} s ({error})"
-                ) from None
-        time.sleep(0.5)
-
-
 def process_group() -> InitProcessGroupKwargs:
     """How processes reach each other: gloo by name, for without it those on CPUs would each believe to be alone."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
@@ -139,19 +78,23 @@ def process_group() -> InitProcessGroupKwargs:
 class Engine:
     """Runs forward, backward and optimizer steps of one model over all processes."""
 
-    def __init__(self, config: Config, model: Model):
-        try:
-            with standard_error_held_back():  # PyTorch prefaces its errors with pages of C++ addresses
-                wait_for_rank_0()
-                self.accelerator = self._make_accelerator(config)
-        except (torch.distributed.DistError, TimeoutError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{reason}; check that rank 0 runs there and that its port is open") from error
+    def __init__(self, config: Config, model: Model | None = None):
+        """Meets the other processes; ``model``, where it is given, is prepared at once."""
+        for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+            del os.environ[name]  # Accelerate would take them for ours: steps to accumulate, FSDP, a compiler
+        self.config = config
+        self.accelerator = self._make_accelerator(config)
         self.is_main = self.accelerator.is_main_process  # it writes files and shows progress
         self.rank, self.processes = self.accelerator.process_index, self.accelerator.num_processes
         self.device = self.accelerator.device
+        if model is not None:
+            self.prepare(model)
+
+    def prepare(self, model: Model) -> None:
+        """Make ``model`` the one that is trained: move it to the device, compile it and wrap it. Collective."""
+        config = self.config
         self.micro_batch_size = config.device_train_microbatch_size
-        self._z_weight = z_weight(config)
+        self._z_weight, self._is_bf16 = z_weight(config), chosen_precision(config) == "bf16"
         of_model = config.model
         self._has_dropout = any(
             (of_model.attention_dropout, of_model.residual_dropout, of_model.embedding_dropout)
@@ -169,18 +112,30 @@ class Engine:
         if isinstance(optimizer, torch.optim.AdamW):
             for group in optimizer.param_groups:
                 group["fused"] = True  # one kernel for all parameters; OLMo's builder has no switch for it
-        step_model = compiled(config, self.raw_model, self.device, self.processes)
-        self.is_compiled, self._has_stepped = step_model is not self.raw_model, False
-        self.model, self.optimizer = self.accelerator.prepare(step_model, optimizer)
+        by_layer = config.activation_checkpointing is not None or self._gathers_layers
+        step_model = compiled(config, model, self.device, by_layer=by_layer)
+        self.is_compiled, self._has_stepped = step_model is not None, False
+        self.model, self.optimizer = self.accelerator.prepare(
+            model if step_model is None else step_model, optimizer
+        )
         if isinstance(decoder, PositionedOLMo):
             decoder.prepare_loss()
 
     def _make_accelerator(self, config: Config) -> Accelerator:
+        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        buckets = DistributedDataParallelKwargs(
+            gradient_as_bucket_view=True
+        )  # no second copy of the gradients
         return Accelerator(
-            mixed_precision=chosen_precision(config),
+            mixed_precision="no",  # autocast is entered below
             cpu=not torch.cuda.is_available(),
-            kwargs_handlers=[process_group()] if int(os.environ.get("WORLD_SIZE", "1")) > 1 else [],
+            kwargs_handlers=[process_group(), buckets] if several else [],
         )
+
+    @property
+    def _gathers_layers(self) -> bool:
+        """Whether a process has the weights of a layer only while it computes with them."""
+        return False
 
     def seed_dropout(self, seed: int, step: int) -> None:
         """Make dropout a function of (seed, step, process), so that resuming needs no random state."""
@@ -196,18 +151,19 @@ class Engine:
 
         Each micro-batch contributes its sum over tokens divided by the number of loss tokens of the *global* batch, so
         the split into processes and micro-batches changes nothing but rounding. Where compiling fails at the first step
-        of a run of one process, the run goes on uncompiled.
+        this process goes on uncompiled, but for ZeRO 3, in which the others would wait for weights.
         """
         try:
-            return self._objective(batch)
+            with nullcontext() if self.is_compiled else uncompiled():
+                return self._objective(batch)
         except RuntimeError as error:
-            may_go_on = self.is_compiled and not self._has_stepped and self.processes == 1
+            may_go_on = self.is_compiled and not self._has_stepped and not self._gathers_layers
             if not (may_go_on and is_of_compiler(error)):
                 raise
             log.warning("not compiled: compiling failed (%s)", first_line(error))
-            self.model, self.is_compiled = self.raw_model, False
-            self.model.zero_grad()
-            return self._objective(batch)
+        self.is_compiled = False
+        self.raw_model.zero_grad()
+        return self.forward_backward(batch)
 
     def _objective(self, batch: Batch) -> dict[str, Tensor]:
         """As `_accumulate`; with `task.length_groups` of the group of lengths with the largest loss alone."""
@@ -250,14 +206,14 @@ class Engine:
             return self.model(**part.model_inputs, **part.targets, z_weight=self._z_weight)
 
     def _forward_context(self) -> Any:
-        return self.accelerator.autocast()
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_bf16)
 
     def _synchronising(self, last: bool) -> Any:
         """Context in which gradients are exchanged between processes after the last micro-batch only."""
         return nullcontext() if last else self.accelerator.no_sync(self.model)
 
     def _backward(self, loss: Tensor, last: bool) -> None:
-        self.accelerator.backward(loss)
+        loss.backward()
 
     def open_evaluation(self, config: Config) -> HeldoutEvaluation | TaskEvaluation:
         """What the run is measured by while it trains: held-out text, or exact match on test samples of its task."""
@@ -273,20 +229,22 @@ class Engine:
 
     def evaluate(self, evaluation: HeldoutEvaluation | TaskEvaluation) -> dict[str, Any]:
         """Held-out measures, as a row of metrics; leaves the training state as it was. Collective."""
-        model = self.raw_model if self.is_compiled else self.model  # one shape was compiled, that of training
 
         @torch.no_grad()
-        def forward(batch: Batch) -> Tensor:
+        def losses(batch: Batch) -> Tensor:
             with self._forward_context():
-                return model(**batch.model_inputs).logits
+                return self.model(**batch.model_inputs, labels=batch.targets["labels"], per_token=True)[
+                    "loss_nats"
+                ]
 
         self.model.eval()
-        if isinstance(evaluation, TaskEvaluation):
-            reduce_sum = self.sum_over_processes if self._decoding_share[1] > 1 else (lambda value: value)
-            with self._forward_context():
-                row = evaluation.run(self.raw_model, reduce_sum, self.device)
-        else:
-            row = evaluation.run(forward, self.sum_over_processes, self.device)
+        with uncompiled():  # one shape was compiled, that of training
+            if isinstance(evaluation, TaskEvaluation):
+                reduce_sum = self.sum_over_processes if self._decoding_share[1] > 1 else (lambda value: value)
+                with self._forward_context():
+                    row = evaluation.run(self.raw_model, reduce_sum, self.device)
+            else:
+                row = evaluation.run(losses, self.sum_over_processes, self.device)
         self.model.train()
         return row
 
@@ -294,25 +252,30 @@ class Engine:
         """The sum of ``value`` over all processes, on this process's device."""
         return self.accelerator.reduce(value.to(self.device), reduction="sum")
 
-    def step(self, learning_rate: float, max_grad_norm: float | None) -> float:
-        """Clip, update the weights, forget the gradients; returns the gradient norm before clipping."""
-        bound = float("inf") if max_grad_norm is None else max_grad_norm
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), bound)
+    def clip_gradients(self, max_grad_norm: float | None) -> dict[str, Tensor]:
+        """Clip the gradients; their norm before it, ``grad_norm``, on the device."""
+        bound = math.inf if max_grad_norm is None else max_grad_norm
+        return {"grad_norm": self.accelerator.clip_grad_norm_(self.model.parameters(), bound)}
+
+    def step(self, learning_rate: float) -> dict[str, float]:
+        """Update the weights, forget the gradients; returns what is known only now (`ZeroEngine`)."""
         # Past Accelerate's wrapper, which serves fp16 and XLA and looks for a package on disk at every step.
         optimizer = self._raw_optimizer
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return float(norm)
+        return {}
 
     def weights(self) -> dict[str, Tensor]:
-        """The whole model's weights on the CPU, by OLMo's names. Collective."""
+        """The whole model's weights on the CPU, by OLMo's names; of another process than rank 0 none. Collective."""
+        if not self.is_main:
+            return {}
         return {name: tensor.detach().cpu() for name, tensor in self.raw_model.state_dict().items()}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """The whole optimizer state, as `optimizer_state.export_state` names it. Collective."""
-        return export_state(self._raw_optimizer)
+        """The whole optimizer state, as `optimizer_state.export_state` names it, in rank 0 alone. Collective."""
+        return export_state(self._raw_optimizer) if self.is_main else {}
 
     def load_optimizer_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `optimizer_tensors` gave, on any engine and any number of processes."""
@@ -328,21 +291,34 @@ class Engine:
             return flag
         return bool(self.sum_over_processes(torch.tensor(float(flag))) > 0)
 
-    def on_main(self, action: Callable[[], object]) -> None:
-        """Run ``action`` in the main process; where it fails there, every process fails, and none hangs.
+    def on_main(self, action: Callable[[], Result]) -> Result:
+        """What ``action`` returns in rank 0, in every process; where it fails there, every process fails. Collective.
 
         It may take longer than processes wait for each other: to read a large corpus, or to save on a slow disk.
         """
         if self.processes == 1:
-            action()
-            return
+            return action()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(action) if self.is_main else None
             patience = rendezvous_timeout().total_seconds() / 4
             while self.any_process(running is not None and bool(wait([running], patience).not_done)):
                 pass
         failure = running.exception() if running is not None else None
-        if failure is not None and not isinstance(failure, (UserError, OSError)):
-            raise failure
-        if self.any_process(failure is not None):
-            raise failure or UserError("the main process failed; its message says why")
+        told: list[Any] = [
+            running.result() if running is not None and failure is None else None,
+            failure is None,
+        ]
+        torch.distributed.broadcast_object_list(told, src=0, device=self.device)
+        result, is_done = told
+        if not is_done:
+            raise failure or UserError("rank 0 failed; its own message says why")
+        return result
+
+    def refuse_unequal(self, value: str, what: str) -> None:
+        """Raise `UserError` in the processes in which ``value`` is not that of rank 0. Collective."""
+        mine = torch.tensor([zlib.crc32(value.encode())], device=self.device)
+        if self.processes > 1 and self.accelerator.gather(mine)[0] != mine:
+            raise UserError(
+                f"{what} is another one here (rank {self.rank}: {value}) than in rank 0; see that all machines have "
+                "the same files, then run the same command again"
+            )

@@ -19,7 +19,7 @@ from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.batches import TrainingBatches, open_training_data, verify_checksums
 from olmo_sparsity.evaluate.exact_match import exact_share
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.training.engine import Engine, chosen_precision, lost_peers_in_words
+from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.metrics import rows_of_done_steps
 from olmo_sparsity.training.monitor import Monitor
 from olmo_sparsity.training.resume import (
@@ -28,6 +28,7 @@ from olmo_sparsity.training.resume import (
     refuse_other_data,
     run_folder,
     save,
+    saved_tokenizer,
     saves_at,
     starting_checkpoint,
 )
@@ -45,24 +46,36 @@ def train(config: Config, *, resume: bool = False) -> Path:
 
     With ``resume`` a run goes on from its last whole checkpoint, and its losses equal those of a run that was never
     interrupted; another number of processes or ZeRO stage changes rounding, and what dropout draws. Raises `UserError`
-    for a folder that holds another run or is in use, damaged metrics, bad data, a loss or a gradient that is not finite
-    (before it is saved), or another process that is lost, and `StoppedBySignal` after saving on SIGUSR1 or SIGTERM.
+    for a folder that holds another run or is in use, damaged metrics, bad data, and a loss or a gradient that is not
+    finite (before the weights are changed; the gradient under ZeRO before they are saved), and `StoppedBySignal` after
+    saving on SIGUSR1, SIGTERM or Ctrl-C.
     """
-    last = starting_checkpoint(config, resume)
-    if last is not None and is_finished(config, last):
-        done_steps = load_state(last).step
-        rows_of_done_steps(config.save_folder, done_steps, finished=True)  # refuses what is lost or damaged
+    engine = (Engine if config.deepspeed.config is None else ZeroEngine)(config)
+    # One process looks at the folder, and hashes what it finds: another may be shown an older state of it.
+    last, weights, finished = engine.on_main(lambda: _beginning(config, resume))
+    if finished:
+        assert last is not None
         log.info("%s is finished already", last)
         return last
-    weights = last or initial_checkpoint(config)
     model = build_model(config)
     if weights is not None:
         load_weights(model, weights, attention_may_be_new=last is None)
-    with lost_peers_in_words():
-        engine = (Engine if config.deepspeed.config is None else ZeroEngine)(config, model)
-        data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
-        with run_folder(config, engine, last, resume):
-            return _train_from(config, engine, data, last)
+    engine.prepare(model)
+    data = open_training_data(config, rank=engine.rank, world_size=engine.processes)
+    engine.refuse_unequal(str(data.identity), "the text to train on")
+    with run_folder(config, engine, last, resume):
+        return _train_from(config, engine, data, last)
+
+
+def _beginning(config: Config, resume: bool) -> tuple[Path | None, Path | None, bool]:
+    """The checkpoint to go on from, that to take weights from, and whether the run is finished already."""
+    last = starting_checkpoint(config, resume)
+    if last is None:
+        return None, initial_checkpoint(config), False
+    finished = is_finished(config, last)
+    if finished:  # refuses metrics that are lost or damaged
+        rows_of_done_steps(config.save_folder, load_state(last).step, finished=True)
+    return last, last, finished
 
 
 def _train_from(config: Config, engine: Engine, data: TrainingBatches, last: Path | None) -> Path:
@@ -72,14 +85,19 @@ def _train_from(config: Config, engine: Engine, data: TrainingBatches, last: Pat
     first_step = 0
     if last is not None:
         state = load_state(last)
+        engine.refuse_unequal(f"step {state.step}", f"the checkpoint {last}")
         refuse_other_data(state, last, data.identity)
         first_step = state.step
         engine.load_optimizer_tensors(load_tensors(last / OPTIMIZER))
         log.info("resuming from %s", last)
-    told = {"precision": chosen_precision(config)}
-    if last is None and config.initial_weights is not None:
-        told["initial_weights_sha256"] = weights_sha256(config.initial_weights)
-    engine.on_main(lambda: append_provenance(config.save_folder, **told))
+
+    def note() -> None:
+        told = {"precision": chosen_precision(config)}
+        if last is None and config.initial_weights is not None:
+            told["initial_weights_sha256"] = weights_sha256(config.initial_weights)
+        append_provenance(config.save_folder, **told)
+
+    engine.on_main(note)
     return _run(config, engine, data, schedule, first_step)
 
 
@@ -89,7 +107,7 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
     evaluation = engine.open_evaluation(config) if interval else None
     last_step = min(schedule.last_step, first_step + (config.stop_after or schedule.max_steps))
     deadline = time.monotonic() + (config.time_limit or math.inf)
-    batches = data.batches(first_step)
+    batches, tokenizer = data.batches(first_step), saved_tokenizer(config)
     folder = step_folder(config.save_folder, first_step)
     monitor = Monitor(
         config,
@@ -105,15 +123,12 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
             # After reading: PyTorch's loader draws from the same generator.
             engine.seed_dropout(config.seed, step)
             on_device = engine.forward_backward(batch)
+            on_device |= engine.clip_gradients(schedule.max_grad_norm(step))
+            # Read together: the processor waits once for the device, which has then nothing to do for a moment.
+            values = _finite({name: float(value) for name, value in on_device.items()}, step)
             learning_rate = schedule.learning_rate(step)
-            grad_norm = engine.step(learning_rate, schedule.max_grad_norm(step))
-            # Read only now: a GPU would have nothing to do until its step is asked for.
-            losses = {name: float(value) for name, value in on_device.items()}
-            if not math.isfinite(losses["loss_nats"]):
-                raise _diverged(f"the loss is {losses['loss_nats']} at step {step}")
-            if not math.isfinite(grad_norm):
-                raise _diverged(f"the gradient's norm is {grad_norm} at step {step}")
-            monitor.log(step, {**losses, "learning_rate": learning_rate, "grad_norm": grad_norm})
+            values |= _finite(engine.step(learning_rate), step)
+            monitor.log(step, {**values, "learning_rate": learning_rate})
             ends = engine.any_process(stop.received is not None or time.monotonic() > deadline)
             has_learned = False
             with monitor.paused():
@@ -123,7 +138,7 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
                     has_learned = until is not None and exact_share(found) >= until
                 if step == last_step or ends or has_learned or saves_at(config, step):
                     finished = has_learned or step >= schedule.max_steps
-                    folder = save(config, engine, step, data.identity, finished=finished)
+                    folder = save(config, engine, step, data.identity, tokenizer, finished=finished)
             if has_learned:
                 log.info("finished after step %d: exact match reached evaluation.until", step)
                 break
@@ -135,8 +150,12 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
     return folder
 
 
-def _diverged(what: str) -> UserError:
-    return UserError(
-        f"{what}; earlier checkpoints are whole: lower optimizer.learning_rate or max_grad_norm, or set "
-        "--precision=fp32, and --resume"
-    )
+def _finite(values: dict[str, float], step: int) -> dict[str, float]:
+    """The values. Raises `UserError` where a loss or a gradient's norm is not finite."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise UserError(
+                f"{name} is {value} at step {step}; earlier checkpoints are whole: lower optimizer.learning_rate or "
+                "max_grad_norm, or set --precision=fp32, and --resume"
+            )
+    return values

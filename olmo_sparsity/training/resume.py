@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from olmo_sparsity.checkpoint import (
@@ -30,6 +32,7 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import remove, sha256_file
 from olmo_sparsity.util.lock import folder_lock
 from olmo_sparsity.util.provenance import PROVENANCE_NAME
+from olmo_sparsity.util.signals import StoppedBySignal
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +128,8 @@ def _another_run(folder: Path, name: str, before: object, now: object) -> UserEr
 def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) -> Iterator[None]:
     """Hold the run's folder while the block trains, cleared of what a killed or overwritten run left in it. Collective.
 
-    Raises `UserError` in every process where another one trains there.
+    Each process appends the traceback of its error to `error-rank<n>.txt` there. Raises `UserError` in every process
+    where another one trains there.
     """
 
     def claim() -> None:
@@ -142,7 +146,19 @@ def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) 
 
     with ExitStack() as held:
         engine.on_main(claim)
-        yield
+        try:
+            yield
+        except StoppedBySignal:
+            raise
+        except Exception:
+            _note_error(Path(config.save_folder) / f"error-rank{engine.rank}.txt")
+            raise
+
+
+def _note_error(path: Path) -> None:
+    """Append the traceback: of many processes, standard error has them mixed, or only what the launcher let through."""
+    with suppress(OSError), open(path, "a", encoding="utf8") as file:
+        file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')}\n{traceback.format_exc()}\n")
 
 
 def saves_at(config: Config, step: int) -> bool:
@@ -151,13 +167,21 @@ def saves_at(config: Config, step: int) -> bool:
     return any(interval is not None and step % interval == 0 for interval in intervals)
 
 
-def save(config: Config, engine: Engine, step: int, data: str | None, *, finished: bool) -> Path:
+def saved_tokenizer(config: Config) -> bytes | None:
+    """What a checkpoint holds as its tokenizer, read at the start: the corpus may be gone when one is saved."""
+    path = run_tokenizer(config)
+    return None if path is None else path.read_bytes()
+
+
+def save(
+    config: Config, engine: Engine, step: int, data: str | None, tokenizer: bytes | None, *, finished: bool
+) -> Path:
     """Write the checkpoint after ``step`` from the main process and drop those that are not kept. Collective."""
     weights, optimizer = engine.weights(), engine.optimizer_tensors()
     state = TrainState(step, step * config.tokens_per_step, finished, chosen_precision(config), data)
 
     def write() -> None:
-        saved = save_checkpoint(config.save_folder, config, state, weights, optimizer, run_tokenizer(config))
+        saved = save_checkpoint(config.save_folder, config, state, weights, optimizer, tokenizer)
         for old in dropped(config, saved):
             remove(old)
 

@@ -47,7 +47,12 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": per_process // micro,
         "gradient_clipping": config.max_grad_norm or 0.0,
-        "torch_autocast": {"enabled": chosen_precision(config) == "bf16", "dtype": "bfloat16"},
+        "torch_autocast": {
+            "enabled": chosen_precision(config) == "bf16",
+            "dtype": "bfloat16",
+            # DeepSpeed would reduce the gradients of these modules in bf16, by default those of every nn.Linear.
+            "lower_precision_safe_modules": [],
+        },
     }
     for name, value in derived.items():
         if values.get(name, AUTO) != AUTO:
@@ -94,7 +99,6 @@ class ZeroEngine(Engine):
     def _make_accelerator(self, config: Config) -> Accelerator:
         _pretend_a_launcher()
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
-        os.environ.pop("ACCELERATE_USE_CPU", None)  # it would turn the plug-in off
         if not torch.cuda.is_available():
             os.environ["DS_ACCELERATOR"] = "cpu"
             _compile_no_extension()
@@ -108,7 +112,11 @@ class ZeroEngine(Engine):
     @property
     def stage(self) -> int:
         """ZeRO stage."""
-        return self.model.zero_optimization_stage()
+        return self.accelerator.state.deepspeed_plugin.zero_stage
+
+    @property
+    def _gathers_layers(self) -> bool:
+        return self.stage == 3
 
     @property
     def _decoding_share(self) -> tuple[int, int]:
@@ -125,13 +133,17 @@ class ZeroEngine(Engine):
         self.model.set_gradient_accumulation_boundary(is_boundary=last)
         self.model.backward(loss, scale_wrt_gas=False)  # the loss is scaled for the whole batch already
 
-    def step(self, learning_rate: float, max_grad_norm: float | None) -> float:
-        """As `Engine.step`; DeepSpeed clips by its own configuration, which has the bound of all steps."""
+    def clip_gradients(self, max_grad_norm: float | None) -> dict[str, Tensor]:
+        """Nothing: DeepSpeed clips within its step, by its own configuration, which has the bound of all steps."""
+        return {}
+
+    def step(self, learning_rate: float) -> dict[str, float]:
+        """Clip, update the weights, forget the gradients; returns ``grad_norm``, the norm before clipping."""
         for group in self.model.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._gradient_norm_of_stage_0() if self.stage == 0 else None
         self.model.step()
-        return float(self.model.get_global_grad_norm() if norm is None else norm)
+        return {"grad_norm": float(self.model.get_global_grad_norm() if norm is None else norm)}
 
     def _gradient_norm_of_stage_0(self) -> Tensor:
         """DeepSpeed notes no norm without a ZeRO optimizer; all processes hold the same gradients by now."""
@@ -141,18 +153,18 @@ class ZeroEngine(Engine):
         return nn.utils.get_total_norm(gradients)
 
     def weights(self) -> dict[str, Tensor]:
-        """The whole model's weights on the CPU, by OLMo's names."""
+        """As `Engine.weights`."""
         if self.stage < 3:
             return super().weights()
         from deepspeed.utils import safe_get_full_fp32_param
 
-        named = self.raw_model.named_parameters()
-        return {name: safe_get_full_fp32_param(parameter).cpu() for name, parameter in named}
+        full = ((name, safe_get_full_fp32_param(each)) for name, each in self.raw_model.named_parameters())
+        return {name: tensor.cpu() for name, tensor in full if self.is_main}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """The whole optimizer state, as `optimizer_state.export_state` names it."""
+        """As `Engine.optimizer_tensors`."""
         if self.stage == 0:
-            return export_state(self.model.optimizer)
+            return export_state(self.model.optimizer) if self.is_main else {}
         from deepspeed.utils import safe_get_full_optimizer_state
 
         self._link_states()
@@ -160,8 +172,9 @@ class ZeroEngine(Engine):
         tensors = {}
         for name, parameter in self.raw_model.named_parameters():
             for key in self._state_keys:
-                full = safe_get_full_optimizer_state(parameter, key)
-                tensors[f"{name}{SEPARATOR}{key}"] = full.reshape(self._shapes[name]).cpu().clone()
+                full = safe_get_full_optimizer_state(parameter, key)  # collective
+                if self.is_main:
+                    tensors[f"{name}{SEPARATOR}{key}"] = full.reshape(self._shapes[name]).cpu().clone()
             if step is not None:
                 tensors[f"{name}{SEPARATOR}step"] = torch.as_tensor(float(step))
         return tensors

@@ -6,12 +6,10 @@ import errno
 import os
 import re
 import select
-import signal
 import sys
-import time
+import traceback
 from collections.abc import Callable
 
-SECONDS_FOR_RANK_0 = 5.0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -23,7 +21,7 @@ class UserError(ValueError):
 def run_script(main: Callable[[], int | None]) -> None:
     """Run a script's ``main`` and exit: 0 when done, 1 with one line on bad input, 130 on Ctrl-C.
 
-    Only errors that a user can mend become one line; a defect of ours keeps its traceback.
+    Only errors that a user can mend become one line; any other keeps its traceback, with a remedy under it if known.
     """
     try:
         code = main() or 0
@@ -34,22 +32,37 @@ def run_script(main: Callable[[], int | None]) -> None:
     except BrokenPipeError:
         _leave_unread()
         raise
-    except OSError as error:
-        line = _line_of(error)
-        if line is None:
-            raise
-        message = line
-    except (MemoryError, RuntimeError) as error:
-        if not _is_want_of_memory(error):
-            raise
-        message = "there is too little memory; give the job more, or smaller batches"
     except KeyboardInterrupt:
         kept = "files that were written are kept; the same command starts again or goes on"
         print(f"interrupted: {kept}", file=sys.stderr)
         _leave(130)
-    _let_rank_0_speak_first()
-    print(f"error: {message}", file=sys.stderr)
+    except Exception as error:
+        message = _line_of(error) if isinstance(error, OSError) else ""
+        if not message:
+            message = _remedy_of(error)
+            if not message:
+                raise
+            traceback.print_exc()
+    rank = f"rank {os.environ['RANK']}: " if _is_one_of_several() else ""
+    print(f"error: {rank}{message}", file=sys.stderr)
     _leave(1)
+
+
+def _is_one_of_several() -> bool:
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def _remedy_of(error: Exception) -> str:
+    """What stands under the traceback of an error that is no bad input; empty where nothing is known."""
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+    if of_torch or isinstance(error, MemoryError):
+        return "too little memory; smaller batches need less (training: --device_train_microbatch_size)"
+    if _is_one_of_several():
+        return (
+            "if another process ended first, its own message says why (training: error-rank*.txt in the run's folder); "
+            "what was saved is whole, go on with --resume"
+        )
+    return ""
 
 
 def _leave(code: int) -> None:
@@ -76,24 +89,10 @@ def _leave_unread() -> None:
         _leave(1)
 
 
-def _let_rank_0_speak_first() -> None:
-    """Processes mostly fail with the same error: rank 0 prints it, and its launcher ends the others meanwhile."""
-    if int(os.environ.get("RANK", "0")) != 0:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(SECONDS_FOR_RANK_0)
-
-
 def _user_errors() -> tuple[type[BaseException], ...]:
     """Errors that become one line: ours, and OLMo's where OLMo is loaded (importing it would load torch)."""
     olmo = sys.modules.get("olmo.exceptions")
     return (UserError, olmo.OLMoConfigurationError) if olmo else (UserError,)
-
-
-def _is_want_of_memory(error: Exception) -> bool:
-    """Whether Python or torch got no memory; torch says so of a processor's in the text of a plain `RuntimeError`."""
-    return isinstance(error, MemoryError) or (
-        type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
-    )
 
 
 def first_line(error: BaseException) -> str:
@@ -114,8 +113,8 @@ def hidden_os_error(error: Exception, path: object) -> OSError | None:
     return OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else None
 
 
-def _line_of(error: OSError) -> str | None:
-    """One line for what the system refused, with its remedy; None for what no user can mend.
+def _line_of(error: OSError) -> str:
+    """One line for what the system refused, with its remedy; empty for what no user can mend.
 
     Nothing half-written is left behind: files are renamed when whole.
     """
@@ -128,7 +127,7 @@ def _line_of(error: OSError) -> str | None:
         which = f"for {name} ({error.strerror})" if name else f"({first_line(error)})"
         return f"no permission {which}; change its mode, or give another place"
     if name is None or error.errno is None:
-        return None
+        return ""
     remedies = {
         errno.ENOENT: "it was moved or removed; check the path and run the same command again",
         errno.EISDIR: "name a file, or remove the folder yourself",

@@ -1,4 +1,7 @@
-"""A job that is told to stop saves first: SLURM sends SIGUSR1 before the time limit, SIGTERM when it preempts."""
+"""A job that is told to stop saves first: SLURM sends SIGUSR1 before the time limit, SIGTERM to end it.
+
+It sends them to every process of a step, as a terminal sends Ctrl-C to every process of a group.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ class StoppedBySignal(Exception):
 
 
 class StopRequest:
-    """While the block runs, SIGUSR1 and SIGTERM only set `received`; the loop acts on it at the next step's end."""
+    """While the block runs, SIGUSR1, SIGTERM and Ctrl-C only set `received`; the loop acts on it after the step.
+
+    A second Ctrl-C interrupts at once. Where Ctrl-C was ignored, as in a shell's background jobs, it stays so.
+    """
 
     SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
@@ -25,7 +31,9 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         self._before = {}
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            self._before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+            ctrl_c = [] if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else [signal.SIGINT]
+            for number in (*self.SIGNALS, *ctrl_c):
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
@@ -36,3 +44,11 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+
+
+def leave_signals_to_main_process(worker: int = 0) -> None:
+    """`worker_init_fn` of a data loader: its workers live on while the main process saves, which then ends them."""
+    for number in (*StopRequest.SIGNALS, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)

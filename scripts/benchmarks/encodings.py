@@ -96,5 +96,6 @@ def _step_bytes(config: Config) -> int | None:
     train_steps(engine, config, batches, 1)
     memory = MemoryGrowth(engine.device)
     engine.forward_backward(next(batches))
-    engine.step(LEARNING_RATE, config.max_grad_norm)
+    engine.clip_gradients(config.max_grad_norm)
+    engine.step(LEARNING_RATE)
     return memory.growth_bytes()

@@ -28,7 +28,8 @@ def train_steps(engine: Engine, config: Config, batches: Iterator[Batch], steps:
     losses = []
     for _ in range(steps):
         loss = engine.forward_backward(next(batches))["loss_nats"]
-        engine.step(LEARNING_RATE, config.max_grad_norm)
+        engine.clip_gradients(config.max_grad_norm)
+        engine.step(LEARNING_RATE)
         losses.append(float(loss))
     return losses
 

@@ -35,14 +35,22 @@ class Forked:
     """Processes of ``scripts/train.py`` that train together, with the methods that `subprocess.Popen` has for one."""
 
     def __init__(
-        self, count: int, arguments: list[str], folder: Path, environment: dict[str, str] | None = None
+        self,
+        count: int,
+        arguments: list[str],
+        folder: Path,
+        environment: dict[str, str] | None = None,
+        of_rank_1: tuple[str, ...] = (),
     ):
-        """Start ``count`` processes; what they print goes through files in ``folder``."""
+        """Start ``count`` processes; what they print goes through files in ``folder``.
+
+        Each leads a process group, so that a signal reaches its children too. ``of_rank_1``: more arguments.
+        """
         self.printed = [tempfile.mkstemp(dir=folder, suffix=".txt")[1] for _ in ("output", "errors")]
-        order = {"arguments": arguments, "printed": self.printed}
-        self.exit_codes: dict[int, int | None] = {
-            _server().ask(environment={**rank, **(environment or {})}, **order): None for rank in ranks(count)
-        }
+        self.exit_codes: dict[int, int | None] = {}
+        for number, rank in enumerate(ranks(count)):
+            order = {"arguments": [*arguments, *(of_rank_1 if number == 1 else ())], "printed": self.printed}
+            self.exit_codes[_server().ask(environment={**rank, **(environment or {})}, **order)] = None
 
     @property
     def running(self) -> list[int]:
@@ -121,6 +129,7 @@ def _serve(answers: int) -> None:
 
 def _train(arguments: list[str], environment: dict[str, str], printed: list[str]) -> None:
     """Become ``scripts/train.py``, which leaves by SystemExit."""
+    os.setpgid(0, 0)
     for descriptor, path in enumerate(["/dev/null", *printed]):
         os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), descriptor)
     os.environ.update(environment)

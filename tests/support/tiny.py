@@ -187,5 +187,5 @@ def checkpoint(
     for name, parameter in model.named_parameters():
         if "norm" in name or "ln_f" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    file = corpus / TOKENIZER_NAME if tokenizer else None
+    file = (corpus / TOKENIZER_NAME).read_bytes() if tokenizer else None
     return save_checkpoint(folder / "run", config, TrainState(1, 1), model.state_dict(), {}, file), model

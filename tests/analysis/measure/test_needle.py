@@ -122,7 +122,9 @@ def test_a_model_that_saw_needles_is_asked_for_unseen_keys(made, tmp_path, famil
     few = replace(read.needles, share=0.5, key_tokens=1)
     config = replace(read, model=model, needles=few)
     weights = build_model(config).state_dict()
-    save_checkpoint(tmp_path / "run", config, TrainState(1, 1), weights, {}, made / "corpus" / TOKENIZER)
+    save_checkpoint(
+        tmp_path / "run", config, TrainState(1, 1), weights, {}, (made / "corpus" / TOKENIZER).read_bytes()
+    )
     asked = {
         "corpus": str(made / "corpus"),
         "out": tmp_path / "out",

@@ -37,7 +37,7 @@ def make(tmp_path, documents):
 
 
 class forward_of:
-    """What the engine gives the evaluation: logits of a batch, from a model whose predictions are far from uniform."""
+    """What the engine gives the evaluation: losses of a batch, by a model whose predictions are far from uniform."""
 
     def __init__(self, config):
         self.model = build_model(config).eval()
@@ -46,7 +46,8 @@ class forward_of:
                 parameter.mul_(8)
 
     def __call__(self, batch):
-        return self.model(**batch.model_inputs).logits
+        labels = batch.targets["labels"]
+        return self.model(**batch.model_inputs, labels=labels, per_token=True)["loss_nats"]
 
 
 def identity(tensor):

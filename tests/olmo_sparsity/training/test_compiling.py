@@ -91,30 +91,25 @@ def test_where_compiling_fails_training_goes_on(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize(
-    ("changes", "processes", "is_compiled", "said"),
+    ("changes", "is_compiled", "said"),
     [
-        ({"max_duration": 8}, 1, False, ""),
-        ({"max_duration": 500}, 1, True, ""),
-        ({"max_duration": f"{500 * 4 * 32}T"}, 1, True, ""),
-        ({"max_duration": f"{499 * 4 * 32}T"}, 1, False, ""),
-        ({"max_duration": "1ep"}, 1, True, ""),
-        ({"max_duration": 500, "compile": None}, 1, False, ""),
-        ({"max_duration": 500}, 2, False, "several processes"),
-        (
-            {"max_duration": 500, "activation_checkpointing": "whole_layer"},
-            1,
-            False,
-            "activation_checkpointing",
-        ),
-        ({"max_duration": 8, "compile": {"from_steps": 0}}, 2, True, ""),
+        ({"max_duration": 8}, False, ""),
+        ({"max_duration": 500}, True, ""),
+        ({"max_duration": f"{500 * 4 * 32}T"}, True, ""),
+        ({"max_duration": f"{499 * 4 * 32}T"}, False, ""),
+        ({"max_duration": "1ep"}, True, ""),
+        ({"max_duration": 500, "compile": None}, False, ""),
+        ({"max_duration": 500, "activation_checkpointing": "whole_layer"}, True, ""),
+        ({"max_duration": 500, "activation_checkpointing": "fine_grained"}, False, "fine_grained"),
+        ({"max_duration": 8, "compile": {"from_steps": 0}}, True, ""),
     ],
 )
-def test_what_is_compiled(tmp_path, caplog, changes, processes, is_compiled, said):
+def test_what_is_compiled(tmp_path, caplog, changes, is_compiled, said):
     config = tiny.train_config(tmp_path, **{"compile": {}, **changes})
     model = torch.nn.Linear(1, 1)
     with caplog.at_level(logging.INFO):
-        found = compiling.compiled(config, model, torch.device("cpu"), processes)
-    assert (found is not model) == is_compiled
+        found = compiling.compiled(config, model, torch.device("cpu"))
+    assert (found is not None) == is_compiled
     assert said in caplog.text and (bool(said) == bool(caplog.text))
 
 
@@ -128,7 +123,7 @@ def test_what_is_compiled(tmp_path, caplog, changes, processes, is_compiled, sai
 def test_a_compiler_that_there_is_not_is_one_line(tmp_path, changes, said):
     config = tiny.train_config(tmp_path, compile={"from_steps": 0, **changes})
     with refused(said):
-        compiling.compiled(config, torch.nn.Linear(1, 1), torch.device("cpu"), 1)
+        compiling.compiled(config, torch.nn.Linear(1, 1), torch.device("cpu"))
 
 
 def test_without_a_compiler_a_line_says_so(tmp_path, caplog, monkeypatch):
@@ -137,5 +132,5 @@ def test_without_a_compiler_a_line_says_so(tmp_path, caplog, monkeypatch):
     config = tiny.train_config(tmp_path, "--max_duration=500", compile={})
     model = torch.nn.Linear(1, 1)
     with caplog.at_level(logging.INFO):
-        assert compiling.compiled(config, model, torch.device("cpu"), 1) is model
+        assert compiling.compiled(config, model, torch.device("cpu")) is None
     assert "not compiled: there is no C++ compiler" in caplog.text

@@ -1,24 +1,20 @@
 """Several processes on CPU over gloo, against one process; through the real launcher or forked as its processes."""
 
-import contextlib
 import json
 import os
 import resource
+import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from olmo_sparsity.checkpoint import checkpoints, load_state
 from olmo_sparsity.config.load import load_config
-from olmo_sparsity.training.engine import standard_error_held_back
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.zero import deepspeed_config
 from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
@@ -118,6 +114,54 @@ def test_two_processes_have_the_losses_of_one(folder, alone, stage, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("precision", ["amp_bf16", pytest.param("fp32", marks=pytest.mark.slow)])
+def test_the_first_gradient_is_the_same_with_ddp_and_every_stage(folder, precision):
+    """Before rounding adds up; DeepSpeed's default for autocast, sums of gradients in bf16, differs by 1.4e-4.
+
+    The gradients of stages 0 to 2 are equal bit by bit. Stage 3 adds three fp32 terms in another order on the way, and
+    bf16 products round what follows.
+    """
+    once = "--max_duration=1", "--scheduler.t_warmup=0", f"--precision={precision}"
+    norms = {
+        stage: run(2, folder, f"norm-{precision}-{stage}", *once, stage=stage)[1]["grad_norm"]
+        for stage in (None, 0, 1, 2, 3)
+    }
+    apart = {stage: abs(norm / norms[None] - 1) for stage, norm in norms.items()}
+    assert apart.pop(3) < 3e-6
+    assert max(apart.values()) < 1e-6, norms
+
+
+def test_a_rank_that_is_shown_an_older_folder_goes_on_from_rank_0s(folder, alone, tmp_path):
+    """A stale listing of a network file system; the losses would be of a mixture of two checkpoints."""
+    arguments = arguments_of(folder, f"--save_folder={tmp_path / 'run'}", "--save_interval=6")
+    first = Forked(2, [*arguments, "--stop_at=12"], tmp_path)
+    assert ended(first) and first.returncode == 0
+    shutil.copytree(tmp_path / "run", tmp_path / "stale")
+    shutil.rmtree(checkpoints(tmp_path / "stale")[-1])
+    again = Forked(2, [*arguments, "--resume"], tmp_path, of_rank_1=(f"--save_folder={tmp_path / 'stale'}",))
+    _, errors = ended(again)
+    assert again.returncode == 0, errors
+    assert_same({row["step"]: row for row in read_metrics(tmp_path / "run" / "metrics.jsonl")}, alone)
+
+
+def test_ranks_that_read_another_text_are_refused(folder, tmp_path):
+    tiny.write_corpus(tmp_path / "other", {"train": tiny.random_documents(12, 90, seed=7)})
+    process = Forked(
+        2,
+        arguments_of(folder, f"--save_folder={tmp_path / 'run'}"),
+        tmp_path,
+        of_rank_1=(f"--corpus.path={tmp_path / 'other'}",),
+    )
+    while (
+        process.running
+        and "the text to train on is another one here (rank 1" not in Path(process.printed[1]).read_text()
+    ):
+        time.sleep(0.05)
+    process.terminate()
+    assert "the text to train on is another one here (rank 1" in ended(process)[1]
+    assert not checkpoints(tmp_path / "run")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [None, 2])
 def test_two_compiled_processes_have_the_losses_of_one(folder, alone, stage):
@@ -150,13 +194,19 @@ def test_a_run_goes_on_with_other_processes_and_another_stage(folder, alone):
             assert (tensor.float() - theirs[name].float()).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("number", slow_but([signal.SIGUSR1, signal.SIGTERM], signal.SIGUSR1))
-def test_a_signal_saves_and_asks_to_be_requeued(folder, alone, tmp_path, number):
-    process = Forked(1, arguments_of(folder, f"--save_folder={tmp_path}", "--max_duration=100000"), tmp_path)
+STOPS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", slow_but(STOPS, signal.SIGTERM))
+def test_a_signal_to_all_processes_saves_and_asks_to_be_requeued(folder, tmp_path, number):
+    """As SLURM and a terminal send it: to the workers of the data loader too."""
+    workers = "--data.num_workers=2", "--data.prefetch_factor=2", "--data.persistent_workers"
+    overrides = (f"--save_folder={tmp_path}", "--max_duration=100000", *workers)
+    process = Forked(1, arguments_of(folder, *overrides), tmp_path)
     deadline = time.monotonic() + 60
     while len(read_metrics(tmp_path / "metrics.jsonl")) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(number)
+    os.killpg(*process.running, number)
     output, errors = ended(process)
     assert process.returncode == REQUEUE_EXIT_CODE, errors
     assert f"({number.name})" in output
@@ -186,7 +236,9 @@ def test_a_full_disk_while_saving_ends_every_process(folder, tmp_path):
 
 @pytest.mark.parametrize("lost", slow_but([0, 1], 0))
 @pytest.mark.parametrize("number", slow_but([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL))
-def test_a_peer_that_dies_or_stalls_is_told_in_one_line(folder, tmp_path, lost, number):
+def test_what_a_peer_that_dies_or_stalls_makes_of_the_others_is_shown_and_noted(
+    folder, tmp_path, lost, number
+):
     overrides = (f"--save_folder={tmp_path / 'run'}", "--max_duration=100000", "--save_interval=3")
     process = Forked(2, arguments_of(folder, *overrides), tmp_path, {"OLMO_SPARSITY_TIMEOUT": "6"})
     ranks = list(process.exit_codes)
@@ -199,10 +251,11 @@ def test_a_peer_that_dies_or_stalls_is_told_in_one_line(folder, tmp_path, lost, 
     process.terminate()
     _, errors = ended(process)
     assert process.exit_codes[ranks[1 - lost]] == 1
+    assert "Traceback" in errors and "gloo" in errors  # the transport's own words
     [line] = error_lines(errors)
-    assert "another process of this run was lost" in line
-    assert "go on with --resume" in line
-    assert [each for each in errors.splitlines() if not each.startswith(("error: ", "training: "))] == []
+    assert line.startswith(f"error: rank {1 - lost}: ") and line.endswith("go on with --resume")
+    noted = (tmp_path / "run" / f"error-rank{1 - lost}.txt").read_text()
+    assert ("gloo" in noted and "forward_backward" in noted) or "any_process" in noted
 
 
 @pytest.mark.slow
@@ -226,66 +279,15 @@ Engine(config, build_model(config)).on_main(lambda: time.sleep(5))
 
 
 @pytest.mark.slow
-def test_an_unreachable_rank_0_is_named_in_one_line(folder, tmp_path):
+def test_an_unreachable_rank_0_is_named(folder, tmp_path):
     port = free_port()
     environment = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OLMO_SPARSITY_TIMEOUT": "2"}
     process = launch(1, *arguments_of(folder, f"--save_folder={tmp_path}"), environment=environment)
     _, errors = ended(process)
     assert process.returncode == 1
-    [line] = errors.splitlines()
-    assert line.startswith(f"error: no connection to rank 0 at 127.0.0.1:{port} within 2 s")
-
-
-def lose(listener, rank_0):
-    """Pass on to the store ``rank_0`` what comes in, until the processes are to meet; then close the connections."""
-
-    def pass_on(source, target):
-        with contextlib.suppress(OSError):  # the other direction has closed it
-            while (data := source.recv(4096)) and b"init/" not in data:
-                target.sendall(data)
-        for each in (source, target):
-            each.close()
-
-    with contextlib.suppress(OSError):  # closed by the test
-        while True:
-            ends = listener.accept()[0], socket.create_connection(("127.0.0.1", rank_0.port))
-            for source, target in (ends, ends[::-1]):
-                threading.Thread(target=pass_on, args=(source, target), daemon=True).start()
-
-
-def leave(listener, rank_0):
-    """End as rank 0 does that is killed once another process has found its port open."""
-    listener.accept()[0].close()
-    listener.close()
-
-
-@pytest.mark.parametrize("ends", [lose, leave])
-def test_a_rank_0_that_is_lost_while_processes_meet_is_one_line(folder, tmp_path, ends):
-    """PyTorch prints a page of C++ addresses."""
-    rank_0 = torch.distributed.TCPStore("127.0.0.1", free_port(), 2, is_master=True, wait_for_workers=False)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=ends, args=(listener, rank_0), daemon=True).start()
-        environment = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
-        environment |= {"OLMO_SPARSITY_TIMEOUT": "1"}
-        process = launch(1, *arguments_of(folder, f"--save_folder={tmp_path}"), environment=environment)
-        _, errors = ended(process)
-    assert process.returncode == 1
-    [line] = errors.splitlines()
-    assert line.startswith("error: ") and "check that rank 0 runs there" in line
-
-
-def test_text_that_is_held_back_is_shown_unless_a_lost_peer_explains_it(capfd):
-    with standard_error_held_back():
-        os.write(2, b"a warning")
-        assert capfd.readouterr().err == ""
-    assert capfd.readouterr().err == "a warning"
-    for error, shown in ((ImportError, "frame #0"), (TimeoutError, ""), (torch.distributed.DistError, "")):
-        with pytest.raises(error), standard_error_held_back():
-            os.write(2, b"frame #0")
-            raise error
-        assert capfd.readouterr().err == shown
+    assert f"127.0.0.1:{port}" in errors or f"127.0.0.1, {port}" in errors
+    assert len(error_lines(errors)) == 1
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_a_second_process_on_a_run_gets_one_line(tmp_path):
 def test_a_checkpoint_that_appears_meanwhile_is_noticed(tmp_path, monkeypatch):
     config = half(tmp_path)
     last = checkpoints(tmp_path / "run")[-1]
-    real = engines.Engine.__init__
+    real = engines.Engine.prepare
 
     def slow(self, *arguments):
         real(self, *arguments)
@@ -234,7 +234,7 @@ def test_a_checkpoint_that_appears_meanwhile_is_noticed(tmp_path, monkeypatch):
         worker.start()
         worker.join()
 
-    monkeypatch.setattr(engines.Engine, "__init__", slow)
+    monkeypatch.setattr(engines.Engine, "prepare", slow)
     with refused("was changed by another process"):
         train(config, resume=True)
 

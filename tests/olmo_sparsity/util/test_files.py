@@ -123,8 +123,6 @@ def fails_with(error):
         OSError(30, "Read-only file system", "/a/file"),
         OSError(28, "No space left on device"),
         OSError(5, "Input/output error", "/a/file"),
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total of"),
     ],
 )
 def test_what_the_system_refuses_is_one_line(capsys, error):
@@ -138,11 +136,24 @@ def test_what_the_system_refuses_is_one_line(capsys, error):
         assert "/a/file" in printed
 
 
-def test_memory_that_torch_does_not_get_is_one_line(capsys):
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [
+        (lambda: len(torch.empty(1 << 60, dtype=torch.uint8)), str(1 << 60)),
+        (
+            fails_with(torch.OutOfMemoryError("Tried to allocate 2.00 GiB.\nGPU 0 has")),
+            "2.00 GiB.\nGPU 0 has",
+        ),
+        (fails_with(MemoryError("8 EiB")), "8 EiB"),
+    ],
+)
+def test_want_of_memory_keeps_its_own_words(capsys, main, words):
     with pytest.raises(SystemExit) as end:
-        run_script(lambda: len(torch.empty(1 << 60, dtype=torch.uint8)))
+        run_script(main)
     assert end.value.code == 1
-    assert capsys.readouterr().err.startswith("error: there is too little memory; ")
+    shown, remedy = capsys.readouterr().err.removesuffix("\n").rsplit("\n", 1)
+    assert shown.startswith("Traceback") and words in shown
+    assert remedy.startswith("error: too little memory; ")
 
 
 def test_ctrl_c_promises_only_the_files_that_were_written(capsys):
