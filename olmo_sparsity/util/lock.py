@@ -1,50 +1,42 @@
-"""One process at a time on a folder, also on network file systems.
+"""One process at a time on a folder, by the kernel's own lock: it ends with its process, however that ends.
 
-A lock is a file in the folder that names host and process. Its holder renews it while it lives; a lock whose process is
-gone on this machine is free at once, one of another machine when it was not renewed for `LEASE_SECONDS`.
+On a network file system it is as good as the system's flock there.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from socket import gethostname
-
-from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
 
 LOCK_NAME = ".lock"
-LEASE_SECONDS = 60.0
-_SECONDS_BETWEEN_LOOKS = 0.5
 
 
 @contextmanager
 def folder_lock(folder: str | Path, *, part: str | None = None) -> Iterator[None]:
-    """Hold ``folder`` while the block runs. Raises `UserError` that names who holds it.
+    """Hold ``folder`` while the block runs. Raises `UserError` where another process does.
 
     ``part``: hold one part only, such as "3-of-8". Processes with different parts work side by side; one that holds the
-    whole folder excludes them all. After a kill on another machine this waits until that lease has ended.
+    whole folder excludes them all.
     """
     folder = Path(folder)
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with ExitStack() as held:
-            held.enter_context(_hold(folder / (LOCK_NAME if part is None else f"{LOCK_NAME}-{part}")))
-            if part is None:
-                for other in sorted(folder.glob(f"{LOCK_NAME}-*-of-*")):
-                    held.enter_context(_hold(other))
-            else:
-                with _hold(folder / LOCK_NAME, patience=5.0):  # shards look at it too, for a moment each
-                    pass
+            held.enter_context(_hold(folder / LOCK_NAME, fcntl.LOCK_EX if part is None else fcntl.LOCK_SH))
+            if part is not None:
+                held.enter_context(_hold(folder / f"{LOCK_NAME}-{part}", fcntl.LOCK_EX))
             yield
     finally:
         if is_new:
@@ -53,62 +45,40 @@ def folder_lock(folder: str | Path, *, part: str | None = None) -> Iterator[None
 
 
 @contextmanager
-def _hold(path: Path, patience: float = 0.2) -> Iterator[None]:
-    lost: list[LeaseCompromise] = []
-
-    def give_up(how: LeaseCompromise) -> None:
-        lost.append(how)
-        os.kill(os.getpid(), signal.SIGINT)  # wakes the main thread, whatever it waits for
-
-    # Not of one thread: a run of several processes takes it in a thread and releases it in the main one.
-    lock = SoftFileLease(path, lease_duration=LEASE_SECONDS, on_compromise=give_up, thread_local=False)
-    try:
-        # The first try only breaks the lock of a dead process.
-        lock.acquire(timeout=patience, poll_interval=0.02)
-    except Timeout:
-        _wait_for_lease(lock, path)
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not lost:
-            raise
-        raise UserError(
-            f"{path} was taken over ({lost[0].reason}), as if this process had stopped; nothing more was written here: "
-            "see that one process at a time works there, and run the same command again"
-        ) from None
-    finally:
-        lock.release()
-
-
-def _wait_for_lease(lock: SoftFileLease, path: Path) -> None:
-    """Take the lock when its lease ends. Raises `UserError` as soon as its holder renews it."""
-    renewed, warned = _renewed(path), False
-    while True:
-        owner = lock.owner
-        if owner is not None and (owner.hostname == gethostname() or _renewed(path) not in (renewed, None)):
-            held = f"process {owner.pid} on {owner.hostname}, last seen {_last_seen(path)}"
-            raise UserError(
-                f"{path.parent} is in use by {held}; wait for it or stop it, or give another folder"
-            )
-        if owner is not None and not warned:
-            log.warning("%s was in use on another machine; waiting until its lease ends", path.parent)
-            warned = True
+def _hold(path: Path, how: int) -> Iterator[None]:
+    with _locked(path, how) as file:
+        # Else a forked worker, which may outlive this process for a while, holds on to it.
+        os.register_at_fork(after_in_child=file.close)
+        file.truncate(0)
+        if how == fcntl.LOCK_EX:
+            file.write(f" by process {os.getpid()} on {gethostname()}".encode())
         try:
-            lock.acquire(timeout=_SECONDS_BETWEEN_LOOKS)
-            return
-        except Timeout:
-            continue
+            yield
+        finally:
+            with suppress(OSError, ValueError):  # it is shared, or gone; closed, in a fork
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samefile(path, file.fileno()):
+                    path.unlink()
 
 
-def _renewed(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None
-
-
-def _last_seen(path: Path) -> str:
-    """When the lock was last renewed, local time."""
-    with suppress(OSError):
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(os.stat(path).st_mtime))
-    return "a moment ago"
+def _locked(path: Path, how: int) -> FileIO:
+    deadline = time.monotonic() + 0.2  # a part that ends has the whole for a moment
+    while True:
+        file = FileIO(path, "a+")
+        try:
+            fcntl.flock(file, how | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):  # else its holder has just removed it
+                if os.path.samefile(path, file.fileno()):
+                    return file
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                file.seek(0)
+                holder = file.read().decode(errors="replace")  # nothing where it is parts that are held
+                raise UserError(
+                    f"{path.parent} is in use{holder}; wait for it or stop it, or give another folder"
+                ) from None
+            time.sleep(0.01)
+        except OSError as error:
+            log.warning("%s cannot be locked (%s): run one process at a time", path.parent, error.strerror)
+            return file
+        file.close()

@@ -13,7 +13,6 @@ import runpy
 import sys
 import tempfile
 
-import filelock  # noqa: F401
 import numpy  # noqa: F401
 import pyarrow.compute
 import pyarrow.parquet  # noqa: F401

@@ -25,11 +25,12 @@ from olmo_sparsity.checkpoint import (
 from olmo_sparsity.data.batches import open_training_data
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training import engine as engines
+from olmo_sparsity.training import loop
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import MetricsFile, read_metrics
 from olmo_sparsity.training.resume import starting_checkpoint
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.lock import folder_lock
+from olmo_sparsity.util.lock import LOCK_NAME, folder_lock
 from tests.support import tiny
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
@@ -221,6 +222,12 @@ def test_a_second_process_on_a_run_gets_one_line(tmp_path):
                 train(replace(config, save_overwrite=not resume), resume=resume)
         assert {path: path.read_bytes() for path in before} == before
     train(config, resume=True)
+
+
+def test_a_lock_file_that_somebody_deletes_costs_nothing(tmp_path, monkeypatch):
+    file = tmp_path / "run" / LOCK_NAME
+    monkeypatch.setattr(loop, "saves_at", lambda config, step: file.unlink(missing_ok=step > 1))
+    assert load_state(train(tiny.train_config(tmp_path))).finished
 
 
 def test_a_checkpoint_that_appears_meanwhile_is_noticed(tmp_path, monkeypatch):

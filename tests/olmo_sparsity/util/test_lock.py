@@ -1,119 +1,130 @@
 """One process at a time on a folder: refused while the holder lives, free as soon as it is gone."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.util import lock
 from olmo_sparsity.util.lock import LOCK_NAME, folder_lock
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
 HOLD = """
-import sys, time
+import os, sys, time
 from olmo_sparsity.util.lock import folder_lock
 with folder_lock(sys.argv[1], part=sys.argv[2] or None):
-    print("held", flush=True)
+    if not sys.argv[3] or os.fork():  # as for a worker of a data loader
+        print("held", flush=True)
     time.sleep(60)
 """
 
 
 @pytest.fixture
 def hold():
-    """Start a process that holds a folder."""
+    """Start a process that holds a folder, and has a forked ``child``, where asked for."""
     started = []
 
-    def start(folder, part=""):
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLD, str(folder), part], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
+    def start(folder, part="", child=""):
+        command = [sys.executable, "-c", HOLD, folder, part, child]
+        options = {"stdout": subprocess.PIPE, "text": True, "cwd": ROOT, "start_new_session": True}
+        process = subprocess.Popen(command, **options)
         started.append(process)
         assert process.stdout.readline() == "held\n"
         return process
 
     yield start
     for process in started:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
 
-def test_the_second_comer_gets_one_line_and_a_kill_releases(tmp_path, hold):
-    first = hold(tmp_path)
-    with refused(f"in use by process {first.pid} on .*last seen"):  # noqa: SIM117
-        with folder_lock(tmp_path):
-            raise AssertionError("two processes hold one folder")
-    first.send_signal(signal.SIGKILL)
+def assert_held(folder, part=None, by=""):
+    with refused(f"{folder} is in use{by}.*; wait for it"), folder_lock(folder, part=part):
+        pass
+
+
+@pytest.mark.parametrize("child", ["", "with a child"])
+def test_the_second_comer_gets_one_line_and_a_kill_releases(tmp_path, hold, child):
+    first = hold(tmp_path, child=child)
+    for part in (None, "1-of-2"):
+        assert_held(tmp_path, part, by=f" by process {first.pid} on ")
+    first.kill()
     first.wait()
+    if child:
+        os.killpg(first.pid, 0)  # it lives on
     with folder_lock(tmp_path):
         assert (tmp_path / LOCK_NAME).is_file()
     assert not any(tmp_path.iterdir())
+
+
+def test_no_clock_releases_a_lock(tmp_path, hold):
+    """Not that of another machine either, for which the lock's times are wrong by so much."""
+    hold(tmp_path)
+    for seconds in (-120, 120):
+        os.utime(tmp_path / LOCK_NAME, times=(time.time() + seconds,) * 2)
+        assert_held(tmp_path)
+
+
+def test_a_holder_whose_lock_file_is_deleted_goes_on_and_leaves_what_is_there(tmp_path, hold):
+    with folder_lock(tmp_path):
+        (tmp_path / LOCK_NAME).unlink()
+        hold(tmp_path)
+    assert_held(tmp_path)
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, caplog):
+    def flock(file, how):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with folder_lock(tmp_path):
+        assert "cannot be locked (Function not implemented)" in caplog.text
 
 
 def test_it_is_released_by_another_thread_than_took_it(tmp_path):
     """As a run of several processes does."""
     with ExitStack() as held, ThreadPoolExecutor(1) as pool:
         pool.submit(held.enter_context, folder_lock(tmp_path)).result()
-        assert (tmp_path / LOCK_NAME).is_file()
-    assert not (tmp_path / LOCK_NAME).exists()
+        assert_held(tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_parts_work_side_by_side_and_exclude_the_whole(tmp_path, hold):
-    hold(tmp_path, "1-of-2")
+    first = hold(tmp_path, "1-of-2")
     with folder_lock(tmp_path, part="2-of-2"):
-        pass
-    for part in (None, "1-of-2"):
-        with refused("in use"), folder_lock(tmp_path, part=part):
-            pass
+        assert_held(tmp_path, "1-of-2", by=f" by process {first.pid} on ")
+    assert_held(tmp_path)
 
 
-def test_the_whole_excludes_parts(tmp_path, hold):
-    hold(tmp_path)
-    with refused("in use"), folder_lock(tmp_path, part="1-of-2"):
-        pass
-
-
-def foreign_lock(folder):
-    """The lock of a process on another machine, as it would look here."""
-    owner = lock.SoftFileLease(folder / LOCK_NAME, lease_duration=lock.LEASE_SECONDS)
-    owner.acquire()
-    text = (folder / LOCK_NAME).read_text()
-    owner.release()
-    (folder / LOCK_NAME).write_text(text.replace(f"host={os.uname().nodename}", "host=elsewhere"))
-    assert "host=elsewhere" in (folder / LOCK_NAME).read_text()
-
-
-def test_a_lock_of_another_machine_is_waited_for_until_its_lease_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "LEASE_SECONDS", 1.5)
-    foreign_lock(tmp_path)
-    start = time.monotonic()
-    with folder_lock(tmp_path):
-        assert time.monotonic() - start > 1
-
-
-def test_a_lock_that_another_machine_renews_is_refused(tmp_path, monkeypatch):
-    foreign_lock(tmp_path)
-    monkeypatch.setattr(lock, "_SECONDS_BETWEEN_LOOKS", 0.05)
-    seen = iter(range(100))
-    monkeypatch.setattr(lock, "_renewed", lambda path: next(seen) // 4)
-    with refused("on elsewhere"), folder_lock(tmp_path):
-        pass
-
-
-def test_a_holder_whose_lock_was_taken_stops(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "LEASE_SECONDS", 0.3)
-    with refused("taken over"), folder_lock(tmp_path):
-        (tmp_path / LOCK_NAME).unlink()
-        time.sleep(5)
-
-
-def test_nothing_is_left_of_a_folder_that_was_made_for_nothing(tmp_path):
-    with pytest.raises(ZeroDivisionError), folder_lock(tmp_path / "new"):
+@pytest.mark.parametrize("part", [None, "1-of-2"])
+def test_nothing_is_left_of_a_folder_that_was_made_for_nothing(tmp_path, part):
+    with pytest.raises(ZeroDivisionError), folder_lock(tmp_path / "new", part=part):
         1 / 0  # noqa: B018
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("parts", [[""] * 3, ["1-of-3", "2-of-3", "3-of-3"]])
+def test_many_that_come_and_go_are_never_inside_at_once_nor_parts_refused(tmp_path, parts):
+    code = """
+import os, sys
+from contextlib import suppress
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.lock import folder_lock
+folder, part = sys.argv[1:]
+for _ in range(300):
+    with suppress(() if part else UserError), folder_lock(folder, part=part or None):
+        os.close(os.open(f"{folder}/inside{part}", os.O_CREAT | os.O_EXCL))
+        os.unlink(f"{folder}/inside{part}")
+"""
+    commands = [[sys.executable, "-c", code, tmp_path, part] for part in parts]
+    several = [subprocess.Popen(each, stderr=subprocess.PIPE, text=True, cwd=ROOT) for each in commands]
+    assert [process.communicate()[1] for process in several] == [""] * 3
+    assert not any(tmp_path.iterdir())
