@@ -1,4 +1,4 @@
-"""Token files as OLMo has them: raw memory maps of token ids, every document ended by the EOS id.
+"""Token files as OLMo has them: nothing but token ids, every document ended by the EOS id.
 
 A prepared corpus is a folder with `manifest.json` (`CorpusManifest`), `tokenizer.json` and the token files of its
 splits (`TokenFiles`), which are compared with what is said of them before they are used (`Verified`).
@@ -9,11 +9,13 @@ Shapes: n tokens of one document or file, T tokens of one training window.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from io import FileIO
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ VERIFIED_NAME = "verified.json"
 DTYPES = ("uint16", "uint32")
 CHUNK_MB = 4
 MAX_THREADS = 8
+_PIECE = 1 << 24
 QUIET_MB = 2000
 """Less is read in seconds: no progress is shown."""
 _FILE_SHAPE = {"name": str, "tokens": int, "documents": int, "sha256": str}
@@ -140,7 +143,7 @@ class CorpusManifest:
 
 
 class TokenFiles:
-    """Token ids of one split, read through memory maps.
+    """Token ids of one split, whose files stay open: one that is removed can be read on.
 
     Windows and documents never cross a file. Raises `UserError` for a missing, truncated or empty file.
     """
@@ -162,7 +165,8 @@ class TokenFiles:
         self.dtype = np.dtype(dtype)
         self.eos_token_id = eos_token_id
         self.paths, self.described = [Path(path) for path in paths], described
-        self.arrays = [self._open(path, file) for path, file in zip_longest(self.paths, described)]
+        self._files = [self._open(path, file) for path, file in zip_longest(self.paths, described)]
+        self.lengths = [os.fstat(file.fileno()).st_size // self.dtype.itemsize for file in self._files]
 
     @classmethod
     def of_split(cls, folder: str | Path, split: str) -> TokenFiles:
@@ -178,7 +182,7 @@ class TokenFiles:
         paths = [Path(folder) / file.name for file in files]
         return cls(paths, manifest.dtype, manifest.eos_token_id, files)
 
-    def _open(self, path: Path, described: TokenFile | None) -> np.ndarray:
+    def _open(self, path: Path, described: TokenFile | None) -> FileIO:
         if not path.is_file():
             raise UserError(
                 f"token file {path} is missing; prepare the corpus again with scripts/prepare_data.py"
@@ -197,23 +201,43 @@ class TokenFiles:
                 f"token file {path} is truncated or was changed: it has {tokens:,} tokens, its manifest says "
                 f"{described.tokens:,}; prepare the corpus again"
             )
-        array = np.memmap(path, dtype=self.dtype, mode="r")
-        _refuse_other_layout(path, array)
-        return array
+        file = FileIO(path)
+        _refuse_other_layout(path, np.memmap(file, dtype=self.dtype, mode="r"))
+        return file
 
     @property
     def num_tokens(self) -> int:
         """Number of token ids in all files."""
-        return sum(len(array) for array in self.arrays)
+        return sum(self.lengths)
+
+    def read(self, file: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Token ids of file number ``file`` from ``start`` to before ``stop``, or to its end, (n,).
+
+        Not through a memory map: where a file was cut meanwhile, that ends the process, or gives zeros. Raises
+        `UserError`.
+        """
+        length, path = self.lengths[file], self.paths[file]
+        ids = np.empty(len(range(length)[start:stop]), self.dtype)
+        rest, offset = ids.data.cast("B"), start * self.dtype.itemsize
+        while rest:
+            with _readable(path):
+                done = os.preadv(self._files[file].fileno(), [rest], offset)
+            if not done:
+                raise UserError(
+                    f"token file {path} was cut while it was in use: it had {length:,} tokens; put it back whole and "
+                    "run the same command again (training: with --resume)"
+                )
+            rest, offset = rest[done:], offset + done
+        return ids
 
     @cached_property
     def document_bounds(self) -> np.ndarray:
         """Documents of all files, (D, 3): file, first token, one past the last (the EOS id is not part of it)."""
         rows = []
-        for file, array in enumerate(self.arrays):
-            ends = _positions_of(array, self.eos_token_id)
-            if len(ends) == 0 or ends[-1] != len(array) - 1:
-                ends = np.append(ends, len(array))  # a last document that was cut off, as in OLMo's own files
+        for file, length in enumerate(self.lengths):
+            ends = self._ends_in(file)
+            if len(ends) == 0 or ends[-1] != length - 1:
+                ends = np.append(ends, length)  # a last document that was cut off, as in OLMo's own files
             starts = np.append(0, ends[:-1] + 1)
             rows.append(np.stack([np.full_like(ends, file), starts, ends], axis=1))
         return np.concatenate(rows)
@@ -272,7 +296,13 @@ class TokenFiles:
     def document(self, number: int) -> np.ndarray:
         """Token ids of document ``number``, (n,), without its EOS."""
         file, start, end = self.document_bounds[number]
-        return np.asarray(self.arrays[file][start:end])
+        return self.read(file, start, end)
+
+    def _ends_in(self, file: int) -> np.ndarray:
+        """Indices of the EOS ids of a file; reads it piece by piece, so memory stays constant."""
+        pieces = range(0, self.lengths[file], _PIECE)
+        found = [np.flatnonzero(self.read(file, i, i + _PIECE) == self.eos_token_id) + i for i in pieces]
+        return np.concatenate(found).astype(np.int64)
 
 
 def _refuse_other_layout(path: Path, array: np.ndarray) -> None:
@@ -286,13 +316,6 @@ def _refuse_other_layout(path: Path, array: np.ndarray) -> None:
         raise UserError(
             f"{path} holds ids of 4 bytes, read as 2 (every other id is 0); set data.memmap_dtype: uint32"
         )
-
-
-def _positions_of(array: np.ndarray, value: int) -> np.ndarray:
-    """Indices where ``array`` is ``value``; reads a memory map piece by piece, so memory stays constant."""
-    chunk = 1 << 24
-    found = [np.flatnonzero(array[i : i + chunk] == value) + i for i in range(0, len(array), chunk)]
-    return np.concatenate(found).astype(np.int64)
 
 
 # --- verified token files ---
@@ -369,17 +392,17 @@ class Verified:
 
 
 def _state(file: ExpectedFile) -> list[int | str]:
-    with _readable(file):
+    with _readable(file.path):
         stat = file.path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, file.dtype]
 
 
 @contextmanager
-def _readable(file: ExpectedFile) -> Iterator[None]:
+def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"token file {file.path} cannot be read ({error.strerror}); copy it again") from error
+        raise UserError(f"token file {path} cannot be read ({error.strerror}); copy it again") from error
 
 
 def _read_all(files: Sequence[ExpectedFile]) -> list[tuple[str, int]]:
@@ -394,7 +417,7 @@ def _read_all(files: Sequence[ExpectedFile]) -> list[tuple[str, int]]:
 
 def _read(file: ExpectedFile, advance: Callable[[], None]) -> tuple[str, int]:
     digest, largest, dtype = hashlib.sha256(), 0, np.dtype(file.dtype)
-    with _readable(file), open(file.path, "rb") as handle:
+    with _readable(file.path), open(file.path, "rb") as handle:
         while chunk := handle.read(CHUNK_MB << 20):
             digest.update(chunk)
             ids = np.frombuffer(chunk, dtype, count=len(chunk) // dtype.itemsize)

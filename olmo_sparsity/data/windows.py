@@ -230,7 +230,7 @@ class WindowDataset(Dataset[dict[str, Any]]):
         self.maker = WindowMaker(config)
         self.length = self.maker.length
         # Of each file the number of its first window; what is left at its end is not used (as in OLMo).
-        self.first_windows = np.cumsum([0, *(len(array) // self.length for array in tokens.arrays)])
+        self.first_windows = np.cumsum([0, *(length // self.length for length in tokens.lengths)])
         self.epoch = 0
 
     def __len__(self) -> int:
@@ -240,7 +240,7 @@ class WindowDataset(Dataset[dict[str, Any]]):
         """Window ``index`` of this epoch, as `WindowMaker.make` gives it."""
         file = int(np.searchsorted(self.first_windows, index, side="right")) - 1
         start = (index - int(self.first_windows[file])) * self.length
-        stretch = np.asarray(self.tokens.arrays[file][start : start + self.maker.reach])
+        stretch = self.tokens.read(file, start, start + self.maker.reach)
         return self.maker.make(stretch, epoch=self.epoch, index=index)
 
 
@@ -296,7 +296,10 @@ class TrainingData(TrainingBatches):
         tokens = self.dataset.tokens
         if tokens.described:
             return identity_of(tokens.described)
-        parts = [f"{len(each)} {sha256(each[: 1 << 20].tobytes()).hexdigest()}" for each in tokens.arrays]
+        parts = [
+            f"{length} {sha256(tokens.read(file, 0, 1 << 20).data).hexdigest()}"
+            for file, length in enumerate(tokens.lengths)
+        ]
         return sha256(" ".join(parts).encode()).hexdigest()
 
     def batches(self, first_step: int) -> Iterator[Batch]:
@@ -321,13 +324,16 @@ class TrainingData(TrainingBatches):
             fs_local_rank=0,
             num_threads=0,
         )
-        yield from self._loader(
-            order,
-            batch_size=self.share,
-            collate_fn=collate,
-            pin_memory=self.pin_memory,
-            persistent_workers=data.persistent_workers and data.num_workers > 0,
-        )
+        try:
+            yield from self._loader(
+                order,
+                batch_size=self.share,
+                collate_fn=collate,
+                pin_memory=self.pin_memory,
+                persistent_workers=data.persistent_workers and data.num_workers > 0,
+            )
+        except UserError as error:  # of a worker: the loader wraps the one line in its traceback
+            raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
 
 
 def open_training_tokens(config: Config) -> TokenFiles:
