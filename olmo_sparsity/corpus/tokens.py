@@ -18,7 +18,7 @@ from functools import cached_property
 from io import FileIO
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,8 @@ DTYPES = ("uint16", "uint32")
 CHUNK_MB = 4
 MAX_THREADS = 8
 _PIECE = 1 << 24
+_FEW = 32
+"""Of fewer ids that are not 0 nobody can tell how many bytes they have."""
 QUIET_MB = 2000
 """Less is read in seconds: no progress is shown."""
 _FILE_SHAPE = {"name": str, "tokens": int, "documents": int, "sha256": str}
@@ -202,7 +204,11 @@ class TokenFiles:
                 f"{described.tokens:,}; prepare the corpus again"
             )
         file = FileIO(path)
-        _refuse_other_layout(path, np.memmap(file, dtype=self.dtype, mode="r"))
+        if file.read(6) == b"\x93NUMPY":
+            raise UserError(
+                f"{path} was written by numpy.save; token files hold nothing but the ids: "
+                "write them with numpy.load(old).tofile(new)"
+            )
         return file
 
     @property
@@ -305,19 +311,6 @@ class TokenFiles:
         return np.concatenate(found).astype(np.int64)
 
 
-def _refuse_other_layout(path: Path, array: np.ndarray) -> None:
-    """Refuse files whose bytes could be read as token ids, but are something else."""
-    if bytes(array[:4].tobytes()[:6]) == b"\x93NUMPY":
-        raise UserError(
-            f"{path} was written by numpy.save; token files hold nothing but the ids: "
-            "write them with numpy.load(old).tofile(new)"
-        )
-    if array.dtype == np.uint16 and len(array) >= 64 and not array[1:4096:2].any():
-        raise UserError(
-            f"{path} holds ids of 4 bytes, read as 2 (every other id is 0); set data.memmap_dtype: uint32"
-        )
-
-
 # --- verified token files ---
 
 
@@ -332,7 +325,16 @@ class ExpectedFile:
     remedy: str
     """For an id that is not."""
     sha256: str | None = None
-    """None: unknown."""
+    """None: unknown, and so is whether the ids are of this type."""
+
+
+class Found(NamedTuple):
+    """What a file holds."""
+
+    sha256: str
+    largest_id: int
+    id_bytes: int
+    """How many bytes an id has, as far as the ids tell."""
 
 
 def expected_files(corpus: str | Path, *splits: str) -> list[ExpectedFile]:
@@ -347,9 +349,9 @@ def expected_files(corpus: str | Path, *splits: str) -> list[ExpectedFile]:
 
 
 class Verified:
-    """Compares token files with what is said of them: their checksums, and that every id is in the vocabulary.
+    """Compares token files with what is said of them: checksums, type of the ids, and that all are in the vocabulary.
 
-    A file is read once for both. What was found is remembered in `verified.json` of ``folder``, which need not exist
+    A file is read once for all. What was found is remembered in `verified.json` of ``folder``, which need not exist
     before `save`, for as long as the file's size and times of change stay the same.
     """
 
@@ -372,10 +374,10 @@ class Verified:
         found = [self._recall(file, state) for file, state in zip(files, states, strict=True)]
         new = iter(_read_all([file for file, known in zip(files, found, strict=True) if known is None]))
         for file, state, known in zip(files, states, found, strict=True):
-            sha256, largest_id = known or next(new)
-            _refuse(file, sha256, largest_id)
+            holds = known or next(new)
+            _refuse(file, holds)
             if known is None:
-                self._known[str(file.path.resolve())] = [*state, sha256, largest_id]
+                self._known[str(file.path.resolve())] = [*state, *holds]
                 self._changed = True
 
     def save(self) -> None:
@@ -384,10 +386,10 @@ class Verified:
             write_json(self.path, self._known)
             self._changed = False
 
-    def _recall(self, file: ExpectedFile, state: list[int | str]) -> tuple[str, int] | None:
+    def _recall(self, file: ExpectedFile, state: list[int | str]) -> Found | None:
         match self._known.get(str(file.path.resolve())):
-            case [*known, str() as sha256, int() as largest_id] if known == state:
-                return sha256, largest_id
+            case [*known, str() as sha256, int() as largest_id, int() as id_bytes] if known == state:
+                return Found(sha256, largest_id, id_bytes)
         return None
 
 
@@ -405,8 +407,8 @@ def _readable(path: Path) -> Iterator[None]:
         raise UserError(f"token file {path} cannot be read ({error.strerror}); copy it again") from error
 
 
-def _read_all(files: Sequence[ExpectedFile]) -> list[tuple[str, int]]:
-    """Checksum and largest id of the files, several at a time."""
+def _read_all(files: Sequence[ExpectedFile]) -> list[Found]:
+    """What the files hold, several at a time."""
     total = sum(-(-file.path.stat().st_size // (CHUNK_MB << 20)) * CHUNK_MB for file in files)
     with (
         progress("verifying token files", total, "MB", enabled=total > QUIET_MB) as advance,
@@ -415,19 +417,49 @@ def _read_all(files: Sequence[ExpectedFile]) -> list[tuple[str, int]]:
         return list(pool.map(lambda file: _read(file, lambda: advance(CHUNK_MB)), files))
 
 
-def _read(file: ExpectedFile, advance: Callable[[], None]) -> tuple[str, int]:
-    digest, largest, dtype = hashlib.sha256(), 0, np.dtype(file.dtype)
+def _read(file: ExpectedFile, advance: Callable[[], None]) -> Found:
+    digest, dtype = hashlib.sha256(), np.dtype(file.dtype)
+    largest = nonzero = bits = 0
     with _readable(file.path), open(file.path, "rb") as handle:
         while chunk := handle.read(CHUNK_MB << 20):
             digest.update(chunk)
             ids = np.frombuffer(chunk, dtype, count=len(chunk) // dtype.itemsize)
             largest = max(largest, int(ids.max(initial=0)))
+            nonzero += np.count_nonzero(ids)
+            bits |= int(np.bitwise_or.reduce(np.frombuffer(chunk, np.uint64, count=len(chunk) // 8)))
             advance()
-    return digest.hexdigest(), largest
+    id_bytes = _bytes_of_ids(dtype.itemsize, largest, nonzero, bits)
+    return Found(digest.hexdigest(), largest, id_bytes)
 
 
-def _refuse(file: ExpectedFile, sha256: str, largest_id: int) -> None:
+def _bytes_of_ids(read: int, largest: int, nonzero: int, bits: int) -> int:
+    """How many bytes an id has, given those that it was read as; ``bits`` has those set in any eight bytes of the file.
+
+    What ids of more bytes have above is 0, or in large vocabularies a number below 16 (ids below 2**20) while all
+    numbers occur below; among ids of fewer bytes there is always one to gainsay it, unless they are few.
+    """
+    if nonzero < _FEW:
+        return read
+    if bits < 1 << 32:
+        return 8
+    low, high = ((bits | bits >> 32) >> shift & 0xFFFF for shift in (0, 16))
+    if read == 2 and (high == 0 or (high < 16 and low >= 1 << 15)):
+        return 4
+    if read == 4 and 1 << 24 <= largest < 0xFFFF << 16:  # above are negative numbers, such as -1 for no token
+        return 2
+    return read
+
+
+def _refuse(file: ExpectedFile, found: Found) -> None:
     """Raise `UserError` where a file is not what it should be."""
+    sha256, largest_id, id_bytes = found
+    read_as = np.dtype(file.dtype).itemsize
+    if file.sha256 is None and id_bytes != read_as:
+        remedy = f"set data.memmap_dtype: uint{8 * id_bytes}"
+        if id_bytes == 8:
+            written = "numpy.fromfile(old, 'int64').astype('uint32').tofile(new)"
+            remedy = f"set data.memmap_dtype: uint32 and write them anew with {written}"
+        raise UserError(f"{file.path} holds ids of {id_bytes} bytes, read as {read_as}; {remedy}")
     if file.sha256 not in (None, sha256):
         raise UserError(
             f"checksum mismatch in {file.path}: its manifest says sha256 {file.sha256}, the file has {sha256}; "

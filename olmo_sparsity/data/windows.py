@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from olmo.data import IterableDataset
 from olmo.data.util import find_periodic_sequences
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -26,6 +27,7 @@ from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile, TokenFiles
 from olmo_sparsity.data.needles import NeedleWeaver
+from olmo_sparsity.data.tokenizers import id_range, load_tokenizer
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 
@@ -350,6 +352,8 @@ def open_training_tokens(config: Config) -> TokenFiles:
         raise UserError(
             f"data.paths: {url} is a URL, and only local files are read; download them first and name the copies"
         )
+    if (tokenizer := run_tokenizer(config)) is not None:
+        fitting_tokenizer(config, tokenizer)
     return TokenFiles(paths, config.data.memmap_dtype, config.model.eos_token_id)
 
 
@@ -376,6 +380,17 @@ def check_corpus_matches(config: Config, manifest: CorpusManifest) -> None:
         raise UserError(
             f"the tokenizer {path} is not the one that {config.corpus.path} was made with; prepare it again"
         )
+
+
+def fitting_tokenizer(config: Config, path: Path) -> Tokenizer:
+    """The tokenizer at ``path``. Raises `UserError` where it has ids beyond the model's vocabulary."""
+    tokenizer = load_tokenizer(path)
+    if (found := id_range(tokenizer)) > config.model.vocab_size:
+        raise UserError(
+            f"the tokenizer {path} has vocab_size {found}, the model has {config.model.vocab_size}; "
+            f"set --model.vocab_size={found} or name the model's tokenizer"
+        )
+    return tokenizer
 
 
 def run_tokenizer(config: Config) -> Path | None:
