@@ -219,7 +219,7 @@ class TokenFiles:
     def read(self, file: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         """Token ids of file number ``file`` from ``start`` to before ``stop``, or to its end, (n,).
 
-        Not through a memory map: where a file was cut meanwhile, that ends the process, or gives zeros. Raises
+        Not through a memory map, which ends the process, or gives zeros, where a file was cut meanwhile: that raises
         `UserError`.
         """
         length, path = self.lengths[file], self.paths[file]
