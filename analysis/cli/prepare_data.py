@@ -14,8 +14,9 @@ examples:
 sources:
   docs  docstrings of the installed packages and Python's help topics; no network, about a minute on 2 cores
   text  your own files: .jsonl or .json with one {"text": ...} object a line (C4's layout), .txt with one
-        document a file, each of them also gzipped
-  c4    allenai/c4 (English), streamed from the Hugging Face hub, or a copy of its folder named with --dataset
+        document a file, each of them also as .gz or .zst, and .parquet with a column "text"
+  c4    allenai/c4 (English), streamed from the Hugging Face hub, or a copy of its folder, or of the files of its
+        folder en, named with --dataset
 
 Documents of one book, site or package are no independent samples: this group of each document is kept beside the
 tokens (--group-field), and held-out documents are chosen as whole groups, in a random order as far as they fit in

@@ -236,7 +236,7 @@ def draw_needles(
 
 def _tokens_that_occur(tokens: TokenFiles) -> np.ndarray:
     """Ids of the split, ascending, without end-of-text."""
-    found = np.unique(np.concatenate([np.unique(np.asarray(array)) for array in tokens.arrays]))
+    found = np.unique(np.concatenate([np.unique(tokens.read(file)) for file in range(len(tokens.lengths))]))
     return found[found != tokens.eos_token_id].astype(np.int64)
 
 

@@ -365,6 +365,13 @@ def _check_data(config: Config) -> Iterator[Problem]:
         _ = config.data.effective_memmap_dtype
     except TypeError:
         yield ("data.memmap_dtype",), f"{show(dtype)} is no number type; uint16 is usual"
+    vocabulary, evaluation = config.model.vocab_size, config.evaluation
+    reads_bare = config.data.paths or config.data.datasets or (evaluation.interval and evaluation.paths)
+    if dtype == "uint16" and vocabulary > 1 << 16 and reads_bare:
+        yield (
+            ("data.memmap_dtype", "model.vocab_size"),
+            f"uint16 holds ids below 65,536 only, and model.vocab_size is {vocabulary}; set it to uint32",
+        )
     repeated = config.data.instance_filter
     if repeated is not None and not ABOVE_0.holds(repeated.repetition_min_period):
         yield (

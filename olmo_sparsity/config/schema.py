@@ -226,8 +226,7 @@ class StreamConfig(olmo.BaseConfig):
 
     files: list[str] = field(default_factory=list, metadata={"known": Known(free=True)})
     """
-    text: JSON lines with a `text` field or .txt, gzipped or not, as `scripts/prepare_data.py` takes them. They may be
-    moved before a run is resumed.
+    text: files as `scripts/prepare_data.py text` takes them. They may be moved before a run is resumed.
     """
 
     dataset: str = "allenai/c4"

@@ -1,4 +1,4 @@
-"""Token files as OLMo has them: raw memory maps of token ids, every document ended by the EOS id.
+"""Token files as OLMo has them: nothing but token ids, every document ended by the EOS id.
 
 A prepared corpus is a folder with `manifest.json` (`CorpusManifest`), `tokenizer.json` and the token files of its
 splits (`TokenFiles`), which are compared with what is said of them before they are used (`Verified`).
@@ -9,14 +9,16 @@ Shapes: n tokens of one document or file, T tokens of one training window.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from io import FileIO
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +37,9 @@ VERIFIED_NAME = "verified.json"
 DTYPES = ("uint16", "uint32")
 CHUNK_MB = 4
 MAX_THREADS = 8
+_PIECE = 1 << 24
+_FEW = 32
+"""Of fewer ids that are not 0 nobody can tell how many bytes they have."""
 QUIET_MB = 2000
 """Less is read in seconds: no progress is shown."""
 _FILE_SHAPE = {"name": str, "tokens": int, "documents": int, "sha256": str}
@@ -140,7 +145,7 @@ class CorpusManifest:
 
 
 class TokenFiles:
-    """Token ids of one split, read through memory maps.
+    """Token ids of one split, whose files stay open: one that is removed can be read on.
 
     Windows and documents never cross a file. Raises `UserError` for a missing, truncated or empty file.
     """
@@ -162,7 +167,8 @@ class TokenFiles:
         self.dtype = np.dtype(dtype)
         self.eos_token_id = eos_token_id
         self.paths, self.described = [Path(path) for path in paths], described
-        self.arrays = [self._open(path, file) for path, file in zip_longest(self.paths, described)]
+        self._files = [self._open(path, file) for path, file in zip_longest(self.paths, described)]
+        self.lengths = [os.fstat(file.fileno()).st_size // self.dtype.itemsize for file in self._files]
 
     @classmethod
     def of_split(cls, folder: str | Path, split: str) -> TokenFiles:
@@ -178,7 +184,7 @@ class TokenFiles:
         paths = [Path(folder) / file.name for file in files]
         return cls(paths, manifest.dtype, manifest.eos_token_id, files)
 
-    def _open(self, path: Path, described: TokenFile | None) -> np.ndarray:
+    def _open(self, path: Path, described: TokenFile | None) -> FileIO:
         if not path.is_file():
             raise UserError(
                 f"token file {path} is missing; prepare the corpus again with scripts/prepare_data.py"
@@ -197,23 +203,47 @@ class TokenFiles:
                 f"token file {path} is truncated or was changed: it has {tokens:,} tokens, its manifest says "
                 f"{described.tokens:,}; prepare the corpus again"
             )
-        array = np.memmap(path, dtype=self.dtype, mode="r")
-        _refuse_other_layout(path, array)
-        return array
+        file = FileIO(path)
+        if file.read(6) == b"\x93NUMPY":
+            raise UserError(
+                f"{path} was written by numpy.save; token files hold nothing but the ids: "
+                "write them with numpy.load(old).tofile(new)"
+            )
+        return file
 
     @property
     def num_tokens(self) -> int:
         """Number of token ids in all files."""
-        return sum(len(array) for array in self.arrays)
+        return sum(self.lengths)
+
+    def read(self, file: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Token ids of file number ``file`` from ``start`` to before ``stop``, or to its end, (n,).
+
+        Not through a memory map, which ends the process, or gives zeros, where a file was cut meanwhile: that raises
+        `UserError`.
+        """
+        length, path = self.lengths[file], self.paths[file]
+        ids = np.empty(len(range(length)[start:stop]), self.dtype)
+        rest, offset = ids.data.cast("B"), start * self.dtype.itemsize
+        while rest:
+            with _readable(path):
+                done = os.preadv(self._files[file].fileno(), [rest], offset)
+            if not done:
+                raise UserError(
+                    f"token file {path} was cut while it was in use: it had {length:,} tokens; put it back whole and "
+                    "run the same command again (training: with --resume)"
+                )
+            rest, offset = rest[done:], offset + done
+        return ids
 
     @cached_property
     def document_bounds(self) -> np.ndarray:
         """Documents of all files, (D, 3): file, first token, one past the last (the EOS id is not part of it)."""
         rows = []
-        for file, array in enumerate(self.arrays):
-            ends = _positions_of(array, self.eos_token_id)
-            if len(ends) == 0 or ends[-1] != len(array) - 1:
-                ends = np.append(ends, len(array))  # a last document that was cut off, as in OLMo's own files
+        for file, length in enumerate(self.lengths):
+            ends = self._ends_in(file)
+            if len(ends) == 0 or ends[-1] != length - 1:
+                ends = np.append(ends, length)  # a last document that was cut off, as in OLMo's own files
             starts = np.append(0, ends[:-1] + 1)
             rows.append(np.stack([np.full_like(ends, file), starts, ends], axis=1))
         return np.concatenate(rows)
@@ -272,27 +302,13 @@ class TokenFiles:
     def document(self, number: int) -> np.ndarray:
         """Token ids of document ``number``, (n,), without its EOS."""
         file, start, end = self.document_bounds[number]
-        return np.asarray(self.arrays[file][start:end])
+        return self.read(file, start, end)
 
-
-def _refuse_other_layout(path: Path, array: np.ndarray) -> None:
-    """Refuse files whose bytes could be read as token ids, but are something else."""
-    if bytes(array[:4].tobytes()[:6]) == b"\x93NUMPY":
-        raise UserError(
-            f"{path} was written by numpy.save; token files hold nothing but the ids: "
-            "write them with numpy.load(old).tofile(new)"
-        )
-    if array.dtype == np.uint16 and len(array) >= 64 and not array[1:4096:2].any():
-        raise UserError(
-            f"{path} holds ids of 4 bytes, read as 2 (every other id is 0); set data.memmap_dtype: uint32"
-        )
-
-
-def _positions_of(array: np.ndarray, value: int) -> np.ndarray:
-    """Indices where ``array`` is ``value``; reads a memory map piece by piece, so memory stays constant."""
-    chunk = 1 << 24
-    found = [np.flatnonzero(array[i : i + chunk] == value) + i for i in range(0, len(array), chunk)]
-    return np.concatenate(found).astype(np.int64)
+    def _ends_in(self, file: int) -> np.ndarray:
+        """Indices of the EOS ids of a file; reads it piece by piece, so memory stays constant."""
+        pieces = range(0, self.lengths[file], _PIECE)
+        found = [np.flatnonzero(self.read(file, i, i + _PIECE) == self.eos_token_id) + i for i in pieces]
+        return np.concatenate(found).astype(np.int64)
 
 
 # --- verified token files ---
@@ -309,7 +325,16 @@ class ExpectedFile:
     remedy: str
     """For an id that is not."""
     sha256: str | None = None
-    """None: unknown."""
+    """None: unknown, and so is whether the ids are of this type."""
+
+
+class Found(NamedTuple):
+    """What a file holds."""
+
+    sha256: str
+    largest_id: int
+    id_bytes: int
+    """How many bytes an id has, as far as the ids tell."""
 
 
 def expected_files(corpus: str | Path, *splits: str) -> list[ExpectedFile]:
@@ -324,9 +349,9 @@ def expected_files(corpus: str | Path, *splits: str) -> list[ExpectedFile]:
 
 
 class Verified:
-    """Compares token files with what is said of them: their checksums, and that every id is in the vocabulary.
+    """Compares token files with what is said of them: checksums, type of the ids, and that all are in the vocabulary.
 
-    A file is read once for both. What was found is remembered in `verified.json` of ``folder``, which need not exist
+    A file is read once for all. What was found is remembered in `verified.json` of ``folder``, which need not exist
     before `save`, for as long as the file's size and times of change stay the same.
     """
 
@@ -349,10 +374,10 @@ class Verified:
         found = [self._recall(file, state) for file, state in zip(files, states, strict=True)]
         new = iter(_read_all([file for file, known in zip(files, found, strict=True) if known is None]))
         for file, state, known in zip(files, states, found, strict=True):
-            sha256, largest_id = known or next(new)
-            _refuse(file, sha256, largest_id)
+            holds = known or next(new)
+            _refuse(file, holds)
             if known is None:
-                self._known[str(file.path.resolve())] = [*state, sha256, largest_id]
+                self._known[str(file.path.resolve())] = [*state, *holds]
                 self._changed = True
 
     def save(self) -> None:
@@ -361,29 +386,29 @@ class Verified:
             write_json(self.path, self._known)
             self._changed = False
 
-    def _recall(self, file: ExpectedFile, state: list[int | str]) -> tuple[str, int] | None:
+    def _recall(self, file: ExpectedFile, state: list[int | str]) -> Found | None:
         match self._known.get(str(file.path.resolve())):
-            case [*known, str() as sha256, int() as largest_id] if known == state:
-                return sha256, largest_id
+            case [*known, str() as sha256, int() as largest_id, int() as id_bytes] if known == state:
+                return Found(sha256, largest_id, id_bytes)
         return None
 
 
 def _state(file: ExpectedFile) -> list[int | str]:
-    with _readable(file):
+    with _readable(file.path):
         stat = file.path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, file.dtype]
 
 
 @contextmanager
-def _readable(file: ExpectedFile) -> Iterator[None]:
+def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"token file {file.path} cannot be read ({error.strerror}); copy it again") from error
+        raise UserError(f"token file {path} cannot be read ({error.strerror}); copy it again") from error
 
 
-def _read_all(files: Sequence[ExpectedFile]) -> list[tuple[str, int]]:
-    """Checksum and largest id of the files, several at a time."""
+def _read_all(files: Sequence[ExpectedFile]) -> list[Found]:
+    """What the files hold, several at a time."""
     total = sum(-(-file.path.stat().st_size // (CHUNK_MB << 20)) * CHUNK_MB for file in files)
     with (
         progress("verifying token files", total, "MB", enabled=total > QUIET_MB) as advance,
@@ -392,19 +417,49 @@ def _read_all(files: Sequence[ExpectedFile]) -> list[tuple[str, int]]:
         return list(pool.map(lambda file: _read(file, lambda: advance(CHUNK_MB)), files))
 
 
-def _read(file: ExpectedFile, advance: Callable[[], None]) -> tuple[str, int]:
-    digest, largest, dtype = hashlib.sha256(), 0, np.dtype(file.dtype)
-    with _readable(file), open(file.path, "rb") as handle:
+def _read(file: ExpectedFile, advance: Callable[[], None]) -> Found:
+    digest, dtype = hashlib.sha256(), np.dtype(file.dtype)
+    largest = nonzero = bits = 0
+    with _readable(file.path), open(file.path, "rb") as handle:
         while chunk := handle.read(CHUNK_MB << 20):
             digest.update(chunk)
             ids = np.frombuffer(chunk, dtype, count=len(chunk) // dtype.itemsize)
             largest = max(largest, int(ids.max(initial=0)))
+            nonzero += np.count_nonzero(ids)
+            bits |= int(np.bitwise_or.reduce(np.frombuffer(chunk, np.uint64, count=len(chunk) // 8)))
             advance()
-    return digest.hexdigest(), largest
+    id_bytes = _bytes_of_ids(dtype.itemsize, largest, nonzero, bits)
+    return Found(digest.hexdigest(), largest, id_bytes)
 
 
-def _refuse(file: ExpectedFile, sha256: str, largest_id: int) -> None:
+def _bytes_of_ids(read: int, largest: int, nonzero: int, bits: int) -> int:
+    """How many bytes an id has, given those that it was read as; ``bits`` has those set in any eight bytes of the file.
+
+    What ids of more bytes have above is 0, or in large vocabularies a number below 16 (ids below 2**20) while all
+    numbers occur below; among ids of fewer bytes there is always one to gainsay it, unless they are few.
+    """
+    if nonzero < _FEW:
+        return read
+    if bits < 1 << 32:
+        return 8
+    low, high = ((bits | bits >> 32) >> shift & 0xFFFF for shift in (0, 16))
+    if read == 2 and (high == 0 or (high < 16 and low >= 1 << 15)):
+        return 4
+    if read == 4 and 1 << 24 <= largest < 0xFFFF << 16:  # above are negative numbers, such as -1 for no token
+        return 2
+    return read
+
+
+def _refuse(file: ExpectedFile, found: Found) -> None:
     """Raise `UserError` where a file is not what it should be."""
+    sha256, largest_id, id_bytes = found
+    read_as = np.dtype(file.dtype).itemsize
+    if file.sha256 is None and id_bytes != read_as:
+        remedy = f"set data.memmap_dtype: uint{8 * id_bytes}"
+        if id_bytes == 8:
+            written = "numpy.fromfile(old, 'int64').astype('uint32').tofile(new)"
+            remedy = f"set data.memmap_dtype: uint32 and write them anew with {written}"
+        raise UserError(f"{file.path} holds ids of {id_bytes} bytes, read as {read_as}; {remedy}")
     if file.sha256 not in (None, sha256):
         raise UserError(
             f"checksum mismatch in {file.path}: its manifest says sha256 {file.sha256}, the file has {sha256}; "

@@ -12,9 +12,10 @@ import logging
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from io import BufferedIOBase, BufferedReader
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,15 @@ from olmo_sparsity.util.workers import StoppedEarly
 
 log = logging.getLogger(__name__)
 
-JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
-TEXT_SUFFIXES = (".txt", ".txt.gz")
+JSON_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst")
+TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
+PARQUET_SUFFIX = ".parquet"
+ROW_LAYOUT = (
+    'each line must be one JSON object with a string "text", as in C4 (Parquet: each row); mend or remove it'
+)
 URL_FIELD, NO_GROUPS = "url", "none"
+READ_BYTES, PARQUET_ROWS = 1 << 20, 64
+"""Read at once: row groups of Parquet may be larger than memory."""
 TEXT_UNIT_BYTES = 16 << 20
 """Consecutive .txt files are put together up to this size: training windows do not cross token files."""
 HUB_UNIT_DOCUMENTS = 50_000
@@ -82,7 +89,7 @@ class PrepareSettings:
         (), "held-out files, instead of a share of the documents", "text"
     )
     packages: tuple[str, ...] = _option((), "only these; python: standard library", "docs")
-    dataset: str = _option("allenai/c4", "name on the hub, or a folder of its layout", "c4")
+    dataset: str = _option("allenai/c4", "name on the hub, or a folder of its layout or of its files", "c4")
     dataset_config: str = _option("en", "its configuration", "c4")
     limit_documents: int | None = _option(
         None, "at most this many training documents", "c4", parse=whole_number
@@ -102,8 +109,8 @@ class PrepareSettings:
     )
     group_field: str | None = _option(
         None,
-        "JSON field that names the book, site or package that a document is a part of; none: no groups (default: url, "
-        "where there is one: its site, or the work that its #fragment numbers parts of; of docs the package)",
+        "field that names the book, site or package that a document is a part of; none: no groups (default: url, "
+        "of documents that have one: its site, or the work that its #fragment numbers parts of; of docs the package)",
     )
     seed: int = _option(0, "another seed holds out other documents", parse=seed_number)
     tokenizer: str | None = _option(
@@ -243,26 +250,22 @@ def _docs_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
 
 
 def _identify_text(settings: PrepareSettings) -> dict[str, Any]:
-    check_files([*settings.files, *settings.heldout_files])
+    files, field = [*settings.files, *settings.heldout_files], _groups_of_rows(settings)
+    check_files(files)
+    has_rows = not all(path.endswith(TEXT_SUFFIXES) for path in files)
     return {
         "files": _describe(settings.files),
         "heldout_files": _describe(settings.heldout_files),
         "heldout_fraction": None if settings.heldout_files else settings.heldout_fraction,
-        "group_field": groups.name if (groups := _text_groups(settings)) else None,
+        "group_field": field.name if field and has_rows else None,
     }
 
 
-def _text_groups(settings: PrepareSettings) -> GroupField | None:
-    """The field of groups: the named one, or a url where the first document of a file has one."""
-    if settings.group_field is not None:
-        return GroupField(settings.group_field, is_needed=True) if settings.has_groups else None
-    found = GroupField(URL_FIELD)
-    for path in (*settings.files, *settings.heldout_files):
-        # what cannot be read is said when all of it is
-        with suppress(UserError, OSError, EOFError, ValueError, zlib.error):
-            if (first := next(_read_file(Path(path), found), None)) and first.group is not None:
-                return found
-    return None
+def _groups_of_rows(settings: PrepareSettings) -> GroupField | None:
+    """The field of groups: the named one, which every row must have, or the url of those that have one."""
+    if settings.group_field is None:
+        return GroupField(URL_FIELD)
+    return GroupField(settings.group_field, is_needed=True) if settings.has_groups else None
 
 
 def _describe(files: Sequence[str]) -> list[dict[str, Any]]:
@@ -272,7 +275,7 @@ def _describe(files: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _text_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
-    field = _text_groups(settings)
+    field = _groups_of_rows(settings)
     return Corpus(file_units(settings.files, field), file_units(settings.heldout_files, field))
 
 
@@ -294,13 +297,13 @@ class GroupField:
                     f"{NO_GROUPS}"
                 )
             return None
-        group = well_formed(value if isinstance(value, str) else json.dumps(value))
+        group = well_formed(value if isinstance(value, str) else json.dumps(value, default=str))
         return group_of_url(group) if self.name == URL_FIELD else group
 
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Local files, plain or gzipped: JSON lines with a ``text`` field (as C4), or one text document each."""
+    """Local files: rows with a ``text`` (JSON lines as C4, Parquet), or one document each; read piece by piece."""
 
     paths: tuple[str, ...]
     group_field: GroupField | None = None
@@ -312,36 +315,67 @@ class TextFiles:
                 for document in _read_file(Path(path), self.group_field):
                     if document.text.strip():
                         yield document
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise UserError(f"{path} is truncated or damaged ({error}); fetch it again") from error
+            except UserError:
+                raise
             except UnicodeDecodeError as error:
                 raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-            except OSError as error:
-                raise StoppedEarly(
-                    f"{path} cannot be read ({error.strerror}); put it back and run the same command again: what is "
-                    "finished is kept"
+            except (EOFError, zlib.error, OSError, ValueError, NotImplementedError) as error:
+                if isinstance(error, OSError) and error.errno is not None:  # else it is of gzip or pyarrow
+                    raise StoppedEarly(
+                        f"{path} cannot be read ({error.strerror}); put it back and run the same command again: what "
+                        "is finished is kept"
+                    ) from error
+                raise UserError(
+                    f"{path} is truncated or damaged ({first_line(error)}); fetch it again"
                 ) from error
 
 
 def _read_file(path: Path, group_field: GroupField | None) -> Iterator[Document]:
-    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+    with _unpacked(path) as file:
         if path.name.endswith(TEXT_SUFFIXES):
-            yield Document(file.read().decode("utf8"))
+            yield Document(file.read().decode("utf-8-sig"))
             return
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _read_line(line, f"{path}:{number}", group_field)
+        rows = _parquet_rows(file, group_field) if path.suffix == PARQUET_SUFFIX else _json_rows(file, path)
+        for number, row in rows:
+            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                raise UserError(f"{path}:{number} has no text; {ROW_LAYOUT}")
+            yield _document(row, f"{path}:{number}", group_field)
 
 
-def _read_line(line: bytes, where: str, group_field: GroupField | None) -> Document:
-    layout = 'each line must be one JSON object with a string "text", as in C4; mend or remove the line'
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON ({first_line(error)}); {layout}") from error
-    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-        raise UserError(f"{where} has no text; {layout}")
-    return _document(row, where, group_field)
+@contextmanager
+def _unpacked(path: Path) -> Iterator[BufferedIOBase]:
+    """The file at ``path``, which Python opens: pyarrow's own errors do not say what the system refused."""
+    with open(path, "rb") as file:
+        if path.suffix == ".gz":
+            yield gzip.GzipFile(fileobj=file)
+        elif path.suffix == ".zst":
+            import pyarrow
+
+            yield BufferedReader(pyarrow.CompressedInputStream(file, "zstd"), READ_BYTES)
+        else:
+            yield file
+
+
+def _json_rows(file: BufferedIOBase, path: Path) -> Iterator[tuple[int, Any]]:
+    """Rows with their numbers, from 1."""
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}:{number} is not JSON ({first_line(error)}); {ROW_LAYOUT}") from error
+        yield number, row
+
+
+def _parquet_rows(file: BufferedIOBase, group_field: GroupField | None) -> Iterator[tuple[int, Any]]:
+    """The same of Parquet, of which no other column is read."""
+    from pyarrow.parquet import ParquetFile
+
+    columns = ["text", *([group_field.name] if group_field else [])]
+    opened = ParquetFile(file, buffer_size=READ_BYTES, pre_buffer=False)  # else it reads whole row groups
+    parts = opened.iter_batches(PARQUET_ROWS, columns=columns, use_threads=False)
+    return enumerate((row for part in parts for row in part.to_pylist()), start=1)
 
 
 def _document(row: Mapping[str, Any], where: str, group_field: GroupField | None) -> Document:
@@ -359,7 +393,7 @@ def well_formed(text: str) -> str:
 
 def check_files(files: Sequence[str]) -> None:
     """Refuse files that are missing, of an unknown kind or named twice; all of them in one `UserError`."""
-    problems, known = [], JSON_SUFFIXES + TEXT_SUFFIXES
+    problems, known = [], (*JSON_SUFFIXES, *TEXT_SUFFIXES, PARQUET_SUFFIX)
     if not files:
         problems.append("no input files; name them with --files")
     for path in files:
@@ -375,7 +409,7 @@ def check_files(files: Sequence[str]) -> None:
 
 
 def file_units(files: Sequence[str], group_field: GroupField | None = None) -> list[Unit]:
-    """Units of local files: each file of JSON lines, and each run of plain text files of about 16 MB."""
+    """Units of local files: each file of rows, and each run of plain text files of about 16 MB."""
     units: list[Unit] = []
     together: list[str] = []
     total_bytes = 0
@@ -400,7 +434,7 @@ class HubShards:
     """Part ``index`` of ``count`` of a data set's split, streamed from the hub or a copy of its folder."""
 
     dataset: str
-    """Name on the hub, or path of a folder of the same layout."""
+    """Name on the hub, or path of a folder of the same layout, or of its files."""
     config: str
     split: str
     index: int
@@ -502,26 +536,25 @@ def _check_hub(dataset: str) -> None:
 def _open_stream(dataset: str, config: str, split: str) -> Any:
     from datasets import load_dataset
 
+    name = f"c4-{split}.*.json.gz"
+    for folder in (Path(dataset, config), Path(dataset)):  # copied without the README.md that names the files
+        if any(folder.glob(name)):
+            files = {split: str(folder / name)}
+            return load_dataset("json", data_files=files, split=split, streaming=True)
     return load_dataset(dataset, config, split=split, streaming=True)
 
 
 def _identify_c4(settings: PrepareSettings) -> dict[str, Any]:
     names = [each.name for each in fields(settings)[1:] if each.metadata["sources"] == ("c4",)]
-    field = _c4_groups(settings)
+    field = _groups_of_rows(settings)
     return {name: getattr(settings, name) for name in names} | {"group_field": field.name if field else None}
-
-
-def _c4_groups(settings: PrepareSettings) -> GroupField | None:
-    if settings.group_field is None:
-        return GroupField(URL_FIELD)
-    return GroupField(settings.group_field, is_needed=True) if settings.has_groups else None
 
 
 def _c4_corpus(settings: PrepareSettings, work: Path, workers: int) -> Corpus:
     where = settings.dataset, settings.dataset_config
     train, limit_tokens = hub_units(*where, "train", settings.limit_documents, settings.limit_tokens)
     heldout, _ = hub_units(*where, "validation", settings.heldout_documents)
-    field = _c4_groups(settings)
+    field = _groups_of_rows(settings)
     train, heldout = ([replace(unit, group_field=field) for unit in units] for units in (train, heldout))
     return Corpus(train, heldout, "shards", limit_tokens)
 

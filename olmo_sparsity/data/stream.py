@@ -34,8 +34,15 @@ from olmo_sparsity.corpus.tokens import dtype_name
 from olmo_sparsity.data.encode import Encoding, encode_documents
 from olmo_sparsity.data.sources import check_files, file_units, hub_units
 from olmo_sparsity.data.text import Unit
-from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, usual_eos
-from olmo_sparsity.data.windows import Batch, TrainingBatches, WindowMaker, collate, run_tokenizer
+from olmo_sparsity.data.tokenizers import usual_eos
+from olmo_sparsity.data.windows import (
+    Batch,
+    TrainingBatches,
+    WindowMaker,
+    collate,
+    fitting_tokenizer,
+    run_tokenizer,
+)
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 from olmo_sparsity.util.machine import available_cores
@@ -68,17 +75,13 @@ def open_stream(config: Config) -> StreamText:
     stream = config.corpus.stream
     path = run_tokenizer(config)
     assert path is not None, "the config check asks for one"
-    tokenizer = load_tokenizer(path)
+    tokenizer = fitting_tokenizer(config, path)
     eos_id, usual = config.model.eos_token_id, usual_eos(tokenizer)
-    for name, found, fits in [
-        ("vocab_size", id_range(tokenizer), id_range(tokenizer) <= config.model.vocab_size),
-        ("eos_token_id", usual, usual in (eos_id, None)),
-    ]:
-        if not fits:
-            raise UserError(
-                f"the tokenizer {path} has {name} {found}, the model has {getattr(config.model, name)}; "
-                f"set --model.{name}={found} or name the model's tokenizer"
-            )
+    if usual not in (eos_id, None):
+        raise UserError(
+            f"the tokenizer {path} has eos_token_id {usual}, the model has {eos_id}; "
+            f"set --model.eos_token_id={usual} or name the model's tokenizer"
+        )
     if tokenizer.id_to_token(eos_id) is None:
         raise UserError(
             f"the tokenizer {path} has no token {eos_id}; set --model.eos_token_id to the one that ends documents"

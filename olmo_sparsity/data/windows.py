@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from olmo.data import IterableDataset
 from olmo.data.util import find_periodic_sequences
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -26,6 +27,7 @@ from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile, TokenFiles
 from olmo_sparsity.data.needles import NeedleWeaver
+from olmo_sparsity.data.tokenizers import id_range, load_tokenizer
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 from olmo_sparsity.util.signals import leave_signals_to_main_process
@@ -232,7 +234,7 @@ class WindowDataset(Dataset[dict[str, Any]]):
         self.maker = WindowMaker(config)
         self.length = self.maker.length
         # Of each file the number of its first window; what is left at its end is not used (as in OLMo).
-        self.first_windows = np.cumsum([0, *(len(array) // self.length for array in tokens.arrays)])
+        self.first_windows = np.cumsum([0, *(length // self.length for length in tokens.lengths)])
         self.epoch = 0
 
     def __len__(self) -> int:
@@ -242,7 +244,7 @@ class WindowDataset(Dataset[dict[str, Any]]):
         """Window ``index`` of this epoch, as `WindowMaker.make` gives it."""
         file = int(np.searchsorted(self.first_windows, index, side="right")) - 1
         start = (index - int(self.first_windows[file])) * self.length
-        stretch = np.asarray(self.tokens.arrays[file][start : start + self.maker.reach])
+        stretch = self.tokens.read(file, start, start + self.maker.reach)
         return self.maker.make(stretch, epoch=self.epoch, index=index)
 
 
@@ -298,7 +300,10 @@ class TrainingData(TrainingBatches):
         tokens = self.dataset.tokens
         if tokens.described:
             return identity_of(tokens.described)
-        parts = [f"{len(each)} {sha256(each[: 1 << 20].tobytes()).hexdigest()}" for each in tokens.arrays]
+        parts = [
+            f"{length} {sha256(tokens.read(file, 0, 1 << 20).data).hexdigest()}"
+            for file, length in enumerate(tokens.lengths)
+        ]
         return sha256(" ".join(parts).encode()).hexdigest()
 
     def batches(self, first_step: int) -> Iterator[Batch]:
@@ -323,13 +328,16 @@ class TrainingData(TrainingBatches):
             fs_local_rank=0,
             num_threads=0,
         )
-        yield from self._loader(
-            order,
-            batch_size=self.share,
-            collate_fn=collate,
-            pin_memory=self.pin_memory,
-            persistent_workers=data.persistent_workers and data.num_workers > 0,
-        )
+        try:
+            yield from self._loader(
+                order,
+                batch_size=self.share,
+                collate_fn=collate,
+                pin_memory=self.pin_memory,
+                persistent_workers=data.persistent_workers and data.num_workers > 0,
+            )
+        except UserError as error:  # of a worker: the loader wraps the one line in its traceback
+            raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
 
 
 def open_training_tokens(config: Config) -> TokenFiles:
@@ -346,6 +354,8 @@ def open_training_tokens(config: Config) -> TokenFiles:
         raise UserError(
             f"data.paths: {url} is a URL, and only local files are read; download them first and name the copies"
         )
+    if (tokenizer := run_tokenizer(config)) is not None:
+        fitting_tokenizer(config, tokenizer)
     return TokenFiles(paths, config.data.memmap_dtype, config.model.eos_token_id)
 
 
@@ -372,6 +382,17 @@ def check_corpus_matches(config: Config, manifest: CorpusManifest) -> None:
         raise UserError(
             f"the tokenizer {path} is not the one that {config.corpus.path} was made with; prepare it again"
         )
+
+
+def fitting_tokenizer(config: Config, path: Path) -> Tokenizer:
+    """The tokenizer at ``path``. Raises `UserError` where it has ids beyond the model's vocabulary."""
+    tokenizer = load_tokenizer(path)
+    if (found := id_range(tokenizer)) > config.model.vocab_size:
+        raise UserError(
+            f"the tokenizer {path} has vocab_size {found}, the model has {config.model.vocab_size}; "
+            f"set --model.vocab_size={found} or name the model's tokenizer"
+        )
+    return tokenizer
 
 
 def run_tokenizer(config: Config) -> Path | None:

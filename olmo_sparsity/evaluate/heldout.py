@@ -96,7 +96,7 @@ class HeldoutEvaluation:
     def _packed_windows(self) -> np.ndarray:
         """(file, first token) of every window of the training length, (n, 2); they hold parts of many documents."""
         found = [
-            self._starts(file, 0, len(array), self.length) for file, array in enumerate(self.tokens.arrays)
+            self._starts(file, 0, length, self.length) for file, length in enumerate(self.tokens.lengths)
         ]
         return np.concatenate(found)
 
@@ -149,7 +149,7 @@ class HeldoutEvaluation:
 
     def _item(self, windows: np.ndarray, number: int, length: int) -> dict[str, Any]:
         file, start = windows[number % len(windows)]
-        window = np.asarray(self.tokens.arrays[file][start : start + length]).astype(np.int64)
+        window = self.tokens.read(file, start, start + length).astype(np.int64)
         item: dict[str, Any] = {
             "input_ids": window,
             "position_ids": np.arange(length, dtype=np.int64),

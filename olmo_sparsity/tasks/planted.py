@@ -127,7 +127,8 @@ def _vocabulary_size(corpus: str) -> int:
 @cache
 def _text(corpus: str, split: str) -> np.ndarray:
     """All tokens of a split of a prepared corpus, (n,)."""
-    return np.concatenate(TokenFiles.of_split(corpus, _TEXT_OF[split]).arrays)
+    tokens = TokenFiles.of_split(corpus, _TEXT_OF[split])
+    return np.concatenate([tokens.read(file) for file in range(len(tokens.lengths))])
 
 
 def text_background(draws: Draws, corpus: str, lengths: np.ndarray, columns: int) -> np.ndarray:

@@ -199,6 +199,18 @@ SEVERAL_OVERRIDES = [
     ("scheduler.t_warmup=3e9 scheduler.units=tokens max_duration=2e9T", "scheduler.t_warmup", "tokens"),
     ("corpus.path=null data.paths=[a] data.datasets.b=[c]", "data.datasets", "excludes data.paths"),
     ("data.paths=[a]", "corpus.path", "excludes data.paths"),
+    *(
+        (
+            f"model.vocab_size=100278 model.embedding_size=null {files}",
+            "data.memmap_dtype",
+            "uint16 holds ids below 65,536 only, and model.vocab_size is 100278; set it to uint32",
+        )
+        for files in (
+            "corpus.path=null data.paths=[a]",
+            "corpus.path=null data.datasets.b=[c]",
+            "evaluation.interval=9 evaluation.paths=[a]",
+        )
+    ),
     (
         "evaluation.position_bins=4096",
         "evaluation.position_bins",
@@ -270,6 +282,9 @@ ACCEPTED = [
     "max_duration=120 scheduler.t_warmup=30",
     "max_duration=2.0e12T precision=fp32 max_grad_norm=null save_interval=null",
     "corpus.path=null data.paths=[a]",
+    "model.vocab_size=100278 model.embedding_size=null evaluation.interval=9",
+    "model.vocab_size=100278 model.embedding_size=null corpus.path=null data.paths=[a] data.memmap_dtype=uint32",
+    "model.vocab_size=65536 model.embedding_size=65664 corpus.path=null data.paths=[a]",
     # neutral values of what is not implemented
     "softmax_auxiliary_loss=true auxiliary_loss_multiplier=1e-5",
     "softmax_auxiliary_loss=false fast_forward_batches=0 load_path=null data.drop_last=true data.label_mask_paths=[] "

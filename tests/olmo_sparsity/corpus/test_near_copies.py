@@ -87,7 +87,7 @@ def test_a_corpus_marks_the_held_out_tokens_that_a_plain_search_finds(tmp_path: 
     settings = text_settings(*files, near_copy_tokens=20)
     found = prepare(settings, tmp_path / "corpus").manifest
     tokens = TokenFiles.of_split(tmp_path / "corpus", "heldout")
-    texts = [TokenFiles.of_split(tmp_path / "corpus", "train").arrays[0], tokens.arrays[0]]
+    texts = [TokenFiles.of_split(tmp_path / "corpus", "train").read(0), tokens.read(0)]
     known = {tuple(texts[0][i : i + 20]) for i in range(len(texts[0]) - 19)}
     expected = np.zeros(len(texts[1]), dtype=bool)
     for i in range(len(texts[1]) - 19):

@@ -5,23 +5,54 @@ from __future__ import annotations
 import gzip
 import random
 import re
+import subprocess
+import sys
 from hashlib import blake2b
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from olmo_sparsity.data import docstrings
 from olmo_sparsity.data import text as text_module
 from olmo_sparsity.data.docstrings import clean_documents, docs_packages, is_english
-from olmo_sparsity.data.sources import HubShards, TextFiles, file_units, hub_units
+from olmo_sparsity.data.prepare import prepare
+from olmo_sparsity.data.sources import (
+    GroupField,
+    HubShards,
+    PrepareSettings,
+    TextFiles,
+    file_units,
+    hub_units,
+)
 from olmo_sparsity.data.text import Unit, paragraph_hash, split_paragraphs
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.workers import StoppedEarly, run_jobs
-from tests.support.corpora import PROSE, c4_folder, c4_texts, needs_c4_sample, write_lines
+from tests.support.corpora import (
+    ENVIRONMENT,
+    PROSE,
+    ROOT,
+    c4_folder,
+    c4_texts,
+    needs_c4_sample,
+    some_texts,
+    write_lines,
+)
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 
 NESTED = '{"text": ' + "[" * 100_000
+
+
+def zstandard(data: bytes) -> bytes:
+    return pa.Codec("zstd").compress(data, asbytes=True)
+
+
+def write_packed(path: Path, data: bytes) -> None:
+    """Write bytes as the file's name says that they are packed."""
+    pack = {".gz": gzip.compress, ".zst": zstandard}.get(path.suffix, bytes)
+    path.write_bytes(pack(data))
 
 
 def texts_of(unit: Unit) -> list[str]:
@@ -50,6 +81,70 @@ def test_a_text_file_is_one_document_and_small_ones_share_a_unit(tmp_path):
     units = file_units([str(tmp_path / "a.txt"), str(tmp_path / "b.txt.gz"), lines, str(tmp_path / "a.txt")])
     found = [texts_of(unit) for unit in units]
     assert found == [["first\n\nfile", "second"], ["third"], ["first\n\nfile"]]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst", "a.jsonl", "a.json.zst"])
+def test_a_byte_order_mark_is_no_text(tmp_path, name):
+    text = "one" if ".txt" in name else '{"text": "one"}\n'
+    write_packed(tmp_path / name, b"\xef\xbb\xbf" + text.encode())
+    assert documents_of(tmp_path / name) == ["one"]
+
+
+def test_frames_of_zstandard_are_read_one_after_the_other(tmp_path):
+    frames = [zstandard(f'{{"text": "{number}"}}\n'.encode()) for number in range(3)]
+    skipped = b"\x50\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"any"
+    (tmp_path / "a.jsonl.zst").write_bytes(frames[0] + skipped + frames[1] + frames[2])
+    assert documents_of(tmp_path / "a.jsonl.zst") == ["0", "1", "2"]
+
+
+def test_parquet_is_read_in_order_with_its_groups(tmp_path):
+    texts, urls = [f"text {number}" for number in range(500)], ["https://a.org/b", None] * 250
+    table = {"id": list(range(500)), "text": [*texts[:-1], " "], "url": urls}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=130)
+    found = list(TextFiles((str(tmp_path / "a.parquet"),), GroupField("url")).documents())
+    assert [tuple(each) for each in found] == list(zip(texts, ["a.org", None] * 250, strict=True))[:-1]
+    assert documents_of(tmp_path / "a.parquet") == texts[:-1]  # no group is asked for
+    for table, message in [
+        ({"content": ["a"]}, r'b\.parquet:1 has no text; .* a string "text"'),
+        ({"text": ["a", None], "url": ["c", "d"]}, r"b\.parquet:2 has no text"),
+        ({"text": [3]}, r"b\.parquet:1 has no text"),
+        ({"text": ["a", "b"], "url": ["c", ""]}, r"b\.parquet:2 has no url to name its group"),
+    ]:
+        pq.write_table(pa.table(table), tmp_path / "b.parquet")
+        with refused(message):
+            list(TextFiles((str(tmp_path / "b.parquet"),), GroupField("url", is_needed=True)).documents())
+
+
+def test_one_large_row_group_of_parquet_is_read_piece_by_piece(tmp_path):
+    """100 MB of text in one row group, as pandas writes it."""
+    texts = [random.Random(number).randbytes(500).hex() * 2 for number in range(50_000)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", compression="none")
+    run = """if True:
+        import re, sys; from pathlib import Path; import pyarrow.parquet
+        from olmo_sparsity.data.sources import TextFiles
+        for path in ([], sys.argv[1:]):
+            print(sum(len(document.text) for document in TextFiles(path).documents()))
+            print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+    """
+    command = [sys.executable, "-c", run, str(tmp_path / "a.parquet")]
+    _, before, read, after = map(int, subprocess.check_output(command, env=ENVIRONMENT, cwd=ROOT).split())
+    assert read == 100_000_000 and after - before < 40_000  # kB
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+@pytest.mark.parametrize("damage", ["cut", "middle", "other"])
+def test_damaged_files_are_named(tmp_path, name, damage):
+    texts = [str(random.Random(number).random()) for number in range(5000)]
+    if name.endswith("parquet"):
+        pq.write_table(pa.table({"text": texts}), tmp_path / name)
+    else:
+        write_packed(tmp_path / name, Path(write_lines(tmp_path / "plain.jsonl", texts)).read_bytes())
+    whole = (tmp_path / name).read_bytes()
+    broken = {"cut": whole[:-500], "middle": whole[:9000] + b"\x99" * 99 + whole[9099:], "other": b"text"}
+    (tmp_path / name).write_bytes(broken[damage])
+    with refused(rf"{name} is truncated or damaged|{name}:\d+ is not JSON") as error:
+        documents_of(tmp_path / name)
+    assert not isinstance(error.value, StoppedEarly)
 
 
 @pytest.mark.parametrize("line", ["{not json", '["a list"]', '{"url": "u"}', '{"text": 3}', "\xff", NESTED])
@@ -88,6 +183,28 @@ def test_c4_shards_stream_from_a_local_copy(tmp_path, monkeypatch):
     monkeypatch.setattr("olmo_sparsity.data.sources.HUB_UNIT_DOCUMENTS", 5)
     units, _ = hub_units(dataset, "en", "train", limit_documents=13)
     assert [len(texts_of(unit)) for unit in units] == [7, 6]
+
+
+@pytest.mark.parametrize("named", ["c4", "c4/en"])
+def test_a_copy_of_c4_needs_no_readme(tmp_path, named):
+    texts = {
+        "train.00000": some_texts(5, 1),
+        "train.00001": some_texts(4, 2),
+        "validation.00000": some_texts(3, 3),
+    }
+    (tmp_path / "c4" / "en").mkdir(parents=True)
+    for part, each in texts.items():
+        urls = [f"https://{number}.org/{part}" for number in range(len(each))]
+        write_lines(tmp_path / "c4" / "en" / f"c4-{part}-of-00002.json.gz", each, urls)
+    (tmp_path / "c4" / "en" / "c4-train.00001-of-00002.json.gz.part").write_bytes(b"being copied")
+    dataset = str(tmp_path / named)
+    units = [unit for split in ("train", "validation") for unit in hub_units(dataset, "en", split)[0]]
+    assert [texts_of(unit) for unit in units] == list(texts.values())
+    with refused("has no readable split test"):
+        hub_units(dataset, "en", "test")
+    manifest = prepare(PrepareSettings("c4", dataset=dataset), tmp_path / "out", workers=1).manifest
+    assert [len(files) for files in manifest.splits.values()] == [2, 1]
+    assert manifest.settings["groups"] == {"heldout": 3, "in_both": 3}
 
 
 @needs_c4_sample

@@ -94,14 +94,11 @@ def test_olmos_token_files_are_taken_as_they_are(tmp_path, dtype):
 
 def test_files_that_are_something_else_are_refused(tmp_path):
     config = tiny.train_config(tmp_path)
-    ids = np.arange(1000, dtype=np.uint32) % 50
-    ids.tofile(tmp_path / "wide.npy")
-    np.save(tmp_path / "saved.npy", ids)
+    np.save(tmp_path / "saved.npy", np.arange(1000, dtype=np.uint32) % 50)
     cases = {
         "s3://bucket/part-0.npy": "is a URL, and only local files are read; download them first",
         "https://olmo-data.org/part-0.npy": "is a URL",
         str(tmp_path / "none.npy"): "is missing",
-        str(tmp_path / "wide.npy"): "set data.memmap_dtype: uint32",
         str(tmp_path / "saved.npy"): "was written by numpy.save",
     }
     for path, message in cases.items():
@@ -109,6 +106,87 @@ def test_files_that_are_something_else_are_refused(tmp_path):
             open_training_data(bare(config, [path]))
     with refused(r"written by numpy\.save"):
         open_training_data(bare(config, [tmp_path / "saved.npy"], "uint32"))
+
+
+def wide_ids(share: float, number: int = 20_000) -> np.ndarray:
+    """Ids of a tokenizer of 100,278, a ``share`` of them above 65,535, none among the first 5,000."""
+    draw = np.random.default_rng(0)
+    ids = draw.integers(0, 65_536, number)
+    ids[5000:] = np.where(
+        draw.random(number - 5000) < share, draw.integers(65_536, 100_278, number - 5000), ids[5000:]
+    )
+    return ids
+
+
+TO_UINT32 = "set data.memmap_dtype: uint32"
+TO_ASTYPE = r"numpy\.fromfile\(old, 'int64'\)\.astype\('uint32'\)\.tofile\(new\)"
+
+
+@pytest.mark.parametrize(
+    ("ids", "written", "read", "vocab_size", "message"),
+    [
+        (wide_ids(0.037), "uint32", "uint16", 65_536, f"ids of 4 bytes, read as 2; {TO_UINT32}"),
+        (wide_ids(1.0)[5000:], "uint32", "uint16", 65_536, TO_UINT32),
+        (wide_ids(0.0) % 50, "uint32", "uint16", 50, TO_UINT32),
+        (np.append(np.zeros(9000, int), wide_ids(0.0)), "uint32", "uint16", 65_536, TO_UINT32),
+        (wide_ids(0.0) % 50, "int64", "uint16", 50, "ids of 8 bytes, read as 2; .*" + TO_ASTYPE),
+        (wide_ids(0.037), "int64", "uint16", 65_536, TO_ASTYPE),
+        (wide_ids(0.037), "int64", "uint32", 100_278, "8 bytes, read as 4; .*" + TO_ASTYPE),
+        (
+            wide_ids(0.0) % 50_000,
+            "uint16",
+            "uint32",
+            50_000,
+            "2 bytes, read as 4; set data.memmap_dtype: uint16",
+        ),
+        (np.append(wide_ids(0.0), -1), "int64", "uint32", 65_536, "id 4294967295, beyond the vocabulary"),
+    ],
+)
+def test_ids_of_another_size_are_refused(tmp_path, ids, written, read, vocab_size, message):
+    config = tiny.train_config(tmp_path)
+    config = replace(config, model=replace(config.model, vocab_size=vocab_size))
+    ids.astype(written).tofile(tmp_path / "a.npy")
+    for _ in range(2):
+        with refused(r"a\.npy holds .*" + message):
+            verify_checksums(bare(config, [tmp_path / "a.npy"], read))
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        wide_ids(0.0)[:19_999],
+        wide_ids(0.0) % 256 * (wide_ids(0.0) % 7 == 0),  # six of seven are 0
+        wide_ids(0.0) % 2,
+        np.zeros(1000, int),
+        np.ones(1000, int),
+        np.append(np.zeros(1000, int), 7),
+        np.array([*[5, 0] * 9, 3]),  # of few ids nobody can tell
+        np.arange(1000) % 2 * 9 + np.arange(1000) // 2 % 2,
+        np.tile([40_000, 17], 1000),
+    ],
+)
+def test_ids_of_the_right_size_are_taken(tmp_path, ids, dtype):
+    config = tiny.train_config(tmp_path)
+    config = replace(config, model=replace(config.model, vocab_size=65_536))
+    ids.astype(dtype).tofile(tmp_path / "a.npy")
+    verify_checksums(bare(config, [tmp_path / "a.npy"], dtype))
+
+
+def test_a_prepared_corpus_has_the_ids_that_its_manifest_says(tmp_path):
+    """A document of one token each: nobody could tell it from ids of 4 bytes."""
+    tiny.write_corpus(tmp_path / "corpus", {"train": [[7]] * 200})
+    verify_checksums(tiny.train_config(tmp_path))
+
+
+def test_a_tokenizer_that_is_larger_than_the_model_is_refused(tmp_path):
+    config = bare(tiny.train_config(tmp_path), [tmp_path / "corpus" / "train-00000.npy"])
+    config = replace(
+        config, tokenizer=replace(config.tokenizer, identifier=str(tmp_path / "corpus" / "tokenizer.json"))
+    )
+    open_training_data(config)
+    with refused("has vocab_size 50, the model has 49; set --model.vocab_size=50 or name the model's"):
+        open_training_data(replace(config, model=replace(config.model, vocab_size=49)))
 
 
 def test_an_id_beyond_the_vocabulary_is_found_anywhere(tmp_path, monkeypatch):

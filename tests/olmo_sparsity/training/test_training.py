@@ -169,7 +169,7 @@ def test_an_epoch_reads_every_window_once_and_redraws_skips(tmp_path):
     batches = data.batches(0)
     epochs = [[next(batches) for _ in range(data.steps_per_epoch)] for _ in range(2)]
     tokens = [sorted(tuple(b.input_ids[0].tolist()) for b in epoch) for epoch in epochs]
-    windows = data.dataset.tokens.arrays[0][: len(data.dataset) * 32].reshape(-1, 32)
+    windows = data.dataset.tokens.read(0)[: len(data.dataset) * 32].reshape(-1, 32)
     assert tokens[0] == tokens[1] == sorted(tuple(map(int, row)) for row in windows)
     orders = [[tuple(b.input_ids[0].tolist()) for b in epoch] for epoch in epochs]
     assert orders[0] != orders[1]
@@ -185,7 +185,7 @@ def test_content_skips_with_the_ids_inside_one_document(tmp_path):
     corpus = tiny.write_corpus(tmp_path / "corpus", {"train": [document, [7] * 40], "heldout": [[1, 2]]})
     config = load_config(tiny.write_yaml(tmp_path, corpus, positions={"content": "skip", "chunks": 3}))
     dataset = TrainingData(config).dataset
-    stream = dataset.tokens.arrays[0]
+    stream = dataset.tokens.read(0)
     skipped = 0
     for index in range(len(dataset)):
         item = dataset[index]
