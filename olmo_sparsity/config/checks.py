@@ -209,9 +209,14 @@ def _check_family(config: Config) -> Iterator[Problem]:
             )
     if model.family == "gpt_neox" and len({field_value(config, name) for name in _DROPOUTS}) > 1:
         yield _DROPOUTS, "GPT-NeoX has one probability of dropout; set the three to the same number"
-    for name in ("activation_checkpointing", "positions.doc_mask", "data.generate_doc_lengths"):
+    for name in ("positions.doc_mask", "data.generate_doc_lengths"):
         if field_value(config, name):
             yield (name, "model.family"), "is for model.family: olmo; turn it off"
+    name, strategy = "activation_checkpointing", config.activation_checkpointing
+    if model.family == "tuples" and strategy:
+        yield (name, "model.family"), "is for models with layers; turn it off"
+    elif strategy == ActivationCheckpointingStrategy.fine_grained:
+        yield (name, "model.family"), "fine_grained is for model.family: olmo; choose whole_layer"
 
 
 def _check_tuples(config: Config) -> Iterator[Problem]:
