@@ -20,6 +20,7 @@ from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
 from olmo_sparsity.config.messages import Problem, choose, show
 from olmo_sparsity.config.schema import (
     ABOVE_0,
+    NEOX_HAS,
     Config,
     PositionsConfig,
     changed_fields,
@@ -38,9 +39,9 @@ _INTEGER_LIMIT = 1 << 63
 _READ_BY_NEOX = {
     *("family", "d_model", "n_heads", "n_layers", "rope", "rope_theta", "max_sequence_length"),
     *("vocab_size", "embedding_size", "attention_dropout", "residual_dropout", "embedding_dropout"),
-    *("eos_token_id", "pad_token_id", "init_device", "precision"),
+    *("eos_token_id", "pad_token_id", "init_device", "precision", "layer_norm_eps", "init_std"),
 }
-_READ_BY = {"gpt_neox": _READ_BY_NEOX, "tuples": {*_READ_BY_NEOX, "tuples"}}
+_READ_BY = {"gpt_neox": {*_READ_BY_NEOX, *NEOX_HAS}, "tuples": {*_READ_BY_NEOX, "tuples"}}
 _MOST_TABLE_ENTRIES = 1 << 26
 _DROPOUTS = ("model.residual_dropout", "model.attention_dropout", "model.embedding_dropout")
 _EXCLUSIVE = (

@@ -131,6 +131,8 @@ def transformers_config(config: ModelConfig, **more: Any) -> Any:
         num_hidden_layers=config.n_layers,
         num_attention_heads=config.n_heads,
         intermediate_size=4 * config.d_model,
+        layer_norm_eps=config.layer_norm_eps,
+        initializer_range=config.init_std,
         rope_parameters={
             "rope_type": "default",
             "rope_theta": float(config.rope_theta),
