@@ -12,7 +12,7 @@ The class is the one whose arithmetic is exactly that of the checkpoint; a shape
 | LayerNorm without weights before each layer, clip_qkv or not  | Olmo    |
 | RMSNorm after each layer and on queries and keys              | Olmo2   |
 
-All of them with SwiGLU and without biases, and with RoPE where nothing else is said.
+All of them with SwiGLU and without biases, and with RoPE where nothing else is said. GPT-NeoX is itself.
 Shapes: B batch, T tokens, V embedding size (logits).
 """
 
@@ -35,6 +35,7 @@ from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.checkpoint import TOKENIZER, load_model, load_state, resolve_checkpoint, weights_sha256
 from olmo_sparsity.config.schema import Config, ModelConfig
 from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
+from olmo_sparsity.model.neox import PositionedNeoX, transformers_config
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError, first_line, hidden_os_error
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
@@ -67,9 +68,9 @@ def export_checkpoint(
         raise UserError(f"{source} is a transformers directory already; give a checkpoint of this project")
     _check_target(out, overwrite)
     original, config = load_model(source)
-    if not isinstance(original, PositionedOLMo):
+    if not isinstance(original, PositionedOLMo | PositionedNeoX):
         raise UserError(
-            "the export is for model.family: olmo without coupled ids; this checkpoint has another model"
+            "the export is for OLMo and GPT-NeoX without coupled ids; this checkpoint has another model"
         )
     if bf16:
         for parameter in original.parameters():
@@ -92,8 +93,10 @@ def export_checkpoint(
 def family_of(config: ModelConfig) -> str:
     """The transformers family that computes exactly this shape: llama, olmo, olmo2, or smollm3 for layers of NoPE.
 
-    Raises one `UserError` that names everything about the shape that does not fit.
+    GPT-NeoX is itself. Raises one `UserError` that names everything about the shape that does not fit.
     """
+    if config.family == "gpt_neox":
+        return config.family
     if config.norm_after or config.attention_layer_norm:
         family = "olmo2"
     elif config.layer_norm_type != LayerNormType.rms:
@@ -168,7 +171,7 @@ def position_reach(config: Config) -> int:
     return config.target_length
 
 
-def to_transformers(model: PositionedOLMo, config: Config) -> Any:
+def to_transformers(model: PositionedOLMo | PositionedNeoX, config: Config) -> Any:
     """The transformers model with copies of the weights of ``model``, on the CPU in evaluation mode."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -187,6 +190,15 @@ def _transformers_config(config: Config) -> Any:
     from transformers import AutoConfig
 
     shape, family = config.model, family_of(config.model)
+    ids = {
+        "max_position_embeddings": position_reach(config),
+        "bos_token_id": shape.eos_token_id,  # in training an end of text stands before every document but the first
+        "eos_token_id": shape.eos_token_id,
+        # A padding id of the model makes its embedding row untrainable; the end-of-text row must stay trainable.
+        "pad_token_id": None if _padding_id(shape) == shape.eos_token_id else shape.pad_token_id,
+    }
+    if family == "gpt_neox":
+        return transformers_config(shape, **ids)
     eps = {} if family == "olmo" else {"rms_norm_eps": shape.layer_norm_eps}
     clip = {"clip_qkv": shape.clip_qkv} if family == "olmo" else {}
     unrotated = {"no_rope_layers": [*map(int, _rotated_layers(shape))]} if family == "smollm3" else {}
@@ -201,15 +213,11 @@ def _transformers_config(config: Config) -> Any:
         num_hidden_layers=shape.n_layers,
         num_attention_heads=shape.n_heads,
         num_key_value_heads=shape.effective_n_kv_heads,
-        max_position_embeddings=position_reach(config),
         rope_parameters={"rope_type": "default", "rope_theta": float(shape.rope_theta)},
         tie_word_embeddings=shape.weight_tying,
         attention_dropout=shape.attention_dropout,
         initializer_range=shape.init_std,
-        bos_token_id=shape.eos_token_id,  # in training an end of text stands before every document but the first
-        eos_token_id=shape.eos_token_id,
-        # A padding id of the model makes its embedding row untrainable; the end-of-text row must stay trainable.
-        pad_token_id=None if _padding_id(shape) == shape.eos_token_id else shape.pad_token_id,
+        **ids,
         **eps,
         **clip,
         **unrotated,
@@ -221,8 +229,10 @@ def _padding_id(shape: ModelConfig) -> int:
     return shape.pad_token_id if shape.pad_token_id < shape.embedding_rows else shape.eos_token_id
 
 
-def _weights(model: PositionedOLMo) -> dict[str, Tensor]:
+def _weights(model: PositionedOLMo | PositionedNeoX) -> dict[str, Tensor]:
     """Weights under transformers' names; read from modules, so that OLMo's grouping of blocks does not matter."""
+    if isinstance(model, PositionedNeoX):
+        return model.model.state_dict()
     parts: Any = model.transformer
     tensors = {"model.embed_tokens.weight": parts["wte"].weight, "lm_head.weight": model.head().weight}
     if (final := _norm_weight(parts["ln_f"], model.config)) is not None:
@@ -264,7 +274,7 @@ def _norm_weight(norm: Any, config: ModelConfig) -> Tensor | None:
 
 
 @torch.inference_mode()
-def assert_same_logits(original: PositionedOLMo, exported: Any, config: Config) -> None:
+def assert_same_logits(original: PositionedOLMo | PositionedNeoX, exported: Any, config: Config) -> None:
     """Compare logits (1, T, V) of both on random tokens, at contiguous and at jumping position ids."""
     reach = position_reach(config)
     length = min(config.model.max_sequence_length, reach, 64)

@@ -10,9 +10,9 @@ then, anywhere:
 
 or measure it as any other model: olmo-sparsity influence runs/demo/hf --corpus runs/demo/data --out ...
 
-The class is the one that computes exactly the same, Llama, Olmo, Olmo2, or SmolLM3 for layers of NoPE; another shape is
-refused by name. Logits of both are compared before anything is written. At position ids that jump, give transformers an
-attention mask of ones: without one it takes a jump for the beginning of another document.
+The class is the one that computes exactly the same, Llama, Olmo, Olmo2, GPTNeoX, or SmolLM3 for layers of NoPE; another
+shape is refused by name. Logits of both are compared before anything is written. At position ids that jump, give
+transformers an attention mask of ones: without one it takes a jump for the beginning of another document.
 """
 
 from __future__ import annotations

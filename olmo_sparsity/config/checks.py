@@ -20,6 +20,7 @@ from olmo_sparsity.attention import ATTENTIONS, SOFTMAX
 from olmo_sparsity.config.messages import Problem, choose, show
 from olmo_sparsity.config.schema import (
     ABOVE_0,
+    NEOX_HAS,
     Config,
     PositionsConfig,
     changed_fields,
@@ -38,9 +39,9 @@ _INTEGER_LIMIT = 1 << 63
 _READ_BY_NEOX = {
     *("family", "d_model", "n_heads", "n_layers", "rope", "rope_theta", "max_sequence_length"),
     *("vocab_size", "embedding_size", "attention_dropout", "residual_dropout", "embedding_dropout"),
-    *("eos_token_id", "pad_token_id", "init_device", "precision"),
+    *("eos_token_id", "pad_token_id", "init_device", "precision", "layer_norm_eps", "init_std"),
 }
-_READ_BY = {"gpt_neox": _READ_BY_NEOX, "tuples": {*_READ_BY_NEOX, "tuples"}}
+_READ_BY = {"gpt_neox": {*_READ_BY_NEOX, *NEOX_HAS}, "tuples": {*_READ_BY_NEOX, "tuples"}}
 _MOST_TABLE_ENTRIES = 1 << 26
 _DROPOUTS = ("model.residual_dropout", "model.attention_dropout", "model.embedding_dropout")
 _EXCLUSIVE = (
@@ -209,9 +210,14 @@ def _check_family(config: Config) -> Iterator[Problem]:
             )
     if model.family == "gpt_neox" and len({field_value(config, name) for name in _DROPOUTS}) > 1:
         yield _DROPOUTS, "GPT-NeoX has one probability of dropout; set the three to the same number"
-    for name in ("activation_checkpointing", "positions.doc_mask", "data.generate_doc_lengths"):
+    for name in ("positions.doc_mask", "data.generate_doc_lengths"):
         if field_value(config, name):
             yield (name, "model.family"), "is for model.family: olmo; turn it off"
+    name, strategy = "activation_checkpointing", config.activation_checkpointing
+    if model.family == "tuples" and strategy:
+        yield (name, "model.family"), "is for models with layers; turn it off"
+    elif strategy == ActivationCheckpointingStrategy.fine_grained:
+        yield (name, "model.family"), "fine_grained is for model.family: olmo; choose whole_layer"
 
 
 def _check_tuples(config: Config) -> Iterator[Problem]:

@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from olmo_sparsity.config.checks import find_problems, unusable_values
 from olmo_sparsity.config.messages import choose, did_you_mean, section_of, shorten, show
 from olmo_sparsity.config.safe_yaml import YamlError, config_resolvers, parse_override, read_yaml
-from olmo_sparsity.config.schema import Config, replaced_fields
+from olmo_sparsity.config.schema import Config, replaced_fields, unlike_neox
 from olmo_sparsity.util.errors import UserError, first_line, printable
 from olmo_sparsity.util.shipped import find_shipped
 
@@ -63,7 +63,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, warn: bool =
     if problems.lines:
         raise UserError(problems.message(path))
     assert config is not None  # it is None only beside a problem
-    if warn and (replaced := replaced_fields(config)):
+    written = {name: text for name, text in unlike_neox(config.model).items() if name in problems.sources}
+    if warn and (replaced := replaced_fields(config) | written):
         log.warning("%s: no effect here: %s", path, _by_reason(replaced))
     return config
 

@@ -79,8 +79,9 @@ class ModelConfig(olmo.ModelConfig):
     """
     olmo; or gpt_neox: transformers' GPT-NeoX with rotary embedding over the whole head; or, for tasks, tuples: the
     idealised transformer of the theory. Of this section GPT-NeoX reads d_model, n_heads, n_layers, rope_theta,
-    max_sequence_length, vocab_size, embedding_size and the three dropouts, which must be equal. Tuples reads
-    max_sequence_length, vocab_size, embedding_size and `tuples`; the rest may stay as it is for GPT-NeoX.
+    max_sequence_length, vocab_size, embedding_size, layer_norm_eps, init_std and the three dropouts, which must be
+    equal. Tuples reads max_sequence_length, vocab_size, embedding_size and `tuples`; the rest may stay as it is for
+    GPT-NeoX.
     """
 
     tuples: TuplesConfig = field(default_factory=TuplesConfig)
@@ -549,6 +550,23 @@ OLMO_FIELDS: dict[str, Known] = {
 """Every field of OLMo's `TrainConfig`, or whole section of it. A test holds it complete, so that a new version of OLMo
 cannot add a field that is silently ignored."""
 
+NEOX_HAS: dict[str, Any] = {
+    "mlp_ratio": 4,
+    "activation_type": "gelu",
+    "layer_norm_type": "default",
+    "layer_norm_with_affine": True,
+    "include_bias": True,
+    "bias_for_layer_norm": True,
+    "weight_tying": False,
+    "init_fn": "normal",
+    "init_cutoff_factor": None,
+}
+"""What GPT-NeoX is made of, under OLMo's names. Where other values are written, as for OLMo, a line says so."""
+_NEOX_IN_WORDS = (
+    "GPT-NeoX has an MLP of 4 d_model with GELU, LayerNorm with weights, biases everywhere, a head of its own and "
+    "normal initial weights"
+)
+
 
 def each_field(values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Known]]:
     """Dotted name, value and `Known` of every field of a configuration; sections of OLMo's table count as one field."""
@@ -583,4 +601,16 @@ def replaced_fields(config: Config) -> dict[str, str]:
         for name, value, what in changed_fields(config)
         # weights are drawn on the CPU anyway
         if what.replaced and value and (name, value) != ("model.init_device", "cpu")
+    }
+
+
+def unlike_neox(model: ModelConfig) -> dict[str, str]:
+    """The fields that GPT-NeoX does not have as ``model`` says, and what it has instead."""
+    if model.family != "gpt_neox":
+        return {}
+    values = {name: getattr(model, name) for name in NEOX_HAS}
+    return {
+        f"model.{name}": _NEOX_IN_WORDS
+        for name, value in values.items()
+        if value is not None and value != NEOX_HAS[name]
     }

@@ -1,4 +1,4 @@
-"""GPT-NeoX of transformers, from random weights, with explicit position ids: the decoder of the synthetic tasks.
+"""GPT-NeoX of transformers, from random weights, with explicit position ids.
 
 Shapes: B batch, T tokens, P past tokens in a key-value cache, D width, V vocabulary (logits).
 """
@@ -9,8 +9,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from olmo.model import OLMoOutput
+from olmo.config import ActivationCheckpointingStrategy
+from olmo.model import OLMoOutput, should_checkpoint_block
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.config.schema import ModelConfig
 from olmo_sparsity.model.dot_product import attend
@@ -25,32 +27,28 @@ class PositionedNeoX(nn.Module):
     """
 
     def __init__(self, config: ModelConfig):
-        """With freshly drawn weights; all that ``config`` does not say is as GPT-NeoX has it (parallel residual, …)."""
+        """With freshly drawn weights."""
         super().__init__()
-        from transformers import DynamicCache, GPTNeoXConfig, GPTNeoXForCausalLM
+        from transformers import DynamicCache, GPTNeoXForCausalLM
 
         self.config = config
-        sizes = GPTNeoXConfig(
-            vocab_size=config.embedding_rows,
-            hidden_size=config.d_model,
-            num_hidden_layers=config.n_layers,
-            num_attention_heads=config.n_heads,
-            intermediate_size=4 * config.d_model,
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": float(config.rope_theta),
-                "partial_rotary_factor": 1.0,
-            },
-            hidden_dropout=config.residual_dropout,
-            attention_dropout=config.residual_dropout,
-            bos_token_id=None,
-            eos_token_id=None,
-            use_cache=False,
-        )
+        sizes = transformers_config(config, bos_token_id=None, eos_token_id=None, use_cache=False)
         self.model: Any = GPTNeoXForCausalLM(sizes)
         self.model.set_attn_implementation(_attention())
         self._stays_empty = DynamicCache()
         self._stays_empty.update = _keep_nothing  # type: ignore[method-assign, assignment]
+
+    def blocks(self) -> list[Any]:
+        """The transformer layers in order."""
+        return list(self.model.gpt_neox.layers)
+
+    def set_activation_checkpointing(self, strategy: ActivationCheckpointingStrategy) -> None:
+        """As in OLMo, once, for every strategy of whole layers."""
+        layers = self.blocks()
+        kind = _recomputed(type(layers[0]))
+        for number, layer in enumerate(layers):
+            if should_checkpoint_block(strategy, number):
+                layer.__class__ = kind
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Token embeddings, (B, T, D), which `forward` takes back as ``input_embeddings``."""
@@ -122,6 +120,41 @@ class PositionedNeoX(nn.Module):
             past_key_values=past_key_values,
             use_cache=use_cache,
         )
+
+
+def transformers_config(config: ModelConfig, **more: Any) -> Any:
+    """The shape as transformers has it; all that ``config`` does not say is GPT-NeoX's own (parallel residual, …)."""
+    from transformers import GPTNeoXConfig
+
+    return GPTNeoXConfig(
+        vocab_size=config.embedding_rows,
+        hidden_size=config.d_model,
+        num_hidden_layers=config.n_layers,
+        num_attention_heads=config.n_heads,
+        intermediate_size=4 * config.d_model,
+        layer_norm_eps=config.layer_norm_eps,
+        initializer_range=config.init_std,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": float(config.rope_theta),
+            "partial_rotary_factor": 1.0,
+        },
+        hidden_dropout=config.residual_dropout,
+        attention_dropout=config.residual_dropout,
+        **more,
+    )
+
+
+def _recomputed(kind: type[nn.Module]) -> type[nn.Module]:
+    """Layers of this kind that are run again for their gradients, outside of what is compiled of a layer.
+
+    Transformers' own switch is inside it.
+    """
+
+    def call(layer: nn.Module, *inputs: Any, **options: Any) -> Any:
+        return checkpoint(partial(kind.__call__, layer), *inputs, use_reentrant=False, **options)
+
+    return type(f"Recomputed{kind.__name__}", (kind,), {"__call__": call})
 
 
 def _attention() -> str:

@@ -24,6 +24,7 @@ from olmo_sparsity.evaluate.exact_match import TaskEvaluation
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import Model, decoder_of
 from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.training.compiling import compiled, is_of_compiler, uncompiled
 from olmo_sparsity.training.optimizer_state import export_state, import_state
 from olmo_sparsity.util.errors import UserError, first_line
@@ -104,7 +105,7 @@ class Engine:
             raise UserError("task.length_groups sorts all samples of a step: it is for one process; use one")
         decoder = decoder_of(model)
         if config.activation_checkpointing is not None:
-            assert isinstance(decoder, PositionedOLMo), "the config was checked"
+            assert not isinstance(decoder, TupleAttention), "the config was checked"
             decoder.set_activation_checkpointing(config.activation_checkpointing)
         self._shapes = {name: tensor.shape for name, tensor in model.named_parameters()}
         self.raw_model = model.to(self.device).train()

@@ -49,6 +49,7 @@ SHAPES = {  # name: changes of the model, class of transformers
         {**NORM_AFTER, "attention_layer_norm_with_affine": False, "weight_tying": True},
         "Olmo2ForCausalLM",
     ),
+    "neox": ({"family": "gpt_neox", "rope_theta": 500, "layer_norm_eps": 1e-3}, "GPTNeoXForCausalLM"),
 }
 MISFITS = {
     "alibi": ({"rope": False, "alibi": True}, "ALiBi, not RoPE"),

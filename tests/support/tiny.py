@@ -183,7 +183,8 @@ def checkpoint(
     config.model = model_config(**changes)
     torch.manual_seed(0)
     config.model.init_std = 0.2
-    model = PositionedOLMo(config.model).eval()
+    kind: Any = PositionedNeoX if config.model.family == "gpt_neox" else PositionedOLMo
+    model = kind(config.model).eval()
     for name, parameter in model.named_parameters():
         if "norm" in name or "ln_f" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)

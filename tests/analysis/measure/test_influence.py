@@ -20,7 +20,7 @@ from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.model.rope_scaling import RopeScaling
 from tests.analysis.records.test_record_damage import list_again, put, rewrite
-from tests.support import tiny
+from tests.support import measured, tiny
 from tests.support.measured import M, N, arrays, assert_losses_are_plain, placebo_window, plain_loss
 from tests.support.measured import influence_settings as settings
 from tests.support.refusals import refused
@@ -53,6 +53,13 @@ def test_records_equal_a_plain_computation(trained, tmp_path, scaled, per_block)
         ]
         first = records.selected["leave-one-out"]["placebo"][row, 0]
         assert losses[first] == pytest.approx(max(losses), abs=1e-4)
+
+
+def test_records_of_gpt_neox_equal_a_plain_computation(tmp_path):
+    made = measured.write_models(tmp_path, (24, 30, 80, 100, 10), neox={"family": "gpt_neox"})
+    records = load_records(measure_influence(settings(made, tmp_path / "records", "neox/run")))
+    assert len(records.over) >= 5
+    assert_losses_are_plain(records, made / "corpus", load_model(made / "neox" / "run")[0])
 
 
 def test_records_carry_the_groups_of_target_and_placebo(trained, tmp_path):

@@ -109,16 +109,7 @@ def test_keys_that_training_never_weaves_can_be_asked_for(made):
 @pytest.mark.parametrize("family", ["olmo", "gpt_neox"])
 def test_a_model_that_saw_needles_is_asked_for_unseen_keys(made, tmp_path, family):
     read = read_config(made / "one" / "run" / "step00000001" / CONFIG)
-    shape: dict = {"max_sequence_length": 24}
-    if family == "gpt_neox":
-        shape |= {
-            "family": family,
-            "embedding_size": None,
-            "layer_norm_type": "default",
-            "include_bias": True,
-        }
-        shape |= {"weight_tying": True}
-    model = tiny.model_config(**shape)
+    model = tiny.model_config(max_sequence_length=24, family=family)
     few = replace(read.needles, share=0.5, key_tokens=1)
     config = replace(read, model=model, needles=few)
     weights = build_model(config).state_dict()

@@ -332,6 +332,7 @@ TUPLES = {
     "model.tuples.size=4": "4 is not 1, 2 or 3; give one of them",
     "model.tuples.locality=0": "0 is not above 0; give a positive number",
     "model.attention=ssmax": "'ssmax' means nothing to model.family: tuples; leave it at 'softmax'",
+    "activation_checkpointing=whole_layer": "is for models with layers; turn it off",
     "positions.rotate=none": "is about RoPE, which model.family: tuples has not; leave it out",
     "positions.scheme=random_float": "random_float is not for model.family: tuples, which looks up whole differences "
     "of given ids; choose contiguous, random_start, pose or coupled",

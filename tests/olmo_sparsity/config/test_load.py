@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +15,8 @@ from olmo.util import clean_opt
 
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.schema import ModelConfig, replaced_fields
-from tests.olmo_sparsity.config.conftest import BASE, TINY, Write, refusal
+from olmo_sparsity.model.build import empty_model
+from tests.olmo_sparsity.config.conftest import BASE, ROOT, TINY, Write, refusal
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:register_new_resolver")  # of OLMo's own loader
@@ -260,6 +262,25 @@ class TestReplacedFields:
         text = record.getMessage()
         assert text.startswith(f"{BASE}: ") and "\n" not in text
         assert "fused_loss (the loop has its own way)" in text
+
+    @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "configs").glob("pose-c4-*.yaml")))
+    def test_what_gpt_neox_has_its_own_of(self, name: str, caplog: pytest.LogCaptureFixture) -> None:
+        """Every config for OLMo is one for GPT-NeoX; one line says what of it is then otherwise."""
+        path = ROOT / "configs" / f"{name}.yaml"
+        config = load_config(path, ["--model.family=gpt_neox"])
+        if name.endswith("neox"):
+            count = sum(each.numel() for each in empty_model(config, "meta").parameters())
+            assert f" = {count:,} parameters\n" in path.read_text(encoding="utf8") and 120e6 < count < 200e6
+            assert not caplog.records
+            load_config(path, ["--model.weight_tying=true"])  # OLMo's default, which is not what GPT-NeoX has
+        told = set(re.findall(r"model\.(\w+)", caplog.records[0].getMessage()))
+        of_base = (
+            "mlp_ratio activation_type layer_norm_type include_bias bias_for_layer_norm init_cutoff_factor"
+        )
+        tied = {"weight_tying"}
+        assert told == (
+            tied if name.endswith("neox") else {*of_base.split(), *(tied if "1b" in name else ())}
+        )
 
     def test_asking_for_nothing_is_no_warning(self, caplog: pytest.LogCaptureFixture) -> None:
         overrides = ["fsdp=null", "model.init_device=cpu", "gen1_gc_interval=null", "save_data_indices=false"]

@@ -260,9 +260,9 @@ REFUSED = [
     (["positions.found.marks=[3]"], r"found\.marks: \[3\] are read with positions\.found\.first_ids alone"),
     (["model.family=neox"], "is unknown; choose olmo, gpt_neox"),
     (["model.rope=false"], r"GPT-NeoX has rotary embedding: set it to true"),
-    (["model.weight_tying=false"], r"means nothing to model\.family: gpt_neox; leave it at true"),
+    (["model.scale_logits=true"], r"means nothing to model\.family: gpt_neox; leave it at false"),
     (["model.residual_dropout=0.1"], "one probability of dropout"),
-    (["activation_checkpointing=whole_layer"], r"is for model\.family: olmo; turn it off"),
+    (["activation_checkpointing=fine_grained"], r"is for model\.family: olmo; choose whole_layer"),
     (
         ["evaluation.until=0.9", "evaluation.interval=1", "task.parameters.test_length=[6,15]"],
         r"evaluation\.until: is about test samples of length 5, .* \[6, 15\] leaves out",

@@ -1,6 +1,12 @@
 """Our GPT-NeoX against transformers' own, and attention across ids that jump or repeat."""
 
+import copy
+
+import pytest
 import torch
+from functorch.compile import make_boxed_func
+from olmo.config import ActivationCheckpointingStrategy
+from torch._dynamo.backends.common import aot_autograd
 
 from olmo_sparsity.model.neox import PositionedNeoX
 from tests.support import tiny
@@ -103,3 +109,29 @@ def test_embeddings_in_and_hidden_states_out():
     torch.testing.assert_close(output.hidden_states[-1] @ model.model.lm_head.weight.T, expected)
     other = model(ids, input_embeddings=model.embed(ids.roll(1, dims=0))).logits
     torch.testing.assert_close(other, expected.roll(1, dims=0), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("strategy", "runs"), [(None, 2), ("one_in_two", 3), ("whole_layer", 4)])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_layers_are_run_again_for_their_gradients(strategy, runs, compiles):
+    """With the same gradients; where layers are compiled, what is run again is compiled, too."""
+    plain, ids, calls = large_weights().train(), tokens(), []
+    model = copy.deepcopy(plain)
+    if strategy:
+        model.set_activation_checkpointing(ActivationCheckpointingStrategy(strategy))
+
+    def counted(graph, inputs):
+        return make_boxed_func(lambda *values: (calls.append(1), graph(*values))[1])
+
+    backend = aot_autograd(fw_compiler=counted, bw_compiler=lambda graph, _: make_boxed_func(graph))
+    torch._dynamo.reset()
+    for layer in model.blocks():
+        if compiles:
+            layer.compile(fullgraph=True, backend=backend)
+        else:
+            layer.attention.register_forward_hook(lambda *_: calls.append(1))
+    for each in (plain, model):
+        each(ids, jumping_and_repeating(ids)).logits.logsumexp(-1).sum().backward()
+    assert len(calls) == runs
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name).grad, parameter.grad)

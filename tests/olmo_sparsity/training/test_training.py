@@ -41,6 +41,28 @@ def test_the_loss_falls_and_a_checkpoint_holds_the_final_weights(tmp_path):
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
+def test_gpt_neox_on_text_resumes_exactly_and_recomputes_its_activations(tmp_path):
+    model = {
+        "family": "gpt_neox",
+        **{f"{kind}_dropout": 0.1 for kind in ("residual", "attention", "embedding")},
+    }
+
+    def run(name, *overrides, stops=(None,)):
+        config = tiny.train_config(
+            tmp_path, f"--save_folder={tmp_path / name}", *overrides, model=model, evaluation={"interval": 4}
+        )
+        for stop in stops:
+            end = train(replace(config, stop_at=stop), resume=True)
+        rows = read_metrics(tmp_path / name / "metrics.jsonl")
+        return {row["step"]: row["loss_nats"] for row in rows if "loss_nats" in row}, load_file(end / WEIGHTS)
+
+    expected, weights = run("whole", "--console_log_interval=1")
+    for name, *overrides in (("parts",), ("recomputed", "--activation_checkpointing=whole_layer")):
+        found, own = run(name, "--console_log_interval=1", *overrides, stops=(3, None))
+        assert found == expected and len(found) == 8
+        assert all(torch.equal(own[each], weights[each]) for each in weights)
+
+
 @pytest.mark.parametrize("dropout", slow_but([0.0, 0.1], 0.1))
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, dropout):
     """Bit for bit on the CPU in fp32, over an epoch's end, with dropout's random state too."""
