@@ -57,7 +57,7 @@ class PositionedOLMo(OLMo):
             group._activation_checkpoint_fn = self._checkpoint_with_positions
         for block in self.blocks():
             block._cast_attn_bias = cast_bias
-            block.mixer, block.window, block.current = None, None, self.current_positions
+            block.mixer, block.window, block.current, block.asked = None, None, self.current_positions, 0
             if type(block) is OLMoSequentialBlock:
                 block.__class__ = PositionedBlock
         if config.attention != SOFTMAX:

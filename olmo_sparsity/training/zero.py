@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.data.windows import share_of_batch
+from olmo_sparsity.model.build import Model, decoder_of
+from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.training.engine import Engine, chosen_precision, process_group
 from olmo_sparsity.training.optimizer_state import SEPARATOR, export_state, import_state
 from olmo_sparsity.util.errors import UserError
@@ -108,6 +110,15 @@ class ZeroEngine(Engine):
         )
         assert accelerator.num_processes == int(os.environ["WORLD_SIZE"]), "each process believes to be alone"
         return accelerator
+
+    def prepare(self, model: Model) -> None:
+        """As `Engine.prepare`. Stage 3 gathers layers whole: hooks inside of one would break its compiled graph."""
+        decoder = decoder_of(model)
+        if self.stage == 3 and not isinstance(decoder, TupleAttention):
+            from deepspeed.utils import set_z3_leaf_modules
+
+            set_z3_leaf_modules(model, list({type(block) for block in decoder.blocks()}))
+        super().prepare(model)
 
     @property
     def stage(self) -> int:

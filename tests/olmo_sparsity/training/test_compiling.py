@@ -49,12 +49,18 @@ def test_a_training_step_is_one_graph(kind):
     assert (found.graph_break_count, found.graph_count) == (0, 1), found.break_reasons
 
 
+@pytest.mark.parametrize("again", [None, "whole_layer"])
 @pytest.mark.parametrize("dropout", slow_but([0.0, 0.1], 0.1))
-def test_a_compiled_run_is_resumed_exactly_and_equals_an_eager_one(tmp_path, dropout):
+def test_a_compiled_run_is_resumed_exactly_and_equals_an_eager_one(tmp_path, dropout, again):
     def run(name, *overrides, **changes):
         model = {f"{kind}_dropout": dropout for kind in ("residual", "embedding")}
         config = tiny.train_config(
-            tmp_path, f"--save_folder={tmp_path / name}", *overrides, model=model, **changes
+            tmp_path,
+            f"--save_folder={tmp_path / name}",
+            *overrides,
+            model=model,
+            activation_checkpointing=again,
+            **changes,
         )
         train(config, resume=(tmp_path / name).exists())
         rows = read_metrics(tmp_path / name / "metrics.jsonl")
