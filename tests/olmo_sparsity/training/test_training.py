@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -9,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_sparsity.checkpoint import WEIGHTS, checkpoints, load_model, load_state, load_weights
+from olmo_sparsity.checkpoint import TOKENIZER, WEIGHTS, checkpoints, load_model, load_state, load_weights
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.data.windows import TrainingData
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.schedule import Schedule
@@ -285,6 +286,51 @@ def test_a_gradient_that_is_not_finite_is_not_saved(tmp_path, monkeypatch):
     with refused("grad_norm is inf at step 4; earlier checkpoints are whole"):
         train(config)
     assert [load_state(folder).step for folder in checkpoints(tmp_path / "run")] == [2]
+
+
+def test_accelerates_environment_changes_nothing(tmp_path, monkeypatch):
+    """It would divide gradients by the steps to accumulate, shard the model, or compile it once more."""
+    config = tiny.train_config(tmp_path, "--device_train_microbatch_size=1")
+    train(config)
+    for name, value in (
+        ("GRADIENT_ACCUMULATION_STEPS", "4"),
+        ("USE_FSDP", "true"),
+        ("DYNAMO_BACKEND", "EAGER"),
+    ):
+        monkeypatch.setenv(f"ACCELERATE_{name}", value)
+    train(replace(config, save_folder=str(tmp_path / "again")))
+    ours, theirs = (
+        [row["grad_norm"] for row in read_metrics(tmp_path / name / "metrics.jsonl")]
+        for name in ("run", "again")
+    )
+    assert ours == theirs
+
+
+def test_a_corpus_that_is_deleted_costs_nothing(tmp_path, monkeypatch):
+    config = tiny.train_config(tmp_path)
+    tokenizer = (tmp_path / "corpus" / TOKENIZER).read_bytes()
+    original = Engine.forward_backward
+
+    def deletes(self, batch):
+        shutil.rmtree(tmp_path / "corpus", ignore_errors=True)
+        return original(self, batch)
+
+    monkeypatch.setattr(Engine, "forward_backward", deletes)
+    assert (train(config) / TOKENIZER).read_bytes() == tokenizer
+
+
+def test_bf16_that_is_emulated_is_not_chosen(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert chosen_precision(tiny.train_config(tmp_path, "--precision=null")) == "no"
+
+
+def test_the_launchers_rank_is_no_field_of_the_config(tmp_path, call_main):
+    """The deepspeed launcher, and torch.distributed.launch, give it as an argument too."""
+    tiny.train_config(tmp_path)
+    for argument in ("--local_rank=0", "--local-rank=0"):
+        code, printed = call_main("train", argument, tmp_path / "config.yaml", "--dry-run")
+        assert code == 0 and "parameters" in printed
 
 
 def test_an_existing_run_is_not_overwritten_by_mistake(tmp_path):
