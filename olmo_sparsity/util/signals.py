@@ -5,6 +5,8 @@ It sends them to every process of a step, as a terminal sends Ctrl-C to every pr
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -52,3 +54,13 @@ def leave_signals_to_main_process(worker: int = 0) -> None:
     """`worker_init_fn` of a data loader: its workers live on while the main process saves, which then ends them."""
     for number in (*StopRequest.SIGNALS, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Python would send them SIGTERM, and wait for ever."""
+    workers = [child for child in multiprocessing.active_children() if child.daemon]
+    if workers:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler takes their end for an error
+    for worker in workers:
+        worker.kill()
