@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -167,8 +168,13 @@ class TokenFiles:
         self.dtype = np.dtype(dtype)
         self.eos_token_id = eos_token_id
         self.paths, self.described = [Path(path) for path in paths], described
+        _allow_open_files(len(paths))
         self._files = [self._open(path, file) for path, file in zip_longest(self.paths, described)]
         self.lengths = [os.fstat(file.fileno()).st_size // self.dtype.itemsize for file in self._files]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For loader workers that are not forked: they open the files anew."""
+        return TokenFiles, (self.paths, self.dtype.name, self.eos_token_id, self.described)
 
     @classmethod
     def of_split(cls, folder: str | Path, split: str) -> TokenFiles:
@@ -309,6 +315,15 @@ class TokenFiles:
         pieces = range(0, self.lengths[file], _PIECE)
         found = [np.flatnonzero(self.read(file, i, i + _PIECE) == self.eos_token_id) + i for i in pieces]
         return np.concatenate(found).astype(np.int64)
+
+
+def _allow_open_files(count: int) -> None:
+    """C4 has 1,024 files, as many as a process may usually have open; it may raise that by itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 512
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 # --- verified token files ---

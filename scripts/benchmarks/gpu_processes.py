@@ -93,12 +93,23 @@ def measured(name: str, out: Path, tiny: bool) -> dict[str, Any]:
     tokens = out / "tokens.npy"
     if not tokens.exists():
         np.random.default_rng(0).integers(0, 50_000, STEPS * WINDOWS * 1024, dtype=np.uint16).tofile(tokens)
-    compiled = ["--compile.from_steps=0", "--compile.fullgraph=true"] if how == "compiled" else ["--compile=null"]
+    compiled = (
+        ["--compile.from_steps=0", "--compile.fullgraph=true"] if how == "compiled" else ["--compile=null"]
+    )
     config = load_config(
         f"configs/pose-c4-{size}.yaml",
         [
-            *("--corpus.path=null", f"--data.paths=[{tokens}]", "--data.num_workers=0", "--data.prefetch_factor=null"),
-            *("--data.persistent_workers=false", f"--global_train_batch_size={WINDOWS}", "--scheduler.t_warmup=5"),
+            *(
+                "--corpus.path=null",
+                f"--data.paths=[{tokens}]",
+                "--data.num_workers=0",
+                "--data.prefetch_factor=null",
+            ),
+            *(
+                "--data.persistent_workers=false",
+                f"--global_train_batch_size={WINDOWS}",
+                "--scheduler.t_warmup=5",
+            ),
             *(f"--max_duration={STEPS}", f"--precision={precision}", "--evaluation.interval=null"),
             *(*KINDS[kind], *compiled, *(TINY if tiny else ())),
         ],

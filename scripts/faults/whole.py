@@ -63,8 +63,8 @@ def _is_listed(path: Path) -> bool:
 def complaints_about(ended: Ended, *, may_refuse: bool = False, killed: int | None = None) -> list[str]:
     """What is wrong with the end of a command.
 
-    With ``may_refuse`` a process may end with a non-zero exit and exactly one line; ``killed`` is a process that
-    did not end by itself.
+    With ``may_refuse`` a process may end with a non-zero exit and exactly one line, one of several also with the
+    traceback of what another's end made of it above that; ``killed`` is a process that did not end by itself.
     """
     found = []
     for rank, (code, errors) in enumerate(zip(ended.codes, ended.errors, strict=True)):
@@ -81,7 +81,7 @@ def complaints_about(ended: Ended, *, may_refuse: bool = False, killed: int | No
             found.append(f"{who}exit 0, and on standard error: {_shorten(odd)}")
         elif code != 0 and not may_refuse:
             found.append(f"{who}exit {code}: {_shorten(odd)}")
-        elif code != 0 and (code < 0 or len(said) != 1 or len(odd) != 1):
+        elif code != 0 and (code < 0 or len(said) != 1 or (len(odd) != 1 and len(ended.codes) == 1)):
             found.append(f"{who}exit {code} and not one line: {_shorten(odd)}")
     return found
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -202,3 +203,17 @@ def test_without_cuda_one_line_says_what_to_do(monkeypatch, tmp_path):
         gpu.run(GpuSettings(out=tmp_path))
     with pytest.raises(UserError, match="--part has no 'modle'; choose among data, agreement"):
         gpu.run(GpuSettings(out=tmp_path, tiny=True, part="modle"))
+
+
+@pytest.mark.slow
+def test_the_cases_of_several_processes_run_on_a_cpu(tmp_path):
+    command = [sys.executable, "scripts/benchmarks/gpu_processes.py", "--out", str(tmp_path), "--tiny"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    rows = json.loads((tmp_path / "cases.json").read_text())
+    assert done.returncode == 0 and len(rows) == len(done.stdout.splitlines()) == 12
+    for name, row in rows.items():
+        size, _, how, precision = name.split()
+        assert row["is_compiled"] == (how == "compiled")
+        plain = rows[f"{size} plain eager {precision}"]["losses_nats"]
+        assert row["losses_nats"] == pytest.approx(plain, abs=1e-5 if precision == "fp32" else 1e-3)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import resource
 import subprocess
 import sys
 import time
@@ -35,6 +37,19 @@ def test_what_is_left_of_a_cut_file_is_read_and_no_more(tmp_path):
     with refused(CUT):
         _ = TokenFiles.document_bounds.func(tokens)
     assert len(tokens.read(0, 6003, 7000)) == 0
+
+
+def test_a_corpus_of_more_files_than_may_be_open(tmp_path):
+    """Of C4 there are 1,024, and a process may usually have as many open."""
+    for number in range(60):
+        np.full(3, number, np.uint16).tofile(tmp_path / str(number))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (50, before[1]))
+    try:
+        files = TokenFiles([tmp_path / str(number) for number in range(60)], "uint16", 0)
+        assert files.read(59).tolist() == pickle.loads(pickle.dumps(files)).read(59).tolist() == [59] * 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_removed_file_is_read_on(tmp_path):
