@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python scripts/benchmarks/gpu_processes.py --out DIR [--minutes 7] [--tiny]
 
-Every case is a process of its own that makes 20 optimizer steps of random tokens, so nothing but the tree is needed. It
-leaves `cases.json`, written anew after each case: losses, gradient norms, tokens/s, MFU and memory; and prints a table of
-them beside the plain eager case of the same model and precision. The same command goes on where it stopped. --tiny tries
-it on a CPU with models of two layers.
+Every case is a process of its own that makes 20 optimizer steps of random tokens, so nothing but the tree is needed.
+It leaves `cases.json`, written anew after each case: losses, gradient norms, tokens/s, MFU and memory; and prints a
+table of them beside the plain eager case of the same model and precision. The same command goes on where it stopped.
+--tiny tries it on a CPU with models of two layers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
 def run(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One case in a process; what it printed last, or the end of its error."""
     environment = dict(os.environ)
-    if not name.split()[1] == "plain":
+    if name.split()[1] != "plain":
         alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 23456}
         environment |= {key: str(value) for key, value in alone.items()} | {"MASTER_ADDR": "127.0.0.1"}
     if arguments.tiny:
