@@ -33,15 +33,22 @@ from analysis.measure.crossfit import ModelChooser
 from analysis.measure.influence import InfluenceEngine, build_scorer, selection_rounds, targets_per_batch
 from analysis.measure.influence_map import context_length, map_scorer, measure_map, trained_length
 from analysis.measure.selectors import check_selector
-from analysis.model.adapters import Adapter
+from analysis.model.adapters import Adapter, OlmoForAnalysis, Prefixed, with_prefix
 from analysis.model.device import TOKENS_PER_BATCH, chunks
-from analysis.model.load import adapter_of, check_long_context, check_vocabulary
+from analysis.model.load import (
+    adapter_of,
+    check_long_context,
+    check_vocabulary,
+    prefix_of,
+    what_stands_before,
+)
 from analysis.records.schema import FAR_CONTEXTS, SelectionRow, Targets
 from analysis.report.influence_map import InfluenceMap
 from analysis.report.notebook import Choices, InfluentialTokens
 from analysis.text.contexts import SampledTargets
 from analysis.text.decode import TextDecoder
 from analysis.text.tokenized import Passage, Passages, Placebos, read_passage
+from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import Advance
@@ -65,6 +72,7 @@ def influential_tokens(
     targets: Iterable[int] | None = None,
     max_targets: int | None = MAX_TARGETS,
     targets_per_block: int = 1,
+    prefix: str = "auto",
     seed: int = 0,
     tokens_per_batch: int | None = None,
 ) -> InfluentialTokens:
@@ -91,6 +99,9 @@ def influential_tokens(
         max_targets: size of that sample; None measures all. Nothing else depends on it.
         targets_per_block: B, targets that follow one another and share a far context (docs/method.md, 2.1). With 32 all
             targets of a text take a fraction of the time; the short context then has M to M + 31 tokens.
+        prefix: tokens that stand before every context, at the first ids: auto (what the tokenizer puts before a text;
+            nothing for a model of this project), none, bos, eos, or ids such as "2". With one, positions in the text
+            count without special tokens before it.
         seed: of the sample, the placebo's places and the selector ``random``.
         tokens_per_batch: tokens of one forward pass; by default what fits. Results depend on it by rounding only.
 
@@ -98,7 +109,7 @@ def influential_tokens(
     option makes no sense.
     """
     names = _check_options(n_long, n_short, k, targets_per_block, selectors)
-    adapter = _adapter(model)
+    adapter = _adapter(model, prefix, tokenizer)
     passage, other = _read(adapter, tokenizer, text, placebo_text)
     positions = _positions(passage, targets, max_targets, n_long, targets_per_block, seed)
     placebos = Placebos(passage, other, n_long, n_long - n_short, targets_per_block, seed)
@@ -136,6 +147,7 @@ def influential_tokens(
         targets_per_block=targets_per_block,
         tau_nats=tau_nats,
         k=k,
+        prefix=_prefix(adapter),
     )
 
 
@@ -147,6 +159,7 @@ def influence_map(
     n_long: int | None = None,
     n_short: int = 16,
     tau_nats: float = 1.0,
+    prefix: str = "auto",
     tokens_per_batch: int | None = None,
 ) -> InfluenceMap:
     """Which earlier tokens every token of a text needs, and by how much: L_long, L_short and exact leave-one-out
@@ -163,12 +176,13 @@ def influence_map(
             windows that overlap by half.
         n_short: M; nearer tokens are not measured.
         tau_nats: tokens that gain more are marked.
+        prefix: as in `influential_tokens`.
         tokens_per_batch: tokens of one forward pass; by default what fits. Results depend on it by rounding only.
 
     Raises `UserError`, one line with the remedy, where the text is too short, the model cannot be measured so, or an
     option makes no sense.
     """
-    adapter = _adapter(model)
+    adapter = _adapter(model, prefix, tokenizer)
     passage, _ = _read(adapter, tokenizer, text, None)
     n_long = context_length(len(passage.ids), n_long, n_short, trained_length(adapter))
     device = _device(adapter)
@@ -181,6 +195,7 @@ def influence_map(
             "text": None,
             "n_long": n_long,
             "n_short": n_short,
+            "prefix": list(_prefix(adapter)),
             "tau_nats": float(tau_nats),
             "dtype": str(next(adapter.parameters()).dtype).removeprefix("torch."),
             "device": str(device),
@@ -256,7 +271,7 @@ def _read(
     adapter: Adapter, tokenizer: Any, text: str, placebo_text: str | None
 ) -> tuple[Passage, Passage | None]:
     """The text and the placebo's, in tokens that the model knows."""
-    passage = read_passage(tokenizer, text, "text", add_special_tokens=True)
+    passage = read_passage(tokenizer, text, "text", add_special_tokens=not _prefix(adapter))
     other = None
     if placebo_text is not None:
         other = read_passage(tokenizer, placebo_text, "placebo_text", add_special_tokens=False)
@@ -293,7 +308,7 @@ def _name(model: Any) -> str:
     return f"the model ({kind if isinstance(kind, str) else type(inner).__name__})"
 
 
-def _adapter(model: Any) -> Adapter:
+def _adapter(model: Any, prefix: str, tokenizer: Any) -> Adapter:
     if not isinstance(model, nn.Module):
         raise UserError(
             f"model is a {type(model).__name__}, not a loaded model; load one with AutoModelForCausalLM.from_pretrained"
@@ -304,7 +319,24 @@ def _adapter(model: Any) -> Adapter:
             f"{_name(model)} is no causal language model of transformers; load one with "
             "AutoModelForCausalLM.from_pretrained"
         )
-    return adapter_of(model, _name(model))
+    adapter = adapter_of(model, _name(model))
+    of_project = isinstance(adapter, OlmoForAnalysis) or isinstance(model, PositionedNeoX)
+
+    def added() -> tuple[int, ...]:
+        if of_project or not callable(tokenizer):
+            return ()
+        plain, whole = (tokenizer("a", add_special_tokens=each)["input_ids"] for each in (False, True))
+        return what_stands_before(plain, whole)
+
+    return (
+        adapter
+        if isinstance(adapter, Prefixed)
+        else with_prefix(adapter, prefix_of(prefix, adapter.model.config, added))
+    )
+
+
+def _prefix(adapter: Adapter) -> tuple[int, ...]:
+    return adapter.prefix if isinstance(adapter, Prefixed) else ()
 
 
 def _device(model: nn.Module) -> Any:

@@ -32,6 +32,7 @@ from analysis.records.schema import (
     FURTHER,
     FURTHER_PLACEBOS,
     KEEP_RATE,
+    PREFIX,
     PROPOSER,
     PROPOSER_SCALING,
     ROPE_SCALING,
@@ -305,7 +306,10 @@ def open_measurement(settings: InfluenceSettings) -> Measurement:
 
     def load(checkpoint: str) -> LoadedModel:
         return load_checked(
-            checkpoint, text, lambda each: each.check_context(settings.n_long, settings.targets_per_block)
+            checkpoint,
+            settings.prefix,
+            text,
+            lambda each: each.check_context(settings.n_long, settings.targets_per_block),
         )
 
     models = [load(path) for path in checkpoints]
@@ -464,6 +468,8 @@ def _manifest(
         options[UNTRAINED] = True
     if recorded and not settings.only_recovery:
         options[CHOICES] = "recorded"
+    if evaluating.prefix:
+        options[PREFIX] = list(evaluating.prefix)
     if evaluating.rope_scaling:
         options[ROPE_SCALING] = asdict(evaluating.rope_scaling)
     options |= proposed_by

@@ -18,7 +18,7 @@ import torch
 
 from analysis.measure.influence import build_scorer, check_finite
 from analysis.measure.settings import MapSettings
-from analysis.model.adapters import Adapter, OlmoForAnalysis
+from analysis.model.adapters import Adapter, OlmoForAnalysis, Prefixed
 from analysis.model.device import pick_device
 from analysis.model.load import LoadedModel, check_vocabulary
 from analysis.model.rope_scaling import load_scaled
@@ -84,8 +84,9 @@ def context_length(length: int, n_long: int | None, n_short: int, reads: int | N
 
 def trained_length(model: Adapter) -> int | None:
     """How many tokens a model reads, as far as its configuration tells."""
+    inner = model.unprefixed if isinstance(model, Prefixed) else model
     return (
-        model.model.config.max_sequence_length if isinstance(model, OlmoForAnalysis) else model.max_positions
+        inner.model.config.max_sequence_length if isinstance(inner, OlmoForAnalysis) else model.max_positions
     )
 
 
@@ -185,7 +186,7 @@ def measure_text_map(settings: MapSettings) -> Path:
     assert settings.text and settings.out
     text = _read_text(settings.text)
     device = pick_device(settings.device)
-    loaded = load_scaled(settings.checkpoint)
+    loaded = load_scaled(settings.checkpoint, settings.prefix)
     if not loaded.tokenizer_file.is_file():
         raise UserError(f"{loaded.tokenizer_file} is missing; copy the tokenizer of the model there")
     tokens = np.array(
@@ -208,6 +209,7 @@ def measure_text_map(settings: MapSettings) -> Path:
         "text": str(settings.text),
         "n_long": n_long,
         "n_short": settings.n_short,
+        "prefix": list(loaded.prefix),
         "tau_nats": settings.tau_nats,
         "dtype": "bf16" if settings.bf16 else "fp32",
         "device": str(device),

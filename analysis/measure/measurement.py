@@ -74,16 +74,18 @@ def load_losses(
     check: Callable[[LoadedModel], None],
 ) -> tuple[Json, TokenLosses]:
     """What identifies a checkpoint, and its losses. Raises `UserError` where ``check`` or the text refuses it."""
-    loaded = load_checked(checkpoint, text, check)
+    loaded = load_checked(checkpoint, settings.prefix, text, check)
     losses = TokenLosses(
         loaded, device=settings.device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
     )
     return {**_describe(loaded), "device": str(losses.device)}, losses
 
 
-def load_checked(checkpoint: str, text: MeasuredText, check: Callable[[LoadedModel], None]) -> LoadedModel:
-    """A checkpoint, see `load_scaled`. Raises `UserError` where ``check`` or the text refuses it."""
-    loaded = load_scaled(checkpoint)
+def load_checked(
+    checkpoint: str, prefix: str, text: MeasuredText, check: Callable[[LoadedModel], None]
+) -> LoadedModel:
+    """A checkpoint behind a prefix, see `load_scaled`. Raises `UserError` where ``check`` or the text refuses it."""
+    loaded = load_scaled(checkpoint, prefix)
     loaded.check_corpus(text.corpus)
     check(loaded)
     return loaded
@@ -106,7 +108,10 @@ def measure_models(
         check: raises `UserError` for a checkpoint that cannot be measured.
         measure: from the losses and the label of a checkpoint to values that JSON can hold.
     """
-    kept = [_kept_file(settings, text, load_checked(each, text, check)) for each in settings.checkpoints]
+    kept = [
+        _kept_file(settings, text, load_checked(each, settings.prefix, text, check))
+        for each in settings.checkpoints
+    ]
     found, commit = [], current_commit()
     for label, checkpoint, file in zip(settings.labels, settings.checkpoints, kept, strict=True):
         begun = file.is_file()
@@ -130,6 +135,7 @@ def _kept_file(settings: ComparisonSettings, text: MeasuredText, loaded: LoadedM
         "checkpoint": str(loaded.checkpoint),  # for equal weights can be those of different models
         "weights": loaded.weights_sha256,
         "rope_scaling": str(loaded.rope_scaling),
+        "prefix": loaded.prefix,
     }
     return _kept_folder(settings) / f"{json_checksum(depends)[:16]}.json"
 
@@ -148,6 +154,7 @@ def _describe(loaded: LoadedModel) -> Json:
         "family": loaded.family,
         "parameters": sum(parameter.numel() for parameter in loaded.model.parameters()),
         "rope_scaling": None if loaded.rope_scaling is None else asdict(loaded.rope_scaling),
+        "prefix": list(loaded.prefix),
         "training_seed": loaded.training_seed,
         "training_length": None,
         "position_scheme": None,

@@ -30,6 +30,11 @@ _MEMORY_LIMIT = argument(
     type=positive_number,
     metavar="GB",
 )
+_PREFIX = argument(
+    "tokens that stand before every context: auto (what the model's tokenizer puts before a text), none, bos, eos, or "
+    "ids such as 2",
+    metavar="TOKENS",
+)
 _UNTOLD = ("checkpoint", "checkpoints", "labels", "out", "device", "tokens_per_batch")
 
 
@@ -48,6 +53,8 @@ class MeasurementSettings:
     out: str | Path = field(metadata=argument("folder for what is written", type=out_folder, metavar="DIR"))
     split: str = field(default="heldout", metadata=argument("split of the corpus"))
     seed: int = field(default=0, metadata=argument("seed of everything that is drawn", type=seed_number))
+    prefix: str = field(default="auto", metadata=_PREFIX)
+    """Of every context, and never a candidate, left out or a target (docs/method.md, 2.1 [ours])."""
     bf16: bool = field(default=False, metadata=_BF16)
     """About twice as fast where the machine has it, but influences below 0.01 nats are noise."""
     device: str | None = field(default=None, metadata=_DEVICE)
@@ -386,6 +393,7 @@ class MapSettings:
     tau_nats: float = field(
         default=1.0, metadata=argument("tokens that gain more, in nats, are marked", name="tau")
     )
+    prefix: str = field(default="auto", metadata=_PREFIX)
     bf16: bool = field(default=False, metadata=_BF16)
     device: str | None = field(default=None, metadata=_DEVICE)
     tokens_per_batch: int | None = field(default=None, metadata=_TOKENS_PER_BATCH)

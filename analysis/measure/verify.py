@@ -14,6 +14,7 @@ from analysis.measure.influence import open_measurement, selection_rounds
 from analysis.measure.settings import InfluenceSettings, VerifySettings
 from analysis.records.schema import (
     FURTHER,
+    PREFIX,
     PROPOSER,
     SUBSETS,
     UNTRAINED,
@@ -102,6 +103,7 @@ def _settings_of(records: Records, settings: VerifySettings) -> InfluenceSetting
         subsets=manifest.options.get(SUBSETS, 0),
         only_recovery=SUBSETS not in manifest.options,
         further_placebos=tuple(manifest.options.get(FURTHER, ())),
+        prefix=",".join(map(str, manifest.options.get(PREFIX, ()))) or "none",
         bf16=manifest.dtype == "bf16",
         device=settings.device,
         tokens_per_batch=settings.tokens_per_batch,

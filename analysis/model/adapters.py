@@ -9,7 +9,7 @@ width, H heads, D head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -271,7 +271,111 @@ class PositionedCausalLM(nn.Module):
         return torch.stack([read(layer[:, :, -queries:].float()) for layer in weights]).mean(dim=0)
 
 
-Adapter = OlmoForAnalysis | PositionedCausalLM
+class Prefixed(nn.Module):
+    """A model that reads a prefix at ids 0 … p - 1 of every context (docs/method.md, 2.1 [ours]).
+
+    What it is given stands behind the prefix, at its ids plus p, and so does what it gives back: nothing of the prefix
+    is a candidate, left out or a target.
+    """
+
+    def __init__(self, model: OlmoForAnalysis | PositionedCausalLM, prefix: Sequence[int]):
+        super().__init__()
+        self.unprefixed, self.prefix = model, tuple(prefix)
+        self._cached: KeyValues = []
+
+    @property
+    def model(self) -> Any:
+        """As in the model without a prefix."""
+        return self.unprefixed.model
+
+    @property
+    def vocabulary_size(self) -> int:
+        """As in the model without a prefix."""
+        return self.unprefixed.vocabulary_size
+
+    @property
+    def max_positions(self) -> int | None:
+        """The number below which ids behind the prefix must stay; None where any do."""
+        most = self.unprefixed.max_positions
+        return None if most is None else most - len(self.prefix)
+
+    def _behind(self, input_ids: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Tokens (R, p + L) and their ids."""
+        prefix = input_ids.new_tensor(self.prefix).expand(len(input_ids), -1)
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        return torch.cat([prefix, input_ids], dim=1), self._ids(position_ids)
+
+    def _ids(self, position_ids: Tensor) -> Tensor:
+        """The ids of the prefix and of what is behind it, (R, p + L)."""
+        first = torch.arange(len(self.prefix), device=position_ids.device)
+        return torch.cat([first.expand(len(position_ids), -1), position_ids + len(self.prefix)], dim=1)
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, *, logits_to_keep: int = 0
+    ) -> Any:
+        """See `TokenModel`; 0 keeps the logits of all L tokens."""
+        tokens, ids = self._behind(input_ids, position_ids)
+        return self.unprefixed(tokens, position_ids=ids, logits_to_keep=logits_to_keep or input_ids.shape[1])
+
+    def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
+        """See `AnalysedModel`; those of the prefix are kept for `logits_after`."""
+        p, found = len(self.prefix), self.unprefixed.key_values(*self._behind(input_ids, position_ids))
+        self._cached = [(keys[:1, :, :p], values[:1, :, :p]) for keys, values in found]
+        return [(keys[:, :, p:], values[:, :, p:]) for keys, values in found]
+
+    def logits_after(
+        self, past: KeyValues, input_ids: Tensor, position_ids: Tensor, logits_to_keep: int
+    ) -> Tensor:
+        """See `AnalysedModel`."""
+        whole = [
+            (
+                torch.cat([k.expand(len(keys), -1, -1, -1), keys], 2),
+                torch.cat([v.expand(len(keys), -1, -1, -1), values], 2),
+            )
+            for (k, v), (keys, values) in zip(self._cached, past, strict=True)
+        ]
+        return self.unprefixed.logits_after(whole, input_ids, self._ids(position_ids), logits_to_keep)
+
+    def biased_logits(
+        self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
+    ) -> Tensor:
+        """See `AnalysedModel`."""
+        tokens, ids = self._behind(input_ids, position_ids)
+        p = len(self.prefix)
+        return self.unprefixed.biased_logits(
+            tokens, ids, nn.functional.pad(bias, (p, 0, p, 0)), logits_to_keep
+        )
+
+    @property
+    def blank_token(self) -> int:
+        """See `AnalysedModel`."""
+        return self.unprefixed.blank_token
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """See `AnalysedModel`."""
+        return self.unprefixed.embed(input_ids)
+
+    def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
+        """See `AnalysedModel`."""
+        prefix = self.embed(torch.tensor(self.prefix, device=embeddings.device))
+        whole = torch.cat([prefix.expand(len(embeddings), -1, -1), embeddings], dim=1)
+        return self.unprefixed.embedded_logits(whole, self._ids(position_ids), logits_to_keep)
+
+    def last_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
+    ) -> Tensor:
+        """See `AnalysedModel`; the prefix is the first of the tokens that ``read`` sees."""
+        return self.unprefixed.last_attention(*self._behind(input_ids, position_ids), queries, read)
+
+
+Adapter = OlmoForAnalysis | PositionedCausalLM | Prefixed
+
+
+def with_prefix(model: Adapter, prefix: Sequence[int]) -> Adapter:
+    """The model behind a prefix; itself where that is empty."""
+    assert not isinstance(model, Prefixed), "one prefix"
+    return Prefixed(model, prefix) if prefix else model
 
 
 def _causal(bias: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ import inspect
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.model.adapters import Adapter, OlmoForAnalysis, PositionedCausalLM
+from analysis.model.adapters import Adapter, OlmoForAnalysis, PositionedCausalLM, Prefixed, with_prefix
 from olmo_sparsity.checkpoint import CONFIG, TOKENIZER, load_model, resolve_checkpoint, weights_sha256
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest
@@ -37,6 +37,7 @@ from olmo_sparsity.util.files import read_json, sha256_file
 
 OWN_FAMILY = "olmo-sparsity"
 TRANSFORMERS_CONFIG = "config.json"
+PREFIXES = ("auto", "none", "bos", "eos")
 _NOT_WHAT_IS_TOKENIZED = ("post_processor", "truncation", "padding")  # corpora are encoded without them
 _RELATIVE_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-3, 0.1
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
@@ -58,6 +59,25 @@ class LoadedModel:
     """How its RoPE was scaled; None: as it was trained."""
     untrained: bool = False
     """Whether its weights are freshly drawn ones instead of the checkpoint's."""
+    prefix: tuple[int, ...] = ()
+    """Tokens that stand before every context (docs/method.md, 2.1 [ours])."""
+
+    def behind(self, prefix: str) -> LoadedModel:
+        """The same model behind a prefix, see `prefix_of`; ``auto`` is what its tokenizer puts before a text.
+
+        That is nothing for models of this project, which read no such token in training.
+        """
+
+        def added() -> tuple[int, ...]:
+            own = (self.checkpoint / CONFIG).is_file() or not self.tokenizer_file.is_file()
+            return () if own else added_before(self.tokenizer_file)
+
+        ids = prefix_of(prefix, self.model.model.config, added)
+        if ids and max(ids) >= self.model.vocabulary_size:
+            raise UserError(
+                f"--prefix {prefix}: {self.checkpoint} has no token {max(ids):,}; give another one"
+            )
+        return replace(self, model=with_prefix(self.model, ids), prefix=ids)
 
     @property
     def name(self) -> str:
@@ -131,6 +151,47 @@ class LoadedModel:
             ) from error
 
 
+def prefix_of(prefix: str, config: Any, added: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+    """Token ids of a prefix: one of `PREFIXES`, or ids with commas between them; ``auto`` means what ``added`` gives.
+
+    Raises `UserError` where the model's configuration names no such token.
+    """
+    if prefix == "none":
+        return ()
+    if prefix == "auto":
+        return tuple(added())
+    if prefix in PREFIXES:
+        found = getattr(config, f"{prefix}_token_id", None)
+        found = found[0] if isinstance(found, list) else found
+        if found is None:
+            raise UserError(f"--prefix {prefix}: the model's configuration names no such token; give its id")
+        return (found,)
+    if not all(each.isdecimal() for each in prefix.split(",")):
+        raise UserError(f"--prefix {prefix}: give {', '.join(PREFIXES)}, or token ids such as 1 or 1,2")
+    return tuple(map(int, prefix.split(",")))
+
+
+def what_stands_before(plain: list[int], whole: list[int]) -> tuple[int, ...]:
+    """The special tokens before a text, given its ids without and with special tokens."""
+    return tuple(whole[: next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)])
+
+
+def added_before(tokenizer_file: Path) -> tuple[int, ...]:
+    """What a tokenizer puts before every text, by its post-processor or by `tokenizer_config.json` beside it."""
+    tokenizer = load_tokenizer(tokenizer_file)
+    found = what_stands_before(
+        *(tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
+    )
+    about = tokenizer_file.with_name("tokenizer_config.json")
+    if found or not about.is_file():
+        return found
+    config = read_json(about, "save the tokenizer again")
+    named = config.get("bos_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    token = tokenizer.token_to_id(named) if config.get("add_bos_token") and named else None
+    return () if token is None else (token,)
+
+
 def adapter_of(model: Any, name: str) -> Adapter:
     """The adapter of a model object of this project or of transformers; an adapter is its own.
 
@@ -193,16 +254,20 @@ def check_long_context(
         option: what sets N, for the remedy.
         reach_factor: how many times as far its RoPE is scaled to reach.
     """
-    (at_most, what), more = _reach(model), targets_per_block - 1
+    more = targets_per_block - 1
+    if isinstance(model, Prefixed):
+        more += len(model.prefix)
+        model = model.unprefixed
+    at_most, what = _reach(model)
     at_most = None if at_most is None else int(at_most * reach_factor)
     if at_most is not None and n_long + more > at_most:
-        with_blocks = f" with {more:,} more targets of a block" if more else ""
+        with_more = f" with {more:,} more tokens, of a block's targets and the prefix," if more else ""
         lower = (
             f"lower {option} to at most {at_most - more:,}"
             if at_most > more
             else "lower the targets per block"
         )
-        raise UserError(f"N = {n_long:,}{with_blocks} is beyond the {at_most:,} {what} {name}; {lower}")
+        raise UserError(f"N = {n_long:,}{with_more} is beyond the {at_most:,} {what} {name}; {lower}")
     # This project's own models are shown to be right by its tests.
     if isinstance(model, PositionedCausalLM):
         _try_positions(model, n_long + more, name, option)

@@ -45,12 +45,17 @@ def split_checkpoint(text: str) -> tuple[Path, tuple[str, float] | None]:
     return find_model(path), asked
 
 
-def load_scaled(text: str) -> LoadedModel:
-    """Load ``CKPT``, ``CKPT@scheme:factor`` or ``CKPT@untrained``; the original length is what its position ids reached
-    in training.
+def load_scaled(text: str, prefix: str = "none") -> LoadedModel:
+    """Load ``CKPT``, ``CKPT@scheme:factor`` or ``CKPT@untrained``, behind a prefix, see `prefix_of`.
+
+    The original length of a scaled one is what its position ids reached in training.
 
     Raises `UserError` as `load_for_analysis` does, and where the model has no RoPE that could be scaled.
     """
+    return _load_scaled(text).behind(prefix)
+
+
+def _load_scaled(text: str) -> LoadedModel:
     folder, asked = split_checkpoint(text)
     loaded = load_for_analysis(folder)
     if asked is None:
@@ -59,6 +64,7 @@ def load_scaled(text: str) -> LoadedModel:
         return _untrained(loaded)
     scaling = RopeScaling(*asked, original_length=_original_length(loaded, asked[0], text))
     if not isinstance(loaded.model, OlmoForAnalysis):
+        assert isinstance(loaded.model, PositionedCausalLM)
         _scale_transformers(loaded.model, scaling, text)
         return replace(loaded, rope_scaling=scaling)
     loaded.model.model.rope_scaling = scaling

@@ -415,6 +415,7 @@ class Scorer(OnDevice):
                     self._first_ids(len(rows), contexts.tokens.shape[1]),
                     contexts.targets_per_block,
                 )
+            attention = attention[:, :, -contexts.tokens.shape[1] :]  # without a prefix of the model's
             parts.append(attention[:, :, : contexts.n_far].double().cpu().numpy())
         return np.concatenate(parts)[asked[:, 0], asked[:, 1]]
 

@@ -25,6 +25,7 @@ from analysis.stats.recovery import (
     DEFAULT_SELECTOR,
     RECOVERIES,
     SIGNED_SELECTOR,
+    and_prefix,
     default_selector,
     nats,
 )
@@ -186,7 +187,7 @@ def _titles(summaries: Sequence[Json], labels: Sequence[str] | None) -> list[str
         share = f"{100 * summary['share_over_tau']['value']:.1f} % of {summary['targets']:,}"
         lines = [
             models[number] if labels is None else labels[number],
-            f"N = {settings['n_long']}, M = {settings['n_short']}",
+            f"N = {settings['n_long']}, M = {settings['n_short']}{and_prefix(settings.get('options', {}).get('prefix'))}",
             f"{share} over $\\tau$",
             *(f"{key} {texts[key][number]}" for key in differing),
         ]

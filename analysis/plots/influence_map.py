@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter
 
 from analysis.plots import style
 from analysis.records.influence_map import MapRecord
-from analysis.stats.recovery import nats
+from analysis.stats.recovery import and_prefix, nats
 
 MOST_CELLS = 360
 """Cells in a row at the width of a page; with more tokens, a cell stands for several."""
@@ -59,6 +59,7 @@ def map_figure(found: MapRecord, *, width: float = style.PAGE) -> Figure:
         if not narrow:
             _draw_gains(panels[1], found)
         measured = f"N = {found.about['n_long']}, M = {found.about['n_short']}"
+        measured += and_prefix(found.about.get("prefix"))
         style.add_heading(figure, f"{len(found):,} tokens; {measured}; leave-one-out; gray: not measured")
     return figure
 

@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 
 from analysis.plots import style
 from analysis.stats.bootstrap import by_clusters_and_seeds
+from analysis.stats.recovery import and_prefixes
 from olmo_sparsity.util.result_files import Json
 
 MOST_CURVES = 4
@@ -107,7 +108,8 @@ def describe_length(length_json: Json) -> str:
     settings = length_json["settings"]
     return (
         f"{settings['windows_measured']:,} windows of {settings['lengths'][-1]:,} tokens in "
-        f"{settings['documents']:,} documents; bands and bars: 95 % bootstrap {by_clusters_and_seeds(length_json)}"
+        f"{settings['documents']:,} documents{and_prefixes(length_json)}; bands and bars: 95 % bootstrap "
+        f"{by_clusters_and_seeds(length_json)}"
     )
 
 

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from analysis.plots import style
 from analysis.stats.bootstrap import by_clusters, by_clusters_and_seeds
+from analysis.stats.recovery import and_prefixes
 from olmo_sparsity.util.result_files import Json
 
 MEASURES = {
@@ -127,7 +128,7 @@ def describe_needle(needle_json: Json) -> str:
     settings = needle_json["settings"]
     return (
         f"{settings['samples_measured']:,} needles behind a key of {settings['key_tokens']} tokens, in "
-        f"{settings['documents']:,} documents"
+        f"{settings['documents']:,} documents{and_prefixes(needle_json)}"
     )
 
 

@@ -61,8 +61,8 @@ class MapRecord:
     influence_nats: list[np.ndarray]
     """T arrays, float32: leave-one-out influence of each far token, from ``first_far`` on; may be empty."""
     about: Json
-    """What was measured: ``model``, ``model_sha256``, ``text``, ``n_long``, ``n_short``, ``tau_nats``, ``dtype``,
-    ``device``, ``commit``."""
+    """What was measured: ``model``, ``model_sha256``, ``text``, ``n_long``, ``n_short``, ``prefix`` (token ids; older
+    files have none), ``tau_nats``, ``dtype``, ``device``, ``commit``."""
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -33,6 +33,7 @@ the gain's negative, see `targets_schema`; until format 4 there were no `FURTHER
 `FURTHER_SELECTIONS`."""
 MANIFEST_NAME = "manifest.json"
 ROPE_SCALING = "rope_scaling"
+PREFIX = "prefix"
 """Option of a manifest: how RoPE was scaled, the fields of `RopeScaling`; absent where it was not."""
 TARGETS_PER_BLOCK = "targets_per_block"
 """Option of a manifest: B, where it is not 1."""

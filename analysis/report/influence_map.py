@@ -17,7 +17,7 @@ from analysis.plots.style import COLUMN, PAGE
 from analysis.records.influence_map import MapRecord
 from analysis.report.foreign_text import DIRECTION_CONTROLS, page_environment, text_plain
 from analysis.report.page import embed_json, figure_image, page_frame, shown_settings
-from analysis.stats.recovery import nats
+from analysis.stats.recovery import and_prefix, nats
 from olmo_sparsity.util.files import write_text
 from olmo_sparsity.util.result_files import Json
 
@@ -41,7 +41,7 @@ class InfluenceMap(MapRecord):
         about = self.about
         head = (
             f"InfluenceMap: {len(self.over):,} of {len(self):,} tokens gain more than {nats(about['tau_nats'])} "
-            f"(N = {about['n_long']}, M = {about['n_short']})"
+            f"(N = {about['n_long']}, M = {about['n_short']}{and_prefix(about.get('prefix'))})"
         )
         needs = [
             f"; {self.pieces[t]!r} at {t} needs {self.pieces[i]!r} at {i} most, by {largest:.2f} nats"

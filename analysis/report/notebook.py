@@ -23,7 +23,7 @@ from analysis.records.results import INFLUENTIAL_TOKENS
 from analysis.records.schema import Targets
 from analysis.report.foreign_text import page_environment, source_of, text_html
 from analysis.report.words import influence_unit, number
-from analysis.stats.recovery import default_selector, nats, without_placebo
+from analysis.stats.recovery import and_prefix, default_selector, nats, without_placebo
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import file_in, write_text
 from olmo_sparsity.util.result_files import Json
@@ -71,6 +71,8 @@ class InfluentialTokens:
     targets_per_block: int
     tau_nats: float
     k: int
+    prefix: tuple[int, ...] = ()
+    """Token ids that stand before every context (docs/method.md, 2.1 [ours])."""
 
     @property
     def over(self) -> np.ndarray:
@@ -307,7 +309,8 @@ class InfluentialTokens:
         head = (
             f"InfluentialTokens: {over_tau:,} of {len(self.targets):,} targets gain more than "
             f"{nats(self.tau_nats)} (N = {self.n_long}, M = {self.n_short}"
-            + (f", B = {self.targets_per_block})" if self.targets_per_block > 1 else ")")
+            + (f", B = {self.targets_per_block}" if self.targets_per_block > 1 else "")
+            + f"{and_prefix(self.prefix)})"
         )
         if not self.complete:
             head += f"; interrupted after {len(self.over):,} of them"

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.records.schema import FAR_CONTEXTS, TARGETS_PER_BLOCK
+from analysis.records.schema import FAR_CONTEXTS, PREFIX, TARGETS_PER_BLOCK
 from analysis.records.store import Records
 from analysis.stats.bootstrap import (
     ClusterBootstrap,
@@ -251,9 +251,23 @@ def refuse_without_gain(records: Records) -> None:
 
 
 def and_blocks(settings: Json) -> str:
-    """What stands behind N and M in a caption: B, where it is not 1 (docs/method.md, 2.1)."""
-    size = settings.get("options", {}).get(TARGETS_PER_BLOCK, 1)
-    return f", B = {size}" if size > 1 else ""
+    """What stands behind N and M in a caption: B, where it is not 1, and the prefix (docs/method.md, 2.1)."""
+    options = settings.get("options", {})
+    size, prefix = options.get(TARGETS_PER_BLOCK, 1), options.get(PREFIX)
+    return (f", B = {size}" if size > 1 else "") + and_prefix(prefix)
+
+
+def and_prefixes(result: Json) -> str:
+    """What a caption says of the prefixes of several models; nothing where none has one."""
+    having = {
+        model["label"]: each.get("prefix") for model in result["models"] for each in model["checkpoints"]
+    }
+    return "".join(f"; {label}{and_prefix(prefix)}" for label, prefix in having.items() if prefix)
+
+
+def and_prefix(prefix: Sequence[int] | None) -> str:
+    """What stands behind N and M in a caption where every context has a prefix, given its token ids."""
+    return f", prefix {' '.join(map(str, prefix))}" if prefix else ""
 
 
 def nats(value: float) -> str:

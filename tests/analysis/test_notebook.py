@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from analysis import influential_tokens
+from analysis import influence_map, influential_tokens
 from analysis.measure.influence import InfluenceEngine, measure_influence
 from analysis.measure.settings import InfluenceSettings
 from analysis.model.load import load_for_analysis
@@ -166,12 +166,23 @@ def test_a_slow_tokenizer_without_offsets():
 def test_special_tokens_are_context_but_never_targets():
     text = spelled([*DOCUMENT[:30], 0, *DOCUMENT[31:]])
     model = random_model()
-    result = measure(model, words(bos=True), text)
+    result = measure(model, words(bos=True), text, prefix="none")
     ids = [49, *DOCUMENT[:30], 0, *DOCUMENT[31:]]
     assert result.targets.position.tolist() == [t for t in range(N, len(ids)) if t != 31]
     assert_long_losses(result, model, ids, (N, 35))  # <s> in the first window, <|endoftext|> in the second
     with refused("31 is a special token"):
-        measure(model, words(bos=True), text, targets=[25, 31])
+        measure(model, words(bos=True), text, prefix="none", targets=[25, 31])
+
+
+def test_the_token_before_a_text_stands_before_every_context():
+    model = random_model()
+    result = measure(model, words(bos=True), spelled(DOCUMENT))
+    assert result.prefix == (49,) and ", prefix 49)" in repr(result)
+    for t in (N, 35):
+        expected = plain_loss(model, [49, *DOCUMENT[t - N : t]], range(N + 1), DOCUMENT[t])
+        row = result.targets.position.tolist().index(t)
+        assert result.targets.loss_long_nats[row] == pytest.approx(expected, abs=1e-4)
+    assert influence_map(model, words(bos=True), spelled(DOCUMENT), n_short=2).about["prefix"] == [49]
 
 
 def test_asking_for_some_targets_changes_nothing_else():
