@@ -185,9 +185,10 @@ def _titles(summaries: Sequence[Json], labels: Sequence[str] | None) -> list[str
     for number, summary in enumerate(summaries):
         settings = summary["settings"]
         share = f"{100 * summary['share_over_tau']['value']:.1f} % of {summary['targets']:,}"
+        prefix = and_prefix(settings.get("options", {}).get("prefix"))
         lines = [
             models[number] if labels is None else labels[number],
-            f"N = {settings['n_long']}, M = {settings['n_short']}{and_prefix(settings.get('options', {}).get('prefix'))}",
+            f"N = {settings['n_long']}, M = {settings['n_short']}{prefix}",
             f"{share} over $\\tau$",
             *(f"{key} {texts[key][number]}" for key in differing),
         ]
