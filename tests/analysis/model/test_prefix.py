@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 from tokenizers import processors
 
+from analysis.measure.influence import measure_influence
+from analysis.measure.settings import InfluenceSettings, VerifySettings
+from analysis.measure.verify import verify
 from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM, Prefixed
 from analysis.model.load import added_before, load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.model.token_losses import TokenLosses
+from analysis.records.store import load_records
+from analysis.stats.recovery import and_blocks
 from analysis.text.contexts import Contexts
+from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.data.tokenizers import load_tokenizer
 from tests.support import tiny
 from tests.support.families import FAMILIES, directory, random_model
-from tests.support.measured import random_contexts
+from tests.support.measured import plain_loss, random_contexts
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
 
@@ -100,6 +106,31 @@ def test_a_tokenizer_that_says_it_in_its_configuration(tmp_path):
         config = {"add_bos_token": True, "bos_token": named}
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
         assert added_before(folder / "tokenizer.json") == (5,)
+
+
+def test_records_name_it_and_are_measured_again_behind_it(with_bos, tmp_path):
+    settings = InfluenceSettings(
+        checkpoint=str(with_bos),
+        corpus=str(with_bos / "corpus"),
+        out=tmp_path / "records",
+        n_long=N,
+        n_short=M,
+        tau_nats=0.05,
+        targets=40,
+        ks=(1,),
+        selectors=("leave-one-out",),
+        device="cpu",
+    )
+    records = load_records(measure_influence(settings))
+    assert records.manifest.options["prefix"] == [5]
+    assert and_blocks({"options": records.manifest.options}) == ", prefix 5"
+    model, targets = load_for_analysis(with_bos).model, records.targets
+    tokens = TokenFiles.of_split(with_bos / "corpus", "heldout")
+    for row in (0, 7):
+        text = tokens.document(targets.document[row])[: targets.position[row] + 1]
+        expected = plain_loss(model, [5, *text[-N - 1 : -1]], range(N + 1), text[-1])
+        assert targets.loss_long_nats[row] == pytest.approx(expected, abs=1e-4)
+    assert verify(VerifySettings(records=records.folder, targets=5, device="cpu"))["verified"]
 
 
 def test_losses_by_position_are_behind_the_prefix_too(with_bos):
