@@ -12,6 +12,7 @@ from olmo.config import ActivationCheckpointingStrategy
 from olmo_sparsity.config.checks import parse_duration
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.model.build import Model, decoder_of
+from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.util.errors import UserError, first_line
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,9 @@ def compiled(config: Config, model: Model, device: torch.device, *, by_layer: bo
         if not by_layer:
             return torch.compile(model, **options)
         decoder: Any = decoder_of(model)
+        if isinstance(decoder, TupleAttention):
+            log.info("not compiled: tuples have no layers that could be compiled one by one")
+            return None
         for block in decoder.blocks():
             block.forward = torch.compile(block.forward, **options)
         return model
