@@ -115,7 +115,7 @@ class Engine:
                 group["fused"] = True  # one kernel for all parameters; OLMo's builder has no switch for it
         by_layer = config.activation_checkpointing is not None or self._gathers_layers
         step_model = compiled(config, model, self.device, by_layer=by_layer)
-        self.is_compiled, self._has_stepped = step_model is not None, False
+        self.is_compiled = step_model is not None
         self.model, self.optimizer = self.accelerator.prepare(
             model if step_model is None else step_model, optimizer
         )
@@ -124,9 +124,8 @@ class Engine:
 
     def _make_accelerator(self, config: Config) -> Accelerator:
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-        buckets = DistributedDataParallelKwargs(
-            gradient_as_bucket_view=True
-        )  # no second copy of the gradients
+        # No second copy of the gradients; and a forward pass is no collective, so that one process may repeat its own.
+        buckets = DistributedDataParallelKwargs(gradient_as_bucket_view=True, broadcast_buffers=False)
         return Accelerator(
             mixed_precision="no",  # autocast is entered below
             cpu=not torch.cuda.is_available(),
@@ -151,23 +150,9 @@ class Engine:
         They are on the device: reading one waits until it is computed, and `step` should be on its way by then.
 
         Each micro-batch contributes its sum over tokens divided by the number of loss tokens of the *global* batch, so
-        the split into processes and micro-batches changes nothing but rounding. Where compiling fails at the first step
-        this process goes on uncompiled, but for ZeRO 3, in which the others would wait for weights.
+        the split into processes and micro-batches changes nothing but rounding. With `task.length_groups` they are of
+        the group of lengths with the largest loss alone.
         """
-        try:
-            with nullcontext() if self.is_compiled else uncompiled():
-                return self._objective(batch)
-        except RuntimeError as error:
-            may_go_on = self.is_compiled and not self._has_stepped and not self._gathers_layers
-            if not (may_go_on and is_of_compiler(error)):
-                raise
-            log.warning("not compiled: compiling failed (%s)", first_line(error))
-        self.is_compiled = False
-        self.raw_model.zero_grad()
-        return self.forward_backward(batch)
-
-    def _objective(self, batch: Batch) -> dict[str, Tensor]:
-        """As `_accumulate`; with `task.length_groups` of the group of lengths with the largest loss alone."""
         if self._length_groups is None:
             return self._accumulate(batch)
         groups = batch.by_length(self._length_groups)
@@ -197,14 +182,24 @@ class Engine:
                 self._backward(sums["loss_nats"] * (self.processes / count), last)
             totals = {name: totals.get(name, 0) + value.detach() for name, value in sums.items()}
         means = self.sum_over_processes(torch.stack(list(totals.values()))) / count
-        self._has_stepped = True
         return dict(zip(totals, means, strict=True))
 
     def _loss_sums(self, part: Batch) -> dict[str, Tensor]:
-        """What the model gives for the labels of a micro-batch: `loss_nats` and its parts, sums over tokens."""
-        with self._forward_context():
-            part = part.to(self.device)
-            return self.model(**part.model_inputs, **part.targets, z_weight=self._z_weight)
+        """What the model gives for the labels of a micro-batch: `loss_nats` and its parts, sums over tokens.
+
+        Where compiling fails this process goes on uncompiled, but for ZeRO 3, in which others would wait for weights.
+        """
+        try:
+            with nullcontext() if self.is_compiled else uncompiled(), self._forward_context():
+                part = part.to(self.device)
+                return self.model(**part.model_inputs, **part.targets, z_weight=self._z_weight)
+        except RuntimeError as error:
+            if not (self.is_compiled and is_of_compiler(error)) or self._gathers_layers:
+                raise
+            reason = getattr(error, "inner_exception", error)
+            log.warning("not compiled: compiling failed (%s)", first_line(reason))
+        self.is_compiled = False
+        return self._loss_sums(part)
 
     def _forward_context(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_bf16)
@@ -316,10 +311,12 @@ class Engine:
         return result
 
     def refuse_unequal(self, value: str, what: str) -> None:
-        """Raise `UserError` in the processes in which ``value`` is not that of rank 0. Collective."""
-        mine = torch.tensor([zlib.crc32(value.encode())], device=self.device)
-        if self.processes > 1 and self.accelerator.gather(mine)[0] != mine:
+        """Raise `UserError` in every process unless ``value`` is the same in all. Collective."""
+        if self.processes == 1:
+            return
+        all_of_them = self.accelerator.gather(torch.tensor([zlib.crc32(value.encode())], device=self.device))
+        if (all_of_them != all_of_them[0]).any():
             raise UserError(
-                f"{what} is another one here (rank {self.rank}: {value}) than in rank 0; see that all machines have "
-                "the same files, then run the same command again"
+                f"{what} is not the same in all processes (rank {self.rank}: {value}); see that all machines have the "
+                "same files, then run the same command again"
             )
