@@ -110,17 +110,16 @@ def train_jobs(options: argparse.Namespace, overrides: Sequence[str]) -> list[Jo
 def _check_start(config: Config, *, after: bool) -> None:
     """Raise `UserError` for what training would refuse before its first step; weights and checksums are not read.
 
-    Left out are a data set on the hub and, for a job ``after`` another, a corpus that is not there yet.
+    Left out is, for a job ``after`` another, a corpus that is not there yet.
     """
     from olmo_sparsity.data.batches import open_training_data
     from olmo_sparsity.evaluate.exact_match import TaskEvaluation
     from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
     from olmo_sparsity.training.resume import starting_checkpoint
 
-    is_text, stream, corpus = config.task.name is None, config.corpus.stream, config.corpus.path
+    is_text, corpus = config.task.name is None, config.corpus.path
     to_come = is_text and corpus is not None and _is_to_come(corpus, after)
-    on_hub = is_text and stream is not None and stream.source != "text" and not Path(stream.dataset).exists()
-    if not (to_come or on_hub):
+    if not to_come:
         open_training_data(config)
     if config.evaluation.interval is not None and (config.evaluation.paths or not to_come):
         if is_text:

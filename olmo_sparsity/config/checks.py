@@ -47,7 +47,7 @@ _DROPOUTS = ("model.residual_dropout", "model.attention_dropout", "model.embeddi
 _EXCLUSIVE = (
     *combinations(reversed(SWITCHES), 2),
     ("model.alibi", "model.flash_attention"),
-    *combinations(("corpus.stream", "corpus.path", "data.datasets", "data.paths"), 2),
+    *combinations(("corpus.path", "data.datasets", "data.paths"), 2),
 )
 """Fields of which at most one may be set."""
 
@@ -366,7 +366,7 @@ def _check_documents(config: Config) -> Iterator[Problem]:
 
 
 def _check_data(config: Config) -> Iterator[Problem]:
-    dtype, stream = config.data.memmap_dtype, config.corpus.stream
+    dtype = config.data.memmap_dtype
     try:
         _ = config.data.effective_memmap_dtype
     except TypeError:
@@ -386,20 +386,6 @@ def _check_data(config: Config) -> Iterator[Problem]:
         )
     if config.task.name is None and config.model.max_sequence_length == 1:
         yield ("model.max_sequence_length",), "1 leaves nothing to predict; give 2 or more"
-    if stream is None:
-        return
-    if (stream.source == "text") != bool(stream.files):
-        remedy = "name them, or set source: c4" if not stream.files else "remove them, or set source: text"
-        yield (
-            ("corpus.stream.files", "corpus.stream.source"),
-            f"{len(stream.files)} files with source: {stream.source}; {remedy}",
-        )
-    if config.tokenizer.identifier is None:
-        yield (
-            ("tokenizer.identifier", "corpus.stream"),
-            "is missing, and corpus.stream needs a tokenizer; OLMo's is "
-            "tokenizers/allenai_gpt-neox-olmo-dolma-v1_5.json",
-        )
 
 
 def _check_needles(config: Config) -> Iterator[Problem]:
@@ -460,11 +446,10 @@ def _check_optimization(config: Config) -> Iterator[Problem]:
     except UserError as error:
         yield ("max_duration",), str(error)
         return
-    if unit == "epochs" and (config.task.name or config.corpus.stream):
-        why = "a task has no epochs" if config.task.name else "a stream has no epochs of known length"
+    if unit == "epochs" and config.task.name:
         yield (
-            ("max_duration", "task.name", "corpus.stream"),
-            f"{config.max_duration}: {why}; give steps (10000) or tokens (2e9T)",
+            ("max_duration", "task.name"),
+            f"{config.max_duration}: a task has no epochs; give steps (10000) or tokens (2e9T)",
         )
     warmup, ramps = scheduler.t_warmup, scheduler.name != "constant"
     if scheduler.name == "inverse_sqrt_with_warmup" and not warmup:

@@ -5,7 +5,7 @@ Load a configuration with `config.load.load_config`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import reduce
 from typing import Any
@@ -216,37 +216,6 @@ class PositionsConfig(olmo.BaseConfig):
 
 
 @dataclass
-class StreamConfig(olmo.BaseConfig):
-    """
-    Text that is tokenized while it is trained on. Needs `tokenizer.identifier`; is resumed exactly. Documents come
-    in their order within a shard or file, those in an order drawn from the seed, a window at a time from each reader.
-    """
-
-    source: str = known("c4", choices=("c4", "text"))
-    """c4: a data set on the Hugging Face Hub, or a copy of its folder; text: `files`."""
-
-    files: list[str] = field(default_factory=list, metadata={"known": Known(free=True)})
-    """
-    text: files as `scripts/prepare_data.py text` takes them. They may be moved before a run is resumed.
-    """
-
-    dataset: str = "allenai/c4"
-    """c4: a name on the hub, or a folder of the same layout."""
-
-    dataset_config: str = "en"
-    """c4: its configuration."""
-
-    split: str = "train"
-    """c4: its split."""
-
-    readers: int = known(16, bound=ABOVE_0)
-    """
-    How many shards are read at the same time; decides the order of the windows, whatever the number of processes.
-    Best a multiple of the processes times `data.num_workers`: each then tokenizes nothing but what it trains on.
-    """
-
-
-@dataclass
 class CorpusConfig(olmo.BaseConfig):
     """The corpus to train on. Which text it is, is compared by its content when a run is resumed."""
 
@@ -264,9 +233,6 @@ class CorpusConfig(olmo.BaseConfig):
 
     verify_checksums: bool = known(True, free=True)
     """Compare the token files with the checksums in the manifest before training, once in a run unless they change."""
-
-    stream: StreamConfig | None = None
-    """Text to tokenize while training, with no preparation, in place of `path` and of `data.paths`."""
 
 
 @dataclass
@@ -424,6 +390,15 @@ class Config(olmo.TrainConfig):
     initial_weights: str | None = None
     """Checkpoint, or run (then its last one), of the same shape and tokenizer, whose weights training starts from;
     optimizer, schedule and data start anew. For a longer window, say, or PoSE on a trained model."""
+
+    @classmethod
+    def update_legacy_settings(cls, config: Any) -> Any:
+        """Also without `corpus.stream: null`, which checkpoints of older versions have."""
+        config = super().update_legacy_settings(config)
+        corpus = config.get("corpus")
+        if isinstance(corpus, MutableMapping) and corpus.get("stream", ...) is None:
+            del corpus["stream"]
+        return config
 
     @property
     def masks_documents(self) -> bool:

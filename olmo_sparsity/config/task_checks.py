@@ -15,7 +15,7 @@ from olmo_sparsity.tasks.coupling import ENDS, Segment, found_ids
 from olmo_sparsity.util.errors import UserError
 
 _ABOUT_TEXT = (
-    *("corpus.path", "corpus.stream", "data.paths", "data.datasets", "data.instance_filter"),
+    *("corpus.path", "data.paths", "data.datasets", "data.instance_filter"),
     *("positions.doc_mask", "data.generate_doc_lengths", "tokenizer.identifier"),
     *("evaluation.paths", "evaluation.position_length", "needles.share"),
 )

@@ -1,4 +1,4 @@
-"""What the loop trains on, prepared or streamed, and the check of prepared files before it starts."""
+"""What the loop trains on, and the check of prepared files before it starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.corpus.tokens import ExpectedFile, Verified, expected_files
-from olmo_sparsity.data.stream import StreamedData
 from olmo_sparsity.data.task_batches import TaskData, task_text
 from olmo_sparsity.data.windows import Batch, TrainingBatches, TrainingData, bare_training_paths
 
@@ -14,14 +13,12 @@ __all__ = ["Batch", "TrainingBatches", "open_training_data", "verify_checksums"]
 
 
 def open_training_data(config: Config, *, rank: int = 0, world_size: int = 1) -> TrainingBatches:
-    """A task, token files (`corpus.path`, `data.paths`) or a stream (`corpus.stream`), as ``config`` says.
+    """A task, or token files (`corpus.path`, `data.paths`), as ``config`` says.
 
     Raises `UserError` for text or token files that are missing, unreadable or of another tokenizer.
     """
     if config.task.name is not None:
         return TaskData(config, rank=rank, world_size=world_size)
-    if config.corpus.stream is not None:
-        return StreamedData(config, rank=rank, world_size=world_size)
     return TrainingData(config, rank=rank, world_size=world_size)
 
 

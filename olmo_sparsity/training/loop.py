@@ -107,7 +107,7 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
     evaluation = engine.open_evaluation(config) if interval else None
     last_step = min(schedule.last_step, first_step + (config.stop_after or schedule.max_steps))
     deadline = time.monotonic() + (config.time_limit or math.inf)
-    batches, tokenizer = data.batches(first_step), saved_tokenizer(config)
+    batches, tokenizer = data.batches(first_step), saved_tokenizer(config) if engine.is_main else None
     folder = step_folder(config.save_folder, first_step)
     monitor = Monitor(
         config,

@@ -139,9 +139,10 @@ def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) 
                 f"{config.save_folder} was changed by another process; run the same command again"
             )
         # Of a run that was killed while it saved; another command may be writing to the folder now.
-        names = ("step*", METRICS_NAME, PROVENANCE_NAME, VERIFIED_NAME)
-        leftovers = [path for name in names for path in Path(config.save_folder).glob(f".{name}.tmp-*")]
-        for path in [*leftovers, *([] if resume else checkpoints(config.save_folder))]:
+        folder, names = Path(config.save_folder), ("step*", METRICS_NAME, PROVENANCE_NAME, VERIFIED_NAME)
+        leftovers = [path for name in names for path in folder.glob(f".{name}.tmp-*")]
+        overwritten = [] if resume else [*checkpoints(folder), *folder.glob("error-rank*.txt")]
+        for path in [*leftovers, *overwritten]:
             remove(path)
 
     with ExitStack() as held:

@@ -26,7 +26,7 @@ class Schedule:
         steps = {
             "steps": amount,
             "tokens": amount / config.tokens_per_step,
-            "epochs": amount * (steps_per_epoch or 0),  # None of a stream, whose config has no epochs
+            "epochs": amount * (steps_per_epoch or 0),  # None of a task, which has no epochs
         }[unit]
         return cls(config, max(1, int(steps)))
 

@@ -68,8 +68,6 @@ class Stream(IntEnum):
     """Position ids of training windows."""
     SEGMENTS = 0x736567
     """Which segments of documents are read."""
-    STREAMED_TEXT = 0x737472
-    """The order of streamed shards and documents."""
 
 
 _WORD = (1 << 32) - 1

@@ -194,7 +194,7 @@ def with_random_tokens(config: Config, folder: Path) -> Config:
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, count).astype(dtype)
     tokens.tofile(folder / "tokens.npy")
     data = replace(config.data, paths=[str(folder / "tokens.npy")], memmap_dtype=dtype, datasets=None)
-    corpus = replace(config.corpus, path=None, stream=None)
+    corpus = replace(config.corpus, path=None)
     return replace(config, data=data, corpus=corpus, save_folder=str(folder / "run"))
 
 

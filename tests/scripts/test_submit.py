@@ -124,7 +124,6 @@ def test_each_task_gets_its_checkpoint_and_shard(dry_run, run_folder):
     assert seen == [(*pair, f"{shard}/3") for pair, shard in itertools.product(pairs, (1, 2, 3))]
 
 
-STREAM = "--corpus.path=null --corpus.stream.source=text --tokenizer.identifier=corpus/tokenizer.json"
 HELDOUT = "--evaluation.interval=2"
 
 
@@ -141,7 +140,6 @@ HELDOUT = "--evaluation.interval=2"
         ("train config.yaml -- --global_train_batch_size=400", "fewer than global_train_batch_size"),
         (f"train config.yaml -- {HELDOUT} --corpus.heldout_split=other", "no split 'other'"),
         (f"train config.yaml -- {HELDOUT} --evaluation.paths=[no.npy]", "token file no.npy is missing"),
-        (f"train config.yaml -- {STREAM} --corpus.stream.files=[none.jsonl]", "none.jsonl is missing"),
         ("influence none --corpus corpus --out x", "none is neither a checkpoint nor a run"),
         ("influence run --corpus none --out x", "none is no prepared corpus"),
         (f"influence run run --corpus corpus --out x -- {SMALL}", "checkpoints of the same name"),

@@ -54,7 +54,7 @@ ONE_OVERRIDE = {
     "optimizer.warmup=3": "unknown key; did you mean scheduler.t_warmup?",
     "log_interval=3": "unknown key; did you mean wandb.log_interval?",
     "modle={d_model: 3}": "unknown key; did you mean model?",
-    "corpus.zzz=3": "unknown key; corpus has path, train_split, heldout_split, verify_checksums, stream",
+    "corpus.zzz=3": "unknown key; corpus has path, train_split, heldout_split, verify_checksums",
     # types
     "optimizer.learning_rate=fast": "'fast' does not fit; give a value of type float",
     "seed=1.5": "1.5 does not fit; give a value of type int",
