@@ -480,7 +480,7 @@ def hub_units(
         _check_hub(dataset)
     try:
         count = _open_stream(dataset, config, split).num_shards
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, FileNotFoundError) as error:
         raise UserError(
             f"{dataset}, config {config}, has no readable split {split}: {first_line(error)}"
         ) from error

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
+from functools import partial
 from pathlib import Path
 
 from olmo_sparsity.checkpoint import (
+    CHECKSUMS,
     OPTIMIZER,
     load_state,
     load_tensors,
@@ -23,6 +25,7 @@ from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.metrics import rows_of_done_steps
 from olmo_sparsity.training.monitor import Monitor
 from olmo_sparsity.training.resume import (
+    errors_noted,
     initial_checkpoint,
     is_finished,
     refuse_other_data,
@@ -51,6 +54,11 @@ def train(config: Config, *, resume: bool = False) -> Path:
     saving on SIGUSR1, SIGTERM or Ctrl-C.
     """
     engine = (Engine if config.deepspeed.config is None else ZeroEngine)(config)
+    with errors_noted(config, engine):
+        return _train(config, engine, resume)
+
+
+def _train(config: Config, engine: Engine, resume: bool) -> Path:
     # One process looks at the folder, and hashes what it finds: another may be shown an older state of it.
     last, weights, finished = engine.on_main(lambda: _beginning(config, resume))
     if finished:
@@ -85,7 +93,8 @@ def _train_from(config: Config, engine: Engine, data: TrainingBatches, last: Pat
     first_step = 0
     if last is not None:
         state = load_state(last)
-        engine.refuse_unequal(f"step {state.step}", f"the checkpoint {last}")
+        content = (last / CHECKSUMS).read_text(encoding="utf8")
+        engine.refuse_unequal(f"step {state.step}, {content}", f"the checkpoint {last}")
         refuse_other_data(state, last, data.identity)
         first_step = state.step
         engine.load_optimizer_tensors(load_tensors(last / OPTIMIZER))
@@ -131,14 +140,16 @@ def _run(config: Config, engine: Engine, data: TrainingBatches, schedule: Schedu
             monitor.log(step, {**values, "learning_rate": learning_rate})
             ends = engine.any_process(stop.received is not None or time.monotonic() > deadline)
             has_learned = False
+            saving = partial(save, config, engine, step, data.identity, tokenizer)
             with monitor.paused():
+                if ends:  # first of all: there may be seconds left
+                    folder = saving(finished=step >= schedule.max_steps)
                 if evaluation is not None and interval and (step == last_step or step % interval == 0):
                     found = engine.evaluate(evaluation)
                     monitor.log_evaluation(step, found)
                     has_learned = until is not None and exact_share(found) >= until
-                if step == last_step or ends or has_learned or saves_at(config, step):
-                    finished = has_learned or step >= schedule.max_steps
-                    folder = save(config, engine, step, data.identity, tokenizer, finished=finished)
+                if has_learned or (not ends and (step == last_step or saves_at(config, step))):
+                    folder = saving(finished=has_learned or step >= schedule.max_steps)
             if has_learned:
                 log.info("finished after step %d: exact match reached evaluation.until", step)
                 break

@@ -128,8 +128,7 @@ def _another_run(folder: Path, name: str, before: object, now: object) -> UserEr
 def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) -> Iterator[None]:
     """Hold the run's folder while the block trains, cleared of what a killed or overwritten run left in it. Collective.
 
-    Each process appends the traceback of its error to `error-rank<n>.txt` there. Raises `UserError` in every process
-    where another one trains there.
+    Raises `UserError` in every process where another one trains there.
     """
 
     def claim() -> None:
@@ -147,19 +146,29 @@ def run_folder(config: Config, engine: Engine, last: Path | None, resume: bool) 
 
     with ExitStack() as held:
         engine.on_main(claim)
-        try:
-            yield
-        except StoppedBySignal:
-            raise
-        except Exception:
-            _note_error(Path(config.save_folder) / f"error-rank{engine.rank}.txt")
-            raise
+        yield
 
 
-def _note_error(path: Path) -> None:
-    """Append the traceback: of many processes, standard error has them mixed, or only what the launcher let through."""
-    with suppress(OSError), open(path, "a", encoding="utf8") as file:
-        file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')}\n{traceback.format_exc()}\n")
+@contextmanager
+def errors_noted(config: Config, engine: Engine) -> Iterator[None]:
+    """Append the traceback of what ends the block to `error-rank<n>.txt` in the run's folder.
+
+    Of many processes, standard error has them mixed, or only what the launcher let through. Bad input of one process
+    alone is not noted: it is one line there.
+    """
+    try:
+        yield
+    except StoppedBySignal:
+        raise
+    except Exception as error:
+        folder = Path(config.save_folder)
+        if not isinstance(error, UserError) or (engine.processes > 1 and folder.is_dir()):
+            time = datetime.now().astimezone().isoformat(timespec="seconds")
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                with open(folder / f"error-rank{engine.rank}.txt", "a", encoding="utf8") as file:
+                    file.write(f"{time}\n{traceback.format_exc()}\n")
+        raise
 
 
 def saves_at(config: Config, step: int) -> bool:

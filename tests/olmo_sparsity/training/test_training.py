@@ -18,6 +18,7 @@ from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.training.schedule import Schedule
+from olmo_sparsity.util.signals import StoppedBySignal
 from tests.support import tiny
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
@@ -304,6 +305,35 @@ def test_accelerates_environment_changes_nothing(tmp_path, monkeypatch):
         for name in ("run", "again")
     )
     assert ours == theirs
+
+
+def test_an_error_before_the_first_step_is_noted_and_bad_input_is_not(tmp_path, monkeypatch):
+    def fails(self, model):
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "prepare", fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            train(tiny.train_config(tmp_path))
+    assert "Tried to allocate 2.00 GiB" in (tmp_path / "run" / "error-rank0.txt").read_text()
+    with refused("is no prepared corpus"):
+        train(tiny.train_config(tmp_path, f"--corpus.path={tmp_path}", f"--save_folder={tmp_path / 'other'}"))
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_run_that_is_to_stop_saves_before_it_evaluates(tmp_path, monkeypatch):
+    """SLURM may leave it half a minute."""
+    config = tiny.train_config(tmp_path, "--time_limit=0.001", evaluation={"interval": 1})
+    saved = []
+
+    def evaluate(self, evaluation):
+        saved.extend(checkpoints(tmp_path / "run"))
+        return {"heldout_loss_nats": 1.0}
+
+    monkeypatch.setattr(Engine, "evaluate", evaluate)
+    with pytest.raises(StoppedBySignal):
+        train(config)
+    assert len(saved) == 1
 
 
 def test_a_corpus_that_is_deleted_costs_nothing(tmp_path, monkeypatch):
