@@ -1,4 +1,4 @@
-"""Cluster bootstrap and permutation test: targets of one document are not independent, nor are the documents of one
+"""Cluster bootstrap: targets of one document are not independent, nor are the documents of one
 group, where the corpus names groups (docs/method.md, 2.4).
 
 Every figure is a function of column sums over targets: a mean is Σ loss / Σ 1, recovery is
@@ -20,10 +20,9 @@ from olmo_sparsity.util.streams import Stream
 
 DEFAULT_RESAMPLES = 2000
 LEVEL = 0.95
-_CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts or signs held at once: 32 MiB of int64
+_CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts held at once: 32 MiB of int64
 FEW_GROUPS, FEW_DOCUMENTS = 10, 30
 """Below so many groups or, where there are none, documents, percentile intervals are known to be too narrow."""
-_TIE = 1e-12  # of Σ |difference|: rounding must not decide whether a flipped sum ties with the observed one
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """From column sums (…, C) to values (…,); NaN where it is not defined, as a ratio over nothing is."""
@@ -208,41 +207,6 @@ def interval_words(groups: np.ndarray | None, trainings: np.ndarray | None = Non
     return f"95 % percentile, cluster bootstrap by {'' if trainings is None else 'training, and by '}{by}"
 
 
-def sign_flip_p_values(
-    differences: np.ndarray, clusters: np.ndarray, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
-) -> np.ndarray:
-    """Permutation test of paired differences whose unit of exchange is the cluster: two-sided p-values, (C,).
-
-    Null hypothesis: the two sides of the pairs (here the true and the placebo far context) are exchangeable by
-    document. Swapping them for all targets of a document flips the sign of its sum of differences, and every
-    pattern of signs over documents is as likely as the observed one. The statistic is |Σ over targets|; a pattern
-    counts as extreme where it is at least as large as the observed value.
-
-    With 2^D <= R all patterns are enumerated: p = #extreme / 2^D, exact, the observed pattern being one of them.
-    Otherwise R patterns are drawn: p = (1 + #extreme) / (1 + R), never 0. D counts the documents in which a
-    difference is not zero; the others cannot change a sum.
-
-    Args:
-        differences: (n, C), first side minus second; every column is tested by itself, on the same signs.
-        clusters: (n,), the document of each row.
-        resamples: R.
-        seed: of the signs; the same arguments give the same p-values.
-    """
-    sums = cluster_sums(np.asarray(differences, dtype=np.float64), clusters)
-    sums = sums[sums.any(axis=1)]
-    documents = len(sums)
-    least = np.abs(sums.sum(axis=0)) - _TIE * np.abs(sums).sum(axis=0)
-    if 2**documents <= resamples:
-        patterns = np.arange(2**documents)[:, None] >> np.arange(documents)
-        return (np.abs(_signs(patterns % 2) @ sums) >= least).mean(axis=0)
-    rng = np.random.default_rng([Stream.SIGNS, seed])
-    extreme = np.zeros(sums.shape[1], dtype=np.int64)
-    for rows in _chunks(resamples, documents):
-        signs = _signs(rng.integers(2, size=(len(rows), documents)))
-        extreme += (np.abs(signs @ sums) >= least).sum(axis=0)
-    return (1 + extreme) / (1 + resamples)
-
-
 def cluster_sums(columns: np.ndarray, clusters: np.ndarray) -> np.ndarray:
     """Sums of ``columns`` (n, C) over the rows of each cluster, (D, C), clusters in ascending order."""
     _, index = np.unique(clusters, return_inverse=True)
@@ -281,8 +245,3 @@ def _chunks(resamples: int, clusters: int) -> Iterator[range]:
     size = max(1, _CHUNK_ELEMENTS // max(1, clusters))
     for first in range(0, resamples, size):
         yield range(first, min(first + size, resamples))
-
-
-def _signs(bits: np.ndarray) -> np.ndarray:
-    """0 becomes 1 and 1 becomes -1."""
-    return 1.0 - 2.0 * bits

@@ -25,7 +25,6 @@ from analysis.stats.bootstrap import (
     draw_seeds,
     mean_over_seeds,
     ratio_of_sums,
-    sign_flip_p_values,
 )
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
@@ -56,9 +55,6 @@ class MeasuredTargets:
         self.over = over
         """(m,) indices into all targets."""
         self.document = targets.document[over]
-        groups = targets.groups_of(over)
-        self.unit = self.document if groups is None else groups
-        """What is independent: the group of each target's document where that is known, else the document."""
         self.short_nats = targets.loss_short_nats[over]
         self.long_nats = targets.loss_long_nats[over]
         self.gain_nats = self.short_nats - self.long_nats
@@ -93,25 +89,6 @@ class MeasuredTargets:
                     saved = np.nan_to_num(self.short_nats - losses[context][:, self.ks.index(k)])
                     columns["saved", selector, context, k, group] = self.column(saved * members)
         return columns
-
-    def permutation_p(self, resamples: int, seed: int) -> dict[str, dict[int, float]]:
-        """p-value of true against placebo by selector and k: signs of whole groups, or documents, are flipped.
-
-        The null hypothesis, of `sign_flip_p_values`: the k tokens chosen from the true far context recover as
-        much as those chosen from the placebo, so that the two could be swapped in any of them. The targets were
-        chosen for a gain from the *true* far context, which lowers p; cross-fitting avoids this.
-        """
-        contexts = [
-            np.concatenate([losses[context] for losses in self.loss_nats.values()], axis=1)
-            for context in FAR_CONTEXTS
-        ]
-        saved_true_minus_placebo = contexts[1] - contexts[0]  # L_short cancels
-        found = sign_flip_p_values(saved_true_minus_placebo, self.unit, resamples=resamples, seed=seed)
-        table = found.reshape(len(self.loss_nats), len(self.ks)).tolist()
-        return {
-            selector: dict(zip(self.ks, row, strict=True))
-            for selector, row in zip(self.loss_nats, table, strict=True)
-        }
 
 
 class SumsBootstrap:

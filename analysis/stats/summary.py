@@ -61,8 +61,8 @@ def summarize(
     Args:
         records: of one checkpoint on one corpus, of two that are cross-fitted, or of several trainings
             (`join_trainings`); then numbers of targets are sums over the trainings.
-        resamples: bootstrap resamples, at least 1,000 for what is shown; also patterns of the permutation test.
-        seed: of both.
+        resamples: bootstrap resamples, at least 1,000 for what is shown.
+        seed: of the bootstrap.
         k_of_bins: the k of ``gain_bins``, ``comparisons``, ``kinds`` and ``distances``; by default 4, or the
             closest k that was measured.
 
@@ -88,7 +88,7 @@ def summarize(
         "loss_long": bootstrap.ratio("long over tau", ("targets", ALL)),
         "all_targets": _numbers_of_all(bootstrap),
         "near_copies": _near_copies(bootstrap, records, k),
-        "selectors": _per_selector(bootstrap, measured, resamples, seed),
+        "selectors": _per_selector(bootstrap, measured),
         "comparisons": _comparisons(bootstrap, measured, k),
         "gain_bins": {
             "k": k,
@@ -196,15 +196,10 @@ def _members_of_bins(records: Records, bins: list[tuple[float, float]]) -> list[
     return [(gain > low) & (gain <= high) for low, high in bins]
 
 
-def _per_selector(bootstrap: SumsBootstrap, measured: MeasuredTargets, resamples: int, seed: int) -> Json:
-    p_values = measured.permutation_p(resamples, seed)
+def _per_selector(bootstrap: SumsBootstrap, measured: MeasuredTargets) -> Json:
     return {
         selector: {
-            str(k): {
-                **_mean_losses(bootstrap, selector, k),
-                **bootstrap.recoveries(selector, k),
-                "permutation_p": p_values[selector][k],
-            }
+            str(k): {**_mean_losses(bootstrap, selector, k), **bootstrap.recoveries(selector, k)}
             for k in measured.ks
         }
         for selector in measured.loss_nats
@@ -296,6 +291,4 @@ def _settings(records: Records, resamples: int, seed: int) -> Json:
         "resamples": resamples,
         "bootstrap_seed": seed,
         "interval": interval_words(groups, records.training),
-        "permutation_test": "true against placebo, signs flipped by "
-        f"{'document' if groups is None else 'group'}, two-sided",
     }

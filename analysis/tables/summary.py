@@ -31,7 +31,6 @@ def render_summary(summary: Json) -> Group:
         part
         for heading, table in (
             *_training_tables(summary),
-            _p_table(summary),
             _kinds_table(summary),
             _needed_table(summary),
             *_pick_tables(summary),
@@ -100,17 +99,6 @@ def _training_tables(summary: Json) -> Iterator[tuple[str, Table]]:
         )
     if table.row_count:
         yield f"each training by itself ({selector}, k = {k})", table
-
-
-def _p_table(summary: Json) -> tuple[str, Table]:
-    ks = [str(k) for k in summary["settings"]["ks"]]
-    table = plain_table("selector", *(f"k = {k}" for k in ks))
-    for selector, per_k in summary["selectors"].items():
-        table.add_row(selector, *(f"{per_k[k]['permutation_p']:.4f}" for k in ks))
-    return (
-        f"p-value of true against placebo (permutation by {'group' if 'groups' in summary else 'document'})",
-        table,
-    )
 
 
 def _kinds_table(summary: Json) -> tuple[str, Table]:

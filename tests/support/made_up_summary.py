@@ -109,7 +109,6 @@ def _per_k(name: str, rng: np.random.Generator) -> Json:
             "loss": interval(SHORT_NATS - gain * true, 0.38),
             "placebo_loss": interval(SHORT_NATS - gain * placebo, 0.41),
             **_recoveries(true, placebo, 0.05 + 0.02 * rng.random()),
-            "permutation_p": 0.001,
         }
         for k, true, placebo in zip(KS, *CURVES[name], strict=True)
     }
