@@ -104,6 +104,28 @@ def test_best_needs_two_selectors_that_look_at_the_model(tmp_path: Path) -> None
     assert list(summary["selectors"]) == list(names)
 
 
+def test_what_thresholding_does_stands_beside_the_share_over_tau(records: Records, summary: dict) -> None:
+    found, gain = summary["thresholding"], records.targets.gain_nats
+    assert found["share_under_minus_tau"]["value"] == pytest.approx((gain < -1).mean())
+    assert found["share_of_net_gain"]["value"] == pytest.approx(gain[gain > 1].sum() / gain.sum())
+    assert found["persistence"] is None
+    held = f"{100 * gain[gain > 1].sum() / gain.sum():.0f}"
+    assert f"hold {held} [" in table_text(summary) and "(the mirror tail): 0.0 [0.0, " in table_text(summary)
+    assert f"0.0% lose more; the former hold {held}% of the gain of all" in describe_findings(records)
+    assert rf"0.0 % below $-\tau$; {held} % of all gain" in describe(summary)
+
+
+def test_cross_fitted_records_tell_what_persists(tmp_path: Path) -> None:
+    records = made_up_records(tmp_path, crossfit=True)
+    summary = summarize(records, 1000)
+    chosen, gain = records.targets.selecting_gain_nats, records.targets.gain_nats
+    over, found = chosen > 1, summary["thresholding"]["persistence"]
+    assert found["selecting_gain_nats"]["value"] == pytest.approx(chosen[over].mean())
+    assert found["gain_nats"]["value"] == pytest.approx(gain[over].mean())
+    assert found["share_still_over_tau"]["value"] == pytest.approx((gain[over] > 1).mean())
+    assert f"they gain {gain[over].mean():.2f} [" in table_text(summary)
+
+
 def test_no_p_value_of_targets_that_were_chosen_by_the_true_gain(summary: dict) -> None:
     """True and placebo could not be exchanged: of 1,000 simulations without a difference 755 had p < 0.05."""
     assert "permutation" not in json.dumps(summary) and "p-value" not in table_text(summary)
@@ -369,7 +391,7 @@ def test_groups_are_the_unit_where_records_have_them(tmp_path: Path) -> None:
     assert "only 7 groups with targets over tau" in table_text(summary)
     assert "] by group, then document (only 7 groups: rough), of a recovery" in describe_findings(records)
     assert "by group, then document" in describe(summary) and "only 7 groups" in describe(summary)
-    assert "(no groups are known)" in table_text(plain) and describe(plain).endswith("bootstrap by document")
+    assert "(no groups are known)" in table_text(plain) and describe(plain).endswith("95 %, by document")
     kinds = [few_clusters(each, "_over_tau") for each in summary["kinds"]["kinds"]]
     assert all("group" in each for each in kinds)
     assert summarize_all_targets(records, 1000, 0) == summary["all_targets"]
