@@ -107,7 +107,7 @@ def describe_length(length_json: Json) -> str:
     settings = length_json["settings"]
     return (
         f"{settings['windows_measured']:,} windows of {settings['lengths'][-1]:,} tokens in "
-        f"{settings['documents']:,} documents; bands and bars: 95 % bootstrap {by_clusters_and_seeds(length_json)}"
+        f"{settings['documents']:,} documents; bands and bars: 95 %, {by_clusters_and_seeds(length_json)}"
     )
 
 

@@ -54,8 +54,6 @@ class Stream(IntEnum):
     """Which training samples have coupled ids, and which of these are wrong."""
     SECOND_IDS = 15
     """Where the ids of a second level start."""
-    TRAINING_SEEDS = 0x6C73
-    """Resamples of training runs."""
     HELDOUT_WINDOWS = 0x686C64
     """Which windows the held-out loss reads."""
     ID_TABLE = 0x696473
