@@ -31,13 +31,14 @@ LEAST_RESAMPLES = 1000
 """Of everything that is shown: docs/method.md, 2.4."""
 
 
-def add_bootstrap_arguments(parser: argparse.ArgumentParser, *, of: str = "groups and documents") -> None:
-    """``--resamples`` and ``--seed``; what is resampled stands in the help."""
+def add_bootstrap_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--resamples`` and ``--seed``."""
     parser.add_argument(
         "--resamples",
         type=_resamples,
         default=DEFAULT_RESAMPLES,
-        help=f"bootstrap resamples of {of}, at least {LEAST_RESAMPLES} (default: %(default)s)",
+        help="bootstrap resamples of groups and documents, where these are not few, at least "
+        f"{LEAST_RESAMPLES} (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=seed_number, default=0, help="seed of the bootstrap (default: %(default)s)"

@@ -18,7 +18,7 @@ is needed), pools the training seeds of one setting, prints the numbers and writ
   figure1-options.*         with --by: exact match against options of training, a curve per length, in their place
   figure1.json              every number that is drawn, and where the records come from
 
-Intervals are 95 %: Wilson's for one seed, a bootstrap over seeds and samples for several. Records that differ in the
+Intervals are 95 %: Wilson's for one seed, Student's t over seeds for several. Records that differ in the
 training seed alone are pooled; what they do not tell, such as precision, heads and weight decay, is not compared. The
 same records give the same files.
 """
@@ -28,7 +28,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.cli.arguments import add_bootstrap_arguments
 from olmo_sparsity.util.arguments import Parser, out_folder
 from olmo_sparsity.util.errors import UserError
 
@@ -51,7 +50,7 @@ def main() -> None:
     from olmo_sparsity.util.provenance import current_commit, library_versions
 
     commit = current_commit()  # before the figures are drawn over those of a checkout
-    groups = pool(load_records(arguments.records), arguments.resamples, arguments.seed)
+    groups = pool(load_records(arguments.records))
     planted = [group for group in groups if group.settings.k_train is not None]
     if arguments.bound and not planted:
         raise UserError("--bound is for tasks with planted tokens, and no record is of one; leave it out")
@@ -66,7 +65,6 @@ def main() -> None:
         "curves": curves_json(groups),
         "bounds": [test.as_dict() for test in tests],
         "records": sources_json(groups),
-        "settings": {"resamples": arguments.resamples, "bootstrap_seed": arguments.seed},
         "provenance": {"commit": commit, "versions": library_versions()},
     }
     write_json(paths[-1], written)
@@ -120,5 +118,4 @@ def _parser() -> Parser:
         metavar="OPTION",
         help="draw exact match against these options of training",
     )
-    add_bootstrap_arguments(parser, of="seeds and samples")
     return parser

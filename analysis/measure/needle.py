@@ -271,10 +271,12 @@ def _summarize(
     for name, values in (("loss", loss_nats), ("exact", exact)):
         columns |= {(c, (name, cells[at])): values[c, at] for c, at in np.ndindex(values.shape[:2])}
     segments = needles.segments
-    sums = SumsBootstrap(columns, segments.document, settings.resamples, settings.seed, segments.group)
+    sums = SumsBootstrap(
+        columns, segments.document, settings.resamples, settings.seed, segments.group, labels=settings.labels
+    )
 
     def mean(number: int, name: str, cell: Cell) -> Statistic:
-        return sums.mean_over_seeds(settings.labels, number, (name, cell), "one")
+        return sums.mean_over_seeds(number, (name, cell), "one")
 
     models = []
     for number, label in enumerate(dict.fromkeys(settings.labels)):
@@ -293,15 +295,15 @@ def _summarize(
                     "loss_nats": sums.interval(loss),
                     "absent_loss_nats": sums.interval(absent_loss),
                     "gain_nats": sums.interval(difference(absent_loss, loss)),
-                    "exact": sums.interval(mean(number, "exact", cell)),
-                    "absent_exact": sums.interval(mean(number, "exact", absent)),
+                    "exact": sums.share(mean(number, "exact", cell), "one"),
+                    "absent_exact": sums.share(mean(number, "exact", absent), "one"),
                 }
             )
         over_depths = []
         for k, length in dict.fromkeys((cell.value_tokens, cell.length) for cell in cells):
             like = [cell for cell in cells if (cell.value_tokens, cell.length) == (k, length)]
             of_depths = [mean(number, "exact", cell) for cell in like if cell.depth is not None]
-            exact_match = sums.interval(mean_of(of_depths))
+            exact_match = sums.share(mean_of(of_depths), "one")
             over_depths.append({"value_tokens": k, "length": length, "exact": exact_match})
         models.append({"label": label, "cells": found, "over_depths": over_depths})
     return models

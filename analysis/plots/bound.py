@@ -136,7 +136,7 @@ def _heading(groups: Sequence[Group]) -> str:
     if have == {False}:
         return told
     told = told.partition("; bands")[0]
-    over_seeds = "bootstrap over seeds, " if any(len(group.records) > 1 for group in groups) else ""
+    over_seeds = "Student's t over seeds, " if any(len(group.records) > 1 for group in groups) else ""
     return f"{told}; bands: 95 %, {over_seeds}normal over samples" if have == {True} else told
 
 

@@ -21,9 +21,9 @@ from matplotlib.patches import Patch
 
 from analysis.plots import style
 from analysis.stats.exact_match import (
-    BOOTSTRAP,
     ERROR_SORTS,
     POOLED,
+    STUDENT,
     WILSON,
     Curve,
     Group,
@@ -172,7 +172,7 @@ def describe(groups: Sequence[Group]) -> str:
         parts.append(f"{_range(steps)} steps" + (" of the last stage" if last else ""))
     parts.append(f"{_range([point.samples for point in points])} samples a point")
     names = {point.interval for point in points}
-    words = ["bootstrap over seeds and samples"] if BOOTSTRAP in names else []
+    words = ["Student's t over seeds"] if STUDENT in names else []
     words += ["Wilson where all samples agree"] if POOLED in names and words else []
     words += ["Wilson for single seeds" if words else "Wilson"] if WILSON in names or not words else []
     return "; ".join([*parts, f"bands: 95 %, {', '.join(words)}"])

@@ -177,9 +177,15 @@ def describe(summary: Json) -> str:
         f"N = {settings['n_long']}, M = {settings['n_short']}{and_blocks(settings)}; {targets}, "
         f"{summary['targets_over_tau']:,} with "
         rf"$L_{{short}} - L_{{long}} > \tau$ = {nats(settings['tau_nats'])} "
-        f"({100 * summary['share_over_tau']['value']:.1f} %){unfinished}{crossfit}; "
-        f"bars: 95 % bootstrap {by_clusters(summary['settings'], '_over_tau')}"
+        f"({100 * summary['share_over_tau']['value']:.1f} %; {_tails(summary['thresholding'])}){unfinished}{crossfit}; "
+        f"bars: 95 %, {by_clusters(summary['settings'], '_over_tau')}"
     )
+
+
+def _tails(thresholding: Json) -> str:
+    under, held = (thresholding[name]["value"] for name in ("share_under_minus_tau", "share_of_net_gain"))
+    words = rf"{100 * under:.1f} % below $-\tau$"
+    return words if held is None else f"{words}; {100 * held:.0f} % of all gain"
 
 
 def _reference_line(axes: Axes, interval: Json, key: str, text: str, place: float = 1.03) -> None:

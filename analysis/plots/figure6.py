@@ -119,7 +119,7 @@ def figure6(panels: Sequence[GridPanel], selectors: Sequence[str], *, net: bool)
             figure, style.selector_handles({name: styles[name] for name in selectors}, placebo=not net)
         )
         what = "Net recovery (recovery − placebo$^+$)" if net else "Recovery and placebo recovery"
-        bounds = "bars: 95 % bootstrap by " + " or ".join(sorted({_unit(panel.summary) for panel in panels}))
+        bounds = "bars: 95 %, by " + " or ".join(sorted({_unit(panel.summary) for panel in panels}))
         style.add_heading(figure, f"{what} from k influential far tokens; {bounds}")
     return figure
 

@@ -108,7 +108,7 @@ def describe_length(length_json: Json) -> str:
     settings = length_json["settings"]
     return (
         f"{settings['windows_measured']:,} windows of {settings['lengths'][-1]:,} tokens in "
-        f"{settings['documents']:,} documents{and_prefixes(length_json)}; bands and bars: 95 % bootstrap "
+        f"{settings['documents']:,} documents{and_prefixes(length_json)}; bands and bars: 95 %, "
         f"{by_clusters_and_seeds(length_json)}"
     )
 

@@ -85,7 +85,7 @@ def needle_lengths_figure(needle_json: Json) -> Figure:
             axes.set_title(_titled(model), loc="left")
         style.outer_labels(panels, "context [tokens]", "exact match,\nmean over depths")
         style.add_legend(figure, style.line_handles(styles))
-        bars = f"bars: 95 % bootstrap {by_clusters_and_seeds(needle_json)}; dotted: trained window"
+        bars = f"bars: 95 %, {by_clusters_and_seeds(needle_json)}; dotted: trained window"
         style.add_heading(figure, f"{describe_needle(needle_json)}; {bars}")
     return figure
 
@@ -118,7 +118,7 @@ def recall_figure(needle_json: Json) -> Figure:
         style.add_heading(
             figure,
             f"{first['samples']} contexts of {options['length']} tokens, depth {options['depth']:g}; "
-            f"bars: 95 % bootstrap {by_clusters(counts)}",
+            f"bars: 95 %, {by_clusters(counts)}",
         )
     return figure
 

@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from analysis.records.results import SIDES
-from analysis.report.words import bounds, number, p_value, percent, percent_cell, value_cell
+from analysis.report.words import bounds, number, percent, percent_cell, value_cell
 
 DIRECTION_CONTROLS = {
     "\u061c": "ALM", "\u200e": "LRM", "\u200f": "RLM", "\u202a": "LRE", "\u202b": "RLE", "\u202c": "PDF",
@@ -60,7 +60,6 @@ def page_environment() -> jinja2.Environment:
         percent=percent,
         cell=value_cell,
         percent_cell=percent_cell,
-        p_value=p_value,
         sides=lambda found: [found[side] for side in (*SIDES, "difference")],
     )
     return environment

@@ -92,7 +92,7 @@ class InfluentialTokens:
 
     @property
     def summary(self) -> Json:
-        """Number and share of targets over tau; by selector and k: recovery, placebo recovery, net recovery.
+        """Number and share over tau, share below -tau; by selector and k: recovery, its placebo, net recovery.
 
         The definitions are those of docs/method.md, 2.2 and 2.3; recoveries are over the targets whose tokens were
         chosen. None stands for what does not exist. There are no intervals: those of `analysis.stats.summary` come from
@@ -104,6 +104,7 @@ class InfluentialTokens:
             "targets": len(self.targets),
             "targets_over_tau": over_tau,
             "share_over_tau": over_tau / len(self.targets),
+            "share_under_minus_tau": float((self.gain_nats < -self.tau_nats).mean()),
             "complete": self.complete,
             "selectors": {
                 name: {k: self._recoveries(name, k) for k in range(1, self.k + 1)} for name in self.choices
@@ -308,7 +309,8 @@ class InfluentialTokens:
         over_tau = len(self.targets.over(self.tau_nats))
         head = (
             f"InfluentialTokens: {over_tau:,} of {len(self.targets):,} targets gain more than "
-            f"{nats(self.tau_nats)} (N = {self.n_long}, M = {self.n_short}"
+            f"{nats(self.tau_nats)}, {(self.gain_nats < -self.tau_nats).sum():,} lose more "
+            f"(N = {self.n_long}, M = {self.n_short}"
             + (f", B = {self.targets_per_block}" if self.targets_per_block > 1 else "")
             + f"{and_prefix(self.prefix)})"
         )

@@ -46,11 +46,6 @@ def percent_cell(interval: Json, *, digits: int = 0) -> str:
     return value_cell(interval, scale=100, digits=digits)
 
 
-def p_value(value: float) -> str:
-    """Two significant digits."""
-    return f"{value:.2g}"
-
-
 def influence_unit(selector: str) -> str:
     """Unit of a selector's influence; empty for the controls, whose order says nothing about the model."""
     name = selector.partition("@")[0]  # EXACT@PROPOSER:m measures as EXACT does

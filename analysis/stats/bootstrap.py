@@ -1,11 +1,14 @@
-"""Cluster bootstrap and permutation test: targets of one document are not independent, nor are the documents of one
-group, where the corpus names groups (docs/method.md, 2.4).
+"""Intervals by cluster: targets of one document are not independent, nor are the documents of one group, where the
+corpus names groups (docs/method.md, 2.4).
 
 Every figure is a function of column sums over targets: a mean is Σ loss / Σ 1, recovery is
 Σ (L_short - L_k) / Σ (L_short - L_long). So one resample needs only the sums per document, and all
 statistics of one `ClusterBootstrap` see the same resampled documents: their differences are paired.
 
-Shapes: n targets, C columns, D documents (clusters), G groups of them, R resamples.
+Few units, and several trainings, have Student's t of a jackknife in place of the bootstrap's percentiles, which would
+be too narrow [ours].
+
+Shapes: n targets, C columns, D documents (clusters), G groups of them, S trainings, R resamples.
 """
 
 from __future__ import annotations
@@ -14,16 +17,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
+from scipy.stats import binomtest
 
 from olmo_sparsity.util.result_files import Json
-from olmo_sparsity.util.streams import Stream
 
 DEFAULT_RESAMPLES = 2000
 LEVEL = 0.95
-_CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts or signs held at once: 32 MiB of int64
+_CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts held at once: 32 MiB of int64
+FEW_UNITS = 30
+"""Below so many groups or, where there are none, documents, Student's t takes the place of percentiles."""
 FEW_GROUPS, FEW_DOCUMENTS = 10, 30
-"""Below so many groups or, where there are none, documents, percentile intervals are known to be too narrow."""
-_TIE = 1e-12  # of Σ |difference|: rounding must not decide whether a flipped sum ties with the observed one
+"""Below so many groups or, where there are none, documents, figures and tables call intervals rough."""
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """From column sums (…, C) to values (…,); NaN where it is not defined, as a ratio over nothing is."""
@@ -31,10 +36,10 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its 95 % percentile interval.
+    """A value and its 95 % interval.
 
     A bound is NaN where the data do not support one: fewer than two groups (without groups: documents), or so few
-    of them have a part in the value that it is undefined in 2.5 % of the resamples or more.
+    of them have a part in the value that it is undefined in 2.5 % of the resamples or more, or without one of them.
     """
 
     value: float
@@ -48,13 +53,13 @@ class Interval:
 
 
 class ClusterBootstrap:
-    """Column sums over the sample and over resamples of whole clusters, drawn with replacement.
+    """Column sums over the sample, and over what its intervals are made from (docs/method.md, 2.4 [ours]).
 
-    With groups, G groups are drawn, and from each as many of its clusters as it has. Where every cluster is a group by
-    itself this is the same as without groups, to the last bit.
+    With one training and `FEW_UNITS` groups or more: over resamples of G groups, drawn with replacement, and from each
+    as many of its clusters as it has. Where every cluster is a group by itself this is the same as without groups, to
+    the last bit.
 
-    With S trainings, every one of them measured on the same clusters, S trainings are drawn as well, apart from the
-    clusters, and a resample has the drawn clusters of each drawn training (Owen 2007, arXiv 0712.1111).
+    Otherwise: over the sample without each group in turn, then without each training in turn.
 
     Args:
         columns: (n, C), a row per target; use zeros in the rows that a column does not concern.
@@ -62,6 +67,7 @@ class ClusterBootstrap:
         resamples: R, at least 1,000 for everything that is shown (docs/method.md, 2.4).
         groups: (n,), the group of each row's document; None where the corpus has none.
         trainings: (n,), number of the training that each row was measured under, 0 … S - 1; None: one.
+        seeds: how many trainings each model has whose trainings are columns, see `mean_over_seeds`.
         seed: of the resampling; the same seed, documents and groups give the same resamples for any columns.
     """
 
@@ -72,6 +78,7 @@ class ClusterBootstrap:
         *,
         groups: np.ndarray | None = None,
         trainings: np.ndarray | None = None,
+        seeds: Sequence[int] = (),
         resamples: int = DEFAULT_RESAMPLES,
         seed: int = 0,
     ):
@@ -82,24 +89,38 @@ class ClusterBootstrap:
             )
         if not np.isfinite(columns).all():
             raise ValueError("a column has values that are not finite")
-        trainings = np.zeros(len(columns), dtype=int) if trainings is None else trainings
-        of_trainings = [trainings == number for number in range(trainings.max() + 1)]
-        per_cluster = np.stack([cluster_sums(columns[rows], clusters[rows]) for rows in of_trainings])
-        self.sums: np.ndarray = per_cluster.sum(axis=1).sum(axis=0)
+        self.sums: np.ndarray = columns.sum(axis=0)
         """Sums over all targets, (C,)."""
-        _, first = np.unique(clusters, return_index=True)
-        of_clusters = np.arange(len(first))
-        if groups is not None:
-            of_clusters = np.unique(groups[first], return_inverse=True)[1]
-        self.units = int(of_clusters.max()) + 1
+        units = np.unique(clusters if groups is None else groups, return_inverse=True)[1]
+        self.units = int(units.max()) + 1
         """How many groups there are; without groups, clusters."""
-        drawn = draw_seeds(len(per_cluster), resamples, seed, 0)
-        turns = (drawn[:, :, None] == np.arange(len(per_cluster))).sum(axis=1)
-        self.resampled = _resample(per_cluster, of_clusters, turns, np.random.default_rng(seed))
-        """Sums over the targets of each resample, (R, C)."""
+        self.levels: list[slice] = []
+        """Which rows of ``resampled`` leave out a group, a training, or a seed of each model; none of a bootstrap."""
+        several = [number for number in seeds if number > 1]
+        if trainings is None and not several and self.units >= FEW_UNITS:
+            _, first = np.unique(clusters, return_index=True)
+            self.resampled = _resample(
+                cluster_sums(columns, clusters), units[first], resamples, np.random.default_rng(seed)
+            )
+            """Sums over the targets of each resample, (R, C), or over the sample without one unit, (units, C)."""
+        else:
+            levels = [_without_each(cluster_sums(columns, units))]
+            levels += [] if trainings is None else [_without_each(cluster_sums(columns, trainings))]
+            levels += [np.tile(self.sums, (number, 1)) for number in several]
+            ends = np.cumsum([len(level) for level in levels]).tolist()
+            self.levels = [slice(end - len(level), end) for end, level in zip(ends, levels, strict=True)]
+            self.resampled = np.concatenate(levels)
+        self.weights: list[np.ndarray] = []
+        """Of the seeds of each model in each row of ``resampled``, (rows, its seeds)."""
+        own = iter(self.levels[len(self.levels) - len(several) :])
+        for number in seeds:
+            weights = np.full((len(self.resampled), number), 1 / number)
+            if number > 1:
+                weights[next(own)] = (1 - np.eye(number)) / (number - 1)
+            self.weights.append(weights)
 
     def interval(self, statistic: Statistic) -> Interval:
-        """Value of ``statistic`` and its 95 % percentile interval.
+        """Value of ``statistic`` and its 95 % interval.
 
         A resample in which the statistic is undefined counts as lying beyond both bounds: the interval can
         only become wider by it.
@@ -108,12 +129,49 @@ class ClusterBootstrap:
         if self.units < 2:
             return Interval(value, float("nan"), float("nan"))
         values = np.asarray(statistic(self.resampled), dtype=np.float64)
-        tail = (1 - LEVEL) / 2
-        undefined = np.isnan(values)
-        # With method "lower"/"higher" a bound is one of the values, so it is never a mean with an infinity.
-        low = np.quantile(np.where(undefined, -np.inf, values), tail, method="lower")
-        high = np.quantile(np.where(undefined, np.inf, values), 1 - tail, method="higher")
-        return Interval(value, *(float(x) if np.isfinite(x) else float("nan") for x in (low, high)))
+        if not self.levels:
+            return percentile_interval(value, values)
+        half = _half_width([values[level] - value for level in self.levels])
+        return Interval(value, value - half, value + half)
+
+
+def percentile_interval(value: float, resampled: np.ndarray) -> Interval:
+    """Percentiles of a statistic in resamples, (R,). Where it is undefined, NaN, it counts as beyond both bounds."""
+    tail = (1 - LEVEL) / 2
+    undefined = np.isnan(resampled)
+    # With method "lower"/"higher" a bound is one of the values, so it is never a mean with an infinity.
+    low = np.quantile(np.where(undefined, -np.inf, resampled), tail, method="lower")
+    high = np.quantile(np.where(undefined, np.inf, resampled), 1 - tail, method="higher")
+    return Interval(value, *(float(x) if np.isfinite(x) else float("nan") for x in (low, high)))
+
+
+def _half_width(levels: Sequence[np.ndarray]) -> float:
+    """Half of the t interval from how the value changes without each unit, for each level of units; NaN spreads.
+
+    A level of U units: variance (U - 1) / U Σ change² (jackknife), degrees of freedom (Σ change²)² / Σ change⁴, the
+    effective number of units, at most U - 1 [ours]. Variances of levels add up, and their t quantiles are averaged in
+    proportion (Cochran and Cox 1950).
+    """
+    variances, quantiles = [], []
+    for changes in levels:
+        squares = changes**2
+        total = squares.sum()
+        effective = total**2 / (squares**2).sum() if total > 0 else 1.0
+        variances.append((len(changes) - 1) / len(changes) * total)
+        quantiles.append(student_t(min(max(effective, 1.0), len(changes) - 1)))
+    whole = sum(variances)
+    return float(np.dot(variances, quantiles) / np.sqrt(whole)) if whole != 0 else 0.0
+
+
+def student_t(degrees_of_freedom: float) -> float:
+    """The quantile that bounds 95 % of Student's t."""
+    return float(stdtrit(degrees_of_freedom, (1 + LEVEL) / 2))
+
+
+def wilson(successes: int, trials: int) -> Interval:
+    """A share and its 95 % score interval of Wilson."""
+    found = binomtest(successes, trials).proportion_ci(LEVEL, method="wilson")
+    return Interval(successes / trials, float(found.low), float(found.high))
 
 
 def ratio_of_sums(numerator: int, denominator: int) -> Statistic:
@@ -135,25 +193,12 @@ def difference(first: Statistic, second: Statistic) -> Statistic:
     return lambda sums: first(sums) - second(sums)
 
 
-def draw_seeds(seeds: int, resamples: int, seed: int, number: int) -> np.ndarray:
-    """Which of the S training seeds of a model stand for it in each resample, with replacement, (R, S).
-
-    ``number`` is the model's own: models are drawn apart from each other, and apart from the documents.
-    """
-    generator = np.random.default_rng([Stream.TRAINING_SEEDS, seed, number])
-    return generator.integers(seeds, size=(resamples, seeds))
-
-
-def mean_over_seeds(of_seeds: Sequence[Statistic], drawn: np.ndarray) -> Statistic:
-    """Mean of the statistics of S training seeds; over resamples (R, C) of those that were ``drawn`` (R, S) for each.
-
-    Together with documents that are drawn too it is a bootstrap of two levels [ours]. It underrates few seeds, as any
-    bootstrap does: see `analysis.stats.exact_match.exact_interval` for how far.
-    """
+def mean_over_seeds(of_seeds: Sequence[Statistic], weights: np.ndarray) -> Statistic:
+    """Mean of the statistics of S training seeds, and weighted by ``weights`` (rows, S) over rows of sums."""
 
     def statistic(sums: np.ndarray) -> np.ndarray:
         values = np.stack([of_seed(sums) for of_seed in of_seeds], axis=-1)
-        return (values if sums.ndim == 1 else np.take_along_axis(values, drawn, axis=-1)).mean(axis=-1)
+        return values.mean(axis=-1) if sums.ndim == 1 else (values * weights).sum(axis=-1)
 
     return statistic
 
@@ -205,42 +250,10 @@ def by_clusters_and_seeds(result: Json) -> str:
 def interval_words(groups: np.ndarray | None, trainings: np.ndarray | None = None) -> str:
     """How the intervals of a result were made, for its settings."""
     by = "document (no groups are known)" if groups is None else "group, then document"
-    return f"95 % percentile, cluster bootstrap by {'' if trainings is None else 'training, and by '}{by}"
-
-
-def sign_flip_p_values(
-    differences: np.ndarray, clusters: np.ndarray, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
-) -> np.ndarray:
-    """Permutation test of paired differences whose unit of exchange is the cluster: two-sided p-values, (C,).
-
-    Null hypothesis: the two sides of the pairs (here the true and the placebo far context) are exchangeable by
-    document. Swapping them for all targets of a document flips the sign of its sum of differences, and every
-    pattern of signs over documents is as likely as the observed one. The statistic is |Σ over targets|; a pattern
-    counts as extreme where it is at least as large as the observed value.
-
-    With 2^D <= R all patterns are enumerated: p = #extreme / 2^D, exact, the observed pattern being one of them.
-    Otherwise R patterns are drawn: p = (1 + #extreme) / (1 + R), never 0. D counts the documents in which a
-    difference is not zero; the others cannot change a sum.
-
-    Args:
-        differences: (n, C), first side minus second; every column is tested by itself, on the same signs.
-        clusters: (n,), the document of each row.
-        resamples: R.
-        seed: of the signs; the same arguments give the same p-values.
-    """
-    sums = cluster_sums(np.asarray(differences, dtype=np.float64), clusters)
-    sums = sums[sums.any(axis=1)]
-    documents = len(sums)
-    least = np.abs(sums.sum(axis=0)) - _TIE * np.abs(sums).sum(axis=0)
-    if 2**documents <= resamples:
-        patterns = np.arange(2**documents)[:, None] >> np.arange(documents)
-        return (np.abs(_signs(patterns % 2) @ sums) >= least).mean(axis=0)
-    rng = np.random.default_rng([Stream.SIGNS, seed])
-    extreme = np.zeros(sums.shape[1], dtype=np.int64)
-    for rows in _chunks(resamples, documents):
-        signs = _signs(rng.integers(2, size=(len(rows), documents)))
-        extreme += (np.abs(signs @ sums) >= least).sum(axis=0)
-    return (1 + extreme) / (1 + resamples)
+    return (
+        f"95 %, percentiles of a cluster bootstrap, Student's t of fewer than {FEW_UNITS} units or several trainings; "
+        f"by {'' if trainings is None else 'training, and by '}{by}"
+    )
 
 
 def cluster_sums(columns: np.ndarray, clusters: np.ndarray) -> np.ndarray:
@@ -251,18 +264,20 @@ def cluster_sums(columns: np.ndarray, clusters: np.ndarray) -> np.ndarray:
     return np.add.reduceat(columns[order], starts, axis=0)
 
 
-def _resample(
-    per_cluster: np.ndarray, group: np.ndarray, turns_of_trainings: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
-    """Sums over D clusters, in ``group`` (D,) of G, drawn with replacement, (R, C); memory does not grow with R · D.
+def _without_each(sums: np.ndarray) -> np.ndarray:
+    """Sums over all units but one, (U, C), from those of each. Not total minus own: nothing left is exactly 0."""
+    return (1 - np.eye(len(sums))) @ sums
 
-    ``per_cluster`` is (S, D, C), ``turns_of_trainings`` (R, S) how often each training was drawn.
-    """
-    resamples = len(turns_of_trainings)
-    sums = np.zeros((resamples, per_cluster.shape[2]))
+
+def _resample(
+    per_cluster: np.ndarray, group: np.ndarray, resamples: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Sums (D, C) over clusters, in ``group`` (D,) of G, drawn with replacement, (R, C); memory does not grow with
+    R · D."""
+    sums = np.zeros((resamples, per_cluster.shape[1]))
     sizes = np.bincount(group)
     groups = len(sizes)
-    for rows in _chunks(resamples, per_cluster.shape[1]):
+    for rows in _chunks(resamples, len(per_cluster)):
         drawn = rng.integers(groups, size=(len(rows), groups))
         drawn += groups * np.arange(len(rows))[:, None]
         of_groups = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
@@ -271,8 +286,7 @@ def _resample(
             # so many draws from the same clusters as all of the group's turns have together
             turns = of_groups[:, one] * sizes[one]
             counts[:, group == one] = rng.multinomial(turns, np.full(sizes[one], 1 / sizes[one]))
-        for each, of_training in zip(turns_of_trainings[rows.start : rows.stop].T, per_cluster, strict=True):
-            sums[rows.start : rows.stop] += each[:, None] * (counts.astype(np.float64) @ of_training)
+        sums[rows.start : rows.stop] = counts.astype(np.float64) @ per_cluster
     return sums
 
 
@@ -281,8 +295,3 @@ def _chunks(resamples: int, clusters: int) -> Iterator[range]:
     size = max(1, _CHUNK_ELEMENTS // max(1, clusters))
     for first in range(0, resamples, size):
         yield range(first, min(first + size, resamples))
-
-
-def _signs(bits: np.ndarray) -> np.ndarray:
-    """0 becomes 1 and 1 becomes -1."""
-    return 1.0 - 2.0 * bits

@@ -102,8 +102,8 @@ def error_of(point: Point) -> Interval:
 def trained_error(group: Group) -> TrainedError:
     """Error of a group of a planted task at trained lengths, for the largest k that was trained and tested.
 
-    Raises `UserError` where no k, or no length of it, was both, where fewer than two lengths are beyond the trained
-    ones, and where the error is 0 to the last digit, so that nothing can grow.
+    Raises `UserError` where no k, or no length of it, was both, and where fewer than two lengths are beyond the trained
+    ones.
     """
     name = f"{group.settings.task} with k_train {group.settings.k_train}"
     least, most = group.settings.trained.get("k_train_min", 1), group.settings.k_train or 0
@@ -124,13 +124,7 @@ def trained_error(group: Group) -> TrainedError:
         )
     k, worst = trained[-1].k, max(inside, key=lambda point: (error_of(point).value, point.length))
     assert k is not None
-    start = TrainedError(group, k, longest, worst.length, worst.samples, error_of(worst))
-    if not start.delta:
-        raise UserError(
-            f"{name}: the error at trained lengths is 0 to the last digit, and nothing can grow from it; train for "
-            "fewer steps, or leave this record out"
-        )
-    return start
+    return TrainedError(group, k, longest, worst.length, worst.samples, error_of(worst))
 
 
 @dataclass(frozen=True)

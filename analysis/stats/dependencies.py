@@ -191,7 +191,7 @@ def needed_numbers(bootstrap: SumsBootstrap, measured: MeasuredTargets) -> Json:
                     ]
                     for context in FAR_CONTEXTS
                 },
-                "censored": bootstrap.interval(never(selector)),
+                "censored": bootstrap.share(never(selector), "gains"),
             }
             for selector in measured.loss_nats
         },

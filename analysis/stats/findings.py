@@ -19,11 +19,14 @@ from olmo_sparsity.util.errors import UserError
 def describe_findings(records: Records) -> str:
     """Targets over tau, and what the default selector recovers of their gain, as the summary has it."""
     targets, manifest = records.targets, records.manifest
-    count = len(records.over_tau)
+    count, gain = len(records.over_tau), targets.gain_nats
+    under = (targets.selecting_gain_nats < -manifest.tau_nats).mean()
     found = (
         f"{count:,} of {len(targets):,} targets ({count / len(targets):.1%}) gain more than {nats(manifest.tau_nats)} "
-        "from the long context"
+        f"from the long context, {under:.1%} lose more"
     )
+    if count and gain.sum() > 0:
+        found += f"; the former hold {gain[records.over_tau].sum() / gain.sum():.0%} of the gain of all"
     try:
         refuse_without_gain(records)
     except UserError:

@@ -31,6 +31,7 @@ import numpy as np
 from analysis.records.schema import ROPE_SCALING
 from analysis.records.store import Records
 from analysis.records.trainings import joined_by_label
+from analysis.stats.bootstrap import percentile_interval
 from analysis.stats.correlation import row_spearman
 from analysis.stats.summary import summarize, summarize_all_targets
 from olmo_sparsity.util.errors import UserError
@@ -193,7 +194,8 @@ def correlations(points: Sequence[Json], *, resamples: int, seed: int) -> dict[s
     """Spearman's correlation of each of `RELATED` with the rise, and what it is without each of the models.
 
     Over the models that are not cross-fitted, each the mean of its seeds. Nothing of fewer than `LEAST_MODELS`. The
-    interval is None where too few resamples have a correlation.
+    interval draws them and their seeds. ``undefined``: in which share of the resamples one side is constant, which may
+    leave no bound (docs/method.md, 2.4).
     """
     own = [point for point in points if not point["crossfit"]]
     found = {}
@@ -208,12 +210,9 @@ def correlations(points: Sequence[Json], *, resamples: int, seed: int) -> dict[s
         means = np.stack([each.mean(axis=0) for each in pairs])
         left_out = np.stack([np.delete(means, place, axis=0) for place in range(len(told))])
         resampled = _spearman(_resampled(pairs, resamples, seed))
-        resampled = resampled[np.isfinite(resampled)]
-        low, high = np.quantile(resampled, (0.025, 0.975)) if len(resampled) > resamples / 2 else (None, None)
         found[name] = {
-            "value": _number(_spearman(means[None])[0]),
-            "low": _number(low),
-            "high": _number(high),
+            **percentile_interval(float(_spearman(means[None])[0]), resampled).as_dict(),
+            "undefined": float(np.isnan(resampled).mean()),
             "models": len(told),
             "without": dict(zip((p["label"] for p in told), map(_number, _spearman(left_out)), strict=True)),
         }

@@ -1,7 +1,7 @@
 """From sums of losses per document and bin of positions to means with intervals: what `length.json` says.
 
-Checkpoints that share a label are seeds of one *model*: its loss is the mean over them. Intervals are a bootstrap that
-draws groups and documents, the same for all, and for a model of several seeds draws seeds too [ours].
+Checkpoints that share a label are seeds of one *model*: its loss is the mean over them. Intervals are by group and
+document, the same for all, and for a model of several seeds by seed too [ours].
 Shapes: D documents, B bins of positions, C checkpoints, S seeds of a model, R resamples. Losses are in nats per token.
 """
 
@@ -66,10 +66,10 @@ def summarize_length(
     columns: Columns = {("tokens", bin_): of_bin for bin_, of_bin in enumerate(sums.tokens.T)}
     for c, losses in enumerate(sums.loss_nats):
         columns |= {(c, bin_): of_bin for bin_, of_bin in enumerate(losses.T)}
-    bootstrap = SumsBootstrap(columns, sums.document, resamples, seed, sums.group)
+    bootstrap = SumsBootstrap(columns, sums.document, resamples, seed, sums.group, labels=labels)
 
     def mean(number: int, bin_: int) -> Statistic:
-        return bootstrap.mean_over_seeds(labels, number, bin_, ("tokens", bin_))
+        return bootstrap.mean_over_seeds(number, bin_, ("tokens", bin_))
 
     def measured(number: int, bin_: int) -> Json:
         of_model, of_first = mean(number, bin_), mean(0, bin_)
@@ -122,10 +122,11 @@ def summarize_attention(
     columns: Columns = {"one": np.ones(windows)}
     for c, number, which in np.ndindex(checkpoints, lengths, 2):
         columns[c, (number, which)] = values[c, :, number, which]
-    sums = SumsBootstrap(columns, document, resamples, seed, group)
+    sums = SumsBootstrap(columns, document, resamples, seed, group, labels=labels)
 
     def mean(model: int, length: int, which: int) -> Json:
-        return sums.interval(sums.mean_over_seeds(labels, model, (length, which), "one"))
+        statistic = sums.mean_over_seeds(model, (length, which), "one")
+        return sums.share(statistic, "one") if which else sums.interval(statistic)
 
     return [
         [

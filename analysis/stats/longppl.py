@@ -74,8 +74,8 @@ def summarize_longppl(
         "forms": forms,
         "agreement": {
             "jaccard": sums.ratio("both", "either"),
-            "share_of_exact_found_by_published": sums.interval(both["exact"]),
-            "share_of_published_confirmed_by_exact": sums.interval(both["published"]),
+            "share_of_exact_found_by_published": sums.share(both["exact"], "key exact"),
+            "share_of_published_confirmed_by_exact": sums.share(both["published"], "key published"),
             "lsd_correlation": sums.interval(correlation),
             "share_difference": sums.interval(difference(share["exact"], share["published"])),
             "longppl_difference": sums.interval(difference(longppl["exact"], longppl["published"])),

@@ -21,11 +21,11 @@ from analysis.records.schema import FAR_CONTEXTS, PREFIX, TARGETS_PER_BLOCK
 from analysis.records.store import Records
 from analysis.stats.bootstrap import (
     ClusterBootstrap,
+    Interval,
     Statistic,
-    draw_seeds,
     mean_over_seeds,
     ratio_of_sums,
-    sign_flip_p_values,
+    wilson,
 )
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.result_files import Json
@@ -56,9 +56,6 @@ class MeasuredTargets:
         self.over = over
         """(m,) indices into all targets."""
         self.document = targets.document[over]
-        groups = targets.groups_of(over)
-        self.unit = self.document if groups is None else groups
-        """What is independent: the group of each target's document where that is known, else the document."""
         self.short_nats = targets.loss_short_nats[over]
         self.long_nats = targets.loss_long_nats[over]
         self.gain_nats = self.short_nats - self.long_nats
@@ -94,25 +91,6 @@ class MeasuredTargets:
                     columns["saved", selector, context, k, group] = self.column(saved * members)
         return columns
 
-    def permutation_p(self, resamples: int, seed: int) -> dict[str, dict[int, float]]:
-        """p-value of true against placebo by selector and k: signs of whole groups, or documents, are flipped.
-
-        The null hypothesis, of `sign_flip_p_values`: the k tokens chosen from the true far context recover as
-        much as those chosen from the placebo, so that the two could be swapped in any of them. The targets were
-        chosen for a gain from the *true* far context, which lowers p; cross-fitting avoids this.
-        """
-        contexts = [
-            np.concatenate([losses[context] for losses in self.loss_nats.values()], axis=1)
-            for context in FAR_CONTEXTS
-        ]
-        saved_true_minus_placebo = contexts[1] - contexts[0]  # L_short cancels
-        found = sign_flip_p_values(saved_true_minus_placebo, self.unit, resamples=resamples, seed=seed)
-        table = found.reshape(len(self.loss_nats), len(self.ks)).tolist()
-        return {
-            selector: dict(zip(self.ks, row, strict=True))
-            for selector, row in zip(self.loss_nats, table, strict=True)
-        }
-
 
 class SumsBootstrap:
     """A cluster bootstrap whose columns have names; all its intervals share their resamples."""
@@ -125,8 +103,9 @@ class SumsBootstrap:
         seed: int,
         document_groups: np.ndarray | None = None,
         trainings: np.ndarray | None = None,
+        labels: Sequence[str] = (),
     ):
-        self.resamples, self.seed = resamples, seed
+        self.columns, self.labels = columns, labels
         self.index = {name: number for number, name in enumerate(columns)}
         matrix = np.stack(list(columns.values()), axis=1)
         self.bootstrap = ClusterBootstrap(
@@ -134,6 +113,7 @@ class SumsBootstrap:
             documents,
             groups=document_groups,
             trainings=trainings,
+            seeds=[labels.count(label) for label in dict.fromkeys(labels)],
             resamples=resamples,
             seed=seed,
         )
@@ -142,25 +122,37 @@ class SumsBootstrap:
         """Σ numerator / Σ denominator."""
         return ratio_of_sums(self.index[numerator], self.index[denominator])
 
-    def mean_over_seeds(
-        self, labels: Sequence[str], number: int, name: Hashable, denominator: Hashable
-    ) -> Statistic:
+    def mean_over_seeds(self, number: int, name: Hashable, denominator: Hashable) -> Statistic:
         """Mean ratio of a model's checkpoints, which share its label; checkpoint c has the column (c, ``name``).
 
         ``number`` counts the models, in the order of first appearance of their labels.
         """
-        model = list(dict.fromkeys(labels))[number]
-        seeds = [c for c, label in enumerate(labels) if label == model]
-        drawn = draw_seeds(len(seeds), self.resamples, self.seed, number)
-        return mean_over_seeds([self.statistic((c, name), denominator) for c in seeds], drawn)
+        model = list(dict.fromkeys(self.labels))[number]
+        of_seeds = [
+            self.statistic((c, name), denominator) for c, label in enumerate(self.labels) if label == model
+        ]
+        return mean_over_seeds(of_seeds, self.bootstrap.weights[number])
 
     def interval(self, statistic: Statistic) -> Json:
         """Value and 95 % interval as JSON has them."""
         return self.bootstrap.interval(statistic).as_dict()
 
     def ratio(self, numerator: Hashable, denominator: Hashable) -> Json:
-        """Interval of Σ numerator / Σ denominator."""
-        return self.interval(self.statistic(numerator, denominator))
+        """Interval of Σ numerator / Σ denominator, of a share where no row's numerator is beyond 0 … denominator."""
+        above, below = self.columns[numerator], self.columns[denominator]
+        is_share = bool(((above >= 0) & (above <= below)).all())
+        statistic = self.statistic(numerator, denominator)
+        return self.share(statistic, denominator) if is_share else self.interval(statistic)
+
+    def share(self, statistic: Statistic, denominator: Hashable) -> Json:
+        """Interval of a share of Σ denominator, from 0 to 1. It has no width where no unit has any, or every one all:
+        Wilson's then."""
+        found = self.bootstrap.interval(statistic)
+        if found.high - found.low < 1e-9 and found.value in (0, 1):
+            trials = round(self.bootstrap.sums[self.index[denominator]])
+            return wilson(round(found.value) * trials, trials).as_dict()
+        low, high = np.clip((found.low, found.high), 0, 1)
+        return Interval(found.value, float(low), float(high)).as_dict()
 
     def recovery_statistics(self, selector: str, k: int, group: Hashable = ALL) -> dict[str, Statistic]:
         """Recovery, its placebo (same denominator), and `net_recovery` of both."""
@@ -175,9 +167,13 @@ class SumsBootstrap:
         }
 
     def recoveries(self, selector: str, k: int, group: Hashable = ALL) -> Json:
-        """The intervals of `recovery_statistics`."""
+        """The intervals of `recovery_statistics`; no bound of net recovery exceeds that of the recovery."""
         statistics = self.recovery_statistics(selector, k, group)
-        return {name: self.interval(each) for name, each in statistics.items()}
+        found = {name: self.interval(each) for name, each in statistics.items()}
+        recovery, net = found["recovery"], found["net_recovery"]
+        for bound in ("low", "high"):
+            net[bound] = net[bound] and min(net[bound], recovery[bound])
+        return found
 
 
 def net_recovery(recovery: Statistic, placebo: Statistic) -> Statistic:

@@ -6,7 +6,7 @@
 
 The sums run over the targets with L_short - L_long > tau; under cross-fitting the selecting model decides which
 these are, and every loss is the evaluating model's. Losses are means in nats per token; recoveries are fractions of
-the gain. Every interval is a 95 % cluster bootstrap by group and document, and all share their
+the gain. Every interval is a 95 % one by group and document (`analysis.stats.bootstrap`), and all share their
 resamples.
 Shapes: n sampled targets, m of them over tau.
 """
@@ -61,8 +61,8 @@ def summarize(
     Args:
         records: of one checkpoint on one corpus, of two that are cross-fitted, or of several trainings
             (`join_trainings`); then numbers of targets are sums over the trainings.
-        resamples: bootstrap resamples, at least 1,000 for what is shown; also patterns of the permutation test.
-        seed: of both.
+        resamples: bootstrap resamples, at least 1,000 for what is shown.
+        seed: of the bootstrap.
         k_of_bins: the k of ``gain_bins``, ``comparisons``, ``kinds`` and ``distances``; by default 4, or the
             closest k that was measured.
 
@@ -84,11 +84,12 @@ def summarize(
         "targets_over_tau": len(records.over_tau),
         **count_clusters(targets.document, targets.document_group),
         "share_over_tau": bootstrap.ratio("over", "one"),
+        "thresholding": _thresholding(bootstrap, manifest.crossfit),
         "loss_short": bootstrap.ratio("short over tau", ("targets", ALL)),
         "loss_long": bootstrap.ratio("long over tau", ("targets", ALL)),
         "all_targets": _numbers_of_all(bootstrap),
         "near_copies": _near_copies(bootstrap, records, k),
-        "selectors": _per_selector(bootstrap, measured, resamples, seed),
+        "selectors": _per_selector(bootstrap, measured),
         "comparisons": _comparisons(bootstrap, measured, k),
         "gain_bins": {
             "k": k,
@@ -136,11 +137,27 @@ def _numbers_of_all(bootstrap: SumsBootstrap) -> Json:
     }
 
 
+def _thresholding(bootstrap: SumsBootstrap, crossfit: bool) -> Json:
+    """What tau does (docs/method.md, 2.4): the mirror tail, what the targets over tau hold of all gains, and, of
+    cross-fitted records, what is left of the gain that they were chosen for; None: one model alone."""
+    return {
+        "share_under_minus_tau": bootstrap.ratio("under", "one"),
+        "share_of_net_gain": bootstrap.ratio("gain over tau", "gain"),
+        "persistence": {
+            "selecting_gain_nats": bootstrap.ratio("selecting gain over tau", "over"),
+            "gain_nats": bootstrap.ratio("gain over tau", "over"),
+            "share_still_over_tau": bootstrap.ratio("still over", "over"),
+        }
+        if crossfit
+        else None,
+    }
+
+
 def _trainings(records: Records, resamples: int, seed: int) -> Json:
     """Of several trainings, the main numbers of each; nothing where there is one."""
     of_manifest = ("checkpoint", "checkpoint_sha256", "training_seed", "device", "machine", "commit")
     of_own = (
-        *("targets", "targets_over_tau", "share_over_tau"),
+        *("targets", "targets_over_tau", "share_over_tau", "thresholding"),
         *("all_targets", "selectors", "tokens_needed"),
     )
     found = []
@@ -161,10 +178,14 @@ def gain_bins(tau_nats: float) -> list[tuple[float, float]]:
 
 def _columns(records: Records, measured: MeasuredTargets, in_bins: list[np.ndarray], k: int) -> Columns:
     """What is summed over targets, each (n,); zero where a target does not belong to the sum."""
-    targets = records.targets
+    targets, tau, over = records.targets, records.manifest.tau_nats, over_tau_column(records)
     columns: Columns = {
         **_columns_of_all(targets),
-        "over": over_tau_column(records),
+        "over": over,
+        "under": (targets.selecting_gain_nats < -tau) * 1.0,
+        "gain over tau": targets.gain_nats * over,
+        "selecting gain over tau": targets.selecting_gain_nats * over,
+        "still over": over * (targets.gain_nats > tau),
         "short over tau": measured.column(measured.short_nats),
         "long over tau": measured.column(measured.long_nats),
         **measured.of_group(ALL, measured.ks),
@@ -196,15 +217,10 @@ def _members_of_bins(records: Records, bins: list[tuple[float, float]]) -> list[
     return [(gain > low) & (gain <= high) for low, high in bins]
 
 
-def _per_selector(bootstrap: SumsBootstrap, measured: MeasuredTargets, resamples: int, seed: int) -> Json:
-    p_values = measured.permutation_p(resamples, seed)
+def _per_selector(bootstrap: SumsBootstrap, measured: MeasuredTargets) -> Json:
     return {
         selector: {
-            str(k): {
-                **_mean_losses(bootstrap, selector, k),
-                **bootstrap.recoveries(selector, k),
-                "permutation_p": p_values[selector][k],
-            }
+            str(k): {**_mean_losses(bootstrap, selector, k), **bootstrap.recoveries(selector, k)}
             for k in measured.ks
         }
         for selector in measured.loss_nats
@@ -296,6 +312,4 @@ def _settings(records: Records, resamples: int, seed: int) -> Json:
         "resamples": resamples,
         "bootstrap_seed": seed,
         "interval": interval_words(groups, records.training),
-        "permutation_test": "true against placebo, signs flipped by "
-        f"{'document' if groups is None else 'group'}, two-sided",
     }

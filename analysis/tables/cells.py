@@ -42,6 +42,12 @@ def percent_text(interval: Json, digits: int = 0) -> str:
     return interval_cell(interval, scale=100.0, digits=digits)
 
 
+def below(values: Iterable[float], *, scale: float = 1.0, digits: int = 2) -> str:
+    """A line below a cell with the value of each training, ``(1.23, 1.31)``; nothing of one."""
+    texts = [f"{value * scale:,.{digits}f}" for value in values]
+    return f"\n({', '.join(texts)})" if len(texts) > 1 else ""
+
+
 def name_lines(selector: str, rows: int) -> list[str]:
     """First cells of ``rows`` rows: a screened form's proposer, and the end of a long name, go below, to save width."""
     lines = [line for part in selector.replace("@", "\n@").split("\n") for line in wrap(part, _NAME_WIDTH)]

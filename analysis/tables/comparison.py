@@ -35,7 +35,7 @@ def render_comparison(comparison: Json) -> Group:
     ):
         overall.add_row(Text(name), *(text(comparison[key][side]) for side in (*SIDES, "difference")))
     note = Text(
-        f"[95 % interval]: {settings['resamples']:,} resamples {by_clusters(comparison)}, the same for A and B; "
+        f"[95 % interval] {by_clusters(comparison)}, the same for A and B; "
         f"in common: A - B over the {comparison['targets_over_tau_in_both']:,} targets that are over tau under both",
         style="dim",
     )

@@ -15,7 +15,7 @@ from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
 from analysis.stats.longppl import FORMS
 from analysis.stats.recovery import RECOVERIES
-from analysis.tables.cells import interval_cell, percent_text, plain_table
+from analysis.tables.cells import below, interval_cell, percent_text, plain_table
 from olmo_sparsity.util.result_files import Json
 
 
@@ -32,12 +32,17 @@ def _table_of_lengths(models: Sequence[Json], interval: str) -> Table:
     table.title = Text("held-out loss at each length [nats per token]")
     table.caption = Text(
         f"[{interval}]; the loss at L is that of the half octave (or less) below L; second line: difference to the "
-        "first length, paired"
+        "first length, paired; in parentheses: each seed"
     )
     for each in models:
         first, *others = each["at_lengths"]
         cells = [interval_cell(first["loss_nats"])]
         cells += [f"{interval_cell(one['loss_nats'])}\n{interval_cell(one['rise_nats'])}" for one in others]
+        of_seeds = zip(*(seed["at_lengths"] for seed in each["checkpoints"]), strict=True)
+        cells = [
+            cell + below(one["loss_nats"]["value"] for one in seeds)
+            for cell, seeds in zip(cells, of_seeds, strict=True)
+        ]
         table.add_row(Text(each["label"]), str(len(each["checkpoints"])), *cells)
     return table
 
@@ -113,7 +118,7 @@ def _table_of_recall(label: str, checkpoint: Json) -> Table:
 
 
 def render_curves(groups: Sequence[ExactMatchGroup]) -> Table:
-    """All curves as one table for a terminal, a section each; shares in per cent."""
+    """All curves as one table for a terminal, a section each; shares in per cent, below them those of each seed."""
     table = plain_table("curve", "length", "seeds", "samples", "exact [%]")
     for group, curve, name in curve_names(groups):
         cells = [group.settings.task, *name.split("; ")]
@@ -123,7 +128,8 @@ def render_curves(groups: Sequence[ExactMatchGroup]) -> Table:
             # what has no row of its own is joined in the last one
             cell = "; ".join(each for each in cells[number:] if each) if last else cells[number]
             numbers = (f"{point.length:,}", str(point.seeds), f"{point.samples:,}")
-            table.add_row(Text(cell), *numbers, percent_text(point.exact.as_dict(), 1))
+            exact = percent_text(point.exact.as_dict(), 1) + below(point.of_seeds, scale=100, digits=1)
+            table.add_row(Text(cell), *numbers, exact)
     return table
 
 
@@ -200,7 +206,7 @@ def render_ladder(ladder_json: Json) -> Table:
         f"recovery, placebo and net recovery at k = {k}; share of those for which {k} tokens give 90 % of the gain; "
         f"loss at {times} times the training window minus at the window; "
         + "".join(f"{told}; " for _, told, _ in further.values())
-        + "[95 % interval]"
+        + "[95 % interval]; in parentheses: each seed"
     )
     for point in sorted(points, key=lambda point: (point["crossfit"], point["parameters"])):
         table.add_row(
@@ -209,8 +215,12 @@ def render_ladder(ladder_json: Json) -> Table:
             f"{point['parameters']:,}",
             percent_text(point["share_over_tau"], 1),
             interval_cell(point["gain_nats"], digits=3),
-            *(percent_text(point[name]) for name in (*RECOVERIES, "k_suffices")),
-            interval_cell(point["rise_nats"]),
+            *(
+                percent_text(point[name])
+                + below((one[name]["value"] for one in point["seeds"]), scale=100, digits=0)
+                for name in (*RECOVERIES, "k_suffices")
+            ),
+            interval_cell(point["rise_nats"]) + below(one["rise_nats"]["value"] for one in point["seeds"]),
             *(
                 interval_cell(point[name], **looks) if name in point else ""
                 for name, (_, _, looks) in further.items()
@@ -231,11 +241,14 @@ def render_correlations(ladder_json: Json) -> Table:
         "needle_exact": "needles beyond the window",
         "entropy_nats": "entropy of the attention",
     }
-    table = plain_table("rank correlation with the rise", "models", "Spearman", "without one of them")
+    table = plain_table("rank correlation with the rise", "models", "Spearman", "without one of them", "")
     for name, found in ladder_json["correlations"].items():
         without = [each for each in found["without"].values() if each is not None]
         reach = f"{min(without):.2f} to {max(without):.2f}" if without else "–"
-        table.add_row(names[name], str(found["models"]), interval_cell(found), reach)
+        undefined = (
+            f"undefined in {100 * found['undefined']:.0f} % of the resamples" if found["low"] is None else ""
+        )
+        table.add_row(names[name], str(found["models"]), interval_cell(found), reach, undefined)
     return table
 
 
@@ -283,5 +296,5 @@ def _words(found: Json) -> Text:
         f"{of_published} % of published\n"
         f"correlation of LSD {interval_cell(agreement['lsd_correlation'], digits=3)}; LongPPL exact - published "
         f"{interval_cell(agreement['longppl_difference'], digits=3)}\n",
-        (f"[95 % interval]: {settings['resamples']:,} resamples {by_clusters(found)}", "dim"),
+        (f"[95 % interval] {by_clusters(found)}", "dim"),
     )

@@ -22,7 +22,7 @@ from olmo_sparsity.util.result_files import Json
 def render_summary(summary: Json) -> Group:
     """The summary as tables for a terminal of 80 columns; recoveries and shares in per cent."""
     note = (
-        f"[95 % interval]: {summary['settings']['resamples']:,} resamples {by_clusters(summary)}"
+        f"[95 % interval] {by_clusters(summary)}"
         f"{'' if 'groups' in summary else ' (no groups are known)'}"
         f"{'' if 'trainings' in summary else ' of one training (what another would change is not in it)'}; "
         "net = recovery - placebo, where that is positive"
@@ -31,7 +31,6 @@ def render_summary(summary: Json) -> Group:
         part
         for heading, table in (
             *_training_tables(summary),
-            _p_table(summary),
             _kinds_table(summary),
             _needed_table(summary),
             *_pick_tables(summary),
@@ -45,13 +44,15 @@ def render_summary(summary: Json) -> Group:
 
 def _head(summary: Json) -> Text:
     settings = summary["settings"]
-    over = summary["share_over_tau"]
+    over, tail = summary["share_over_tau"], summary["thresholding"]
     head = Text.assemble(
         (f"{summary['targets']:,} targets", "bold"),
         f" of {summary['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}",
         f"{and_blocks(settings)}\n",
         (f"{summary['targets_over_tau']:,} over tau", "bold"),
-        f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %; over these\n",
+        f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %, and\n",
+        f"below -tau (the mirror tail): {percent_text(tail['share_under_minus_tau'], 1)} %; those over tau hold "
+        f"{percent_text(tail['share_of_net_gain'])} % of the gain of all;\nover these ",
         f"L_short {interval_cell(summary['loss_short'])}   L_long {interval_cell(summary['loss_long'])} nats per token",
     )
     if trainings := summary.get("trainings"):
@@ -70,6 +71,11 @@ def _head(summary: Json) -> Text:
         head.append("\nsanity check: untrained weights chose tokens for the targets of the trained model")
     elif settings["crossfit"]:
         head.append("\ncross-fitted: one model chose targets and tokens, another's losses are shown")
+    if kept := tail["persistence"]:
+        head.append(
+            f"\nchosen for a gain of {interval_cell(kept['selecting_gain_nats'])} nats, they gain "
+            f"{interval_cell(kept['gain_nats'])} here; {percent_text(kept['share_still_over_tau'])} % over tau, too"
+        )
     if not settings["complete"]:
         head.append(f"\nunfinished: {settings['targets_measured']:,} measured so far", "yellow")
     if few := few_clusters(settings, "_over_tau"):
@@ -100,17 +106,6 @@ def _training_tables(summary: Json) -> Iterator[tuple[str, Table]]:
         )
     if table.row_count:
         yield f"each training by itself ({selector}, k = {k})", table
-
-
-def _p_table(summary: Json) -> tuple[str, Table]:
-    ks = [str(k) for k in summary["settings"]["ks"]]
-    table = plain_table("selector", *(f"k = {k}" for k in ks))
-    for selector, per_k in summary["selectors"].items():
-        table.add_row(selector, *(f"{per_k[k]['permutation_p']:.4f}" for k in ks))
-    return (
-        f"p-value of true against placebo (permutation by {'group' if 'groups' in summary else 'document'})",
-        table,
-    )
 
 
 def _kinds_table(summary: Json) -> tuple[str, Table]:

@@ -16,9 +16,9 @@ from numpy.random.bit_generator import ISeedSequence
 class Stream(IntEnum):
     """The first word of what a generator is seeded with. A new stream takes a number that no other has.
 
-    Members with the same number are one stream to Python. Three are 4 and two are 5 for historical reasons; committed
+    Members with the same number are one stream to Python. Two are 4 and two are 5 for historical reasons; committed
     results depend on them, so they stay. It is harmless because none of those that share a number bears on another's
-    result: signs decide p-values, examples decide of which targets a record keeps the text, passage placebos are the
+    result: examples decide of which targets a record keeps the text, passage placebos are the
     notebook's, which writes no record; planted placebos belong to tasks, made-up targets to a benchmark.
     """
 
@@ -32,8 +32,6 @@ class Stream(IntEnum):
     """Of which targets a record keeps the text."""
     PASSAGE_PLACEBOS = 4
     """As `PLACEBOS`, of a passage given as text."""
-    SIGNS = 4
-    """Sign flips of paired tests."""
     PLANTED_PLACEBOS = 5
     """As `PLACEBOS`, of samples of a task."""
     BENCHMARK_TARGETS = 5
@@ -56,8 +54,6 @@ class Stream(IntEnum):
     """Which training samples have coupled ids, and which of these are wrong."""
     SECOND_IDS = 15
     """Where the ids of a second level start."""
-    TRAINING_SEEDS = 0x6C73
-    """Resamples of training runs."""
     HELDOUT_WINDOWS = 0x686C64
     """Which windows the held-out loss reads."""
     ID_TABLE = 0x696473

@@ -51,6 +51,11 @@ def made_up_summary(selectors: Sequence[str] = EVERY_SELECTOR, **settings: Any) 
         "targets_over_tau": over,
         "documents": 604,
         "share_over_tau": interval(over / targets, 0.012),
+        "thresholding": {
+            "share_under_minus_tau": interval(0.02, 0.01),
+            "share_of_net_gain": interval(0.48, 0.05),
+            "persistence": None,
+        },
         "loss_short": interval(SHORT_NATS, 0.4),
         "loss_long": interval(LONG_NATS, 0.42),
         "selectors": {name: _per_k(name, rng) for name in selectors},
@@ -109,7 +114,6 @@ def _per_k(name: str, rng: np.random.Generator) -> Json:
             "loss": interval(SHORT_NATS - gain * true, 0.38),
             "placebo_loss": interval(SHORT_NATS - gain * placebo, 0.41),
             **_recoveries(true, placebo, 0.05 + 0.02 * rng.random()),
-            "permutation_p": 0.001,
         }
         for k, true, placebo in zip(KS, *CURVES[name], strict=True)
     }

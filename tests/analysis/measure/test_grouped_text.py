@@ -108,6 +108,4 @@ def test_the_loss_by_position_has_the_interval_of_its_table(made, tmp_path):
         (plain, "[95 % interval by document (only 6 documents: rough)]"),
     ):
         assert all(str(table.caption).startswith(said) for table in render_length(result))
-    assert describe_length(plain).endswith(
-        "bands and bars: 95 % bootstrap by document (only 6 documents: rough)"
-    )
+    assert describe_length(plain).endswith("bands and bars: 95 %, by document (only 6 documents: rough)")

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from scipy.stats import entropy
+from scipy.stats import entropy, sem, t
 from transformers import AutoModelForCausalLM
 
 import analysis.model.token_losses as token_losses_module
@@ -193,15 +193,19 @@ def sums_of(*checkpoints, documents=4):
     return PositionSums([1, 8, 16], np.arange(documents), tokens, np.repeat(losses, documents, axis=1))
 
 
-def test_seeds_of_one_model_are_averaged_and_drawn():
+def test_seeds_of_one_model_are_averaged_and_its_intervals_are_over_them():
     sums = sums_of((2.0, 3.0), (4.0, 4.5), (1.0, 1.0))
     two, one = summarize_length(sums, ["two", "two", "one"], (8, 16), resamples=2000, seed=0)
-    # documents do not differ, so the interval is that of two seeds drawn with replacement: either one twice 1 in 4
-    assert two["bins"][0]["loss_nats"] == {"value": 3.0, "low": 2.0, "high": 4.0}
+
+    def of_seeds(*values):  # documents do not differ: the interval is Student's t of the seeds
+        mean, half = np.mean(values), t.ppf(0.975, 1) * sem(values)
+        return pytest.approx({"value": mean, "low": mean - half, "high": mean + half})
+
+    assert two["bins"][0]["loss_nats"] == of_seeds(2, 4)
     assert one["bins"][0]["loss_nats"] == {"value": 1.0, "low": 1.0, "high": 1.0}
-    assert one["bins"][1]["difference_to_first_nats"] == {"value": -2.75, "low": -3.5, "high": -2.0}
+    assert one["bins"][1]["difference_to_first_nats"] == of_seeds(-2, -3.5)
     # a seed's own rise, 1.0 or 0.5: both losses are those of the same seeds
-    assert two["at_lengths"][1]["rise_nats"] == {"value": 0.75, "low": 0.5, "high": 1.0}
+    assert two["at_lengths"][1]["rise_nats"] == of_seeds(1, 0.5)
 
 
 def test_a_file_names_the_checkpoints_of_each_model(made, measured, tmp_path):

@@ -32,13 +32,13 @@ SCHEMES = ["RoPE", "RoPE + PoSE", "coupled ids (oracle)", "Predictive Position C
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory):
     write_sparse(folder := tmp_path_factory.mktemp("sparse"))
-    return pool(load_records([folder]), 1000)
+    return pool(load_records([folder]))
 
 
 @pytest.fixture(scope="module")
 def schemes(tmp_path_factory):
     write_schemes(folder := tmp_path_factory.mktemp("schemes"))
-    return pool(load_records([folder]), 1000)
+    return pool(load_records([folder]))
 
 
 def is_inside(figure):
@@ -83,7 +83,7 @@ class TestAccuracyByLength:
 
     def test_steps_after_other_weights_are_those_of_the_last_stage(self, tmp_path):
         write(tmp_path / "a", record([row(20, 190, 4, (10, 0, 0))], initial_weights=True))
-        assert "; 3,000 steps of the last stage; " in describe(pool(load_records([tmp_path]), 1000))
+        assert "; 3,000 steps of the last stage; " in describe(pool(load_records([tmp_path])))
 
     def test_chance_of_planted_labels_and_what_else_differs(self, tmp_path):
         rows = [row(20, 190, 4, (10, 0, 0)), row(100, 100, 4, (100, 0, 0))]
@@ -93,7 +93,7 @@ class TestAccuracyByLength:
                 "max_duration": 100 if name == "a" else 200
             }  # follows from the label function: not named
             write(tmp_path / name, record(rows, "planted", task_changes=changes, options=steps))
-        figure = accuracy_by_length_figure(pool(load_records([tmp_path]), 1000))
+        figure = accuracy_by_length_figure(pool(load_records([tmp_path])))
         for axes, label, chance in zip(figure.axes, ("max", "sum"), ([], [[20, 20]]), strict=True):
             assert axes.get_title("left") == f"$K_{{train}}$ = 4\nlabel_function {label}"
             assert [list(line.get_ydata()) for line in axes.lines if line.get_linestyle() == ":"] == chance
@@ -149,7 +149,7 @@ class TestSchemeComparison:
             write(tmp_path / folder, record(rows, "scratchpad_parity", task_changes=task))
         spans = {}
         for folder in ("some", "none"):
-            (axes,) = first_errors_figure(pool(load_records([tmp_path / folder]), 1000)).axes
+            (axes,) = first_errors_figure(pool(load_records([tmp_path / folder]))).axes
             patches = [each for each in axes.patches if each.get_alpha() == SPAN["alpha"]]
             spans[folder] = [sorted({x for x, _ in each.get_corners()}) for each in patches]
         assert spans == {"some": [[0.5, 2.5]], "none": []}
@@ -158,7 +158,7 @@ class TestSchemeComparison:
         for number, rotate in enumerate(("ids", "index", "none")):
             value = record([row(5, 9), row(40, 9)], "scratchpad_parity", scheme="predicted", rotate=rotate)
             write(tmp_path / str(number), value)
-        figure = scheme_comparison_figure(pool(load_records([tmp_path]), 1000))
+        figure = scheme_comparison_figure(pool(load_records([tmp_path])))
         lines = [curve(figure.axes[0], f"{SCHEMES[3]}, rotate {each}") for each in ("ids", "index", "none")]
         assert len({line.get_color() for line in lines}) == 3
         assert len({line.get_marker() for line in lines}) == 1  # that of the scheme, in every figure
@@ -172,7 +172,7 @@ class TestBoundFigure:
             rows += [row(longest * n, 400 - wrong * n, 4, (wrong * n, 0, 0)) for n in (2, 4)]
             task = {"train_length": [20, longest], "test_length": [20, 500]}
             write(tmp_path / str(longest), record([*rows, row(longest, 9, 6)], task_changes=task))
-        tests = try_bounds([trained_error(group) for group in pool(load_records([tmp_path]), 1000)])
+        tests = try_bounds([trained_error(group) for group in pool(load_records([tmp_path]))])
         figure = bound_figure(tests)
         (axes,) = figure.axes
         assert (
@@ -205,7 +205,7 @@ class TestBoundFigure:
         for number, (spread, locality) in enumerate((s, m) for s in ("adjacent", "uniform") for m in (3, 12)):
             task = {"position_distribution": spread, "locality": locality}
             write(tmp_path / str(number), record(rows, task_changes=task))
-        tests = try_bounds([trained_error(group) for group in pool(load_records([tmp_path]), 1000)])
+        tests = try_bounds([trained_error(group) for group in pool(load_records([tmp_path]))])
         figure = bound_figure(tests)
         assert len(figure.axes) == 2
         for axes, spread in zip(figure.axes, ("adjacent", "uniform"), strict=True):
@@ -221,14 +221,14 @@ class TestBoundFigure:
                 each |= {"mean_probability": each["exact"] / 200, "std_probability": 0.1}
             for seed in seeds:
                 write(tmp_path / folder / str(seed), record(rows, seed=seed))
-            tests = [trained_error(group) for group in pool(load_records([tmp_path / folder]), 1000)]
+            tests = [trained_error(group) for group in pool(load_records([tmp_path / folder]))]
             return " ".join(bound_figure(try_bounds(tests))._suptitle.get_text().split())
 
         samples = "; 200 samples a point"
         assert heading("none", [1], 0).endswith(f"{samples}; bands: 95 %, Wilson")
         assert heading("some", [1], 2).endswith(samples)
         assert heading("one", [1], 4).endswith(f"{samples}; bands: 95 %, normal over samples")
-        assert heading("two", [1, 2], 4).endswith("bands: 95 %, bootstrap over seeds, normal over samples")
+        assert heading("two", [1, 2], 4).endswith("bands: 95 %, Student's t over seeds, normal over samples")
 
     def test_a_panel_for_each_k_train(self, sparse):
         figure = bound_figure(try_bounds([trained_error(group) for group in sparse]))
@@ -267,7 +267,6 @@ class TestScript:
         assert (
             found["records"][0]["record"] == str(file) and found["records"][0]["weights_sha256"] == "a" * 64
         )
-        assert found["settings"] == {"resamples": 2000, "bootstrap_seed": 0}
         assert {"commit", "versions"} == set(found["provenance"])
         assert (
             "k = 4, K_train = 4" in printed and "98.0 [95.0, 99.2]" in printed and "figure1.json" in printed

@@ -194,7 +194,15 @@ def test_figures_can_be_printed_at_their_width(selectors: tuple[str, ...], width
 
 def test_heading_says_what_was_measured_and_may_be_left_out(summary: dict) -> None:
     text = plots.describe(summary)
-    parts = ("N = 128, M = 16", "2,400 targets", "604 documents", "258 with", "1 nat ", "(10.8 %)")
+    parts = (
+        "N = 128, M = 16",
+        "2,400 targets",
+        "604 documents",
+        "258 with",
+        "1 nat ",
+        "(10.8 %; 2.0 % below",
+        "48 % of all gain)",
+    )
     assert [part for part in parts if part not in text] == []
     assert "measured so far" not in text and "cross-fit" not in text
     assert "(9 measured so far)" in plots.describe(made_up_summary(complete=False, targets_measured=9))

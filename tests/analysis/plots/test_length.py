@@ -55,7 +55,7 @@ def test_the_heading_says_that_seeds_are_drawn(seeds, by):
     for model in found["models"]:
         model["checkpoints"] = model["checkpoints"][:1] * seeds
     for figure in (length_figure(found), lengths_figure(found)):
-        assert f"95 % bootstrap {by}" in " ".join(figure.get_suptitle().split())
+        assert f"95 %, {by}" in " ".join(figure.get_suptitle().split())
 
 
 def test_many_models_have_a_panel_for_each_family_with_the_first_in_all():

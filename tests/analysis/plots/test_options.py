@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 
 def groups_of(*folders):
-    return pool(load_records(folders), 200)
+    return pool(load_records(folders))
 
 
 def test_defaults_are_those_of_the_config():
@@ -79,7 +79,7 @@ def test_records_without_a_length_that_is_drawn_are_told_which_to_measure(tmp_pa
 
 
 def test_the_command_draws_it(folder, tmp_path, run_here):
-    options = ("--out", tmp_path / "out", "--resamples", 1000, "--by", *OPTIONS)
+    options = ("--out", tmp_path / "out", "--by", *OPTIONS)
     assert run_here("scripts/figure1.py", folder, *options).returncode == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "figure1-options.pdf", "figure1-options.png", "figure1.json",

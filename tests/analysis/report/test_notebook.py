@@ -120,8 +120,8 @@ def test_the_display_says_what_was_found():
     assert found[1] == {"recovery": 10 / 13, "placebo_recovery": 10 / 13, "net_recovery": 0.0}
     assert "<td>77</td><td>88</td>" in page
     assert repr(result) == (
-        "InfluentialTokens: 3 of 4 targets gain more than 1 nat (N = 6, M = 2); <i>evil, k = 2: recovery 88%, "
-        "placebo 88%, net 0%"
+        "InfluentialTokens: 3 of 4 targets gain more than 1 nat, 0 lose more (N = 6, M = 2); <i>evil, k = 2: "
+        "recovery 88%, placebo 88%, net 0%"
     )
     choices = result.choices["<i>evil"]
     harmful = replace(choices["placebo"], loss_nats=choices["placebo"].loss_nats + 9)

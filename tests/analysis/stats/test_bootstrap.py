@@ -1,22 +1,27 @@
-"""The cluster bootstrap and the permutation test against plain loops over documents, and against simulated truth."""
+"""The cluster bootstrap against plain loops over documents, and against simulated truth."""
 
 import math
 
 import numpy as np
 import pytest
-from scipy.stats import permutation_test
+from scipy.stats import sem, t
 
 from analysis.stats import bootstrap as statistics
 from analysis.stats.bootstrap import (
     ClusterBootstrap,
     by_clusters,
-    cluster_sums,
     difference,
     few_clusters,
     ratio_of_sums,
-    sign_flip_p_values,
 )
+from analysis.stats.recovery import SumsBootstrap
 from tests.support.made_up_records import interval_of
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bootstrap of few units, too, so that a plain loop over them is short."""
+    monkeypatch.setattr(statistics, "FEW_UNITS", 2)
 
 
 def clustered(rng: np.random.Generator, documents: int = 12) -> tuple[np.ndarray, np.ndarray]:
@@ -43,7 +48,7 @@ def slow_resamples(
     return result
 
 
-def test_equals_a_plain_loop() -> None:
+def test_equals_a_plain_loop(many: None) -> None:
     columns, clusters = clustered(np.random.default_rng(1))
     net = difference(ratio_of_sums(0, 2), ratio_of_sums(1, 2))
     slow = []
@@ -60,7 +65,7 @@ def test_equals_a_plain_loop() -> None:
     )  # 2.5 % of 199 = 4.975
 
 
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_nothing(many: None, monkeypatch: pytest.MonkeyPatch) -> None:
     columns, clusters = clustered(np.random.default_rng(3))
     whole = ClusterBootstrap(columns, clusters, resamples=100, seed=1).resampled
     monkeypatch.setattr(statistics, "_CHUNK_ELEMENTS", 40)  # three resamples at once
@@ -92,7 +97,7 @@ def test_covers_the_truth_and_an_iid_bootstrap_does_not() -> None:
     assert np.mean(widths) / np.mean(iid_widths) == pytest.approx(math.sqrt(3), rel=0.05)
 
 
-def test_two_levels_equal_a_plain_loop() -> None:
+def test_two_levels_equal_a_plain_loop(many: None) -> None:
     """Groups one by one, then how often each of their documents comes, with every row copied out."""
     columns, clusters = clustered(np.random.default_rng(1), documents=9)
     group_of = dict(zip(sorted(set(clusters.tolist())), "abbbcddea", strict=True))
@@ -120,7 +125,7 @@ def test_two_levels_equal_a_plain_loop() -> None:
     assert found.units == 5
 
 
-def test_groups_of_one_document_change_nothing() -> None:
+def test_groups_of_one_document_change_nothing(many: None) -> None:
     columns, clusters = clustered(np.random.default_rng(3))
     names = np.array([f"{each:03d}" for each in clusters])
     plain, grouped = (
@@ -141,18 +146,14 @@ def test_covers_the_truth_where_documents_of_a_group_are_alike_and_one_level_doe
     clusters = np.repeat(np.arange(120), 3)
     groups = clusters // 4
     covered = {"groups": 0, "documents": 0}
-    level = {"groups": [], "documents": []}
     for _ in range(300):
         values = rng.normal(size=30)[groups] + rng.normal(size=120)[clusters] + rng.normal(size=360)
         columns = np.stack([values, np.ones(360)], axis=1)
         for name, given in (("groups", groups), ("documents", None)):
             found = interval_of(columns, clusters, ratio_of_sums(0, 1), groups=given, resamples=500)
             covered[name] += found.low <= 0 <= found.high
-            unit = clusters if given is None else given
-            level[name].append(sign_flip_p_values(columns[:, :1], unit, resamples=400)[0] <= 0.05)
     assert 0.92 <= covered["groups"] / 300 <= 0.985
     assert covered["documents"] / 300 < 0.85
-    assert 0.02 < np.mean(level["groups"]) < 0.09 and np.mean(level["documents"]) > 0.15
 
 
 @pytest.mark.parametrize(
@@ -212,74 +213,91 @@ def test_refuses_what_would_spread_unseen() -> None:
         ClusterBootstrap(np.ones((0, 1)), np.arange(0))
 
 
-def test_few_documents_are_enumerated_as_scipy_does() -> None:
-    """Every column by itself; a document whose differences are all zero is not counted."""
-    rng = np.random.default_rng(0)
-    clusters = rng.permutation(np.repeat(np.arange(9), 3))
-    differences = rng.normal([0.5, 0.1], 1.0, (27, 2))
-    differences[clusters == 5] = 0.0  # 8 documents are left: 256 patterns
-    sums = np.delete(cluster_sums(differences, clusters), 5, axis=0)
-    expected = permutation_test(
-        (sums,),
-        lambda x, axis: np.abs(x.sum(axis=axis)),
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=np.inf,
-        alternative="greater",
-    ).pvalue
-    assert 0.01 < expected.min() < expected.max() < 0.9
-    np.testing.assert_allclose(sign_flip_p_values(differences, clusters, resamples=256), expected)
-    drawn = sign_flip_p_values(differences, clusters, resamples=255)
-    assert (drawn * 256 == np.rint(drawn * 256)).all() and not (drawn == expected).all()
-
-
-def test_many_documents_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same signs, one by one."""
-    rng = np.random.default_rng(1)
-    clusters = rng.permutation(np.repeat(np.arange(20), 4))
-    differences = rng.normal([0.0, 0.15, 0.3], 1.0, (80, 3))
-    sums = cluster_sums(differences, clusters)
-    extreme = np.zeros(3)
-    signs = np.random.default_rng([statistics.Stream.SIGNS, 6])
-    for _ in range(300):
-        total = np.zeros(3)
-        for row in sums:
-            total += row * (-1 if signs.integers(2) else 1)
-        extreme += np.abs(total) >= np.abs(sums.sum(axis=0))
-    found = sign_flip_p_values(differences, clusters, resamples=300, seed=6)
-    np.testing.assert_allclose(found, (1 + extreme) / 301)
-    monkeypatch.setattr(statistics, "_CHUNK_ELEMENTS", 70)  # three patterns at once
-    np.testing.assert_array_equal(sign_flip_p_values(differences, clusters, resamples=300, seed=6), found)
-
-
-def test_permutation_test_is_never_certain_and_sees_no_difference_where_there_is_none() -> None:
-    differences = np.stack([np.full(40, 1.0), np.zeros(40)], axis=1)
-    assert sign_flip_p_values(differences, np.arange(40), resamples=999).tolist() == [1 / 1000, 1]
-    assert sign_flip_p_values(np.zeros((3, 1)), np.arange(3)).tolist() == [1]
-
-
-def test_permutation_test_keeps_its_level_and_one_by_target_does_not() -> None:
-    rng = np.random.default_rng(2)
-    by_document, by_target = [], []
-    for _ in range(300):
-        columns, clusters = simulate(rng)
-        by_document.append(sign_flip_p_values(columns[:, :1], clusters, resamples=400)[0])
-        by_target.append(sign_flip_p_values(columns[:, :1], np.arange(300), resamples=400)[0])
-    assert 0.02 < np.mean(np.array(by_document) <= 0.05) < 0.09
-    assert 0.42 < np.mean(by_document) < 0.58  # uniform
-    assert np.mean(np.array(by_target) <= 0.05) > 0.15
-
-
-def test_rounding_does_not_decide_over_ties() -> None:
-    whole = np.random.default_rng(0).integers(-3, 4, (8, 50)).astype(float)
-    tenths, units = (sign_flip_p_values(each, np.arange(8)) for each in (0.1 * whole, whole))
-    np.testing.assert_array_equal(tenths, units)
-
-
-def test_chunks_change_nothing_where_trainings_are_drawn(monkeypatch) -> None:
+def test_few_groups_have_students_t_of_the_means_of_groups() -> None:
+    """Groups of one size: the jackknife of a mean is its standard error, and the effective number bounds the t."""
     rng = np.random.default_rng(3)
-    columns = np.stack([rng.normal(size=60) + np.repeat([0, 1, 2], 20), np.ones(60)], axis=1)
-    asked = {"clusters": np.tile(np.arange(20), 3), "trainings": np.repeat([0, 1, 2], 20), "resamples": 100}
-    whole = ClusterBootstrap(columns, **asked).resampled
-    monkeypatch.setattr(statistics, "_CHUNK_ELEMENTS", 60)
-    np.testing.assert_allclose(ClusterBootstrap(columns, **asked).resampled, whole)
+    groups = np.repeat(np.arange(7), 4)
+    columns = np.stack([rng.normal(size=28) + rng.normal(size=7)[groups], np.ones(28)], axis=1)
+    means = columns[:, 0].reshape(7, 4).mean(axis=1)
+    squares = (means - means.mean()) ** 2
+    freedom = squares.sum() ** 2 / (squares**2).sum()
+    low, high = t.interval(0.95, freedom, means.mean(), sem(means))
+    found = interval_of(columns, np.arange(28), ratio_of_sums(0, 1), groups=groups)
+    assert 1 < freedom < 6 and (found.low, found.high) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize("trainings", [2, 3])
+def test_trainings_are_units_too(trainings: int) -> None:
+    """Training by training as rows, and as columns of one model: the t of their means beside that of groups."""
+    rng = np.random.default_rng(trainings)
+    values = rng.normal(size=40) + rng.normal(0, 3, (trainings, 1)) + rng.normal(0, 0.1, (trainings, 40))
+    ones, clusters = np.ones(values.size), np.tile(np.arange(40), trainings)
+    number = np.repeat(np.arange(trainings), 40)
+    rows = interval_of(
+        np.stack([values.ravel(), ones], axis=1), clusters, ratio_of_sums(0, 1), trainings=number
+    )
+    columns = ClusterBootstrap(np.stack([*values, np.ones(40)], axis=1), np.arange(40), seeds=[trainings])
+    of_seeds = [ratio_of_sums(seed, trainings) for seed in range(trainings)]
+    as_columns = columns.interval(statistics.mean_over_seeds(of_seeds, columns.weights[0]))
+    assert (rows.low, rows.high) == pytest.approx((as_columns.low, as_columns.high))
+    squares = (values.mean(axis=0) - values.mean()) ** 2
+    parts = [
+        (sem(values.mean(axis=1)) ** 2, trainings - 1),
+        (sem(values.mean(axis=0)) ** 2, squares.sum() ** 2 / (squares**2).sum()),
+    ]
+    half = sum(variance * t.ppf(0.975, freedom) for variance, freedom in parts) / math.sqrt(
+        sum(variance for variance, _ in parts)
+    )
+    assert rows.high - rows.value == pytest.approx(half)
+
+
+def test_no_interval_where_the_value_is_that_of_one_unit() -> None:
+    columns = np.stack([[1.0, 2.0, 0, 0, 0], [1.0, 1, 0, 0, 0]], axis=1)
+    found = interval_of(columns, np.array([0, 0, 1, 2, 3]), ratio_of_sums(0, 1))
+    assert found.as_dict() == {"value": 1.5, "low": None, "high": None}
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_share_of_none_or_all_has_the_interval_of_its_targets(value: float) -> None:
+    columns = {"some": np.full(60, value), "one": np.ones(60)}
+    for documents in (5, 60):
+        found = SumsBootstrap(columns, np.arange(60) % documents, 1000, 0).ratio("some", "one")
+        assert found == statistics.wilson(round(60 * value), 60).as_dict()
+
+
+def test_a_share_stays_between_0_and_1() -> None:
+    columns = {"some": np.array([0.0, 0, 0, 1]), "one": np.ones(4)}
+    found = SumsBootstrap(columns, np.arange(4), 1000, 0).ratio("some", "one")
+    assert found == {"value": 0.25, "low": 0.0, "high": 1.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("differ", [0.3, 3.0])
+@pytest.mark.parametrize("sizes", [0.0, 1.0])
+@pytest.mark.parametrize("units", [2, 3, 5, 13, 29])
+def test_few_groups_cover_the_truth(units: int, sizes: float, differ: float) -> None:
+    """Groups whose means differ by ``differ`` of what targets do, and whose sizes by e to a normal of ``sizes``."""
+    rng, covered = np.random.default_rng(units), 0
+    for _ in range(2000):
+        targets = np.exp(rng.normal(2.5, sizes, units)).clip(1).round()
+        sums = targets * (rng.normal(0, differ, units) + rng.normal(size=units) / np.sqrt(targets))
+        found = interval_of(np.stack([sums, targets], axis=1), np.arange(units), ratio_of_sums(0, 1))
+        covered += found.low <= 0 <= found.high
+    assert covered / 2000 >= 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("differ", [0.0, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("groups", [3, 13, 60])
+@pytest.mark.parametrize("trainings", [2, 3, 5])
+def test_few_trainings_cover_the_truth(trainings: int, groups: int, differ: float) -> None:
+    """Of the variance of groups, 1, a tenth is not common to the trainings, whose means differ by ``differ``."""
+    rng, covered = np.random.default_rng(groups), 0
+    rows = {"trainings": np.repeat(np.arange(trainings), groups)}
+    for _ in range(2000):
+        values = rng.normal(size=groups) + rng.normal(0, differ, (trainings, 1))
+        values = values + rng.normal(0, 0.3, (trainings, groups))
+        columns = np.stack([values.ravel(), np.ones(values.size)], axis=1)
+        found = interval_of(columns, np.tile(np.arange(groups), trainings), ratio_of_sums(0, 1), **rows)
+        covered += found.low <= 0 <= found.high
+    assert covered / 2000 >= 0.93

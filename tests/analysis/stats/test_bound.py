@@ -164,5 +164,7 @@ class TestBound:
         with pytest.raises(UserError, match="fewer than two lengths above 50"):
             trained_error(self.group(tmp_path / "c", row(50, 3, 4), row(60, 3, 4)))
         certain = {"mean_probability": 1.0, "std_probability": 0.0}
-        with pytest.raises(UserError, match="0 to the last digit.*fewer steps"):
-            trained_error(self.group(tmp_path / "d", *({**row(n, 3, 4), **certain} for n in (50, 100, 200))))
+        start = trained_error(
+            self.group(tmp_path / "d", *({**row(n, 200, 4), **certain} for n in (50, 100, 200)))
+        )
+        assert start.is_limit and start.delta == pytest.approx(Z**2 / (200 + Z**2)), "no sample was wrong"

@@ -5,10 +5,11 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import sem, t
 
 from analysis.stats.exact_match import (
-    BOOTSTRAP,
     POOLED,
+    STUDENT,
     WILSON,
     Row,
     curve_names,
@@ -34,10 +35,10 @@ def wilson_by_hand(successes, trials):
     return middle - half, middle + half
 
 
-def pooled(folder, *values, **options):
+def pooled(folder, *values):
     for number, value in enumerate(values):
         write(folder / str(number), value)
-    return pool(load_records([folder]), **options)
+    return pool(load_records([folder]))
 
 
 class TestReading:
@@ -149,7 +150,7 @@ class TestPooling:
         assert group.lengths == [20, 50, 80]
         first, second, third = four.points
         assert first.exact.value == pytest.approx((0.9 + 0.75) / 2)  # mean over seeds, not over samples
-        assert (first.seeds, first.samples, first.interval) == (2, 140, BOOTSTRAP)
+        assert (first.seeds, first.samples, first.interval) == (2, 140, STUDENT)
         assert (second.exact.value, second.seeds, second.samples, second.interval) == (0.6, 1, 50, WILSON)
         assert (second.exact.low, second.exact.high) == pytest.approx(wilson_by_hand(30, 50))
         assert third.exact.value == 0.7
@@ -309,43 +310,42 @@ class TestIntervals:
         assert (found.low, found.high) == pytest.approx(wilson_by_hand(share * 600, 600), abs=1e-12)
         assert found == wilson(share * 600, 600)
 
-    def test_bootstrap_is_that_of_a_direct_simulation(self):
-        """A seed, then each of its samples, drawn one after the other."""
-        exact, samples = np.array([12, 17, 30]), np.array([20, 25, 32])
-        rng = np.random.default_rng(5)
-        outcomes = [np.arange(n) < x for x, n in zip(exact, samples, strict=True)]
-        means = []
-        for _ in range(3000):
-            drawn = [outcomes[seed] for seed in rng.integers(3, size=3)]
-            means.append(np.mean([rng.choice(each, len(each)).mean() for each in drawn]))
-        found, name = exact_interval(exact, samples, resamples=20_000, seed=1)
-        assert name == BOOTSTRAP and found.value == pytest.approx((12 / 20 + 17 / 25 + 30 / 32) / 3)
-        assert (found.low, found.high) == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.02)
+    def test_several_seeds_have_students_t(self):
+        shares = np.array([12 / 20, 17 / 25, 30 / 32])
+        found, name = exact_interval(np.array([12, 17, 30]), np.array([20, 25, 32]))
+        low, high = t.interval(0.95, 2, shares.mean(), sem(shares))
+        assert name == STUDENT and found.value == pytest.approx(shares.mean())
+        assert (found.low, found.high) == pytest.approx((low, min(high, 1)))
 
-    def test_bootstrap_holds_the_truth_about_as_often_as_it_says(self):
+    def test_seeds_that_agree_by_chance_have_the_interval_of_their_samples(self):
+        found, _ = exact_interval(np.array([150, 150]), np.array([200, 200]))
+        assert (found.low, found.high) == pytest.approx(wilson_by_hand(300, 400))
+
+    @pytest.mark.parametrize("seeds", [2, 3, 6])
+    @pytest.mark.parametrize("differ", [0, 0.05, 0.1])
+    def test_the_interval_holds_the_truth_as_often_as_it_says(self, seeds, differ):
         rng = np.random.default_rng(0)
-        truth, held, trials = 0.7, 0, 300
-        for trial in range(trials):
-            exact = rng.binomial(100, np.clip(rng.normal(truth, 0.05, size=6), 0, 1))
-            found, _ = exact_interval(exact, np.full(6, 100), resamples=1000, seed=trial)
+        truth, held, trials = 0.7, 0, 2000
+        for _ in range(trials):
+            exact = rng.binomial(200, np.clip(rng.normal(truth, differ, size=seeds), 0, 1))
+            found, _ = exact_interval(exact, np.full(seeds, 200))
             held += found.low <= truth <= found.high
-        assert 0.91 < held / trials < 0.99
+        assert held / trials >= 0.93
 
-    def test_expected_errors_have_the_interval_of_a_direct_simulation(self):
+    def test_expected_errors_of_seeds_have_students_t_and_of_one_a_normal_interval(self):
         rows = [Row(20, None, 50, 50, 0, 0, 0, mean, 0.1) for mean in (0.9, 0.7, 0.5)]
-        found = expected_error(rows, resamples=20_000, seed=0)
-        rng = np.random.default_rng(1)
-        drawn = [
-            np.mean([rng.normal(rows[i].mean_probability, 0.1 / 50**0.5) for i in rng.integers(3, size=3)])
-            for _ in range(4000)
-        ]
-        low, high = np.quantile(drawn, (0.025, 0.975))
+        found = expected_error(rows)
         assert found.value == pytest.approx(0.3)
-        assert (found.low, found.high) == pytest.approx((1 - high, 1 - low), abs=0.01)
+        half = t.ppf(0.975, 2) * 0.2 / 3**0.5
+        assert (found.low, found.high) == pytest.approx((max(0, 0.3 - half), 0.3 + half))
+        one = expected_error(rows[:1])
+        assert (one.low, one.high) == pytest.approx((0.1 - Z * 0.1 / 50**0.5, 0.1 + Z * 0.1 / 50**0.5))
+
+    @pytest.mark.parametrize("seeds", [1, 3])
+    def test_an_expected_error_of_zero_has_the_bound_of_no_wrong_sample(self, seeds):
+        rows = [Row(20, None, 200, 200, 0, 0, 0, 1.0, 0.0)] * seeds
+        assert expected_error(rows) == wilson(0, 200 * seeds)
 
     def test_expected_errors_stay_between_0_and_1(self):
-        sure, lost = (
-            expected_error([Row(20, None, 4, 4, 0, 0, 0, p, 0.1)], resamples=1000, seed=0)
-            for p in (0.99, 0.01)
-        )
+        sure, lost = (expected_error([Row(20, None, 4, 4, 0, 0, 0, p, 0.1)]) for p in (0.99, 0.01))
         assert sure.low == 0 and lost.high == 1

@@ -1,11 +1,13 @@
 """The ladder: points that join records and loss by position, what cannot be joined, and the script."""
 
+import io
 import json
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy.stats import rankdata, spearmanr
 
 from analysis.plots.ladder import joint_figure, ladder_figure
@@ -13,7 +15,7 @@ from analysis.records.store import load_records
 from analysis.records.trainings import join_trainings
 from analysis.stats.ladder import by_model, correlations, model_point, with_needles
 from analysis.stats.summary import summarize, summarize_all_targets
-from analysis.tables.models import render_ladder
+from analysis.tables.models import render_correlations, render_ladder
 from olmo_sparsity.util.errors import UserError
 from tests.support.made_up_length import SHAS, checkpoint, interval, length_json
 from tests.support.made_up_records import made_up_manifest, made_up_targets, write_records
@@ -240,7 +242,23 @@ def test_correlations_are_those_of_the_means_of_seeds_and_told_without_each_mode
     assert list(own["without"].values()) == pytest.approx(without)
     assert own["without"]["model 6"] < -0.9 < own["value"], "one model speaks against it"
     assert found["k_suffices"]["value"] is None and found["k_suffices"]["low"] is None, "it is constant"
+    assert found["k_suffices"]["undefined"] == 1
     assert correlations(points[:3], resamples=1000, seed=0) == {}, "three models"
+
+
+def test_a_correlation_that_is_undefined_in_many_resamples_has_no_interval():
+    """All models but one have the same use: a resample without that one has no correlation."""
+    points = made_up_points(7, 2, np.random.default_rng(5))
+    for number, point in enumerate(points):
+        point["seeds"] = [{**one, "k_suffices": {"value": float(number == 3)}} for one in point["seeds"]]
+    found = correlations(points, resamples=2000, seed=0)
+    own = found["k_suffices"]
+    assert own["undefined"] == pytest.approx((6 / 7) ** 7, abs=0.04) and own["value"] is not None
+    assert own["low"] is None and own["high"] is None and found["net_recovery"]["low"] is not None
+    settings = {"settings": {"k": 4}, "correlations": {"k_suffices": own}}
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render_correlations(settings))
+    assert f"undefined in {100 * own['undefined']:.0f} % of the resamples" in console.file.getvalue()
 
 
 def test_the_interval_of_a_correlation_goes_over_models_and_seeds():
