@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.model.adapters import AnalysedModel, KeyValues, TokenModel
+from analysis.model.adapters import AnalysedModel, KeyValues, TokenModel, is_analysed
 from analysis.model.device import LOGITS_PER_SLICE, OnDevice, chunks
 from analysis.text.contexts import NO_FAR, Contexts
 from olmo_sparsity.util.errors import UserError
@@ -247,7 +247,7 @@ class Scorer(OnDevice):
     def _shared_prefixes(self, far: np.ndarray, per_context: int) -> np.ndarray:
         """How many tokens each subset shares with its long context, (S,); 0 where sharing is not worth while."""
         kept = far.shape[1]
-        if not self.share_prefixes or per_context < 2 or not isinstance(self.model, AnalysedModel):
+        if not self.share_prefixes or per_context < 2 or not is_analysed(self.model):
             return np.zeros(len(far), dtype=np.int64)
         shared = np.logical_and.accumulate(far == np.arange(kept), axis=1).sum(axis=1)
         shared[shared * _WORTH_SHARING < kept] = 0
@@ -277,14 +277,14 @@ class Scorer(OnDevice):
         with self.precision():
             if not common:
                 return self.model(tokens, position_ids=ids, logits_to_keep=asked).logits
-            assert isinstance(self.model, AnalysedModel)
+            assert is_analysed(self.model)
             at = self.tensor(block)
             past = [(k[:, :, :common][at], v[:, :, :common][at]) for k, v in prefixes]
             return self.model.logits_after(past, tokens, ids, asked)
 
     def _prefixes(self, contexts: Contexts, length: int) -> KeyValues:
         """Keys and values of the first ``length`` tokens of every block's long context."""
-        assert isinstance(self.model, AnalysedModel)
+        assert is_analysed(self.model)
         parts = []
         for rows in chunks(np.arange(len(contexts)), self.tokens_per_batch // length):
             with self.precision():
@@ -423,7 +423,7 @@ class Scorer(OnDevice):
         return chunks(rows, self.tokens_per_batch // (_BACKWARD_TOKENS * contexts.tokens.shape[1]))
 
     def _analysed(self, selector: str) -> AnalysedModel:
-        if not isinstance(self.model, AnalysedModel):
+        if not is_analysed(self.model):
             raise UserError(f"this model does not offer what the selector {selector} needs; leave it out")
         return self.model
 

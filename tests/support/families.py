@@ -42,6 +42,27 @@ FAMILIES = {
         "n_positions": REACH,
         "initializer_range": 0.3,
     },
+    "xglm": {
+        "vocab_size": VOCABULARY,
+        "d_model": 32,
+        "ffn_dim": 64,
+        "num_layers": 2,
+        "attention_heads": 4,
+        "max_position_embeddings": REACH,
+        "init_std": 0.3,
+        "eos_token_id": 0,
+    },
+    # composite: a text model with another for images
+    "gemma3": {
+        "text_config": {**ROTARY, "sliding_window": REACH, "query_pre_attn_scalar": 8},
+        "vision_config": {
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+        },
+        "initializer_range": 0.3,
+    },
 }
 
 

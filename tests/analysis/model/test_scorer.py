@@ -17,7 +17,7 @@ from analysis.model.scorer import Scorer
 from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.export import export_checkpoint
 from tests.support import tiny
-from tests.support.families import FAMILIES, random_model
+from tests.support.families import FAMILIES, ROTARY, random_model
 from tests.support.measured import plain_loss, random_contexts
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
@@ -109,6 +109,12 @@ def test_recorded_attention_is_a_distribution(name):
 def test_attention_that_a_token_does_not_fade_out_of_is_refused(name):
     with refused("the selector gradient does not apply"):
         Scorer(build(name)).presence_gradient(make_contexts(), make_contexts().all_targets)
+
+
+def test_an_attention_that_takes_no_bias_is_refused_a_gradient():
+    model = PositionedCausalLM(random_model("doge", **ROTARY, keep_window_size=64)).requires_grad_(False)
+    with refused("doge takes no bias, so that the selector gradient does not apply"):
+        Scorer(model).presence_gradient(make_contexts(), make_contexts().all_targets)
 
 
 @pytest.mark.parametrize("name", slow_but([*FADING, *FAMILIES], *list(FADING)[::2], "gpt_neox", "llama"))
