@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import logging
 import re
 import tempfile
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ from olmo_sparsity.model.rope_scaling import MESA, RopeScaling
 from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.util.errors import UserError, first_line, printable
 from olmo_sparsity.util.files import read_json, sha256_file
+
+log = logging.getLogger(__name__)
 
 OWN_FAMILY = "olmo-sparsity"
 TRANSFORMERS_CONFIG = "config.json"
@@ -181,9 +184,10 @@ def check_long_context(
 ) -> None:
     """Raise `UserError` where a model cannot be measured on N tokens of long context, in blocks of B targets.
 
-    Its positions may not reach so far, or in long texts be others from the first token on, so that what is behind a
-    token changes how it reads; or its position ids may have no effect, or dropping tokens may not equal hiding them (a
-    sliding window shorter than N, a recurrent layer), as a trial on random tokens shows.
+    Its learned positions or a window may not reach so far, or in long texts its positions be others from the first
+    token on, so that what is behind a token changes how it reads; or its position ids may have no effect, it may read
+    ahead, or dropping tokens may not equal hiding them (a recurrent layer), as a trial on random tokens shows. Beyond
+    the length that a rotary model's configuration names it is measured, with a warning.
 
     Args:
         model: in evaluation mode, on any device.
@@ -193,8 +197,7 @@ def check_long_context(
         option: what sets N, for the remedy.
         reach_factor: how many times as far its RoPE is scaled to reach.
     """
-    (at_most, what), more = _reach(model), targets_per_block - 1
-    at_most = None if at_most is None else int(at_most * reach_factor)
+    (at_most, what), more = min(_ends(model), default=(None, "")), targets_per_block - 1
     if at_most is not None and n_long + more > at_most:
         with_blocks = f" with {more:,} more targets of a block" if more else ""
         lower = (
@@ -205,17 +208,26 @@ def check_long_context(
         raise UserError(f"N = {n_long:,}{with_blocks} is beyond the {at_most:,} {what} {name}; {lower}")
     # This project's own models are shown to be right by its tests.
     if isinstance(model, PositionedCausalLM):
+        if (reach := model.max_positions) is not None and n_long + more > reach * reach_factor:
+            log.warning("%s is measured beyond the %d positions that its configuration names", name, reach)
         _try_positions(model, n_long + more, name, option)
 
 
-def _reach(model: Adapter) -> tuple[int | None, str]:
-    """The most tokens of one text that a model can be measured on, None: any, and what ends there."""
-    if isinstance(model, PositionedCausalLM):
-        rope = getattr(model.model.config.get_text_config(), "rope_parameters", None) or {}
-        if rope.get("rope_type") == "longrope":
-            at_most = rope["original_max_position_embeddings"]
-            return at_most, "tokens after which longrope changes all positions of"
-    return model.max_positions, "positions of"
+def _ends(model: Adapter) -> Iterator[tuple[int, str]]:
+    """The most tokens of one text that a model can be measured on, for each thing that ends there."""
+    config: Any = model.model.config.get_text_config() if isinstance(model, PositionedCausalLM) else None
+    rope = getattr(config, "rope_parameters", None) or {}
+    if model.max_positions is not None and not rope:
+        yield model.max_positions, "positions of"
+    kinds = getattr(config, "layer_types", None) or ["sliding", "chunked"]
+    for kind, field in (("sliding", "sliding_window"), ("chunked", "attention_chunk_size")):
+        window = getattr(config, field, None)  # a query's own token is one of them
+        if window and any(kind in each for each in kinds):
+            yield window, f"tokens of a {kind} window in"
+    for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        at_most = each.get("original_max_position_embeddings") or model.max_positions
+        if (scheme := each.get("rope_type")) in ("longrope", "dynamic") and at_most:
+            yield at_most, f"tokens after which {scheme} changes all positions of"
 
 
 def tokenization(path: Path) -> dict[str, Any]:
@@ -357,23 +369,43 @@ def _exported_seed(folder: Path) -> int | None:
 
 @torch.inference_mode()
 def _try_positions(model: PositionedCausalLM, n_long: int, name: str, option: str) -> None:
-    """Drop every second of N random tokens, and hide the same ones: the logits must be equal, and depend on the ids."""
+    """Drop every second of N random tokens, and hide the same ones: the logits must be equal, and depend on the ids.
+
+    They must also be those behind a prefix that was read alone.
+    """
     device = model.model.get_input_embeddings().weight.device
     # drawn on the CPU, so that they are the same everywhere
     tokens = torch.randint(model.vocabulary_size, (1, n_long), generator=torch.Generator().manual_seed(0))
     tokens, ids = tokens.to(device), torch.arange(n_long, device=device)[None]
     kept = ids[0] % 2 == (n_long - 1) % 2  # the last token is one of them
-    dropped, moved, hidden = (
-        model(each, at, logits_to_keep=1, attention_mask=mask).logits[:, -1]
-        for each, at, mask in (
-            (tokens[:, kept], ids[:, kept], None),
-            (tokens[:, kept], ids[:, : int(kept.sum())], None),
-            (tokens, ids, kept[None].long()),
+    kept[0] = True  # the first that a window ends before
+    few, at = tokens[:, kept], ids[:, kept]
+    half = few.shape[1] // 2
+    try:
+        dropped, moved, hidden = (
+            model(each, where, logits_to_keep=1, attention_mask=mask).logits[:, -1]
+            for each, where, mask in (
+                (few, at, None),
+                (few, ids[:, : few.shape[1]], None),
+                (tokens, ids, kept[None].long()),
+            )
         )
-    )
+        past = model.key_values(few[:, :half], at[:, :half]) if half else []
+        behind = model.logits_after(past, few[:, half:], at, 1)[:, -1] if half else dropped
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a cache of its own kind, an option that must be set
+        raise UserError(
+            f"{name} cannot read random tokens behind a prefix ({first_line(error)}); give another model"
+        ) from error
     if not torch.isfinite(hidden).all():
         raise UserError(
             f"{name}: its logits are not finite (fp16 overflows, or training diverged); give another dtype or model"
+        )
+    if not _nearly_equal(dropped, behind):
+        raise UserError(
+            f"{name} reads a prefix otherwise than a whole text (it looks ahead, as BERT does, or caches no keys); "
+            "give another model"
         )
     if n_long > 2 and torch.equal(dropped, moved):
         raise UserError(
@@ -382,8 +414,8 @@ def _try_positions(model: PositionedCausalLM, n_long: int, name: str, option: st
         )
     if not _nearly_equal(dropped, hidden):
         raise UserError(
-            f"{name}: dropping tokens from a context of N = {n_long:,} does not equal hiding them (a sliding window or "
-            f"a recurrent layer does that); lower {option}, or give another model"
+            f"{name}: dropping tokens from a context of N = {n_long:,} does not equal hiding them (a window or a "
+            f"recurrent layer does that); lower {option}, or give another model"
         )
 
 

@@ -242,7 +242,8 @@ def test_nothing_over_tau_is_a_result_too():
 
 @pytest.mark.parametrize("too_long", [False, True])
 def test_the_model_is_left_as_it_was(too_long):
-    model = random_model(attention_dropout=0.5).train()
+    window = 16 if too_long else None
+    model = random_model("mistral", attention_dropout=0.5, sliding_window=window).train()
     model.model.layers[0].eval()
     model.lm_head.weight.requires_grad_(False)
 
@@ -253,8 +254,8 @@ def test_the_model_is_left_as_it_was(too_long):
     before, weights = state(), [p.detach().clone() for p in model.parameters()]
     randomness = torch.get_rng_state()
     if too_long:
-        with refused("N = 65 is beyond"):
-            measure(model, n_long=65, text=spelled(DOCUMENT * 2))
+        with refused("N = 20 is beyond the 16 tokens"):
+            measure(model)
     else:
         measure(model, selectors=("gradient", "attention", "leave-one-out"))
     assert state() == before
@@ -284,7 +285,7 @@ def test_half_precision_models(dtype):
     losses = torch.tensor(half.targets.loss_long_nats)
     assert not torch.equal(losses, losses.to(dtype).double())  # the softmax is taken in fp32
     cut = random_model("mistral", sliding_window=8).to(dtype)
-    with refused("does not equal hiding them"):
+    with refused("N = 20 is beyond the 8 tokens of a sliding window"):
         measure(cut)
 
 
@@ -307,8 +308,8 @@ REFUSED = {
     "no targets": ({"targets": []}, "targets is empty"),
     "path": ({"model": "gpt2"}, "model is a str, not a loaded model"),
     "masked": ({"model": masked}, r"the model \(bert\) is no causal language model"),
-    "window": ({"model": lambda: random_model("mistral", sliding_window=16)}, "does not equal hiding.*lower n_long"),
-    "reach": ({"n_long": 65, "text": spelled(DOCUMENT * 2)}, "N = 65 is beyond the 64 positions of the model"),
+    "window": ({"model": lambda: random_model("mistral", sliding_window=16)}, "the 16 tokens of.*lower n_long"),
+    "reach": ({"model": lambda: random_model("gpt2", n_positions=19)}, "beyond the 19 positions of the model"),
     "vocabulary": ({"model": lambda: random_model(vocab_size=30)}, "gives token id .*, and the model has 30 tokens"),
     "tokenizer": ({"tokenizer": Tokenizer(models.BPE())}, "tokenizer is a Tokenizer, not one of transformers"),
 }  # fmt: skip
