@@ -17,8 +17,7 @@ from analysis.measure.settings import ComparisonSettings, MeasurementSettings
 from analysis.model.load import OWN_FAMILY, LoadedModel, own_corpus
 from analysis.model.rope_scaling import load_scaled, split_checkpoint
 from analysis.model.token_losses import TokenLosses
-from olmo_sparsity.checkpoint import CONFIG
-from olmo_sparsity.config.load import load_config
+from olmo_sparsity.checkpoint import config_of
 from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TokenFiles, Verified
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.util.errors import UserError
@@ -154,7 +153,7 @@ def _describe(loaded: LoadedModel) -> Json:
         "position_target": None,
     }
     if loaded.family == OWN_FAMILY:
-        config = load_config(loaded.checkpoint / CONFIG, warn=False)
+        config = config_of(loaded.checkpoint)
         window, reach = config.model.max_sequence_length, position_reach(config)
         described["training_length"] = window
         described["position_scheme"] = config.positions.scheme

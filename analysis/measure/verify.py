@@ -7,6 +7,7 @@ targets measured again, K values of k.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -86,6 +87,15 @@ def _settings_of(records: Records, settings: VerifySettings) -> InfluenceSetting
     }
     if what := next((words for words, is_so in refused.items() if is_so), None):
         raise UserError(f"{records.folder} {what}; verify records of one checkpoint")
+    unscaled = manifest.checkpoint.rpartition("@")[0] or manifest.checkpoint
+    for option, given, paths in (
+        ("--checkpoint", settings.checkpoint, (manifest.checkpoint, unscaled)),
+        ("--corpus", settings.corpus, (manifest.corpus,)),
+    ):
+        if given is None and not any(Path(path).exists() for path in paths):
+            raise UserError(
+                f"{paths[0]}, of which {records.folder} are, is not there; say where it is: {option}"
+            )
     return InfluenceSettings(
         checkpoint=settings.checkpoint or manifest.checkpoint,
         corpus=settings.corpus or manifest.corpus,

@@ -23,10 +23,17 @@ import torch
 from torch import Tensor
 
 from analysis.model.adapters import Adapter, OlmoForAnalysis, PositionedCausalLM
-from olmo_sparsity.checkpoint import CONFIG, TOKENIZER, load_model, resolve_checkpoint, weights_sha256
-from olmo_sparsity.config.load import load_config
+from olmo_sparsity.checkpoint import (
+    CONFIG,
+    TOKENIZER,
+    config_of,
+    load_model,
+    refuse_wrapped,
+    resolve_checkpoint,
+    weights_sha256,
+)
 from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest
-from olmo_sparsity.data.tokenizers import load_tokenizer
+from olmo_sparsity.data.tokenizers import HUB_ID, load_tokenizer
 from olmo_sparsity.export import EXPORT_KIND, EXPORT_NAME, quiet_transformers
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
@@ -42,7 +49,6 @@ OWN_FAMILY = "olmo-sparsity"
 TRANSFORMERS_CONFIG = "config.json"
 _NOT_WHAT_IS_TOKENIZED = ("post_processor", "truncation", "padding")  # corpora are encoded without them
 _RELATIVE_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-3, 0.1
-_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -242,7 +248,7 @@ def find_model(path: str | Path) -> Path:
     A path that does not exist and reads like ``owner/name`` is a model of the Hugging Face hub; its configuration,
     tokenizer and safetensors weights are downloaded, or found in the cache. Raises `UserError` for anything else.
     """
-    if not Path(path).exists() and _HUB_ID.fullmatch(str(path)):
+    if not Path(path).exists() and HUB_ID.fullmatch(str(path)):
         return _from_hub(str(path))
     path = Path(path)
     return path if (path / TRANSFORMERS_CONFIG).is_file() else resolve_checkpoint(path)
@@ -270,7 +276,7 @@ def own_corpus(folder: Path) -> str:
     """Path of the prepared corpus that a checkpoint was trained on. Raises `UserError` where it names none."""
     path = None
     if (folder / CONFIG).is_file():
-        path = load_config(folder / CONFIG, warn=False).corpus.path
+        path = config_of(folder).corpus.path
     if path is None:
         raise UserError(
             f"{folder} does not say on which prepared corpus it was trained; name one with --corpus"
@@ -333,6 +339,7 @@ def _from_pretrained(copy: Path, folder: Path) -> Any:
         raise UserError(
             f"{folder} cannot be loaded by transformers ({reason}); give another model"
         ) from error
+    refuse_wrapped(loading["unexpected_keys"], folder)
     if absent := sorted(map(str, [*loading["missing_keys"], *loading["mismatched_keys"]])):
         raise UserError(  # transformers would draw them at random
             f"{folder} lacks {len(absent)} of its model's weights, such as {absent[0]}; save it again with "

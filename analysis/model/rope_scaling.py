@@ -19,8 +19,7 @@ from analysis.model.load import TRANSFORMERS_CONFIG, LoadedModel, adapter_of, fi
 from analysis.model.mesa import MesaForAnalysis
 from analysis.records.schema import UNTRAINED
 from olmo_sparsity.attention import SOFTMAX
-from olmo_sparsity.checkpoint import CONFIG
-from olmo_sparsity.config.load import load_config
+from olmo_sparsity.checkpoint import config_of
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.rope_scaling import LOG_N, MESA, RopeScaling, split_scaling
@@ -74,7 +73,7 @@ def _untrained(loaded: LoadedModel) -> LoadedModel:
             torch.manual_seed(UNTRAINED_SEED)
             fresh: nn.Module = type(inner)(inner.config)
     else:
-        config = load_config(loaded.checkpoint / CONFIG, warn=False)
+        config = config_of(loaded.checkpoint)
         fresh = build_model(replace(config, seed=UNTRAINED_SEED))
     digest = hashlib.sha256()
     for name, tensor in fresh.state_dict().items():
@@ -96,7 +95,7 @@ def _original_length(loaded: LoadedModel, name: str, text: str) -> int:
                 f"model.attention {config.attention} and model.nope_layer_interval {config.nope_layer_interval}; leave "
                 "@… out"
             )
-        return position_reach(load_config(loaded.checkpoint / CONFIG, warn=False))
+        return position_reach(config_of(loaded.checkpoint))
     if loaded.model.max_positions is None:
         raise UserError(
             f"{text}: the configuration of {loaded.checkpoint} names no max_position_embeddings, the length to start "

@@ -259,9 +259,15 @@ def drop_a_weight(folder):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def wrap(folder):
+    weights = {f"module.{name}": each for name, each in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (wrap, "begin with module., .*; save the model inside, model.module"),
         (give_remote_code, "cannot be loaded by transformers"),
         (give_pickle_instead, "model.safetensors is missing.*pickles are never read"),
         (give_index_of_a_pickle, "names 'w.bin', which is no safetensors file in its folder"),
