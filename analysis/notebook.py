@@ -35,7 +35,7 @@ from analysis.measure.influence_map import context_length, map_scorer, measure_m
 from analysis.measure.selectors import check_selector
 from analysis.model.adapters import Adapter
 from analysis.model.device import TOKENS_PER_BATCH, chunks
-from analysis.model.load import adapter_of, check_long_context, check_vocabulary
+from analysis.model.load import adapter_of, check_long_context, check_vocabulary, unwrapped
 from analysis.records.schema import FAR_CONTEXTS, SelectionRow, Targets
 from analysis.report.influence_map import InfluenceMap
 from analysis.report.notebook import Choices, InfluentialTokens
@@ -298,6 +298,7 @@ def _adapter(model: Any) -> Adapter:
         raise UserError(
             f"model is a {type(model).__name__}, not a loaded model; load one with AutoModelForCausalLM.from_pretrained"
         )
+    model = unwrapped(model, _name(model))
     own = isinstance(model, Adapter | PositionedOLMo)
     if not own and not getattr(model, "can_generate", lambda: False)():
         raise UserError(

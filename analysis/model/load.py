@@ -143,8 +143,9 @@ class LoadedModel:
 def adapter_of(model: Any, name: str) -> Adapter:
     """The adapter of a model object of this project or of transformers; an adapter is its own.
 
-    Raises `UserError`, calling the model ``name``, where it takes no position ids.
+    Raises `UserError`, calling the model ``name``, where it takes no position ids, or cannot be read as it is.
     """
+    model = unwrapped(model, name)
     if isinstance(model, Adapter):
         return model
     if isinstance(model, PositionedOLMo):
@@ -167,6 +168,33 @@ def adapter_of(model: Any, name: str) -> Adapter:
             "rotary or learned positions"
         )
     return PositionedCausalLM(model)
+
+
+def unwrapped(model: Any, name: str) -> Any:
+    """The model inside torch.compile, data parallelism and PEFT.
+
+    Raises `UserError` for one that is more than the model inside, or that is spread over devices: it is never moved.
+    """
+    for inside in ("_orig_mod", "module"):
+        model = getattr(model, inside, model)
+    if hasattr(model, "get_base_model"):
+        if getattr(model.active_peft_config, "is_prompt_learning", False):
+            raise UserError(f"{name} reads learned prompts before a text; give it without its PEFT prompts")
+        model = model.get_base_model()
+    devices = sorted({str(weight.device) for weight in getattr(model, "parameters", list)()})
+    if len(devices) > 1 or devices == ["meta"]:
+        raise UserError(
+            f'{name} is spread over {", ".join(devices)}; load it on one device, without device_map="auto"'
+        )
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    attention = getattr(config, "_attn_implementation", None) or "eager"
+    if not attention.startswith(("eager", "sdpa")):
+        raise UserError(
+            f"{name} has the attention {attention}, which may cut texts where position ids jump; call "
+            'model.set_attn_implementation("sdpa")'
+        )
+    return model
 
 
 def check_vocabulary(model: Adapter, ids: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -57,7 +58,8 @@ def spelled(ids):
 def measure(model=None, tokenizer=None, text=None, **changes):
     text = spelled(DOCUMENT) if text is None else text
     settings = {**SETTINGS, "selectors": ("leave-one-out",), **changes}
-    return influential_tokens(model or random_model(), tokenizer or words(), text, **settings)
+    model = random_model() if model is None else model  # a compiled one has no truth
+    return influential_tokens(model, tokenizer or words(), text, **settings)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -264,6 +266,46 @@ def test_the_model_is_left_as_it_was(too_long):
     ids = torch.tensor([DOCUMENT])
     model(ids, labels=ids).loss.backward()  # and it still learns
     assert model.model.embed_tokens.weight.grad is not None
+
+
+class Adapted(torch.nn.Module):
+    """What PEFT makes of a model."""
+
+    def __init__(self, model, prompts=False):
+        super().__init__()
+        self.inner, self.active_peft_config = model, SimpleNamespace(is_prompt_learning=prompts)
+
+    def get_base_model(self):
+        return self.inner
+
+
+@pytest.mark.parametrize(
+    "wrap", [torch.compile, Adapted, torch.nn.DataParallel, lambda m: torch.compile(Adapted(m))]
+)
+def test_a_wrapped_model_is_the_model_inside(wrap):
+    inner = random_model()
+    found, expected = measure(wrap(inner), selectors=("gradient",)), measure(inner, selectors=("gradient",))
+    assert found.to_pandas().equals(expected.to_pandas())
+    with refused("reads learned prompts before a text"):
+        measure(Adapted(inner, prompts=True))
+
+
+def test_a_model_on_one_device_is_measured_and_one_on_several_never_moved(tmp_path):
+    random_model().save_pretrained(tmp_path)
+    placed = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"})
+    assert len(measure(placed).targets) == len(measure().targets)
+    placed.lm_head.to("meta")
+    with refused(r"the model \(llama\) is spread over cpu, meta; load it on one device"):
+        measure(placed)
+    assert placed.lm_head.weight.is_meta
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_attention_that_cuts_where_ids_jump_is_refused(family):
+    model = random_model(family)
+    model.config.get_text_config()._attn_implementation = "flash_attention_2"
+    with refused(r'flash_attention_2, .* call model.set_attn_implementation\("sdpa"\)'):
+        measure(model)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
