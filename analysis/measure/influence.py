@@ -252,13 +252,13 @@ def build_scorer(
 
     None means half the memory, or 80 % of what is free on the GPU.
     """
-    model = model.to(device)
+    model, limit = model.to(device), None
     if tokens_per_batch is None:
         limit = default_limit_bytes(device) if memory_limit_gb is None else memory_limit_gb * GB
         tokens_per_batch = tokens_that_fit(
             model, device, n_long + targets_per_block - 1, limit, asked=targets_per_block
         )
-    return Scorer(model, device=device, bf16=bf16, tokens_per_batch=tokens_per_batch)
+    return Scorer(model, device=device, bf16=bf16, tokens_per_batch=tokens_per_batch, limit_bytes=limit)
 
 
 def targets_per_batch(targets_per_block: int) -> int:

@@ -265,8 +265,17 @@ class PositionedCausalLM(nn.Module):
         self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
     ) -> Tensor:
         """See `AnalysedModel`. Only the plain ("eager") attention of transformers tells its weights."""
-        usual = self.model.config._attn_implementation
+
+        def keep_last(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+            """Before transformers keeps the (R, H, L, L) of every layer."""
+            weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+            if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[2:] != (length, length):
+                return None
+            return output[0], weights[:, :, -queries:].clone(), *output[2:]
+
+        length, usual = input_ids.shape[1], self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
+        hooks = [part.register_forward_hook(keep_last, prepend=True) for part in self.model.modules()]
         try:
             weights = self.model(
                 input_ids=input_ids,
@@ -277,6 +286,8 @@ class PositionedCausalLM(nn.Module):
                 logits_to_keep=1,
             ).attentions
         finally:
+            for hook in hooks:
+                hook.remove()
             self.model.set_attn_implementation(usual)
         return torch.stack([read(layer[:, :, -queries:].float()) for layer in weights]).mean(dim=0)
 
