@@ -304,9 +304,8 @@ def open_measurement(settings: InfluenceSettings) -> Measurement:
         settings.shard.check(len(sampled.document), targets_per_batch(settings.targets_per_block))
 
     def load(checkpoint: str) -> LoadedModel:
-        return load_checked(
-            checkpoint, text, lambda each: each.check_context(settings.n_long, settings.targets_per_block)
-        )
+        sizes = settings.n_long, settings.targets_per_block
+        return load_checked(checkpoint, text, lambda each: each.check_context(*sizes), settings.dtype)
 
     models = [load(path) for path in checkpoints]
     proposer = load(settings.propose_with) if settings.propose_with else None
@@ -486,7 +485,7 @@ def _manifest(
         selectors=list(settings.selectors),
         seed=settings.seed,
         targets_asked=settings.targets,
-        dtype="bf16" if settings.bf16 else "fp32",
+        dtype="bf16" if settings.bf16 else evaluating.dtype,
         device=str(device),
         commit=current_commit(),
         options=options,

@@ -80,9 +80,11 @@ def load_losses(
     return {**_describe(loaded), "device": str(losses.device)}, losses
 
 
-def load_checked(checkpoint: str, text: MeasuredText, check: Callable[[LoadedModel], None]) -> LoadedModel:
+def load_checked(
+    checkpoint: str, text: MeasuredText, check: Callable[[LoadedModel], None], dtype: str = "fp32"
+) -> LoadedModel:
     """A checkpoint, see `load_scaled`. Raises `UserError` where ``check`` or the text refuses it."""
-    loaded = load_scaled(checkpoint)
+    loaded = load_scaled(checkpoint, dtype)
     loaded.check_corpus(text.corpus)
     check(loaded)
     return loaded

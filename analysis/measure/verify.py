@@ -13,6 +13,7 @@ import numpy as np
 
 from analysis.measure.influence import open_measurement, selection_rounds
 from analysis.measure.settings import InfluenceSettings, VerifySettings
+from analysis.model.load import OF_WEIGHTS
 from analysis.records.schema import (
     FURTHER,
     PROPOSER,
@@ -113,6 +114,7 @@ def _settings_of(records: Records, settings: VerifySettings) -> InfluenceSetting
         only_recovery=SUBSETS not in manifest.options,
         further_placebos=tuple(manifest.options.get(FURTHER, ())),
         bf16=manifest.dtype == "bf16",
+        dtype=manifest.dtype.removesuffix(OF_WEIGHTS) if manifest.dtype.endswith(OF_WEIGHTS) else "fp32",
         device=settings.device,
         tokens_per_batch=settings.tokens_per_batch,
     )

@@ -46,6 +46,15 @@ from olmo_sparsity.util.files import read_json, sha256_file
 log = logging.getLogger(__name__)
 
 OWN_FAMILY = "olmo-sparsity"
+DTYPES: dict[str, Any] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "auto": "auto",
+}
+"""Types that weights are loaded in, by name; auto: as they are stored."""
+OF_WEIGHTS = "-weights"
+"""Ends the type in records of a model whose weights were loaded in it; without it, bf16 is autocast."""
 TRANSFORMERS_CONFIG = "config.json"
 _NOT_WHAT_IS_TOKENIZED = ("post_processor", "truncation", "padding")  # corpora are encoded without them
 _RELATIVE_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-3, 0.1
@@ -53,7 +62,7 @@ _RELATIVE_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-3, 0.1
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode, on the CPU in fp32, and what identifies it in records."""
+    """A model in evaluation mode, on the CPU, and what identifies it in records."""
 
     model: Adapter
     checkpoint: Path
@@ -74,6 +83,13 @@ class LoadedModel:
         if self.untrained:
             return f"{self.checkpoint}@untrained"
         return f"{self.checkpoint}@{self.rope_scaling}" if self.rope_scaling else str(self.checkpoint)
+
+    @property
+    def dtype(self) -> str:
+        """What records say of the type that it computes in, where nothing else is asked for."""
+        found = next(self.model.parameters()).dtype
+        name = {each: name for name, each in DTYPES.items()}.get(found, str(found))
+        return name if name == "fp32" else f"{name}{OF_WEIGHTS}"
 
     @property
     def tokenizer_file(self) -> Path:
@@ -312,15 +328,19 @@ def own_corpus(folder: Path) -> str:
     return path
 
 
-def load_for_analysis(path: str | Path) -> LoadedModel:
+def load_for_analysis(path: str | Path, dtype: str = "fp32") -> LoadedModel:
     """Load a checkpoint of this project, a run (then its last one), or a transformers directory.
+
+    ``dtype``: one of `DTYPES`, for a transformers directory; this project's own are in fp32.
 
     Raises `UserError` where it is none of them, is damaged, or needs what this project never does: remote code, or
     weights that are pickles.
     """
     folder = find_model(path)
     if (folder / TRANSFORMERS_CONFIG).is_file():
-        return _load_directory(folder)
+        return _load_directory(folder, dtype)
+    if dtype not in ("fp32", "auto"):
+        raise UserError(f"{folder} is a checkpoint of this project, measured in fp32; leave out --dtype")
     model, config = load_model(folder)
     return LoadedModel(
         model=adapter_of(model, str(folder)).eval().requires_grad_(False),
@@ -331,10 +351,10 @@ def load_for_analysis(path: str | Path) -> LoadedModel:
     )
 
 
-def _load_directory(folder: Path) -> LoadedModel:
+def _load_directory(folder: Path, dtype: str) -> LoadedModel:
     files = weight_files(folder)
     with checked_copy(folder, files) as copy:
-        model = _from_pretrained(copy, folder)
+        model = _from_pretrained(copy, folder, DTYPES[dtype])
     adapter = adapter_of(model, f"{folder} ({model.config.model_type})")
     return LoadedModel(
         model=adapter.eval().requires_grad_(False),
@@ -345,7 +365,7 @@ def _load_directory(folder: Path) -> LoadedModel:
     )
 
 
-def _from_pretrained(copy: Path, folder: Path) -> Any:
+def _from_pretrained(copy: Path, folder: Path, dtype: Any) -> Any:
     """The transformers model of a `checked_copy` of a directory, whole."""
     from transformers import AutoModelForCausalLM
 
@@ -354,7 +374,7 @@ def _from_pretrained(copy: Path, folder: Path) -> Any:
         with quiet_transformers(), offline():
             model, loading = loader.from_pretrained(
                 copy,
-                dtype=torch.float32,
+                dtype=dtype,
                 trust_remote_code=False,
                 use_safetensors=True,
                 local_files_only=True,

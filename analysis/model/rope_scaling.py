@@ -44,14 +44,14 @@ def split_checkpoint(text: str) -> tuple[Path, tuple[str, float] | None]:
     return find_model(path), asked
 
 
-def load_scaled(text: str) -> LoadedModel:
+def load_scaled(text: str, dtype: str = "fp32") -> LoadedModel:
     """Load ``CKPT``, ``CKPT@scheme:factor`` or ``CKPT@untrained``; the original length is what its position ids reached
     in training.
 
     Raises `UserError` as `load_for_analysis` does, and where the model has no RoPE that could be scaled.
     """
     folder, asked = split_checkpoint(text)
-    loaded = load_for_analysis(folder)
+    loaded = load_for_analysis(folder, dtype)
     if asked is None:
         return loaded
     if asked[0] == UNTRAINED:

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -14,9 +15,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from analysis.measure.influence import measure_influence
+from analysis.measure.settings import VerifySettings
+from analysis.measure.verify import verify
 from analysis.model.load import OWN_FAMILY, adapter_of, check_long_context, load_for_analysis
 from analysis.model.rope_scaling import load_scaled
 from analysis.records.store import load_records
+from analysis.report.page import influence_command
 from olmo_sparsity.checkpoint import TOKENIZER
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
@@ -460,6 +464,29 @@ def test_a_refused_model_leaves_no_records(trained, tmp_path):
         corpus = str(gpt2 / "corpus")
         measure_influence(influence_settings(trained, tmp_path / "out", gpt2, corpus=corpus, n_long=40))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "recorded"), [("bf16", "bf16-weights"), ("fp16", "fp16-weights"), ("auto", "fp32")]
+)
+def test_weights_are_loaded_in_the_type_that_is_asked_for(trained, tmp_path, dtype, recorded):
+    asked = influence_settings(
+        trained, tmp_path / "out", "hf", dtype=dtype, targets=40, selectors=("gradient",)
+    )
+    records = load_records(measure_influence(asked))
+    assert records.manifest.dtype == recorded
+    whole = load_records(measure_influence(replace(asked, out=tmp_path / "whole", dtype="fp32")))
+    difference = np.abs(records.targets.loss_long_nats - whole.targets.loss_long_nats).max()
+    assert (difference == 0) == (recorded == "fp32") and difference < 0.3
+    assert f"--dtype {dtype}" in influence_command(records) or recorded == "fp32"
+    assert verify(VerifySettings(records=records.folder, targets=5, device="cpu"))["verified"]
+
+
+def test_a_type_that_nothing_is_loaded_in_is_refused(trained, tmp_path):
+    with refused("run.* is a checkpoint of this project, measured in fp32; leave out --dtype"):
+        measure_influence(influence_settings(trained, tmp_path / "out", dtype="bf16"))
+    with refused("--bf16 computes in bf16 with weights in fp32, and --dtype fp16 .*; give one"):
+        influence_settings(trained, tmp_path / "out", "hf", dtype="fp16", bf16=True)
 
 
 def test_a_model_of_the_hub_is_found_in_the_cache(trained, tmp_path, monkeypatch):
