@@ -40,6 +40,7 @@ from analysis.model.load import (
     check_long_context,
     check_vocabulary,
     prefix_of,
+    unwrapped,
     what_stands_before,
 )
 from analysis.records.schema import FAR_CONTEXTS, SelectionRow, Targets
@@ -313,6 +314,7 @@ def _adapter(model: Any, prefix: str, tokenizer: Any) -> Adapter:
         raise UserError(
             f"model is a {type(model).__name__}, not a loaded model; load one with AutoModelForCausalLM.from_pretrained"
         )
+    model = unwrapped(model, _name(model))
     own = isinstance(model, Adapter | PositionedOLMo)
     if not own and not getattr(model, "can_generate", lambda: False)():
         raise UserError(

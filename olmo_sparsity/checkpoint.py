@@ -8,14 +8,17 @@ No file is a pickle. `state.json` is the data and step state; tensors of the opt
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
+import pickletools
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -31,6 +34,7 @@ WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 STATE, CONFIG, TOKENIZER, CHECKSUMS = "state.json", "config.yaml", "tokenizer.json", "checksums.json"
 _NEVER_ABSENT = {WEIGHTS, OPTIMIZER, STATE, CONFIG}
 _STEP_FOLDER = re.compile(r"step(\d+)$")
+_WRAPPER = re.compile(r"(_orig_mod|module)\.")
 
 
 @dataclass(frozen=True)
@@ -123,10 +127,17 @@ def resolve_checkpoint(path: str | Path) -> Path:
     if (path / WEIGHTS).is_file() or (path.is_dir() and _STEP_FOLDER.match(path.name) and not found):
         if (path / "config.json").is_file():
             return path  # a directory of transformers
+        if is_of_olmo(path):
+            return path
         if torn := what_is_torn(path, optimizer=False):
             raise UserError(f"{path} is damaged ({torn}); copy it again, or give another checkpoint")
         return path
     last = last_whole_checkpoint(path, optimizer=False)
+    if last is None and (path / "model.pt").is_file():
+        raise UserError(
+            f"{path / 'model.pt'} is a pickle, and none is read; write its tensors beside it as {WEIGHTS} with OLMo's "
+            "olmo.safetensors_util.state_dict_to_safetensors_file"
+        )
     if last is None:
         raise UserError(f"{path} is neither a checkpoint nor a run with one; train it with scripts/train.py")
     if last != found[-1] and not load_state(last).finished:
@@ -196,7 +207,29 @@ def config_of(folder: Path) -> Config:
     """The configuration of a checkpoint folder. Raises `UserError` for one that this project did not train."""
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} has no {CONFIG}; give a run that scripts/train.py trained")
-    return load_config(folder / CONFIG, warn=False)
+    return load_config(folder / CONFIG, warn=False, only=("model", "seed") if is_of_olmo(folder) else ())
+
+
+def is_of_olmo(folder: Path) -> bool:
+    """Whether a folder is a checkpoint of ai2-olmo itself: its config.yaml and safetensors of its names, unlisted."""
+    if (folder / CHECKSUMS).exists() or not ((folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()):
+        return False
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            return all(name != _without_pickle(name) for name in file.keys())  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return False
+
+
+def _without_pickle(name: str) -> str:
+    """A tensor's name, which OLMo's safetensors hold as a pickled tuple in base64; the pickle is not run."""
+    if "." in name:  # no sign of base64
+        return name
+    try:
+        read = pickletools.genops(base64.urlsafe_b64decode(name))
+        return ".".join(str(text) for code, text, _ in read if "UNICODE" in code.name)
+    except ValueError:
+        return name
 
 
 def load_model(checkpoint: str | Path) -> tuple[Model, Config]:
@@ -214,6 +247,8 @@ def load_weights(model: torch.nn.Module, folder: Path, *, attention_may_be_new: 
     With ``attention_may_be_new`` what the model's attention has of its own, and the checkpoint has not, stays as drawn.
     """
     tensors = load_tensors(folder / WEIGHTS)
+    if is_of_olmo(folder):
+        tensors = {_without_pickle(name): each.float() for name, each in tensors.items()}
     expected = model.state_dict()
     if attention_may_be_new:
         tensors = {name: each for name, each in expected.items() if ".mixer." in name} | tensors
@@ -221,11 +256,21 @@ def load_weights(model: torch.nn.Module, folder: Path, *, attention_may_be_new: 
         found = tuple(tensors[name].shape) if name in tensors else "absent"
         wanted = tuple(expected[name].shape) if name in expected else "absent"
         if found != wanted:
+            refuse_wrapped(tensors, folder / WEIGHTS)
             raise UserError(
                 f"{folder / WEIGHTS} is of another model shape: {name} is {found} there and {wanted} in the "
                 "configuration; use the config.yaml beside the checkpoint"
             )
     model.load_state_dict(tensors)
+
+
+def refuse_wrapped(names: Iterable[str], path: Path) -> None:
+    """Raise `UserError` where tensors have the names that torch.compile or data parallel training gives them."""
+    if wrapper := next(filter(None, map(_WRAPPER.match, names)), None):
+        raise UserError(
+            f"the names of weights in {path} begin with {wrapper[0]}, as of a model inside torch.compile or data "
+            f"parallel training; save the model inside, model.{wrapper[1]}"
+        )
 
 
 def weights_sha256(checkpoint: str | Path) -> str:

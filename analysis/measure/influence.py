@@ -253,13 +253,13 @@ def build_scorer(
 
     None means half the memory, or 80 % of what is free on the GPU.
     """
-    model = model.to(device)
+    model, limit = model.to(device), None
     if tokens_per_batch is None:
         limit = default_limit_bytes(device) if memory_limit_gb is None else memory_limit_gb * GB
         tokens_per_batch = tokens_that_fit(
             model, device, n_long + targets_per_block - 1, limit, asked=targets_per_block
         )
-    return Scorer(model, device=device, bf16=bf16, tokens_per_batch=tokens_per_batch)
+    return Scorer(model, device=device, bf16=bf16, tokens_per_batch=tokens_per_batch, limit_bytes=limit)
 
 
 def targets_per_batch(targets_per_block: int) -> int:
@@ -305,11 +305,9 @@ def open_measurement(settings: InfluenceSettings) -> Measurement:
         settings.shard.check(len(sampled.document), targets_per_batch(settings.targets_per_block))
 
     def load(checkpoint: str) -> LoadedModel:
+        sizes = settings.n_long, settings.targets_per_block
         return load_checked(
-            checkpoint,
-            settings.prefix,
-            text,
-            lambda each: each.check_context(settings.n_long, settings.targets_per_block),
+            checkpoint, settings.prefix, text, lambda each: each.check_context(*sizes), settings.dtype
         )
 
     models = [load(path) for path in checkpoints]
@@ -492,7 +490,7 @@ def _manifest(
         selectors=list(settings.selectors),
         seed=settings.seed,
         targets_asked=settings.targets,
-        dtype="bf16" if settings.bf16 else "fp32",
+        dtype="bf16" if settings.bf16 else evaluating.dtype,
         device=str(device),
         commit=current_commit(),
         options=options,

@@ -27,8 +27,7 @@ from analysis.model.token_losses import LOGITS_PER_BATCH
 from analysis.records.influence_map import MAP_NAME, MapRecord
 from analysis.text.contexts import Contexts
 from analysis.text.decode import TextDecoder
-from olmo_sparsity.checkpoint import CONFIG
-from olmo_sparsity.config.load import load_config
+from olmo_sparsity.checkpoint import CONFIG, config_of
 from olmo_sparsity.data.tokenizers import load_tokenizer
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.util.errors import UserError
@@ -239,5 +238,5 @@ def _reads(loaded: LoadedModel) -> int | None:
     """How many tokens a checkpoint reads: what its position ids reached in training, times the factor of its RoPE."""
     if not (loaded.checkpoint / CONFIG).is_file():
         return loaded.model.max_positions  # beyond which transformers is not asked to read
-    reach = position_reach(load_config(loaded.checkpoint / CONFIG, warn=False))
+    reach = position_reach(config_of(loaded.checkpoint))
     return int(reach * loaded.rope_scaling.factor) if loaded.rope_scaling else reach

@@ -17,8 +17,7 @@ from analysis.measure.settings import ComparisonSettings, MeasurementSettings
 from analysis.model.load import OWN_FAMILY, LoadedModel, own_corpus
 from analysis.model.rope_scaling import load_scaled, split_checkpoint
 from analysis.model.token_losses import TokenLosses
-from olmo_sparsity.checkpoint import CONFIG
-from olmo_sparsity.config.load import load_config
+from olmo_sparsity.checkpoint import config_of
 from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TokenFiles, Verified
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.util.errors import UserError
@@ -82,10 +81,14 @@ def load_losses(
 
 
 def load_checked(
-    checkpoint: str, prefix: str, text: MeasuredText, check: Callable[[LoadedModel], None]
+    checkpoint: str,
+    prefix: str,
+    text: MeasuredText,
+    check: Callable[[LoadedModel], None],
+    dtype: str = "fp32",
 ) -> LoadedModel:
     """A checkpoint behind a prefix, see `load_scaled`. Raises `UserError` where ``check`` or the text refuses it."""
-    loaded = load_scaled(checkpoint, prefix)
+    loaded = load_scaled(checkpoint, prefix, dtype)
     loaded.check_corpus(text.corpus)
     check(loaded)
     return loaded
@@ -161,7 +164,7 @@ def _describe(loaded: LoadedModel) -> Json:
         "position_target": None,
     }
     if loaded.family == OWN_FAMILY:
-        config = load_config(loaded.checkpoint / CONFIG, warn=False)
+        config = config_of(loaded.checkpoint)
         window, reach = config.model.max_sequence_length, position_reach(config)
         described["training_length"] = window
         described["position_scheme"] = config.positions.scheme

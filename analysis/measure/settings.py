@@ -132,6 +132,14 @@ class InfluenceSettings(MeasurementSettings):
             type=whole_number_or_zero,
         ),
     )
+    dtype: str = field(
+        default="fp32",
+        metadata=argument(
+            "load a transformers model's weights in this type, for less memory, and compute in it; auto: as stored",
+            choices=("fp32", "bf16", "fp16", "auto"),
+        ),
+    )
+    """``bf16`` instead keeps weights in fp32 and computes by autocast; one of the two is given."""
     only_recovery: bool = field(
         default=False,
         metadata=argument(
@@ -160,6 +168,10 @@ class InfluenceSettings(MeasurementSettings):
     """The part of the targets to measure, into a folder of its own beneath ``out``; None for all of them."""
 
     def __post_init__(self) -> None:
+        if self.bf16 and self.dtype != "fp32":
+            raise UserError(
+                f"--bf16 computes in bf16 with weights in fp32, and --dtype {self.dtype} in the weights' own; give one"
+            )
         if unknown := [name for name in self.further_placebos if name not in FURTHER_PLACEBOS]:
             raise UserError(
                 f"{unknown[0]!r} is no further placebo; give --further-placebos some of {', '.join(FURTHER_PLACEBOS)}"

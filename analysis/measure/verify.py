@@ -7,11 +7,13 @@ targets measured again, K values of k.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from analysis.measure.influence import open_measurement, selection_rounds
 from analysis.measure.settings import InfluenceSettings, VerifySettings
+from analysis.model.load import OF_WEIGHTS
 from analysis.records.schema import (
     FURTHER,
     PREFIX,
@@ -87,6 +89,15 @@ def _settings_of(records: Records, settings: VerifySettings) -> InfluenceSetting
     }
     if what := next((words for words, is_so in refused.items() if is_so), None):
         raise UserError(f"{records.folder} {what}; verify records of one checkpoint")
+    unscaled = manifest.checkpoint.rpartition("@")[0] or manifest.checkpoint
+    for option, given, paths in (
+        ("--checkpoint", settings.checkpoint, (manifest.checkpoint, unscaled)),
+        ("--corpus", settings.corpus, (manifest.corpus,)),
+    ):
+        if given is None and not any(Path(path).exists() for path in paths):
+            raise UserError(
+                f"{paths[0]}, of which {records.folder} are, is not there; say where it is: {option}"
+            )
     return InfluenceSettings(
         checkpoint=settings.checkpoint or manifest.checkpoint,
         corpus=settings.corpus or manifest.corpus,
@@ -105,6 +116,7 @@ def _settings_of(records: Records, settings: VerifySettings) -> InfluenceSetting
         further_placebos=tuple(manifest.options.get(FURTHER, ())),
         prefix=",".join(map(str, manifest.options.get(PREFIX, ()))) or "none",
         bf16=manifest.dtype == "bf16",
+        dtype=manifest.dtype.removesuffix(OF_WEIGHTS) if manifest.dtype.endswith(OF_WEIGHTS) else "fp32",
         device=settings.device,
         tokens_per_batch=settings.tokens_per_batch,
     )

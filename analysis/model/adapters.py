@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,6 @@ class TokenModel(Protocol):
         """An object whose ``logits`` are those of the last Q = ``logits_to_keep`` positions, (R, Q, V)."""
 
 
-@runtime_checkable
 class AnalysedModel(TokenModel, Protocol):
     """What the models that `analysis.model.load` loads offer beyond logits."""
 
@@ -73,6 +72,11 @@ class AnalysedModel(TokenModel, Protocol):
         self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
     ) -> Tensor:
         """What ``read`` gives of the attention of the last Q positions to every token, mean over layers; (R, Q, L)."""
+
+
+def is_analysed(model: TokenModel) -> TypeGuard[AnalysedModel]:
+    """Whether a model offers what `AnalysedModel` does. By its class: no property is read, which could raise."""
+    return hasattr(type(model), "logits_after")
 
 
 class OlmoForAnalysis(nn.Module):
@@ -192,8 +196,8 @@ class PositionedCausalLM(nn.Module):
             cached = 0 if past_key_values is None else past_key_values.get_seq_length()
             attention_mask = input_ids.new_ones(len(input_ids), cached + input_ids.shape[1])
         return self.model(
-            input_ids=input_ids,
-            position_ids=position_ids,
+            input_ids=input_ids.contiguous(),
+            position_ids=position_ids.contiguous(),  # XGLM views it, so that it may not be expanded
             attention_mask=attention_mask,
             use_cache=use_cache,
             logits_to_keep=logits_to_keep,
@@ -228,12 +232,18 @@ class PositionedCausalLM(nn.Module):
     ) -> Tensor:
         """See `AnalysedModel`."""
         mask = (bias[:, None] + _causal(bias)).to(self.model.dtype)
-        return self(input_ids, position_ids, logits_to_keep=logits_to_keep, attention_mask=mask).logits
+        logits = self(input_ids, position_ids, logits_to_keep=logits_to_keep, attention_mask=mask).logits
+        if bias.requires_grad and not logits.requires_grad:
+            raise UserError(
+                f"the attention of {self.model.config.model_type} takes no bias, so that the selector gradient does "
+                "not apply to it; leave it out"
+            )
+        return logits
 
     @property
     def blank_token(self) -> int:
         """See `AnalysedModel`; some models have several ends of text, or one that is not in their table."""
-        ends = self.model.config.eos_token_id
+        ends = getattr(self.model.config.get_text_config(), "eos_token_id", None)
         end = ends[0] if isinstance(ends, list) else ends
         return end if end is not None and end < self.model.get_input_embeddings().num_embeddings else 0
 
@@ -244,8 +254,8 @@ class PositionedCausalLM(nn.Module):
     def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
         """See `AnalysedModel`."""
         return self.model(
-            inputs_embeds=embeddings,
-            position_ids=position_ids,
+            inputs_embeds=embeddings.clone(),  # CTRL scales it in place
+            position_ids=position_ids.contiguous(),
             attention_mask=torch.ones_like(position_ids),  # see `forward`
             use_cache=False,
             logits_to_keep=logits_to_keep,
@@ -255,18 +265,29 @@ class PositionedCausalLM(nn.Module):
         self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
     ) -> Tensor:
         """See `AnalysedModel`. Only the plain ("eager") attention of transformers tells its weights."""
-        usual = self.model.config._attn_implementation
+
+        def keep_last(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+            """Before transformers keeps the (R, H, L, L) of every layer."""
+            weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+            if not isinstance(weights, Tensor) or weights.ndim != 4 or weights.shape[2:] != (length, length):
+                return None
+            return output[0], weights[:, :, -queries:].clone(), *output[2:]
+
+        length, usual = input_ids.shape[1], self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
+        hooks = [part.register_forward_hook(keep_last, prepend=True) for part in self.model.modules()]
         try:
             weights = self.model(
                 input_ids=input_ids,
-                position_ids=position_ids,
+                position_ids=position_ids.contiguous(),
                 attention_mask=torch.ones_like(input_ids),
                 use_cache=False,
                 output_attentions=True,
                 logits_to_keep=1,
             ).attentions
         finally:
+            for hook in hooks:
+                hook.remove()
             self.model.set_attn_implementation(usual)
         return torch.stack([read(layer[:, :, -queries:].float()) for layer in weights]).mean(dim=0)
 

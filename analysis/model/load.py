@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import logging
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +20,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from analysis.model.adapters import Adapter, OlmoForAnalysis, PositionedCausalLM, Prefixed, with_prefix
-from olmo_sparsity.checkpoint import CONFIG, TOKENIZER, load_model, resolve_checkpoint, weights_sha256
-from olmo_sparsity.config.load import load_config
+from olmo_sparsity.checkpoint import (
+    CONFIG,
+    TOKENIZER,
+    config_of,
+    load_model,
+    refuse_wrapped,
+    resolve_checkpoint,
+    weights_sha256,
+)
 from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest
-from olmo_sparsity.data.tokenizers import load_tokenizer
+from olmo_sparsity.data.tokenizers import HUB_ID, load_tokenizer
 from olmo_sparsity.export import EXPORT_KIND, EXPORT_NAME, quiet_transformers
 from olmo_sparsity.model.neox import PositionedNeoX
 from olmo_sparsity.model.olmo import PositionedOLMo
@@ -35,17 +43,28 @@ from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.util.errors import UserError, first_line, printable
 from olmo_sparsity.util.files import read_json, sha256_file
 
+log = logging.getLogger(__name__)
+
 OWN_FAMILY = "olmo-sparsity"
+DTYPES: dict[str, Any] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "auto": "auto",
+}
+"""Types that weights are loaded in, by name; auto: as they are stored."""
+OF_WEIGHTS = "-weights"
+"""Ends the type in records of a model whose weights were loaded in it; without it, bf16 is autocast."""
 TRANSFORMERS_CONFIG = "config.json"
 PREFIXES = ("auto", "none", "bos", "eos")
 _NOT_WHAT_IS_TOKENIZED = ("post_processor", "truncation", "padding")  # corpora are encoded without them
-_RELATIVE_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-3, 0.1
-_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_RELATIVE_TOLERANCE = 1e-3
+_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode, on the CPU in fp32, and what identifies it in records."""
+    """A model in evaluation mode, on the CPU, and what identifies it in records."""
 
     model: Adapter
     checkpoint: Path
@@ -85,6 +104,13 @@ class LoadedModel:
         if self.untrained:
             return f"{self.checkpoint}@untrained"
         return f"{self.checkpoint}@{self.rope_scaling}" if self.rope_scaling else str(self.checkpoint)
+
+    @property
+    def dtype(self) -> str:
+        """What records say of the type that it computes in, where nothing else is asked for."""
+        found = next(self.model.parameters()).dtype
+        name = {each: name for name, each in DTYPES.items()}.get(found, str(found))
+        return name if name == "fp32" else f"{name}{OF_WEIGHTS}"
 
     @property
     def tokenizer_file(self) -> Path:
@@ -195,8 +221,9 @@ def added_before(tokenizer_file: Path) -> tuple[int, ...]:
 def adapter_of(model: Any, name: str) -> Adapter:
     """The adapter of a model object of this project or of transformers; an adapter is its own.
 
-    Raises `UserError`, calling the model ``name``, where it takes no position ids.
+    Raises `UserError`, calling the model ``name``, where it takes no position ids, or cannot be read as it is.
     """
+    model = unwrapped(model, name)
     if isinstance(model, Adapter):
         return model
     if isinstance(model, PositionedOLMo):
@@ -221,6 +248,33 @@ def adapter_of(model: Any, name: str) -> Adapter:
     return PositionedCausalLM(model)
 
 
+def unwrapped(model: Any, name: str) -> Any:
+    """The model inside torch.compile, data parallelism and PEFT.
+
+    Raises `UserError` for one that is more than the model inside, or that is spread over devices: it is never moved.
+    """
+    for inside in ("_orig_mod", "module"):
+        model = getattr(model, inside, model)
+    if hasattr(model, "get_base_model"):
+        if getattr(model.active_peft_config, "is_prompt_learning", False):
+            raise UserError(f"{name} reads learned prompts before a text; give it without its PEFT prompts")
+        model = model.get_base_model()
+    devices = sorted({str(weight.device) for weight in getattr(model, "parameters", list)()})
+    if len(devices) > 1 or devices == ["meta"]:
+        raise UserError(
+            f'{name} is spread over {", ".join(devices)}; load it on one device, without device_map="auto"'
+        )
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    attention = getattr(config, "_attn_implementation", None) or "eager"
+    if not attention.startswith(("eager", "sdpa")):
+        raise UserError(
+            f"{name} has the attention {attention}, which may cut texts where position ids jump; call "
+            'model.set_attn_implementation("sdpa")'
+        )
+    return model
+
+
 def check_vocabulary(model: Adapter, ids: np.ndarray) -> None:
     """Raise `UserError` where token ids are beyond those that a model knows."""
     known = model.vocabulary_size
@@ -242,9 +296,10 @@ def check_long_context(
 ) -> None:
     """Raise `UserError` where a model cannot be measured on N tokens of long context, in blocks of B targets.
 
-    Its positions may not reach so far, or in long texts be others from the first token on, so that what is behind a
-    token changes how it reads; or its position ids may have no effect, or dropping tokens may not equal hiding them (a
-    sliding window shorter than N, a recurrent layer), as a trial on random tokens shows.
+    Its learned positions or a window may not reach so far, or in long texts its positions be others from the first
+    token on, so that what is behind a token changes how it reads; or its position ids may have no effect, it may read
+    ahead, or dropping tokens may not equal hiding them (a recurrent layer), as a trial on random tokens shows. Beyond
+    the length that a rotary model's configuration names it is measured, with a warning.
 
     Args:
         model: in evaluation mode, on any device.
@@ -258,8 +313,7 @@ def check_long_context(
     if isinstance(model, Prefixed):
         more += len(model.prefix)
         model = model.unprefixed
-    at_most, what = _reach(model)
-    at_most = None if at_most is None else int(at_most * reach_factor)
+    at_most, what = min(_ends(model), default=(None, ""))
     if at_most is not None and n_long + more > at_most:
         with_more = f" with {more:,} more tokens, of a block's targets and the prefix," if more else ""
         lower = (
@@ -270,17 +324,30 @@ def check_long_context(
         raise UserError(f"N = {n_long:,}{with_more} is beyond the {at_most:,} {what} {name}; {lower}")
     # This project's own models are shown to be right by its tests.
     if isinstance(model, PositionedCausalLM):
-        _try_positions(model, n_long + more, name, option)
+        if (reach := model.max_positions) is not None and n_long + more > reach * reach_factor:
+            log.warning("%s is measured beyond the %d positions that its configuration names", name, reach)
+        try:
+            with _in_fp32(model):
+                _try_positions(model, n_long + more, name, option)
+        except torch.OutOfMemoryError:
+            log.warning("no memory to try %s in fp32: it is taken to be right", name)
 
 
-def _reach(model: Adapter) -> tuple[int | None, str]:
-    """The most tokens of one text that a model can be measured on, None: any, and what ends there."""
-    if isinstance(model, PositionedCausalLM):
-        rope = getattr(model.model.config.get_text_config(), "rope_parameters", None) or {}
-        if rope.get("rope_type") == "longrope":
-            at_most = rope["original_max_position_embeddings"]
-            return at_most, "tokens after which longrope changes all positions of"
-    return model.max_positions, "positions of"
+def _ends(model: Adapter) -> Iterator[tuple[int, str]]:
+    """The most tokens of one text that a model can be measured on, for each thing that ends there."""
+    config: Any = model.model.config.get_text_config() if isinstance(model, PositionedCausalLM) else None
+    rope = getattr(config, "rope_parameters", None) or {}
+    if model.max_positions is not None and not rope:
+        yield model.max_positions, "positions of"
+    kinds = getattr(config, "layer_types", None) or ["sliding", "chunked"]
+    for kind, field in (("sliding", "sliding_window"), ("chunked", "attention_chunk_size")):
+        window = getattr(config, field, None)  # a query's own token is one of them
+        if window and any(kind in each for each in kinds):
+            yield window, f"tokens of a {kind} window in"
+    for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        at_most = each.get("original_max_position_embeddings") or model.max_positions
+        if (scheme := each.get("rope_type")) in ("longrope", "dynamic") and at_most:
+            yield at_most, f"tokens after which {scheme} changes all positions of"
 
 
 def tokenization(path: Path) -> dict[str, Any]:
@@ -295,7 +362,7 @@ def find_model(path: str | Path) -> Path:
     A path that does not exist and reads like ``owner/name`` is a model of the Hugging Face hub; its configuration,
     tokenizer and safetensors weights are downloaded, or found in the cache. Raises `UserError` for anything else.
     """
-    if not Path(path).exists() and _HUB_ID.fullmatch(str(path)):
+    if not Path(path).exists() and HUB_ID.fullmatch(str(path)):
         return _from_hub(str(path))
     path = Path(path)
     return path if (path / TRANSFORMERS_CONFIG).is_file() else resolve_checkpoint(path)
@@ -323,7 +390,7 @@ def own_corpus(folder: Path) -> str:
     """Path of the prepared corpus that a checkpoint was trained on. Raises `UserError` where it names none."""
     path = None
     if (folder / CONFIG).is_file():
-        path = load_config(folder / CONFIG, warn=False).corpus.path
+        path = config_of(folder).corpus.path
     if path is None:
         raise UserError(
             f"{folder} does not say on which prepared corpus it was trained; name one with --corpus"
@@ -331,15 +398,19 @@ def own_corpus(folder: Path) -> str:
     return path
 
 
-def load_for_analysis(path: str | Path) -> LoadedModel:
+def load_for_analysis(path: str | Path, dtype: str = "fp32") -> LoadedModel:
     """Load a checkpoint of this project, a run (then its last one), or a transformers directory.
+
+    ``dtype``: one of `DTYPES`, for a transformers directory; this project's own are in fp32.
 
     Raises `UserError` where it is none of them, is damaged, or needs what this project never does: remote code, or
     weights that are pickles.
     """
     folder = find_model(path)
     if (folder / TRANSFORMERS_CONFIG).is_file():
-        return _load_directory(folder)
+        return _load_directory(folder, dtype)
+    if dtype not in ("fp32", "auto"):
+        raise UserError(f"{folder} is a checkpoint of this project, measured in fp32; leave out --dtype")
     model, config = load_model(folder)
     return LoadedModel(
         model=adapter_of(model, str(folder)).eval().requires_grad_(False),
@@ -350,10 +421,10 @@ def load_for_analysis(path: str | Path) -> LoadedModel:
     )
 
 
-def _load_directory(folder: Path) -> LoadedModel:
+def _load_directory(folder: Path, dtype: str) -> LoadedModel:
     files = weight_files(folder)
     with checked_copy(folder, files) as copy:
-        model = _from_pretrained(copy, folder)
+        model = _from_pretrained(copy, folder, DTYPES[dtype])
     adapter = adapter_of(model, f"{folder} ({model.config.model_type})")
     return LoadedModel(
         model=adapter.eval().requires_grad_(False),
@@ -364,7 +435,7 @@ def _load_directory(folder: Path) -> LoadedModel:
     )
 
 
-def _from_pretrained(copy: Path, folder: Path) -> Any:
+def _from_pretrained(copy: Path, folder: Path, dtype: Any) -> Any:
     """The transformers model of a `checked_copy` of a directory, whole."""
     from transformers import AutoModelForCausalLM
 
@@ -373,7 +444,7 @@ def _from_pretrained(copy: Path, folder: Path) -> Any:
         with quiet_transformers(), offline():
             model, loading = loader.from_pretrained(
                 copy,
-                dtype=torch.float32,
+                dtype=dtype,
                 trust_remote_code=False,
                 use_safetensors=True,
                 local_files_only=True,
@@ -386,6 +457,7 @@ def _from_pretrained(copy: Path, folder: Path) -> Any:
         raise UserError(
             f"{folder} cannot be loaded by transformers ({reason}); give another model"
         ) from error
+    refuse_wrapped(loading["unexpected_keys"], folder)
     if absent := sorted(map(str, [*loading["missing_keys"], *loading["mismatched_keys"]])):
         raise UserError(  # transformers would draw them at random
             f"{folder} lacks {len(absent)} of its model's weights, such as {absent[0]}; save it again with "
@@ -422,23 +494,43 @@ def _exported_seed(folder: Path) -> int | None:
 
 @torch.inference_mode()
 def _try_positions(model: PositionedCausalLM, n_long: int, name: str, option: str) -> None:
-    """Drop every second of N random tokens, and hide the same ones: the logits must be equal, and depend on the ids."""
+    """Drop every second of N random tokens, and hide the same ones: the logits must be equal, and depend on the ids.
+
+    They must also be those behind a prefix that was read alone.
+    """
     device = model.model.get_input_embeddings().weight.device
     # drawn on the CPU, so that they are the same everywhere
     tokens = torch.randint(model.vocabulary_size, (1, n_long), generator=torch.Generator().manual_seed(0))
     tokens, ids = tokens.to(device), torch.arange(n_long, device=device)[None]
     kept = ids[0] % 2 == (n_long - 1) % 2  # the last token is one of them
-    dropped, moved, hidden = (
-        model(each, at, logits_to_keep=1, attention_mask=mask).logits[:, -1]
-        for each, at, mask in (
-            (tokens[:, kept], ids[:, kept], None),
-            (tokens[:, kept], ids[:, : int(kept.sum())], None),
-            (tokens, ids, kept[None].long()),
+    kept[0] = True  # the first that a window ends before
+    few, at = tokens[:, kept], ids[:, kept]
+    half = few.shape[1] // 2
+    try:
+        dropped, moved, hidden = (
+            model(each, where, logits_to_keep=1, attention_mask=mask).logits[:, -1]
+            for each, where, mask in (
+                (few, at, None),
+                (few, ids[:, : few.shape[1]], None),
+                (tokens, ids, kept[None].long()),
+            )
         )
-    )
+        past = model.key_values(few[:, :half], at[:, :half]) if half else []
+        behind = model.logits_after(past, few[:, half:], at, 1)[:, -1] if half else dropped
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a cache of its own kind, an option that must be set
+        raise UserError(
+            f"{name} cannot read random tokens behind a prefix ({first_line(error)}); give another model"
+        ) from error
     if not torch.isfinite(hidden).all():
         raise UserError(
             f"{name}: its logits are not finite (fp16 overflows, or training diverged); give another dtype or model"
+        )
+    if not _nearly_equal(dropped, behind):
+        raise UserError(
+            f"{name} reads a prefix otherwise than a whole text (it looks ahead, as BERT does, or caches no keys); "
+            "give another model"
         )
     if n_long > 2 and torch.equal(dropped, moved):
         raise UserError(
@@ -447,18 +539,27 @@ def _try_positions(model: PositionedCausalLM, n_long: int, name: str, option: st
         )
     if not _nearly_equal(dropped, hidden):
         raise UserError(
-            f"{name}: dropping tokens from a context of N = {n_long:,} does not equal hiding them (a sliding window or "
-            f"a recurrent layer does that); lower {option}, or give another model"
+            f"{name}: dropping tokens from a context of N = {n_long:,} does not equal hiding them (a window or a "
+            f"recurrent layer does that); lower {option}, or give another model"
         )
 
 
 def _nearly_equal(dropped: Tensor, hidden: Tensor) -> bool:
-    """Whether logits (1, V) differ by no more than rounding: at every token in fp32, on the whole in half precision."""
-    difference = (dropped.float() - hidden.float()).abs()
-    spread = float(hidden.float().std())
-    if hidden.dtype in (torch.bfloat16, torch.float16):
-        return float(difference.square().mean().sqrt()) <= _HALF_PRECISION_TOLERANCE * spread
-    return float(difference.max()) <= _RELATIVE_TOLERANCE * spread
+    """Whether logits (1, V) in fp32 differ by no more than rounding."""
+    return float((dropped - hidden).abs().max()) <= _RELATIVE_TOLERANCE * float(hidden.std())
+
+
+@contextmanager
+def _in_fp32(model: nn.Module) -> Iterator[None]:
+    """Weights of half precision are in fp32 while it runs: in bf16 rounding may be a third of the logits' spread."""
+    half = [(each, each.dtype) for each in (*model.parameters(), *model.buffers()) if each.dtype in _HALF]
+    try:
+        for each, _ in half:
+            each.data = each.data.float()
+        yield
+    finally:
+        for each, dtype in half:
+            each.data = each.data.to(dtype)
 
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"

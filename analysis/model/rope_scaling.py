@@ -19,8 +19,7 @@ from analysis.model.load import TRANSFORMERS_CONFIG, LoadedModel, adapter_of, fi
 from analysis.model.mesa import MesaForAnalysis
 from analysis.records.schema import UNTRAINED
 from olmo_sparsity.attention import SOFTMAX
-from olmo_sparsity.checkpoint import CONFIG
-from olmo_sparsity.config.load import load_config
+from olmo_sparsity.checkpoint import config_of
 from olmo_sparsity.export import position_reach
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.rope_scaling import LOG_N, MESA, RopeScaling, split_scaling
@@ -45,19 +44,19 @@ def split_checkpoint(text: str) -> tuple[Path, tuple[str, float] | None]:
     return find_model(path), asked
 
 
-def load_scaled(text: str, prefix: str = "none") -> LoadedModel:
+def load_scaled(text: str, prefix: str = "none", dtype: str = "fp32") -> LoadedModel:
     """Load ``CKPT``, ``CKPT@scheme:factor`` or ``CKPT@untrained``, behind a prefix, see `prefix_of`.
 
     The original length of a scaled one is what its position ids reached in training.
 
     Raises `UserError` as `load_for_analysis` does, and where the model has no RoPE that could be scaled.
     """
-    return _load_scaled(text).behind(prefix)
+    return _load_scaled(text, dtype).behind(prefix)
 
 
-def _load_scaled(text: str) -> LoadedModel:
+def _load_scaled(text: str, dtype: str) -> LoadedModel:
     folder, asked = split_checkpoint(text)
-    loaded = load_for_analysis(folder)
+    loaded = load_for_analysis(folder, dtype)
     if asked is None:
         return loaded
     if asked[0] == UNTRAINED:
@@ -80,7 +79,7 @@ def _untrained(loaded: LoadedModel) -> LoadedModel:
             torch.manual_seed(UNTRAINED_SEED)
             fresh: nn.Module = type(inner)(inner.config)
     else:
-        config = load_config(loaded.checkpoint / CONFIG, warn=False)
+        config = config_of(loaded.checkpoint)
         fresh = build_model(replace(config, seed=UNTRAINED_SEED))
     digest = hashlib.sha256()
     for name, tensor in fresh.state_dict().items():
@@ -102,7 +101,7 @@ def _original_length(loaded: LoadedModel, name: str, text: str) -> int:
                 f"model.attention {config.attention} and model.nope_layer_interval {config.nope_layer_interval}; leave "
                 "@… out"
             )
-        return position_reach(load_config(loaded.checkpoint / CONFIG, warn=False))
+        return position_reach(config_of(loaded.checkpoint))
     if loaded.model.max_positions is None:
         raise UserError(
             f"{text}: the configuration of {loaded.checkpoint} names no max_position_embeddings, the length to start "

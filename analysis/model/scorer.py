@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from analysis.model.adapters import AnalysedModel, KeyValues, TokenModel
-from analysis.model.device import LOGITS_PER_SLICE, OnDevice, chunks
+from analysis.model.adapters import AnalysedModel, KeyValues, TokenModel, is_analysed
+from analysis.model.device import GB, LOGITS_PER_SLICE, MemoryGrowth, OnDevice, chunks
 from analysis.text.contexts import NO_FAR, Contexts
 from olmo_sparsity.util.errors import UserError
 
@@ -38,6 +38,8 @@ _MORE_TOKENS, _MORE_ANYWAY = 1.1, 16
 where that is larger."""
 _BACKWARD_TOKENS = 4
 """Memory of a pass that keeps its activations, or its attention, in multiples of one that does not."""
+_CALLS_BEFORE_MORE = 20
+"""Batches that were halved are doubled after so many calls: what else took the GPU's memory may have gone."""
 
 P = ParamSpec("P")
 Reading = Callable[[Tensor, Tensor, slice], Tensor]
@@ -52,19 +54,27 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 def _smaller_when_memory_runs_out(
     method: Callable[Concatenate[Scorer, P], np.ndarray],
 ) -> Callable[Concatenate[Scorer, P], np.ndarray]:
-    """Do it again with half the tokens in a batch, from then on, when the GPU's memory runs out."""
+    """Do it again with half the tokens in a batch when the GPU's memory runs out; with twice as many after a while."""
 
     @functools.wraps(method)
     def run(self: Scorer, *args: P.args, **kwargs: P.kwargs) -> np.ndarray:
         while True:
             try:
-                return method(self, *args, **kwargs)
+                found = method(self, *args, **kwargs)
+                self._calls_that_fit += 1
+                if (
+                    self.tokens_per_batch < self._most_tokens
+                    and self._calls_that_fit % _CALLS_BEFORE_MORE == 0
+                ):
+                    self.tokens_per_batch = min(2 * self.tokens_per_batch, self._most_tokens)
+                return found
             except torch.OutOfMemoryError:
                 if self.tokens_per_batch < 2:
                     raise UserError(
                         "the device has no memory for a single context; lower --n-long, or take a smaller model"
                     ) from None
-                self.tokens_per_batch //= 2
+                self._most_tokens = max(self._most_tokens, self.tokens_per_batch)
+                self.tokens_per_batch, self._calls_that_fit = self.tokens_per_batch // 2, 0
             torch.cuda.empty_cache()
             log.warning("memory ran out: going on with %d tokens in a batch", self.tokens_per_batch)
 
@@ -128,7 +138,8 @@ class Scorer(OnDevice):
         device: cpu or cuda.
         bf16: run the forward passes under bf16 autocast.
         tokens_per_batch: tokens of one forward pass; by default `device.TOKENS_PER_BATCH`. On a GPU it is halved for
-            good whenever memory runs out.
+            a while whenever memory runs out.
+        limit_bytes: what a pass for attention or gradients may take, which is tried; None: whatever it takes.
         share_prefixes: turn off to read every subset from its first token on (the same losses, slower).
     """
 
@@ -140,10 +151,14 @@ class Scorer(OnDevice):
         bf16: bool = False,
         tokens_per_batch: int | None = None,
         share_prefixes: bool = True,
+        limit_bytes: float | None = None,
     ):
         super().__init__(torch.device(device), bf16, tokens_per_batch)
         self.model = model
         self.share_prefixes = share_prefixes
+        self.limit_bytes = limit_bytes
+        self._rows_that_fit: dict[tuple[str, int], int] = {}
+        self._most_tokens = self._calls_that_fit = 0
 
     def losses(self, contexts: Contexts, far: np.ndarray, asked: np.ndarray | None = None) -> np.ndarray:
         """loss(t | S and the short context) in nats, (m, C) float64.
@@ -247,7 +262,7 @@ class Scorer(OnDevice):
     def _shared_prefixes(self, far: np.ndarray, per_context: int) -> np.ndarray:
         """How many tokens each subset shares with its long context, (S,); 0 where sharing is not worth while."""
         kept = far.shape[1]
-        if not self.share_prefixes or per_context < 2 or not isinstance(self.model, AnalysedModel):
+        if not self.share_prefixes or per_context < 2 or not is_analysed(self.model):
             return np.zeros(len(far), dtype=np.int64)
         shared = np.logical_and.accumulate(far == np.arange(kept), axis=1).sum(axis=1)
         shared[shared * _WORTH_SHARING < kept] = 0
@@ -277,14 +292,14 @@ class Scorer(OnDevice):
         with self.precision():
             if not common:
                 return self.model(tokens, position_ids=ids, logits_to_keep=asked).logits
-            assert isinstance(self.model, AnalysedModel)
+            assert is_analysed(self.model)
             at = self.tensor(block)
             past = [(k[:, :, :common][at], v[:, :, :common][at]) for k, v in prefixes]
             return self.model.logits_after(past, tokens, ids, asked)
 
     def _prefixes(self, contexts: Contexts, length: int) -> KeyValues:
         """Keys and values of the first ``length`` tokens of every block's long context."""
-        assert isinstance(self.model, AnalysedModel)
+        assert is_analysed(self.model)
         parts = []
         for rows in chunks(np.arange(len(contexts)), self.tokens_per_batch // length):
             with self.precision():
@@ -309,7 +324,7 @@ class Scorer(OnDevice):
         """
         model = self._analysed("gradient")
         slopes = np.empty((len(asked), contexts.n_far))
-        for targets in self._own_contexts(contexts, asked):
+        for targets in self._own_contexts(contexts, asked, "gradients by presence"):
             length = targets.tokens.shape[1]
             others = 1.0 - torch.eye(length, device=self.device)  # a dropped token's own stream is never read
             log_presence = torch.zeros(targets.tokens.shape, device=self.device, requires_grad=True)
@@ -385,9 +400,11 @@ class Scorer(OnDevice):
             norms[targets.rows] = found[:, : contexts.n_far].norm(dim=-1).double().cpu().numpy()
         return norms
 
-    def _own_contexts(self, contexts: Contexts, asked: np.ndarray) -> Iterator[_OwnContexts]:
+    def _own_contexts(
+        self, contexts: Contexts, asked: np.ndarray, kept: str = "gradients"
+    ) -> Iterator[_OwnContexts]:
         """Each asked target with a long context of its own, few enough at once for a pass that is differentiated."""
-        for rows in self._whole_contexts(contexts, np.argsort(-asked[:, 1], kind="stable")):
+        for rows in self._whole_contexts(contexts, np.argsort(-asked[:, 1], kind="stable"), kept):
             block, place = asked[rows].T
             length = contexts.n_long + int(place.max())
             yield _OwnContexts(
@@ -408,7 +425,7 @@ class Scorer(OnDevice):
         """
         model = self._analysed("attention")
         parts = []
-        for rows in self._whole_contexts(contexts, np.arange(len(contexts))):
+        for rows in self._whole_contexts(contexts, np.arange(len(contexts)), "attention weights"):
             with self.precision():
                 attention = model.last_attention(
                     self.tensor(contexts.tokens[rows]),
@@ -419,12 +436,37 @@ class Scorer(OnDevice):
             parts.append(attention[:, :, : contexts.n_far].double().cpu().numpy())
         return np.concatenate(parts)[asked[:, 0], asked[:, 1]]
 
-    def _whole_contexts(self, contexts: Contexts, rows: np.ndarray) -> Iterator[np.ndarray]:
-        """Rows in parts that are few enough for a pass that keeps what it computes on the way."""
-        return chunks(rows, self.tokens_per_batch // (_BACKWARD_TOKENS * contexts.tokens.shape[1]))
+    def _whole_contexts(self, contexts: Contexts, rows: np.ndarray, kept: str = "") -> Iterator[np.ndarray]:
+        """Rows in parts that are few enough for a pass that keeps what it computes on the way.
+
+        ``kept``: what that is. Where memory has a limit the first part is one row, and twice as many follow as long as
+        they are expected to fit. Raises `UserError` where one does not.
+        """
+        length = contexts.tokens.shape[1]
+        most = max(1, self.tokens_per_batch // (_BACKWARD_TOKENS * length))
+        if self.limit_bytes is None or not kept:
+            yield from chunks(rows, most)
+            return
+        while len(rows):
+            fit = self._rows_that_fit.setdefault((kept, length), 1)
+            some, rows = np.split(rows, [min(fit, most)])
+            memory = MemoryGrowth(self.device)
+            yield some
+            used = memory.growth_bytes() or 0
+            if used > self.limit_bytes and len(some) == 1:
+                raise UserError(
+                    f"{kept} of one context of {length:,} tokens take {used / GB:.2g} GB, more than the limit of "
+                    f"{self.limit_bytes / GB:.2g} GB; raise --memory-limit, lower --n-long or leave the selector out"
+                )
+            if used > self.limit_bytes:
+                self._rows_that_fit[kept, length] = len(some) // 2
+            elif (
+                len(some) == fit and 2.5 * used <= self.limit_bytes
+            ):  # freed memory that was used again is not seen
+                self._rows_that_fit[kept, length] = 2 * fit
 
     def _analysed(self, selector: str) -> AnalysedModel:
-        if not isinstance(self.model, AnalysedModel):
+        if not is_analysed(self.model):
             raise UserError(f"this model does not offer what the selector {selector} needs; leave it out")
         return self.model
 

@@ -202,7 +202,8 @@ def influence_command(records: Records) -> str:
         given["--propose-with"] = f"{weights}@{scaling}" if scaling else weights
     options = [str(part) for option in given.items() for part in option]
     options += [] if SUBSETS in manifest.options else ["--only-recovery"]
-    options += ["--bf16"] if manifest.dtype == "bf16" else []
+    weights, _, loaded = manifest.dtype.partition("-")
+    options += ["--dtype", weights] if loaded else ["--bf16"] if manifest.dtype == "bf16" else []
     return shlex.join(["python", "scripts/influence.py", *checkpoint, *options])
 
 

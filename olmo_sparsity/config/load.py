@@ -45,14 +45,18 @@ def refuse_dry_run(config: Config) -> None:
         raise UserError("dry_run: such a run trains nothing; leave it out, or give --dry-run before the --")
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), *, warn: bool = True) -> Config:
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), *, warn: bool = True, only: Sequence[str] = ()
+) -> Config:
     """Read a YAML file, its `base:` files and overrides such as ``--optimizer.learning_rate=1e-4``.
 
     Raises one `UserError` that lists everything that is wrong. With ``warn``, warns once of fields that are replaced.
+    ``only``: the keys that are read, where others may be anything; by default all.
     """
     problems = _Problems()
     with config_resolvers():  # around it all: looking at a value may resolve it
         values = _read_all(find_shipped(path), overrides, problems)
+        values = {key: values[key] for key in only if key in values} if only else values
         config = _build(values, problems)
     if config is not None:
         for name, text in unusable_values(config):

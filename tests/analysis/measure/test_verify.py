@@ -82,7 +82,7 @@ def test_the_text_that_was_measured_decides(measured, two_seeds, tmp_path):
         again(measured, corpus=str(other_corpus(two_seeds, tmp_path / "heldout", "heldout")))
 
 
-def test_what_cannot_be_verified_is_one_line(measured, two_seeds, tmp_path, run_here):
+def test_what_cannot_be_verified_is_one_line(measured, two_seeds, tmp_path, run_here, monkeypatch):
     with refused("checkpoint .* -> .*second.*; give the records' own --checkpoint and --corpus"):
         again(measured, checkpoint=str(two_seeds / "second"))
     crossed = influence_settings(
@@ -96,6 +96,11 @@ def test_what_cannot_be_verified_is_one_line(measured, two_seeds, tmp_path, run_
     )
     with refused("are cross-fitted; verify records of one checkpoint"):
         again(measure_influence(crossed))
+    records = load_records(measured)
+    moved = replace(records, manifest=replace(records.manifest, checkpoint="runs/moved@yarn:2"))
+    with monkeypatch.context() as patched, refused("^runs/moved@yarn:2, .* say where it is: --checkpoint$"):
+        patched.setattr(module, "load_records", lambda folder: moved)
+        again(measured)
     done = run_here("scripts/verify.py", measured, "--targets", 5)
     assert done.returncode == 0 and "verified: the records are what these weights give" in done.stdout
     missing = run_here("scripts/verify.py", measured, "--checkpoint", tmp_path / "nowhere")

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -14,14 +15,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from analysis.measure.influence import measure_influence
-from analysis.model.load import OWN_FAMILY, load_for_analysis
+from analysis.measure.settings import VerifySettings
+from analysis.measure.verify import verify
+from analysis.model.load import OWN_FAMILY, adapter_of, check_long_context, load_for_analysis
 from analysis.model.rope_scaling import load_scaled
 from analysis.records.store import load_records
+from analysis.report.page import influence_command
 from olmo_sparsity.checkpoint import TOKENIZER
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
-from tests.support.families import FAMILIES, REACH, VOCABULARY, directory
+from tests.support.families import FAMILIES, REACH, ROTARY, VOCABULARY, directory, random_model
 from tests.support.measured import arrays, influence_settings
 from tests.support.refusals import refused
 from tests.support.tiny import checkpoint
@@ -33,6 +37,11 @@ LONGROPE = {
     "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0, 4.0, 5.0, 6.0]},
 }
 """RoPE of other frequencies in texts of more than 20 tokens: what comes first is read otherwise there."""
+
+
+WINDOW = {"text_config": {**FAMILIES["gemma3"]["text_config"], "sliding_window": 31}}
+CHUNKED = {**ROTARY, "attention_chunk_size": 31, "num_local_experts": 2, "intermediate_size_mlp": 64}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 
 
 def tokens(rows=3, length=20, seed=0):
@@ -112,7 +121,11 @@ def test_checkpoints_of_this_project_load_as_ever(tmp_path):
     ("family", "changes", "longest", "longer", "message"),
     [
         ("gpt2", {}, 64, 65, "N = 65 is beyond the 64 positions of .*; lower --n-long to at most 64"),
-        ("mistral", {"sliding_window": 16}, 16, 40, "from a context of N = 40 does not equal hiding them"),
+        ("mistral", {"sliding_window": 31}, 31, 32, "N = 32 is beyond the 31 tokens of a sliding window in"),
+        ("phi3", {**ROTARY, "sliding_window": 31}, 31, 32, "lower --n-long to at most 31"),
+        ("gemma3", WINDOW, 31, 32, "N = 32 is beyond the 31 tokens of a sliding window in"),
+        ("llama4_text", CHUNKED, 31, 32, "N = 32 is beyond the 31 tokens of a chunked window in"),
+        ("llama", {"rope_parameters": DYNAMIC}, 64, 65, "the 64 tokens after which dynamic changes all"),
         (
             "phi3",
             LONGROPE,
@@ -121,32 +134,67 @@ def test_checkpoints_of_this_project_load_as_ever(tmp_path):
             "the 20 tokens after which longrope changes .*; lower --n-long to at most 20",
         ),
     ],
-    ids=["positions", "sliding window", "longrope"],
+    ids=["positions", "mistral", "phi3", "composite", "chunks", "dynamic", "longrope"],
 )
 def test_contexts_that_are_too_long_are_refused(tmp_path, family, changes, longest, longer, message):
     loaded = load_for_analysis(directory(tmp_path, family, **changes))
     loaded.check_context(longest)
-    with refused(message):
-        loaded.check_context(longer)
-    if family == "gpt2":
-        with refused(
-            "N = 61 with 4 more targets of a block is beyond the 64 .*; lower --n-long to at most 60"
-        ):
-            loaded.check_context(61, 5)
-    if family == "phi3":
-        with refused(
-            "N = 17 with 4 more targets of a block is beyond the 20 .*; lower --n-long to at most 16"
-        ):
-            loaded.check_context(17, 5)
+    loaded.model.bfloat16()  # in which a trial would not see one token
+    for n_long, more in ((longer, 0), (longer - 4, 4)):
+        with refused(message if not more else "with 4 more targets of a block is beyond"):
+            loaded.check_context(n_long, more + 1)
 
 
-def test_a_scaled_rope_reaches_its_factor_times_as_far(tmp_path):
+def test_the_trial_sees_a_window_that_leaves_out_one_token(tmp_path):
+    """Of a kind that no setting of ours names."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_heads": 4, "max_position_embeddings": REACH}
+    local = {
+        "num_layers": 2,
+        "attention_types": [[["local"], 2]],
+        "window_size": 31,
+        "initializer_range": 0.3,
+    }
+    loaded = load_for_analysis(directory(tmp_path, "gpt_neo", **sizes, **local))
+    loaded.check_context(31)
+    with refused("N = 32 does not equal hiding them"):
+        loaded.check_context(32)
+
+
+def test_rounding_of_bf16_is_no_reason_to_refuse_a_model():
+    """In Gemma 3 it is a third of the logits' spread; the trial is in fp32 and leaves weights as they were."""
+    model = random_model()
+    model.lm_head.weight.data += 200 * torch.randn(32)  # logits far from 0, near each other
+    model.bfloat16()
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    check_long_context(adapter_of(model, "the model"), 40, name="the model", option="n_long")
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("bert", "looks ahead, as BERT does"),
+        ("openai-gpt", "caches no keys"),
+        ("minimax", "cannot read random tokens behind a prefix"),
+    ],
+)
+def test_models_whose_prefixes_cannot_be_shared_are_refused(family, message):
+    model = adapter_of(random_model(family, **ROTARY, num_experts_per_tok=1), "the model")
+    with refused(f"the model .*{message}"):
+        check_long_context(model, 20, name="the model", option="n_long")
+
+
+def test_a_rotary_model_is_measured_beyond_its_length_with_a_warning(tmp_path, caplog):
     llama = directory(tmp_path, "llama")
-    with refused("N = 65 is beyond the 64 positions"):
-        load_for_analysis(llama).check_context(65)
+    load_for_analysis(llama).check_context(64)
     load_scaled(f"{llama}@yarn:2").check_context(128)
-    with refused("N = 129 is beyond the 128 positions"):
-        load_scaled(f"{llama}@yarn:2").check_context(129)
+    assert not caplog.records
+    load_for_analysis(llama).check_context(61, 5)
+    load_scaled(f"{llama}@yarn:2").check_context(129)
+    assert [record.getMessage().partition("is measured")[2] for record in caplog.records] == [
+        " beyond the 64 positions that its configuration names"
+    ] * 2
 
 
 def test_models_without_position_ids_are_refused(tmp_path):
@@ -226,9 +274,15 @@ def drop_a_weight(folder):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def wrap(folder):
+    weights = {f"module.{name}": each for name, each in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (wrap, "begin with module., .*; save the model inside, model.module"),
         (give_remote_code, "cannot be loaded by transformers"),
         (give_pickle_instead, "model.safetensors is missing.*pickles are never read"),
         (give_index_of_a_pickle, "names 'w.bin', which is no safetensors file in its folder"),
@@ -416,9 +470,34 @@ def test_an_exported_directory_gives_the_records_of_its_checkpoint(trained, tmp_
 
 
 def test_a_refused_model_leaves_no_records(trained, tmp_path):
-    with refused("N = 70 is beyond the 64 positions"):
-        measure_influence(influence_settings(trained, tmp_path / "out", "hf", n_long=70))
+    gpt2 = directory(tmp_path / "gpt2", "gpt2", n_positions=30)
+    with refused("N = 40 is beyond the 30 positions"):
+        corpus = str(gpt2 / "corpus")
+        measure_influence(influence_settings(trained, tmp_path / "out", gpt2, corpus=corpus, n_long=40))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "recorded"), [("bf16", "bf16-weights"), ("fp16", "fp16-weights"), ("auto", "fp32")]
+)
+def test_weights_are_loaded_in_the_type_that_is_asked_for(trained, tmp_path, dtype, recorded):
+    asked = influence_settings(
+        trained, tmp_path / "out", "hf", dtype=dtype, targets=40, selectors=("gradient",)
+    )
+    records = load_records(measure_influence(asked))
+    assert records.manifest.dtype == recorded
+    whole = load_records(measure_influence(replace(asked, out=tmp_path / "whole", dtype="fp32")))
+    difference = np.abs(records.targets.loss_long_nats - whole.targets.loss_long_nats).max()
+    assert (difference == 0) == (recorded == "fp32") and difference < 0.3
+    assert f"--dtype {dtype}" in influence_command(records) or recorded == "fp32"
+    assert verify(VerifySettings(records=records.folder, targets=5, device="cpu"))["verified"]
+
+
+def test_a_type_that_nothing_is_loaded_in_is_refused(trained, tmp_path):
+    with refused("run.* is a checkpoint of this project, measured in fp32; leave out --dtype"):
+        measure_influence(influence_settings(trained, tmp_path / "out", dtype="bf16"))
+    with refused("--bf16 computes in bf16 with weights in fp32, and --dtype fp16 .*; give one"):
+        influence_settings(trained, tmp_path / "out", "hf", dtype="fp16", bf16=True)
 
 
 def test_a_model_of_the_hub_is_found_in_the_cache(trained, tmp_path, monkeypatch):

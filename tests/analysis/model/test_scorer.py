@@ -3,6 +3,7 @@
 import warnings
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from analysis.model.scorer import Scorer
 from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.export import export_checkpoint
 from tests.support import tiny
-from tests.support.families import FAMILIES, random_model
+from tests.support.families import FAMILIES, ROTARY, random_model
 from tests.support.measured import plain_loss, random_contexts
 from tests.support.refusals import refused
 from tests.support.slow import slow_but
@@ -109,6 +110,12 @@ def test_recorded_attention_is_a_distribution(name):
 def test_attention_that_a_token_does_not_fade_out_of_is_refused(name):
     with refused("the selector gradient does not apply"):
         Scorer(build(name)).presence_gradient(make_contexts(), make_contexts().all_targets)
+
+
+def test_an_attention_that_takes_no_bias_is_refused_a_gradient():
+    model = PositionedCausalLM(random_model("doge", **ROTARY, keep_window_size=64)).requires_grad_(False)
+    with refused("doge takes no bias, so that the selector gradient does not apply"):
+        Scorer(model).presence_gradient(make_contexts(), make_contexts().all_targets)
 
 
 @pytest.mark.parametrize("name", slow_but([*FADING, *FAMILIES], *list(FADING)[::2], "gpt_neox", "llama"))
@@ -225,7 +232,7 @@ def test_attributions_are_those_of_captum(name):
         )
 
 
-def test_a_batch_that_does_not_fit_is_halved_for_good(monkeypatch):
+def test_a_batch_that_does_not_fit_is_halved_for_a_while(monkeypatch):
     model, contexts = build("rope"), make_contexts()
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     inner, sizes = model.forward, []
@@ -245,6 +252,10 @@ def test_a_batch_that_does_not_fit_is_halved_for_good(monkeypatch):
     tries = len(sizes)
     scorer.losses(contexts, keep)
     assert max(sizes[tries:]) <= 50
+    model.forward = inner  # what took the memory has gone
+    for _ in range(60):
+        scorer.losses(contexts, keep[:1])
+    assert scorer.tokens_per_batch == 400
     model.forward = lambda *args, **kwargs: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
     with refused("no memory for a single context"):
         scorer.losses(contexts, keep)
@@ -273,6 +284,39 @@ def test_memory_is_the_growth_to_the_peak_from_where_it_is_asked():
     meter = MemoryGrowth(torch.device("cpu"))
     np.ones(64 * megabyte, dtype=np.uint8)  # freed at once: only the peak knows of it
     assert 60 * megabyte < meter.growth_bytes() < 100 * megabyte
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "xglm", "gemma3"])
+def test_of_attention_no_more_is_kept_than_what_is_read(name):
+    model, contexts = build(name), make_contexts()
+    kept = []
+
+    def read(attention):
+        kept.append(attention.untyped_storage().nbytes())
+        return attention.mean(dim=1)
+
+    for _ in range(2):  # after the first call transformers keeps a hook of its own
+        model.last_attention(torch.from_numpy(contexts.tokens), torch.arange(N).expand(3, -1), 2, read)
+    assert kept == [3 * 4 * 2 * N * 4] * 4
+
+
+@pytest.mark.parametrize("what", ["presence_gradient", "input_gradients", "last_attention"])
+def test_passes_that_keep_what_they_compute_stay_within_the_limit(monkeypatch, what):
+    """A made-up meter, of 100 bytes for each row; a limit of 500 allows 4 rows, and one of 99 none."""
+    rows = []
+    meter = SimpleNamespace(growth_bytes=lambda: 100 * rows[-1])
+    monkeypatch.setattr("analysis.model.scorer.MemoryGrowth", lambda device: meter)
+    model, contexts = build("rope"), make_contexts(9)
+    inner = Scorer._first_ids
+    monkeypatch.setattr(
+        Scorer, "_first_ids", lambda self, n, length: rows.append(n) or inner(self, n, length)
+    )
+    found = getattr(Scorer(model, limit_bytes=500), what)(contexts, contexts.all_targets)
+    assert rows == [1, 2, 4, 2]
+    whole = getattr(Scorer(model), what)(contexts, contexts.all_targets)
+    np.testing.assert_allclose(found, whole, atol=1e-6)
+    with refused("of one context of 24 tokens take 1e-07 GB, .* raise --memory-limit"):
+        getattr(Scorer(model, limit_bytes=99), what)(contexts, contexts.all_targets)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")

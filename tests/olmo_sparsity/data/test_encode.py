@@ -75,7 +75,7 @@ def test_bpe_gives_every_text_back_and_has_all_bytes():
     assert find_eos(tokenizer) == tokenizer.token_to_id(EOS_TOKEN) == 0
 
 
-def test_olmos_tokenizer_and_the_search_for_eos(tmp_path):
+def test_olmos_tokenizer_and_the_search_for_eos(tmp_path, monkeypatch):
     olmo = load_tokenizer(tokenizer_file("olmo"))
     assert (id_range(olmo), find_eos(olmo)) == (50280, 50279)
     words = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 7}, unk_token="<unk>"))
@@ -89,8 +89,16 @@ def test_olmos_tokenizer_and_the_search_for_eos(tmp_path):
     (tmp_path / "broken.json").write_text("{}")
     with refused("is no tokenizer.json"):
         load_tokenizer(tmp_path / "broken.json")
-    with refused("use bpe, olmo, or the path"):
-        tokenizer_file("gpt9")
+    for absent in ("gpt9", "models/tokenizer.json"):
+        with refused("use bpe, olmo, the path"):
+            tokenizer_file(absent)
+    (tmp_path / "tokenizer.json").write_bytes((tmp_path / "words.json").read_bytes())
+    assert tokenizer_file(str(tmp_path)) == tmp_path / "tokenizer.json"
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *asked: tmp_path.joinpath(*asked))
+    assert tokenizer_file("owner/model") == tmp_path / "owner" / "model" / "tokenizer.json"
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", None)
+    with refused("'owner/model' is no file and cannot be fetched from the Hugging Face Hub"):
+        tokenizer_file("owner/model")
 
 
 def test_the_tokenizer_of_real_text_is_the_one_without_cuts():
