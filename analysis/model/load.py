@@ -315,7 +315,7 @@ def check_long_context(
         model = model.unprefixed
     at_most, what = min(_ends(model), default=(None, ""))
     if at_most is not None and n_long + more > at_most:
-        with_more = f" with {more:,} more tokens, of a block's targets and the prefix," if more else ""
+        with_more = f" with {more:,} more tokens of block and prefix" if more else ""
         lower = (
             f"lower {option} to at most {at_most - more:,}"
             if at_most > more

@@ -265,8 +265,11 @@ def cluster_sums(columns: np.ndarray, clusters: np.ndarray) -> np.ndarray:
 
 
 def _without_each(sums: np.ndarray) -> np.ndarray:
-    """Sums over all units but one, (U, C), from those of each. Not total minus own: nothing left is exactly 0."""
-    return (1 - np.eye(len(sums))) @ sums
+    """Sums over all units but one, (U, C), from those of each, as if there were U: a count is a count of as many.
+
+    Not total minus own: nothing left is exactly 0.
+    """
+    return (1 - np.eye(len(sums))) @ sums * (len(sums) / max(1, len(sums) - 1))
 
 
 def _resample(

@@ -93,7 +93,7 @@ def test_a_piped_table_has_whole_lines_and_compares_no_model_with_itself(made, t
     assert any(
         line.startswith("[95 % interval by document (only ")
         and "; the loss at L is" in line
-        and line.endswith("paired")
+        and line.endswith("in parentheses: each seed")
         for line in lines
     )
     assert any(

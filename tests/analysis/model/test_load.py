@@ -141,7 +141,7 @@ def test_contexts_that_are_too_long_are_refused(tmp_path, family, changes, longe
     loaded.check_context(longest)
     loaded.model.bfloat16()  # in which a trial would not see one token
     for n_long, more in ((longer, 0), (longer - 4, 4)):
-        with refused(message if not more else "with 4 more targets of a block is beyond"):
+        with refused(message if not more else "with 4 more tokens of block and prefix is beyond"):
             loaded.check_context(n_long, more + 1)
 
 

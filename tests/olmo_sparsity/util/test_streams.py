@@ -13,7 +13,7 @@ def test_numbers_stay_and_no_other_is_shared():
     assert aliases == SHARED
     assert [Stream.TARGETS, Stream.PLACEBOS, Stream.RANDOM_SELECTOR, Stream.EXAMPLES] == [1, 2, 3, 4]
     tags = {"HELDOUT_WINDOWS": b"hld", "ID_TABLE": b"ids", "NEEDLES": b"nee", "POSITIONS": b"pos"}
-    tags |= {"SEGMENTS": b"seg", "STREAMED_TEXT": b"str"}
+    tags |= {"SEGMENTS": b"seg"}
     assert {name: int.from_bytes(tag) for name, tag in tags.items()} == {name: Stream[name] for name in tags}
 
 
