@@ -300,14 +300,13 @@ class Engine:
             while self.any_process(running is not None and bool(wait([running], patience).not_done)):
                 pass
         failure = running.exception() if running is not None else None
-        told: list[Any] = [
-            running.result() if running is not None and failure is None else None,
-            failure is None,
-        ]
+        told: list[Any] = [None, f"{type(failure).__name__}: {failure}" if failure is not None else None]
+        if running is not None and failure is None:
+            told[0] = running.result()
         torch.distributed.broadcast_object_list(told, src=0, device=self.device)
-        result, is_done = told
-        if not is_done:
-            raise failure or UserError("rank 0 failed; its own message says why")
+        result, why = told
+        if why is not None:  # in every process: a launcher may end rank 0 before it has said it
+            raise failure or UserError(f"rank 0 failed ({why})")
         return result
 
     def refuse_unequal(self, value: str, what: str) -> None:

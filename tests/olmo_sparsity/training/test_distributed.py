@@ -237,7 +237,7 @@ def test_a_full_disk_while_saving_ends_every_process(folder, tmp_path):
     process = launch(2, *arguments_of(folder, f"--save_folder={tmp_path / 'run'}"), before=limit)
     _, errors = ended(process)
     assert process.returncode != 0
-    assert "the disk is full" in error_lines(errors)[0]
+    assert all("File too large" in line or "the disk is full" in line for line in error_lines(errors))
     assert not list((tmp_path / "run").glob("*step*"))
 
 
@@ -262,7 +262,7 @@ def test_what_a_peer_that_dies_or_stalls_makes_of_the_others_is_shown_and_noted(
     [line] = error_lines(errors)
     assert line.startswith(f"error: rank {1 - lost}: ") and line.endswith("go on with --resume")
     noted = (tmp_path / "run" / f"error-rank{1 - lost}.txt").read_text()
-    assert ("gloo" in noted and "forward_backward" in noted) or "any_process" in noted
+    assert "gloo" in noted and "in _train_from" in noted
 
 
 def in_two_processes(code, patience):
