@@ -410,7 +410,7 @@ def test_a_job_that_fails_says_so_once_and_is_not_tried_again(slurm, tmp_path):
     job = local_slurm.wait_for_end(number)
     text = (tmp_path / "run" / f"slurm-{number}.out").read_text()
     assert (job["JobState"], job["Restarts"]) == ("FAILED", "0"), text
-    assert text.count("error: checksum mismatch") == 1
+    assert text.count("error: rank 0: checksum mismatch") == 1
 
 
 @pytest.mark.slow
