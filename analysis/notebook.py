@@ -37,12 +37,12 @@ from analysis.model.adapters import Adapter, OlmoForAnalysis, Prefixed, with_pre
 from analysis.model.device import TOKENS_PER_BATCH, chunks
 from analysis.model.load import (
     adapter_of,
-    check_long_context,
     check_vocabulary,
     prefix_of,
     unwrapped,
     what_stands_before,
 )
+from analysis.model.trial import check_long_context
 from analysis.records.schema import FAR_CONTEXTS, SelectionRow, Targets
 from analysis.report.influence_map import InfluenceMap
 from analysis.report.notebook import Choices, InfluentialTokens

@@ -9,20 +9,17 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import logging
-import re
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from analysis.model.adapters import Adapter, OlmoForAnalysis, PositionedCausalLM, Prefixed, with_prefix
+from analysis.model.adapters import Adapter, OlmoForAnalysis, PositionedCausalLM, with_prefix
+from analysis.model.directory import TRANSFORMERS_CONFIG, checked_copy, offline, weight_files
+from analysis.model.trial import check_long_context
 from olmo_sparsity.checkpoint import (
     CONFIG,
     TOKENIZER,
@@ -43,8 +40,6 @@ from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.util.errors import UserError, first_line, printable
 from olmo_sparsity.util.files import read_json, sha256_file
 
-log = logging.getLogger(__name__)
-
 OWN_FAMILY = "olmo-sparsity"
 DTYPES: dict[str, Any] = {
     "fp32": torch.float32,
@@ -55,11 +50,8 @@ DTYPES: dict[str, Any] = {
 """Types that weights are loaded in, by name; auto: as they are stored."""
 OF_WEIGHTS = "-weights"
 """Ends the type in records of a model whose weights were loaded in it; without it, bf16 is autocast."""
-TRANSFORMERS_CONFIG = "config.json"
 PREFIXES = ("auto", "none", "bos", "eos")
 _NOT_WHAT_IS_TOKENIZED = ("post_processor", "truncation", "padding")  # corpora are encoded without them
-_RELATIVE_TOLERANCE = 1e-3
-_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -285,71 +277,6 @@ def check_vocabulary(model: Adapter, ids: np.ndarray) -> None:
         )
 
 
-def check_long_context(
-    model: Adapter,
-    n_long: int,
-    targets_per_block: int = 1,
-    *,
-    name: str,
-    option: str,
-    reach_factor: float = 1.0,
-) -> None:
-    """Raise `UserError` where a model cannot be measured on N tokens of long context, in blocks of B targets.
-
-    Its learned positions or a window may not reach so far, or in long texts its positions be others from the first
-    token on, so that what is behind a token changes how it reads; or its position ids may have no effect, it may read
-    ahead, or dropping tokens may not equal hiding them (a recurrent layer), as a trial on random tokens shows. Beyond
-    the length that a rotary model's configuration names it is measured, with a warning.
-
-    Args:
-        model: in evaluation mode, on any device.
-        n_long: N.
-        targets_per_block: B; the last target of a block has B - 1 tokens more.
-        name: what messages call the model.
-        option: what sets N, for the remedy.
-        reach_factor: how many times as far its RoPE is scaled to reach.
-    """
-    more = targets_per_block - 1
-    if isinstance(model, Prefixed):
-        more += len(model.prefix)
-        model = model.unprefixed
-    at_most, what = min(_ends(model), default=(None, ""))
-    if at_most is not None and n_long + more > at_most:
-        with_more = f" with {more:,} more tokens of block and prefix" if more else ""
-        lower = (
-            f"lower {option} to at most {at_most - more:,}"
-            if at_most > more
-            else "lower the targets per block"
-        )
-        raise UserError(f"N = {n_long:,}{with_more} is beyond the {at_most:,} {what} {name}; {lower}")
-    # This project's own models are shown to be right by its tests.
-    if isinstance(model, PositionedCausalLM):
-        if (reach := model.max_positions) is not None and n_long + more > reach * reach_factor:
-            log.warning("%s is measured beyond the %d positions that its configuration names", name, reach)
-        try:
-            with _in_fp32(model):
-                _try_positions(model, n_long + more, name, option)
-        except torch.OutOfMemoryError:
-            log.warning("no memory to try %s in fp32: it is taken to be right", name)
-
-
-def _ends(model: Adapter) -> Iterator[tuple[int, str]]:
-    """The most tokens of one text that a model can be measured on, for each thing that ends there."""
-    config: Any = model.model.config.get_text_config() if isinstance(model, PositionedCausalLM) else None
-    rope = getattr(config, "rope_parameters", None) or {}
-    if model.max_positions is not None and not rope:
-        yield model.max_positions, "positions of"
-    kinds = getattr(config, "layer_types", None) or ["sliding", "chunked"]
-    for kind, field in (("sliding", "sliding_window"), ("chunked", "attention_chunk_size")):
-        window = getattr(config, field, None)  # a query's own token is one of them
-        if window and any(kind in each for each in kinds):
-            yield window, f"tokens of a {kind} window in"
-    for each in (rope, *(part for part in rope.values() if isinstance(part, dict))):
-        at_most = each.get("original_max_position_embeddings") or model.max_positions
-        if (scheme := each.get("rope_type")) in ("longrope", "dynamic") and at_most:
-            yield at_most, f"tokens after which {scheme} changes all positions of"
-
-
 def tokenization(path: Path) -> dict[str, Any]:
     """What a tokenizer.json does to text, however it was written down: vocabulary, merges, pre-tokenizer, …"""
     parsed = json.loads(load_tokenizer(path).to_str())
@@ -490,178 +417,3 @@ def _exported_seed(folder: Path) -> int | None:
     if type(seed) is not int:
         raise UserError(f"{path} is damaged (it has no training_seed); export the checkpoint again")
     return seed
-
-
-@torch.inference_mode()
-def _try_positions(model: PositionedCausalLM, n_long: int, name: str, option: str) -> None:
-    """Drop every second of N random tokens, and hide the same ones: the logits must be equal, and depend on the ids.
-
-    They must also be those behind a prefix that was read alone.
-    """
-    device = model.model.get_input_embeddings().weight.device
-    # drawn on the CPU, so that they are the same everywhere
-    tokens = torch.randint(model.vocabulary_size, (1, n_long), generator=torch.Generator().manual_seed(0))
-    tokens, ids = tokens.to(device), torch.arange(n_long, device=device)[None]
-    kept = ids[0] % 2 == (n_long - 1) % 2  # the last token is one of them
-    kept[0] = True  # the first that a window ends before
-    few, at = tokens[:, kept], ids[:, kept]
-    half = few.shape[1] // 2
-    try:
-        dropped, moved, hidden = (
-            model(each, where, logits_to_keep=1, attention_mask=mask).logits[:, -1]
-            for each, where, mask in (
-                (few, at, None),
-                (few, ids[:, : few.shape[1]], None),
-                (tokens, ids, kept[None].long()),
-            )
-        )
-        past = model.key_values(few[:, :half], at[:, :half]) if half else []
-        behind = model.logits_after(past, few[:, half:], at, 1)[:, -1] if half else dropped
-    except (UserError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # a cache of its own kind, an option that must be set
-        raise UserError(
-            f"{name} cannot read random tokens behind a prefix ({first_line(error)}); give another model"
-        ) from error
-    if not torch.isfinite(hidden).all():
-        raise UserError(
-            f"{name}: its logits are not finite (fp16 overflows, or training diverged); give another dtype or model"
-        )
-    if not _nearly_equal(dropped, behind):
-        raise UserError(
-            f"{name} reads a prefix otherwise than a whole text (it looks ahead, as BERT does, or caches no keys); "
-            "give another model"
-        )
-    if n_long > 2 and torch.equal(dropped, moved):
-        raise UserError(
-            f"{name} does not read its position ids (ALiBi, or no positions at all), so that no token can be dropped "
-            "from its context; give a model with rotary or learned positions"
-        )
-    if not _nearly_equal(dropped, hidden):
-        raise UserError(
-            f"{name}: dropping tokens from a context of N = {n_long:,} does not equal hiding them (a window or a "
-            f"recurrent layer does that); lower {option}, or give another model"
-        )
-
-
-def _nearly_equal(dropped: Tensor, hidden: Tensor) -> bool:
-    """Whether logits (1, V) in fp32 differ by no more than rounding."""
-    return float((dropped - hidden).abs().max()) <= _RELATIVE_TOLERANCE * float(hidden.std())
-
-
-@contextmanager
-def _in_fp32(model: nn.Module) -> Iterator[None]:
-    """Weights of half precision are in fp32 while it runs: in bf16 rounding may be a third of the logits' spread."""
-    half = [(each, each.dtype) for each in (*model.parameters(), *model.buffers()) if each.dtype in _HALF]
-    try:
-        for each, _ in half:
-            each.data = each.data.float()
-        yield
-    finally:
-        for each, dtype in half:
-            each.data = each.data.to(dtype)
-
-
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_BARE_NAME = re.compile(r"[\w-][\w.+-]*\.safetensors", re.ASCII)
-_ATTENTION, _EXPERTS = ("eager", "sdpa"), ("eager", "batched_mm", "grouped_mm")
-_ALLOWED = {
-    **dict.fromkeys(
-        ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), _ATTENTION
-    ),
-    **dict.fromkeys(
-        ("experts_implementation", "_experts_implementation", "_experts_implementation_internal"), _EXPERTS
-    ),
-    # read in place of the usual files
-    **dict.fromkeys(("transformers_weights", "configuration_files"), ()),
-    # code from the hub
-    **dict.fromkeys(("kernel_config", "use_kernels", "fusion_config"), ()),
-    # other packages, other downloads
-    **dict.fromkeys(("quantization_config", "use_pretrained_backbone"), ()),
-}
-"""Settings of a config.json, at any depth, that could fetch or read something else, and the values that do not."""
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a directory in order of their names, links followed.
-
-    A link may lead anywhere, as in the hub's cache: it leads to what its owner chose, and only safetensors are read.
-    Raises `UserError` where one is missing, or the index names anything but a safetensors file in the folder.
-    """
-    index = folder / _INDEX
-    names = [_WEIGHTS] if (folder / _WEIGHTS).is_file() or not index.is_file() else _indexed(index)
-    for name in names:
-        if not (folder / name).is_file():
-            raise UserError(
-                f"{folder / name} is missing; save the model with save_pretrained, which writes safetensors (weights "
-                "that are pickles are never read)"
-            )
-    return [folder / name for name in names]
-
-
-def _indexed(index: Path) -> list[str]:
-    weight_map = read_json(index, "save the model again").get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError(f"{index} is damaged (it has no weight_map); save the model again")
-    for name in weight_map.values():
-        if not isinstance(name, str) or not _BARE_NAME.fullmatch(name):
-            raise UserError(
-                f"{index} names {str(name)[:100]!r}, which is no safetensors file in its folder (weights that are "
-                "pickles, or elsewhere, are never read); save the model again with save_pretrained"
-            )
-    return sorted(set(weight_map.values()))
-
-
-@contextmanager
-def checked_copy(folder: Path, files: list[Path]) -> Iterator[Path]:
-    """A temporary folder with the checked config.json of ``folder`` and links to its weights ``files``.
-
-    Raises `UserError` for a config.json that is damaged or asks for anything else.
-    """
-    config = read_json(folder / TRANSFORMERS_CONFIG, "save the model again with save_pretrained")
-    _check(config, folder / TRANSFORMERS_CONFIG)
-    with tempfile.TemporaryDirectory(prefix="olmo-sparsity-") as temporary:
-        copy = Path(temporary)
-        (copy / TRANSFORMERS_CONFIG).write_text(json.dumps(config), encoding="utf8")
-        for path in files:
-            (copy / path.name).symlink_to(path.resolve())
-        if [path.name for path in files] != [_WEIGHTS]:
-            index = {"metadata": {}, "weight_map": {path.name: path.name for path in files}}
-            (copy / _INDEX).write_text(json.dumps(index), encoding="utf8")
-        yield copy
-
-
-def _check(value: Any, path: Path, name: str = "") -> None:
-    """Refuse what `_ALLOWED` does not allow, at any depth: a model may hold the config of another."""
-    if isinstance(value, list):
-        for item in value:
-            _check(item, path, name)
-    if not isinstance(value, dict):
-        return
-    for key, item in value.items():
-        if key in _ALLOWED and not all(each in _ALLOWED[key] for each in _asked(item)):
-            raise UserError(
-                f"{path}: {printable(name + key)} asks for other files, packages or code than the "
-                "folder's; remove it, or give a model in full precision without it"
-            )
-        _check(item, path, f"{name}{key}."[-100:])
-
-
-def _asked(value: Any) -> list[Any]:
-    """What a setting asks for, of each part of the model where it is a mapping; nothing where it is off."""
-    parts = list(value.values()) if isinstance(value, dict) and value else [value]
-    return [part for part in parts if part not in (None, False, {}, [])]
-
-
-@contextmanager
-def offline() -> Iterator[None]:
-    """Nothing is fetched from the hub, and no kernel of it is run, whatever a model's class asks for."""
-    import huggingface_hub.constants as hub
-    from transformers.integrations import hub_kernels
-
-    before = hub.HF_HUB_OFFLINE, hub_kernels._kernels_enabled
-    hub.HF_HUB_OFFLINE, hub_kernels._kernels_enabled = True, False
-    try:
-        yield
-    finally:
-        hub.HF_HUB_OFFLINE, hub_kernels._kernels_enabled = before

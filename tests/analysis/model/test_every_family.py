@@ -5,8 +5,9 @@ import pytest
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from analysis.model.load import adapter_of, check_long_context
+from analysis.model.load import adapter_of
 from analysis.model.scorer import Scorer
+from analysis.model.trial import check_long_context
 from olmo_sparsity.util.errors import UserError
 from tests.support.families import tiny_causal_lm
 from tests.support.measured import plain_loss, random_contexts

@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM
 from analysis.measure.influence import measure_influence
 from analysis.measure.settings import VerifySettings
 from analysis.measure.verify import verify
-from analysis.model.load import OWN_FAMILY, adapter_of, check_long_context, load_for_analysis
+from analysis.model.load import OWN_FAMILY, adapter_of, load_for_analysis
 from analysis.model.rope_scaling import load_scaled
+from analysis.model.trial import check_long_context
 from analysis.records.store import load_records
 from analysis.report.page import influence_command
 from olmo_sparsity.checkpoint import TOKENIZER
