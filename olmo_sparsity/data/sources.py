@@ -310,6 +310,8 @@ class TextFiles:
 
     def documents(self) -> Iterator[Document]:
         """All files in order. Raises `UserError` with file and line for what cannot be read."""
+        from pyarrow import ArrowException
+
         for path in self.paths:
             try:
                 for document in _read_file(Path(path), self.group_field):
@@ -319,7 +321,7 @@ class TextFiles:
                 raise
             except UnicodeDecodeError as error:
                 raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-            except (EOFError, zlib.error, OSError, ValueError, NotImplementedError) as error:
+            except (EOFError, zlib.error, OSError, ArrowException) as error:
                 if isinstance(error, OSError) and error.errno is not None:  # else it is of gzip or pyarrow
                     raise StoppedEarly(
                         f"{path} cannot be read ({error.strerror}); put it back and run the same command again: what "
