@@ -185,7 +185,7 @@ def measure_text_map(settings: MapSettings) -> Path:
     assert settings.text and settings.out
     text = _read_text(settings.text)
     device = pick_device(settings.device)
-    loaded = load_scaled(settings.checkpoint, settings.prefix)
+    loaded = load_scaled(settings.checkpoint, settings.prefix, settings.dtype)
     if not loaded.tokenizer_file.is_file():
         raise UserError(f"{loaded.tokenizer_file} is missing; copy the tokenizer of the model there")
     tokens = np.array(
@@ -210,7 +210,7 @@ def measure_text_map(settings: MapSettings) -> Path:
         "n_short": settings.n_short,
         "prefix": list(loaded.prefix),
         "tau_nats": settings.tau_nats,
-        "dtype": "bf16" if settings.bf16 else "fp32",
+        "dtype": "bf16" if settings.bf16 else loaded.dtype,
         "device": str(device),
         "commit": current_commit(),
     }

@@ -73,7 +73,7 @@ def load_losses(
     check: Callable[[LoadedModel], None],
 ) -> tuple[Json, TokenLosses]:
     """What identifies a checkpoint, and its losses. Raises `UserError` where ``check`` or the text refuses it."""
-    loaded = load_checked(checkpoint, settings.prefix, text, check)
+    loaded = load_checked(checkpoint, settings.prefix, text, check, settings.dtype)
     losses = TokenLosses(
         loaded, device=settings.device, bf16=settings.bf16, tokens_per_batch=settings.tokens_per_batch
     )
@@ -112,7 +112,7 @@ def measure_models(
         measure: from the losses and the label of a checkpoint to values that JSON can hold.
     """
     kept = [
-        _kept_file(settings, text, load_checked(each, settings.prefix, text, check))
+        _kept_file(settings, text, load_checked(each, settings.prefix, text, check, settings.dtype))
         for each in settings.checkpoints
     ]
     found, commit = [], current_commit()

@@ -35,7 +35,18 @@ _PREFIX = argument(
     "ids such as 2",
     metavar="TOKENS",
 )
+_DTYPE = argument(
+    "load a transformers model's weights in this type, for less memory, and compute in it; auto: as stored",
+    choices=("fp32", "bf16", "fp16", "auto"),
+)
 _UNTOLD = ("checkpoint", "checkpoints", "labels", "out", "device", "tokens_per_batch")
+
+
+def _refuse_two_types(bf16: bool, dtype: str) -> None:
+    if bf16 and dtype != "fp32":
+        raise UserError(
+            f"--bf16 computes in bf16 with weights in fp32, and --dtype {dtype} in the weights' own; give one"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +68,16 @@ class MeasurementSettings:
     """Of every context, and never a candidate, left out or a target (docs/method.md, 2.1 [ours])."""
     bf16: bool = field(default=False, metadata=_BF16)
     """About twice as fast where the machine has it, but influences below 0.01 nats are noise."""
+    dtype: str = field(default="fp32", metadata=_DTYPE)
+    """``bf16`` instead keeps weights in fp32 and computes by autocast; one of the two is given."""
     device: str | None = field(default=None, metadata=_DEVICE)
     tokens_per_batch: int | None = field(default=None, metadata=_TOKENS_PER_BATCH)
     """None: what fits. Results depend on it by rounding only."""
     resamples: int = DEFAULT_RESAMPLES
     """Of the bootstrap that makes intervals, where the result has any."""
+
+    def __post_init__(self) -> None:
+        _refuse_two_types(self.bf16, self.dtype)
 
     def told(self) -> dict[str, Any]:
         """The settings that a result records: all but those that stand elsewhere in it, or have no effect."""
@@ -132,14 +148,6 @@ class InfluenceSettings(MeasurementSettings):
             type=whole_number_or_zero,
         ),
     )
-    dtype: str = field(
-        default="fp32",
-        metadata=argument(
-            "load a transformers model's weights in this type, for less memory, and compute in it; auto: as stored",
-            choices=("fp32", "bf16", "fp16", "auto"),
-        ),
-    )
-    """``bf16`` instead keeps weights in fp32 and computes by autocast; one of the two is given."""
     only_recovery: bool = field(
         default=False,
         metadata=argument(
@@ -168,10 +176,7 @@ class InfluenceSettings(MeasurementSettings):
     """The part of the targets to measure, into a folder of its own beneath ``out``; None for all of them."""
 
     def __post_init__(self) -> None:
-        if self.bf16 and self.dtype != "fp32":
-            raise UserError(
-                f"--bf16 computes in bf16 with weights in fp32, and --dtype {self.dtype} in the weights' own; give one"
-            )
+        super().__post_init__()
         if unknown := [name for name in self.further_placebos if name not in FURTHER_PLACEBOS]:
             raise UserError(
                 f"{unknown[0]!r} is no further placebo; give --further-placebos some of {', '.join(FURTHER_PLACEBOS)}"
@@ -407,6 +412,10 @@ class MapSettings:
     )
     prefix: str = field(default="auto", metadata=_PREFIX)
     bf16: bool = field(default=False, metadata=_BF16)
+    dtype: str = field(default="fp32", metadata=_DTYPE)
     device: str | None = field(default=None, metadata=_DEVICE)
     tokens_per_batch: int | None = field(default=None, metadata=_TOKENS_PER_BATCH)
     memory_limit_gb: float | None = field(default=None, metadata=_MEMORY_LIMIT)
+
+    def __post_init__(self) -> None:
+        _refuse_two_types(self.bf16, self.dtype)

@@ -74,8 +74,8 @@ class TokenLosses(OnDevice):
         losses = _cross_entropy(logits, self.tensor(tokens[:, -logits.shape[1] :])).cpu().numpy()
         if not np.isfinite(losses).all():
             raise UserError(
-                f"{self.loaded.checkpoint} gives losses that are not finite; measure in fp32 (without --bf16), or "
-                "another checkpoint"
+                f"{self.loaded.checkpoint} gives losses that are not finite; measure in fp32 (without --bf16 and "
+                "--dtype), or another checkpoint"
             )
         return losses
 

@@ -14,7 +14,7 @@ from analysis.stats.bound import BOUNDS, BoundTest
 from analysis.stats.exact_match import Group as ExactMatchGroup
 from analysis.stats.exact_match import curve_names
 from analysis.stats.longppl import FORMS
-from analysis.stats.recovery import RECOVERIES
+from analysis.stats.recovery import RECOVERIES, and_prefix
 from analysis.tables.cells import below, interval_cell, percent_text, plain_table
 from olmo_sparsity.util.result_files import Json
 
@@ -258,7 +258,8 @@ def render_longppl(found: Json) -> Group:
     head = Text.assemble(
         (f"{found['targets']:,} targets", "bold"),
         f" of {found['documents']:,} documents; N {settings['n_long']}, M {settings['n_short']}, "
-        f"S {settings['sliding_window']}; PPL of all of them {interval_cell(found['ppl'])}\n"
+        f"S {settings['sliding_window']}{and_prefix(found.get('prefix'))}; "
+        f"PPL of all of them {interval_cell(found['ppl'])}\n"
         f"key tokens: LSD > {settings['alpha_nats']:g} nats and L_long < {settings['beta_nats']:g} nats",
     )
     table = plain_table("", *FORMS)

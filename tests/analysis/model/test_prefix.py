@@ -1,12 +1,13 @@
 """A prefix against contexts that have its tokens themselves as their first, which no subset leaves out."""
 
 import json
+import shutil
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
-from tokenizers import processors
+from tokenizers import pre_tokenizers, processors
 
 from analysis.measure.influence import measure_influence
 from analysis.measure.settings import InfluenceSettings, VerifySettings
@@ -15,6 +16,7 @@ from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM, Prefixe
 from analysis.model.load import added_before, load_for_analysis
 from analysis.model.scorer import Scorer
 from analysis.model.token_losses import TokenLosses
+from analysis.records.influence_map import MapRecord
 from analysis.records.store import load_records
 from analysis.stats.recovery import and_blocks
 from analysis.text.contexts import Contexts
@@ -139,6 +141,51 @@ def test_losses_by_position_are_behind_the_prefix_too(with_bos):
     found = TokenLosses(loaded.behind("auto")).last_losses(tokens, 4)
     wide = np.concatenate([np.full((3, 1), 5), tokens], axis=1)
     np.testing.assert_allclose(found, TokenLosses(loaded).last_losses(wide, 4), atol=1e-5)
+
+
+def test_every_command_names_the_prefix_and_loads_weights_in_the_type_that_is_asked_for(
+    with_bos, tmp_path, run_here
+):
+    """What it prints names the prefix; losses in bf16 differ a little from those in fp32."""
+    folder, text = tmp_path / "words", tmp_path / "text.txt"
+    shutil.copytree(with_bos, folder)
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text.write_text(" ".join(f"w{1 + i * i % 23}" for i in range(20)))
+    corpus, sizes = ["--corpus", with_bos / "corpus"], ["--n-long", 16, "--n-short", 4]
+    commands = {
+        "xray": (["--text", text, *sizes], "xray.parquet"),
+        "length": ([*corpus, "--lengths", "8,16", "--windows", 4], "length.json"),
+        "needle": ([*corpus, "--lengths", 16, "--ks", 1, "--depths", 0, "--samples", 4], "needle.json"),
+        "longppl": ([*corpus, *sizes, "--segments", 4], "longppl.json"),
+    }
+    for command, (arguments, result) in commands.items():
+        files = []
+        for dtype in ("fp32", "bf16"):
+            out = tmp_path / command / dtype
+            model = folder if command == "xray" else with_bos
+            options = ["--out", out, "--device", "cpu", "--dtype", dtype]
+            done = run_here(f"scripts/{command}.py", model, *arguments, *options)
+            assert done.returncode == 0, done.stderr
+            assert command in ("length", "needle") or "prefix 5" in done.stdout
+            files.append(out / result)
+        if command == "xray":
+            whole, half = map(MapRecord.load, files)
+            assert (whole.about["dtype"], half.about["dtype"]) == ("fp32", "bf16-weights")
+            found = [each.loss_long_nats[1:] for each in (whole, half)]
+        else:
+            told = [json.loads(each.read_text()) for each in files]
+            assert [each["settings"]["dtype"] for each in told] == ["fp32", "bf16"]
+            found = [np.array(loss_of[command](each)) for each in told]
+        assert 0 < np.abs(found[0] - found[1]).max() < 0.1
+
+
+loss_of = {
+    "length": lambda found: found["models"][0]["bins"][0]["loss_nats"]["value"],
+    "needle": lambda found: found["models"][0]["cells"][0]["loss_nats"]["value"],
+    "longppl": lambda found: np.log(found["ppl"]["value"]),
+}
 
 
 def test_the_prefix_counts_among_the_positions_of_a_model(tmp_path):
