@@ -149,16 +149,18 @@ def _half_width(levels: Sequence[np.ndarray]) -> float:
     """Half of the t interval from how the value changes without each unit, for each level of units; NaN spreads.
 
     A level of U units: variance (U - 1) / U Σ change² (jackknife), degrees of freedom (Σ change²)² / Σ change⁴, the
-    effective number of units, at most U - 1 [ours]. Variances of levels add up, and their t quantiles are averaged in
-    proportion (Cochran and Cox 1950).
+    effective number of units, at most U - 1 and at least 2, or a third of U - 1 where that is less [ours]: where one unit
+    dominates there would be 1, whose t is three times as wide. Variances of levels add up, and their t quantiles are
+    averaged in proportion (Cochran and Cox 1950).
     """
     variances, quantiles = [], []
     for changes in levels:
         squares = changes**2
         total = squares.sum()
         effective = total**2 / (squares**2).sum() if total > 0 else 1.0
-        variances.append((len(changes) - 1) / len(changes) * total)
-        quantiles.append(student_t(min(max(effective, 1.0), len(changes) - 1)))
+        most = len(changes) - 1
+        variances.append(most / len(changes) * total)
+        quantiles.append(student_t(min(max(effective, 1.0, min(2.0, most / 3)), most)))
     whole = sum(variances)
     return float(np.dot(variances, quantiles) / np.sqrt(whole)) if whole != 0 else 0.0
 

@@ -226,6 +226,18 @@ def test_few_groups_have_students_t_of_the_means_of_groups() -> None:
     assert 1 < freedom < 6 and (found.low, found.high) == pytest.approx((low, high))
 
 
+@pytest.mark.parametrize(("units", "freedom"), [(2, 1), (3, 1), (4, 1), (5, 4 / 3), (7, 2), (13, 2)])
+def test_one_group_that_dominates_leaves_two_degrees_of_freedom(units: int, freedom: float) -> None:
+    values = np.zeros(units)
+    values[0] = 1000.0
+    found = interval_of(
+        np.stack([values, np.where(values, 1e6, 1.0)], axis=1), np.arange(units), ratio_of_sums(0, 1)
+    )
+    without = np.array([0, *[1000 / (1e6 + units - 2)] * (units - 1)]) - found.value
+    deviation = math.sqrt((units - 1) / units * (without**2).sum())
+    assert (found.high - found.value) / deviation == pytest.approx(t.ppf(0.975, freedom), rel=1e-6)
+
+
 @pytest.mark.parametrize("trainings", [2, 3])
 def test_trainings_are_units_too(trainings: int) -> None:
     """Training by training as rows, and as columns of one model: the t of their means beside that of groups."""
@@ -273,8 +285,8 @@ def test_a_share_stays_between_0_and_1() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("differ", [0.3, 3.0])
-@pytest.mark.parametrize("sizes", [0.0, 1.0])
-@pytest.mark.parametrize("units", [2, 3, 5, 13, 29])
+@pytest.mark.parametrize("sizes", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("units", [2, 3, 4, 5, 13, 29])
 def test_few_groups_cover_the_truth(units: int, sizes: float, differ: float) -> None:
     """Groups whose means differ by ``differ`` of what targets do, and whose sizes by e to a normal of ``sizes``."""
     rng, covered = np.random.default_rng(units), 0
