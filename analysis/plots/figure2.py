@@ -185,7 +185,9 @@ def describe(summary: Json) -> str:
 def _tails(thresholding: Json) -> str:
     under, held = (thresholding[name]["value"] for name in ("share_under_minus_tau", "share_of_net_gain"))
     words = rf"{100 * under:.1f} % below $-\tau$"
-    return words if held is None else f"{words}; {100 * held:.0f} % of all gain"
+    if held is None:
+        return words
+    return f"{words}; {100 * held:.0f} % of the net gain{', as others lose' if held > 1 else ''}"
 
 
 def _reference_line(axes: Axes, interval: Json, key: str, text: str, place: float = 1.03) -> None:

@@ -26,7 +26,7 @@ def describe_findings(records: Records) -> str:
         f"from the long context, {under:.1%} lose more"
     )
     if count and gain.sum() > 0:
-        found += f"; the former hold {gain[records.over_tau].sum() / gain.sum():.0%} of the gain of all"
+        found += f"; the former hold {gain[records.over_tau].sum() / gain.sum():.0%} of the net gain of all"
     try:
         refuse_without_gain(records)
     except UserError:

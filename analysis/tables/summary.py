@@ -52,7 +52,7 @@ def _head(summary: Json) -> Text:
         (f"{summary['targets_over_tau']:,} over tau", "bold"),
         f" (L_short - L_long > {nats(settings['tau_nats'])}): {percent_text(over, 1)} %, and\n",
         f"below -tau (the mirror tail): {percent_text(tail['share_under_minus_tau'], 1)} %; those over tau hold "
-        f"{percent_text(tail['share_of_net_gain'])} % of the gain of all;\nover these ",
+        f"{percent_text(tail['share_of_net_gain'])} % of the net gain of all;\nover these ",
         f"L_short {interval_cell(summary['loss_short'])}   L_long {interval_cell(summary['loss_long'])} nats per token",
     )
     if trainings := summary.get("trainings"):

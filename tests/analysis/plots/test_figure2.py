@@ -201,9 +201,13 @@ def test_heading_says_what_was_measured_and_may_be_left_out(summary: dict) -> No
         "258 with",
         "1 nat ",
         "(10.8 %; 2.0 % below",
-        "48 % of all gain)",
+        "48 % of the net gain)",
     )
     assert [part for part in parts if part not in text] == []
+    assert "others lose" not in text
+    held = {"value": 1.05, "low": 0.96, "high": 1.15}
+    more = {**summary, "thresholding": {**summary["thresholding"], "share_of_net_gain": held}}
+    assert "105 % of the net gain, as others lose)" in plots.describe(more)
     assert "measured so far" not in text and "cross-fit" not in text
     assert "(9 measured so far)" in plots.describe(made_up_summary(complete=False, targets_measured=9))
     long = made_up_summary(("attention",), crossfit=True, complete=False)

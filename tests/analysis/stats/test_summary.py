@@ -110,9 +110,10 @@ def test_what_thresholding_does_stands_beside_the_share_over_tau(records: Record
     assert found["share_of_net_gain"]["value"] == pytest.approx(gain[gain > 1].sum() / gain.sum())
     assert found["persistence"] is None
     held = f"{100 * gain[gain > 1].sum() / gain.sum():.0f}"
+    assert "% of the net gain of all" in table_text(summary)
     assert f"hold {held} [" in table_text(summary) and "(the mirror tail): 0.0 [0.0, " in table_text(summary)
-    assert f"0.0% lose more; the former hold {held}% of the gain of all" in describe_findings(records)
-    assert rf"0.0 % below $-\tau$; {held} % of all gain" in describe(summary)
+    assert f"0.0% lose more; the former hold {held}% of the net gain of all" in describe_findings(records)
+    assert rf"0.0 % below $-\tau$; {held} % of the net gain" in describe(summary)
 
 
 def test_cross_fitted_records_tell_what_persists(tmp_path: Path) -> None:
