@@ -2,7 +2,7 @@
 # make figure2-seeds   two more trainings, and the figure of all three in runs/seeds (an hour more)
 # make verify    measures 100 recorded targets again, on weights that are in results/checkpoint (three minutes)
 # make test      every test but the long ones, on up to four cores; make test-slow runs those, one at a time
-# make browser   installs Chromium from Debian's packages, for the tests of the report page, which skip without it
+# make browser   installs Chromium from Debian's packages, for the test of the X-ray page, which skips without it
 # make lint      ruff and mypy
 # make docs      the documentation as a web site in build/docs, its links checked
 # make clean     removes what make made: runs of the demo too, but no other runs; make distclean removes .venv too

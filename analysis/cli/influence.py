@@ -11,7 +11,7 @@ examples:
 For sampled targets of the held-out split it computes L_long (N tokens of context) and L_short (the last M of them).
 Where L_short - L_long exceeds tau, every selector ranks the N - M far tokens, and L_k is measured with the short
 context and the first k of them. The same is done on a placebo: the far context of another document. Records are
-written as they are finished; the same command goes on after an interruption. Draw them with figure2 and report.
+written as they are finished; the same command goes on after an interruption. Draw them with figure2.
 With --targets-per-block 32 targets are measured in blocks that share a far context: leave-one-out and leave-one-in, in
 all forms, and attention cost one forward pass for all targets of a block instead of one for each. The short context
 then has M to M + 31 tokens.

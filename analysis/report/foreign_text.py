@@ -12,8 +12,7 @@ from html import escape
 import jinja2
 from markupsafe import Markup
 
-from analysis.records.results import SIDES
-from analysis.report.words import bounds, number, percent, percent_cell, value_cell
+from analysis.report.words import number
 
 DIRECTION_CONTROLS = {
     "\u061c": "ALM", "\u200e": "LRM", "\u200f": "RLM", "\u202a": "LRE", "\u202b": "RLE", "\u202c": "PDF",
@@ -56,11 +55,6 @@ def page_environment() -> jinja2.Environment:
         foreign=lambda text: Markup(foreign_html(str(text))),
         commas="{:,}".format,
         number=number,
-        bounds=bounds,
-        percent=percent,
-        cell=value_cell,
-        percent_cell=percent_cell,
-        sides=lambda found: [found[side] for side in (*SIDES, "difference")],
     )
     return environment
 

@@ -296,10 +296,6 @@ UNDER_TEST = _commands(
     Command(
         "figure2", "figure2.py", "records --out figures --resamples 1000", "figures", figures, {"records": "influence"}
     ),
-    Command(
-        "report", "report.py", "records --out figures/report.html --resamples 1000", "figures", figures,
-        {"records": "influence"},
-    ),
 )
 """Commands that faults are injected into."""
 COMMANDS = UNDER_TEST | _commands(

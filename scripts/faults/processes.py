@@ -38,7 +38,6 @@ IMPORTS = (
     "analysis.plots.dependencies",
     "analysis.measure.influence",
     "analysis.records.shards",
-    "analysis.report.page",
 )
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.report.influence_map import InfluenceMap
-from tests.support.made_up_report import WORDS
+from tests.support.made_up_records import WORDS
 
 M = 16
+CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+SIGNS = "‹ALM›‹LRM›‹RLM›‹LRE›‹RLE›‹PDF›‹LRO›‹RLO›‹LRI›‹RLI›‹FSI›‹PDI›"
 ABOUT = {
     "model": "runs/a",
     "model_sha256": "e" * 64,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.records.schema import FAR_CONTEXTS, Manifest, SelectionRow, Targets
+from analysis.records.schema import FAR_CONTEXTS, Examples, Manifest, SelectionRow, Targets
 from analysis.records.store import Records, RecordWriter, load_records
 from analysis.stats.bootstrap import ClusterBootstrap, Interval, Statistic
 from analysis.text.kinds import KINDS
@@ -24,6 +24,24 @@ BLOCK = 4
 """Targets per block of `made_up_training`."""
 OVER_PLACEBO = {"same-group": 0.03, "shuffled": 0.14}
 """What further placebos recover more than the placebo."""
+WORDS = (
+    " the", " house", " of", " Mr", ".", " Éva", ",", "\n", " said", "ing", " 42", " “", "”", "", " 家", "  ",
+)  # fmt: skip
+
+
+def made_up_examples(target_id: np.ndarray, n_long: int, n_short: int) -> Examples:
+    rng = np.random.default_rng(1)
+
+    def pieces(count: int) -> list[str]:
+        return [WORDS[i] for i in rng.integers(len(WORDS), size=count)]
+
+    return Examples(
+        target_id,
+        [pieces(n_long) for _ in target_id],
+        [f" target{i}" for i in target_id],
+        [pieces(n_long - n_short) for _ in target_id],
+        ["".join(pieces(5)) for _ in target_id],
+    )
 
 
 def made_up_manifest(count: int, **changes: Any) -> Manifest:

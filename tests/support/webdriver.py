@@ -25,8 +25,7 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-dev-shm-usage", "--window-size=1280,900",
 ]  # fmt: skip
-KEYS = {"Escape": "\ue00c", "Tab": "\ue004", "ArrowLeft": "\ue012", "ArrowUp": "\ue013", "ArrowRight": "\ue014",
-        "ArrowDown": "\ue015", "End": "\ue010", "Home": "\ue011"}  # fmt: skip
+KEYS = {"Escape": "\ue00c"}
 
 
 class Browser:
@@ -42,13 +41,11 @@ class Browser:
         with no_proxy.open(request, timeout=120) as reply:
             return json.load(reply)["value"]
 
-    def open(self, url: str, *, width: int = 1280, colours: str = "light", media: str = "") -> None:
-        """Open a page anew, on a screen of that width for a user of light or dark colours; logs begin empty."""
-        screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-        self.cdp("Emulation.setDeviceMetricsOverride", **screen)
-        wish = {"name": "prefers-color-scheme", "value": colours}
-        self.cdp("Emulation.setEmulatedMedia", media=media, features=[wish])
-        self.send("POST", "url", url="about:blank")  # else another anchor would not open the page anew
+    def open(self, url: str) -> None:
+        """Open a page, with empty logs."""
+        self.send(
+            "POST", "url", url="about:blank"
+        )  # else those of the browser's own first page would be in them
         for kind in ("browser", "performance"):
             self.log(kind)
         self.send("POST", "url", url=url)
@@ -78,31 +75,6 @@ class Browser:
         for kind in ("mouseMoved", *(("mousePressed", "mouseReleased") if click else ())):
             button = {"button": "left", "clickCount": 1} if kind != "mouseMoved" else {}
             self.cdp("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
-
-    def tap(self, selector: str) -> None:
-        """Touch an element with a finger."""
-        x, y = self.at(selector)
-        self.cdp("Emulation.setTouchEmulationEnabled", enabled=True)
-        self.cdp("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
-        self.cdp("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
-        self.cdp("Emulation.setTouchEmulationEnabled", enabled=False)
-
-    def processor_ms(self) -> float:
-        """Processor time of the page so far, whatever else the machine does."""
-        self.cdp("Performance.enable", timeDomain="threadTicks")
-        metrics = self.cdp("Performance.getMetrics")["metrics"]
-        return 1000 * next(each["value"] for each in metrics if each["name"] == "TaskDuration")
-
-    def texts(self, selector: str) -> list[str]:
-        """Text of every element that fits a CSS selector."""
-        script = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)"
-        return self.run(script, selector)
-
-    def set_field(self, name: str, value: object) -> None:
-        """Give the field of that id a value, as a user does."""
-        script = """const field = document.getElementById(arguments[0]); field.value = arguments[1];
-          for (const kind of ['input', 'change']) field.dispatchEvent(new Event(kind, { bubbles: true }));"""
-        self.run(script, name, value)
 
     def cdp(self, command: str, **parameters: Any) -> Any:
         return self.send("POST", "goog/cdp/execute", cmd=command, params=parameters)

@@ -9,7 +9,6 @@ from analysis.model import scorer as scorer_module
 from analysis.model.scorer import Scorer, long_and_short_losses, total_variation
 from analysis.plots.figure2 import describe
 from analysis.records.store import load_records
-from analysis.report.page import influence_command
 from analysis.stats.summary import summarize
 from analysis.text.contexts import Contexts, sample_targets
 from olmo_sparsity.corpus.tokens import TokenFiles
@@ -162,4 +161,4 @@ def test_captions_and_commands_name_the_size_of_blocks(trained, tmp_path):
     records = load_records(measure_influence(settings(trained, tmp_path, targets_per_block=6)))
     summary = summarize(records, resamples=1000)
     assert "N = 20, M = 5, B = 6;" in describe(summary)
-    assert "--targets-per-block 6" in influence_command(records)
+    assert records.manifest.targets_per_block == 6

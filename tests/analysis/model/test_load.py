@@ -21,7 +21,6 @@ from analysis.model.load import OWN_FAMILY, adapter_of, load_for_analysis
 from analysis.model.rope_scaling import load_scaled
 from analysis.model.trial import check_long_context
 from analysis.records.store import load_records
-from analysis.report.page import influence_command
 from olmo_sparsity.checkpoint import TOKENIZER
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import sha256_file
@@ -490,7 +489,6 @@ def test_weights_are_loaded_in_the_type_that_is_asked_for(trained, tmp_path, dty
     whole = load_records(measure_influence(replace(asked, out=tmp_path / "whole", dtype="fp32")))
     difference = np.abs(records.targets.loss_long_nats - whole.targets.loss_long_nats).max()
     assert (difference == 0) == (recorded == "fp32") and difference < 0.3
-    assert f"--dtype {dtype}" in influence_command(records) or recorded == "fp32"
     assert verify(VerifySettings(records=records.folder, targets=5, device="cpu"))["verified"]
 
 

@@ -22,8 +22,7 @@ from analysis.stats.summary import summarize
 from olmo_sparsity.util.errors import UserError
 from tests.support.drawn import curve, intervals_drawn, legend_names
 from tests.support.made_up_length import made_up_length
-from tests.support.made_up_records import MEASURED, made_up_records, with_further
-from tests.support.made_up_report import made_up_examples
+from tests.support.made_up_records import MEASURED, made_up_examples, made_up_records, with_further
 from tests.support.made_up_summary import (
     EVERY_SELECTOR,
     FEW_SELECTORS,
@@ -320,7 +319,7 @@ def test_script_refuses_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
-WITH_EXAMPLES = "compare figure1 figure2 figure6 influence ladder plot_length plot_metrics report"
+WITH_EXAMPLES = "compare figure1 figure2 figure6 influence ladder plot_length plot_metrics"
 
 
 @pytest.mark.parametrize("command", WITH_EXAMPLES.split())

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.records.schema import Targets
 from analysis.report.notebook import Choices, InfluentialTokens
-from tests.support.made_up_report import CONTROLS, SIGNS
+from tests.support.made_up_map import CONTROLS, SIGNS
 
 HOSTILE = [
     "</div><script>hacked()</script>",

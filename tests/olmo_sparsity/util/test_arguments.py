@@ -93,7 +93,7 @@ def test_what_makes_no_sense_is_one_line_that_names_the_option(script, monkeypat
             assert action.type not in (int, float), f"{name} takes any number"
             for value in refused_by(action.type):
                 if value == "folder":
-                    for usual in ("compare.json", "report.html", "loss.png"):
+                    for usual in ("compare.json", "loss.png"):
                         Path("folder", usual).mkdir(parents=True, exist_ok=True)
                 with pytest.raises(SystemExit, match="2"):
                     parser.parse_args([f"{option}={value}" if option else value])
@@ -197,10 +197,10 @@ def test_only_the_fields_that_are_wanted_become_arguments():
 
 
 def test_a_file_goes_into_a_folder_under_its_usual_name(tmp_path):
-    read = out_file("report.html")
+    read = out_file("page.html")
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "report.html").touch()
-    assert read(str(tmp_path / "folder")) == tmp_path / "folder" / "report.html"
-    assert read(f"{tmp_path}/new/") == tmp_path / "new" / "report.html"
+    (tmp_path / "folder" / "page.html").touch()
+    assert read(str(tmp_path / "folder")) == tmp_path / "folder" / "page.html"
+    assert read(f"{tmp_path}/new/") == tmp_path / "new" / "page.html"
     assert read(str(tmp_path / "new" / "page.html")) == tmp_path / "new" / "page.html"
     assert out_folder(str(tmp_path / "new" / "deeper")) == tmp_path / "new" / "deeper"

@@ -1,4 +1,0 @@
-from analysis.cli import run
-
-if __name__ == "__main__":
-    run("report")
