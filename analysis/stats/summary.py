@@ -138,7 +138,7 @@ def _numbers_of_all(bootstrap: SumsBootstrap) -> Json:
 
 
 def _thresholding(bootstrap: SumsBootstrap, crossfit: bool) -> Json:
-    """What tau does (docs/method.md, 2.4): the mirror tail, what the targets over tau hold of the net gain of all, and, of
+    """What tau does (docs/method.md, 2.4): the mirror tail, what targets over tau hold of the net gain of all, and, of
     cross-fitted records, what is left of the gain that they were chosen for; None: one model alone."""
     return {
         "share_under_minus_tau": bootstrap.ratio("under", "one"),
