@@ -38,6 +38,7 @@ from analysis.model.device import TOKENS_PER_BATCH, chunks
 from analysis.model.load import (
     adapter_of,
     check_vocabulary,
+    is_of_project,
     prefix_of,
     unwrapped,
     what_stands_before,
@@ -49,8 +50,6 @@ from analysis.report.notebook import Choices, InfluentialTokens
 from analysis.text.contexts import SampledTargets
 from analysis.text.decode import TextDecoder
 from analysis.text.tokenized import Passage, Passages, Placebos, read_passage
-from olmo_sparsity.model.neox import PositionedNeoX
-from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import Advance
 from olmo_sparsity.util.provenance import current_commit
@@ -315,14 +314,14 @@ def _adapter(model: Any, prefix: str, tokenizer: Any) -> Adapter:
             f"model is a {type(model).__name__}, not a loaded model; load one with AutoModelForCausalLM.from_pretrained"
         )
     model = unwrapped(model, _name(model))
-    own = isinstance(model, Adapter | PositionedOLMo)
+    own = isinstance(model, Adapter) or is_of_project(model, "PositionedOLMo")
     if not own and not getattr(model, "can_generate", lambda: False)():
         raise UserError(
             f"{_name(model)} is no causal language model of transformers; load one with "
             "AutoModelForCausalLM.from_pretrained"
         )
     adapter = adapter_of(model, _name(model))
-    of_project = isinstance(adapter, OlmoForAnalysis) or isinstance(model, PositionedNeoX)
+    of_project = isinstance(adapter, OlmoForAnalysis) or is_of_project(model, "PositionedNeoX")
 
     def added() -> tuple[int, ...]:
         if of_project or not callable(tokenizer):

@@ -16,17 +16,19 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from olmo_sparsity.config.load import load_config
-from olmo_sparsity.config.schema import Config
-from olmo_sparsity.model.build import Model, empty_model
 from olmo_sparsity.util.errors import UserError, hidden_os_error
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file
+
+if TYPE_CHECKING:
+    from olmo_sparsity.config.schema import Config
+    from olmo_sparsity.model.build import Model
 
 log = logging.getLogger(__name__)
 
@@ -207,6 +209,10 @@ def config_of(folder: Path) -> Config:
     """The configuration of a checkpoint folder. Raises `UserError` for one that this project did not train."""
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} has no {CONFIG}; give a run that scripts/train.py trained")
+    from olmo_sparsity.config.load import (
+        load_config,  # here: it needs OLMo, and measuring other models does not
+    )
+
     return load_config(folder / CONFIG, warn=False, only=("model", "seed") if is_of_olmo(folder) else ())
 
 
@@ -236,6 +242,8 @@ def load_model(checkpoint: str | Path) -> tuple[Model, Config]:
     """The model of a checkpoint (or of a run's last one), on the CPU in evaluation mode, and its configuration."""
     folder = resolve_checkpoint(checkpoint)
     config = config_of(folder)
+    from olmo_sparsity.model.build import empty_model
+
     model = empty_model(config)
     load_weights(model, folder)
     return model.eval(), config

@@ -19,7 +19,6 @@ Shapes: B batch, T tokens, V embedding size (logits).
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,15 +34,14 @@ from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.checkpoint import TOKENIZER, load_model, load_state, resolve_checkpoint, weights_sha256
 from olmo_sparsity.config.schema import Config, ModelConfig
 from olmo_sparsity.data.tokenizers import id_range, load_tokenizer, tokenizer_file
+from olmo_sparsity.exported import EXPORT_KIND, EXPORT_NAME, quiet_transformers
 from olmo_sparsity.model.neox import PositionedNeoX, transformers_config
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError, first_line, hidden_os_error
 from olmo_sparsity.util.files import atomic_path, read_json, sha256_file, write_json
 from olmo_sparsity.util.provenance import provenance
 
-EXPORT_NAME = "olmo_sparsity.json"
 CARD_NAME = "README.md"
-EXPORT_KIND = "olmo-sparsity export"
 _OLMO_EPS = 1e-5  # written into transformers' Olmo, not read from its config
 _ADDING_PROCESSORS = {"TemplateProcessing", "BertProcessing", "RobertaProcessing"}
 
@@ -464,22 +462,6 @@ def push_to_hub(folder: Path, repository: str) -> str:
             "the name (USER/MODEL) and the network, and run the same command again with --overwrite"
         ) from error
     return str(address)
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """No progress bars, and no warnings of the libraries that transformers imports where they are installed."""
-    from transformers.utils import logging as transformers_logging
-
-    bars, level = transformers_logging.is_progress_bar_enabled(), logging.root.manager.disable
-    transformers_logging.disable_progress_bar()
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 @contextmanager

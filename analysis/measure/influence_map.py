@@ -29,7 +29,6 @@ from analysis.text.contexts import Contexts
 from analysis.text.decode import TextDecoder
 from olmo_sparsity.checkpoint import CONFIG, config_of
 from olmo_sparsity.data.tokenizers import load_tokenizer
-from olmo_sparsity.export import position_reach
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import Advance, progress
 from olmo_sparsity.util.provenance import current_commit
@@ -238,5 +237,7 @@ def _reads(loaded: LoadedModel) -> int | None:
     """How many tokens a checkpoint reads: what its position ids reached in training, times the factor of its RoPE."""
     if not (loaded.checkpoint / CONFIG).is_file():
         return loaded.model.max_positions  # beyond which transformers is not asked to read
+    from olmo_sparsity.export import position_reach
+
     reach = position_reach(config_of(loaded.checkpoint))
     return int(reach * loaded.rope_scaling.factor) if loaded.rope_scaling else reach

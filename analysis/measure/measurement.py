@@ -19,7 +19,6 @@ from analysis.model.rope_scaling import load_scaled, split_checkpoint
 from analysis.model.token_losses import TokenLosses
 from olmo_sparsity.checkpoint import config_of
 from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TokenFiles, Verified
-from olmo_sparsity.export import position_reach
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.machine import machine
@@ -164,6 +163,8 @@ def _describe(loaded: LoadedModel) -> Json:
         "position_target": None,
     }
     if loaded.family == OWN_FAMILY:
+        from olmo_sparsity.export import position_reach
+
         config = config_of(loaded.checkpoint)
         window, reach = config.model.max_sequence_length, position_reach(config)
         described["training_length"] = window

@@ -55,7 +55,6 @@ from analysis.stats.recovery import Columns, SumsBootstrap
 from analysis.text.contexts import Contexts
 from analysis.text.segments import Segments, sample_segments
 from olmo_sparsity.checkpoint import CONFIG
-from olmo_sparsity.config.load import load_config
 from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.data.needles import is_held_out
 from olmo_sparsity.util.errors import UserError
@@ -139,7 +138,7 @@ def _draw_asked(settings: NeedleSettings, tokens: TokenFiles) -> Needles:
 def _refuse_seen_keys(checkpoint: str) -> None:
     """Raise `UserError` for a run of ours whose training windows had needles; of others it is not known."""
     config = split_checkpoint(checkpoint)[0] / CONFIG
-    if config.is_file() and load_config(config, warn=False).needles.share:
+    if config.is_file() and _needles_share(config):
         raise UserError(
             f"{checkpoint} was trained on text with needles; add --unseen-keys, for keys that it never saw"
         )
@@ -232,6 +231,13 @@ def draw_needles(
         needles.append(drawn)
     tokens_of = np.array(needles)
     return Needles(segments, text, tokens_of[:, :key_tokens], tokens_of[:, key_tokens:], len(vocabulary))
+
+
+def _needles_share(config: Path) -> float:
+    """Share of training windows with needles, of a checkpoint's configuration."""
+    from olmo_sparsity.config.load import load_config
+
+    return load_config(config, warn=False).needles.share
 
 
 def _tokens_that_occur(tokens: TokenFiles) -> np.ndarray:

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -49,15 +49,16 @@ from analysis.stats.exact_match import wilson
 from analysis.stats.recovery import Columns, SumsBootstrap
 from analysis.text.contexts import Contexts
 from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
-from olmo_sparsity.config.load import Config
-from olmo_sparsity.data.task_batches import task_of
-from olmo_sparsity.tasks.sparse import SparseTask
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import Advance, progress
 from olmo_sparsity.util.provenance import current_commit
 from olmo_sparsity.util.result_files import Json
 from olmo_sparsity.util.streams import Stream
+
+if TYPE_CHECKING:
+    from olmo_sparsity.config.schema import Config
+    from olmo_sparsity.tasks.sparse import SparseTask
 
 KS = (1, 2, 4, 8, 16)
 """Numbers of selected tokens for which recall is given."""
@@ -229,6 +230,9 @@ class PlantedSamples:
 
 def planted_task(folder: Path) -> tuple[Config, SparseTask]:
     """Configuration and task of a checkpoint folder. Raises `UserError` where its task plants no tokens."""
+    from olmo_sparsity.data.task_batches import task_of
+    from olmo_sparsity.tasks.sparse import SparseTask
+
     config = config_of(folder)
     task = None if config.task.name is None else task_of(config)
     if not isinstance(task, SparseTask):

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.util.errors import UserError
+
+if TYPE_CHECKING:
+    from olmo_sparsity.model.olmo import PositionedOLMo
 
 KeyValues = list[tuple[Tensor, Tensor]]
 """Keys and values of a prefix, each (R, H, P, D), a pair per layer."""

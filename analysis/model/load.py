@@ -31,12 +31,8 @@ from olmo_sparsity.checkpoint import (
 )
 from olmo_sparsity.corpus.tokens import TOKENIZER_NAME, CorpusManifest
 from olmo_sparsity.data.tokenizers import HUB_ID, load_tokenizer
-from olmo_sparsity.export import EXPORT_KIND, EXPORT_NAME, quiet_transformers
-from olmo_sparsity.model.neox import PositionedNeoX
-from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.model.predictive import PositionPredictor
+from olmo_sparsity.exported import EXPORT_KIND, EXPORT_NAME, quiet_transformers
 from olmo_sparsity.model.rope_scaling import MESA, RopeScaling
-from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.util.errors import UserError, first_line, printable
 from olmo_sparsity.util.files import read_json, sha256_file
 
@@ -210,6 +206,14 @@ def added_before(tokenizer_file: Path) -> tuple[int, ...]:
     return () if token is None else (token,)
 
 
+def is_of_project(model: Any, name: str) -> bool:
+    """Whether a model is of the class of this name in `olmo_sparsity.model`, which is not imported to ask: it needs OLMo."""
+    return any(
+        each.__name__ == name and each.__module__.startswith("olmo_sparsity.model.")
+        for each in type(model).__mro__
+    )
+
+
 def adapter_of(model: Any, name: str) -> Adapter:
     """The adapter of a model object of this project or of transformers; an adapter is its own.
 
@@ -218,16 +222,16 @@ def adapter_of(model: Any, name: str) -> Adapter:
     model = unwrapped(model, name)
     if isinstance(model, Adapter):
         return model
-    if isinstance(model, PositionedOLMo):
+    if is_of_project(model, "PositionedOLMo"):
         return OlmoForAnalysis(model)
-    if isinstance(model, PositionedNeoX):
+    if is_of_project(model, "PositionedNeoX"):
         return PositionedCausalLM(model.model)
-    if isinstance(model, PositionPredictor):
+    if is_of_project(model, "PositionPredictor"):
         raise UserError(
             f"{name} reads position ids in another way than RoPE alone (positions.scheme, positions.rotate), so that "
             "dropping a token is not defined for it; give a model trained with positions.rotate: ids and no coupling"
         )
-    if isinstance(model, TupleAttention):
+    if is_of_project(model, "TupleAttention"):
         raise UserError(
             f"{name} attends to tuples of tokens (model.family: tuples), so that no single token has an influence; "
             "give a transformer"

@@ -15,14 +15,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from analysis.model.adapters import KeyValues, OlmoForAnalysis
-from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.rope_scaling import RopeScaling
+
+if TYPE_CHECKING:
+    from olmo_sparsity.model.olmo import PositionedOLMo
 
 
 @dataclass(frozen=True)

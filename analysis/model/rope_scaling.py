@@ -18,10 +18,7 @@ from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
 from analysis.model.load import TRANSFORMERS_CONFIG, LoadedModel, adapter_of, find_model, load_for_analysis
 from analysis.model.mesa import MesaForAnalysis
 from analysis.records.schema import UNTRAINED
-from olmo_sparsity.attention import SOFTMAX
 from olmo_sparsity.checkpoint import config_of
-from olmo_sparsity.export import position_reach
-from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.rope_scaling import LOG_N, MESA, RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
 
@@ -79,6 +76,8 @@ def _untrained(loaded: LoadedModel) -> LoadedModel:
             torch.manual_seed(UNTRAINED_SEED)
             fresh: nn.Module = type(inner)(inner.config)
     else:
+        from olmo_sparsity.model.build import build_model
+
         config = config_of(loaded.checkpoint)
         fresh = build_model(replace(config, seed=UNTRAINED_SEED))
     digest = hashlib.sha256()
@@ -90,6 +89,9 @@ def _untrained(loaded: LoadedModel) -> LoadedModel:
 
 def _original_length(loaded: LoadedModel, name: str, text: str) -> int:
     if isinstance(loaded.model, OlmoForAnalysis):
+        from olmo_sparsity.attention import SOFTMAX
+        from olmo_sparsity.export import position_reach
+
         config = loaded.model.model.config
         if not config.encoding.rotates:
             raise UserError(

@@ -31,6 +31,32 @@ log = logging.getLogger(__name__)
 PROJECT = "olmo-sparsity"
 PYTHON = "python"
 """Stands for the standard library and the help topics among package names."""
+BASE = (
+    *(
+        "ai2-olmo",
+        "torch",
+        "datasets",
+        "transformers",
+        "accelerate",
+        "deepspeed",
+        "numpy",
+        "pyarrow",
+        "scipy",
+    ),
+    *(
+        "matplotlib",
+        "pandas",
+        "rich",
+        "jinja2",
+        "tqdm",
+        "safetensors",
+        "tokenizers",
+        "omegaconf",
+        "packaging",
+        "httpx",
+    ),
+)
+"""Whose docstrings, and those of what they need, make the corpus, whatever an install brings."""
 PARTS = 8
 """Files the documents are divided into, each one a unit."""
 MODULES_PER_JOB = 100
@@ -58,7 +84,7 @@ BOILERPLATE = re.compile(
 def docs_packages(names: Sequence[str] = ()) -> dict[str, str]:
     """Packages whose docstrings make the corpus, with their versions, sorted.
 
-    By default Python itself and everything this project depends on, directly or not, without optional extras,
+    By default Python itself and everything that `BASE` depends on, directly or not, without optional extras,
     so that whatever else is installed changes nothing. Raises `UserError` for a name that is not installed.
     """
     versions = {}
@@ -74,23 +100,25 @@ def docs_packages(names: Sequence[str] = ()) -> dict[str, str]:
 
 
 def _requirements() -> set[str]:
-    """Names of all installed packages that this project needs."""
+    """Names of all installed packages that `BASE` needs. Raises `UserError` where one of `BASE` is absent."""
     found: set[str] = set()
-    names = [PROJECT]
+    names = list(BASE)
     while names:
         name = canonicalize_name(names.pop())
         try:
             requires = [Requirement(text) for text in distribution(name).requires or []]
         except PackageNotFoundError:
-            if name == PROJECT:
-                raise UserError(f"{PROJECT} is not installed; run: pip install -e .") from None
+            if name in BASE:
+                raise UserError(
+                    f"{name}, whose docstrings the corpus has, is not installed; run: pip install '{PROJECT}[train]'"
+                ) from None
             continue  # a requirement for another platform
         if name not in found:
             found.add(name)
             names += [
                 each.name for each in requires if not each.marker or each.marker.evaluate({"extra": ""})
             ]
-    return found - {PROJECT}
+    return found
 
 
 def write_documents(folder: Path, packages: Sequence[str], workers: int) -> None:

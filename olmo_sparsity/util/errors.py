@@ -10,6 +10,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
+OF_TRAINING = ("olmo", "datasets", "accelerate", "deepspeed", "omegaconf", "httpx")
+"""What `pip install olmo-sparsity` leaves out and its extra ``train`` brings."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -37,7 +39,7 @@ def run_script(main: Callable[[], int | None]) -> None:
         print(f"interrupted: {kept}", file=sys.stderr)
         _leave(130)
     except Exception as error:
-        message = _line_of(error) if isinstance(error, OSError) else ""
+        message = _line_of(error) if isinstance(error, OSError) else _absent(error)
         if not message:
             message = _remedy_of(error)
             if not message:
@@ -50,6 +52,14 @@ def run_script(main: Callable[[], int | None]) -> None:
 
 def _is_one_of_several() -> bool:
     return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def _absent(error: Exception) -> str:
+    """One line for a package of training that is not installed; empty for any other error."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name not in OF_TRAINING:
+        return ""
+    return f"this needs {name}, which is not installed; run: pip install 'olmo-sparsity[train]'"
 
 
 def _remedy_of(error: Exception) -> str:

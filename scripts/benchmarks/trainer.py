@@ -14,7 +14,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from benchmarks.timing import synchroniser
 from olmo_sparsity.config.load import Config
 from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.export import quiet_transformers
+from olmo_sparsity.exported import quiet_transformers
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.util.errors import UserError
 

@@ -250,6 +250,13 @@ def test_the_default_packages_are_the_installed_requirements_only():
         docs_packages(["no-such-thing"])
 
 
+def test_the_default_packages_are_those_that_every_install_once_had():
+    assert " ".join(docstrings.BASE) == (
+        "ai2-olmo torch datasets transformers accelerate deepspeed numpy pyarrow scipy matplotlib pandas rich jinja2 "
+        "tqdm safetensors tokenizers omegaconf packaging httpx"
+    )
+
+
 def test_junk_short_and_repeated_text_is_left_out():
     long = [PROSE * 2 + str(number) for number in range(6)]
     documents = [
