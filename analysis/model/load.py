@@ -207,7 +207,7 @@ def added_before(tokenizer_file: Path) -> tuple[int, ...]:
 
 
 def is_of_project(model: Any, name: str) -> bool:
-    """Whether a model is of the class of this name in `olmo_sparsity.model`, which is not imported to ask: it needs OLMo."""
+    """Whether a model is of this class of `olmo_sparsity.model`, which is not imported to ask: it needs OLMo."""
     return any(
         each.__name__ == name and each.__module__.startswith("olmo_sparsity.model.")
         for each in type(model).__mro__

@@ -32,29 +32,25 @@ PROJECT = "olmo-sparsity"
 PYTHON = "python"
 """Stands for the standard library and the help topics among package names."""
 BASE = (
-    *(
-        "ai2-olmo",
-        "torch",
-        "datasets",
-        "transformers",
-        "accelerate",
-        "deepspeed",
-        "numpy",
-        "pyarrow",
-        "scipy",
-    ),
-    *(
-        "matplotlib",
-        "pandas",
-        "rich",
-        "jinja2",
-        "tqdm",
-        "safetensors",
-        "tokenizers",
-        "omegaconf",
-        "packaging",
-        "httpx",
-    ),
+    "ai2-olmo",
+    "torch",
+    "datasets",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "numpy",
+    "pyarrow",
+    "scipy",
+    "matplotlib",
+    "pandas",
+    "rich",
+    "jinja2",
+    "tqdm",
+    "safetensors",
+    "tokenizers",
+    "omegaconf",
+    "packaging",
+    "httpx",
 )
 """Whose docstrings, and those of what they need, make the corpus, whatever an install brings."""
 PARTS = 8
