@@ -1,0 +1,168 @@
+"""Further losses by which other fields judge a choice of tokens: faithfulness (docs/method.md, 2.8).
+
+An opt-in step of `analysis.measure`; `analysis.stats.numbers.faithfulness` turns its columns into numbers. Shapes: m
+targets, N long and M short context length, F = N - M far tokens, K values of k, k_max the largest of them, S selectors, n subsets of j far
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.stats import rankdata
+
+from analysis.contexts import NO_FAR, Contexts
+from analysis.model.losses import Scorer
+from analysis.selectors import Selection
+from olmo_sparsity.util.streams import Stream
+
+SUBSET_KEEP_RATE = 0.5
+"""Share of the far tokens that a random subset keeps, rounded to a whole number of them."""
+CONTEXT_LENGTHS = (32, 96, 256)
+"""M': lengths of context below N whose loss is measured, to see whether they are enough. [ours]"""
+EXACT = "leave-one-out"
+"""The selector that others are compared with: the exact influence of every single token."""
+
+
+@dataclass(frozen=True)
+class Faithfulness:
+    """Measures what the records have beside the losses of the targets and of S_k."""
+
+    scorer: Scorer
+    """Of the model that evaluates."""
+    ks: Sequence[int]
+    subsets: int
+    """n; 0: none are measured."""
+    seed: int
+    """Of the subsets."""
+
+    def of_targets(self, contexts: Contexts, targets: np.ndarray) -> dict[str, np.ndarray]:
+        """Further columns of the targets, (m,) nats each; ``targets``: (m, 2) as in `Scorer.losses`."""
+        # the short context as a text of its own, with position ids from 0 instead of from F
+        alone = replace(contexts, tokens=contexts.tokens[:, contexts.n_far :])
+        columns = {"loss_short_from_0_nats": self.scorer.losses(alone, NO_FAR, targets)[:, 0]}
+        for length in CONTEXT_LENGTHS:
+            if length < contexts.n_long:
+                # in a block target b is given M' + b tokens, as its short context has M + b
+                last = replace(contexts, n_short=length)
+                columns[f"loss_of_{length}_nats"] = self.scorer.losses(last, NO_FAR, targets)[:, 0]
+        return columns
+
+    def of_choices(
+        self, contexts: Contexts, targets: np.ndarray, chosen: Mapping[str, Selection]
+    ) -> dict[str, dict[str, np.ndarray]]:
+        """Further columns of what selectors chose in these contexts, by selector:
+
+        comprehensiveness_nats   what is lost without the first k tokens, (m, K)
+        subset_loss_nats         loss with each random subset of the far tokens, the same for all selectors, (m, n)
+        subset_influence         summed influence of each subset, (m, n); NaN where single tokens have none
+        leave_one_out_spearman   rank correlation of its influence of all far tokens with leave-one-out's, (m,)
+        """
+        selected = np.stack([choice.columns for choice in chosen.values()], axis=1)
+        drops = comprehensiveness(self.scorer, contexts, targets, selected, self.ks)
+        columns = {name: {"comprehensiveness_nats": drops[:, i]} for i, name in enumerate(chosen)}
+        agreement = score_agreement(chosen)
+        for name in chosen if agreement else ():
+            columns[name]["leave_one_out_spearman"] = agreement.get(name, np.full(len(targets), np.nan))
+        if self.subsets:
+            subsets = subsets_of(contexts, targets[:, 0], self.subsets, self.seed)
+            losses = subset_losses(self.scorer, contexts, targets, subsets)
+            for name, choice in chosen.items():
+                sums = np.full(losses.shape, np.nan)
+                if choice.scores is not None:
+                    sums = subset_influence(choice.scores, subsets)
+                columns[name] |= {"subset_loss_nats": losses, "subset_influence": sums}
+        return columns
+
+
+def far_subsets(n_far: int, count: int, *, seed: int, block: int) -> np.ndarray:
+    """Random subsets of the far tokens of a block, (n, j) ascending columns: a pure function of (seed, block).
+
+    Each keeps `SUBSET_KEEP_RATE` of them exactly, drawn without replacement, as the subsets of Park et al. 2023
+    (arXiv 2303.14186) do: a sum over a subset then says nothing about how many tokens it has.
+    """
+    kept = max(1, round(SUBSET_KEEP_RATE * n_far))
+    generator = np.random.default_rng([Stream.FAR_SUBSETS, seed, block])
+    shuffled = generator.permuted(np.tile(np.arange(n_far), (count, 1)), axis=1)
+    return np.sort(shuffled[:, :kept], axis=1)
+
+
+def subsets_of(contexts: Contexts, blocks: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """`far_subsets` of some blocks of the contexts, one for each of ``blocks`` (m,), (m, n, j)."""
+    numbers = contexts.target_id[blocks, 0] // contexts.targets_per_block
+    return np.stack(
+        [far_subsets(contexts.n_far, count, seed=seed, block=block) for block in numbers.tolist()]
+    )
+
+
+def subset_losses(scorer: Scorer, contexts: Contexts, targets: np.ndarray, subsets: np.ndarray) -> np.ndarray:
+    """loss(t | C_short and a subset of the far tokens), (m, n) nats, of subsets (m, n, j) that are those of the blocks:
+    the targets of a block share the passes."""
+    if contexts.targets_per_block == 1:
+        return scorer.losses(contexts, subsets, targets)
+    losses = np.empty(subsets.shape[:2])
+    for block in np.unique(targets[:, 0]):
+        rows = np.flatnonzero(targets[:, 0] == block)
+        losses[rows] = scorer.losses(contexts, subsets[rows[0]], targets[rows])
+    return losses
+
+
+def subset_influence(scores: np.ndarray, subsets: np.ndarray) -> np.ndarray:
+    """Summed influence of what each subset keeps, (m, n), of scores (m, F) and subsets (m, n, j).
+
+    A token without a score counts as 0 [ours]: a screened selector holds what was not proposed to have no influence.
+    """
+    return np.take_along_axis(np.nan_to_num(scores)[:, None], subsets, axis=2).sum(axis=2)
+
+
+def comprehensiveness(
+    scorer: Scorer, contexts: Contexts, targets: np.ndarray, selected: np.ndarray, ks: Sequence[int]
+) -> np.ndarray:
+    """loss(t | C_long without the first k selected tokens) - L_long, (m, S, K) nats.
+
+    ``selected``: far columns of S selectors, (m, S, k_max). L_long is that of these contexts, true or placebo.
+    """
+    whole = scorer.losses(contexts, contexts.all_far, targets)
+    losses = []
+    for k in ks:
+        kept = np.ones((*selected.shape[:2], contexts.n_far), dtype=bool)
+        np.put_along_axis(kept, selected[:, :, :k], False, axis=2)
+        columns = np.nonzero(kept)[2].reshape(*selected.shape[:2], contexts.n_far - k)
+        losses.append(scorer.losses(contexts, columns, targets) - whole)
+    return np.stack(losses, axis=2)
+
+
+def score_agreement(chosen: Mapping[str, Selection]) -> dict[str, np.ndarray]:
+    """Spearman correlation of each selector's influence of all far tokens with leave-one-out's, (m,) by selector.
+
+    Only where that is among them and both have scores; a token without one counts as 0 [ours].
+    """
+    scores = {
+        name: np.nan_to_num(choice.scores) for name, choice in chosen.items() if choice.scores is not None
+    }
+    exact = scores.pop(EXACT, None)
+    return {} if exact is None else {name: row_spearman(values, exact) for name, values in scores.items()}
+
+
+def row_pearson(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Pearson's correlation of row i of ``first`` with row i of ``second``, (m, n) both: (m,).
+
+    NaN where a row is constant or has a value that is not finite.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # The mean of equal values may be rounded: what is left of them is then noise, not 0.
+        constant = (np.ptp(first, axis=1) == 0) | (np.ptp(second, axis=1) == 0)
+        first, second = (values - values.mean(axis=1, keepdims=True) for values in (first, second))
+        products = (first * second).sum(axis=1)
+        squares = (first**2).sum(axis=1) * (second**2).sum(axis=1)
+        correlation = products / np.sqrt(squares)
+    return np.where(np.isfinite(correlation) & ~constant, np.clip(correlation, -1, 1), np.nan)
+
+
+def row_spearman(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Spearman's rank correlation of the rows, (m,); equal values share their mean rank. NaN as in `row_pearson`."""
+    finite = np.isfinite(first).all(axis=1) & np.isfinite(second).all(axis=1)
+    ranks = (rankdata(np.where(finite[:, None], values, 0.0), axis=1) for values in (first, second))
+    return np.where(finite, row_pearson(*ranks), np.nan)

@@ -1,0 +1,383 @@
+"""Selectors: which far tokens influence a prediction most (docs/method.md, 2.2), each registered at its definition.
+
+Leaving one out, leaving one in and forward selection compare how good predictions are from subsets of the far context.
+A *measure* says how bad a prediction is: the target's loss, for signed and absolute influence; or how far the predicted
+distribution is from that of the long context, for target-blind influence, which never looks at the target.
+Shapes: n blocks, m targets, N long and M short context length, F = N - M far tokens, C candidates among them, k
+selected tokens.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from analysis.contexts import NO_FAR, Contexts
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.streams import Stream
+
+if TYPE_CHECKING:  # the names of selectors are known without torch
+    from analysis.model.losses import Scorer
+
+
+@dataclass(frozen=True)
+class SelectorInput:
+    """What a selector is given: it returns the k most influential of the candidates, for every target."""
+
+    scorer: Scorer
+    contexts: Contexts
+    seed: int
+    """Seed of selectors that draw."""
+    k: int
+    targets: np.ndarray | None = None
+    """(m, 2) block and place in it of each target; None means all, block by block."""
+    columns: np.ndarray | None = None
+    """Candidates, (m, C) columns of the far context, ascending; None means all of it."""
+    screen: str = ""
+    """Who proposed them and how many, as the selector's name has it behind its @; empty: nobody."""
+    passes: SharedPasses | None = None
+    """What selectors of the same input read off the same passes; None: nothing is shared."""
+    proposing: Scorer | None = None
+    """Of the smaller model that proposes for screened selectors; None: ``scorer`` does."""
+
+    @property
+    def target_index(self) -> np.ndarray:
+        """(m, 2) block and place."""
+        return self.contexts.all_targets if self.targets is None else self.targets
+
+    @property
+    def candidates(self) -> np.ndarray:
+        """(m, C) columns, ascending."""
+        if self.columns is not None:
+            return self.columns
+        n_far = self.contexts.n_far
+        return np.broadcast_to(np.arange(n_far), (len(self.target_index), n_far))
+
+    def losses(self, far: np.ndarray) -> np.ndarray:
+        """`Scorer.losses` of subsets (m, C, j) or (C, j) for the targets, (m, C)."""
+        return self.scorer.losses(self.contexts, far, self.target_index)
+
+    def measure(self, name: str, far: np.ndarray) -> np.ndarray:
+        """One of `analysis.model.losses.MEASURES` of such subsets, (m, C)."""
+        return self.scorer.measures(self.contexts, far, (name,), self.target_index)[..., 0]
+
+    def shared_measure(self, base: str, name: str, far: np.ndarray) -> np.ndarray:
+        """`measure` of the subsets ``far``, which are those of the selector ``base`` for each candidate."""
+        return self.measure(name, far) if self.passes is None else self.passes.measure(self, base, name, far)
+
+    def at_candidates(self, values: np.ndarray) -> np.ndarray:
+        """Values of the far tokens, (m, F), at the candidates, (m, C)."""
+        return np.take_along_axis(values, self.candidates, axis=1)
+
+
+@dataclass(frozen=True)
+class SharedPasses:
+    """What is computed once for all selectors of an input: signed, absolute and target-blind forms read one pass for
+    each candidate, and screened ones one proposal."""
+
+    selectors: tuple[str, ...]
+    """Names of all that will run."""
+    values: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    """By base, with the screen behind it, and measure, (m, C)."""
+    proposals: dict[str, np.ndarray] = field(default_factory=dict)
+    """By screen, (m, C) columns."""
+
+    def measure(self, given: SelectorInput, base: str, name: str, far: np.ndarray) -> np.ndarray:
+        """What was read off the passes of ``base`` before, or is now, with what else will be read off them."""
+        at = f"@{given.screen}" if given.screen else ""
+        if (base + at, name) not in self.values:
+            measures = {measure for form, (_, measure) in FORMS.items() if base + form + at in self.selectors}
+            names = tuple(sorted({name, *measures}))
+            read = given.scorer.measures(given.contexts, far, names, given.target_index)
+            self.values.update({(base + at, names[i]): read[..., i] for i in range(len(names))})
+        return self.values[base + at, name]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """S_k of every target, most influential first."""
+
+    columns: np.ndarray
+    """(m, k) columns of the far context."""
+    influence: np.ndarray
+    """(m, k) influence of each in the selector's unit: nats, a share of probability or attention, or a norm."""
+    scores: np.ndarray | None = None
+    """(m, F) influence of every far token, NaN where the selector gives it none; None of a sequential one (`greedy`),
+    whose influence is that of a token given those before it."""
+
+
+_SPLIT, _SHORTEST = 4, 4
+"""Parts that a span is cut into, and tokens of the shortest spans."""
+_STEPS = 50
+"""Points of the path of integrated gradients."""
+
+Selector = Callable[[SelectorInput], Selection]
+Influence = Callable[[SelectorInput], np.ndarray]
+"""From a given to the influence of every candidate, (m, C)."""
+InfluenceBy = Callable[[SelectorInput, str], np.ndarray]
+"""The same by a measure."""
+SIGNED, ABSOLUTE, BLIND, CONTROL = "signed", "absolute", "target-blind", "control"
+FORMS = {"": (SIGNED, "loss"), "-absolute": (ABSOLUTE, "loss"), "-kl": (BLIND, "kl"), "-tv": (BLIND, "tv")}
+"""Forms of leaving one out and in: what stands behind the name, the family, and the measure that their passes give."""
+FAMILIES: dict[str, list[str]] = {SIGNED: [], ABSOLUTE: [], BLIND: [], CONTROL: []}
+"""Names of selectors by what they look at (docs/method.md, 2.2 [ours])."""
+SELECTORS: dict[str, Selector] = {}
+_Selector = TypeVar("_Selector", bound=Selector)
+_Influence = TypeVar("_Influence", bound=Influence)
+
+
+def register(name: str, family: str) -> Callable[[_Selector], _Selector]:
+    """Make a selector available by name, as one of a family of `FAMILIES`."""
+
+    def add(selector: _Selector) -> _Selector:
+        SELECTORS[name] = selector
+        FAMILIES[family].append(name)
+        return selector
+
+    return add
+
+
+def register_influence(name: str, family: str) -> Callable[[_Influence], _Influence]:
+    """Make the selector available by name that takes the candidates of largest influence."""
+
+    def add(influence: _Influence) -> _Influence:
+        register(name, family)(lambda given: most_influential(given, influence(given)))
+        return influence
+
+    return add
+
+
+def register_forms(base: str) -> Callable[[InfluenceBy], InfluenceBy]:
+    """Make the `FORMS` available of an influence by a measure: ``base`` by the target's loss, ``base-kl`` and so on."""
+
+    def add(influence: InfluenceBy) -> InfluenceBy:
+        for form, (family, measure) in FORMS.items():
+            change = np.abs if family == ABSOLUTE else np.asarray
+            register_influence(base + form, family)(
+                lambda given, measure=measure, change=change: change(influence(given, measure))
+            )
+        return influence
+
+    return add
+
+
+def most_influential(given: SelectorInput, influence: np.ndarray) -> Selection:
+    """The k candidates of largest influence (m, C); equal influences keep the order of the text."""
+    order = np.argsort(-influence, axis=1, kind="stable")[:, : given.k]
+    scores = np.full((len(influence), given.contexts.n_far), np.nan)
+    np.put_along_axis(scores, given.candidates, np.where(np.isfinite(influence), influence, np.nan), axis=1)
+    return Selection(
+        np.take_along_axis(given.candidates, order, axis=1),
+        np.take_along_axis(influence, order, axis=1),
+        scores,
+    )
+
+
+def find_selector(name: str) -> Selector:
+    """The selector of that name, screened forms (`screened`) included. Raises `UserError` that lists the choices."""
+    exact, at, screen = name.partition("@")
+    if at:
+        proposer, _, count = screen.rpartition(":")
+        if not count.isdecimal() or not proposer:
+            raise UserError(
+                f"{name!r} is no screened selector; write EXACT@PROPOSER:m, such as leave-one-out@gradient:32"
+            )
+        return screened(_registered(exact), _registered(proposer), int(count), screen)
+    return _registered(name)
+
+
+def _registered(name: str) -> Selector:
+    if name not in SELECTORS:
+        near = difflib.get_close_matches(name, SELECTORS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(
+            f"unknown selector {name!r}; choose among {', '.join(SELECTORS)}, or EXACT@PROPOSER:m{hint}"
+        )
+    return SELECTORS[name]
+
+
+def check_selector(name: str, *, k_max: int, n_far: int) -> None:
+    """Raise `UserError` where a selector does not exist, or is screened by fewer than k or more than F candidates."""
+    find_selector(name)
+    if "@" in name and not k_max <= (m := int(name.rpartition(":")[2])) <= n_far:
+        raise UserError(f"{name}: m = {m} must be at least k = {k_max} and at most the {n_far} far tokens")
+
+
+def screened(exact: Selector, proposer: Selector, count: int, screen: str) -> Selector:
+    """The choice of ``exact`` among the ``count`` tokens that ``proposer`` puts first (m of the screened forms).
+
+    Costs what the proposer costs and count / F of what the exact selector costs.
+    """
+
+    def select(given: SelectorInput) -> Selection:
+        proposal = replace(given, k=count)
+        if given.proposing is not None:
+            proposal = replace(proposal, scorer=given.proposing, passes=None)
+        proposals = {} if given.passes is None else given.passes.proposals
+        if screen not in proposals:
+            proposals[screen] = np.sort(proposer(proposal).columns, axis=1)
+        return exact(replace(given, columns=proposals[screen], screen=screen))
+
+    return select
+
+
+@register_forms("leave-one-out")
+def leave_one_out(given: SelectorInput, measure: str = "loss") -> np.ndarray:
+    """loss(t | C_long without i) - L_long, (m, C) nats: our Eq. 20 [ours; its text was not at hand].
+
+    Of another measure the same: a divergence from p_long is 0 given C_long.
+    """
+    n_far = given.contexts.n_far
+    left_out = np.arange(n_far) if given.columns is None else given.columns
+    columns = np.arange(n_far - 1)
+    far = columns + (columns >= left_out[..., None])  # 0 … F-1 without each candidate
+    without = given.shared_measure("leave-one-out", measure, far)
+    return without - given.measure(measure, given.contexts.all_far)
+
+
+@register_forms("leave-one-in")
+def leave_one_in(given: SelectorInput, measure: str = "loss") -> np.ndarray:
+    """L_short - loss(t | C_short and i), (m, C) nats; of a divergence, how much nearer to p_long i brings C_short."""
+    added = np.arange(given.contexts.n_far) if given.columns is None else given.columns
+    beside = given.shared_measure("leave-one-in", measure, added[..., None])
+    return given.measure(measure, NO_FAR) - beside
+
+
+@register("greedy", SIGNED)
+def greedy(given: SelectorInput, measure: str = "loss") -> Selection:
+    """Forward selection: each round adds the token that lowers the loss most, given those already chosen.
+
+    Influence: what the token took off the loss in its round, nats; it may be negative, since k tokens are chosen. Of
+    another measure the same.
+    """
+    open_ = given.candidates
+    count = len(open_)
+    chosen = np.empty((count, 0), dtype=np.int64)
+    before = given.measure(measure, NO_FAR)
+    gains = []
+    for number in range(given.k):
+        if number == 0 and given.columns is None:  # shared by the targets of a block
+            after = given.measure(measure, np.arange(given.contexts.n_far)[:, None])
+        else:
+            beside = np.broadcast_to(chosen[:, None], (*open_.shape, chosen.shape[1]))
+            added = np.sort(np.concatenate([beside, open_[:, :, None]], axis=2), axis=2)
+            after = given.measure(measure, added)
+        best = after.argmin(axis=1)[:, None]
+        chosen = np.concatenate([chosen, np.take_along_axis(open_, best, axis=1)], axis=1)
+        gains.append(before - np.take_along_axis(after, best, axis=1))
+        before = np.take_along_axis(after, best, axis=1)
+        left = np.arange(open_.shape[1]) != best
+        open_ = open_[left].reshape(count, -1)
+    return Selection(chosen, np.concatenate(gains, axis=1))
+
+
+@register("greedy-kl", BLIND)
+def greedy_kl(given: SelectorInput) -> Selection:
+    """Forward selection: each round adds the token that brings the prediction nearest to p_long in KL, nats."""
+    return greedy(given, "kl")
+
+
+@register("spans", SIGNED)
+def spans(given: SelectorInput) -> Selection:
+    """The tokens of the spans without which the loss is highest: leave-one-out of spans, from coarse to fine [ours].
+
+    Spans of the candidates are left out one at a time. The best are cut into `_SPLIT` parts, which are left out in
+    their turn, down to `_SHORTEST` tokens: the hierarchy of AttriBoT (arXiv 2411.15102), at about log F instead of F
+    passes. Every level keeps spans of at least 2 k tokens, two at least. Influence of a token: that of its span, nats.
+    """
+    candidates, n_far = given.candidates, given.contexts.n_far
+    count, number = candidates.shape
+    shared = given.columns is None  # then the targets of a block share the passes of the first level
+    width = _SHORTEST * _SPLIT ** max(0, math.floor(math.log(number / (2 * _SHORTEST), _SPLIT)))
+    width = min(width, number)
+    long = given.losses(given.contexts.all_far)
+    starts = np.broadcast_to(np.arange(0, number, width), (count, -(-number // width)))
+    while True:
+        starts = np.minimum(starts, number - width)
+        rows = 1 if shared else count
+        without = _without_spans(candidates[:rows], starts[:rows], width, n_far)
+        influence = given.losses(without[0] if shared else without) - long
+        order = np.argsort(-influence, axis=1, kind="stable")
+        if width <= _SHORTEST:
+            break
+        kept = np.take_along_axis(starts, order[:, : max(2, -(-2 * given.k // width))], axis=1)
+        width //= _SPLIT
+        starts = (kept[..., None] + width * np.arange(_SPLIT)).reshape(count, -1)
+        shared = False
+    best = np.full((count, number), -np.inf)
+    for start, gain in zip(starts.T, influence.T, strict=True):
+        columns = start[:, None] + np.arange(width)
+        larger = np.maximum(np.take_along_axis(best, columns, axis=1), gain[:, None])
+        np.put_along_axis(best, columns, larger, axis=1)
+    return most_influential(given, best)
+
+
+def _without_spans(candidates: np.ndarray, starts: np.ndarray, width: int, n_far: int) -> np.ndarray:
+    """The far context without each span of candidates (m, C) that begins at ``starts`` (m, n), (m, n, F - width)."""
+    rows = np.arange(len(candidates))[:, None, None]
+    dropped = candidates[rows, starts[..., None] + np.arange(width)]
+    kept = np.ones((*starts.shape, n_far), dtype=bool)
+    np.put_along_axis(kept, dropped, False, axis=2)
+    return np.nonzero(kept)[2].reshape(*starts.shape, n_far - width)
+
+
+@register_influence("gradient", SIGNED)
+def gradient(given: SelectorInput) -> np.ndarray:
+    """-∂ loss / ∂ (presence of i) in the long context, (m, C) nats: `Scorer.presence_gradient`, one backward pass."""
+    slopes = given.scorer.presence_gradient(given.contexts, given.target_index)
+    return given.at_candidates(slopes)
+
+
+@register_influence("saliency", ABSOLUTE)
+def saliency(given: SelectorInput) -> np.ndarray:
+    """L2 norm of ∂ log p(x_t) / ∂ (embedding of i) in the long context, (m, C); Simonyan et al., arXiv 1312.6034."""
+    norms = given.scorer.input_gradients(given.contexts, given.target_index)
+    return given.at_candidates(norms)
+
+
+@register_influence("input-x-gradient", ABSOLUTE)
+def input_x_gradient(given: SelectorInput) -> np.ndarray:
+    """L2 norm of embedding times gradient, element by element, (m, C), as inseq aggregates; arXiv 1605.01713."""
+    norms = given.scorer.input_gradients(given.contexts, given.target_index, times_input=True)
+    return given.at_candidates(norms)
+
+
+@register_influence("integrated-gradients", ABSOLUTE)
+def integrated_gradients(given: SelectorInput) -> np.ndarray:
+    """L2 norm of the integrated gradient of p(x_t), from the embedding of the end of text, (m, C); arXiv 1703.01365.
+
+    As inseq has it; `_STEPS` points, as captum chooses them by default. Embeddings of zero are no place to start from:
+    there the gradient of a norm layer has no bound, and the sum does not converge (docs/method.md, 2.2).
+    """
+    points, weights = np.polynomial.legendre.leggauss(_STEPS)  # on [-1, 1]
+    path = list(zip(((1 + points) / 2).tolist(), (weights / 2).tolist(), strict=True))
+    norms = given.scorer.integrated_gradients(given.contexts, given.target_index, path=path)
+    return given.at_candidates(norms)
+
+
+@register_influence("attention", BLIND)
+def attention(given: SelectorInput) -> np.ndarray:
+    """Attention of the last position to i in the long context, mean over heads and layers, (m, C)."""
+    weights = given.scorer.last_attention(given.contexts, given.target_index)
+    return given.at_candidates(weights)
+
+
+@register_influence("random", CONTROL)
+def random(given: SelectorInput) -> np.ndarray:
+    """A random order, (m, C), a pure function of (seed, target): the control for choosing at all."""
+    draws = [
+        np.random.default_rng([Stream.RANDOM_SELECTOR, given.seed, target]).random(given.contexts.n_far)
+        for target in given.contexts.target_id[tuple(given.target_index.T)]
+    ]
+    return given.at_candidates(np.stack(draws))
+
+
+@register_influence("nearest", CONTROL)
+def nearest(given: SelectorInput) -> np.ndarray:
+    """The later the more, (m, C): the far tokens closest to the short context come first."""
+    return given.candidates.astype(float)
