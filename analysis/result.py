@@ -1,0 +1,372 @@
+"""What a measurement found: settings, frames of targets and choices, and the one format in which they are saved.
+
+Nothing here needs a model or torch. A saved result, or a study of many of them, is a folder:
+
+    result.json        format version, and of every cell its settings and provenance
+    targets.parquet    a row per sampled target
+    choices.parquet    a row per target over tau, selector and far context
+    scores.parquet     (optional) the influence of every far token
+    texts.parquet      (optional) the text of every block, for people to read
+
+In a study, the column ``cell`` says which result a row belongs to. Numbers are float32; every page has a checksum.
+Shapes: n sampled targets, m of them over tau, K values of k, k_max the largest, F = N - M far tokens. Losses in nats.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path, read_json, write_json
+
+KIND, VERSION = "olmo-sparsity result", 1
+RESULT_NAME = "result.json"
+FRAMES = ("targets", "choices", "scores", "texts")
+SELECTION = ["selector", "far_context", "level", "unit", "sinks"]
+"""The columns of `Result.choices` that say what was chosen by what, and how it was given back."""
+
+_LATER = {
+    **dict.fromkeys(
+        ("recovery", "shares", "differences", "kinds", "distances", "tokens_needed", "placebos"),
+        "analysis.stats.numbers",
+    ),
+    **dict.fromkeys(("faithfulness", "persistence", "findings"), "analysis.stats.numbers"),
+    "xray": "analysis.xray",
+}
+"""Methods of a Result that are functions elsewhere, imported when they are called: a Result is read without them."""
+
+_TYPES = {
+    **dict.fromkeys(("target_id", "position", "placebo_start", "same_group_start", "block"), pa.int64()),
+    **dict.fromkeys(("text", "placebo_text", "same_group_text", "first_position"), pa.int64()),
+    **dict.fromkeys(("token", "training", "sinks"), pa.int32()),
+    **dict.fromkeys(("over_tau", "near_copy"), pa.bool_()),
+    **dict.fromkeys(("group", "placebo_group", "kind", "cell", *SELECTION[:4]), pa.string()),
+    "selected": pa.list_(pa.int32()),
+    **dict.fromkeys(("pieces", "placebo_pieces"), pa.list_(pa.string())),
+}
+_FLOAT_LISTS = ("influence", "loss_nats", "comprehensiveness_nats", "subset_loss_nats", "subset_influence")
+_MODEL_SETTINGS = ("model", "model_sha256", "training_seed")
+
+
+@dataclass
+class Result:
+    """One measurement of one model on one set of targets, or of several trainings of it (`Result.join`).
+
+    Frames, by column; a column in brackets is there where it was measured:
+
+        targets   target_id (block · B + place in the block), text (its number), [group], position, token,
+                  loss_long_nats, loss_short_nats, [selecting_gain_nats: of the selecting model], over_tau, kind,
+                  placebo_text, placebo_start, [placebo_group], [same_group_text, same_group_start], [near_copy],
+                  [training], [loss_short_from_0_nats, loss_of_32_nats, loss_of_96_nats, loss_of_256_nats]
+        choices   target_id, [training], selector, far_context, level ("text"), unit ("token"), sinks (0),
+                  selected (k_max: position ids in 0 … F-1, most influential first), influence (k_max), loss_nats (K),
+                  [comprehensiveness_nats (K), subset_loss_nats, subset_influence, leave_one_out_spearman]
+        scores    target_id, selector, far_context, influence (F; NaN where the selector ranks no single tokens)
+        texts     block, text, first_position, pieces (N + B tokens and some after), placebo_pieces (F)
+    """
+
+    settings: dict[str, Any]
+    """What was measured on what and how: flat, as JSON; see `analysis.engine.measure`."""
+    targets: pd.DataFrame
+    choices: pd.DataFrame
+    scores: pd.DataFrame | None = None
+    texts: pd.DataFrame | None = None
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """Command, commit, versions, machine and time."""
+    trainings: list[Result] = field(default_factory=list)
+    """The results that `join` joined; of one alone, itself."""
+
+    def __post_init__(self) -> None:
+        self.trainings = self.trainings or [self]
+
+    @property
+    def ks(self) -> list[int]:
+        """Numbers of influential tokens at which the loss was measured, ascending."""
+        return list(self.settings["ks"])
+
+    @property
+    def k_max(self) -> int:
+        """The largest k: so many tokens of every choice are recorded."""
+        return self.ks[-1]
+
+    @property
+    def n_far(self) -> int:
+        """F = N - M, tokens that only the long context has."""
+        return self.settings["n_long"] - self.settings["n_short"]
+
+    @property
+    def selectors(self) -> list[str]:
+        """Names of the selectors, as they were given."""
+        return list(self.settings["selectors"])
+
+    @property
+    def far_contexts(self) -> list[str]:
+        """``true``, ``placebo`` and further placebos."""
+        return list(self.settings["far_contexts"])
+
+    @property
+    def crossfit(self) -> bool:
+        """Whether one model selected and another evaluated."""
+        return self.settings.get("selected_by") is not None
+
+    @cached_property
+    def gain_nats(self) -> np.ndarray:
+        """L_short - L_long of the model that evaluates, (n,): positive where the long context helps."""
+        return (self.targets["loss_short_nats"] - self.targets["loss_long_nats"]).to_numpy(dtype=np.float64)
+
+    @cached_property
+    def over(self) -> np.ndarray:
+        """Rows of `targets` that gain more than tau (under the selecting model), ascending, (m,)."""
+        return np.flatnonzero(self.targets["over_tau"].to_numpy())
+
+    def loss_nats(self, selector: str, far_context: str = "true", **given_back: Any) -> np.ndarray:
+        """L_k of the targets in `over`, (m, K); NaN where a target has no such far context.
+
+        ``given_back``: ``level``, ``unit`` and ``sinks`` of the choice, by default "text", "token" and 0.
+        """
+        return self._of_choices("loss_nats", selector, far_context, **given_back)
+
+    def selected(self, selector: str, far_context: str = "true", **given_back: Any) -> np.ndarray:
+        """Position ids of the chosen far tokens, most influential first, (m, k_max); -1 where there is no choice."""
+        values = self._of_choices("selected", selector, far_context, **given_back)
+        return np.nan_to_num(values, nan=-1).astype(np.int64)
+
+    def influence(self, selector: str, far_context: str = "true", **given_back: Any) -> np.ndarray:
+        """Influence of each token of `selected`, in the selector's unit, (m, k_max)."""
+        return self._of_choices("influence", selector, far_context, **given_back)
+
+    def of_choices(
+        self, column: str, selector: str, far_context: str = "true", **given_back: Any
+    ) -> np.ndarray:
+        """Any column of `choices` for the targets in `over`: (m,), or (m, length) where it holds lists."""
+        return self._of_choices(column, selector, far_context, **given_back)
+
+    def _of_choices(
+        self,
+        column: str,
+        selector: str,
+        far_context: str,
+        level: str = "text",
+        unit: str = "token",
+        sinks: int = 0,
+    ) -> np.ndarray:
+        key = (selector, far_context, level, unit, sinks)
+        if key not in self._rows:
+            raise KeyError(f"no choice {key}; measured were {sorted(self._rows)}")
+        rows = self._rows[key]
+        values = self.choices[column].to_numpy()[rows]
+        values = np.stack(values) if values.dtype == object else values
+        found = np.full((len(self.over), *values.shape[1:]), np.nan)
+        found[self._over_of_choice[rows]] = values
+        return found
+
+    @cached_property
+    def _rows(self) -> dict[tuple[Any, ...], np.ndarray]:
+        return dict(self.choices.groupby(SELECTION, observed=True).indices)
+
+    @cached_property
+    def _over_of_choice(self) -> np.ndarray:
+        """Of every row of `choices`, the place of its target in `over`."""
+        keys = ["training", "target_id"] if "training" in self.choices else ["target_id"]
+        place = pd.Series(
+            np.arange(len(self.over)), pd.MultiIndex.from_frame(self.targets.iloc[self.over][keys])
+        )
+        return place.reindex(pd.MultiIndex.from_frame(self.choices[keys])).to_numpy(dtype=np.int64)
+
+    @classmethod
+    def join(cls, results: Sequence[Result]) -> Result:
+        """Several trainings of one model on the same targets as one, with a column ``training`` (docs/method.md, 2.4).
+
+        Raises `UserError` where they have different settings or targets, the same weights, or are cross-fitted.
+        """
+        if len(results) == 1:
+            return results[0]
+        first = results[0]
+        if any(result.crossfit for result in results):
+            raise UserError(
+                "cross-fitted results may share a model, and cannot be joined; give those of one model each"
+            )
+        if len({result.settings["model_sha256"] for result in results}) < len(results):
+            raise UserError("two of the results are of the same weights; give each training once")
+        for result in results[1:]:
+            differing = setting_differences(first.settings, result.settings, ignore=_MODEL_SETTINGS)
+            if differing:
+                raise UserError(
+                    f"trainings that are joined need the same settings: {differing}; measure one again"
+                )
+            if not first.targets[["text", "position"]].equals(result.targets[["text", "position"]]):
+                raise UserError("the trainings were measured on different targets; measure one of them again")
+
+        def joined(name: str) -> pd.DataFrame:
+            frames = [getattr(result, name).assign(training=number) for number, result in enumerate(results)]
+            return pd.concat(frames, ignore_index=True, join="inner")
+
+        return replace(
+            first, targets=joined("targets"), choices=joined("choices"), scores=None, trainings=list(results)
+        )
+
+    def save(self, folder: str | Path, *, texts: bool = True, scores: bool = True) -> None:
+        """Write the result into a folder, each file whole or not at all; `load` reads it."""
+        without = replace(self, texts=self.texts if texts else None, scores=self.scores if scores else None)
+        save_study(folder, {"": without})
+
+    def check(self) -> None:
+        """Raise `ValueError` where the frames cannot be those of one measurement."""
+        targets, choices = self.targets, self.choices
+        if targets[[name for name in ("training", "target_id") if name in targets]].duplicated().any():
+            raise ValueError("target ids repeat")
+        losses = [targets[name] for name in targets if name.endswith("_nats")]
+        losses += [
+            pd.Series(np.concatenate(choices["loss_nats"].to_list())) for _ in range(min(1, len(choices)))
+        ]
+        if not all(np.isfinite(values).all() for values in losses):
+            raise ValueError("a loss is not finite")
+        gain = targets.get("selecting_gain_nats", self.gain_nats)
+        if (np.where(targets["over_tau"], 1, -1) * (gain - self.settings["tau_nats"]) < -1e-4).any():
+            raise ValueError("over_tau does not follow from the losses")
+        if len(choices):
+            if not choices["target_id"].isin(targets["target_id"][targets["over_tau"]]).all():
+                raise ValueError("there are choices of what is no target over tau")
+            for name, width in (
+                ("loss_nats", len(self.ks)),
+                ("selected", self.k_max),
+                ("influence", self.k_max),
+            ):
+                if set(choices[name].map(len)) != {width}:
+                    raise ValueError(f"{name} is not {width} long in every row")
+            selected = np.sort(np.stack(choices["selected"].to_numpy()), axis=1)
+            if selected[:, 0].min() < 0 or selected[:, -1].max() >= self.n_far or not np.diff(selected).all():
+                raise ValueError("a token is selected twice, or is not in the far context")
+
+    def figure2(self, path: str | Path | None = None) -> Any:
+        """Figure 2 of this result alone; see `analysis.figures.figure2`."""
+        return import_module("analysis.figures.figure2").figure2({"": self}, path)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"a Result has no attribute {name!r}")
+        function = getattr(import_module(_LATER[name]), name)
+        return lambda *values, **options: function(self, *values, **options)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_LATER})
+
+    def __repr__(self) -> str:
+        return str(self.findings())
+
+
+def load(folder: str | Path) -> Result:
+    """The result that was saved in a folder. Raises `UserError` where there is none, or several (see `load_study`)."""
+    study = load_study(folder)
+    if len(study) != 1:
+        raise UserError(f"{folder} holds {len(study)} results; read them with analysis.load_study")
+    return next(iter(study.values()))
+
+
+def save_study(folder: str | Path, study: Mapping[str, Result]) -> None:
+    """Write several results, by the name of their cell, as one: `load_study` reads them."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for result in study.values():
+        if len(result.trainings) > 1:
+            raise ValueError("save the results that were joined, each as a cell: join them after reading")
+    for name in FRAMES:
+        parts = {
+            cell: frame for cell, result in study.items() if (frame := getattr(result, name)) is not None
+        }
+        if list(study) != [""]:
+            parts = {cell: frame.assign(cell=cell) for cell, frame in parts.items()}
+        if parts:
+            write_frame(folder / f"{name}.parquet", pd.concat(parts.values(), ignore_index=True))
+        else:
+            (folder / f"{name}.parquet").unlink(missing_ok=True)
+    cells = {
+        cell: {"settings": result.settings, "provenance": result.provenance} for cell, result in study.items()
+    }
+    write_json(folder / RESULT_NAME, {"kind": KIND, "version": VERSION, "cells": cells})
+
+
+def load_study(folder: str | Path) -> dict[str, Result]:
+    """The results that were saved in a folder, by the name of their cell; one alone has the name "".
+
+    Raises `UserError` for a folder without a result, of another version, or damaged.
+    """
+    folder = Path(folder)
+    head = read_json(
+        folder / RESULT_NAME, "give a folder that `olmo-sparsity influence --out` or Result.save wrote"
+    )
+    if (head.get("kind"), head.get("version")) != (KIND, VERSION):
+        raise UserError(
+            f"{folder} holds a {head.get('kind')} of version {head.get('version')}, this code reads {KIND} {VERSION}; "
+            "measure again"
+        )
+    frames = {name: read_frame(folder / f"{name}.parquet") for name in FRAMES[:2]}
+    frames |= {
+        name: read_frame(path) for name in FRAMES[2:] if (path := folder / f"{name}.parquet").is_file()
+    }
+    rows = {
+        name: frame.groupby("cell").indices if "cell" in frame else None for name, frame in frames.items()
+    }
+    study = {}
+    for cell, told in head["cells"].items():
+        own = {}
+        for name, frame in frames.items():
+            by_cell = rows[name]
+            if by_cell is None:
+                own[name] = frame
+            elif cell in by_cell or name in FRAMES[:2]:
+                part = frame.iloc[by_cell.get(cell, [])].drop(columns="cell").reset_index(drop=True)
+                own[name] = part.dropna(axis="columns", how="all") if len(part) else part
+        study[cell] = Result(told["settings"], provenance=told["provenance"], **own)
+        try:
+            study[cell].check()
+        except (ValueError, KeyError) as error:
+            raise UserError(
+                f"{folder} is damaged ({cell or 'its frames'}: {error}); restore it or measure again"
+            ) from error
+    return study
+
+
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """Write a frame as Parquet, atomically: float32, zstd, a checksum in every page."""
+    arrays = {name: pa.array(list(frame[name]), _type(name, frame[name]), from_pandas=True) for name in frame}
+    with atomic_path(path) as temporary:
+        pq.write_table(
+            pa.table(arrays), temporary, compression="zstd", compression_level=9, write_page_checksum=True
+        )
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """The frame of a Parquet file, its losses float64. Raises `UserError` where it is missing or damaged."""
+    try:
+        frame = pq.read_table(path, page_checksum_verification=True).to_pandas()
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(
+            f"{path} cannot be read ({str(error).splitlines()[0]}); restore it or measure again"
+        ) from error
+    return frame.astype({name: np.float64 for name in frame if frame[name].dtype == np.float32})
+
+
+def _type(name: str, values: pd.Series) -> pa.DataType | None:
+    if name in _TYPES:
+        return _TYPES[name]
+    if name in _FLOAT_LISTS:
+        return pa.list_(pa.float32())
+    return pa.float32() if pd.api.types.is_float_dtype(values) else None
+
+
+def setting_differences(a: Mapping[str, Any], b: Mapping[str, Any], ignore: Sequence[str] = ()) -> str:
+    """``setting old -> new`` for every setting that differs, as text; empty where none does."""
+    names = [name for name in {**a, **b} if name not in ignore and a.get(name) != b.get(name)]
+    return ", ".join(f"{name} {json.dumps(a.get(name))} -> {json.dumps(b.get(name))}" for name in names)

@@ -1,0 +1,124 @@
+"""A Result reads back as it was saved, alone or in a study, and says where its files were damaged."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from analysis.result import Result, load, load_study, save_study
+from olmo_sparsity.util.errors import UserError
+from tests.support.results import made_result
+
+
+def assert_same(a: Result, b: Result) -> None:
+    assert a.settings == b.settings and a.provenance == b.provenance
+    for name in ("targets", "choices"):
+        ours, theirs = getattr(a, name), getattr(b, name)
+        assert set(ours) == set(theirs) and len(ours) == len(theirs)
+        for column in ours:
+            one, other = (np.array(frame[column].to_list()) for frame in (ours, theirs))
+            same = np.allclose(one, other, rtol=1e-6) if one.dtype.kind == "f" else np.array_equal(one, other)
+            assert same, column
+
+
+def test_a_saved_result_reads_back_with_losses_of_float32(tmp_path):
+    result = made_result(groups=7, crossfit=True)
+    result.save(tmp_path / "a")
+    assert_same(result, load(tmp_path / "a"))
+    assert np.array_equal(load(tmp_path / "a").over, result.over)
+
+
+def test_a_study_keeps_its_cells_apart_with_the_columns_that_each_has(tmp_path):
+    cells = {
+        "a": made_result(groups=5),
+        "b": made_result(50, tau_nats=0.5, ks=[1, 2]),
+        "none": made_result(tau_nats=99),
+    }
+    save_study(tmp_path, cells)
+    again = load_study(tmp_path)
+    assert list(again) == list(cells)
+    for cell, result in cells.items():
+        assert_same(result, again[cell])
+    with pytest.raises(UserError, match="load_study"):
+        load(tmp_path)
+
+
+def test_arrays_follow_the_targets_over_tau_whatever_the_order_of_the_rows():
+    result = made_result()
+    shuffled = replace(result, choices=result.choices.sample(frac=1, random_state=1), trainings=[])
+    for row, target in enumerate(result.over):
+        [of_target] = result.choices.query(
+            f"target_id == {target} and selector == 'greedy' and far_context == 'placebo'"
+        ).itertuples()
+        for each in (result, shuffled):
+            assert np.array_equal(each.loss_nats("greedy", "placebo")[row], of_target.loss_nats)
+            assert np.array_equal(each.selected("greedy", "placebo")[row], of_target.selected)
+
+
+def test_a_target_without_a_far_context_has_no_loss_there():
+    result = made_result(far_contexts=("true", "placebo", "same-group"))
+    missing = result.targets["target_id"][result.over[0]]
+    choices = result.choices[
+        ~((result.choices.target_id == missing) & (result.choices.far_context == "same-group"))
+    ]
+    loss = replace(result, choices=choices, trainings=[]).loss_nats("greedy", "same-group")
+    assert np.isnan(loss[0]).all() and np.isfinite(loss[1:]).all()
+
+
+def test_joined_trainings_stand_one_behind_the_other():
+    trainings = [made_result(training=number) for number in range(3)]
+    joined = Result.join(trainings)
+    assert len(joined.targets) == 3 * len(trainings[0].targets)
+    assert np.array_equal(joined.gain_nats, np.concatenate([each.gain_nats for each in trainings]))
+    losses = np.concatenate([each.loss_nats("greedy") for each in trainings])
+    assert np.array_equal(joined.loss_nats("greedy"), losses)
+    assert joined.trainings == trainings and Result.join(trainings[:1]) is trainings[0]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda: made_result(), "same weights"),
+        (lambda: made_result(training=1, dtype="bf16"), 'dtype "fp32" -> "bf16"'),
+        (lambda: made_result(training=1, crossfit=True), "cross-fitted"),
+    ],
+)
+def test_what_would_not_be_one_average_is_not_joined(other, said):
+    with pytest.raises(UserError, match=said):
+        Result.join([made_result(), other()])
+
+
+def test_a_flipped_byte_in_a_page_is_found(tmp_path):
+    made_result(groups=7).save(tmp_path)
+    for name in ("targets.parquet", "choices.parquet"):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        pages = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")  # before the footer
+        for place in np.random.default_rng(0).integers(4, pages, 12):
+            damaged = bytearray(whole)
+            damaged[place] ^= 0x10
+            path.write_bytes(damaged)
+            with pytest.raises(UserError):
+                load(tmp_path)
+        path.write_bytes(whole)
+    load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda r: r.targets.loc.__setitem__((0, "loss_long_nats"), np.nan), "not finite"),
+        (lambda r: r.targets.loc.__setitem__((0, "target_id"), 1), "repeat"),
+        (lambda r: r.targets.__setitem__("over_tau", ~r.targets["over_tau"]), "over_tau"),
+        (lambda r: r.choices.at.__setitem__((0, "selected"), np.zeros(8, int)), "selected twice"),
+        (lambda r: r.choices.at.__setitem__((0, "loss_nats"), np.zeros(3)), "4 long"),
+    ],
+)
+def test_frames_that_cannot_be_of_one_measurement_are_refused(tmp_path, change, said):
+    result = made_result()
+    change(result)
+    with pytest.raises(ValueError, match=said):
+        result.check()
+    result.save(tmp_path)
+    with pytest.raises(UserError, match="damaged"):
+        load(tmp_path)
