@@ -1,0 +1,62 @@
+"""The X-ray of a text: which earlier tokens every token needs, and by how much, as numbers, a figure and a page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from analysis.xray.map import InfluenceMap, influence_map
+
+if TYPE_CHECKING:
+    from analysis.result import Result
+
+__all__ = ["InfluenceMap", "influence_map", "xray"]
+
+
+def xray(result: Result, text_number: int | None = None, *, selector: str | None = None) -> InfluenceMap:
+    """The block of a Result with the most targets over tau, of one text or of all, to be read: nothing is measured.
+
+    What a target over tau needs are the far tokens that the selector (by default the first) scored, all of them where
+    the Result has scores, else the chosen ones; `influence_map` measures every token of a text.
+    Raises `ValueError` where the Result has no text of such a block.
+    """
+    if result.texts is None:
+        raise ValueError("the result holds no texts; measure with texts on, or use analysis.influence_map")
+    size, selector = result.settings["targets_per_block"], selector or result.selectors[0]
+    targets = result.targets.assign(block=result.targets["target_id"] // size)
+    shown = targets["block"].isin(result.texts["block"])
+    if text_number is not None:
+        shown &= targets["text"] == text_number
+    if not shown.any():
+        raise ValueError(
+            f"text {text_number} has no block in the result; texts are {sorted(set(result.texts['text']))}"
+        )
+    block = targets[shown].groupby("block")["over_tau"].sum().idxmax()
+    text = result.texts.set_index("block").loc[block]
+    length, n_long = len(text["pieces"]), result.settings["n_long"]
+    losses = np.full((2, length), np.nan)
+    influence = [np.empty(0, dtype=np.float32)] * length
+    of_block = targets[targets["block"] == block]
+    places = dict(zip(of_block["target_id"], n_long + of_block["target_id"] % size, strict=True))
+    losses[:, list(places.values())] = of_block[["loss_long_nats", "loss_short_nats"]].to_numpy().T
+    table = result.choices if result.scores is None else result.scores
+    chosen = table[
+        (table["selector"] == selector) & (table["far_context"] == "true") & table["target_id"].isin(places)
+    ]
+    for row in chosen.itertuples():
+        scores = np.full(result.n_far, np.nan, dtype=np.float32)
+        scores[slice(None) if result.scores is not None else row.selected] = row.influence
+        influence[places[row.target_id]] = scores
+    tokens = pd.DataFrame({"token": -1, "piece": text["pieces"]}).assign(
+        loss_long_nats=losses[0], loss_short_nats=losses[1], first_far=0, influence=influence
+    )
+    names = ("model", "model_sha256", "n_long", "n_short", "prefix", "tau_nats", "dtype")
+    about = {name: result.settings[name] for name in names}
+    about |= {
+        "text": f"text {text['text']}",
+        "selector": selector,
+        "commit": result.provenance.get("commit", ""),
+    }
+    return InfluenceMap(tokens, about)

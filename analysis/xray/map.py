@@ -1,0 +1,283 @@
+"""The influence map of a text: which earlier tokens every token needs, and by how much (docs/method.md, 2.7 [ours]).
+
+A forward pass over a text without token i predicts every later token, so one pass for each i gives the exact
+leave-one-out influence of all pairs. A text longer than N tokens is read in windows that overlap by half.
+Shapes: T tokens of the text, N the most tokens of context, M short context length, W tokens of a window, B targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.result import read_frame, write_frame
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import read_json, write_json
+
+MOST_CONTEXT = 1024
+"""N where none is given and the model reads more."""
+MAP_NAME, ABOUT_NAME = "xray.parquet", "xray.json"
+
+
+@dataclass(eq=False, repr=False)
+class InfluenceMap:
+    """Losses and influences of every token of a text. In Jupyter it shows itself."""
+
+    tokens: pd.DataFrame
+    """A row per token: token (its id), piece (its text), loss_long_nats (NaN of the first: nothing predicts it),
+    loss_short_nats (L_long where the context has no more than M tokens), first_far (place of the first far token),
+    influence (leave-one-out influence of each far token from there on, in nats; may be empty)."""
+    about: dict[str, Any]
+    """What was measured: model, model_sha256, text, n_long, n_short, prefix (token ids), tau_nats, dtype, commit."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def gain_nats(self) -> np.ndarray:
+        """(T,) L_short - L_long."""
+        return (self.tokens["loss_short_nats"] - self.tokens["loss_long_nats"]).to_numpy()
+
+    @property
+    def over(self) -> np.ndarray:
+        """Places of the tokens that gain more than tau, ascending."""
+        return np.flatnonzero(self.gain_nats > self.about["tau_nats"])
+
+    def matrix(self) -> np.ndarray:
+        """Influence of token i on token t at [t, i], (T, T) float32; NaN where i is no far token of t."""
+        matrix = np.full((len(self), len(self)), np.nan, dtype=np.float32)
+        for t, (first, row) in enumerate(
+            zip(self.tokens["first_far"], self.tokens["influence"], strict=True)
+        ):
+            matrix[t, first : first + len(row)] = row
+        return matrix
+
+    def strongest(self, t: int, count: int) -> list[tuple[int, float]]:
+        """Place and influence of the ``count`` far tokens of largest magnitude for token t, the strongest first."""
+        row, first = self.tokens["influence"][t], int(self.tokens["first_far"][t])
+        order = np.argsort(-np.abs(np.nan_to_num(row)), kind="stable")[:count]
+        return [(first + int(i), float(row[i])) for i in order if not np.isnan(row[i])]
+
+    def needed_most(self, count: int) -> list[tuple[float, int, int]]:
+        """The ``count`` largest influences above 0, one for each token t at most: (nats, place i, t), descending."""
+        first, rows = self.tokens["first_far"], self.tokens["influence"]
+        largest = [(float(np.nanmax(row, initial=0.0)), t) for t, row in enumerate(rows) if len(row)]
+        needed = sorted(((nats, t) for nats, t in largest if nats > 0), reverse=True)[:count]
+        return [(nats, int(first[t]) + int(np.nanargmax(rows[t])), t) for nats, t in needed]
+
+    def save(self, folder: str | Path) -> None:
+        """Write `xray.parquet` and `xray.json` into a folder; `load` reads them."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_frame(Path(folder) / MAP_NAME, self.tokens)
+        write_json(Path(folder) / ABOUT_NAME, self.about)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> InfluenceMap:
+        """What `save` wrote. Raises `UserError` where it is missing or damaged."""
+        about = read_json(Path(folder) / ABOUT_NAME, "make it with `olmo-sparsity xray MODEL --text FILE`")
+        return cls(read_frame(Path(folder) / MAP_NAME), about)
+
+    def plot(self) -> Any:
+        """The heat map, a matplotlib figure."""
+        return import_module("analysis.xray.figure").map_figure(self)
+
+    def to_html(self, path: str | Path | None = None, *, command: str | None = None) -> str:
+        """The page; written to ``path`` where one is given. ``command``: the command line that it is made by."""
+        return str(import_module("analysis.xray.page").page(self, path, command=command))
+
+    def _repr_html_(self) -> str:
+        return str(import_module("analysis.xray.page").in_notebook(self.to_html()))
+
+    def __repr__(self) -> str:
+        """One line: how many tokens gain from their far context, and the largest influence, where one is above 0."""
+        about = self.about
+        needs = [
+            f"; {self.tokens['piece'][t]!r} at {t} needs {self.tokens['piece'][i]!r} at {i} most, by {nats:.2f} nats"
+            for nats, i, t in self.needed_most(1)
+        ]
+        return (
+            f"InfluenceMap: {len(self.over):,} of {len(self):,} tokens gain more than {about['tau_nats']:g} nats "
+            f"(N = {about['n_long']}, M = {about['n_short']}){''.join(needs)}"
+        )
+
+
+def influence_map(
+    model: Any,
+    text: str,
+    *,
+    n_long: int | None = None,
+    n_short: int = 16,
+    tau_nats: float = 1.0,
+    name: str | None = None,
+    progress: bool = True,
+    tokens_per_batch: int | None = None,
+    memory_limit_gb: float | None = None,
+    **options: Any,
+) -> InfluenceMap:
+    """L_long, L_short and exact leave-one-out influence of all pairs of tokens of a text.
+
+    Every token is left out once, so the time grows with the length of the text times N.
+
+    Args:
+        model: as in `analysis.measure`: a path, a hub id, or (model, tokenizer).
+        text: what is read.
+        n_long: N, the most tokens of context; by default what the model reads, up to 1,024. A longer text is read in
+            windows that overlap by half.
+        n_short: M; nearer tokens are not measured.
+        tau_nats: tokens that gain more are marked.
+        name: of the text, such as its file, for people to read.
+        tokens_per_batch: tokens of one forward pass; by default what fits. Results depend on it by rounding only.
+        options: ``tokenizer``, ``prefix``, ``dtype``, ``device`` and ``attn_implementation``, as in `analysis.measure`.
+
+    Raises `UserError`, one line with the remedy, where the text is too short or the model cannot be measured so.
+    """
+    from analysis.engine import make_scorer
+    from analysis.model.loading import open_model
+    from olmo_sparsity.util.progress import progress as shown
+    from olmo_sparsity.util.provenance import current_commit
+
+    loaded = open_model(model, **options)
+    tokens = np.asarray(loaded.encode(text), dtype=np.int64)
+    n_long = context_length(len(tokens), n_long, n_short, loaded.reads)
+    loaded.check_context(n_long)
+    scorer = make_scorer(loaded, n_long, tokens_per_batch=tokens_per_batch, memory_limit_gb=memory_limit_gb)
+    # a window's targets are many: their logits must fit, too
+    scorer.tokens_per_batch = max(
+        1, min(scorer.tokens_per_batch, scorer.logits_per_batch // loaded.model.vocabulary_size)
+    )
+    about = {
+        "model": loaded.name,
+        "model_sha256": loaded.sha256,
+        "text": name,
+        "n_long": n_long,
+        "n_short": n_short,
+        "prefix": list(loaded.prefix),
+        "tau_nats": float(tau_nats),
+        "dtype": loaded.dtype,
+        "commit": current_commit(),
+    }
+    parts = windows(len(tokens), n_long)
+    total = sum(part.passes(n_short) for part in parts)
+    with shown("leaving tokens out", total, "tokens", enabled=progress) as advance:
+        frame = measure_map(scorer, tokens, parts, n_short, advance)
+    return InfluenceMap(frame.assign(piece=loaded.decoder.pieces(tokens.tolist())), about)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of the text that is read from position id 0 on."""
+
+    start: int
+    """The first token that is read."""
+    first: int
+    """The first target."""
+    end: int
+    """One past the last target."""
+
+    def passes(self, n_short: int) -> int:
+        """How many tokens are left out, one forward pass each."""
+        return max(0, self.end - 1 - n_short - self.start)
+
+
+def windows(length: int, n_long: int) -> list[Window]:
+    """The windows in which a text of so many tokens is read; each token but the first is a target in one of them."""
+    parts = [Window(0, 1, min(n_long + 1, length))]
+    step = (n_long + 1) // 2
+    while (first := parts[-1].end) < length:
+        parts.append(Window(first + step - 1 - n_long, first, min(first + step, length)))
+    return parts
+
+
+def context_length(length: int, n_long: int | None, n_short: int, reads: int | None) -> int:
+    """N: what is given, or what the model ``reads`` and at most `MOST_CONTEXT`; no more than the text has.
+
+    Raises `UserError` where a text of so many tokens has no far tokens, or N and M do not go together.
+    """
+    n_long = n_long or min(reads or MOST_CONTEXT, MOST_CONTEXT)
+    if n_short < 1 or 2 * n_short > n_long:
+        raise UserError(
+            f"N = {n_long:,} must be at least twice M = {n_short:,}, and M at least 1; change one of them"
+        )
+    if length < n_short + 2:
+        raise UserError(
+            f"the text has {length:,} tokens, too few for M = {n_short:,}, a far token and a target; give a longer "
+            "text, or lower M"
+        )
+    return min(length - 1, n_long)
+
+
+def measure_map(
+    scorer: Any, tokens: np.ndarray, parts: list[Window], n_short: int, advance: Callable[[int], Any]
+) -> pd.DataFrame:
+    """The frame of `InfluenceMap.tokens` but for the pieces, of T ``tokens`` (T,) that are read in windows.
+
+    Raises `UserError` where a loss is not finite.
+    """
+    long, short = np.full((2, len(tokens)), np.nan)
+    first_far = np.zeros(len(tokens), dtype=np.int64)
+    influence = [np.empty(0, dtype=np.float32)] * len(tokens)
+    for window in parts:
+        targets, read = slice(window.first, window.end), tokens[window.start : window.end]
+        first = window.first - window.start
+        long[targets] = _block(read, 0, first, scorer)[:, 0]
+        short[targets] = _short_losses(scorer, read, first, long[targets], n_short)
+        without = _losses_without(scorer, read, first, n_short, advance)
+        first_far[targets] = window.start
+        for t in range(window.first, window.end):
+            far = max(0, t - window.start - n_short)
+            influence[t] = (without[t - window.first, :far] - long[t]).astype(np.float32)
+    if not all(np.isfinite(values).all() for values in (long[1:], short[1:], *influence)):
+        raise UserError("a loss is not finite; measure with dtype fp32, and check the model's weights")
+    columns = {"token": tokens, "loss_long_nats": long, "loss_short_nats": short, "first_far": first_far}
+    return pd.DataFrame(columns).assign(influence=influence)
+
+
+def _losses_without(
+    scorer: Any, read: np.ndarray, first: int, n_short: int, advance: Callable[[int], Any]
+) -> np.ndarray:
+    """loss(t | all before t without i) of the targets from ``first`` on, (B, W) nats; NaN where i is no far token.
+
+    M tokens that follow one another are left out in turn of one block, whose targets begin where the first of them
+    becomes a far token.
+    """
+    losses = np.full((len(read) - first, len(read)), np.nan)
+    last = len(read) - 1 - n_short
+    for start in range(0, last, n_short):
+        end = min(start + n_short, last)
+        begin = max(first, start + n_short + 1)
+        kept = np.arange(end - 1)
+        far = kept + (kept >= np.arange(start, end)[:, None])
+        losses[begin - first :, start:end] = _block(read, end, begin, scorer, far)
+        advance(end - start)
+    return losses
+
+
+def _block(
+    read: np.ndarray, n_far: int, first: int, scorer: Any, far: np.ndarray | None = None
+) -> np.ndarray:
+    """Losses of all tokens of a window from ``first`` on, (B, C), given subsets ``far`` (C, j) of its first tokens and
+    all tokens behind these; by default all tokens."""
+    from analysis.contexts import Contexts
+
+    targets = read[None, first:]
+    contexts = Contexts(read[None, :-1], targets, np.arange(targets.size)[None], first - n_far)
+    return np.asarray(scorer.losses(contexts, contexts.all_far if far is None else far))
+
+
+def _short_losses(scorer: Any, read: np.ndarray, first: int, long: np.ndarray, n_short: int) -> np.ndarray:
+    """L_short of the targets from ``first`` on, (B,): given M tokens at their position ids in the window."""
+    from analysis.contexts import Contexts
+
+    place = np.arange(max(first, n_short + 1), len(read))
+    # every target is a block by itself, whose far context is the whole window: its short context is one subset
+    rows = np.broadcast_to(read[:-1], (len(place), len(read) - 1))
+    contexts = Contexts(rows, read[place, None], place[:, None], 0)
+    columns = place[:, None, None] + np.arange(-n_short, 0)
+    return np.concatenate([long[: len(long) - len(place)], scorer.losses(contexts, columns)[:, 0]])
