@@ -1,0 +1,154 @@
+"""Where a model is run: the device, its precision, and how many tokens fit one forward pass.
+
+Shapes: R rows, N tokens of long context.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from analysis.model.adapter import Adapter
+from olmo_sparsity.util.errors import UserError
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65_536}
+"""Tokens of one forward pass: enough to keep the cores busy, few enough to stay in cache."""
+LOGITS_PER_SLICE = 1 << 24
+"""Logits that are read at once: log-softmax needs copies in fp32, and all of them would not fit."""
+GB = 1e9
+_SHARE_OF_HOST, _SHARE_OF_DEVICE = 0.5, 0.8
+
+
+def pick_device(name: str | torch.device | None) -> torch.device:
+    """The device of that name; None means a GPU where there is one. Raises `UserError` where it cannot be used."""
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type not in TOKENS_PER_BATCH or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise UserError(f"the device {name} cannot be used here; give another, such as cpu")
+    return device
+
+
+class OnDevice:
+    """What every forward pass needs: the device, the precision, and the size of a batch."""
+
+    def __init__(self, device: torch.device, bf16: bool, tokens_per_batch: int | None):
+        self.device = device
+        self.bf16 = bf16
+        self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[device.type]
+
+    def precision(self) -> AbstractContextManager:
+        """bf16 autocast where it is asked for."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
+
+    def tensor(self, array: np.ndarray) -> Tensor:
+        """An array of whole numbers as a tensor on the device, int64."""
+        copied = np.array(array, dtype=np.int64)  # token files are read-only, of which torch warns
+        return torch.from_numpy(copied).to(self.device)
+
+
+def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Rows in parts of ``size``, at least 1; the last may be smaller."""
+    size = max(1, size)
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
+
+
+def default_limit_bytes(device: torch.device) -> float:
+    """Half the host's memory, or four fifths of what is free on the GPU; without limit on Windows."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return _SHARE_OF_DEVICE * free
+    if resource is None:
+        return float("inf")
+    return _SHARE_OF_HOST * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def tokens_that_fit(
+    model: Adapter, device: torch.device, n_long: int, limit_bytes: float, *, n_targets: int = 1
+) -> int:
+    """The most tokens of one forward pass whose memory stays within the limit: N, or up to `TOKENS_PER_BATCH`.
+
+    ``n_targets``: the last positions of a context whose losses are computed.
+
+    Batches of contexts are tried, each twice as large as the one before, while the next is expected to fit
+    (memory grows no faster than the batch). Depends on memory alone, never on speed, so that a machine gives the same
+    batches every time. Raises `UserError` where not even one context fits.
+    """
+    maximum = TOKENS_PER_BATCH[device.type]
+    rows = 1
+    while rows == 1 or rows * n_long <= maximum:
+        used = _peak_bytes(model, device, rows, n_long, n_targets)
+        if used > limit_bytes:
+            if rows > 1:
+                return rows // 2 * n_long
+            raise UserError(
+                f"one context of N = {n_long:,} tokens takes {used / GB:.2g} GB, more than the limit of "
+                f"{limit_bytes / GB:.2g} GB; raise the memory limit or lower n_long"
+            )
+        if 2 * used > limit_bytes:
+            return rows * n_long
+        rows *= 2
+    return max(n_long, maximum)  # less than twice the last trial
+
+
+@torch.inference_mode()
+def _peak_bytes(model: Adapter, device: torch.device, rows: int, n_long: int, n_targets: int) -> float:
+    """Memory that losses of the last positions of (R, N) tokens take beyond what was in use."""
+    tokens = torch.ones(rows, n_long, dtype=torch.long, device=device)
+    ids = torch.arange(n_long, device=device).expand(rows, -1)
+    memory = MemoryGrowth(device)
+    try:
+        logits = model(tokens, position_ids=ids, logits_to_keep=n_targets).logits
+        F.cross_entropy(logits.float().flatten(0, 1), tokens[:, -n_targets:].flatten(), reduction="none")
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        torch.cuda.empty_cache()
+        return float("inf")
+    return memory.growth_bytes()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on a GPU or on the host, where torch raises a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+class MemoryGrowth:
+    """Growth of the peak of the memory in use since it was made.
+
+    On a GPU, torch's own count. On the host, what the process takes beyond its earlier peak: a pass that stays below
+    what the process had before is known to fit. 0 on Windows.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            self.before = torch.cuda.memory_allocated(device)
+        else:
+            self.before = _peak_of_process_bytes()
+
+    def growth_bytes(self) -> int:
+        """Bytes."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) - self.before
+        return _peak_of_process_bytes() - self.before
+
+
+def _peak_of_process_bytes() -> int:
+    if resource is None:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
