@@ -1,22 +1,25 @@
 """Further losses by which other fields judge a choice of tokens: faithfulness (docs/method.md, 2.8).
 
-An opt-in step of `analysis.measure`; `analysis.stats.numbers.faithfulness` turns its columns into numbers. Shapes: m
-targets, N long and M short context length, F = N - M far tokens, K values of k, k_max the largest of them, S selectors, n subsets of j far
-tokens.
+An opt-in step of `analysis.measure`; `analysis.stats.numbers.faithfulness` turns its columns into numbers.
+Shapes: m targets, N long and M short context length, F = N - M far tokens, K values of k, k_max the largest of them, S
+selectors, n subsets of j far tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import rankdata
 
 from analysis.contexts import NO_FAR, Contexts
-from analysis.model.losses import Scorer
 from analysis.selectors import Selection
 from olmo_sparsity.util.streams import Stream
+
+if TYPE_CHECKING:  # its correlations are read without torch
+    from analysis.model.losses import Scorer
 
 SUBSET_KEEP_RATE = 0.5
 """Share of the far tokens that a random subset keeps, rounded to a whole number of them."""

@@ -1,0 +1,706 @@
+"""`measure`: how much the far context helps a model on sampled targets, and what k influential far tokens give back.
+
+Targets are measured in batches of whole blocks. A batch is the unit of work: a process that is killed loses the batches
+of the last seconds, shards take whole batches, and each forward pass is that of one uninterrupted run, to the last bit.
+Shapes: n targets in blocks of B, m of them over tau, N long and M short context length, F = N - M far tokens, K values
+of k, k_max the largest of them. Losses are nats.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import filelock
+import numpy as np
+import pandas as pd
+
+from analysis.contexts import (
+    SAME_GROUP,
+    SHUFFLED,
+    Contexts,
+    Texts,
+    long_contexts,
+    open_texts,
+    placebo_contexts,
+    sample_targets,
+    shuffled_contexts,
+    with_same_group,
+)
+from analysis.decode import TextDecoder
+from analysis.faithfulness import SUBSET_KEEP_RATE, Faithfulness
+from analysis.kinds import classify
+from analysis.model.loading import LoadedModel, open_model
+from analysis.model.losses import Scorer, build_scorer, long_and_short_losses
+from analysis.result import RESULT_NAME, SELECTION, Result, load, setting_differences
+from analysis.selectors import Selection, SelectorInput, SharedPasses, check_selector, find_selector
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import remove
+from olmo_sparsity.util.progress import progress as show_progress
+from olmo_sparsity.util.provenance import provenance
+from olmo_sparsity.util.streams import Stream
+
+log = logging.getLogger(__name__)
+
+SELECTORS = ("leave-one-out", "leave-one-out-kl", "leave-one-in", "random", "nearest")
+PLACEBOS = ("placebo", SAME_GROUP, SHUFFLED)
+"""Far contexts beside the true one: of another text, from elsewhere in the target's own group, and the true one with
+its tokens in random order [ours]."""
+TARGETS_PER_BATCH = 64
+"""Targets of a batch, in whole blocks. A batch of another size could differ in the last bits of a loss."""
+TARGETS_PER_ROUND = 4
+"""Targets that selectors choose for at once where B = 1; otherwise those of one block."""
+SUBSETS = 32
+"""Random subsets of the far tokens on which summed influence is compared with the loss (LDS)."""
+TEXTS_FROM_TARGETS = 20_000
+"""With more targets than these only a share of the blocks keeps its text, which is for people to read."""
+TOKENS_AFTER = 12
+"""Tokens behind a target that are read to complete its word, and shown."""
+SECONDS_BETWEEN_PARTS = 20.0
+PARTS = "parts"
+ROW_KEYS = {
+    "targets": ["target_id"],
+    "choices": ["target_id", *SELECTION],
+    "scores": ["target_id", "selector", "far_context"],
+    "texts": ["block"],
+}
+"""Columns that name a row of each frame of a `Result`."""
+NOT_DECISIVE = ("model", "texts", "training_seed", "complete")
+"""Settings that may differ where a measurement goes on: checksums stand for what they name."""
+
+
+def measure(
+    model: Any,
+    texts: Any,
+    *,
+    n_long: int = 128,
+    n_short: int = 16,
+    targets: int = 1000,
+    targets_per_block: int = 16,
+    tau_nats: float = 1.0,
+    ks: Sequence[int] = (1, 2, 4, 8),
+    selectors: Sequence[str] = SELECTORS,
+    placebos: Sequence[str] = PLACEBOS[:1],
+    prefix: str = "auto",
+    seed: int = 0,
+    tokenizer: Any = None,
+    dtype: str = "fp32",
+    device: str | None = None,
+    attn_implementation: str | None = None,
+    tokens_per_batch: int | None = None,
+    memory_limit_gb: float | None = None,
+    out: str | Path | None = None,
+    shard: str | None = None,
+    split: str = "heldout",
+    select_with: Any = None,
+    propose_with: Any = None,
+    faithfulness: bool = False,
+    scores: bool = False,
+    batches: Sequence[int] | None = None,
+    progress: bool = True,
+) -> Result:
+    """How much far context helps a model on sampled targets, and how much of that k influential far tokens give back.
+
+    A target's loss is measured given the N tokens before it and given the last M of them. Where the long context gains
+    more than tau, every selector ranks the F = N - M far tokens, and the loss given the short context and the first k
+    of them is measured; the same in each placebo far context (docs/method.md, 2.1 to 2.3).
+
+    Args:
+        model: path of a run, checkpoint, transformers folder or ``.gguf`` file, or the id of a model on the hub, maybe
+            with ``@yarn:4`` or ``@untrained`` behind it; or ``(model, tokenizer)``.
+        texts: strings; ``{group: strings}``; paths of .txt, .json or .jsonl files; or a prepared corpus.
+        n_long: N.
+        n_short: M.
+        targets: how many to sample, in whole blocks; a small text offers fewer.
+        targets_per_block: B, targets that follow one another and share a far context: the short context of the last one
+            has M + B - 1 tokens.
+        tau_nats: tau.
+        ks: numbers of tokens, ascending.
+        selectors: names of `analysis.selectors`, or screened forms such as ``leave-one-out@gradient:32``.
+        placebos: far contexts beside the true one, of `PLACEBOS`.
+        prefix: what stands before every context: auto (what the tokenizer puts before a text), none, bos, eos, or ids.
+        seed: of everything that is drawn.
+        tokenizer: a tokenizer.json, or the path of one, where the model has none.
+        dtype: fp32, bf16, fp16 or auto (as stored).
+        device: cpu, cuda, cuda:1, …; by default a GPU where there is one.
+        attn_implementation: of transformers.
+        tokens_per_batch: tokens of one forward pass; by default what fits. Results depend on it by rounding only.
+        memory_limit_gb: what a batch may take; by default half the memory, or 80 % of what is free on the GPU.
+        out: folder to write to as batches are finished: the same call goes on after an interruption. None: all stays in
+            memory, and an interrupt gives the result of the finished batches.
+        shard: "i/n", measure this share of the batches; ``out`` is the same for all, and whole once all are finished.
+        split: of a prepared corpus.
+        select_with: cross-fitting: the model that chooses targets and tokens, or its `Result`, or the folder of one.
+        propose_with: a smaller model of the same tokenizer, which proposes the tokens for screened selectors.
+        faithfulness: also measure comprehensiveness, random subsets (LDS) and shorter contexts (docs/method.md, 2.8).
+        scores: also keep the influence of every far token.
+        batches: measure only batches of these numbers, such as to verify a result.
+        progress: show it on standard error.
+
+    Raises `UserError` where model, texts and settings do not go together, a loss is not finite, no target is over tau,
+    or ``out`` has another measurement.
+    """
+    _check_options(n_long, n_short, ks, selectors, placebos)
+    drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
+    with ExitStack() as given_back:
+
+        def opened(name: Any, texts: Texts | None = None) -> LoadedModel:
+            loaded = open_model(
+                name,
+                tokenizer=tokenizer,
+                prefix=prefix,
+                dtype=dtype,
+                device=device,
+                attn_implementation=attn_implementation,
+            )
+            given_back.callback(loaded.give_back)
+            loaded.check_context(n_long, targets_per_block)
+            if texts is not None:
+                loaded.check_texts(texts)
+            return loaded
+
+        def scorer_of(loaded: LoadedModel) -> Scorer:
+            sizes = n_long, targets_per_block
+            limits = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
+            return build_scorer(loaded.model, loaded.device, *sizes, **limits)
+
+        loaded = opened(model)
+        source = open_texts(texts, loaded.encode, split=split)
+        loaded.check_texts(source)
+        sampled = sample_targets(source, targets, **drawing)
+        if SAME_GROUP in placebos:
+            sampled = with_same_group(sampled, source, **drawing)
+        places = pd.DataFrame({name: column for name, column in vars(sampled).items() if column is not None})
+        places.insert(0, "target_id", np.arange(len(places)))
+        settings = {
+            **loaded.describe(),
+            "texts": source.name,
+            "texts_sha256": source.sha256,
+            "split": split,
+            **drawing,
+            "tau_nats": tau_nats,
+            "ks": list(ks),
+            "selectors": list(selectors),
+            "far_contexts": ["true", *(name for name in PLACEBOS if name in placebos)],
+            "targets_requested": targets,
+            "targets_sampled": len(places),
+            "faithfulness": faithfulness,
+            "subsets": SUBSETS if faithfulness else None,
+            "keep_rate": SUBSET_KEEP_RATE if faithfulness else None,
+            "selected_by": None,
+            "proposed_by": None,
+            "complete": False,
+        }
+        scorer = scorer_of(loaded)
+        chooser: Chooser
+        if (chosen := _opened_result(select_with)) is not None:
+            chooser = ResultChooser(chosen, settings)
+            settings["selected_by"] = _identity(chosen.settings) | {"recorded": True}
+            settings["proposed_by"] = chosen.settings["proposed_by"]
+        else:
+            selecting = None if select_with is None else opened(select_with, source)
+            proposing = None if propose_with is None else opened(propose_with, source)
+            settings["selected_by"] = selecting and _identity(selecting.describe(), selecting.untrained)
+            settings["proposed_by"] = proposing and _identity(proposing.describe(), proposing.untrained)
+            chooser = ModelChooser(
+                scorer_of(selecting) if selecting else scorer,
+                seed=seed,
+                k_max=max(ks),
+                proposing=scorer_of(proposing) if proposing else None,
+            )
+        selected_by = settings["selected_by"]
+        if selected_by and selected_by["model_sha256"] == loaded.sha256:
+            raise UserError(
+                f"{loaded.name} would select and evaluate (the weights are the same); cross-fitting takes models "
+                "trained from two seeds"
+            )
+        engine = Engine(
+            texts=source,
+            decoder=loaded.decoder,
+            scorer=scorer,
+            chooser=chooser,
+            n_long=n_long,
+            n_short=n_short,
+            targets_per_block=targets_per_block,
+            tau_nats=tau_nats,
+            ks=ks,
+            selectors=selectors,
+            far_contexts=settings["far_contexts"],
+            seed=seed,
+            # untrained weights gain nothing: the targets are those of the model that measures
+            crossfit=bool(selected_by) and not selected_by["untrained"],
+            faithfulness=Faithfulness(scorer, ks, SUBSETS, seed) if faithfulness else None,
+            keeps_scores=scores,
+        )
+        log.info("%s targets; %s tokens a batch fit", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
+        run = _Run(engine, places, settings, None if out is None else Path(out), progress)
+        return run.measure(shard, batches)
+
+
+def targets_per_batch(targets_per_block: int) -> int:
+    """`TARGETS_PER_BATCH` in whole blocks."""
+    return targets_per_block * max(1, TARGETS_PER_BATCH // targets_per_block)
+
+
+def selected_losses(
+    scorer: Scorer, contexts: Contexts, targets: np.ndarray, selected: np.ndarray, ks: Sequence[int]
+) -> np.ndarray:
+    """L_k = loss(t | C_short and the first k selected tokens), (m, K) nats (Eq. 20, docs/method.md, 2.2).
+
+    ``targets``: (m, 2) as in `Scorer.losses`. ``selected``: (m, k_max) columns of far tokens, most influential first.
+    """
+    losses = [scorer.losses(contexts, np.sort(selected[:, :k], axis=1)[:, None], targets) for k in ks]
+    return np.concatenate(losses, axis=1)
+
+
+class Chooser(Protocol):
+    """Chooses the targets and their influential tokens; ``targets``: (m, 2) as in `Scorer.losses`."""
+
+    def gains_nats(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
+        """L_short - L_long of the model that selects, (m,)."""
+
+    def select(
+        self, selectors: Sequence[str], contexts: Contexts, targets: np.ndarray, far_context: str
+    ) -> dict[str, Selection]:
+        """S_k of every target, by selector."""
+
+
+@dataclass(frozen=True)
+class ModelChooser:
+    """A model chooses by the losses that its scorer computes."""
+
+    scorer: Scorer
+    seed: int
+    k_max: int
+    proposing: Scorer | None = None
+    """Of the model that proposes for screened selectors; None: the same one."""
+
+    def gains_nats(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
+        """See `Chooser`."""
+        long, short = map(_rounded, long_and_short_losses(self.scorer, contexts, targets))
+        return short - long
+
+    def select(
+        self, selectors: Sequence[str], contexts: Contexts, targets: np.ndarray, far_context: str
+    ) -> dict[str, Selection]:
+        """See `Chooser`."""
+        passes = SharedPasses(tuple(selectors))
+        given = SelectorInput(
+            self.scorer, contexts, self.seed, self.k_max, targets, passes=passes, proposing=self.proposing
+        )
+        return {name: find_selector(name)(given) for name in selectors}
+
+
+class ResultChooser:
+    """What another measurement of the same targets chose, looked up in its result.
+
+    Raises `UserError` where that is unfinished, or has other targets or selectors than ``settings`` name.
+    """
+
+    ALIKE = (
+        "texts_sha256",
+        "split",
+        "n_long",
+        "n_short",
+        "tau_nats",
+        "targets_sampled",
+        "targets_per_block",
+        "seed",
+    )
+
+    def __init__(self, result: Result, settings: Mapping[str, Any]):
+        there = result.settings
+        if result.crossfit or not there["complete"] or there["model"].endswith("@untrained"):
+            raise UserError(
+                "select with a model, or with its finished result, neither cross-fitted nor of untrained weights"
+            )
+        differing = setting_differences(
+            *({name: each[name] for name in self.ALIKE} for each in (there, settings))
+        )
+        if differing:
+            raise UserError(f"the result that selects has other settings: {differing}; give the same here")
+        for name in ("selectors", "far_contexts"):
+            if absent := [value for value in settings[name] if value not in there[name]]:
+                raise UserError(f"the result that selects lacks {name} {', '.join(absent)}; leave them out")
+        if settings["ks"][-1] > result.k_max:
+            raise UserError(f"the result that selects has k up to {result.k_max}; give no larger one")
+        self.result = result
+        ids = result.targets["target_id"].to_numpy()
+        self._gains = pd.Series(result.gain_nats, ids)
+        self._place = pd.Series(np.arange(len(result.over)), ids[result.over])
+
+    def gains_nats(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
+        """See `Chooser`."""
+        return self._gains[contexts.target_id[tuple(targets.T)]].to_numpy()
+
+    def select(
+        self, selectors: Sequence[str], contexts: Contexts, targets: np.ndarray, far_context: str
+    ) -> dict[str, Selection]:
+        """See `Chooser`; there are no scores, and so no LDS."""
+        rows = self._place[contexts.target_id[tuple(targets.T)]].to_numpy()
+        return {
+            name: Selection(
+                self.result.selected(name, far_context)[rows], self.result.influence(name, far_context)[rows]
+            )
+            for name in selectors
+        }
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Measures targets, given as rows of a frame: ``target_id, text, position``, and the places of their placebos."""
+
+    texts: Texts
+    decoder: TextDecoder
+    scorer: Scorer
+    """Computes L_long, L_short and L_k."""
+    chooser: Chooser
+    n_long: int
+    n_short: int
+    targets_per_block: int
+    """B. Targets whose ids have the same quotient by B are one block, and the remainder is the place in it."""
+    tau_nats: float
+    ks: Sequence[int]
+    selectors: Sequence[str]
+    far_contexts: Sequence[str]
+    seed: int
+    crossfit: bool = False
+    """Whether the gains that decide which targets are over tau are the chooser's."""
+    faithfulness: Faithfulness | None = None
+    """What measures further columns; None: there are none."""
+    keeps_scores: bool = False
+
+    def measure(self, places: pd.DataFrame, share_of_texts: float = 1.0) -> dict[str, pd.DataFrame]:
+        """The frames of a `Result`, by name, of the targets of one batch."""
+        targets = self.targets(places)
+        over = targets[targets["over_tau"]]
+        choices: list[dict[str, Any]] = []
+        scores: list[dict[str, Any]] = []
+        for together in self._rounds(over):
+            for far_context in self.far_contexts:
+                self._choose(together, far_context, choices, scores)
+        frames = {
+            "targets": targets,
+            "choices": pd.DataFrame(choices),
+            "texts": self._texts(over, share_of_texts),
+        }
+        return frames | ({"scores": pd.DataFrame(scores)} if self.keeps_scores else {})
+
+    def targets(self, places: pd.DataFrame) -> pd.DataFrame:
+        """The same rows with L_long and L_short, whether they are over tau, and their kinds of dependency."""
+        contexts, index = self._contexts(places)
+        long, short = map(_rounded, long_and_short_losses(self.scorer, contexts, index))
+        columns = {
+            "token": contexts.targets[tuple(index.T)].astype(np.int32),
+            "loss_long_nats": long,
+            "loss_short_nats": short,
+        }
+        gain = short - long
+        if self.crossfit:
+            gain = self.chooser.gains_nats(contexts, index)
+            columns["selecting_gain_nats"] = _rounded(gain)
+        columns |= {"over_tau": gain > self.tau_nats, "kind": self._kinds(places)}
+        if self.faithfulness:
+            further = self.faithfulness.of_targets(contexts, index)
+            columns |= {name: _rounded(losses) for name, losses in further.items()}
+        return places.assign(**columns)
+
+    def _choose(
+        self,
+        targets: pd.DataFrame,
+        far_context: str,
+        choices: list[dict[str, Any]],
+        scores: list[dict[str, Any]],
+    ) -> None:
+        """Append what every selector chooses for some targets of a batch in a far context, and L_k of it."""
+        elsewhere = {PLACEBOS[0]: "placebo", SAME_GROUP: "same_group"}.get(far_context)
+        if elsewhere:
+            targets = targets[targets[f"{elsewhere}_text"] >= 0]
+        if len(targets) == 0:
+            return
+        contexts, index = self._contexts(targets)
+        if elsewhere:
+            blocks = targets.iloc[np.unique(index[:, 0], return_index=True)[1]]
+            place = (blocks[f"{elsewhere}_{what}"].to_numpy() for what in ("text", "start"))
+            contexts = placebo_contexts(self.texts, contexts, *place)
+        elif far_context == SHUFFLED:
+            contexts = shuffled_contexts(contexts, self.seed)
+        chosen = self.chooser.select(self.selectors, contexts, index, far_context)
+        further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
+        for name, choice in chosen.items():
+            selected, influence = (part[:, : self.ks[-1]] for part in (choice.columns, choice.influence))
+            columns = {
+                "selected": selected.astype(np.int32),
+                "influence": influence.astype(np.float32),
+                "loss_nats": _rounded(selected_losses(self.scorer, contexts, index, selected, self.ks)),
+                **{column: values.astype(np.float32) for column, values in further.get(name, {}).items()},
+            }
+            for row, target_id in enumerate(targets["target_id"]):
+                key = {"target_id": target_id, "selector": name, "far_context": far_context}
+                values = {column: of_targets[row] for column, of_targets in columns.items()}
+                choices.append(key | {"level": "text", "unit": "token", "sinks": 0} | values)
+                if self.keeps_scores and choice.scores is not None:
+                    scores.append(key | {"influence": choice.scores[row].astype(np.float32)})
+
+    def _rounds(self, over: pd.DataFrame) -> list[pd.DataFrame]:
+        """The targets that selectors choose for at once."""
+        if self.targets_per_block > 1:
+            return [block for _, block in over.groupby(over["target_id"] // self.targets_per_block)]
+        return [over[start : start + TARGETS_PER_ROUND] for start in range(0, len(over), TARGETS_PER_ROUND)]
+
+    def _contexts(self, targets: pd.DataFrame) -> tuple[Contexts, np.ndarray]:
+        """The blocks that hold some targets, and where each target stands in them, (m, 2)."""
+        target_id = targets["target_id"].to_numpy()
+        place = target_id % self.targets_per_block
+        first_id, first, block = np.unique(target_id - place, return_index=True, return_inverse=True)
+        contexts = long_contexts(
+            self.texts,
+            targets["text"].to_numpy()[first],
+            targets["position"].to_numpy()[first] - place[first],
+            first_id,
+            n_long=self.n_long,
+            n_short=self.n_short,
+            targets_per_block=self.targets_per_block,
+        )
+        return contexts, np.stack([block, place], axis=1)
+
+    def _kinds(self, targets: pd.DataFrame) -> list[str]:
+        """Kind of dependency of every target."""
+        kinds = []
+        for target_id, text, position in targets[["target_id", "text", "position"]].itertuples(index=False):
+            read = self.n_long + target_id % self.targets_per_block
+            tokens = self.texts.tokens(text)[position - read : position + 1 + TOKENS_AFTER]
+            pieces = self.decoder.pieces(tokens.tolist())
+            n_far = self.n_long - self.n_short
+            far, short, after = (
+                "".join(part) for part in (pieces[:n_far], pieces[n_far:read], pieces[read + 1 :])
+            )
+            kinds.append(classify(far, short, pieces[read], after))
+        return kinds
+
+    def _texts(self, over: pd.DataFrame, share: float) -> pd.DataFrame:
+        """The text of the blocks of some targets; of a large measurement only a random share of the blocks."""
+        rows = []
+        size, n_far = self.targets_per_block, self.n_long - self.n_short
+        for block, targets in over.groupby(over["target_id"] // size):
+            if np.random.default_rng([Stream.EXAMPLES, self.seed, block]).random() >= share:
+                continue
+            target = targets.iloc[0]
+            first = target["position"] - target["target_id"] % size
+            tokens = self.texts.tokens(target["text"])[first - self.n_long : first + size + TOKENS_AFTER]
+            row = {
+                "block": block,
+                "text": target["text"],
+                "first_position": first,
+                "pieces": self.decoder.pieces(tokens.tolist()),
+            }
+            if PLACEBOS[0] in self.far_contexts:
+                start = target["placebo_start"]
+                placebo = self.texts.tokens(target["placebo_text"])[start : start + n_far]
+                row["placebo_pieces"] = self.decoder.pieces(placebo.tolist())
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run over batches of targets, with the parts that it and other runs have written."""
+
+    engine: Engine
+    places: pd.DataFrame
+    """Of all targets."""
+    settings: dict[str, Any]
+    out: Path | None
+    progress: bool
+
+    @property
+    def size(self) -> int:
+        """Targets of a batch."""
+        return targets_per_batch(self.engine.targets_per_block)
+
+    def measure(self, shard: str | None, batches: Sequence[int] | None) -> Result:
+        """Measure the batches that are not finished, and return all that are."""
+        mine = _batches_of(shard, -(-len(self.places) // self.size)) if batches is None else list(batches)
+        if self.out is None:
+            parts: list[Result] = []
+            try:
+                self._measure(mine, parts.append)
+            except KeyboardInterrupt:
+                if not parts:
+                    raise
+                log.warning("interrupted: the result is that of the first targets")
+            return self._joined(parts)
+        with _lock(self.out, shard or "all"):
+            if (self.out / RESULT_NAME).is_file():
+                log.info("%s is complete already", self.out)
+                return self._checked(load(self.out))
+            finished = {batch for part in self._parts() for batch in part.targets["target_id"] // self.size}
+            self._measure([batch for batch in mine if batch not in finished], self._save_part)
+            result = self._joined(self._parts())
+            if result.settings["complete"]:
+                with _lock(self.out, "merging"):
+                    result.save(self.out)
+                    remove(self.out / PARTS)
+            return result
+
+    def _measure(self, batches: Sequence[int], keep: Callable[[Result], None]) -> None:
+        """Measure batches, and hand over a part now and then; on Ctrl-C too what is finished is handed over."""
+        share_of_texts = TEXTS_FROM_TARGETS / len(self.places)
+        pending: list[Result] = []
+        began = handed_over = time.monotonic()
+        rows = [self.places[batch * self.size : (batch + 1) * self.size] for batch in batches]
+        total = sum(map(len, rows))
+
+        def hand_over() -> None:
+            if pending:
+                keep(_concatenated(pending))
+                pending.clear()
+
+        with show_progress("targets measured", total, "targets", enabled=self.progress) as advance:
+            try:
+                for number, places in enumerate(rows):
+                    started = time.monotonic()
+                    frames = self.engine.measure(places, share_of_texts)
+                    now = time.monotonic()
+                    made = {**provenance(), "created": _now(), "seconds": now - started}
+                    pending.append(Result(self.settings, provenance=made, **frames))
+                    advance(len(places))
+                    if number == 0 and len(rows) > 1:
+                        log.info("%s targets will take about %.0f s", f"{total:,}", (now - began) * len(rows))
+                    if now - handed_over > SECONDS_BETWEEN_PARTS:
+                        hand_over()
+                        handed_over = now
+            finally:
+                hand_over()
+
+    def _save_part(self, part: Result) -> None:
+        assert self.out is not None
+        part.save(self.out / PARTS / f"part-{part.targets['target_id'].iloc[0] // self.size:06d}")
+
+    def _parts(self) -> list[Result]:
+        """The parts in ``out``; one without its `result.json`, which is written last, was left by a killed process."""
+        assert self.out is not None
+        names = sorted((self.out / PARTS).glob(f"part-*/{RESULT_NAME}"))
+        return [self._checked(load(name.parent)) for name in names]
+
+    def _checked(self, there: Result) -> Result:
+        """Raises `UserError` where a result in ``out`` has other settings."""
+        if differing := setting_differences(_decisive(there.settings), _decisive(self.settings)):
+            raise UserError(f"{self.out} was measured with other settings: {differing}; give another folder")
+        return there
+
+    def _joined(self, parts: Sequence[Result]) -> Result:
+        """The parts as one result. Raises `UserError` where all targets are measured and none is over tau."""
+        result = _concatenated(parts)
+        complete = len(result.targets) == len(self.places)
+        if complete and not len(result.over):
+            if self.out is not None:
+                remove(self.out / PARTS)  # so that the next try may have other settings
+            gain = result.targets.get("selecting_gain_nats", result.gain_nats)
+            raise UserError(
+                f"none of {len(gain):,} targets gains more than tau = {self.engine.tau_nats} nats from the long "
+                f"context (the most is {max(gain):.2f}); lower tau, raise the number of targets, or train longer"
+            )
+        return replace(result, settings={**self.settings, "complete": complete}, trainings=[])
+
+
+def _concatenated(parts: Sequence[Result]) -> Result:
+    """The rows of parts, each once, in the order of the targets."""
+    frames: dict[str, Any] = {}
+    for name, keys in ROW_KEYS.items():
+        rows = [frame for part in parts if (frame := getattr(part, name)) is not None and len(frame)]
+        empty = None if getattr(parts[0], name) is None else pd.DataFrame()
+        frames[name] = empty
+        if rows:
+            whole = pd.concat(rows, ignore_index=True).drop_duplicates(keys)
+            frames[name] = whole.sort_values(keys[0], kind="stable", ignore_index=True)
+    seconds = sum(part.provenance["seconds"] for part in parts)
+    return Result(parts[0].settings, provenance={**parts[0].provenance, "seconds": seconds}, **frames)
+
+
+def _rounded(losses: np.ndarray) -> np.ndarray:
+    """Losses as a saved result has them, float32, in float64. Raises `UserError` where one is not finite."""
+    if not np.isfinite(losses).all():
+        raise UserError(
+            "a loss of the model is not finite (fp16 and bf16 may overflow); measure in fp32, or another model"
+        )
+    return losses.astype(np.float32).astype(np.float64)
+
+
+def _check_options(
+    n_long: int, n_short: int, ks: Sequence[int], selectors: Sequence[str], placebos: Sequence[str]
+) -> None:
+    """Raise `UserError` for options that do not go together."""
+    if not 0 < n_short < n_long:
+        raise UserError(
+            f"N = {n_long} must be larger than M = {n_short}, and that larger than 0; change one of them"
+        )
+    if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_long - n_short:
+        raise UserError(f"ks must ascend from 1 to at most the {n_long - n_short} far tokens, not {list(ks)}")
+    if not selectors or len(set(selectors)) != len(selectors):
+        raise UserError(f"name each selector once and at least one, not {list(selectors)}")
+    for name in selectors:
+        check_selector(name, k_max=ks[-1], n_far=n_long - n_short)
+    if unknown := [name for name in placebos if name not in PLACEBOS]:
+        raise UserError(f"{unknown[0]!r} is no placebo; choose among {', '.join(PLACEBOS)}")
+
+
+def _batches_of(shard: str | None, count: int) -> list[int]:
+    """The batches of a shard "i/n": every n-th of ``count``."""
+    if shard is None:
+        return list(range(count))
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    number, shards = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= shards <= count:
+        raise UserError(
+            f"shard {shard!r}: give i/n with i from 1 to n, and n at most the {count} batches of targets"
+        )
+    return list(range(number - 1, count, shards))
+
+
+def _opened_result(select_with: Any) -> Result | None:
+    """The result that selects; None where a model does, or nothing was given."""
+    if isinstance(select_with, Result):
+        return select_with
+    is_folder = isinstance(select_with, str | Path) and (Path(select_with) / RESULT_NAME).is_file()
+    return load(select_with) if is_folder else None
+
+
+def _identity(settings: Mapping[str, Any], untrained: bool = False) -> dict[str, Any]:
+    """What settings say of another model that selects or proposes."""
+    names = ("model", "model_sha256", "training_seed", "rope_scaling")
+    return {name: settings[name] for name in names} | {"untrained": untrained}
+
+
+def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide numbers: a model that was moved is known by its checksum."""
+    kept = {name: value for name, value in settings.items() if name not in NOT_DECISIVE}
+    for role in ("selected_by", "proposed_by"):
+        if kept[role]:
+            kept[role] = {name: value for name, value in kept[role].items() if name not in NOT_DECISIVE}
+    return kept
+
+
+@contextmanager
+def _lock(folder: Path, part: str) -> Iterator[None]:
+    """Hold a part of ``folder`` while the block runs. Raises `UserError` where another process does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".lock-{part.replace('/', '-of-')}"
+    try:
+        with filelock.FileLock(path, timeout=0):
+            yield
+    except filelock.Timeout:
+        raise UserError(
+            f"{folder} is in use by another process; wait for it, or give another folder"
+        ) from None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
