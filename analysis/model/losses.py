@@ -1,0 +1,604 @@
+"""What a model predicts from subsequences of contexts: batched, with shared prefixes and only the logits asked for.
+
+A token sees only those before it. So a subset that keeps the first tokens of the long context reads them exactly as the
+long context does: their keys and values are computed once per block, and every subset reads only what comes behind. And
+a pass predicts every target of a block. Nothing is approximated; results differ from one forward pass per subset and
+target by rounding only.
+Shapes: n blocks of B targets, m targets that are asked for, C subsets of each, j far tokens that a subset keeps, S
+subsets in all, R rows of one forward pass, L tokens of each and Q positions whose logits are read, N tokens of long
+context, F far tokens, T scored tokens at the end of a row, V vocabulary (logits), D width. Losses are nats.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Concatenate, ParamSpec
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from analysis.contexts import NO_FAR, Contexts
+from analysis.model.adapter import Adapter, KeyValues
+from analysis.model.memory import (
+    GB,
+    LOGITS_PER_SLICE,
+    MemoryGrowth,
+    OnDevice,
+    chunks,
+    default_limit_bytes,
+    is_out_of_memory,
+    tokens_that_fit,
+)
+from olmo_sparsity.util.errors import UserError
+
+log = logging.getLogger(__name__)
+
+LOGITS_PER_BATCH = {"cpu": 1 << 27, "cuda": 1 << 30}
+"""Most logits of one forward pass of `TokenLosses`, at 4 bytes each; a single row may have more."""
+_WORTH_SHARING = 8
+"""A prefix shorter than an eighth of the subset costs more in copies than it saves."""
+_CACHE_TOKENS = 4
+"""Tokens of keys and values that a batch may copy, for each token that it computes."""
+_MORE_TOKENS, _MORE_ANYWAY = 1.1, 16
+"""How many times as many tokens a row may read because another row of its batch has a shorter prefix; or how many more,
+where that is larger."""
+_BACKWARD_TOKENS = 4
+"""Memory of a pass that keeps its activations, or its attention, in multiples of one that does not."""
+_CALLS_BEFORE_MORE = 20
+"""Batches that were halved are doubled after so many calls: what else took the GPU's memory may have gone."""
+
+P = ParamSpec("P")
+Reading = Callable[[Tensor, Tensor, slice], Tensor]
+"""What is kept of the logits (R, Q, V) that rows give for some targets of their blocks, (R, Q, …).
+
+Its second argument is each row's block, (R,), its third the places in it.
+"""
+Divergence = Callable[[Tensor, Tensor], Tensor]
+"""From log p (R, Q, V) of one distribution and the logits of another to how far they are apart, (R, Q)."""
+
+
+def _smaller_when_memory_runs_out(
+    method: Callable[Concatenate[Scorer, P], np.ndarray],
+) -> Callable[Concatenate[Scorer, P], np.ndarray]:
+    """Do it again with half the tokens in a batch when memory runs out; with twice as many after a while."""
+
+    @functools.wraps(method)
+    def run(self: Scorer, *args: P.args, **kwargs: P.kwargs) -> np.ndarray:
+        while True:
+            try:
+                values = method(self, *args, **kwargs)
+                self._calls_that_fit += 1
+                if (
+                    self.tokens_per_batch < self._most_tokens
+                    and self._calls_that_fit % _CALLS_BEFORE_MORE == 0
+                ):
+                    self.tokens_per_batch = min(2 * self.tokens_per_batch, self._most_tokens)
+                return values
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if self.tokens_per_batch < 2:
+                    raise UserError(
+                        "the device has no memory for a single context; lower n_long, or take a smaller model"
+                    ) from None
+                self._most_tokens = max(self._most_tokens, self.tokens_per_batch)
+                self.tokens_per_batch, self._calls_that_fit = self.tokens_per_batch // 2, 0
+            torch.cuda.empty_cache()
+            log.warning("memory ran out: going on with %d tokens in a batch", self.tokens_per_batch)
+
+    return run
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Rows of forward passes: each reads a subset of a block and is asked for the losses of some of its targets."""
+
+    contexts: Contexts
+    far: np.ndarray
+    """(S, j) far columns that are kept; next are the short context and the targets before the last one read."""
+    block: np.ndarray
+    """(S,) row of the contexts."""
+    first: np.ndarray
+    """(S,) first target that is read."""
+    last: np.ndarray
+    """(S,) last target that is read."""
+    shared: np.ndarray
+    """(S,) far tokens at the beginning that are read from the long context's keys and values."""
+
+    def length(self, rows: np.ndarray) -> int:
+        """L, tokens that these rows read, padded by later tokens of the text, which earlier ones do not see."""
+        return self.far.shape[1] + self.contexts.n_short + int(self.last[rows].max())
+
+    def columns(self, rows: np.ndarray) -> np.ndarray:
+        """(R, L) columns of the context, which are the position ids too."""
+        behind = self.contexts.n_far + np.arange(self.length(rows) - self.far.shape[1])
+        return np.concatenate([self.far[rows], np.broadcast_to(behind, (len(rows), len(behind)))], axis=1)
+
+
+@dataclass(frozen=True)
+class _LongRows:
+    """Targets that are differentiated: a row each, its long context, padded by later tokens of the text."""
+
+    rows: np.ndarray
+    """(R,) numbers of the targets among those that are asked for."""
+    tokens: Tensor
+    """(R, L)."""
+    ids: Tensor
+    """(R, L)."""
+    query: Tensor
+    """(R,) which of the last Q positions predicts the target."""
+    token: Tensor
+    """(R,) the target."""
+    queries: int
+    """Q."""
+
+    def losses(self, logits: Tensor) -> Tensor:
+        """-log p of the targets in nats, (R,), from the logits (R, Q, V)."""
+        of_target = logits[torch.arange(len(self.rows)), self.query]
+        return F.cross_entropy(of_target.float(), self.token, reduction="none")
+
+
+class Scorer(OnDevice):
+    """Computes loss(t | S), see docs/method.md, 2.1: the model reads only the kept tokens, each at its own position id.
+
+    Args:
+        model: what is measured.
+        device: cpu or cuda, where the model is.
+        bf16: run the forward passes under bf16 autocast.
+        tokens_per_batch: tokens of one forward pass; by default `memory.TOKENS_PER_BATCH`. It is halved for a while
+            whenever memory runs out.
+        share_prefixes: turn off to read every subset from its first token on (the same losses, slower).
+        limit_bytes: what a pass for attention or gradients may take, which is tried; None: whatever it takes.
+    """
+
+    def __init__(
+        self,
+        model: Adapter,
+        *,
+        device: str | torch.device = "cpu",
+        bf16: bool = False,
+        tokens_per_batch: int | None = None,
+        share_prefixes: bool = True,
+        limit_bytes: float | None = None,
+    ):
+        super().__init__(torch.device(device), bf16, tokens_per_batch)
+        self.model = model
+        self.share_prefixes = share_prefixes
+        self.limit_bytes = limit_bytes
+        self._rows_that_fit: dict[tuple[str, int], int] = {}
+        self._most_tokens = self._calls_that_fit = 0
+
+    def losses(self, contexts: Contexts, far: np.ndarray, targets: np.ndarray | None = None) -> np.ndarray:
+        """loss(t | S and the short context) in nats, (m, C) float64.
+
+        Args:
+            contexts: n blocks.
+            far: the subsets S, columns of the far context, ascending: (m, C, j), or (C, j), the same for every target.
+                In the second case one pass gives a subset's losses for all targets of a block.
+            targets: (m, 2) block and place in it of each target; None: all targets, block by block.
+        """
+        return self.measures(contexts, far, ("loss",), targets)[..., 0]
+
+    @_smaller_when_memory_runs_out
+    @torch.inference_mode()
+    def measures(
+        self, contexts: Contexts, far: np.ndarray, names: Sequence[str], targets: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Some `MEASURES` of the predictions from S and the short context, (m, C, number of names) float64.
+
+        The other arguments are those of `losses`; the passes are made once for all measures. For a divergence the
+        distributions of the long contexts are kept, of no more blocks at once than a pass that is differentiated reads.
+        """
+        assert set(names) <= set(MEASURES), names
+        targets = contexts.all_targets if targets is None else targets
+        if not DIVERGENCES.keys() & set(names):
+            return self._of_targets(contexts, far, targets, self._reading(contexts, names, None))
+        values = np.empty((len(targets), far.shape[-2], len(names)))
+        for blocks in self._long_parts(contexts, np.unique(targets[:, 0])):
+            rows = np.isin(targets[:, 0], blocks)
+            block = np.searchsorted(blocks, targets[rows, 0])
+            some_targets = np.stack([block, targets[rows, 1]], axis=1)
+            some_far, some = far if far.ndim == 2 else far[rows], contexts.take(blocks)
+            long, _ = self._passes(some, contexts.all_far, some_targets)
+            log_long = self._read(long, lambda logits, *_: logits.float().log_softmax(dim=-1))
+            reading = self._reading(some, names, log_long)
+            values[rows] = self._of_targets(some, some_far, some_targets, reading)
+        return values
+
+    def _reading(self, contexts: Contexts, names: Sequence[str], log_long: Tensor | None) -> Reading:
+        """Measures of the targets; ``log_long`` is (n, B, V), log p given the long contexts, where one needs it."""
+        tokens = self.tensor(contexts.targets)
+
+        def measure(name: str, logits: Tensor, block: Tensor, places: slice) -> Tensor:
+            if name in DIVERGENCES:
+                assert log_long is not None
+                return DIVERGENCES[name](log_long[block, places], logits)
+            wanted = tokens[block, places]
+            if name == "correct":
+                return (logits.argmax(dim=-1) == wanted).float()
+            flat = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
+            return flat.view(wanted.shape)
+
+        return lambda *read: torch.stack([measure(name, *read) for name in names], dim=-1)
+
+    def _of_targets(
+        self, contexts: Contexts, far: np.ndarray, targets: np.ndarray, reading: Reading
+    ) -> np.ndarray:
+        """What is read off the logits of every target given each subset, (m, C, …) float64."""
+        passes, group = self._passes(contexts, far, targets)
+        values = self._read(passes, reading).double().cpu().numpy()
+        by_group = values.reshape(-1, far.shape[-2], *values.shape[1:])
+        return by_group[group, :, targets[:, 1]]
+
+    def _passes(self, contexts: Contexts, far: np.ndarray, targets: np.ndarray) -> tuple[_Passes, np.ndarray]:
+        """Rows that read subsets ``far`` for the targets, C for each group, and every target's group, (m,).
+
+        A group is a target, or all targets of a block where the subsets are the same for all.
+        """
+        block, place = targets.T
+        if far.ndim == 2:
+            blocks, group = np.unique(block, return_inverse=True)
+        else:
+            blocks, group = block, np.arange(len(block))
+        first = np.full(len(blocks), contexts.targets_per_block)
+        last = np.zeros(len(blocks), dtype=np.int64)
+        np.minimum.at(first, group, place)
+        np.maximum.at(last, group, place)
+        number, kept = far.shape[-2:]
+        far = np.broadcast_to(far, (len(blocks), number, kept)).reshape(len(blocks) * number, kept)
+        rows = np.repeat(np.arange(len(blocks)), number)
+        shared = self._shared_prefixes(far, number)
+        return _Passes(contexts, far, blocks[rows], first[rows], last[rows], shared), group
+
+    def _read(self, passes: _Passes, reading: Reading) -> Tensor:
+        """What is read off the logits of the targets, (S, B, …); the rest is undefined.
+
+        The logits of a pass are read some rows at a time, since reading makes copies in fp32.
+        """
+        values: Tensor | None = None
+        longest = int(passes.shared.max(initial=0))
+        prefixes = self._prefixes(passes.contexts, longest) if longest else []
+        for rows in self._batches(passes):
+            first, last = int(passes.first[rows].min()), int(passes.last[rows].max())
+            logits = self._logits(passes, rows, prefixes, last - first + 1)
+            for some in chunks(np.arange(len(rows)), LOGITS_PER_SLICE // logits[0].numel()):
+                block = self.tensor(passes.block[rows[some]])
+                part = reading(logits[some[0] : some[-1] + 1], block, slice(first, last + 1))
+                if values is None:
+                    shape = len(passes.far), passes.contexts.targets_per_block, *part.shape[2:]
+                    values = part.new_empty(shape)
+                values[self.tensor(rows[some]), first : last + 1] = part
+        assert values is not None, "no targets"
+        return values
+
+    def _shared_prefixes(self, far: np.ndarray, per_context: int) -> np.ndarray:
+        """How many tokens each subset shares with its long context, (S,); 0 where sharing is not worth while."""
+        kept = far.shape[1]
+        if not self.share_prefixes or per_context < 2:
+            return np.zeros(len(far), dtype=np.int64)
+        shared = np.logical_and.accumulate(far == np.arange(kept), axis=1).sum(axis=1)
+        shared[shared * _WORTH_SHARING < kept] = 0
+        return shared
+
+    def _batches(self, passes: _Passes) -> Iterator[np.ndarray]:
+        """Rows that are read together: those with a shared prefix apart, the longest prefixes and rows first."""
+        for rows in (np.flatnonzero(passes.shared == 0), np.flatnonzero(passes.shared)):
+            rows = rows[np.lexsort((-passes.last[rows], -passes.shared[rows]))]
+            while len(rows):
+                length, prefix = passes.length(rows), int(passes.shared[rows[0]])
+                size = self.tokens_per_batch // max(1, length - prefix)
+                if prefix:
+                    size = min(size, _CACHE_TOKENS * self.tokens_per_batch // length)
+                    # every row reads what the one with the shortest prefix must
+                    most = max(_MORE_TOKENS * (length - prefix), length - prefix + _MORE_ANYWAY)
+                    size = min(size, int(np.searchsorted(-passes.shared[rows], most - length, side="right")))
+                yield rows[: max(1, size)]
+                rows = rows[max(1, size) :]
+
+    def _logits(self, passes: _Passes, rows: np.ndarray, prefixes: KeyValues, queries: int) -> Tensor:
+        """(R, Q, V) logits before the last Q tokens of rows, which read on behind their shortest prefix."""
+        columns, block = passes.columns(rows), passes.block[rows]
+        common = int(passes.shared[rows].min())
+        tokens = self.tensor(passes.contexts.tokens[block[:, None], columns[:, common:]])
+        ids = self.tensor(columns)
+        with self.precision():
+            if not common:
+                return self.model(tokens, position_ids=ids, logits_to_keep=queries).logits
+            at = self.tensor(block)
+            past = [(k[:, :, :common][at], v[:, :, :common][at]) for k, v in prefixes]
+            return self.model.logits_after(past, tokens, ids, queries)
+
+    def _prefixes(self, contexts: Contexts, length: int) -> KeyValues:
+        """Keys and values of the first ``length`` tokens of every block's long context."""
+        parts = []
+        for rows in chunks(np.arange(len(contexts)), self.tokens_per_batch // length):
+            tokens, ids = self.tensor(contexts.tokens[rows, :length]), self._first_ids(len(rows), length)
+            with self.precision():
+                parts.append(self.model.key_values(tokens, ids))
+        return [
+            (torch.cat([k for k, _ in layer]), torch.cat([v for _, v in layer]))
+            for layer in zip(*parts, strict=True)
+        ]
+
+    @_smaller_when_memory_runs_out
+    def presence_gradient(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
+        """-∂ loss / ∂ (presence of each far token), (m, F) nats, at full presence in the long context.
+
+        The presence p of a token multiplies its attention weight, before normalisation, for every other query in every
+        layer and head (of entmax: log p is added to the score): p = 1 is the model as it is, p = 0 the token dropped
+        (docs/method.md, 2.1), exactly [ours].
+        ``targets``: (m, 2) as in `losses`.
+        """
+        slopes = np.empty((len(targets), contexts.n_far))
+        for given in self._long_rows(contexts, targets, "gradients by presence"):
+            length = given.tokens.shape[1]
+            others = 1.0 - torch.eye(length, device=self.device)  # a dropped token's own stream is never read
+            log_presence = torch.zeros(given.tokens.shape, device=self.device, requires_grad=True)
+            with self.precision():
+                bias = log_presence[:, None, :] * others
+                logits = self.model.biased_logits(given.tokens, given.ids, bias, given.queries)
+            # at p = 1 the slope by log p is that by p
+            (slope,) = torch.autograd.grad(given.losses(logits).sum(), log_presence)
+            slopes[given.rows] = -slope[:, : contexts.n_far].double().cpu().numpy()
+        return slopes
+
+    @_smaller_when_memory_runs_out
+    def input_gradients(
+        self, contexts: Contexts, targets: np.ndarray, *, times_input: bool = False
+    ) -> np.ndarray:
+        """L2 norm of the gradient of log p(target) by each far token's embedding in the long context, (m, F).
+
+        ``times_input``: the norm of embedding times gradient, element by element. ``targets``: as in `losses`.
+        """
+
+        def attribution(given: _LongRows, embeddings: Tensor) -> Tensor:
+            _, slope = self._differentiate(given, embeddings)
+            return embeddings * slope if times_input else slope
+
+        return self._norms_of(attribution, contexts, targets)
+
+    @_smaller_when_memory_runs_out
+    def integrated_gradients(
+        self, contexts: Contexts, targets: np.ndarray, *, path: Sequence[tuple[float, float]]
+    ) -> np.ndarray:
+        """L2 norm of (x - b) Σ w ∂ p(target) / ∂ embedding, taken at b + a (x - b) for all tokens together, (m, F).
+
+        x is a token's embedding, b that of the baseline token. ``path``: points a and weights w, each a pass forward
+        and back. ``targets``: as in `losses`.
+        """
+        token = torch.tensor(self.model.baseline_token, device=self.device)
+        baseline = self.model.embed(token).detach()
+
+        def attribution(given: _LongRows, embeddings: Tensor) -> Tensor:
+            gradient = torch.zeros_like(embeddings, dtype=torch.float32)
+            for point, weight in path:
+                between = torch.lerp(baseline.expand_as(embeddings), embeddings, point)
+                losses, slope = self._differentiate(given, between)
+                gradient += weight * (-losses).exp()[:, None, None] * slope  # ∂ p = p ∂ log p
+            return (embeddings - baseline) * gradient
+
+        return self._norms_of(attribution, contexts, targets)
+
+    def _differentiate(self, given: _LongRows, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses of the targets, (R,), given embeddings (R, L, D), and the gradient of log p by these."""
+        inputs = embeddings.detach().requires_grad_()
+        with self.precision():
+            logits = self.model.embedded_logits(inputs, given.ids, given.queries)
+        losses = given.losses(logits)
+        (slope,) = torch.autograd.grad(-losses.sum(), inputs)
+        return losses.detach(), slope
+
+    def _norms_of(
+        self,
+        attribution: Callable[[_LongRows, Tensor], Tensor],
+        contexts: Contexts,
+        targets: np.ndarray,
+    ) -> np.ndarray:
+        """L2 norms, (m, F), of what is attributed to the embeddings of the long context, (R, L, D)."""
+        norms = np.empty((len(targets), contexts.n_far))
+        for given in self._long_rows(contexts, targets):
+            values = attribution(given, self.model.embed(given.tokens).detach())
+            norms[given.rows] = values[:, : contexts.n_far].norm(dim=-1).double().cpu().numpy()
+        return norms
+
+    def _long_rows(
+        self, contexts: Contexts, targets: np.ndarray, kept: str = "gradients"
+    ) -> Iterator[_LongRows]:
+        """Each target with a long context of its own, few enough at once for a pass that is differentiated."""
+        for rows in self._long_parts(contexts, np.argsort(-targets[:, 1], kind="stable"), kept):
+            block, place = targets[rows].T
+            length = contexts.n_long + int(place.max())
+            yield _LongRows(
+                rows,
+                self.tensor(contexts.tokens[block, :length]),
+                self._first_ids(len(rows), length),
+                self.tensor(place - place.min()),
+                self.tensor(contexts.targets[block, place]),
+                queries=int(np.ptp(place)) + 1,
+            )
+
+    @_smaller_when_memory_runs_out
+    @torch.inference_mode()
+    def last_attention(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
+        """Attention of the position before each target to each far token, mean over heads and layers, (m, F).
+
+        ``targets``: as in `losses`.
+        """
+        parts = []
+        for rows in self._long_parts(contexts, np.arange(len(contexts)), "attention weights"):
+            with self.precision():
+                attention = self.model.last_attention(
+                    self.tensor(contexts.tokens[rows]),
+                    self._first_ids(len(rows), contexts.tokens.shape[1]),
+                    contexts.targets_per_block,
+                )
+            attention = attention[:, :, -contexts.tokens.shape[1] :]  # without a prefix of the model's
+            parts.append(attention[:, :, : contexts.n_far].double().cpu().numpy())
+        return np.concatenate(parts)[targets[:, 0], targets[:, 1]]
+
+    def _long_parts(self, contexts: Contexts, rows: np.ndarray, kept: str = "") -> Iterator[np.ndarray]:
+        """Rows in parts that are few enough for a pass that keeps what it computes on the way.
+
+        ``kept``: what that is. Where memory has a limit the first part is one row, and twice as many follow as long as
+        they are expected to fit. Raises `UserError` where one does not.
+        """
+        length = contexts.tokens.shape[1]
+        most = max(1, self.tokens_per_batch // (_BACKWARD_TOKENS * length))
+        if self.limit_bytes is None or not kept:
+            yield from chunks(rows, most)
+            return
+        while len(rows):
+            fit = self._rows_that_fit.setdefault((kept, length), 1)
+            some, rows = np.split(rows, [min(fit, most)])
+            memory = MemoryGrowth(self.device)
+            yield some
+            used = memory.growth_bytes()
+            if used > self.limit_bytes and len(some) == 1:
+                raise UserError(
+                    f"{kept} of one context of {length:,} tokens take {used / GB:.2g} GB, more than the limit of "
+                    f"{self.limit_bytes / GB:.2g} GB; raise the memory limit, lower n_long or leave the selector out"
+                )
+            if used > self.limit_bytes:
+                self._rows_that_fit[kept, length] = len(some) // 2
+            elif len(some) == fit and 2.5 * used <= self.limit_bytes:  # memory that is used again is not seen
+                self._rows_that_fit[kept, length] = 2 * fit
+
+    def _first_ids(self, rows: int, length: int) -> Tensor:
+        """Position ids 0 … length - 1 of every row, (rows, length)."""
+        return torch.arange(length, device=self.device).expand(rows, -1)
+
+
+def kl_divergence(log_p: Tensor, logits: Tensor) -> Tensor:
+    """KL(p || q) in nats, (R, Q), of log p and the logits of q, (R, Q, V)."""
+    return (log_p.exp() * (log_p - logits.float().log_softmax(dim=-1))).sum(dim=-1)
+
+
+def total_variation(log_p: Tensor, logits: Tensor) -> Tensor:
+    """1/2 Σ |p - q|, (R, Q), of log p and the logits of q, (R, Q, V)."""
+    return (log_p.exp() - logits.float().softmax(dim=-1)).abs().sum(dim=-1) / 2
+
+
+DIVERGENCES: dict[str, Divergence] = {"kl": kl_divergence, "tv": total_variation}
+"""From the prediction given the long context, which look at no target."""
+MEASURES = ("loss", "correct", *DIVERGENCES)
+"""The target's loss in nats, whether it is the likeliest token (1 or 0), KL(p_long || p) in nats, total variation."""
+
+
+def long_and_short_losses(
+    scorer: Scorer, contexts: Contexts, targets: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(L_long, L_short) (docs/method.md, 2.1), each (m,) in nats; ``targets`` as in `Scorer.losses`."""
+    long = scorer.losses(contexts, contexts.all_far, targets)[:, 0]
+    short = scorer.losses(contexts, NO_FAR, targets)[:, 0]
+    return long, short
+
+
+def build_scorer(
+    model: Adapter,
+    device: torch.device,
+    n_long: int,
+    targets_per_block: int = 1,
+    *,
+    bf16: bool = False,
+    tokens_per_batch: int | None = None,
+    memory_limit_gb: float | None = None,
+) -> Scorer:
+    """A scorer whose batches of blocks, N and B, fit the memory limit; moves the model to the device.
+
+    A limit of None means half the memory, or 80 % of what is free on the GPU.
+    """
+    model, limit = model.to(device), None
+    if tokens_per_batch is None:
+        limit = default_limit_bytes(device) if memory_limit_gb is None else memory_limit_gb * GB
+        length = n_long + targets_per_block - 1
+        tokens_per_batch = tokens_that_fit(model, device, length, limit, n_targets=targets_per_block)
+    return Scorer(model, device=device, bf16=bf16, tokens_per_batch=tokens_per_batch, limit_bytes=limit)
+
+
+class TokenLosses(OnDevice):
+    """-log p of tokens given those before them in their row, under one model; moves it to the device."""
+
+    def __init__(
+        self,
+        model: Adapter,
+        *,
+        device: str | torch.device = "cpu",
+        bf16: bool = False,
+        tokens_per_batch: int | None = None,
+    ):
+        super().__init__(torch.device(device), bf16, tokens_per_batch)
+        self.model = model.to(self.device)
+        self.vocabulary = self._logits(np.zeros((1, 1)), 1).shape[-1]
+
+    def batches(self, count: int, length: int, scored: int) -> Iterator[np.ndarray]:
+        """Numbers of the rows of each forward pass, out of ``count`` rows with L = ``length`` and T = ``scored``."""
+        logits = LOGITS_PER_BATCH[self.device.type] // (scored * self.vocabulary)
+        return chunks(np.arange(count), min(self.tokens_per_batch // length, logits))
+
+    def last_losses(self, tokens: np.ndarray, scored: int, first_ids: np.ndarray | None = None) -> np.ndarray:
+        """Losses in nats of the last T = ``scored`` tokens of each row, (R, T) float64, in one forward pass.
+
+        ``tokens``: (R, L + 1) ids; each scored token is given every token before it in its row. ``first_ids``: (R,)
+        position id of each row's first token, those of the others follow; None: 0. Raises `UserError` where the model
+        answers with something that is not finite.
+        """
+        return self._losses(self._logits(tokens[:, :-1], scored, first_ids), tokens)
+
+    def last_losses_and_likeliest(self, tokens: np.ndarray, scored: int) -> tuple[np.ndarray, np.ndarray]:
+        """What `last_losses` gives, and beside it the likeliest token at each of these places, both (R, T)."""
+        logits = self._logits(tokens[:, :-1], scored)
+        return self._losses(logits, tokens), logits.argmax(dim=-1).cpu().numpy()
+
+    @torch.inference_mode()
+    def attention_statistics(self, tokens: np.ndarray, queries: int) -> np.ndarray:
+        """Entropy in nats and share of exact zeros of the attention of the last Q tokens of each row, (R, 2) float64.
+
+        ``tokens``: (R, L) ids. Both of the tokens up to the query, means over heads, layers and queries.
+        """
+        ids = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        with self.precision():
+            by_query = self.model.last_attention(
+                self.tensor(tokens), self.tensor(ids), queries, entropy_and_zeros
+            )
+        return by_query.double().mean(dim=1).cpu().numpy()
+
+    @torch.inference_mode()
+    def _losses(self, logits: Tensor, tokens: np.ndarray) -> np.ndarray:
+        """Losses (R, T) of the last tokens of rows under their logits (R, T, V), some positions at a time."""
+        rows, scored, vocabulary = logits.shape
+        wanted = self.tensor(tokens[:, -scored:])
+        step = max(1, LOGITS_PER_SLICE // (rows * vocabulary))
+        parts = []
+        for first in range(0, scored, step):
+            some = wanted[:, first : first + step]
+            flat = logits[:, first : first + step].float().flatten(0, 1)
+            parts.append(F.cross_entropy(flat, some.flatten(), reduction="none").view(some.shape).double())
+        losses = torch.cat(parts, dim=1).cpu().numpy()
+        if not np.isfinite(losses).all():
+            raise UserError(
+                "the model gives losses that are not finite; measure in fp32, or another checkpoint"
+            )
+        return losses
+
+    @torch.inference_mode()
+    def _logits(self, tokens: np.ndarray, scored: int, first_ids: np.ndarray | None = None) -> Tensor:
+        """Logits at the last T positions of rows (R, L), (R, T, V); ``first_ids`` as in `last_losses`."""
+        first_ids = np.zeros(len(tokens)) if first_ids is None else first_ids
+        ids = first_ids[:, None] + np.arange(tokens.shape[1])
+        with self.precision():
+            output = self.model(self.tensor(tokens), position_ids=self.tensor(ids), logits_to_keep=scored)
+        return output.logits
+
+
+def entropy_and_zeros(attention: Tensor) -> Tensor:
+    """Of attention (R, H, Q, L) the entropy over the L tokens and the share of zeros up to the query, (R, Q, 2)."""
+    queries, length = attention.shape[2:]
+    entropy = torch.special.entr(attention.float()).sum(dim=-1).mean(dim=1)
+    seen = torch.arange(length - queries + 1, length + 1, device=attention.device)
+    above = (attention > 0).sum(dim=-1).float().mean(dim=1)
+    return torch.stack([entropy, 1 - above / seen], dim=-1)
