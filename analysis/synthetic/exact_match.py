@@ -68,7 +68,7 @@ class Settings:
     rotate: str
     """What RoPE rotates by; empty: the model's default."""
     skip_probability: float | None
-    """Share of the training samples whose coupled ids jump ahead; None (NaN in the frame): the scheme couples nothing."""
+    """Share of the training samples whose coupled ids jump ahead; None (NaN in a frame): it couples nothing."""
     family: str
     weights: int
     """How many the model has."""
@@ -229,8 +229,8 @@ class Group:
 def pool(rows: pd.DataFrame) -> list[Group]:
     """Groups of rows of `load`, in the order in which they are drawn.
 
-    Raises `UserError` where a training seed occurs twice in a group, for the two would not be independent. Other lengths
-    or k of the same weights belong together.
+    Raises `UserError` where a training seed occurs twice in a group, for the two would not be independent. Other
+    lengths or k of the same weights belong together.
     """
     groups = []
     for values, own in rows.groupby(_SETTINGS, dropna=False):
@@ -443,9 +443,9 @@ def measure_exact_match(
 ) -> tuple[Path, pd.DataFrame]:
     """Exact match of a checkpoint trained on a task; writes `exact_match.parquet`, returns its path and rows.
 
-    The command's help says what the arguments mean. What was measured before of the same weights, task, samples and seed
-    is not measured again. Raises `UserError` where the checkpoint was not trained on a task, for lengths or k that the
-    task refuses, and where another measurement would be replaced.
+    The command's help says what the arguments mean. What was measured before of the same weights, task, samples and
+    seed is not measured again. Raises `UserError` where the checkpoint was not trained on a task, for lengths or k that
+    the task refuses, and where another measurement would be replaced.
     """
     from analysis.model.memory import pick_device
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint, weights_sha256
