@@ -101,7 +101,7 @@ class Adapter(nn.Module, ABC):
         """
 
 
-class PositionedCausalLM(Adapter):
+class TransformersAdapter(Adapter):
     """A causal language model of transformers that rotates by, or looks up, the position ids it is given.
 
     Its attention must be "eager" or "sdpa": flash attention drops a mask of ones, and with it the guard of `forward`.
@@ -235,7 +235,7 @@ class PositionedCausalLM(Adapter):
         return torch.stack([read(layer[:, :, -queries:].float()) for layer in weights]).mean(dim=0)
 
 
-class Prefixed(Adapter):
+class PrefixedAdapter(Adapter):
     """A model that reads a prefix at ids 0 … p - 1 of every context (docs/method.md, 2.1a [ours]).
 
     What it is given stands behind the prefix, at its ids plus p, and so does what it gives back: nothing of the prefix
@@ -346,7 +346,7 @@ class Prefixed(Adapter):
 
 def with_prefix(model: Adapter, prefix: Sequence[int]) -> Adapter:
     """The model behind a prefix; itself where that is empty."""
-    return Prefixed(model, prefix) if prefix else model
+    return PrefixedAdapter(model, prefix) if prefix else model
 
 
 def causal_bias(bias: Tensor) -> Tensor:
