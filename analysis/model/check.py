@@ -1,0 +1,153 @@
+"""Whether a model can be measured on contexts of N tokens, by what its configuration says and by a trial.
+
+Shapes: N tokens of long context, B targets of a block, V vocabulary (logits).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from analysis.model.adapter import Adapter, PrefixedAdapter, TransformersAdapter
+from analysis.model.memory import is_out_of_memory
+from olmo_sparsity.util.errors import UserError, first_line
+
+log = logging.getLogger(__name__)
+
+_RELATIVE_TOLERANCE = 1e-3
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def check_long_context(
+    model: Adapter, n_long: int, targets_per_block: int = 1, *, name: str, reach_factor: float = 1.0
+) -> None:
+    """Raise `UserError` where a model cannot be measured on N tokens of long context, in blocks of B targets.
+
+    Its learned positions or a window may not reach so far, or in long texts its positions be others from the first
+    token on, so that what is behind a token changes how it reads; or its position ids may have no effect, it may read
+    ahead, or dropping tokens may not equal hiding them (a recurrent layer), as a trial on random tokens shows. Beyond
+    the length that a rotary model's configuration names it is measured, with a warning.
+
+    Args:
+        model: in evaluation mode, on any device.
+        n_long: N.
+        targets_per_block: B; the last target of a block has B - 1 tokens more.
+        name: what messages call the model.
+        reach_factor: how many times as far its RoPE is scaled to reach.
+    """
+    more = targets_per_block - 1 + len(model.prefix)
+    if isinstance(model, PrefixedAdapter):
+        model = model.unprefixed
+    limit, of_what = min(_limits(model), default=(None, ""))
+    if limit is not None and n_long + more > limit:
+        with_more = f" with {more:,} more tokens of block and prefix" if more else ""
+        remedy = f"n_long to at most {limit - more:,}" if limit > more else "the targets per block"
+        raise UserError(f"N = {n_long:,}{with_more} is beyond the {limit:,} {of_what} {name}; lower {remedy}")
+    # This project's own models are shown to be right by its tests.
+    if isinstance(model, TransformersAdapter):
+        if (reach := model.max_positions) is not None and n_long + more > reach * reach_factor:
+            log.warning("%s is measured beyond the %d positions that its configuration names", name, reach)
+        try:
+            with _in_fp32(model):
+                _try_positions(model, n_long + more, name)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("no memory to try %s in fp32: it is taken to be right", name)
+
+
+def _limits(model: Adapter) -> Iterator[tuple[int, str]]:
+    """The most tokens of one text that a model can be measured on, for each thing that ends there."""
+    config: Any = model.model.config.get_text_config() if isinstance(model, TransformersAdapter) else None
+    rope = getattr(config, "rope_parameters", None) or {}
+    if model.max_positions is not None and not rope:
+        yield model.max_positions, "positions of"
+    layers = getattr(config, "layer_types", None) or ["sliding", "chunked"]
+    for kind, field in (("sliding", "sliding_window"), ("chunked", "attention_chunk_size")):
+        window = getattr(config, field, None)  # a query's own token is one of them
+        if window and any(kind in layer for layer in layers):
+            yield window, f"tokens of a {kind} window in"
+    # one set of parameters, or one for each kind of layer
+    for parameters in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        limit = parameters.get("original_max_position_embeddings") or model.max_positions
+        if (scheme := parameters.get("rope_type")) in ("longrope", "dynamic") and limit:
+            yield limit, f"tokens after which {scheme} changes all positions of"
+
+
+@torch.inference_mode()
+def _try_positions(model: TransformersAdapter, n_long: int, name: str) -> None:
+    """Drop every second of N random tokens, and hide the same ones: the logits must be equal, and depend on the ids.
+
+    They must also be those behind a prefix that was read alone.
+    """
+    device = model.model.get_input_embeddings().weight.device
+    # drawn on the CPU, so that they are the same everywhere
+    tokens = torch.randint(model.vocabulary_size, (1, n_long), generator=torch.Generator().manual_seed(0))
+    tokens, ids = tokens.to(device), torch.arange(n_long, device=device)[None]
+    kept = ids[0] % 2 == (n_long - 1) % 2  # the last token is one of them
+    kept[0] = True  # the first that a window ends before
+    kept_tokens, kept_ids = tokens[:, kept], ids[:, kept]
+    half = kept_tokens.shape[1] // 2
+    try:
+        dropped, moved, hidden = (
+            model(tokens_read, ids_read, logits_to_keep=1, attention_mask=mask).logits[:, -1]
+            for tokens_read, ids_read, mask in (
+                (kept_tokens, kept_ids, None),
+                (kept_tokens, ids[:, : kept_tokens.shape[1]], None),
+                (tokens, ids, kept[None].long()),
+            )
+        )
+        behind = dropped
+        if half:
+            past = model.key_values(kept_tokens[:, :half], kept_ids[:, :half])
+            behind = model.logits_after(past, kept_tokens[:, half:], kept_ids, 1)[:, -1]
+    except Exception as error:  # a cache of its own kind, an option that must be set
+        if isinstance(error, UserError) or is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"{name} cannot read random tokens behind a prefix ({first_line(error)}); give another model"
+        ) from error
+    if not torch.isfinite(hidden).all():
+        raise UserError(
+            f"{name}: its logits are not finite (fp16 overflows, or training diverged); give another dtype or model"
+        )
+    if not _nearly_equal(dropped, behind):
+        raise UserError(
+            f"{name} reads a prefix otherwise than a whole text (it looks ahead, as BERT does, or caches no keys); "
+            "give another model"
+        )
+    if n_long > 2 and torch.equal(dropped, moved):
+        raise UserError(
+            f"{name} does not read its position ids (ALiBi, or no positions at all), so that no token can be dropped "
+            "from its context; give a model with rotary or learned positions"
+        )
+    if not _nearly_equal(dropped, hidden):
+        raise UserError(
+            f"{name}: dropping tokens from a context of N = {n_long:,} does not equal hiding them (a window or a "
+            "recurrent layer does that); lower n_long, or give another model"
+        )
+
+
+def _nearly_equal(dropped: Tensor, hidden: Tensor) -> bool:
+    """Whether logits (1, V) in fp32 differ by no more than rounding."""
+    return float((dropped - hidden).abs().max()) <= _RELATIVE_TOLERANCE * float(hidden.std())
+
+
+@contextmanager
+def _in_fp32(model: nn.Module) -> Iterator[None]:
+    """Weights of half precision are in fp32 while it runs: in bf16 rounding may be a third of the logits' spread."""
+    half = [
+        (weight, weight.dtype) for weight in (*model.parameters(), *model.buffers()) if weight.dtype in _HALF
+    ]
+    try:
+        for weight, _ in half:
+            weight.data = weight.data.float()
+        yield
+    finally:
+        for weight, dtype in half:
+            weight.data = weight.data.to(dtype)
