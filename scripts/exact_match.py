@@ -1,4 +1,4 @@
-from analysis.cli import run
+from olmo_sparsity.cli import run
 
 if __name__ == "__main__":
     run("exact_match")

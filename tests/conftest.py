@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from olmo_sparsity.cli import COMMANDS
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -56,7 +58,8 @@ def call_main(
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
             capsys.readouterr()
-            code = importlib.import_module(f"analysis.cli.{name}").main()
+            module, function = COMMANDS[name][0].split(":")
+            code = getattr(importlib.import_module(module), function)()
         return code, capsys.readouterr().out
 
     return call

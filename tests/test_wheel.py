@@ -34,7 +34,7 @@ def installed(tmp_path_factory):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / name, copy / name)
-    gone = copy / "build" / "lib" / "analysis" / "cli" / "gone.py"  # as an earlier build leaves a module
+    gone = copy / "build" / "lib" / "olmo_sparsity" / "cli" / "gone.py"  # as an earlier build leaves a module
     gone.parent.mkdir(parents=True)
     gone.touch()
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
@@ -47,8 +47,8 @@ def installed(tmp_path_factory):
 
 @pytest.mark.slow
 def test_modules_of_an_earlier_build_are_left_out(installed):
-    assert (installed / "analysis" / "cli" / "figure2.py").is_file()
-    assert not (installed / "analysis" / "cli" / "gone.py").exists()
+    assert (installed / "olmo_sparsity" / "cli" / "train.py").is_file()
+    assert not (installed / "olmo_sparsity" / "cli" / "gone.py").exists()
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_an_installed_wheel_brings_its_configs_and_templates(run, olmo_sparsity,
         "--dry-run",
     )
     job = olmo_sparsity("sweep", *grid)
-    assert f"{sys.executable} -P -m analysis.cli sweep configs/synthetic/addition-small.yaml" in job
+    assert f"{sys.executable} -P -m olmo_sparsity.cli sweep configs/synthetic/addition-small.yaml" in job
 
 
 @pytest.mark.slow
@@ -110,4 +110,4 @@ def test_an_installed_wheel_leads_from_text_to_a_figure(olmo_sparsity, tmp_path)
     job = olmo_sparsity(
         "submit", "train", "configs/demo.yaml", "--dry-run", "--", *TINY, "--save_folder=other"
     )
-    assert f"{sys.executable} -P -m analysis.cli train configs/demo.yaml" in job
+    assert f"{sys.executable} -P -m olmo_sparsity.cli train configs/demo.yaml" in job

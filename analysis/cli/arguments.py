@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from analysis.measure.settings import ComparisonSettings
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES
 from olmo_sparsity.util.arguments import (
-    Parser,
-    add_arguments,
     out_folder,
     seed_number,
-    settings_from,
     whole_number,
 )
 from olmo_sparsity.util.errors import UserError
@@ -105,15 +102,6 @@ def common_selector(wanted: str | None, measured: Sequence[Sequence[str]]) -> st
 
     in_all = [name for name in measured[0] if all(name in each for each in measured)]
     return wanted or default_selector(in_all or measured[0])
-
-
-def parse_settings(
-    description: str | None, settings: type[_Settings], arguments: Sequence[str] | None = None
-) -> _Settings:
-    """The settings that the command line asks for, or these ``arguments`` would; a command with no other options."""
-    parser = Parser(description=description)
-    add_arguments(parser, settings)
-    return settings_from(settings, parser.parse_args(arguments))
 
 
 def with_labels(settings: _Comparison) -> _Comparison:

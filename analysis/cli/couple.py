@@ -20,9 +20,9 @@ import shlex
 
 from rich.markup import escape
 
-from analysis.cli.arguments import parse_settings
 from analysis.measure.settings import CouplingSettings
 from analysis.records.results import COUPLING
+from olmo_sparsity.util.arguments import parse_settings
 from olmo_sparsity.util.result_files import Json
 
 LEAST_AGREEMENT = 0.5

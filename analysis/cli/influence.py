@@ -46,11 +46,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from analysis.cli import show_log
 from analysis.measure.selectors import FAMILIES, check_selector
 from analysis.measure.settings import CHECKPOINT, InfluenceSettings
 from analysis.records.schema import check_measured
 from analysis.records.shards import MeasurementShard
+from olmo_sparsity.cli import show_log
 from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
 from olmo_sparsity.util.errors import UserError
 

@@ -23,9 +23,10 @@ was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN), l
 
 from __future__ import annotations
 
-from analysis.cli.arguments import parse_settings, with_labels
+from analysis.cli.arguments import with_labels
 from analysis.measure.settings import LengthSettings
 from analysis.records.results import LENGTH
+from olmo_sparsity.util.arguments import parse_settings
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ documents; prints a table.
 
 from __future__ import annotations
 
-from analysis.cli.arguments import parse_settings
 from analysis.measure.settings import LongPPLSettings
 from analysis.records.results import LONGPPL
+from olmo_sparsity.util.arguments import parse_settings
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ removed afterwards.
 
 from __future__ import annotations
 
-from analysis.cli import show_log
+from olmo_sparsity.cli import show_log
 from olmo_sparsity.util.arguments import Parser, out_folder
 
 

@@ -23,9 +23,10 @@ command, interrupted, goes on with the checkpoint that it was at.
 
 from __future__ import annotations
 
-from analysis.cli.arguments import parse_settings, with_labels
+from analysis.cli.arguments import with_labels
 from analysis.measure.settings import NeedleSettings
 from analysis.records.results import NEEDLE
+from olmo_sparsity.util.arguments import parse_settings
 
 
 def main() -> None:

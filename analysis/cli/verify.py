@@ -12,9 +12,9 @@ the text, the targets. It prints the largest differences, and ends with exit cod
 
 from __future__ import annotations
 
-from analysis.cli import show_log
-from analysis.cli.arguments import parse_settings
 from analysis.measure.settings import VerifySettings
+from olmo_sparsity.cli import show_log
+from olmo_sparsity.util.arguments import parse_settings
 from olmo_sparsity.util.errors import UserError
 
 

@@ -19,9 +19,9 @@ from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 
-from analysis.cli import show_log
 from analysis.measure.settings import MapSettings
 from analysis.records.influence_map import MAP_NAME
+from olmo_sparsity.cli import show_log
 from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.provenance import command_line

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from olmo_sparsity.util.errors import UserError
+
 FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 """Of a processor: PyTorch chooses its kernels by them, so that equal commands give different last bits."""
 
@@ -22,6 +24,19 @@ def processor_features() -> list[str]:
     about = _first_values("/proc/cpuinfo")
     flags = about.get("flags", about.get("Features", "")).split()
     return [name for name in FEATURES if name in flags]
+
+
+def pick_device(name: str | None) -> Any:
+    """The `torch.device` of this name; None: a GPU where there is one. Raises `UserError` where it is not there."""
+    import torch
+
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise UserError(f"there is no device {name!r}; give cpu, cuda, or cuda:1 and so on") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise UserError(f"the device {name!r} cannot be used here; give another --device, such as cpu")
+    return device
 
 
 def machine() -> dict[str, Any]:

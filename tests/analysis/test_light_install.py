@@ -39,7 +39,7 @@ def run(code, *arguments):
 
 
 def command(name, *arguments):
-    code = f"{WITHOUT_TRAINING}\nfrom analysis.cli import main\nsys.argv[0] = 'olmo-sparsity'\nmain()"
+    code = f"{WITHOUT_TRAINING}\nfrom olmo_sparsity.cli import main\nsys.argv[0] = 'olmo-sparsity'\nmain()"
     return run(code, name, *arguments)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from analysis.cli import sweep as module
+from olmo_sparsity.cli import sweep as module
 from olmo_sparsity.config.load import load_config
 from olmo_sparsity.sweep.grid import Cell
 from olmo_sparsity.sweep.runner import Outcome, run_cells
@@ -289,7 +289,7 @@ def test_a_dry_run_prints_a_command_a_cell(sweep_here, tmp_path):
     code, printed = sweep_here(
         "config.yaml --grid seed=1,2 --out out --evaluate '--samples 5' --dry-run -- --max_duration=3"
     )
-    start = f"{words([sys.executable])} -P -m analysis.cli"
+    start = f"{words([sys.executable])} -P -m olmo_sparsity.cli"
     assert (code, printed.splitlines()) == (
         0,
         [
@@ -342,7 +342,7 @@ def test_a_task_runs_its_cell_and_is_requeued_alone_where_it_saved(job_script, t
     assert done.returncode == (code if code != 85 else 0), done.stderr
     threads, *start = (tmp_path / "told").read_text().splitlines()
     start, told = start[:4], start[4:]
-    assert (threads, start) == ("3", ["-P", "-m", "analysis.cli", "sweep"])
+    assert (threads, start) == ("3", ["-P", "-m", "olmo_sparsity.cli", "sweep"])
     assert told == [
         "config.yaml", "--out", "out", "--grid=task.parameters.train_length=[5,10],[5,9]", "--grid=seed=1",
         "--evaluate=--samples 5", "--only", "5", "--", "--max_duration=3",

@@ -84,7 +84,7 @@ def bpe_command(files: list[str], out: Path, *more: str) -> list[str]:
 
 def run_main(*given: str) -> int:
     """The script's exit code, in this process."""
-    script = importlib.import_module("analysis.cli.prepare_data")
+    script = importlib.import_module("olmo_sparsity.cli.prepare_data")
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit_info:
         patch.setattr(sys, "argv", ["prepare_data.py", *given])
         run_script(script.main)

@@ -29,12 +29,13 @@ corpus and the runs that they make need not be there yet; a run's last checkpoin
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.cli import command_line
+from olmo_sparsity.cli import command_line
 from olmo_sparsity.sweep.slurm import (
     Array,
     Job,
@@ -131,7 +132,7 @@ def _check_start(config: Config, *, after: bool) -> None:
 
 def prepare_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> list[Job]:
     """An array that makes the shards of C4, and the merge. Raises `UserError` for what each shard would refuse."""
-    from analysis.cli.prepare_data import parse_settings
+    from olmo_sparsity.cli.prepare_data import parse_settings
     from olmo_sparsity.data.prepare import check_shardable
 
     out, array = plain_word(options.out, "--out"), Array.parse(options.array)
@@ -153,12 +154,13 @@ def influence_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> lis
     """
     out, array = plain_word(options.out, "--out"), Array.parse(options.array)
     _refuse(arguments, "--out", "--shard", "--corpus")
-    if "--overwrite" in arguments:
-        raise UserError(
-            "--overwrite would remove, at every requeue, what was measured; remove the records yourself"
-        )
     checkpoints = [_checkpoint(text, bool(options.after)) for text in options.checkpoints]
-    _check_measurement(options, [checkpoints[0], "--corpus", options.corpus, "--out", out, *arguments], array)
+    command = [checkpoints[0], "--corpus", options.corpus, "--out", out, *arguments]
+    to_come = _is_to_come(options.corpus, bool(options.after))
+    # by its name: training knows nothing of the analysis
+    importlib.import_module("analysis.cli").check_influence(
+        command, shards=array.tasks, read_texts=not to_come
+    )
     records = _record_folders(out, checkpoints)
     values = {
         **common_values(options, "influence"),
@@ -176,8 +178,13 @@ def influence_jobs(options: argparse.Namespace, arguments: Sequence[str]) -> lis
         return [job]
     without_gpus = argparse.Namespace(**{**vars(options), "gpus_per_node": 0})
     common = {**common_values(without_gpus, "influence-merge"), "OUT": out, "CPUS": 1}
-    merge = words(command_line("merge_records", records))
-    return [job, Job("merge", Path(out), {**common, "MERGE": merge})]
+    # without --shard, influence puts finished shards together
+    measured = ["--corpus", options.corpus, *arguments]
+    merges = [
+        words(command_line("influence", [checkpoint, "--out", folder, *measured]))
+        for checkpoint, folder in zip(checkpoints, records, strict=True)
+    ]
+    return [job, Job("merge", Path(out), {**common, "MERGE": " && ".join(merges)})]
 
 
 def _checkpoint(text: str, after: bool) -> str:
@@ -185,39 +192,13 @@ def _checkpoint(text: str, after: bool) -> str:
 
     ``after`` another job, which may make it, the path stays as it is, and the job looks there.
     """
-    from analysis.model.rope_scaling import split_checkpoint
+    from olmo_sparsity.checkpoint import resolve_checkpoint
     from olmo_sparsity.model.rope_scaling import split_scaling
 
-    if after:
-        split_scaling(text)  # refuses an unknown way to scale RoPE
+    path, _ = split_scaling(text)  # refuses an unknown way to scale RoPE
+    if after or not Path(path).is_dir():
         return text
-    folder, scaling = split_checkpoint(text)
-    return f"{folder}@{text.rpartition('@')[2]}" if scaling else str(folder)
-
-
-def _check_measurement(options: argparse.Namespace, command: Sequence[str], array: Array) -> None:
-    """Raise `UserError` for what influence would refuse before it loads a model."""
-    from analysis.cli.influence import parse_settings
-    from analysis.measure.influence import targets_per_batch
-    from analysis.records.shards import MeasurementShard
-    from analysis.text.contexts import sample_targets
-    from olmo_sparsity.corpus.tokens import TokenFiles
-
-    settings = parse_settings(command)
-    if _is_to_come(options.corpus, bool(options.after)):
-        return
-    sampled = sample_targets(
-        TokenFiles.of_split(options.corpus, settings.split),
-        settings.targets,
-        n_long=settings.n_long,
-        n_short=settings.n_short,
-        seed=settings.seed,
-        targets_per_block=settings.targets_per_block,
-    )
-    if array.tasks > 1:
-        MeasurementShard(1, array.tasks).check(
-            len(sampled.document), targets_per_batch(settings.targets_per_block)
-        )
+    return str(resolve_checkpoint(path)) + text[len(path) :]
 
 
 def _is_to_come(corpus: str, after: bool) -> bool:

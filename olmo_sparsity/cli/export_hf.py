@@ -17,7 +17,7 @@ transformers an attention mask of ones: without one it takes a jump for the begi
 
 from __future__ import annotations
 
-from analysis.cli import show_log
+from olmo_sparsity.cli import show_log
 from olmo_sparsity.util.arguments import Parser, out_folder
 
 

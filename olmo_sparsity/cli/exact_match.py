@@ -26,11 +26,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
-from analysis.cli.arguments import parse_settings
-from olmo_sparsity.util.arguments import argument, out_folder, seed_number
+from olmo_sparsity.util.arguments import argument, out_folder, parse_settings, seed_number
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.result_files import EXACT_MATCH
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
@@ -103,14 +101,12 @@ def main() -> None:
     """Measure, write and print, unless it is measured already."""
     settings = parse_settings(__doc__, ExactMatchSettings)
 
-    from analysis.model.device import pick_device
-    from analysis.stats.exact_match import RECORD_NAME
-    from analysis.tables.cells import print_result
     from olmo_sparsity.checkpoint import load_model, resolve_checkpoint
     from olmo_sparsity.data.task_batches import TaskPositions
     from olmo_sparsity.evaluate.exact_match import exact_match_record, is_measured, measure
     from olmo_sparsity.model.build import as_predictor
     from olmo_sparsity.util.files import write_json
+    from olmo_sparsity.util.machine import pick_device
     from olmo_sparsity.util.result_files import json_checksum
 
     device = pick_device(settings.device)
@@ -122,7 +118,7 @@ def main() -> None:
             "position"
         )
     task, cells = planned(settings, config)
-    path = (settings.out or folder.parent) / RECORD_NAME
+    path = (settings.out or folder.parent) / EXACT_MATCH.name
     if is_measured(path, folder, task, cells, samples=settings.samples, seed=settings.seed):
         print(f"{path} is there already, of the same weights, task, lengths, k, samples and seed")
         return
@@ -153,7 +149,8 @@ def main() -> None:
     rows = _measure_cells(unfinished, asked, cells, settings.samples, measure_cell)
     write_json(path, record(rows))
     unfinished.unlink(missing_ok=True)
-    print_result([_table(rows)], [path])
+    print(_table(rows))
+    print(f"wrote {path}")
 
 
 def planned(settings: ExactMatchSettings, config: Config) -> tuple[Task, list[Cell]]:
@@ -199,48 +196,42 @@ def _measure_cells(
 
 def _refuse_to_replace(path: Path) -> None:
     """Raise `UserError` where a measurement is there; what is damaged may be replaced."""
-    from analysis.stats.exact_match import load_records
-
     try:
-        [record] = load_records([path])
+        record = EXACT_MATCH.load(path)
     except UserError:
         return
-    lengths, samples = (sorted({getattr(row, name) for row in record.rows}) for name in ("length", "samples"))
-    step, seed = record.source["step"], record.source["evaluation_seed"]
+    lengths, samples = (sorted({row[name] for row in record["rows"]}) for name in ("length", "samples"))
     raise UserError(
-        f"{path} holds another measurement (step {step}, {', '.join(map(str, samples))} samples of lengths "
-        f"{', '.join(map(str, lengths))}, evaluation seed {seed}); give --out, or --overwrite"
+        f"{path} holds another measurement (step {record['step']}, {', '.join(map(str, samples))} samples of lengths "
+        f"{', '.join(map(str, lengths))}, evaluation seed {record['evaluation_seed']}); give --out, or --overwrite"
     )
 
 
-def _table(rows: list[LengthResult]) -> Table:
-    """A row for every length and k, without columns that do not apply; shares in per cent."""
-    from analysis.tables.cells import plain_table
+def _table(rows: list[LengthResult]) -> str:
+    """A row for every length and k, without columns that do not apply; shares in per cent, with Wilson's interval."""
+    import pandas as pd
+    from scipy.stats import binomtest
 
-    cells = [_cells(row) for row in rows]
-    names = [name for name, text in cells[0].items() if text is not None]
-    table = plain_table(*names)
-    table.caption = (
+    def cells(row: LengthResult) -> dict[str, str | None]:
+        has_ids = row.teacher_forced_ids is not None
+        wilson = binomtest(row.exact, row.samples).proportion_ci(method="wilson")
+        exact = [100 * share for share in (row.exact / row.samples, wilson.low, wilson.high)]
+        return {
+            "length": f"{row.length:,}",
+            "k": None if row.k is None else str(row.k),
+            "samples": f"{row.samples:,}",
+            "exact [%]": "{:.1f} [{:.1f}, {:.1f}]".format(*exact),
+            "token": f"{row.wrong_token:,}",
+            "id": f"{row.wrong_id:,}" if has_ids else None,
+            "stop": f"{row.wrong_stop:,}",
+            "tokens [%]": f"{100 * row.teacher_forced_tokens / row.response_tokens:.2f}",
+            "ids [%]": f"{100 * (row.teacher_forced_ids or 0) / row.response_tokens:.2f}"
+            if has_ids
+            else None,
+        }
+
+    table = pd.DataFrame([cells(row) for row in rows]).dropna(axis="columns", how="all")
+    legend = (
         "token, id, stop: what the first error is; tokens, ids: right where the true ones before are read"
     )
-    for row in cells:
-        table.add_row(*(row[name] for name in names))
-    return table
-
-
-def _cells(row: LengthResult) -> dict[str, str | None]:
-    from analysis.stats.exact_match import wilson
-    from analysis.tables.cells import percent_text
-
-    has_ids = row.teacher_forced_ids is not None
-    return {
-        "length": f"{row.length:,}",
-        "k": None if row.k is None else str(row.k),
-        "samples": f"{row.samples:,}",
-        "exact [%]": percent_text(wilson(row.exact, row.samples).as_dict(), 1),
-        "token": f"{row.wrong_token:,}",
-        "id": f"{row.wrong_id:,}" if has_ids else None,
-        "stop": f"{row.wrong_stop:,}",
-        "tokens [%]": f"{100 * row.teacher_forced_tokens / row.response_tokens:.2f}",
-        "ids [%]": f"{100 * (row.teacher_forced_ids or 0) / row.response_tokens:.2f}" if has_ids else None,
-    }
+    return f"{table.to_string(index=False)}\n{legend}"

@@ -22,7 +22,7 @@ import argparse
 import os
 import sys
 
-from analysis.cli import show_log
+from olmo_sparsity.cli import show_log
 from olmo_sparsity.util.arguments import Parser, whole_number
 
 

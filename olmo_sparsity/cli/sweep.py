@@ -37,8 +37,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from analysis.cli import command_line, exact_match, show_log
-from analysis.cli.arguments import parse_settings
+from olmo_sparsity.cli import command_line, exact_match, show_log
 from olmo_sparsity.sweep.slurm import (
     OPTIONS,
     Array,
@@ -49,8 +48,9 @@ from olmo_sparsity.sweep.slurm import (
     split_arguments,
     words,
 )
-from olmo_sparsity.util.arguments import Parser, out_folder, whole_number
+from olmo_sparsity.util.arguments import Parser, out_folder, parse_settings, whole_number
 from olmo_sparsity.util.errors import UserError, first_line
+from olmo_sparsity.util.result_files import EXACT_MATCH
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
@@ -153,17 +153,16 @@ def _line(outcome: Outcome) -> str:
 
 def _numbers(outcome: Outcome) -> list[str]:
     """The last loss and, of a finished task, its exact match at the shortest and longest length."""
-    from analysis.stats.exact_match import RECORD_NAME, load_records
     from olmo_sparsity.training.metrics import METRICS_NAME, read_metrics
 
     cell, parts = outcome.cell, []
     losses = [row for row in read_metrics(cell.folder / METRICS_NAME) if "loss_nats" in row]
     if losses:
         parts.append(f"loss {losses[-1]['loss_nats']:.4f} nats at step {losses[-1]['step']:,}")
-    if outcome.state == "finished" and (cell.folder / RECORD_NAME).is_file():
+    if outcome.state == "finished" and (cell.folder / EXACT_MATCH.name).is_file():
         counted: dict[int, Counter[str]] = {}
-        for row in load_records([cell.folder / RECORD_NAME])[0].rows:
-            counted.setdefault(row.length, Counter()).update(exact=row.exact, samples=row.samples)
+        for row in EXACT_MATCH.load(cell.folder)["rows"]:
+            counted.setdefault(row["length"], Counter()).update(exact=row["exact"], samples=row["samples"])
         shares = {length: 100 * n["exact"] / n["samples"] for length, n in counted.items()}
         ends = [f"{shares[length]:.1f} % at {length}" for length in sorted({min(shares), max(shares)})]
         parts.append(f"exact match {', '.join(ends)}")
@@ -205,7 +204,7 @@ def _evaluation(text: str) -> tuple[str, ...]:
 
 def _check_evaluation(evaluation: Sequence[str], config: Config, *, here: bool) -> None:
     """Raise `UserError` for what exact_match would refuse after the training; ``here``: on this machine, too."""
-    from analysis.model.device import pick_device
+    from olmo_sparsity.util.machine import pick_device
 
     settings = parse_settings(None, exact_match.ExactMatchSettings, ["CELL", *evaluation])
     try:

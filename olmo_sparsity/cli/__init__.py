@@ -1,0 +1,110 @@
+"""The commands: ``olmo-sparsity NAME`` runs them where the package is installed, `scripts/NAME.py` in a checkout."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from olmo_sparsity.util.errors import run_script
+
+PROGRAM = "olmo-sparsity"
+COMMANDS = {
+    "train": ("olmo_sparsity.cli.train:main", "train a model from a YAML config"),
+    "prepare_data": ("olmo_sparsity.cli.prepare_data:main", "tokenize text for training and measuring"),
+    "sweep": ("olmo_sparsity.cli.sweep:main", "train, and for synthetic tasks evaluate, a grid of runs"),
+    "submit": ("olmo_sparsity.cli.submit:main", "submit training or a measurement to SLURM"),
+    "export_hf": ("olmo_sparsity.cli.export_hf:main", "write a checkpoint as a folder for transformers"),
+    "plot_metrics": ("analysis.cli.plot_metrics:main", "loss curves of training runs"),
+    "influence": ("analysis.cli.influence:main", "what k influential far tokens give a model back (Eq. 20)"),
+    "merge_records": ("analysis.cli.merge_records:main", "put shards of a measurement together"),
+    "figure2": ("analysis.cli.figure2:main", "draw Figure 2 of what influence measured"),
+    "xray": ("analysis.cli.xray:main", "which earlier tokens every token of a text needs"),
+    "verify": ("analysis.cli.verify:main", "measure recorded targets again"),
+    "compare": ("analysis.cli.compare:main", "two measurements on the same targets"),
+    "corpora": ("analysis.cli.corpora:main", "measurements of several corpora side by side"),
+    "ladder": ("analysis.cli.ladder:main", "measurements at several N side by side"),
+    "figure6": ("analysis.cli.figure6:main", "gains by N and M"),
+    "length": ("analysis.cli.length:main", "loss by position, at and beyond the training length"),
+    "plot_length": ("analysis.cli.plot_length:main", "draw loss by position again"),
+    "needle": ("analysis.cli.needle:main", "needles in held-out text"),
+    "longppl": ("analysis.cli.longppl:main", "perplexity on key tokens (LongPPL)"),
+    "exact_match": (
+        "olmo_sparsity.cli.exact_match:main",
+        "how often a run answers samples of its task exactly",
+    ),
+    "figure1": ("analysis.cli.figure1:main", "exact match by length of synthetic tasks"),
+    "recall": ("analysis.cli.recall:main", "do selectors find planted tokens"),
+    "couple": ("analysis.cli.couple:main", "which tokens of a task belong together"),
+}
+"""Of each command the function that runs it, imported when it is called, and what it does."""
+
+
+def main() -> None:
+    """``olmo-sparsity NAME …``: run a command; without one, list them all."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print(_help())
+    elif name == "--version":
+        print(f"{PROGRAM} {_version()}")
+    elif (module := name.replace("-", "_")) in COMMANDS:
+        sys.argv = [f"{PROGRAM} {module}", *arguments]
+        run(module)
+    else:
+        close = difflib.get_close_matches(module, COMMANDS, n=1)
+        remedy = f"did you mean {close[0]}" if close else "give one of its list"
+        print(f"error: there is no command {name!r}; {remedy}; see {PROGRAM} --help", file=sys.stderr)
+        sys.exit(2)
+
+
+def run(name: str) -> None:
+    """Run the command of this name with the arguments of the process, and leave with its exit code."""
+    module, function = COMMANDS[name][0].split(":")
+    run_script(lambda: getattr(importlib.import_module(module), function)())
+
+
+def show_log(*packages: str) -> None:
+    """Print warnings to standard error, and what these packages tell on their way.
+
+    Called before PyTorch is imported: what its C++ warns of is a page of addresses, and an error follows it.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    for package in packages:
+        logging.getLogger(package).setLevel(logging.INFO)
+
+
+def command_line(name: str, arguments: Sequence[object] = ()) -> list[str]:
+    """The words that start a command in a process of its own, from a checkout or an installed package alike.
+
+    ``-P`` keeps a folder of the user's that happens to be called olmo_sparsity from being imported instead.
+    """
+    return [sys.executable, "-P", "-m", "olmo_sparsity.cli", name, *map(str, arguments)]
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {title}" for name, (_, title) in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"usage: {PROGRAM} COMMAND …",
+            "",
+            "Which few far-away tokens does each prediction of a language model need?",
+            "",
+            "commands:",
+            *lines,
+            "",
+            f"example: {PROGRAM} train configs/demo.yaml; {PROGRAM} COMMAND --help shows what a command takes.",
+        ]
+    )
+
+
+def _version() -> str:
+    try:
+        return version(PROGRAM)
+    except PackageNotFoundError:
+        return "(not installed)"
