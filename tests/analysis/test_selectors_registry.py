@@ -1,0 +1,327 @@
+"""Selectors against straightforward computations: of single targets, and of blocks."""
+
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from analysis import selectors
+from analysis.engine import ModelChooser, selected_losses
+from analysis.model.adapter import TransformersAdapter
+from analysis.model.losses import Scorer, long_and_short_losses
+from analysis.selectors import (
+    BLIND,
+    FAMILIES,
+    SELECTORS,
+    SelectorInput,
+    SharedPasses,
+    check_selector,
+    find_selector,
+    leave_one_out,
+)
+from tests.support import plain
+from tests.support.families import random_model
+from tests.support.plain import masked_loss, random_blocks, random_contexts
+from tests.support.refusals import refused
+
+N, M, B, VOCABULARY = 14, 4, 6, 50
+FAR = N - M
+
+
+make_contexts = partial(random_contexts, N, M)
+
+
+def build(family="llama", **changes):
+    return TransformersAdapter(random_model(family, **changes)).requires_grad_(False)
+
+
+def plain_loss(model, contexts, row, kept):
+    return plain.plain_loss(model, contexts.tokens[row], kept, contexts.targets[row, 0])
+
+
+def plain_measure(kind, model, contexts, row, kept):
+    """The target's loss, or how far the prediction is from that of the long context."""
+    if kind not in ("kl", "tv"):
+        return plain_loss(model, contexts, row, kept)
+    long, some = (plain.plain_log_p(model, contexts.tokens[row], columns) for columns in (range(N), kept))
+    return plain.plain_divergence(kind, long, some)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build()
+
+
+def given(scorer, contexts, k=FAR, seed=0):
+    return SelectorInput(scorer, contexts, seed, k)
+
+
+def choose(name, scorer, contexts, k, seed=0):
+    return find_selector(name)(given(scorer, contexts, k, seed))
+
+
+def test_losses_equal_masking(model):
+    contexts = make_contexts()
+    keep = np.array([[0, 2, 5, 9, 10, 11, 12, 13], [1, 2, 3, 4, 10, 11, 12, 13]])
+    losses = Scorer(model).losses(contexts, keep[:, :-M])
+    expected = [[masked_loss(model, contexts, row, kept) for kept in keep] for row in range(len(contexts))]
+    np.testing.assert_allclose(losses, expected, atol=2e-5)
+
+
+def best_spans(model, contexts, row, k, width, split):
+    """Leave-one-out of spans by one pass each, from coarse to fine: {token: influence of its shortest span}."""
+    everything = range(N)
+    full = plain_loss(model, contexts, row, everything)
+    starts, influence = list(range(0, FAR, width)), {}
+    while True:
+        for start in starts:
+            dropped = set(range(min(start, FAR - width), min(start, FAR - width) + width))
+            influence[start] = (
+                plain_loss(model, contexts, row, [i for i in everything if i not in dropped]) - full
+            )
+        ranked = sorted(starts, key=lambda start: -influence[start])
+        if width <= selectors._SHORTEST:
+            break
+        ranked = ranked[: max(2, -(-2 * k // width))]
+        width //= split
+        starts, influence = [start + part * width for start in ranked for part in range(split)], {}
+    tokens = {}
+    for start in starts:
+        for i in range(min(start, FAR - width), min(start, FAR - width) + width):
+            tokens[i] = max(tokens.get(i, -np.inf), influence[start])
+    return tokens
+
+
+@pytest.mark.parametrize(("split", "shortest", "width"), [(2, 2, 4), (4, 1, 4), (4, 4, 4)])
+def test_spans_equal_a_plain_search_from_coarse_to_fine(model, monkeypatch, split, shortest, width):
+    """10 far tokens: the last span overlaps the one before where the width does not divide them."""
+    monkeypatch.setattr(selectors, "_SPLIT", split)
+    monkeypatch.setattr(selectors, "_SHORTEST", shortest)
+    contexts, k = make_contexts(), 2
+    found = choose("spans", Scorer(model), contexts, k)
+    for row in range(len(contexts)):
+        tokens = best_spans(model, contexts, row, k, width, split)
+        expected = sorted(tokens.values(), reverse=True)[:k]
+        np.testing.assert_allclose(found.influence[row], expected, atol=2e-5)
+        own = [tokens[i] for i in found.columns[row].tolist()]
+        np.testing.assert_allclose(own, expected, atol=2e-5)
+
+
+def test_long_and_short_losses_equal_a_plain_computation(model):
+    contexts, short = make_contexts(), range(FAR, N)
+    losses = np.stack(long_and_short_losses(Scorer(model), contexts), axis=1)
+    rows = range(len(contexts))
+    plain = [[plain_loss(model, contexts, row, kept) for kept in (range(N), short)] for row in rows]
+    np.testing.assert_allclose(losses, plain, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+@pytest.mark.parametrize("kind", ["", "absolute", "kl", "tv"])
+def test_single_tokens_equal_a_plain_computation(family, kind):
+    """What a measure loses without a token, and what it gains by one: with its sign, or without."""
+    model, contexts, short = build(family), make_contexts(), list(range(FAR, N))
+    ending = f"-{kind}" if kind else ""
+    out, into = (choose(f"leave-one-{way}{ending}", Scorer(model), contexts, FAR) for way in ("out", "in"))
+    for row in range(len(contexts)):
+        long, without_far = (plain_measure(kind, model, contexts, row, kept) for kept in (range(N), short))
+        plain_out, plain_in = np.empty(FAR), np.empty(FAR)
+        for i in range(FAR):
+            others = [j for j in range(N) if j != i]
+            plain_out[i] = plain_measure(kind, model, contexts, row, others) - long
+            plain_in[i] = without_far - plain_measure(kind, model, contexts, row, [i, *short])
+        for found, expected in ((out, plain_out), (into, plain_in)):
+            expected = abs(expected) if kind == "absolute" else expected
+            np.testing.assert_allclose(found.influence[row], sorted(expected, reverse=True), atol=5e-5)
+            np.testing.assert_allclose(expected[found.columns[row]], found.influence[row], atol=5e-5)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES[BLIND], "leave-one-out-kl@attention:6"])
+def test_target_blind_selectors_never_look_at_the_target(model, name):
+    contexts = make_contexts()
+    others = replace(contexts, targets=contexts.targets % (VOCABULARY - 1) + 1)
+    assert (others.targets != contexts.targets).all()
+    first, second = (choose(name, Scorer(model), each, k=4) for each in (contexts, others))
+    assert np.array_equal(first.columns, second.columns)
+    assert np.array_equal(first.influence, second.influence)
+
+
+def test_every_selector_has_one_family(model):
+    """Those that are neither blind nor controls do look at the target."""
+    assert sorted(chain(*FAMILIES.values())) == sorted(SELECTORS)
+    contexts = make_contexts()
+    others = replace(contexts, targets=contexts.targets % (VOCABULARY - 1) + 1)
+    for name in [*FAMILIES["signed"], *FAMILIES["absolute"]]:
+        first, second = (choose(name, Scorer(model), each, k=4).influence for each in (contexts, others))
+        assert abs(first - second).max() > 1e-3, name
+        assert "absolute" not in name or (first >= 0).all()
+
+
+def test_loss_of_k_tokens_keeps_the_short_context_and_the_first_k_selected(model):
+    contexts = make_contexts(2)
+    selected = np.array([[7, 0, 3], [1, 9, 2]])
+    losses = selected_losses(Scorer(model), contexts, contexts.all_targets, selected, ks=(1, 3))
+    for row, order in enumerate(selected):
+        for column, k in enumerate((1, 3)):
+            kept = sorted(order[:k]) + list(range(FAR, N))
+            assert losses[row, column] == pytest.approx(plain_loss(model, contexts, row, kept), abs=2e-5)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("greedy", ""), ("greedy-kl", "kl")])
+def test_greedy_adds_the_token_that_lowers_the_measure_most(model, name, kind):
+    contexts = make_contexts()
+    selection = choose(name, Scorer(model), contexts, k=3)
+    short = list(range(FAR, N))
+    for row in range(len(contexts)):
+        chosen, before = [], plain_measure(kind, model, contexts, row, short)
+        for round_ in range(3):
+            after = {
+                i: plain_measure(kind, model, contexts, row, sorted([*chosen, i]) + short)
+                for i in range(FAR)
+                if i not in chosen
+            }
+            best = min(after, key=after.get)
+            assert selection.columns[row, round_] == best
+            assert selection.influence[row, round_] == pytest.approx(before - after[best], abs=5e-5)
+            chosen, before = [*chosen, best], after[best]
+
+
+def test_screened_decides_exactly_among_what_was_proposed(model):
+    contexts = make_contexts()
+    proposed = choose("gradient", Scorer(model), contexts, k=5).columns
+    screened = choose("leave-one-out@gradient:5", Scorer(model), contexts, k=2)
+    influence = leave_one_out(given(Scorer(model), contexts))
+    for row in range(len(contexts)):
+        best = sorted(proposed[row], key=lambda i, row=row: -influence[row, i])[:2]
+        assert screened.columns[row].tolist() == best
+        np.testing.assert_allclose(screened.influence[row], influence[row, best], atol=5e-5)
+    everything = choose(f"leave-one-out@random:{FAR}", Scorer(model), contexts, k=4)
+    assert np.array_equal(everything.columns, choose("leave-one-out", Scorer(model), contexts, k=4).columns)
+
+
+def test_a_smaller_model_proposes_and_the_model_decides(model):
+    contexts = make_contexts()
+    small = Scorer(build(num_hidden_layers=1))
+    alone = replace(
+        given(Scorer(model), contexts, k=2), passes=SharedPasses(("leave-one-out@leave-one-out:4",))
+    )
+    influence, passes = leave_one_out(alone), choose("leave-one-out", small, contexts, k=4).columns
+    found = find_selector("leave-one-out@leave-one-out:4")(replace(alone, proposing=small))
+    for row in range(len(contexts)):
+        best = sorted(passes[row], key=lambda i, row=row: -influence[row, i])[:2]
+        assert found.columns[row].tolist() == best
+    assert not np.array_equal(
+        np.sort(passes), np.sort(choose("leave-one-out", Scorer(model), contexts, k=4).columns)
+    )
+
+
+@pytest.mark.parametrize("name", ["greedy@gradient:6", "greedy-kl@saliency:6", "attention@leave-one-in-tv:6"])
+def test_screened_forms_choose_different_tokens_among_the_proposed(model, name):
+    contexts = make_contexts()
+    proposed = choose(name.partition("@")[2].partition(":")[0], Scorer(model), contexts, k=6).columns
+    chosen = choose(name, Scorer(model), contexts, k=4).columns
+    for row in range(len(contexts)):
+        assert set(chosen[row]) < set(proposed[row])
+        assert len(set(chosen[row])) == 4
+
+
+def test_random_is_a_function_of_seed_and_target_alone(model):
+    contexts = make_contexts(4)
+    whole = choose("random", Scorer(model), contexts, k=4, seed=5).columns
+    part = choose("random", Scorer(model), contexts.take(slice(2, 3)), k=4, seed=5).columns
+    assert np.array_equal(whole[2:3], part)
+    assert not np.array_equal(whole, choose("random", Scorer(model), contexts, k=4, seed=6).columns)
+    first = np.array([choose("random", Scorer(model), contexts, 1, s).columns[:, 0] for s in range(300)])
+    assert np.bincount(first.ravel(), minlength=FAR).min() > 60  # 120 expected of each
+
+
+def test_nearest_takes_the_far_tokens_next_to_the_short_context(model):
+    columns = choose("nearest", Scorer(model), make_contexts(2), k=3).columns
+    assert columns.tolist() == [[FAR - 1, FAR - 2, FAR - 3]] * 2
+
+
+@pytest.mark.parametrize("name", sorted(SELECTORS))
+def test_choices_do_not_depend_on_how_targets_are_batched(model, name):
+    contexts = make_contexts(5)
+    together = choose(name, Scorer(model), contexts, k=4, seed=1)
+    alone = [
+        choose(name, Scorer(model, tokens_per_batch=16), contexts.take(slice(i, i + 1)), k=4, seed=1)
+        for i in range(5)
+    ]
+    assert np.array_equal(together.columns, np.concatenate([each.columns for each in alone]))
+    np.testing.assert_allclose(
+        together.influence, np.concatenate([each.influence for each in alone]), atol=2e-5
+    )
+
+
+def test_forms_of_one_selector_share_their_passes_and_choose_what_they_choose_alone(model, monkeypatch):
+    names = ("leave-one-out", "leave-one-out-absolute", "leave-one-out-kl", "leave-one-in-tv", "leave-one-in",
+             "leave-one-out-kl@gradient:4", "leave-one-out@gradient:4", "leave-one-out-tv@gradient:6",
+             "leave-one-out@leave-one-in-kl:5", "random")  # fmt: skip
+    passes, proposals = [], []
+    read, propose = Scorer._read, Scorer.presence_gradient
+    monkeypatch.setattr(
+        Scorer, "presence_gradient", lambda self, *args: proposals.append(1) or propose(self, *args)
+    )
+    monkeypatch.setattr(
+        Scorer, "_read", lambda self, *args: passes.append(len(args[0].far)) or read(self, *args)
+    )
+    scorer = Scorer(model)
+    chooser = ModelChooser(scorer, seed=0, k_max=4)
+    for contexts in (make_contexts(3), make_contexts(2, seed=7)):
+        passes.clear(), proposals.clear()
+        shared = chooser.select(names, contexts, contexts.all_targets, "true")
+        # without each token; beside each; and beside each for what proposes alone
+        assert passes.count(FAR * len(contexts)) == 3
+        assert passes.count(4 * len(contexts)) == passes.count(6 * len(contexts)) == 1
+        assert len(proposals) == 2  # one for each screen
+        for name, found in shared.items():
+            alone = choose(name, scorer, contexts, k=4)
+            np.testing.assert_array_equal(found.columns, alone.columns)
+            np.testing.assert_allclose(found.influence, alone.influence, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("leave_one_out", "choose among leave-one-out.*did you mean leave-one-out"),
+        ("leave-one-out@gradeint:4", "unknown selector 'gradeint'.*did you mean gradient"),
+        ("leave-one-out@gradient", "write EXACT@PROPOSER:m"),
+        ("leave-one-out@gradient:3", "m = 3 must be at least k = 4 and at most the 10 far tokens"),
+        ("leave-one-out@gradient:11", "m = 11 must be at least k = 4 and at most the 10 far tokens"),
+    ],
+)
+def test_unknown_selectors_list_the_choices(name, message):
+    with refused(message):
+        check_selector(name, k_max=4, n_far=10)
+
+
+@pytest.mark.parametrize("name", [*SELECTORS, "leave-one-out@gradient:8", "greedy-kl@leave-one-out-tv:8"])
+def test_a_selector_chooses_in_a_block_what_it_chooses_for_each_target_alone(model, name):
+    scorer, contexts = Scorer(model), random_blocks(N, M, B)
+    targets = np.array([[0, 0], [0, 3], [1, 2], [1, 5]])
+    together = find_selector(name)(SelectorInput(scorer, contexts, 7, 3, targets))
+    losses = selected_losses(scorer, contexts, targets, together.columns, (1, 3))
+    long, short = long_and_short_losses(scorer, contexts, targets)
+    for row, (block, place) in enumerate(targets):
+        by_itself, first = contexts.alone(block, place), np.array([[0, 0]])
+        selection = find_selector(name)(SelectorInput(scorer, by_itself, 7, 3))
+        assert together.columns[row].tolist() == selection.columns[0].tolist()
+        np.testing.assert_allclose(together.influence[row], selection.influence[0], atol=5e-5)
+        expected = selected_losses(scorer, by_itself, first, selection.columns, (1, 3))
+        np.testing.assert_allclose(losses[row], expected[0], atol=5e-5)
+        alone = [float(losses[0]) for losses in long_and_short_losses(scorer, by_itself)]
+        assert (long[row], short[row]) == pytest.approx(alone, abs=5e-5)
+
+
+@pytest.mark.parametrize("name", ["leave-one-out", "leave-one-out@gradient:8", "spans"])
+def test_scores_are_the_influence_of_every_token_that_has_one(model, name):
+    selection = choose(name, Scorer(model), random_contexts(44, 4, 2), k=8)
+    assert selection.scores.shape == (2, 40)
+    for row in range(2):
+        best = np.argsort(-np.nan_to_num(selection.scores[row], nan=-np.inf), kind="stable")[:8]
+        assert best.tolist() == selection.columns[row].tolist()
+        assert selection.scores[row, best].tolist() == selection.influence[row].tolist()
+    if name != "spans":
+        assert np.isfinite(selection.scores).sum(axis=1).tolist() == [8 if "@" in name else 40] * 2

@@ -1,0 +1,58 @@
+"""Losses again by one plain pass each, and contexts of random tokens to compute them on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.special import rel_entr
+
+from analysis.contexts import Contexts
+
+
+@torch.no_grad()
+def plain_log_p(model, text: Sequence[int], kept: Sequence[int]) -> np.ndarray:
+    """log p of every token after the tokens text[j] of all j in ``kept``, each with position id j: one forward pass."""
+    ids = torch.tensor([[int(text[j]) for j in kept]])
+    logits = model(ids, position_ids=torch.tensor([list(kept)]), attention_mask=torch.ones_like(ids)).logits
+    return logits[0, -1].double().log_softmax(-1).numpy()
+
+
+def plain_loss(model, text: Sequence[int], kept: Sequence[int], token: int) -> float:
+    """-log p of ``token``, see `plain_log_p`."""
+    return -plain_log_p(model, text, kept)[int(token)]
+
+
+@torch.no_grad()
+def masked_loss(model, contexts: Contexts, row: int, kept: Sequence[int]) -> float:
+    """-log p of a target given its whole context, in which an attention mask hides all but the tokens ``kept``."""
+    n_long = contexts.tokens.shape[1]
+    mask = torch.zeros(1, n_long, dtype=torch.long)
+    mask[0, list(kept)] = 1
+    tokens = torch.from_numpy(contexts.tokens[row])[None]
+    logits = model(tokens, torch.arange(n_long)[None], attention_mask=mask).logits[0, -1].double()
+    return float(-logits.log_softmax(-1)[contexts.targets[row, 0]])
+
+
+def plain_divergence(kind: str, log_p: np.ndarray, log_q: np.ndarray) -> float:
+    """KL(p || q) by SciPy, or the most by which an event is likelier under p than under q: total variation."""
+    p, q = np.exp(log_p), np.exp(log_q)
+    return float(rel_entr(p, q).sum() if kind == "kl" else (p - q)[p > q].sum())
+
+
+def random_contexts(
+    n_long: int, n_short: int, count: int = 3, seed: int = 0, vocabulary: int = 50
+) -> Contexts:
+    """Contexts of random tokens, each with one target."""
+    generator = np.random.default_rng(seed)
+    tokens = generator.integers(1, vocabulary, (count, n_long))
+    targets = generator.integers(1, vocabulary, (count, 1))
+    return Contexts(tokens, targets, 10 * np.arange(count)[:, None], n_short)
+
+
+def random_blocks(n_long: int, n_short: int, size: int, count: int = 2, vocabulary: int = 50) -> Contexts:
+    """The same with ``size`` targets in a block."""
+    text = np.random.default_rng(0).integers(1, vocabulary, (count, n_long + size))
+    target_id = np.arange(count * size).reshape(count, size)
+    return Contexts(text[:, :-1], text[:, n_long:], target_id, n_short)
