@@ -1,0 +1,275 @@
+"""The commands `olmo-sparsity influence`, `figure2`, `xray` and `verify`: arguments, one call, what was found.
+
+Probes and synthetic tasks have theirs beside what they measure.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.cli import show_log
+from olmo_sparsity.util.arguments import (
+    Parser,
+    finite_number,
+    out_folder,
+    positive_number,
+    seed_number,
+    texts,
+    whole_number,
+    whole_numbers,
+)
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.provenance import command_line
+
+MODEL = """a run or checkpoint of this project, a folder of transformers, the id of a model on the Hugging Face hub, or
+a .gguf file; maybe with @yarn:4 behind it (scales RoPE) or @untrained (freshly drawn weights)"""
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """How a model is opened and run: the options that every measurement shares, named as in `analysis.measure`."""
+    group = parser.add_argument_group("the model")
+    group.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json, where the model has none")
+    group.add_argument(
+        "--prefix",
+        default="auto",
+        metavar="TOKENS",
+        help="tokens that stand before every context: auto (what the tokenizer puts before a text; the default), none, "
+        "bos, eos, or ids such as 2",
+    )
+    group.add_argument(
+        "--dtype",
+        default="fp32",
+        choices=("fp32", "bf16", "fp16", "auto"),
+        help="type of weights and computation; auto: as stored (default: fp32)",
+    )
+    group.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
+    group.add_argument(
+        "--attn-implementation", metavar="NAME", help="of transformers: eager, sdpa, flash_attention_2"
+    )
+    group.add_argument(
+        "--tokens-per-batch",
+        type=whole_number,
+        metavar="N",
+        help="tokens of a forward pass (default: what fits)",
+    )
+    group.add_argument(
+        "--memory-limit",
+        dest="memory_limit_gb",
+        type=positive_number,
+        metavar="GB",
+        help="what a batch may take (default: half the memory, or 80 %% of what is free on the GPU)",
+    )
+
+
+def add_text_options(parser: argparse.ArgumentParser) -> None:
+    """What is read: files, or a prepared corpus."""
+    group = parser.add_argument_group("the text")
+    group.add_argument(
+        "--text",
+        nargs="+",
+        metavar="FILE",
+        help=".txt, one text and group each, or .json and .jsonl (.gz) with the fields text and url or group",
+    )
+    group.add_argument(
+        "--corpus", metavar="DIR", help="folder that prepare_data made (default: the run's own)"
+    )
+    group.add_argument("--split", default="heldout", help="of the corpus (default: %(default)s)")
+
+
+def texts_of(given: argparse.Namespace, model: str) -> Any:
+    """What `measure` is to read: the files, the corpus, or the corpus that the run was trained on."""
+    if given.text and given.corpus:
+        raise UserError("--text and --corpus are two sources; give one")
+    if given.text or given.corpus:
+        return given.text or given.corpus
+    from importlib import import_module
+
+    return import_module("analysis.ours").corpus_of(model)
+
+
+def influence_parser() -> Parser:
+    """Of `influence`."""
+    from analysis.selectors import FAMILIES
+
+    families = "\n".join(f"  {family + ':':<14}{', '.join(names)}" for family, names in FAMILIES.items())
+    parser = Parser(
+        prog="olmo-sparsity influence",
+        description=f"""Measure how much far context helps a model, and what k influential far tokens give back (Eq. 20).
+
+examples:
+  olmo-sparsity influence HuggingFaceTB/SmolLM2-135M --text books/*.txt --n-long 1024 --n-short 32 --out runs/smol
+  olmo-sparsity influence model-Q4_K_M.gguf --text code.jsonl.gz --out runs/gguf
+  olmo-sparsity influence runs/demo --corpus data/books --out runs/demo/on-books --shard 3/8
+  olmo-sparsity influence runs/books-2 --select-with runs/books --out runs/books/crossfit
+
+Of sampled targets it measures L_long (given N tokens) and L_short (given the last M of them). Where L_short - L_long
+is more than tau, every selector ranks the F = N - M far tokens, and L_k is measured with the short context and the
+first k of them; the same in a placebo, the far context of another text. Targets stand in blocks of B that share a far
+context, so that one forward pass serves all of them. The same command goes on after an interruption. With --shard i/n,
+n jobs measure a share each; the same command without --shard puts them together. Draw the result with figure2.
+
+With --select-with A, A chooses targets and tokens, and MODEL, trained from another seed, measures them (cross-fitting):
+what A chose by chance does not count. A may be a finished result. A screened selector EXACT@PROPOSER:m lets EXACT
+decide among the m tokens that PROPOSER puts first; with --propose-with SMALL a smaller model proposes.
+
+selectors, by what they look at (docs/method.md, 2.2):
+{families}""",
+    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the result")
+    add_text_options(parser)
+    group = parser.add_argument_group("what is measured")
+    group.add_argument("--n-long", type=whole_number, default=128, help="N, tokens (default: %(default)s)")
+    group.add_argument("--n-short", type=whole_number, default=16, help="M, tokens (default: %(default)s)")
+    group.add_argument("--targets", type=whole_number, default=1000, help="to sample (default: %(default)s)")
+    group.add_argument(
+        "--targets-per-block", type=whole_number, default=16, metavar="B", help="default: %(default)s"
+    )
+    group.add_argument(
+        "--tau", dest="tau_nats", type=finite_number, default=1.0, help="in nats (default: %(default)s)"
+    )
+    group.add_argument("--k", dest="ks", type=whole_numbers, default=(1, 2, 4, 8), help="default: 1,2,4,8")
+    group.add_argument(
+        "--selectors", type=texts, help="default: leave-one-out, -kl, leave-one-in, random, nearest"
+    )
+    group.add_argument(
+        "--placebos",
+        type=texts,
+        default=("placebo",),
+        help="of placebo, same-group (elsewhere in the target's group) and shuffled (default: placebo)",
+    )
+    group.add_argument("--seed", type=seed_number, default=0, help="of all that is drawn (default: 0)")
+    group.add_argument("--select-with", metavar="A", help="the model, or result, that chooses")
+    group.add_argument(
+        "--propose-with", metavar="SMALL", help="the model that proposes for screened selectors"
+    )
+    group.add_argument(
+        "--faithfulness", action="store_true", help="also comprehensiveness and LDS (docs/method.md, 2.8)"
+    )
+    group.add_argument("--scores", action="store_true", help="also keep the influence of every far token")
+    group.add_argument("--shard", metavar="i/n", help="measure one of n shares")
+    add_model_options(parser)
+    return parser
+
+
+def influence() -> None:
+    """Measure, and say what was found."""
+    options = vars(influence_parser().parse_args())
+    show_log("analysis")
+    from analysis.engine import measure
+
+    given = argparse.Namespace(**options)
+    read = texts_of(given, options.pop("model"))
+    for name in ("text", "corpus"):
+        del options[name]
+    if options["selectors"] is None:
+        del options["selectors"]
+    result = measure(given.model, read, **options)
+    if given.shard:
+        print(f"shard {given.shard} is measured; next, when all are: the same command without --shard")
+        return
+    print(result)
+    print(f"next: olmo-sparsity figure2 {given.out}")
+
+
+def check_influence(arguments: list[str], *, shards: int, read_texts: bool) -> None:
+    """Raise `UserError` for what `influence` would refuse before it loads a model, in so many ``shards``."""
+    from analysis.engine import check_options, targets_per_batch
+
+    given = influence_parser().parse_args(arguments)
+    options = {} if given.selectors is None else {"selectors": given.selectors}
+    check_options(given.n_long, given.n_short, given.ks, placebos=given.placebos, **options)
+    if read_texts:
+        from importlib import import_module
+
+        from analysis.contexts import sample_targets
+
+        sampled = sample_targets(
+            import_module("analysis.ours").open_corpus(given.corpus, given.split),
+            given.targets,
+            n_long=given.n_long,
+            n_short=given.n_short,
+            seed=given.seed,
+            targets_per_block=given.targets_per_block,
+        )
+        batches = -(-len(sampled.position) // targets_per_batch(given.targets_per_block))
+        if batches < shards:
+            raise UserError(
+                f"{len(sampled.position)} targets are {batches} batches, too few for {shards} shards"
+            )
+
+
+def xray() -> None:
+    """Measure the influence map of a text, and draw it."""
+    parser = Parser(
+        prog="olmo-sparsity xray",
+        description="""X-ray a text: for every token, which earlier tokens it needs and by how much.
+
+examples:
+  olmo-sparsity xray runs/demo --text README.md --out runs/demo/xray
+  olmo-sparsity xray model-Q4_K_M.gguf --text chapter.txt --out runs/xray --n-long 256 --n-short 32 --tau 0.5
+
+Every token is left out once, and the loss of all later ones is measured without it: exact leave-one-out influence, in
+nats, of every token on every later one but the next M. A text longer than N tokens is read in windows that overlap by
+half. Writes xray.html, in which pointing at a word lights up what it needs and what it serves (it opens in any browser
+and loads nothing), xray.png (a heat map), and xray.parquet with xray.json (all numbers).""",
+    )
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text")
+    parser.add_argument("--out", type=out_folder, metavar="DIR", help="default: TEXT-xray")
+    parser.add_argument(
+        "--n-long", type=whole_number, help="N (default: what the model reads, at most 1,024)"
+    )
+    parser.add_argument("--n-short", type=whole_number, default=16, help="M (default: %(default)s)")
+    parser.add_argument("--tau", dest="tau_nats", type=finite_number, default=1.0, help="nats (default: 1)")
+    add_model_options(parser)
+    options = vars(parser.parse_args())
+    show_log("analysis")
+    from analysis.xray import influence_map
+
+    model, path, out = options.pop("model"), options.pop("text"), options.pop("out")
+    try:
+        text = path.read_text(encoding="utf8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); give a file of UTF-8 text") from error
+    measured = influence_map(model, text, name=str(path), **options)
+    folder = out or Path(f"{path}-xray")
+    measured.save(folder)
+    measured.plot().savefig(folder / "xray.png", dpi=200)
+    measured.to_html(folder / "xray.html", command=command_line("scripts/xray.py"))
+    print(f"{measured}\nwrote {folder / 'xray.html'}, xray.png, xray.parquet and xray.json")
+
+
+def verify() -> None:
+    """Measure recorded targets again and compare; exit code 1 where the result does not hold."""
+    parser = Parser(
+        prog="olmo-sparsity verify",
+        description="""Measure some targets of a result again, and compare losses and choices with what it says.
+
+example:
+  olmo-sparsity verify results/checkpoint/influence --model results/checkpoint --corpus runs/verify/data
+
+Losses may differ by rounding between machines, by at most 0.001 nats; at least 95 %% of the choices must be the
+same.""",
+    )
+    parser.add_argument("result", type=Path, metavar="RESULT", help="folder that influence wrote")
+    parser.add_argument("--model", help="default: where it was when it was measured")
+    parser.add_argument("--targets", type=whole_number, default=100, help="over tau, at least (default: 100)")
+    parser.add_argument("--seed", type=seed_number, default=0, help="of their choice (default: 0)")
+    add_text_options(parser)
+    add_model_options(parser)
+    given = parser.parse_args()
+    show_log("analysis")
+    from analysis.result import load
+    from analysis.verify import verify as compare
+
+    result = load(given.result)
+    model = given.model or result.settings["model"]
+    read = given.text or given.corpus or result.settings["texts"]
+    options = {name: getattr(given, name) for name in ("device", "tokens_per_batch", "memory_limit_gb")}
+    comparison = compare(result, model, read, targets=given.targets, seed=given.seed, **options)
+    print(comparison)
+    if not comparison.holds:
+        raise UserError(f"{given.result} does not hold for {model} on {read}; see above")

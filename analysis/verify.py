@@ -1,0 +1,128 @@
+"""Some targets of a result, measured again from the weights and the text: how far the numbers are from the result.
+
+Everything is made anew: which targets are sampled, their losses, what every selector chooses, and L_k of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.engine import measure, targets_per_batch
+from analysis.result import Result, setting_differences
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.streams import Stream
+
+TOLERANCE_NATS = 1e-3
+"""Of a loss in fp32: rounding on another processor is a hundredth of it. [ours]"""
+LEAST_SAME = 0.95
+"""Share of the choices that must be of the same tokens: rounding decides between equal influences. [ours]"""
+NOT_COMPARED = (
+    "model",
+    "texts",
+    "texts_sha256",
+    "training_seed",
+    "complete",
+    "faithfulness",
+    "subsets",
+    "keep_rate",
+)
+"""Settings that may differ: where files lie, and the training text of a corpus: only what was measured counts."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far what was measured again is from the result."""
+
+    targets: int
+    largest_difference_nats: dict[str, float]
+    """Of loss_long, loss_short and, over the choices of the same tokens, loss_k."""
+    choices: int
+    """Of a target, selector, far context and k."""
+    same: float
+    """Share of them that are of the same tokens."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the result is what its weights and its text give, see `TOLERANCE_NATS` and `LEAST_SAME`."""
+        return max(self.largest_difference_nats.values()) <= TOLERANCE_NATS and self.same >= LEAST_SAME
+
+    def __str__(self) -> str:
+        apart = ", ".join(f"{name} {nats:.1e}" for name, nats in self.largest_difference_nats.items())
+        return (
+            f"{self.targets:,} targets measured again; largest difference in nats: {apart}; "
+            f"{self.same:.2%} of {self.choices:,} choices are the same: {'verified' if self.holds else 'NOT verified'}"
+        )
+
+
+def verify(
+    result: Result, model: Any, texts: Any, *, targets: int = 100, seed: int = 0, **options: Any
+) -> Comparison:
+    """Measure random batches of a result again until they hold so many ``targets`` over tau; ``options`` of `measure`.
+
+    Raises `UserError` where weights, text or settings are not those of the result, and for a cross-fitted one.
+    """
+    settings = result.settings
+    if settings["selected_by"] or settings["proposed_by"]:
+        raise UserError("the result was chosen by another model; verify one of a single model")
+    over = result.targets["target_id"].to_numpy()[result.over]
+    batch = over // targets_per_batch(settings["targets_per_block"])
+    order = np.random.default_rng([Stream.VERIFIED, seed]).permutation(np.unique(batch))
+    held = np.cumsum([(batch == number).sum() for number in order])
+    names = (
+        "n_long",
+        "n_short",
+        "targets_per_block",
+        "tau_nats",
+        "ks",
+        "selectors",
+        "seed",
+        "split",
+        "dtype",
+    )
+    again = measure(
+        model,
+        texts,
+        targets=settings["targets_requested"],
+        placebos=settings["far_contexts"][1:],
+        prefix=",".join(map(str, settings["prefix"])) or "none",
+        batches=order[: np.searchsorted(held, targets) + 1].tolist(),
+        **{name: settings[name] for name in names},
+        **options,
+    )
+    if differing := setting_differences(settings, again.settings, ignore=NOT_COMPARED):
+        raise UserError(
+            f"the result cannot be verified with what is given: {differing}; give its own model and text"
+        )
+    return compare(result, again)
+
+
+def compare(result: Result, again: Result) -> Comparison:
+    """How far ``again``, which has some of the targets of ``result``, is from it."""
+    ours = result.targets.set_index("target_id").reindex(again.targets["target_id"])
+    theirs = again.targets.set_index("target_id")
+    if not (ours[["text", "position", "token"]] == theirs[["text", "position", "token"]]).all(axis=None):
+        raise UserError(
+            "the result holds other targets than are sampled from this text; give the text of the result, docstrings "
+            "with the package versions of constraints.txt"
+        )
+    largest = {
+        name: float((ours[f"{name}_nats"] - theirs[f"{name}_nats"]).abs().max())
+        for name in ("loss_long", "loss_short")
+    }
+    keys = ["target_id", "selector", "far_context"]
+    pairs = again.choices.merge(result.choices, on=keys, suffixes=("", "_before"))
+    if len(pairs) < len(again.choices):
+        raise UserError(
+            "targets over tau now are not over tau in the result; it is of other weights or settings"
+        )
+    same, apart = 0, [0.0]
+    for row in pairs.itertuples():
+        for column, k in enumerate(result.ks):
+            if set(row.selected[:k]) == set(row.selected_before[:k]):
+                same += 1
+                apart.append(abs(float(row.loss_nats[column]) - float(row.loss_nats_before[column])))
+    choices = len(again.choices) * len(result.ks)  # one of a target that was not over tau counts as another
+    return Comparison(len(theirs), {**largest, "loss_k": max(apart)}, choices, same / choices)
