@@ -2,144 +2,616 @@
 
 Shares and recoveries are fractions, losses nats per token. ``low`` and ``high`` are NaN where the data support no
 interval. Of a Result joined of several trainings the numbers are those of all together, and the intervals also say how
-much trainings differ. Every function takes ``resamples`` (default 2,000) and ``seed`` (0) of the bootstrap; all
-intervals of a Result rest on the same resamples. Recoveries are of the targets over tau.
+much trainings differ. Every function takes ``resamples`` and ``seed`` of the bootstrap; all intervals of a Result rest
+on the same resamples. Recoveries are of the targets over tau.
 
-``selector`` may be ``best``: the lowest L_k of all selectors. ``far_context`` may be ``net``: true minus the placebo
-where that is positive. Where a frame is of one k only it takes ``k``, by default 4 or the closest that was measured.
+    recovery(k)     Σ (L_short - L_k) / Σ (L_short - L_long)     (paper Eq. 20, docs/method.md 2.2)
+    placebo         the same sums, L_k measured in the placebo far context, same denominator   [ours]
+    net             recovery(k) - max(0, placebo(k))                                           [ours]
+
+``selector`` may be ``best``: the lowest L_k of all selectors. ``far_context`` may be ``net``. Where a frame is of one k
+only, its function takes ``k``, by default 4 or the closest that was measured. All raise `UserError` where recovery is
+undefined: no target over tau, or gains that sum to nothing.
+Shapes: n sampled targets, m of them over tau with finished choices, K values of k.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from analysis.result import Result
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES
+from analysis.faithfulness import CONTEXT_LENGTHS, EXACT, row_pearson, row_spearman
+from analysis.kinds import KINDS, KINDS_BY_THEMSELVES, kinds_of_tokens
+from analysis.result import SELECTION, Result
+from analysis.stats.bootstrap import (
+    DEFAULT_RESAMPLES,
+    Interval,
+    Statistic,
+    count_clusters,
+    difference,
+    mean_of,
+)
+from analysis.stats.measured import (
+    ALL,
+    NET,
+    PLACEBO,
+    TRUE,
+    Measured,
+    choose_k,
+    default_selector,
+    mean_loss,
+    over_tau_column,
+    recoveries,
+    recovery_of,
+    refuse_without_gain,
+    selecting_gain_nats,
+    sums_of,
+)
+from analysis.stats.sums import Columns, Sums
 
-BEST = "best"
-NET = "net"
+GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)
+"""Inner edges of the bins of L_short - L_long; those not above tau are left out. [ours]"""
+NO_COPIES = "no near copy"
+"""The group of the targets over tau that are no near copies of training text."""
+FAR = "all far tokens"
+"""Stands beside the selectors in what they choose."""
+DISTANCE_BINS = 8
+"""At most so many bins of the distance, equally wide on a logarithmic scale. [ours]"""
+SHARE_NEEDED = 0.9
+"""Of L_short - L_long: a target has what it needs when k tokens recover so much. [ours]"""
+COMPARABLE = "has every far context"
+"""The group of the targets that `placebos` is about."""
+BLIND_FORMS = ("kl", "tv")
+"""What the name of a selector's target-blind forms ends with."""
+LARGEST = "largest"
+"""Name of the largest positive placebo, beside those that it is taken from."""
+ENOUGH_NATS = 0.1
+"""A context is enough where its loss is at most so much above L_long. [ours]"""
+CHANCE = "chance"
+"""Stands beside the selectors in `faithfulness`: two random choices."""
+INTERVAL = ["value", "low", "high"]
 
 
 def counts(result: Result) -> dict[str, int]:
-    """targets, targets_over_tau, targets_measured, documents, groups (where known), documents_over_tau,
-    groups_over_tau, trainings: what `by_clusters` and the captions of figures read."""
-    raise NotImplementedError
+    """How much was measured: targets (of all trainings together), targets_over_tau, targets_measured (finished),
+    documents, documents_over_tau, and where the texts have groups groups, groups_over_tau; trainings.
+
+    What captions say, and `analysis.stats.bootstrap.by_clusters` and `few_clusters` read.
+    """
+    targets = result.targets
+    over = targets.iloc[Measured(result).over if len(result.choices) else []]
+    clusters = {
+        suffix: count_clusters(
+            rows["text"].to_numpy(), rows["group"].to_numpy() if "group" in rows else None, suffix
+        )
+        for rows, suffix in ((targets, ""), (over, "_over_tau"))
+    }
+    sizes = {"targets": len(targets), "targets_over_tau": len(result.over), "targets_measured": len(over)}
+    return sizes | clusters[""] | clusters["_over_tau"] | {"trainings": len(result.trainings)}
+
+
+def of_trainings(numbers: Callable[..., pd.DataFrame], result: Result, **options: Any) -> pd.DataFrame:
+    """``numbers`` of each training by itself, with the columns training and training_seed before them."""
+    frames = []
+    for number, training in enumerate(result.trainings):
+        frame = numbers(training, **options)
+        frame.insert(0, "training", number)
+        frame.insert(1, "training_seed", training.settings["training_seed"])
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
 
 
 def recovery(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
     """selector, far_context ("true", "placebo", "net"), level, unit, sinks, k, value, low, high."""
-    raise NotImplementedError
+    rows = []
+    for given_back, measured, sums in _of_each_level(result, resamples, seed):
+        for selector in measured.names:
+            for k in measured.ks:
+                for context, interval in recoveries(sums, selector, k).items():
+                    rows.append(
+                        {"selector": selector, "far_context": context, **given_back, "k": k}
+                        | asdict(interval)
+                    )
+    return _frame(rows, *SELECTION, "k")
 
 
 def losses(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
-    """Mean L_k in nats over the targets over tau: columns of `recovery` without "net"."""
-    raise NotImplementedError
+    """Mean L_k in nats over the targets over tau: columns of `recovery`, far_context "true" and "placebo"."""
+    rows = []
+    for given_back, measured, sums in _of_each_level(result, resamples, seed):
+        for selector in measured.names:
+            for context in measured.far_contexts:
+                for k in measured.ks:
+                    interval = sums.interval(mean_loss(sums, selector, context, k))
+                    rows.append(
+                        {"selector": selector, "far_context": context, **given_back, "k": k}
+                        | asdict(interval)
+                    )
+    return _frame(rows, *SELECTION, "k")
+
+
+def _of_each_level(
+    result: Result, resamples: int, seed: int
+) -> Iterable[tuple[dict[str, Any], Measured, Sums]]:
+    """For each way in which chosen tokens were given back: its settings, what was measured, and its sums."""
+    refuse_without_gain(result)
+    for given_back in result.choices[SELECTION[2:]].drop_duplicates().to_dict("records"):
+        measured = Measured(result, **given_back)
+        columns = measured.of_group(ALL, measured.ks)
+        columns["short over tau"] = measured.column(measured.short_nats)
+        yield given_back, measured, sums_of(result, columns, resamples, seed)
 
 
 def shares(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
-    """name, value, low, high. Names: loss_short_nats, loss_long_nats, gain_nats, absolute_gain_nats, share_over_tau,
-    share_below_minus_tau, share_of_gain (of the net gain of all, held by those over tau); and of those over tau
-    loss_short_over_tau_nats, loss_long_over_tau_nats."""
-    raise NotImplementedError
+    """name, value, low, high; no target need be over tau. Names:
+
+    loss_short_nats, loss_long_nats, gain_nats, absolute_gain_nats     means of all targets
+    share_over_tau, share_below_minus_tau                              the tail, and its mirror (docs/method.md, 2.4)
+    share_of_gain                                                      of the net gain of all, held by those over tau
+    loss_short_over_tau_nats, loss_long_over_tau_nats                  means of the targets over tau
+    """
+    targets, gain, over = result.targets, result.gain_nats, over_tau_column(result)
+    short, long = (targets[f"loss_{name}_nats"].to_numpy(np.float64) for name in ("short", "long"))
+    measured = Measured(result).column(1.0) if len(result.choices) else over
+    columns: Columns = {
+        "one": np.ones(len(targets)),
+        "over": over,
+        "measured": measured,
+        "loss_short_nats": short,
+        "loss_long_nats": long,
+        "gain_nats": gain,
+        "absolute_gain_nats": np.abs(gain),
+        "share_over_tau": over,
+        "share_below_minus_tau": (selecting_gain_nats(result) < -result.settings["tau_nats"]) * 1.0,
+        "share_of_gain": gain * over,
+        "loss_short_over_tau_nats": short * measured,
+        "loss_long_over_tau_nats": long * measured,
+    }
+    below: dict[Hashable, str] = {"share_of_gain": "gain_nats"}
+    below |= dict.fromkeys(("loss_short_over_tau_nats", "loss_long_over_tau_nats"), "measured")
+    sums = sums_of(result, columns, resamples, seed)
+    names = list(columns)[3:]
+    return _frame(
+        [{"name": name} | asdict(sums.ratio(name, below.get(name, "one"))) for name in names], "name"
+    )
 
 
 def persistence(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
-    """name, value, low, high of targets over tau under the selecting model, where results are cross-fitted:
-    selecting_gain_nats, gain_nats, share_still_over_tau. No rows otherwise."""
-    raise NotImplementedError
+    """What is left of the gain that targets were chosen for, where results are cross-fitted; no rows otherwise.
+
+    name, value, low, high. Names: selecting_gain_nats, gain_nats (means over the targets over tau, under the model that
+    selects and the one that evaluates), share_still_over_tau (under the one that evaluates).
+    """
+    if not result.crossfit:
+        return _frame([], "name")
+    over = over_tau_column(result)
+    columns: Columns = {
+        "over": over,
+        "selecting_gain_nats": selecting_gain_nats(result) * over,
+        "gain_nats": result.gain_nats * over,
+        "share_still_over_tau": over * (result.gain_nats > result.settings["tau_nats"]),
+    }
+    sums = sums_of(result, columns, resamples, seed)
+    return _frame([{"name": name} | asdict(sums.ratio(name, "over")) for name in list(columns)[1:]], "name")
 
 
 def differences(
     result: Result, k: int | None = None, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> pd.DataFrame:
-    """The default selector minus every other, paired: first, second, far_context ("true", "net"), k, value, low, high."""
-    raise NotImplementedError
+    """The default selector minus every other, paired: first, second, far_context ("net", "true"), k, value, low, high."""
+    measured, k = _measured(result, k)
+    sums = sums_of(result, measured.of_group(ALL, [k]), resamples, seed)
+    first = default_selector(measured.names)
+    rows = []
+    for second in measured.names:
+        for context in (NET, TRUE) if second != first and PLACEBO in measured.far_contexts else ():
+            pair = [recovery_of(sums, selector, context, k) for selector in (first, second)]
+            keys = {"first": first, "second": second, "far_context": context, "k": k}
+            rows.append(keys | asdict(sums.interval(difference(*pair))))
+    return _frame(rows, "first", "second", "far_context", "k")
 
 
 def gain_bins(
     result: Result, k: int | None = None, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> pd.DataFrame:
-    """Recovery by gain of the target: from_nats, to_nats (inf), n_targets, n_documents, selector, far_context, k,
-    value, low, high."""
-    raise NotImplementedError
+    """Recovery by gain of the target: from_nats, to_nats (inclusive; inf), n_targets, n_documents, selector, far_context,
+    k, value, low, high.
+
+    The selecting model's gain decides, as it does for tau. A bin of the evaluating model's gain would hold targets by
+    chance of that model, which cross-fitting is to avoid.
+    """
+    measured, k = _measured(result, k)
+    gain = selecting_gain_nats(result)[measured.over]
+    edges = gain_edges(result.settings["tau_nats"])
+    members = {pair: (gain > pair[0]) & (gain <= pair[1]) for pair in pairwise(edges)}
+    columns: Columns = {}
+    for pair, inside in members.items():
+        columns |= measured.of_group(pair, [k], inside)
+    sums = sums_of(result, columns, resamples, seed)
+    rows = []
+    for pair, inside in members.items():
+        keys = {"from_nats": pair[0], "to_nats": pair[1], "n_targets": int(inside.sum())}
+        keys["n_documents"] = len(np.unique(measured.document[inside]))
+        rows += _recovery_rows(keys, sums, measured.names, k, pair)
+    return _frame(rows, "from_nats", "to_nats", "n_targets", "n_documents", "selector", "far_context", "k")
+
+
+def gain_edges(tau_nats: float) -> list[float]:
+    """Edges of the bins of L_short - L_long in nats, from tau to infinity."""
+    return [tau_nats, *(edge for edge in GAIN_EDGES_NATS if edge > tau_nats), float("inf")]
 
 
 def near_copies(
     result: Result, k: int | None = None, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> pd.DataFrame:
-    """name, selector, far_context, k, n_targets, value, low, high; no rows where copies are unknown. Names: share (of
-    all targets, that are near copies of training text), share_over_tau, recovery (without them)."""
-    raise NotImplementedError
+    """Targets in near copies of training text, and recovery without them; no rows where copies are unknown.
+
+    name, selector, far_context, k, n_targets, value, low, high. Names: share (of all targets), share_over_tau, recovery.
+    """
+    names = ("name", "selector", "far_context", "k", "n_targets")
+    if "near_copy" not in result.targets:
+        return _frame([], *names)
+    measured, k = _measured(result, k)
+    copies, over = result.targets["near_copy"].to_numpy(np.float64), over_tau_column(result)
+    columns: Columns = {
+        "one": np.ones(len(copies)), "over": over, "copies": copies, "copies over": copies * over,
+        **measured.of_group(NO_COPIES, [k], 1 - copies[measured.over]),
+    }  # fmt: skip
+    sums = sums_of(result, columns, resamples, seed)
+    rows: list[dict[str, Any]] = [
+        {"name": name, "n_targets": int(columns[above].sum())} | asdict(sums.ratio(above, below))
+        for name, above, below in (("share", "copies", "one"), ("share_over_tau", "copies over", "over"))
+    ]
+    rest = {"name": "recovery", "n_targets": int(sums.total(("targets", NO_COPIES)))}
+    return _frame(rows + _recovery_rows(rest, sums, measured.selectors, k, NO_COPIES), *names)
+
+
+# --- which dependencies the far context carries [ours] (docs/method.md, 2.6) ---
 
 
 def kinds(
     result: Result, k: int | None = None, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> pd.DataFrame:
-    """kind, n_targets, n_targets_over_tau, n_documents_over_tau, n_groups_over_tau, name, selector, far_context, k,
-    value, low, high. Names: share (of all targets), share_over_tau (of those over tau), gain_nats (mean of all of the
-    kind), recovery (with selector, far_context and k)."""
-    raise NotImplementedError
+    """Numbers of every kind of dependency that was sampled.
+
+    kind, n_targets, n_targets_over_tau, n_documents_over_tau, n_groups_over_tau (NaN without groups), name, selector,
+    far_context, k, value, low, high. Names: share (of all targets), share_over_tau (of those over tau), gain_nats (mean
+    of all of the kind), recovery (with selector, far_context and k).
+    """
+    measured, k = _measured(result, k)
+    targets, over = result.targets, over_tau_column(result)
+    kind_of_target = targets["kind"].to_numpy()
+    present = sorted(set(kind_of_target), key=lambda kind: (*KINDS, kind).index(kind))
+    columns: Columns = {"one": np.ones(len(targets)), "over": over}
+    for kind in present:
+        members = (kind_of_target == kind).astype(np.float64)
+        columns["share", kind], columns["share_over_tau", kind] = members, members * over
+        columns["gain_nats", kind] = members * result.gain_nats
+        columns |= measured.of_group(kind, [k], members[measured.over])
+    sums = sums_of(result, columns, resamples, seed)
+    rows: list[dict[str, Any]] = []
+    for kind in present:
+        of_kind = targets[(kind_of_target == kind) & targets["over_tau"]]
+        keys = {
+            "kind": kind,
+            "n_targets": int((kind_of_target == kind).sum()),
+            "n_targets_over_tau": len(of_kind),
+            "n_documents_over_tau": of_kind["text"].nunique(),
+            "n_groups_over_tau": of_kind["group"].nunique() if "group" in targets else np.nan,
+        }
+        for name, below in (("share", "one"), ("share_over_tau", "over"), ("gain_nats", ("share", kind))):
+            rows.append(keys | {"name": name} | asdict(sums.ratio((name, kind), below)))
+        rows += _recovery_rows(keys | {"name": "recovery"}, sums, measured.names, k, kind)
+    return _frame(rows, *keys, "name", "selector", "far_context", "k")
+
+
+def distance_edges(n_long: int, n_short: int) -> list[int]:
+    """Edges of the bins in tokens back from the target, ascending: M + 1 … N + 1; a bin excludes its upper edge.
+
+    In a block (docs/method.md, 2.1) from its first target, so that uniform choice has the same share for all.
+    """
+    edges = np.geomspace(n_short + 1, n_long + 1, DISTANCE_BINS + 1)
+    return np.unique(np.rint(edges).astype(int)).tolist()
 
 
 def distances(
     result: Result, k: int | None = None, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> pd.DataFrame:
-    """How far back the first k chosen tokens stand: selector, far_context, k, from_tokens, to_tokens (not included),
-    uniform (share that tokens drawn uniformly would have), value, low, high."""
-    raise NotImplementedError
+    """How far back the first k chosen tokens stand, as a share of them per bin; position id c is N - c tokens back.
+
+    selector, far_context, k, from_tokens, to_tokens (not included), uniform (share of tokens drawn uniformly), value,
+    low, high.
+    """
+    measured, k = _measured(result, k)
+    n_long = result.settings["n_long"]
+    edges = distance_edges(n_long, result.settings["n_short"])
+    columns: Columns = {"selected": measured.column(float(k))}
+    for selector in measured.selectors:
+        for context in measured.far_contexts:
+            back = n_long - measured.of_choices("selected", selector, context)[:, :k]
+            bins = np.searchsorted(edges, back, side="right") - 1
+            for number in range(len(edges) - 1):
+                columns[selector, context, number] = measured.column((bins == number).sum(axis=1))
+    sums = sums_of(result, columns, resamples, seed)
+    rows = []
+    for selector, context, number in list(columns)[1:]:  # type: ignore[misc]
+        low, high = edges[number : number + 2]
+        keys = {"selector": selector, "far_context": context, "k": k, "from_tokens": low, "to_tokens": high}
+        keys["uniform"] = (high - low) / result.n_far
+        rows.append(keys | asdict(sums.ratio((selector, context, number), "selected")))
+    return _frame(rows, "selector", "far_context", "k", "from_tokens", "to_tokens", "uniform")
 
 
 def picks(
     result: Result, k: int | None = None, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> pd.DataFrame:
-    """What kind of tokens the first k are: selector (or ``all far tokens``), far_context, k, kind, value, low, high.
-    No rows where the result has no texts."""
-    raise NotImplementedError
+    """What kind of tokens the first k are, and all far tokens (selector `FAR`), of the targets whose text is there.
+
+    selector, far_context, k, kind, value, low, high; no rows without texts. What stands out from all far tokens in the
+    placebo too is a taste of the selector, not a need of the target.
+    """
+    names = ("selector", "far_context", "k", "kind")
+    texts = [training.texts for training in result.trainings]
+    if any(frame is None or frame.empty for frame in texts):
+        return _frame([], *names)
+    measured, k = _measured(result, k)
+    pieces = pd.concat(texts).drop_duplicates("block").set_index("block")
+    block = result.targets["target_id"].to_numpy()[measured.over] // result.settings["targets_per_block"]
+    has_text = np.isin(block, pieces.index)
+    columns: Columns = {"has text": measured.column(has_text)}
+    for context, column in ((TRUE, "pieces"), (PLACEBO, "placebo_pieces")):
+        if context not in measured.far_contexts:
+            continue
+        of_block = {
+            number: np.array(kinds_of_tokens(strings)[: result.n_far])
+            for number, strings in pieces[column].items()
+        }
+        far = np.array([of_block[number] for number in block[has_text]]).reshape(-1, result.n_far)
+        kinds_of = {FAR: far}
+        for selector in measured.selectors:
+            first = measured.of_choices("selected", selector, context)[has_text, :k].astype(int)
+            kinds_of[selector] = np.take_along_axis(far, first, axis=1)
+        for selector, of_tokens in kinds_of.items():
+            for kind in KINDS_BY_THEMSELVES:
+                share = np.zeros(len(block))
+                share[has_text] = (of_tokens == kind).mean(axis=1)
+                columns[selector, context, kind] = measured.column(share)
+    sums = sums_of(result, columns, resamples, seed)
+    rows = [
+        {"selector": selector, "far_context": context, "k": k, "kind": kind}
+        | asdict(sums.ratio((selector, context, kind), "has text"))
+        for selector, context, kind in list(columns)[1:]  # type: ignore[misc]
+    ]
+    return _frame(rows, *names)
 
 
 def tokens_needed(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
-    """Share of the targets that have 90 % of their gain from k tokens or fewer: name ("reached", "never": more than the
-    largest k, true far context only), selector, far_context, k, n_targets, value, low, high."""
-    raise NotImplementedError
+    """Share of the targets that have `SHARE_NEEDED` of their gain from k tokens, or a smaller measured k.
+
+    name, selector, far_context, k, n_targets, value, low, high. Names: reached; never (not from the largest k; true far
+    context only). Only targets that gain anything count: under cross-fitting a target may lose by the long context of the
+    model that evaluates, and has then nothing to recover.
+    """
+    measured, _ = _measured(result)
+    gains = measured.gain_nats > 0
+    columns: Columns = {"gains": measured.column(gains)}
+    for (selector, context), losses in measured.losses.items():
+        if context in measured.far_contexts:
+            enough = measured.short_nats[:, None] - losses >= SHARE_NEEDED * measured.gain_nats[:, None]
+            reached = np.logical_or.accumulate(enough, axis=1) & gains[:, None]
+            for column, k in enumerate(measured.ks):
+                columns[selector, context, k] = measured.column(reached[:, column])
+    sums = sums_of(result, columns, resamples, seed)
+    rows: list[dict[str, Any]] = []
+    for selector in measured.names:
+        for context in measured.far_contexts:
+            keys = {"selector": selector, "far_context": context, "n_targets": int(gains.sum())}
+            for k in measured.ks:
+                interval = sums.ratio((selector, context, k), "gains")
+                rows.append({"name": "reached", **keys, "k": k} | asdict(interval))
+            if context == TRUE:
+                never = _one_minus(sums.statistic((selector, context, measured.ks[-1]), "gains"))
+                rows.append({"name": "never", **keys, "k": k} | asdict(sums.share(never, "gains")))
+    return _frame(rows, "name", "selector", "far_context", "k", "n_targets")
+
+
+def _one_minus(share: Statistic) -> Statistic:
+    return lambda sums: 1 - share(sums)
+
+
+# --- the parts of a recovery (docs/method.md, 2.3) ---
 
 
 def placebos(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
-    """Recovery in every far context, and its parts; no rows without a further placebo. Columns: name, selector, blind
-    (name of its target-blind form; of parts only), far_context, k, n_targets, value, low, high. Names:
+    """Recovery in every far context, and its parts, of the targets that have every far context.
 
-        recovery          of the targets that have every far context, by selector and far_context
+    name, selector, blind (name of its target-blind form; of parts only), far_context, k, n_targets, value, low, high. No
+    rows without a further placebo. Names:
+
+        recovery          by selector and far_context
         selection_bias    what the signed selector has more than the blind one in the placebo (winner's curse)
-        common_context    what the blind one has in far_context, and "largest", the largest that is positive
+        common_context    what the blind one has in each placebo, and `LARGEST`: the largest of these that is positive
         specific          what the blind one has in its own text beyond the largest
     """
-    raise NotImplementedError
+    names = ("name", "selector", "blind", "far_context", "k", "n_targets")
+    contexts = result.far_contexts
+    if set(contexts) <= {TRUE, PLACEBO}:
+        return _frame([], *names)
+    measured, _ = _measured(result)
+    has = [np.isfinite(measured.losses[measured.selectors[0], context]).all(axis=1) for context in contexts]
+    comparable = np.all(has, axis=0)
+    if not comparable.any():
+        return _frame([], *names)
+    columns = measured.of_group(COMPARABLE, measured.ks, comparable * 1.0, contexts)
+    sums = sums_of(result, columns, resamples, seed)
+    rows: list[dict[str, Any]] = []
+
+    def add(
+        name: str, selector: str, context: str, k: int, statistic: Statistic, blind: str | None = None
+    ) -> None:
+        keys = {"name": name, "selector": selector, "blind": blind, "far_context": context, "k": k}
+        rows.append(keys | {"n_targets": int(comparable.sum())} | asdict(sums.interval(statistic)))
+
+    for selector in measured.names:
+        for context in contexts:
+            for k in measured.ks:
+                add("recovery", selector, context, k, recovery_of(sums, selector, context, k, COMPARABLE))
+    pairs = [(signed, f"{signed}-{form}") for signed in measured.selectors for form in BLIND_FORMS]
+    for signed, blind in pairs:
+        for k in measured.ks if blind in measured.selectors else ():
+            of_blind = {context: recovery_of(sums, blind, context, k, COMPARABLE) for context in contexts}
+            of_signed = recovery_of(sums, signed, PLACEBO, k, COMPARABLE)
+            own = of_blind.pop(TRUE)
+            largest = _largest_positive(list(of_blind.values()))
+            add("selection_bias", signed, PLACEBO, k, difference(of_signed, of_blind[PLACEBO]), blind)
+            for context, statistic in (of_blind | {LARGEST: largest}).items():
+                add("common_context", signed, context, k, statistic, blind)
+            add("specific", signed, TRUE, k, difference(own, largest), blind)
+    return _frame(rows, *names)
+
+
+def _largest_positive(statistics: Sequence[Statistic]) -> Statistic:
+    return lambda sums: np.maximum(np.max([statistic(sums) for statistic in statistics], axis=0), 0.0)
+
+
+# --- faithfulness, as the attribution field measures it (docs/method.md, 2.8) ---
 
 
 def faithfulness(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
-    """name, selector, far_context ("true", "placebo"), k (NaN of what has none), value, low, high. Names:
-    sufficiency_nats, comprehensiveness_nats, overlap (by k), sufficiency_aopc_nats, comprehensiveness_aopc_nats, lds,
-    r2, spearman. The selector ``chance`` has the overlap of two random choices."""
-    raise NotImplementedError
+    """Means over the targets over tau for which a measure is defined; of what was measured.
+
+    name, selector, far_context ("true", "placebo"), k (NaN of what has none), value, low, high. Names:
+
+        sufficiency_nats, comprehensiveness_nats              by k; the first relative to L_long of the true context
+        sufficiency_aopc_nats, comprehensiveness_aopc_nats    their means over the k's: ERASER's AOPC, over numbers of
+                                                              tokens, not shares
+        lds, r2                                               summed influence against the loss on random subsets
+        overlap (by k), spearman                              against `EXACT`; the overlap of selector `CHANCE` is k / F
+    """
+    measured, _ = _measured(result)
+    columns = measured.of_group(ALL, measured.ks)
+    for selector in measured.selectors:
+        for context in measured.far_contexts:
+            for (name, k), values in _measures_of(measured, selector, context).items():
+                defined = np.isfinite(values)
+                key = (name, k, selector, context)
+                columns["value", *key] = measured.column(np.where(defined, values, 0.0))
+                columns["defined", *key] = measured.column(defined)
+    sums = sums_of(result, columns, resamples, seed)
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, selector: str, context: str, statistics: Mapping[int | None, Statistic]) -> None:
+        keys = {"selector": selector, "far_context": context}
+        for k, statistic in statistics.items():
+            rows.append({"name": name, **keys, "k": k} | asdict(sums.interval(statistic)))
+        if name.endswith("_nats"):
+            mean = sums.interval(mean_of(list(statistics.values())))
+            rows.append({"name": name.replace("_nats", "_aopc_nats"), **keys, "k": None} | asdict(mean))
+
+    for selector in measured.names:
+        for context in measured.far_contexts:
+            add("sufficiency_nats", selector, context, _sufficiency(sums, selector, context, measured.ks))
+        for name in ("comprehensiveness_nats", "lds", "r2", "overlap", "spearman"):
+            for context in measured.far_contexts:
+                keys = [
+                    (name, k, selector)
+                    for k in (*measured.ks, None)
+                    if ("value", name, k, selector, TRUE) in columns
+                ]
+                if keys and sums.total(("defined", *keys[0], TRUE)) > 0:
+                    means = {
+                        key[1]: sums.statistic(("value", *key, context), ("defined", *key, context))
+                        for key in keys
+                    }
+                    add(name, selector, context, means)
+    for k in measured.ks:
+        chance = asdict(Interval(k / result.n_far, np.nan, np.nan))
+        rows.append({"name": "overlap", "selector": CHANCE, "far_context": TRUE, "k": k} | chance)
+    return _frame(rows, "name", "selector", "far_context", "k")
+
+
+def _measures_of(measured: Measured, selector: str, context: str) -> dict[tuple[str, int | None], np.ndarray]:
+    """Values of one selector in one far context by name and k, (m,) each, NaN where undefined."""
+    there = measured.result.choices.columns
+    values: dict[tuple[str, int | None], np.ndarray] = {}
+    if "comprehensiveness_nats" in there:
+        drops = measured.of_choices("comprehensiveness_nats", selector, context)
+        values |= {("comprehensiveness_nats", k): drops[:, column] for column, k in enumerate(measured.ks)}
+    if "subset_loss_nats" in there:
+        influence, losses = (
+            measured.of_choices(name, selector, context) for name in ("subset_influence", "subset_loss_nats")
+        )
+        values["lds", None] = row_spearman(influence, -losses)
+        values["r2", None] = row_pearson(influence, losses) ** 2
+    if EXACT in measured.selectors and selector != EXACT:
+        chosen, exact = (measured.of_choices("selected", name, context) for name in (selector, EXACT))
+        values |= {("overlap", k): overlap(chosen[:, :k], exact[:, :k]) for k in measured.ks}
+        if "leave_one_out_spearman" in there:
+            values["spearman", None] = measured.of_choices("leave_one_out_spearman", selector, context)
+    return values
+
+
+def overlap(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Share of the k tokens of one choice that are in the other, (m,); both (m, k). By chance it is k / F."""
+    return (first[:, :, None] == second[:, None, :]).any(axis=2).mean(axis=1)
+
+
+def _sufficiency(sums: Sums, selector: str, context: str, ks: Sequence[int]) -> dict[int | None, Statistic]:
+    """Mean L_k - L_long by k, which is the gain without what was saved."""
+    targets = ("targets", ALL)
+    gain = sums.statistic(("gain", ALL), targets)
+    return {k: difference(gain, sums.statistic(("saved", selector, context, k, ALL), targets)) for k in ks}
 
 
 def contexts(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
-    """What needs no selector: name, length, value, low, high. Names: gap_cost_nats (of all targets),
-    gap_cost_over_tau_nats, share_enough (loss with the last ``length`` tokens within 0.1 nats of L_long)."""
-    raise NotImplementedError
+    """What needs no selector, where it was measured: name, length (NaN of what has none), value, low, high.
+
+    Names: gap_cost_nats, gap_cost_over_tau_nats (mean L_short at its original ids minus at ids from 0, of all targets
+    and of those over tau), share_enough (of all targets: loss with the last ``length`` tokens within `ENOUGH_NATS` of
+    L_long).
+    """
+    targets = result.targets
+    over = over_tau_column(result)
+    columns: Columns = {"one": np.ones(len(targets)), "over": over}
+    asked: list[tuple[str, int | None, str]] = []
+    if "loss_short_from_0_nats" in targets:
+        cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
+        columns["gap_cost_nats", None], columns["gap_cost_over_tau_nats", None] = cost, cost * over
+        asked += [("gap_cost_nats", None, "one"), ("gap_cost_over_tau_nats", None, "over")]
+    for length in CONTEXT_LENGTHS:
+        if (name := f"loss_of_{length}_nats") in targets:
+            enough = targets[name] <= targets["loss_long_nats"] + ENOUGH_NATS
+            columns["share_enough", length] = enough.to_numpy(np.float64)
+            asked.append(("share_enough", length, "one"))
+    sums = sums_of(result, columns, resamples, seed)
+    rows = [
+        {"name": name, "length": length} | asdict(sums.ratio((name, length), below))
+        for name, length, below in asked
+    ]
+    return _frame(rows, "name", "length")
 
 
-def of_trainings(numbers: Any, result: Result, **options: Any) -> pd.DataFrame:
-    """``numbers(each training)``, with the columns training and training_seed before them."""
-    raise NotImplementedError
+def _measured(result: Result, k: int | None = None) -> tuple[Measured, int]:
+    """The losses as text, and the k that is shown. Raises `UserError` where recovery is undefined."""
+    refuse_without_gain(result)
+    return Measured(result), choose_k(result.ks, k)
 
 
-def findings(result: Result) -> str:
-    """The main numbers in a few lines, for `print(result)`, and what to call next."""
-    raise NotImplementedError
+def _recovery_rows(
+    keys: Mapping[str, Any], sums: Sums, selectors: Iterable[str], k: int, group: Hashable
+) -> list[dict[str, Any]]:
+    """The rows of every selector and far context at one k, of one group."""
+    return [
+        {**keys, "selector": selector, "far_context": context, "k": k} | asdict(interval)
+        for selector in selectors
+        for context, interval in recoveries(sums, selector, k, group).items()
+    ]
 
 
-def summary(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> str:
-    """All numbers as text, for a terminal: what `olmo-sparsity figure2` prints."""
-    raise NotImplementedError
+def _frame(rows: Sequence[Mapping[str, Any]], *names: str) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=[*names, *INTERVAL])
