@@ -1,0 +1,135 @@
+"""Cross-fitting: one model chooses, another measures; by model or by result, and what is refused."""
+
+
+import numpy as np
+import pytest
+
+from analysis import engine
+from tests.support.refusals import refused
+from tests.support.small_measurement import assert_losses_are_plain, assert_same, model, small, small_tokens
+
+SELECTORS = ("leave-one-out", "greedy", "gradient", "random")
+
+
+def crossed(**changes):
+    """The second model evaluates what ``select_with`` chooses."""
+    return small(model(1), **{"selectors": SELECTORS, **changes})
+
+
+@pytest.fixture(scope="module")
+def first():
+    """What the first model chooses and measures."""
+    return small(selectors=SELECTORS)
+
+
+@pytest.fixture(scope="module")
+def by_model():
+    return crossed(select_with=model())
+
+
+def test_a_chooses_and_b_measures(first, by_model):
+    assert by_model.crossfit and not first.crossfit
+    assert np.array_equal(
+        by_model.over, first.over
+    )  # the targets are those over tau for the model that chooses
+    gain = first.gain_nats.astype(np.float32)
+    assert np.array_equal(by_model.targets["selecting_gain_nats"], gain)
+    for selector in SELECTORS:
+        for far_context in ("true", "placebo"):
+            chosen = (result.selected(selector, far_context) for result in (by_model, first))
+            assert np.array_equal(*chosen)
+    assert_losses_are_plain(by_model, model(1)[0], small_tokens(), range(5))
+
+
+def test_both_are_named(first, by_model):
+    named = by_model.settings["selected_by"]
+    assert named["model_sha256"] == first.settings["model_sha256"] != by_model.settings["model_sha256"]
+
+
+def test_a_result_chooses_as_its_model_does(first, by_model, tmp_path):
+    first.save(tmp_path / "first")
+    for chooser in (first, tmp_path / "first"):
+        by_result = crossed(select_with=chooser)
+        assert_same(by_result, by_model)
+    fewer = crossed(select_with=first, ks=(1, 2), selectors=("greedy",))
+    assert np.array_equal(fewer.loss_nats("greedy"), by_model.loss_nats("greedy")[:, :2])
+
+
+def test_recorded_choices_and_those_of_a_model_are_not_mixed(first, tmp_path, monkeypatch):
+    original, done = engine.Engine.targets, []
+
+    def interrupted(self, places):
+        if done:
+            raise KeyboardInterrupt
+        done.append(1)
+        return original(self, places)
+
+    monkeypatch.setattr(engine.Engine, "targets", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        crossed(select_with=model(), out=tmp_path)
+    with refused("was measured with other settings: selected_by"):
+        crossed(select_with=first, out=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_short": 6}, "has other settings: n_short 5 -> 6"),
+        ({"selectors": ("attention",)}, "lacks selectors attention; leave them out"),
+        ({"placebos": ("placebo", "shuffled")}, "lacks far_contexts shuffled"),
+        ({"ks": (1, 8)}, "has k up to 4; give no larger one"),
+    ],
+)
+def test_results_of_other_measurements_are_refused(first, changes, message):
+    with refused(message):
+        crossed(select_with=first, **changes)
+
+
+def test_a_model_does_not_cross_itself(first, by_model):
+    with refused("the weights are the same"):
+        small(select_with=first, selectors=SELECTORS)
+    with refused("neither cross-fitted"):
+        small(select_with=by_model, selectors=SELECTORS)
+
+
+def test_shards_can_be_cross_fitted(first, by_model, tmp_path):
+    for shard in ("1/2", "2/2"):
+        result = crossed(select_with=first, out=tmp_path, shard=shard)
+    assert_same(result, by_model)
+
+
+def test_a_smaller_model_proposes(first):
+    """Among as many candidates as are chosen nothing is left to decide: the set is what the other model ranks first."""
+    screened = "leave-one-out@gradient:4"
+    result = small(selectors=(screened, "random"), propose_with=model(1))
+    proposed = crossed(selectors=("gradient",))
+    assert result.settings["proposed_by"]["model_sha256"] == proposed.settings["model_sha256"]
+    assert np.array_equal(result.over, first.over)
+    _, ours, theirs = np.intersect1d(result.over, proposed.over, return_indices=True)
+    assert len(ours) >= 3
+    for far_context in ("true", "placebo"):
+        chosen = np.sort(result.selected(screened, far_context)[ours])
+        assert np.array_equal(chosen, np.sort(proposed.selected("gradient", far_context)[theirs]))
+        assert not np.array_equal(chosen, np.sort(first.selected("gradient", far_context)[ours]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["run", "hf"])
+def test_untrained_weights_choose_for_the_targets_of_the_trained_model(trained, folder):
+    """Adebayo et al. 2018: what they choose is measured on the trained model, and differs from what that chooses."""
+    from analysis.engine import measure
+    from tests.support.small_measurement import SMALL
+
+    corpus, path = str(trained / "corpus"), str(trained / folder)
+    settings = {**SMALL, "targets": 80, "n_long": 20, "tau_nats": 1.3}
+    result = measure(path, corpus, **settings, select_with=f"{path}@untrained")
+    trained_one = measure(path, corpus, **settings)
+    assert result.settings["selected_by"]["untrained"]
+    assert "selecting_gain_nats" not in result.targets
+    assert np.array_equal(result.over, trained_one.over)
+    for far_context in ("true", "placebo"):
+        same, other = (
+            result.selected(name, far_context) == trained_one.selected(name, far_context)
+            for name in ("random", "leave-one-out")
+        )
+        assert same.all() and other[:, 0].mean() < 0.7

@@ -1,0 +1,258 @@
+"""The measurement end to end on a small model: against plain passes, interrupted, in shards, and what is refused."""
+
+import numpy as np
+import pytest
+
+from analysis import engine
+from analysis.engine import PLACEBOS, measure
+from analysis.result import load
+from tests.support import small_measurement
+from tests.support.plain import plain_loss
+from tests.support.refusals import refused
+from tests.support.small_measurement import (
+    TEXTS,
+    F,
+    M,
+    N,
+    assert_losses_are_plain,
+    assert_same,
+    model,
+    small,
+    small_tokens,
+    window,
+)
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def whole(request):
+    """The result with all placebos, of single targets and of blocks."""
+    return small(placebos=PLACEBOS, targets_per_block=request.param)
+
+
+def again(whole, **changes):
+    per_block = whole.settings["targets_per_block"]
+    return small(**{"placebos": PLACEBOS, "targets_per_block": per_block, **changes})
+
+
+@pytest.fixture
+def stops_after(monkeypatch):
+    """Interrupt the engine after so many batches."""
+    original = engine.Engine.targets
+
+    def stop(batches):
+        done = []
+
+        def targets(self, places):
+            if len(done) == batches:
+                raise KeyboardInterrupt
+            done.append(1)
+            return original(self, places)
+
+        monkeypatch.setattr(engine.Engine, "targets", targets)
+
+    return stop
+
+
+def test_losses_are_those_of_one_plain_pass_each(whole):
+    has = whole.targets["same_group_text"].to_numpy()[whole.over] >= 0
+    assert 3 < has.sum() < len(has)
+    rows = [*np.flatnonzero(has)[:3], *np.flatnonzero(~has)[:2]]
+    assert_losses_are_plain(whole, model()[0], small_tokens(), rows)
+
+
+def test_leave_one_out_chooses_what_is_missed_most(whole):
+    tokens = small_tokens()
+    for row in range(3):
+        target = whole.targets.iloc[whole.over[row]]
+        for far_context in ("true", "placebo"):
+            text = window(whole, target, tokens, far_context)
+            without = [
+                plain_loss(model()[0], text, [j for j in range(len(text)) if j != i], target.token)
+                for i in range(F)
+            ]
+            first = whole.selected("leave-one-out", far_context)[row, 0]
+            assert without[first] == pytest.approx(max(without), abs=1e-4)
+            long = plain_loss(model()[0], text, range(len(text)), target.token)
+            influence = whole.influence("leave-one-out", far_context)[row, 0]
+            assert influence == pytest.approx(max(without) - long, abs=1e-4)
+
+
+def test_targets_over_tau_are_those_whose_rounded_gain_is(whole):
+    targets = whole.targets
+    assert len(targets) == 150 and 10 < len(whole.over) < 100
+    assert np.array_equal(targets["over_tau"], whole.gain_nats > 1.5)
+    losses = targets[["loss_long_nats", "loss_short_nats"]].to_numpy()
+    assert np.array_equal(losses, losses.astype(np.float32))
+
+
+def test_a_placebo_is_of_another_group(whole):
+    assert (whole.targets["group"] != whole.targets["placebo_group"]).all()
+    assert set(whole.targets["group"]) <= set(TEXTS)
+
+
+def test_what_was_measured_without_further_placebos_is_the_same(whole):
+    bare = again(whole, placebos=("placebo",))
+    assert bare.far_contexts == ["true", "placebo"]
+    assert not [name for name in bare.targets if name.startswith("same_group")]
+    for selector in bare.selectors:
+        for far_context in bare.far_contexts:
+            for name in ("loss_nats", "selected", "influence"):
+                one, other = (getattr(result, name)(selector, far_context) for result in (bare, whole))
+                assert np.array_equal(one, other)
+
+
+def test_the_texts_of_blocks_are_their_tokens(whole):
+    size, tokens = whole.settings["targets_per_block"], small_tokens()
+    over = whole.targets.iloc[whole.over]
+    assert whole.texts["block"].tolist() == sorted(set(over["target_id"] // size))
+    for row in whole.texts.itertuples():
+        target = over[over["target_id"] // size == row.block].iloc[0]
+        text = tokens[row.text][row.first_position - N : row.first_position + size + 12]
+        assert "".join(row.pieces) == model()[1].decode(text.tolist(), skip_special_tokens=False)
+        assert row.pieces[N + target.target_id % size].strip() == f"w{target.token}"
+        far = tokens[target.placebo_text][target.placebo_start : target.placebo_start + F]
+        assert [piece.strip() for piece in row.placebo_pieces] == [f"w{token}" for token in far]
+
+
+def test_of_a_large_measurement_a_share_of_the_blocks_keeps_its_text(monkeypatch):
+    monkeypatch.setattr(engine, "TEXTS_FROM_TARGETS", 75)  # of 150
+    some = small()
+    assert 0 < len(some.texts) < len(some.over)
+
+
+def test_scores_are_those_that_choices_are_made_from():
+    result = small(scores=True, selectors=("leave-one-out", "greedy"))
+    assert set(result.scores["selector"]) == {"leave-one-out"}
+    keys = ["target_id", "selector", "far_context"]
+    both = result.scores.merge(result.choices, on=keys, suffixes=("_of_all", ""))
+    assert len(both) == len(result.scores) == 2 * len(result.over)
+    for row in both.itertuples():
+        assert len(row.influence_of_all) == F
+        assert row.influence_of_all[row.selected].tolist() == row.influence.tolist()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1000.0])
+def test_an_interrupted_measurement_goes_on_where_it_stopped(
+    whole, tmp_path, stops_after, monkeypatch, seconds
+):
+    monkeypatch.setattr(engine, "SECONDS_BETWEEN_PARTS", seconds)
+    with pytest.raises(KeyboardInterrupt):
+        stops_after(2)
+        again(whole, out=tmp_path)
+    kept = [load(path) for path in (tmp_path / "parts").iterdir()]
+    size = engine.targets_per_batch(whole.settings["targets_per_block"])
+    assert sum(len(part.targets) for part in kept) == 2 * size
+    stops_after(1)  # nothing but the third batch is left
+    result = again(whole, out=tmp_path)
+    assert result.settings == whole.settings and result.settings["complete"]
+    assert_same(result, whole)
+    assert_same(load(tmp_path), whole)
+    assert not (tmp_path / "parts").exists()
+
+
+def test_an_interrupt_in_memory_gives_the_first_targets(stops_after):
+    stops_after(1)
+    result = small()
+    assert not result.settings["complete"] and len(result.targets) == 64
+    stops_after(0)
+    with pytest.raises(KeyboardInterrupt):
+        small()
+
+
+def test_a_complete_measurement_is_left_alone_and_other_settings_are_not_mixed_in(tmp_path, stops_after):
+    small(out=tmp_path)
+    stops_after(0)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
+    small(out=tmp_path)
+    with refused("was measured with other settings: n_short 5 -> 6"):
+        small(out=tmp_path, n_short=6)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
+
+
+def test_shards_together_are_one_run_to_the_last_bit(whole, tmp_path):
+    for number in (3, 1):
+        part = again(whole, out=tmp_path, shard=f"{number}/3")
+        assert not part.settings["complete"]
+    assert not (tmp_path / "result.json").exists()
+    last = again(whole, out=tmp_path, shard="2/3")
+    assert last.settings == whole.settings
+    for result in (last, load(tmp_path)):
+        assert_same(result, whole)
+    with refused("shard '4/4': give i/n with i from 1 to n, and n at most the 3 batches"):
+        again(whole, out=tmp_path / "other", shard="4/4")
+
+
+def test_some_batches_can_be_measured_again(whole):
+    size = engine.targets_per_batch(whole.settings["targets_per_block"])
+    some = again(whole, batches=[1])
+    assert some.targets["target_id"].tolist() == list(range(size, 2 * size))
+    of_whole = whole.choices[whole.choices["target_id"] // size == 1].reset_index(drop=True)
+    assert [losses.tolist() for losses in some.choices["loss_nats"]] == [
+        losses.tolist() for losses in of_whole["loss_nats"]
+    ]
+
+
+def test_one_process_at_a_time_writes(tmp_path):
+    with engine._lock(tmp_path, "all"), refused("is in use by another process"):
+        small(out=tmp_path)
+
+
+@pytest.mark.parametrize("what", ["long_and_short_losses", "selected_losses"])
+def test_losses_that_are_not_finite_are_refused(tmp_path, monkeypatch, what):
+    original = getattr(engine, what)
+
+    def broken(*args):
+        losses = original(*args)
+        (losses[0] if isinstance(losses, tuple) else losses).flat[0] = np.nan
+        return losses
+
+    monkeypatch.setattr(engine, what, broken)
+    with refused("a loss of the model is not finite"):
+        small(out=tmp_path)
+    monkeypatch.undo()
+    assert small(out=tmp_path).settings["complete"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_long": M}, "N = 5 must be larger than M = 5"),
+        ({"selectors": ("leave-one-out", "leave-two-out")}, "unknown selector 'leave-two-out'; choose among"),
+        ({"ks": (1, 36)}, "at most the 35 far tokens"),
+        ({"placebos": ("other",)}, "'other' is no placebo; choose among placebo, same-group, shuffled"),
+        ({"tau_nats": 90.0}, r"none of 150 targets gains more than tau = 90.0 nats.*lower tau"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(tmp_path, changes, message):
+    with refused(message):
+        small(out=tmp_path, **changes)
+    assert not list(tmp_path.glob("*.json")) and not (tmp_path / "parts").exists()
+
+
+def test_a_model_object_is_given_back_as_it_came():
+    inner = model()[0].train()
+    try:
+        weight = next(inner.parameters()).requires_grad_(True)
+        small(targets=64)
+        assert inner.training and weight.requires_grad
+    finally:
+        inner.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("change", ["", pytest.param("@yarn:2", marks=pytest.mark.slow)])
+def test_a_run_on_its_corpus_equals_a_plain_computation(trained, change, monkeypatch):
+    from olmo_sparsity.checkpoint import load_model
+    from olmo_sparsity.corpus.tokens import TokenFiles
+    from olmo_sparsity.export import position_reach
+    from olmo_sparsity.model.rope_scaling import RopeScaling
+
+    result = measure(
+        f"{trained / 'run'}{change}", str(trained / "corpus"), **{**small_measurement.SMALL, "targets": 60}
+    )
+    inner, config = load_model(trained / "run")
+    if change:
+        inner.rope_scaling = RopeScaling("yarn", 2.0, original_length=position_reach(config))
+    assert result.settings["rope_scaling"] == (change[1:] or None)
+    tokens = TokenFiles.of_split(trained / "corpus", "heldout")
+    documents = [tokens.document(number) for number in range(len(tokens.document_bounds))]
+    assert_losses_are_plain(result, inner, documents, range(min(5, len(result.over))))
