@@ -1,21 +1,21 @@
-"""Exact match of the synthetic tasks by length: measured, saved as one frame, and pooled over training seeds.
+"""Exact match of the synthetic tasks by length: read, saved as one frame, and pooled over training seeds.
 
 A *group* is what was trained alike but for the seed, as far as the frame tells: same task and parameters, scheme,
 rotation, family, number of weights, further options. (It does not record precision, heads or weight decay, say.) A
 *curve* is one k of a group; it has a point for every length that at least one seed of the group has.
 
-Measuring needs torch and OLMo, reading and pooling do not. Shapes: S seeds of a point.
+`olmo-sparsity exact_match` measures a run and leaves an exact_match.json in its folder; a study keeps all rows of its
+runs in one exact_match.parquet. Shapes: S seeds of a point.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,11 +25,7 @@ import pyarrow.parquet as pq
 from analysis.stats.bootstrap import Interval, student_t, wilson
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
-
-if TYPE_CHECKING:
-    from olmo_sparsity.config.schema import Config
-    from olmo_sparsity.evaluate.exact_match import Cell
-    from olmo_sparsity.tasks import Task
+from olmo_sparsity.util.result_files import EXACT_MATCH
 
 NAME = "exact_match.parquet"
 SCHEME_LABELS = {
@@ -166,30 +162,28 @@ def save(path: str | Path, frame: pd.DataFrame) -> None:
 
 
 def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows at these paths; a folder stands for every `exact_match.parquet` beneath it.
+    """The rows at these paths, each once; a folder stands for every `exact_match.parquet` and `.json` beneath it.
 
     ``only``: folders, as in the column ``folder``, whose rows are wanted, and those beneath them; all by default.
     Raises `UserError` for a path without rows.
     """
     frames = []
     for path in map(Path, paths):
-        files = sorted(path.rglob(NAME)) if path.is_dir() else [path]
+        names = NAME, EXACT_MATCH.name
+        files = sorted(file for name in names for file in path.rglob(name)) if path.is_dir() else [path]
         if not files:
-            raise UserError(f"{path} holds no {NAME}; make one with olmo-sparsity exact_match")
+            raise UserError(f"{path} holds no {' or '.join(names)}; make one with olmo-sparsity exact_match")
         for file in files:
-            frame = _read(file)
             below = file.parent.relative_to(path) if path.is_dir() else Path()
-            frame["folder"] = [str(below / folder) for folder in frame["folder"]]
-            frames.append(frame)
-    rows = pd.concat(frames, ignore_index=True)
-    if only:
-        wanted = [any(Path(folder).is_relative_to(each) for each in only) for folder in rows["folder"]]
-        rows = rows[wanted]
-        if rows.empty:
-            raise UserError(
-                f"no rows of {', '.join(only)}; there are {', '.join(sorted({*frame['folder']}))}"
-            )
-    return rows.drop_duplicates(ignore_index=True)
+            frame = record_frame(EXACT_MATCH.load(file)) if file.suffix == ".json" else _read(file)
+            frames.append(frame.assign(folder=[str(below / folder) for folder in frame["folder"]]))
+    rows = pd.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
+    wanted = [
+        not only or any(Path(folder).is_relative_to(each) for each in only) for folder in rows["folder"]
+    ]
+    if not any(wanted):
+        raise UserError(f"no rows of {', '.join(only)}; there are {', '.join(sorted({*rows['folder']}))}")
+    return rows[wanted].reset_index(drop=True)
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -197,9 +191,7 @@ def _read(path: Path) -> pd.DataFrame:
         raise UserError(f"{path} is missing; give an {NAME}, or a folder that holds some")
     table = pq.read_table(path, page_checksum_verification=True)
     if table.schema.metadata != _FORMAT:
-        raise UserError(
-            f"{path} is no exact match of this format; measure it again with olmo-sparsity exact_match"
-        )
+        raise UserError(f"{path} is no exact match of this format; make it with olmo-sparsity figure1 --rows")
     return table.to_pandas()
 
 
@@ -423,196 +415,3 @@ def points_frame(groups: Sequence[Group]) -> pd.DataFrame:
 def percent(value: float, low: float, high: float, digits: int = 1) -> str:
     """A share with its interval in per cent, without the sign."""
     return "{:.{d}f} [{:.{d}f}, {:.{d}f}]".format(100 * value, 100 * low, 100 * high, d=digits)
-
-
-# --- measuring ---
-
-
-def measure_exact_match(
-    checkpoint: str,
-    *,
-    lengths: Sequence[int] | None = None,
-    ks: Sequence[int] | None = None,
-    parameters: Mapping[str, Any] | None = None,
-    samples: int = 200,
-    seed: int = 0,
-    batch_tokens: int = 1 << 15,
-    out: Path | None = None,
-    overwrite: bool = False,
-    device: str | None = None,
-) -> tuple[Path, pd.DataFrame]:
-    """Exact match of a checkpoint trained on a task; writes `exact_match.parquet`, returns its path and rows.
-
-    The command's help says what the arguments mean. What was measured before of the same weights, task, samples and
-    seed is not measured again. Raises `UserError` where the checkpoint was not trained on a task, for lengths or k that
-    the task refuses, and where another measurement would be replaced.
-    """
-    from analysis.model.memory import pick_device
-    from olmo_sparsity.checkpoint import load_model, resolve_checkpoint, weights_sha256
-    from olmo_sparsity.data.task_batches import TaskPositions
-    from olmo_sparsity.evaluate.exact_match import exact_match_record, measure
-    from olmo_sparsity.model.build import as_predictor
-    from olmo_sparsity.util.progress import progress
-
-    place, folder = pick_device(device), resolve_checkpoint(checkpoint)
-    model, config = load_model(folder)
-    if config.task.name is None:
-        raise UserError(
-            f"{folder} was trained on text, and exact match is of a task; see olmo-sparsity length"
-        )
-    task, cells = planned(config, lengths, ks, parameters)
-    predictor, positions = as_predictor(model.to(place)), TaskPositions(config)
-    path = (out or folder.parent) / NAME
-    unfinished = path.with_name(f"unfinished-{NAME}")
-    wanted = pd.MultiIndex.from_tuples([(length, k or 0) for length, k in cells], names=["length", "k"])
-
-    def measured(file: Path) -> pd.DataFrame:
-        """The rows of a file that are of this measurement, by cell."""
-        rows = _read(file) if file.is_file() else pd.DataFrame(columns=COLUMNS)
-        parameters_json = json.dumps(asdict(task), sort_keys=True)
-        same = (rows["weights_sha256"] == weights_sha256(folder)) & (rows["parameters"] == parameters_json)
-        same &= (rows["evaluation_seed"] == seed) & (rows["samples"] == samples)
-        return rows[same].set_index(["length", "k"], drop=False)
-
-    before = measured(path)
-    if before.index.equals(wanted):
-        return path, before.reset_index(drop=True)
-    if path.is_file() and not overwrite:
-        raise UserError(f"{path} holds another measurement; give --out, or --overwrite")
-    rows = [each for _, each in measured(unfinished).iterrows() if each.name in wanted]
-    done = {each.name for each in rows}
-    frames = [pd.DataFrame(rows, columns=COLUMNS).astype(_TYPES)] if rows else []
-    with progress("exact match", len(cells) * samples, "samples", done=len(done) * samples) as advance:
-        for length, k in cells:
-            if (length, k or 0) in done:
-                continue
-            results = measure(
-                predictor,
-                task,
-                positions,
-                lengths=[length],
-                ks=None if k is None else [k],
-                samples=samples,
-                seed=seed,
-                device=place,
-                batch_tokens=batch_tokens,
-                advance=advance,
-            )
-            record = exact_match_record(folder, config, task, predictor, results, seed=seed, device=place)
-            frames.append(record_frame(record))
-            save(unfinished, pd.concat(frames))
-    frame = pd.concat(frames).set_index(["length", "k"], drop=False).loc[wanted].reset_index(drop=True)
-    save(path, frame)
-    unfinished.unlink(missing_ok=True)
-    return path, frame
-
-
-def planned(
-    config: Config,
-    lengths: Sequence[int] | None = None,
-    ks: Sequence[int] | None = None,
-    parameters: Mapping[str, Any] | None = None,
-) -> tuple[Task, list[Cell]]:
-    """The task of ``config`` with other ``parameters``, and the cells (length, k) to measure it in.
-
-    Raises `UserError` for what cannot be measured of a run of ``config``.
-    """
-    from olmo_sparsity.data.task_batches import TaskPositions, task_of
-    from olmo_sparsity.evaluate.exact_match import checked_grid, multiples_of_training_length
-    from olmo_sparsity.tasks import make_task
-
-    assert config.task.name is not None, "only runs of a task are measured"
-    task = make_task(config.task.name, {**config.task.parameters, **(parameters or {})})
-    if task.vocabulary != task_of(config).vocabulary[: len(task.vocabulary)]:
-        raise UserError(
-            f"--parameters {parameters} number the symbols in another way; leave them as they were trained"
-        )
-    return task, checked_grid(TaskPositions(config), task, lengths or multiples_of_training_length(task), ks)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command ``exact_match``: measure, write and print, unless it is measured already."""
-    options = vars(parser().parse_args(arguments))
-    path, rows = measure_exact_match(options.pop("checkpoint"), **options)
-    print(_table(rows).to_string(index=False))
-    print("token, id, stop: what the first error is; tokens, ids: right where the true ones before are read")
-    print(f"{path} has these rows")
-
-
-def _table(rows: pd.DataFrame) -> pd.DataFrame:
-    """For a terminal: a row per length and k, without columns that do not apply; shares in per cent."""
-    shares = [wilson(exact, samples) for exact, samples in zip(rows["exact"], rows["samples"], strict=True)]
-    table = rows[["length", "k", "samples"]].copy()
-    table["exact [%]"] = [percent(share.value, share.low, share.high) for share in shares]
-    for sort in ERROR_SORTS:
-        table[sort] = rows[f"wrong_{sort}"]
-    for sort in ("tokens", "ids"):
-        table[f"{sort} [%]"] = (100 * rows[f"teacher_forced_{sort}"] / rows["response_tokens"]).round(2)
-    without_ids = ["id", "ids [%]"] if rows["teacher_forced_ids"].isna().all() else []
-    return table.drop(columns=without_ids + ([] if rows["k"].any() else ["k"]))
-
-
-def parser() -> argparse.ArgumentParser:
-    """Arguments of the command."""
-    parser = argparse.ArgumentParser(
-        "olmo-sparsity exact_match", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkpoint", help="checkpoint, or run (then its last one)")
-    parser.add_argument(
-        "--lengths",
-        type=numbers,
-        help="comma-separated (default: up to 8, from the training range to 10 times the longest training length, as "
-        "far as the task's test_length goes)",
-    )
-    parser.add_argument(
-        "--ks",
-        type=numbers,
-        help="planted tokens, comma-separated; every length must hold them (default: the task's k_test, each at the "
-        "lengths that hold it)",
-    )
-    parser.add_argument(
-        "--parameters",
-        type=_yaml,
-        help="parameters of the task that differ from those of training, as YAML: '{distance: [100, 200]}'",
-    )
-    parser.add_argument("--samples", type=int, default=200, help="of each length (default: 200)")
-    parser.add_argument("--seed", type=int, default=0, help="of the samples (default: 0)")
-    parser.add_argument(
-        "--batch-tokens", type=int, default=1 << 15, help="decoded at a time (default: 32768)"
-    )
-    parser.add_argument("--out", type=Path, help="folder to write to (default: the run's)")
-    parser.add_argument("--overwrite", action="store_true", help="replace another measurement in --out")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
-    return parser
-
-
-def numbers(text: str) -> list[int]:
-    """Whole numbers from 1 up, comma-separated: ascending, each once."""
-    values = sorted({int(part) for part in text.split(",")})
-    if values[0] < 1:
-        raise argparse.ArgumentTypeError("give whole numbers from 1 up")
-    return values
-
-
-def _yaml(text: str) -> dict[str, Any]:
-    import yaml
-
-    return dict(yaml.safe_load(text))
-
-
-_HELP = """Exact match by length: how often a checkpoint trained on a synthetic task answers without an error.
-
-examples:
-  olmo-sparsity exact_match runs/parity-ppc
-  olmo-sparsity exact_match runs/parity-ppc/step00003000 --lengths 10,20,40,80 --samples 500 --out runs/parity-ppc/early
-  olmo-sparsity exact_match runs/sparse-parity --lengths 40,80 --ks 4,8,16
-  olmo-sparsity exact_match runs/planted --parameters '{distance: [100, 200]}' --lengths 300 --out runs/planted/far
-
-The model reads its own output (free-running), chooses the likeliest token at every step, and has to give the whole
-response: every token, every position id where it predicts ids, and the end where it belongs. Lengths are in the task's
-own unit: bits, digits, symbols, assignments, or tokens of the prompt. Every checkpoint gets the same test samples.
-
-Writes exact_match.parquet and prints exact match with Wilson's 95 % interval over samples, the sorts of errors, and, of
-the same samples, how many tokens (and ids) are right when the model reads the true ones before them. What is measured
-already is left alone, so that a sweep can be run again; the same command, interrupted, goes on at the length (and k)
-that it was at. Another measurement in the same folder is replaced with --overwrite only."""

@@ -7,7 +7,6 @@ colour and marker; line styles tell schemes apart too, or whether a k was traine
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ from matplotlib.patches import Patch
 from analysis.figures import style
 from analysis.synthetic.exact_match import (
     ERROR_SORTS,
-    NAME,
     POOLED,
     STUDENT,
     WILSON,
@@ -42,6 +40,7 @@ from analysis.synthetic.exact_match import (
     scheme_labels,
     task_facts,
 )
+from olmo_sparsity.util.arguments import Parser, out_folder
 
 Members = list[tuple[Group, str]]
 """The groups of one task and the labels of their curves."""
@@ -325,16 +324,22 @@ def frame_handles(groups: Sequence[Group], *, chance: bool = True) -> list[Any]:
 
 # --- the command ---
 
-_HELP = f"""The figures of the synthetic tasks: accuracy against length, and the bound.
+
+def parser() -> Parser:
+    """Of `figure1`."""
+    parser = Parser(
+        prog="olmo-sparsity figure1",
+        description="""The figures of the synthetic tasks: accuracy against length, and the bound.
 
 examples:
   olmo-sparsity figure1 runs/parity-* --out runs/figure1
   olmo-sparsity figure1 runs/sparse --out runs/sparse --bound
-  olmo-sparsity figure1 runs/theory --out results/theory --rows results/theory/{NAME}
-  olmo-sparsity figure1 results/synthetic/{NAME} --only text/records --out results/synthetic/text
+  olmo-sparsity figure1 runs/theory --out results/theory --rows results/theory/exact_match.parquet
+  olmo-sparsity figure1 results/synthetic/exact_match.parquet --only text/records --out results/synthetic/text
 
-reads every {NAME} of olmo-sparsity exact_match that it is given, or that lies in a folder it is given (no model
-is needed), pools the training seeds of one setting, prints the numbers and writes, each as PNG and PDF,
+reads what olmo-sparsity exact_match wrote (no model is needed), every exact_match.json or .parquet that it is given, or
+that lies in a folder it is given, pools the training seeds of one setting, prints the numbers and writes, each as PNG
+and PDF,
 
   figure1-sparse_parity.*   planted tasks: accuracy against length, a panel per K_train, a curve per k; a figure for
   figure1-planted.*         each task
@@ -345,19 +350,15 @@ is needed), pools the training seeds of one setting, prints the numbers and writ
   figure1.json              every number that is drawn
 
 Intervals are 95 %: Wilson's for one seed, Student's t over seeds for several. Checkpoints that differ in the training
-seed alone are pooled; what the rows do not tell, such as precision, heads and weight decay, is not compared."""
-
-
-def parser() -> argparse.ArgumentParser:
-    """Arguments of the command."""
-    parser = argparse.ArgumentParser(
-        "olmo-sparsity figure1", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+seed alone are pooled; what the rows do not tell, such as precision, heads and weight decay, is not compared.""",
     )
-    parser.add_argument("paths", nargs="+", metavar="PATH", help=f"{NAME}, or a folder that holds some")
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help="exact_match.json or .parquet, or a folder that holds some"
+    )
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="FOLDER", help="of the rows' folders, these alone"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write")
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
     parser.add_argument(
         "--bound", action="store_true", help="draw the errors of planted tasks under the bound, too"
     )
@@ -367,9 +368,9 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command ``figure1``: read and pool the rows, then draw, write and print what they say."""
-    options = parser().parse_args(arguments)
+def main() -> None:
+    """Read and pool the rows, then draw, write and print what they say."""
+    options = parser().parse_args()
     from analysis.synthetic.bound import bound_figure, bounds_frames, trained_error, try_bounds
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import provenance

@@ -1,0 +1,247 @@
+"""Which tokens of a task belong together, read off a trained model without ids (docs/method.md 3.5) [ours].
+
+For each training length, the model reads training samples of it. Of every token of the prompt that differs between them
+its *influence* on every token of the response is measured: leave-one-out-kl, or the attention that it is given. It is
+coupled to the token that it influences most, and takes that token's id. Of each segment of the prompt (the stretches
+between tokens that never change) the two ways to count, from its start or its end, are tried, each with its commonest
+id of the token counted first; the better one is the segment's coupling. *Agreement*: the share of the segment's tokens,
+over all lengths, whose id it gives. So the coupling is known for prompts longer than any in training.
+
+Shapes: S samples of a length, T tokens of each, P of the prompt, R of the response.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from analysis.contexts import Contexts
+from olmo_sparsity.tasks.coupling import ENDS, FIRST_OF_RESPONSE, Segment, found_ids, segments_of
+from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, whole_number
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import write_json
+from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.provenance import provenance
+
+if TYPE_CHECKING:
+    from analysis.model.losses import Scorer
+    from olmo_sparsity.tasks import Task, TaskBatch
+
+NAME = "coupling.json"
+BY = ("leave-one-out-kl", "attention")
+LEAST_AGREEMENT = 0.5
+"""Below it no coupling was found [ours]: some rule is the commonest in a model that has learned nothing, too."""
+
+
+def influence_on_response(scorer: Scorer, batch: TaskBatch, columns: np.ndarray, by: str) -> np.ndarray:
+    """Mean influence of the prompt's tokens at ``columns`` (C,) on every token of the response, (R, C), over samples.
+
+    All samples have the same lengths. ``leave-one-out-kl``: KL from the model's prediction to that without the token,
+    in nats. ``attention``: of the position that predicts, mean over heads and layers.
+    """
+    start, length = int(batch.response_start[0]), int(batch.lengths[0])
+    targets = batch.tokens[:, start:length]
+    numbers = np.arange(targets.size).reshape(targets.shape)
+    # The response is a block of targets, and the whole prompt its far context.
+    contexts = Contexts(batch.tokens[:, : length - 1], targets, numbers, n_short=0)
+    if by == "attention":
+        influence = scorer.last_attention(contexts, contexts.all_targets)[:, columns]
+    else:
+        without = np.array([np.delete(np.arange(start), column) for column in columns])
+        influence = scorer.measures(contexts, without, ("kl",))[..., 0]
+    return influence.reshape(*targets.shape, len(columns)).mean(axis=0)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The samples of one length, and the ids that the model couples their prompts with."""
+
+    batch: TaskBatch
+    coupled: np.ndarray
+    """(T,) ids of the columns that differ between samples; 0 of the others."""
+
+
+def lay_out(
+    scorer: Scorer, task: Task, length: int, *, by: str = BY[0], samples: int = 64, seed: int = 0
+) -> tuple[Layout, set[int], set[int]]:
+    """What is coupled in samples of one length; the tokens of columns that never change, and those of the others.
+
+    Raises `UserError` where samples of a length differ in their layout, or in nothing.
+    """
+    of_length = replace(task, train_length=(length, length))
+    batch = of_length.sample("train", seed, np.arange(samples))
+    start = int(batch.response_start[0])
+    if len(set(batch.lengths.tolist())) > 1 or (batch.response_start != start).any():
+        raise UserError(
+            f"{task.name}: samples of length {length} differ in their layout, so that no column is coupled"
+        )
+    prompt = batch.tokens[:, :start]
+    varies = (prompt != prompt[:1]).any(axis=0)
+    if not varies.any():
+        raise UserError(f"{samples} samples of length {length} are all the same; raise --samples")
+    columns = np.flatnonzero(varies)
+    influence = influence_on_response(scorer, batch, columns, by)
+    coupled = np.zeros(batch.tokens.shape[1], dtype=np.int64)
+    # The last token, which ends the response, is coupled to nothing.
+    coupled[columns] = influence[:-1].argmax(axis=0) + FIRST_OF_RESPONSE
+    return Layout(batch, coupled), set(prompt[0, ~varies].tolist()), set(prompt[:, varies].ravel().tolist())
+
+
+def fit_segments(layouts: Sequence[Layout], marks: list[int]) -> Iterator[tuple[Segment, float]]:
+    """The coupling of each segment, and the share of its tokens that it explains.
+
+    Raises `UserError` where prompts differ in the number of segments, or a segment never differs between samples.
+    """
+    places = [segments_of(layout.batch, marks) for layout in layouts]
+    numbers = {int(place.number[0].max()) for place in places}
+    if len(numbers) > 1:
+        raise UserError(
+            f"prompts have {sorted(numbers)} segments between the same tokens; their coupling cannot be found"
+        )
+    for segment in range(1, numbers.pop() + 1):
+        fitted = []
+        for counted_from in ENDS:
+            firsts: Counter[int] = Counter()
+            for layout, place in zip(layouts, places, strict=True):
+                members = (place.number[0] == segment) & (layout.coupled > 0)
+                counted = (place.from_start if counted_from == "start" else place.from_end)[0, members]
+                firsts.update((layout.coupled[members] - counted).tolist())
+            if not firsts:
+                raise UserError(
+                    f"the tokens of segment {segment} are the same in all samples; raise --samples"
+                )
+            first_id, explained = firsts.most_common(1)[0]
+            fitted.append((Segment(counted_from, first_id), explained / firsts.total()))
+        yield max(fitted, key=lambda each: each[1])
+
+
+def measure_coupling(checkpoint: str, *, by: str = BY[0], samples: int = 64, seed: int = 0) -> dict[str, Any]:
+    """The coupling of the task that a model was trained on: what `coupling.json` says.
+
+    Raises `UserError` for a checkpoint that was not trained on a task with a response of more than one token, and as
+    `lay_out` and `fit_segments` do.
+    """
+    from analysis.model.loading import open_model
+    from analysis.model.losses import Scorer
+    from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
+    from olmo_sparsity.data.task_batches import task_of
+
+    folder = resolve_checkpoint(checkpoint)
+    config = config_of(folder)
+    task = None if config.task.name is None else task_of(config)
+    if task is None or task.end_id is None:
+        raise UserError(
+            f"{folder} was trained on {config.task.name or 'text'}, which couples no tokens; give another run"
+        )
+    loaded = open_model(str(folder))
+    scorer = Scorer(loaded.model)
+    shortest, longest = task.train_length
+    layouts, constant, varying = [], set(), set()
+    with progress("coupling", longest - shortest + 1, "lengths") as advance:
+        for length in range(shortest, longest + 1):
+            layout, fixed, others = lay_out(scorer, task, length, by=by, samples=samples, seed=seed)
+            layouts.append(layout)
+            constant |= fixed
+            varying |= others
+            advance(1)
+    marks = sorted(constant - varying)
+    fitted = list(fit_segments(layouts, marks))
+    return {
+        "checkpoint": str(folder),
+        "step": load_state(folder).step,
+        "weights_sha256": loaded.sha256,
+        "task": task.name,
+        "lengths": [shortest, longest],
+        **{"samples": samples, "seed": seed, "by": by, "marks": marks},
+        "segments": [{**vars(segment), "agreement": agreement} for segment, agreement in fitted],
+        "as_the_task_says": _same_as_the_task(
+            layouts, marks, [segment for segment, _ in fitted], task.end_id
+        ),
+        "provenance": provenance(),
+    }
+
+
+def _same_as_the_task(
+    layouts: Sequence[Layout], marks: list[int], segments: list[Segment], end_id: int
+) -> float | None:
+    """The share of tokens that differ between samples to which the task gives the same id; None: it couples none."""
+    same: list[bool] = []
+    for layout in layouts:
+        if layout.batch.coupled_ids is None:
+            return None
+        ids = found_ids(layout.batch, marks, segments, end_id)[0] == layout.batch.coupled_ids[0]
+        same += ids[layout.coupled > 0].tolist()
+    return float(np.mean(same))
+
+
+def parser() -> Parser:
+    """Of `couple`."""
+    parser = Parser(
+        prog="olmo-sparsity couple",
+        description="""Find which tokens of a task belong together, in a model that was trained without being told.
+
+examples:
+  olmo-sparsity couple runs/parity-rope --out runs/parity-rope/coupling
+  olmo-sparsity couple runs/addition-nope --by attention --samples 128 --out runs/addition-nope/coupling
+
+For each training length it measures how much every token of the prompt bears on every token of the response: by leaving
+it out (leave-one-out-kl), or by the attention that it is given. A token of the prompt is coupled to the one of the
+response that it influences most. What is found is one rule for each segment of the prompt: whether ids are counted from
+its start or its end, and the first id. So it holds for prompts of any length; docs/method.md, 3.5.
+
+Writes coupling.json and prints the rule, how much of what was measured it explains (agreement), for how many tokens it
+is what the task itself says, and the options with which train takes it in the place of the task's own coupling.
+Where a rule explains less than half of a segment, none was found.""",
+    )
+    parser.add_argument(
+        "checkpoint", metavar="RUN", help="a run (then its last checkpoint) or checkpoint on a task"
+    )
+    parser.add_argument(
+        "--out", type=out_folder, required=True, metavar="DIR", help="where coupling.json goes"
+    )
+    parser.add_argument("--by", choices=BY, default=BY[0], help="what tells influence (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=whole_number, default=64, help="of each length (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=seed_number, default=0, help="of the samples (default: 0)")
+    return parser
+
+
+def main() -> None:
+    """Measure, write and print."""
+    options = vars(parser().parse_args())
+    path = Path(options.pop("out")) / NAME
+    coupling = measure_coupling(options.pop("checkpoint"), **options)
+    write_json(path, coupling)
+    print("\n".join([*outcome(coupling), f"wrote {path}"]))
+
+
+def outcome(coupling: Mapping[str, Any]) -> Iterator[str]:
+    """The rule of each segment, how far it is the task's own, and how to train with it; or that there is none."""
+    segments = coupling["segments"]
+    for number, segment in enumerate(segments, start=1):
+        yield (
+            f"segment {number}: ids counted from its {segment['counted_from']}, the first is {segment['first_id']}; "
+            f"agreement {100 * segment['agreement']:.0f} %"
+        )
+    if min(segment["agreement"] for segment in segments) < LEAST_AGREEMENT:
+        yield (
+            f"no coupling was found: a rule explains less than {100 * LEAST_AGREEMENT:.0f} % of a segment; has the "
+            "model learned the task?"
+        )
+        return
+    if coupling["as_the_task_says"] is not None:
+        yield f"{100 * coupling['as_the_task_says']:.0f} % of the tokens have the id that the task gives them"
+    values = {
+        "marks": coupling["marks"],
+        "counted_from": [segment["counted_from"] for segment in segments],
+        "first_ids": [segment["first_id"] for segment in segments],
+    }
+    found = [f"--positions.found.{name}=[{','.join(map(str, of_name))}]" for name, of_name in values.items()]
+    yield f"train with {shlex.join(found)}"
