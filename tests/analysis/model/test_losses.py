@@ -1,0 +1,490 @@
+"""The scorer against plain passes: shared prefixes, blocks, batches, memory that runs out, gradients and attention."""
+
+import warnings
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import entr, roots_sh_legendre
+
+from analysis.contexts import Contexts
+from analysis.model import losses as losses_module
+from analysis.model.adapter import TransformersAdapter
+from analysis.model.losses import Scorer, TokenLosses, long_and_short_losses, total_variation
+from analysis.model.memory import TOKENS_PER_BATCH, MemoryGrowth, OnDevice, pick_device, tokens_that_fit
+from analysis.ours import OlmoAdapter
+from analysis.selectors import SelectorInput, find_selector
+from olmo_sparsity.attention import ATTENTIONS
+from tests.support import plain
+from tests.support.adapters import OURS, tiny_adapter
+from tests.support.families import FAMILIES, ROTARY, random_model
+from tests.support.plain import plain_loss, random_blocks, random_contexts
+from tests.support.refusals import refused
+from tests.support.slow import slow_but
+
+N, M, B = 24, 6, 6
+FAR = N - M
+NOT_FADING = [name for name, attention in ATTENTIONS.items() if not attention.fades]
+FADING = [name for name in OURS if name not in NOT_FADING]
+
+make_contexts = partial(random_contexts, N, M)
+make_blocks = partial(random_blocks, N, M, B)
+
+
+def without_each():
+    """Every far token left out once, (F, F - 1)."""
+    columns = np.arange(FAR - 1)
+    return columns + (columns >= np.arange(FAR)[:, None])
+
+
+def plain_losses(model, contexts, far):
+    """One subset of one target at a time, from its first token on."""
+    rows = zip(contexts.tokens, contexts.targets[:, 0], strict=True)
+    subsets = [[*kept, *range(FAR, N)] for kept in far]
+    return np.array([[plain_loss(model, text, kept, target) for kept in subsets] for text, target in rows])
+
+
+def plain_log_p(model, contexts, block, place, far):
+    """log p of every token at a target of a block, given the columns ``far``: one forward pass."""
+    return plain.plain_log_p(model, contexts.tokens[block], [*far, *range(FAR, N + place)])
+
+
+# --- subsets ---
+
+
+@pytest.mark.parametrize("name", [*OURS, *FAMILIES])
+def test_shared_prefixes_change_nothing(name):
+    model, contexts, keep = tiny_adapter(name), make_contexts(), without_each()
+    tokens_read = []
+    logits_after = model.logits_after
+
+    def spy(past, input_ids, *rest):
+        tokens_read.append(input_ids.numel())
+        return logits_after(past, input_ids, *rest)
+
+    model.logits_after = spy
+    expected, whole = plain_losses(model, contexts, keep), Scorer(model, share_prefixes=False)
+    divergence = whole.measures(contexts, keep, ("kl",))[..., 0]
+    for tokens_per_batch in (30, 200, 10_000):
+        scorer = Scorer(model, tokens_per_batch=tokens_per_batch)
+        np.testing.assert_allclose(scorer.losses(contexts, keep), expected, atol=2e-5)
+        np.testing.assert_allclose(scorer.measures(contexts, keep, ("kl",))[..., 0], divergence, atol=2e-5)
+    assert 0 < sum(tokens_read) < 6 * 0.9 * len(contexts) * FAR * (N - 1)  # prefixes were not read again
+
+
+def test_subsets_with_and_without_a_prefix_keep_their_order():
+    model, contexts = tiny_adapter("rope"), make_contexts()
+    generator = np.random.default_rng(1)
+    keep = np.stack([np.sort(generator.choice(FAR, 12, replace=False)) for _ in range(20)])
+    keep[::3, :9] = np.arange(9)
+    keep[::3, 9:] = np.sort([generator.choice(np.arange(9, FAR), 3, replace=False) for _ in range(7)], axis=1)
+    keep[0] = np.arange(12)
+    losses = Scorer(model, tokens_per_batch=50).losses(contexts, keep)
+    np.testing.assert_allclose(losses, plain_losses(model, contexts, keep), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", [*OURS, *FAMILIES])
+@pytest.mark.parametrize("tokens_per_batch", [30, 10_000])
+def test_one_pass_predicts_every_target_of_a_block_from_a_subset(name, tokens_per_batch, monkeypatch):
+    """Losses, hits and divergences from the long context: of all targets at once, some rows of logits at a time."""
+    monkeypatch.setattr(losses_module, "LOGITS_PER_SLICE", 3 * B * 128)
+    model, contexts, left_out = tiny_adapter(name), make_blocks(), without_each()
+    scorer = Scorer(model, tokens_per_batch=tokens_per_batch)
+    losses = scorer.losses(contexts, left_out)
+    together = scorer.measures(contexts, left_out, ("kl", "tv", "correct"))
+    assert losses.shape == together.shape[:2] == (2 * B, FAR)
+    for row, (block, place) in enumerate(contexts.all_targets):
+        token, long = contexts.targets[block, place], plain_log_p(model, contexts, block, place, range(FAR))
+        for number in (0, 3, FAR - 1):
+            log_p = plain_log_p(model, contexts, block, place, left_out[number])
+            divergences = [plain.plain_divergence(kind, long, log_p) for kind in ("kl", "tv")]
+            assert losses[row, number] == pytest.approx(-log_p[token], abs=5e-5)
+            assert together[row, number, :2] == pytest.approx(divergences, abs=5e-5)
+            assert together[row, number, 2] == (log_p.argmax() == token)
+
+
+def test_distributions_are_read_a_slice_at_a_time(monkeypatch):
+    """Of a pass over many rows no more than a slice, and kept are those of the long contexts alone."""
+    sizes = []
+
+    def spy(log_p, logits):
+        sizes.append(max(log_p.numel(), logits.numel()))
+        return total_variation(log_p, logits)
+
+    monkeypatch.setattr(losses_module, "LOGITS_PER_SLICE", 4 * B * 128)
+    monkeypatch.setitem(losses_module.DIVERGENCES, "tv", spy)
+    Scorer(tiny_adapter("rope")).measures(make_blocks(), np.arange(FAR)[:, None], ("tv",))
+    assert max(sizes) == 4 * B * 128
+    assert sum(sizes) == 2 * FAR * B * 128
+
+
+def test_subsets_of_single_targets_are_those_of_the_block():
+    model, contexts = tiny_adapter("rope"), make_blocks(3)
+    targets = np.array([[2, 5], [0, 1], [0, 4], [2, 0]])
+    far = np.sort(np.random.default_rng(1).permuted(np.tile(np.arange(FAR), (4, 3, 1)), axis=2)[:, :, :4])
+    losses = Scorer(model, tokens_per_batch=40).losses(contexts, far, targets)
+    for row, (block, place) in enumerate(targets):
+        for number in range(3):
+            log_p = plain_log_p(model, contexts, block, place, far[row, number])
+            assert losses[row, number] == pytest.approx(-log_p[contexts.targets[block, place]], abs=5e-5)
+
+
+def test_long_and_short_losses_of_a_block_are_those_of_plain_passes():
+    model, contexts = tiny_adapter("llama"), make_blocks()
+    both = long_and_short_losses(Scorer(model), contexts)
+    for row, (block, place) in enumerate(contexts.all_targets):
+        for losses, far in zip(both, (range(FAR), ()), strict=True):
+            expected = -plain_log_p(model, contexts, block, place, far)[contexts.targets[block, place]]
+            assert losses[row] == pytest.approx(expected, abs=5e-5)
+
+
+# --- attention ---
+
+
+@pytest.mark.parametrize("name", [*OURS, *FAMILIES])
+def test_attention_of_a_block_is_that_of_each_target(name):
+    scorer, contexts = Scorer(tiny_adapter(name)), make_blocks()
+    together = scorer.last_attention(contexts, contexts.all_targets)
+    for row, (block, place) in enumerate(contexts.all_targets):
+        alone = scorer.last_attention(contexts.alone(block, place), np.array([[0, 0]]))
+        np.testing.assert_allclose(together[row], alone[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "gpt2"])
+def test_recorded_attention_is_a_distribution(name):
+    """It sums to one over the whole context, and recording it leaves the model as it was."""
+    model, contexts = tiny_adapter(name), make_contexts()
+    tokens, ids = torch.from_numpy(contexts.tokens), torch.arange(N).expand(len(contexts), -1)
+    whole = model.last_attention(tokens, ids, 3)
+    torch.testing.assert_close(whole.sum(dim=2), torch.ones(len(contexts), 3))
+    unbiased = model.biased_logits(tokens, ids, torch.zeros(len(contexts), N, N), 1)
+    logits = model(tokens, position_ids=ids, logits_to_keep=1).logits
+    torch.testing.assert_close(unbiased, logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "xglm", "gemma3"])
+def test_of_attention_no_more_is_kept_than_what_is_read(name):
+    model, contexts = tiny_adapter(name), make_contexts()
+    kept_bytes = []
+
+    def read(attention):
+        kept_bytes.append(attention.untyped_storage().nbytes())
+        return attention.mean(dim=1)
+
+    for _ in range(2):  # after the first call transformers keeps a hook of its own
+        model.last_attention(torch.from_numpy(contexts.tokens), torch.arange(N).expand(3, -1), 2, read)
+    assert kept_bytes == [3 * 4 * 2 * N * 4] * 4
+
+
+# --- gradients ---
+
+
+@pytest.mark.parametrize("name", NOT_FADING)
+def test_attention_that_a_token_does_not_fade_out_of_is_refused(name):
+    with refused("the selector gradient does not apply"):
+        Scorer(tiny_adapter(name)).presence_gradient(make_contexts(), make_contexts().all_targets)
+
+
+def test_an_attention_that_takes_no_bias_is_refused_a_gradient():
+    doge = TransformersAdapter(random_model("doge", **ROTARY, keep_window_size=64)).requires_grad_(False)
+    with refused("doge takes no bias, so that the selector gradient does not apply"):
+        Scorer(doge).presence_gradient(make_contexts(), make_contexts().all_targets)
+
+
+@pytest.mark.parametrize("name", slow_but([*FADING, *FAMILIES], *list(FADING)[::2], "gpt_neox", "llama"))
+def test_gradient_of_every_family_is_a_finite_difference(name):
+    """The slope of the loss as a token fades from attention, and the bias at its end against dropping the token."""
+    model, contexts = tiny_adapter(name), make_contexts()
+    slopes = Scorer(model).presence_gradient(contexts, contexts.all_targets)
+    tokens, ids = torch.from_numpy(contexts.tokens), torch.arange(N).expand(len(contexts), -1)
+
+    @torch.no_grad()
+    def losses(column, presence):
+        bias = torch.zeros(len(contexts), N, N)
+        bias[:, :, column] = np.log(presence)
+        bias[:, column, column] = 0
+        logits = model.biased_logits(tokens, ids, bias, 1)[:, 0].double()
+        return -logits.log_softmax(-1)[range(len(contexts)), contexts.targets[:, 0]].numpy()
+
+    def slope_over(column, step):
+        return (losses(column, 1 + step) - losses(column, 1 - step)) / (2 * step)
+
+    for column in range(FAR) if name in OURS else (7,):
+        # extrapolated to no step at all: the error goes with its square, or beside a kink of entmax's slope with itself
+        order = 1 if "entmax" in name else 2
+        slope = (2**order * slope_over(column, 0.01) - slope_over(column, 0.02)) / (2**order - 1)
+        near = {"atol": 2e-4, "rtol": 5e-3 if "entmax" in name else 1e-7}
+        np.testing.assert_allclose(slopes[:, column], -slope, **(near if name in OURS else {"atol": 1e-3}))
+        without = plain_losses(model, contexts, [[j for j in range(FAR) if j != column]])[:, 0]
+        np.testing.assert_allclose(losses(column, 1e-30), without, atol=2e-5, rtol=1e-5)
+
+
+def plain_gradient(model, contexts, row, change=lambda embeddings: embeddings):
+    """Loss of a target, its gradient by the changed embeddings, and these: a plain pass with a hook."""
+    ours = isinstance(model, OlmoAdapter)
+    layer = model.model.transformer["wte"] if ours else model.model.get_input_embeddings()
+    inputs = []
+
+    def hook(_, arguments, embeddings):
+        inputs.append(change(embeddings.detach()).requires_grad_())
+        return inputs[0]
+
+    handle = layer.register_forward_hook(hook)
+    ids = torch.arange(N)[None]
+    tokens = torch.from_numpy(contexts.tokens[row])[None]
+    logits = model(tokens, position_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    handle.remove()
+    loss = -logits[0, -1].log_softmax(-1)[contexts.targets[row, 0]]
+    (gradient,) = torch.autograd.grad(loss, inputs[0])
+    return loss.item(), gradient[0], inputs[0][0].detach()
+
+
+def attributions(model, contexts):
+    """What the three selectors by gradients of embeddings choose, by name."""
+    names = ("saliency", "input-x-gradient", "integrated-gradients")
+    return {name: find_selector(name)(SelectorInput(Scorer(model), contexts, 0, FAR)) for name in names}
+
+
+@pytest.mark.parametrize("name", slow_but([*OURS, *FAMILIES], "rope", "alibi", "fox", "gpt_neox"))
+def test_input_gradients_of_every_family_are_those_of_a_plain_pass(name):
+    """Norms by autograd, and as the slope of the loss in the gradient's own direction."""
+    model, contexts = tiny_adapter(name), make_contexts(2)
+    points, weights = roots_sh_legendre(50)
+    baseline = model.embed(torch.tensor(0))  # the end of text
+    selections = attributions(model, contexts)
+    for row in range(2):
+        _, gradient, embeddings = plain_gradient(model, contexts, row)
+        mean = torch.zeros_like(embeddings)
+        for point, weight in zip(points.tolist(), weights.tolist(), strict=True):
+            loss, slope, _ = plain_gradient(
+                model, contexts, row, lambda x, a=point: baseline + a * (x - baseline)
+            )
+            mean -= weight * np.exp(-loss) * slope
+        expected = {
+            "saliency": gradient,
+            "input-x-gradient": embeddings * gradient,
+            "integrated-gradients": (embeddings - baseline) * mean,
+        }
+        for selector, values in expected.items():
+            norms, selection = values.norm(dim=-1)[:FAR].double().numpy(), selections[selector]
+            close = {"rtol": 1e-3, "atol": 1e-5}
+            np.testing.assert_allclose(selection.influence[row], np.sort(norms)[::-1], **close)
+            np.testing.assert_allclose(norms[selection.columns[row]], selection.influence[row], **close)
+        column = int(selections["saliency"].columns[row, 0])
+        step = torch.zeros_like(embeddings)
+        step[column] = 1e-2 * gradient[column] / gradient[column].norm()
+        more, less = (
+            plain_gradient(model, contexts, row, lambda x, by=by: x + by)[0] for by in (step, -step)
+        )
+        assert selections["saliency"].influence[row, 0] == pytest.approx((more - less) / 2e-2, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["rope", "gpt_neox"])
+def test_attributions_are_those_of_captum(name):
+    attr = pytest.importorskip("captum.attr")
+    model, contexts = tiny_adapter(name), make_contexts(2)
+    ids = torch.arange(N)
+
+    def log_p(embeddings, targets):
+        logits = model.embedded_logits(embeddings, ids.expand(len(embeddings), -1), 1)[:, 0]
+        return logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+
+    def p(embeddings, targets):
+        return log_p(embeddings, targets).exp()
+
+    tokens = torch.from_numpy(contexts.tokens)
+    embeddings, targets = model.embed(tokens).requires_grad_(), torch.from_numpy(contexts.targets[:, 0])
+    ends = {"baselines": model.embed(torch.zeros_like(tokens))}  # as inseq's
+    selections = attributions(model, contexts)
+    for selector, method, options in (
+        ("saliency", attr.Saliency(log_p), {}),
+        ("input-x-gradient", attr.InputXGradient(log_p), {}),
+        ("integrated-gradients", attr.IntegratedGradients(p), ends),
+    ):
+        theirs = method.attribute(embeddings, additional_forward_args=targets, **options)
+        norms = theirs.detach().norm(dim=-1)[:, :FAR].double().numpy()  # as inseq aggregates
+        ours = selections[selector]
+        expected = np.take_along_axis(norms, ours.columns, axis=1)
+        np.testing.assert_allclose(ours.influence, expected, rtol=1e-3, atol=1e-5)
+
+
+# --- memory and precision ---
+
+
+def test_a_batch_that_does_not_fit_is_halved_for_a_while(monkeypatch):
+    model, contexts = tiny_adapter("rope"), make_contexts()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    forward, sizes = model.forward, []
+    errors = [torch.OutOfMemoryError("no"), RuntimeError("DefaultCPUAllocator: can't allocate memory: …")]
+
+    def small_forward(input_ids, position_ids=None, **options):
+        sizes.append(input_ids.numel())
+        if input_ids.numel() > 60:
+            raise errors[len(sizes) % 2]
+        return forward(input_ids, position_ids, **options)
+
+    model.forward = small_forward
+    scorer, keep = Scorer(model, tokens_per_batch=400, share_prefixes=False), without_each()
+    expected = plain_losses(tiny_adapter("rope"), contexts, keep)
+    np.testing.assert_allclose(scorer.losses(contexts, keep), expected, atol=2e-5)
+    assert scorer.tokens_per_batch == 50
+    tries = len(sizes)
+    scorer.losses(contexts, keep)
+    assert max(sizes[tries:]) <= 50
+    model.forward = forward  # what took the memory has gone
+    for _ in range(60):
+        scorer.losses(contexts, keep[:1])
+    assert scorer.tokens_per_batch == 400
+    model.forward = lambda *args, **kwargs: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
+    with refused("no memory for a single context"):
+        scorer.losses(contexts, keep)
+    model.forward = lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("a wrong shape"))
+    with pytest.raises(RuntimeError, match="a wrong shape"):
+        scorer.losses(contexts, keep)
+
+
+@pytest.mark.parametrize(
+    ("limit", "tokens"), [(1e9, 1000), (1600, 400), (1599, 200), (399, 50), (200, 50), (199, 0)]
+)
+def test_the_batch_that_fits_is_found_by_trying(monkeypatch, limit, tokens):
+    """A made-up model whose forward pass takes 4 bytes a token; a single context that does not fit is refused."""
+    monkeypatch.setattr(
+        "analysis.model.memory._peak_bytes",
+        lambda model, device, rows, n_long, n_targets: 4.0 * rows * n_long,
+    )
+    monkeypatch.setitem(TOKENS_PER_BATCH, "cpu", 1000)
+    if tokens:
+        assert tokens_that_fit(None, torch.device("cpu"), 50, limit) == tokens
+        return
+    with refused("one context of N = 50 tokens takes 2e-07 GB, more than the limit of"):
+        tokens_that_fit(None, torch.device("cpu"), 50, limit)
+
+
+@pytest.mark.slow
+def test_memory_is_the_growth_of_the_peak():
+    meter, megabyte = MemoryGrowth(torch.device("cpu")), 1 << 20
+    np.ones(meter.before + 64 * megabyte, dtype=np.uint8)  # freed at once: only the peak knows of it
+    assert meter.growth_bytes() >= 64 * megabyte
+
+
+def test_memory_counts_the_logits_of_all_targets_of_a_block(monkeypatch):
+    """A made-up meter of 4 bytes for each logit of a pass; those of one position are 128."""
+    model, sizes = tiny_adapter("rope"), []
+    forward = model.forward
+
+    def spy(*arguments, **options):
+        output = forward(*arguments, **options)
+        sizes.append(4 * output.logits.numel())
+        return output
+
+    model.forward = spy
+    meter = SimpleNamespace(growth_bytes=lambda: sizes[-1])
+    monkeypatch.setattr("analysis.model.memory.MemoryGrowth", lambda device: meter)
+    assert tokens_that_fit(model, torch.device("cpu"), N, 5000) == 8 * N
+    with refused("one context of N = 24 tokens takes 1e-05 GB, .*; raise the memory limit or lower n_long"):
+        tokens_that_fit(model, torch.device("cpu"), N, 5000, n_targets=20)
+
+
+@pytest.mark.parametrize("what", ["presence_gradient", "input_gradients", "last_attention"])
+def test_passes_that_keep_what_they_compute_stay_within_the_limit(monkeypatch, what):
+    """A made-up meter, of 100 bytes for each row; a limit of 500 allows 4 rows, and one of 99 none."""
+    rows = []
+    meter = SimpleNamespace(growth_bytes=lambda: 100 * rows[-1])
+    monkeypatch.setattr(losses_module, "MemoryGrowth", lambda device: meter)
+    model, contexts = tiny_adapter("rope"), make_contexts(9)
+    first_ids = Scorer._first_ids
+    monkeypatch.setattr(
+        Scorer, "_first_ids", lambda self, n, length: rows.append(n) or first_ids(self, n, length)
+    )
+    values = getattr(Scorer(model, limit_bytes=500), what)(contexts, contexts.all_targets)
+    assert rows == [1, 2, 4, 2]
+    whole = getattr(Scorer(model), what)(contexts, contexts.all_targets)
+    np.testing.assert_allclose(values, whole, atol=1e-6)
+    with refused("of one context of 24 tokens take 1e-07 GB, .* raise the memory limit"):
+        getattr(Scorer(model, limit_bytes=99), what)(contexts, contexts.all_targets)
+
+
+@pytest.mark.parametrize("name", ["leave-one-out", "leave-one-out-kl", "greedy", "gradient", "attention"])
+def test_bf16_is_close(name):
+    exact, coarse = (
+        find_selector(name)(
+            SelectorInput(Scorer(tiny_adapter("rope"), bf16=bf16), make_contexts(), 0, 3)
+        ).influence
+        for bf16 in (False, True)
+    )
+    np.testing.assert_allclose(coarse, exact, atol=0.1)
+    assert not np.array_equal(coarse, exact)
+
+
+def test_tokens_of_a_file_become_tensors_without_a_warning():
+    tokens = np.arange(4)
+    tokens.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert OnDevice(torch.device("cpu"), False, None).tensor(tokens).tolist() == [0, 1, 2, 3]
+
+
+def test_a_device_that_is_not_here_is_refused():
+    assert pick_device("cpu") == torch.device("cpu")
+    with refused("the device meta cannot be used here"):
+        pick_device("meta")
+
+
+# --- the last tokens of rows ---
+
+
+@pytest.mark.parametrize("name", ["rope", "learned", "llama", "gpt2"])
+def test_losses_of_last_tokens_are_those_of_plain_passes(name):
+    model = tiny_adapter(name)
+    rows, first_ids = np.random.default_rng(0).integers(1, 50, (3, 13)), np.array([0, 5, 2])
+    losses = TokenLosses(model)
+    for values, start in (
+        (losses.last_losses(rows, 4), np.zeros(3, dtype=int)),
+        (losses.last_losses(rows, 4, first_ids), first_ids),
+        (losses.last_losses_and_likeliest(rows, 4)[0], np.zeros(3, dtype=int)),
+    ):
+        for row, place in np.ndindex(values.shape):
+            text, end = [0] * start[row] + rows[row].tolist(), start[row] + 9 + place
+            log_p = plain.plain_log_p(model, text, range(start[row], end))
+            assert values[row, place] == pytest.approx(-log_p[text[end]], abs=2e-5)
+    likeliest = losses.last_losses_and_likeliest(rows, 1)[1][:, 0]
+    assert likeliest.tolist() == [plain.plain_log_p(model, row, range(12)).argmax() for row in rows]
+
+
+def test_losses_that_are_not_finite_are_refused():
+    model = tiny_adapter("llama")
+    losses = TokenLosses(model)
+    model.model.lm_head.weight.data[3] = torch.nan
+    with refused("losses that are not finite"):
+        losses.last_losses(np.ones((1, 5), dtype=int), 2)
+
+
+def test_rows_of_a_pass_fit_tokens_and_logits(monkeypatch):
+    losses = TokenLosses(tiny_adapter("rope"))
+    assert losses.vocabulary == 128
+    monkeypatch.setitem(losses_module.LOGITS_PER_BATCH, "cpu", 128 * 39 * 3)
+    assert [len(rows) for rows in losses.batches(8, 39, 39)] == [3, 3, 2]
+    assert [len(rows) for rows in losses.batches(200, 39, 1)] == [4096 // 39, 200 - 4096 // 39]
+    monkeypatch.setitem(losses_module.LOGITS_PER_BATCH, "cpu", 1)
+    assert [len(rows) for rows in losses.batches(2, 39, 39)] == [1, 1]
+
+
+def test_attention_statistics_are_those_of_the_weights():
+    model = random_model("llama", attn_implementation="eager").requires_grad_(False)
+    rows = np.random.default_rng(0).integers(1, 50, (3, 12))
+    layers = model(torch.from_numpy(rows), output_attentions=True).attentions
+    weights = torch.stack(layers)[:, :, :, -5:].double().numpy()  # (layers, R, H, Q, L)
+    values = TokenLosses(TransformersAdapter(model)).attention_statistics(rows, 5)
+    np.testing.assert_allclose(values[:, 0], entr(weights).sum(axis=-1).mean(axis=(0, 2, 3)), atol=1e-6)
+    np.testing.assert_allclose(values[:, 1], 0, atol=1e-6)
+    sparse = losses_module.entropy_and_zeros(torch.tensor([[[[0.5, 0.5, 0, 0], [0, 0, 0, 1.0]]]]))
+    np.testing.assert_allclose(sparse[0], [[np.log(2), 1 / 3], [0, 3 / 4]], atol=1e-6)
+
+
+def test_scorer_and_token_losses_agree():
+    model, rows = tiny_adapter("llama"), np.random.default_rng(0).integers(1, 50, (2, N + B))
+    contexts = Contexts(rows[:, :-1], rows[:, N:], np.arange(2 * B).reshape(2, B), M)
+    long, _ = long_and_short_losses(Scorer(model), contexts)
+    np.testing.assert_allclose(TokenLosses(model).last_losses(rows, B).ravel(), long, atol=1e-5)
