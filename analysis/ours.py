@@ -17,16 +17,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.contexts import Texts
 from analysis.model.adapter import (
     Adapter,
     KeyValues,
-    PositionedCausalLM,
     ReadAttention,
+    TransformersAdapter,
     causal_bias,
     mean_over_heads,
 )
@@ -39,17 +37,14 @@ from analysis.model.loading import (
     sha256_of_tensors,
 )
 from olmo_sparsity.checkpoint import (
-    CONFIG,
     TOKENIZER,
     config_of,
     load_model,
     resolve_checkpoint,
     weights_sha256,
 )
-from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, Verified
 from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import sha256_file
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
@@ -113,7 +108,7 @@ def adapter_of(model: Any, name: str) -> Adapter:
     if "PositionedOLMo" in kinds:
         return OlmoAdapter(model)
     if "PositionedNeoX" in kinds:
-        return PositionedCausalLM(model.model)
+        return TransformersAdapter(model.model)
     if "PositionPredictor" in kinds:
         raise UserError(
             f"{name} reads position ids in another way than RoPE alone (positions.scheme, positions.rotate), so that "
@@ -278,7 +273,8 @@ def scale_rope(loaded: LoadedModel, change: str) -> LoadedModel:
 def _trained_reach(loaded: LoadedModel, scheme: str, text: str) -> int:
     from olmo_sparsity.attention import SOFTMAX
 
-    config = loaded.model.model.config
+    inner: Any = loaded.model.model
+    config = inner.config
     if not config.encoding.rotates:
         raise UserError(f"{text}: it was not trained with RoPE: there is nothing to scale; leave @… out")
     if scheme in (LOG_N, MESA) and (config.attention != SOFTMAX or config.nope_layer_interval is not None):
@@ -320,7 +316,7 @@ class Chunks:
 
     @classmethod
     def reaching(cls, scaling: RopeScaling) -> Chunks:
-        """Chunks of T_train / 16 and then T_train / 2 tokens, and the least E at which s · T_train tokens fit [ours]."""
+        """Chunks of T_train / 16, then T_train / 2 tokens, and the least E at which s · T_train tokens fit [ours]."""
         trained = scaling.original_length
         others = max(1, trained // 2)
         room = max(1, trained - others - 1)

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from analysis.decode import TextDecoder
-from analysis.model.adapter import Adapter, PositionedCausalLM, with_prefix
+from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
 from analysis.model.memory import pick_device
 from olmo_sparsity.util.errors import UserError, first_line
@@ -47,8 +47,6 @@ DTYPES: dict[str, Any] = {
     "auto": "auto",
 }
 """Types that weights are loaded in, by name; auto: as they are stored."""
-OF_WEIGHTS = "-weights"
-"""Ends the name of the type of a model whose weights are not in fp32."""
 PREFIXES = ("auto", "none", "bos", "eos")
 UNTRAINED, UNTRAINED_SEED = "untrained", 0
 MESA = "mesa"
@@ -200,7 +198,7 @@ class LoadedModel:
         """Type of its weights as results name it: fp32, or such as bf16-weights."""
         of_weights = next(self.model.parameters()).dtype
         name = {dtype: name for name, dtype in DTYPES.items()}.get(of_weights, str(of_weights))
-        return name if name == "fp32" else f"{name}{OF_WEIGHTS}"
+        return name if name == "fp32" else f"{name}-weights"
 
     @property
     def reads(self) -> int | None:
@@ -238,19 +236,24 @@ class LoadedModel:
     @property
     def tokenizer_sha256(self) -> str | None:
         """Of the tokenizer.json; None without a tokenizer."""
-        return self.tokenizer and self.tokenizer.sha256
+        return None if self.tokenizer is None else self.tokenizer.sha256
 
     def check_texts(self, texts: Texts) -> None:
-        """Raise `UserError` where texts have ids beyond the model's, or a prepared corpus another tokenizer."""
-        known, made_with = self.model.vocabulary_size, getattr(texts, "tokenizer_sha256", None)
-        if made_with is not None and not self._its_tokenizer().tokenizes_as(texts.tokenizer_file, made_with):
+        """Raise `UserError` where texts have ids that it does not know, or a prepared corpus another tokenizer."""
+        made_with = getattr(texts, "tokenizer_sha256", None)  # only a prepared corpus says it
+        if made_with is None:
+            largest = max(int(texts.tokens(number).max(initial=0)) for number in range(len(texts.lengths)))
+        elif self._its_tokenizer().tokenizes_as(texts.tokenizer_file, made_with):
+            largest = texts.vocabulary_size - 1
+        else:
             raise UserError(
-                f"{texts.name} was made with another tokenizer than {self.name}; prepare the text again with --tokenizer"
+                f"{texts.name} was made with another tokenizer than {self.name}; prepare the text with the model's, "
+                "--tokenizer"
             )
-        if texts.vocabulary_size > known:
+        if largest >= self.model.vocabulary_size:
             raise UserError(
-                f"{texts.name} has token ids up to {texts.vocabulary_size - 1:,}, {self.name} knows {known:,} tokens; "
-                "give the tokenizer that the model was trained with"
+                f"{texts.name} has token ids up to {largest:,}, {self.name} knows {self.model.vocabulary_size:,} "
+                "tokens; give the tokenizer that the model was trained with"
             )
 
     def check_context(self, n_long: int, targets_per_block: int = 1) -> None:
@@ -278,8 +281,8 @@ class LoadedModel:
                 self.model(torch.zeros_like(last), position_ids=last)
         except (IndexError, RuntimeError) as error:
             raise UserError(
-                f"{length + more:,} tokens are beyond the {at_most:,} learned positions of {self.name} ({self.family}); "
-                f"lower --lengths to at most {at_most - more:,}"
+                f"{length + more:,} tokens are beyond the {at_most:,} learned positions of {self.name}; lower "
+                f"--lengths to at most {at_most - more:,}"
             ) from error
 
     def give_back(self) -> None:
@@ -332,10 +335,10 @@ def _prefix_ids(prefix: str, loaded: LoadedModel) -> tuple[int, ...]:
     if prefix == "none":
         return ()
     if prefix == "auto":
-        without = loaded.tokenizer is None or loaded.of_project
-        ids = () if without else loaded.tokenizer.added_before
+        ids = () if loaded.tokenizer is None or loaded.of_project else loaded.tokenizer.added_before
     elif prefix in PREFIXES:
-        token = getattr(loaded.model.model.config, f"{prefix}_token_id", None)
+        inner: Any = loaded.model.model
+        token = getattr(inner.config, f"{prefix}_token_id", None)
         token = token[0] if isinstance(token, list) else token
         if token is None:
             raise UserError(f"--prefix {prefix}: {loaded.name} names no such token; give its id")
@@ -406,30 +409,14 @@ def _open_folder(folder: Path, name: str, dtype: str, attention: str | None) -> 
                 "that are pickles are never read)"
             )
     model = _from_pretrained(folder, dtype, attention)
-    if (folder / _TOKENIZER).is_file():
-        tokenizer = TextTokenizer.from_file(folder / _TOKENIZER)
-    else:
-        tokenizer = _tokenizer_of_transformers(folder)
+    tokenizer = folder / _TOKENIZER
     return LoadedModel(
         model=adapter_of(model, f"{name} ({model.config.model_type})"),
         name=name,
         sha256=_sha256_of_all([folder / each for each in names]),
         family=model.config.model_type,
-        tokenizer=tokenizer,
+        tokenizer=TextTokenizer.from_file(tokenizer) if tokenizer.is_file() else None,
         training_seed=_exported_seed(folder),
-    )
-
-
-def _tokenizer_of_transformers(folder: Path) -> TextTokenizer | None:
-    """The tokenizer of a folder without a tokenizer.json, such as one of sentencepiece; None where it has none."""
-    from transformers import AutoTokenizer
-
-    if not any(
-        (folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.model", "vocab.json")
-    ):
-        return None
-    return TextTokenizer(
-        AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     )
 
 
@@ -496,13 +483,13 @@ def _quiet_transformers() -> Iterator[None]:
 
 def _untrained(loaded: LoadedModel) -> LoadedModel:
     """The same architecture with weights as they are before the first step, drawn with `UNTRAINED_SEED`."""
-    trained = loaded.model.model
+    trained: Any = loaded.model.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(UNTRAINED_SEED)
-        fresh = type(trained)(trained.config)
+        fresh: nn.Module = type(trained)(trained.config)
     return replace(
         loaded,
-        model=PositionedCausalLM(fresh),
+        model=TransformersAdapter(fresh),
         name=f"{loaded.name}@{UNTRAINED}",
         sha256=sha256_of_tensors(fresh),
         training_seed=None,
@@ -544,18 +531,21 @@ def _open_object(model: Any) -> LoadedModel:
         raise UserError(
             f"model is a {type(model).__name__}; give a path, a hub id, or (model, tokenizer), both loaded"
         )
-    before = [(module, "training", module.training) for module in model.modules()]
+    before: list[tuple[Any, str, bool]] = [
+        (module, "training", module.training) for module in model.modules()
+    ]
     before += [(weight, "requires_grad", True) for weight in model.parameters() if weight.requires_grad]
     config = getattr(model, "config", None)
     family = getattr(config, "model_type", None)
     family = family if isinstance(family, str) else type(model).__name__
     name = getattr(config, "_name_or_path", "") or f"the model ({family})"
+    adapter = adapter_of(model, name)
     return LoadedModel(
-        model=adapter_of(model, name),
+        model=adapter,
         name=name,
         sha256=sha256_of_tensors(model),
         family=family,
-        of_project=_is_of_project(model),
+        of_project=_is_of_project(model) or _is_of_project(adapter.model),
         _before=before,
     )
 
@@ -593,4 +583,4 @@ def adapter_of(model: Any, name: str) -> Adapter:
             f"{name} takes no position ids, so that no token can be dropped from its context; give a model with "
             "rotary or learned positions"
         )
-    return PositionedCausalLM(model)
+    return TransformersAdapter(model)
