@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,6 +71,17 @@ ROW_KEYS = {
     "texts": ["block"],
 }
 """Columns that name a row of each frame of a `Result`."""
+OF_TARGETS = (
+    "n_long",
+    "n_short",
+    "targets_per_block",
+    "targets_requested",
+    "seed",
+    "split",
+    "texts_sha256",
+    "tau_nats",
+)
+"""Settings that decide which targets are measured, and which of them are over tau."""
 NOT_DECISIVE = ("model", "texts", "training_seed", "complete")
 """Settings that may differ where a measurement goes on: checksums stand for what they name."""
 
@@ -151,7 +161,7 @@ def measure(
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
     with ExitStack() as given_back:
 
-        def opened(name: Any, texts: Texts | None = None) -> LoadedModel:
+        def opened(name: Any) -> LoadedModel:
             loaded = open_model(
                 name,
                 tokenizer=tokenizer,
@@ -162,14 +172,17 @@ def measure(
             )
             given_back.callback(loaded.give_back)
             loaded.check_context(n_long, targets_per_block)
-            if texts is not None:
-                loaded.check_texts(texts)
             return loaded
 
         def scorer_of(loaded: LoadedModel) -> Scorer:
-            sizes = n_long, targets_per_block
-            limits = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
-            return build_scorer(loaded.model, loaded.device, *sizes, **limits)
+            return build_scorer(
+                loaded.model,
+                loaded.device,
+                n_long,
+                targets_per_block,
+                tokens_per_batch=tokens_per_batch,
+                memory_limit_gb=memory_limit_gb,
+            )
 
         loaded = opened(model)
         source = open_texts(texts, loaded.encode, split=split)
@@ -180,7 +193,12 @@ def measure(
         places = pd.DataFrame({name: column for name, column in vars(sampled).items() if column is not None})
         places.insert(0, "target_id", np.arange(len(places)))
         settings = {
-            **loaded.describe(),
+            **_identity(loaded),
+            "family": loaded.family,
+            "parameters": loaded.parameters,
+            "tokenizer_sha256": loaded.tokenizer_sha256,
+            "prefix": list(loaded.prefix),
+            "dtype": loaded.dtype,
             "texts": source.name,
             "texts_sha256": source.sha256,
             "split": split,
@@ -190,7 +208,6 @@ def measure(
             "selectors": list(selectors),
             "far_contexts": ["true", *(name for name in PLACEBOS if name in placebos)],
             "targets_requested": targets,
-            "targets_sampled": len(places),
             "faithfulness": faithfulness,
             "subsets": SUBSETS if faithfulness else None,
             "keep_rate": SUBSET_KEEP_RATE if faithfulness else None,
@@ -202,13 +219,17 @@ def measure(
         chooser: Chooser
         if (chosen := _opened_result(select_with)) is not None:
             chooser = ResultChooser(chosen, settings)
-            settings["selected_by"] = _identity(chosen.settings) | {"recorded": True}
+            names = ("model", "model_sha256", "training_seed", "rope_scaling")
+            recorded = {name: chosen.settings[name] for name in names}
+            settings["selected_by"] = recorded | {"untrained": False, "recorded": True}
             settings["proposed_by"] = chosen.settings["proposed_by"]
         else:
-            selecting = None if select_with is None else opened(select_with, source)
-            proposing = None if propose_with is None else opened(propose_with, source)
-            settings["selected_by"] = selecting and _identity(selecting.describe(), selecting.untrained)
-            settings["proposed_by"] = proposing and _identity(proposing.describe(), proposing.untrained)
+            selecting = None if select_with is None else opened(select_with)
+            proposing = None if propose_with is None else opened(propose_with)
+            for role, other in (("selected_by", selecting), ("proposed_by", proposing)):
+                if other is not None:
+                    _check_tokenizer(other, loaded, source)
+                    settings[role] = _identity(other) | {"untrained": other.untrained}
             chooser = ModelChooser(
                 scorer_of(selecting) if selecting else scorer,
                 seed=seed,
@@ -304,26 +325,14 @@ class ResultChooser:
     Raises `UserError` where that is unfinished, or has other targets or selectors than ``settings`` name.
     """
 
-    ALIKE = (
-        "texts_sha256",
-        "split",
-        "n_long",
-        "n_short",
-        "tau_nats",
-        "targets_sampled",
-        "targets_per_block",
-        "seed",
-    )
-
     def __init__(self, result: Result, settings: Mapping[str, Any]):
         there = result.settings
         if result.crossfit or not there["complete"] or there["model"].endswith("@untrained"):
             raise UserError(
                 "select with a model, or with its finished result, neither cross-fitted nor of untrained weights"
             )
-        differing = setting_differences(
-            *({name: each[name] for name in self.ALIKE} for each in (there, settings))
-        )
+        other = [name for name in settings if name not in OF_TARGETS]
+        differing = setting_differences(there, settings, ignore=other)
         if differing:
             raise UserError(f"the result that selects has other settings: {differing}; give the same here")
         for name in ("selectors", "far_contexts"):
@@ -440,7 +449,10 @@ class Engine:
                 "selected": selected.astype(np.int32),
                 "influence": influence.astype(np.float32),
                 "loss_nats": _rounded(selected_losses(self.scorer, contexts, index, selected, self.ks)),
-                **{column: values.astype(np.float32) for column, values in further.get(name, {}).items()},
+                **{
+                    column: _rounded(values) if column.endswith("_nats") else values
+                    for column, values in further.get(name, {}).items()
+                },
             }
             for row, target_id in enumerate(targets["target_id"]):
                 key = {"target_id": target_id, "selector": name, "far_context": far_context}
@@ -553,6 +565,8 @@ class _Run:
     def _measure(self, batches: Sequence[int], keep: Callable[[Result], None]) -> None:
         """Measure batches, and hand over a part now and then; on Ctrl-C too what is finished is handed over."""
         share_of_texts = TEXTS_FROM_TARGETS / len(self.places)
+        made = provenance()
+        made["created"] = made.pop("started")
         pending: list[Result] = []
         began = handed_over = time.monotonic()
         rows = [self.places[batch * self.size : (batch + 1) * self.size] for batch in batches]
@@ -569,8 +583,8 @@ class _Run:
                     started = time.monotonic()
                     frames = self.engine.measure(places, share_of_texts)
                     now = time.monotonic()
-                    made = {**provenance(), "created": _now(), "seconds": now - started}
-                    pending.append(Result(self.settings, provenance=made, **frames))
+                    about = {**made, "seconds": now - started}
+                    pending.append(Result(self.settings, provenance=about, **frames))
                     advance(len(places))
                     if number == 0 and len(rows) > 1:
                         log.info("%s targets will take about %.0f s", f"{total:,}", (now - began) * len(rows))
@@ -673,10 +687,23 @@ def _opened_result(select_with: Any) -> Result | None:
     return load(select_with) if is_folder else None
 
 
-def _identity(settings: Mapping[str, Any], untrained: bool = False) -> dict[str, Any]:
-    """What settings say of another model that selects or proposes."""
-    names = ("model", "model_sha256", "training_seed", "rope_scaling")
-    return {name: settings[name] for name in names} | {"untrained": untrained}
+def _check_tokenizer(other: LoadedModel, loaded: LoadedModel, texts: Texts) -> None:
+    """Raise `UserError` where another model does not read the tokens that the texts are encoded in."""
+    other.check_texts(texts)
+    if not hasattr(texts, "tokenizer_sha256") and other.tokenizer_sha256 != loaded.tokenizer_sha256:
+        raise UserError(
+            f"{other.name} has another tokenizer than {loaded.name}; give models of the same tokenizer"
+        )
+
+
+def _identity(loaded: LoadedModel) -> dict[str, Any]:
+    """What settings say of any model that takes part."""
+    return {
+        "model": loaded.name,
+        "model_sha256": loaded.sha256,
+        "training_seed": loaded.training_seed,
+        "rope_scaling": loaded.rope_scaling,
+    }
 
 
 def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -700,7 +727,3 @@ def _lock(folder: Path, part: str) -> Iterator[None]:
         raise UserError(
             f"{folder} is in use by another process; wait for it, or give another folder"
         ) from None
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
