@@ -1,0 +1,147 @@
+"""The check of a model before it is measured: what its configuration ends, and a trial on random tokens."""
+
+import pytest
+import torch
+
+from analysis.model.adapter import TransformersAdapter, with_prefix
+from analysis.model.check import check_long_context
+from analysis.ours import OlmoAdapter
+from tests.support import tiny
+from tests.support.families import FAMILIES, REACH, ROTARY, VOCABULARY, random_model
+from tests.support.refusals import refused
+
+LONGROPE = {
+    **FAMILIES["llama"],
+    "original_max_position_embeddings": 20,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0, 4.0, 5.0, 6.0]},
+}
+"""RoPE of other frequencies in texts of more than 20 tokens: what comes first is read otherwise there."""
+WINDOW = {"text_config": {**FAMILIES["gemma3"]["text_config"], "sliding_window": 31}}
+CHUNKED = {**ROTARY, "attention_chunk_size": 31, "num_local_experts": 2, "intermediate_size_mlp": 64}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+
+
+def check(model, n_long, targets_per_block=1, **options):
+    check_long_context(model, n_long, targets_per_block, name="the model", **options)
+
+
+def adapter(family="llama", **changes):
+    return TransformersAdapter(random_model(family, **changes)).requires_grad_(False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_are_measured_as_far_as_their_positions_reach(family):
+    check(adapter(family), REACH)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "longest", "message"),
+    [
+        ("gpt2", {}, 64, "N = 65 is beyond the 64 positions of the model; lower n_long to at most 64"),
+        ("mistral", {"sliding_window": 31}, 31, "N = 32 is beyond the 31 tokens of a sliding window in"),
+        ("phi3", {**ROTARY, "sliding_window": 31}, 31, "lower n_long to at most 31"),
+        ("gemma3", WINDOW, 31, "N = 32 is beyond the 31 tokens of a sliding window in"),
+        ("llama4_text", CHUNKED, 31, "N = 32 is beyond the 31 tokens of a chunked window in"),
+        ("llama", {"rope_parameters": DYNAMIC}, 64, "the 64 tokens after which dynamic changes all"),
+        ("phi3", LONGROPE, 20, "the 20 tokens after which longrope changes .*; lower n_long to at most 20"),
+    ],
+    ids=["positions", "mistral", "phi3", "composite", "chunks", "dynamic", "longrope"],
+)
+def test_contexts_that_are_too_long_are_refused(family, changes, longest, message):
+    model = adapter(family, **changes)
+    check(model, longest)
+    model.bfloat16()  # in which a trial would not see one token
+    with refused(message):
+        check(model, longest + 1)
+    with refused("with 4 more tokens of block and prefix is beyond"):
+        check(model, longest - 3, targets_per_block=5)
+    with refused("lower the targets per block"):
+        check(model, 1, targets_per_block=longest + 1)
+
+
+def test_the_prefix_counts_among_the_positions_of_a_model():
+    behind = with_prefix(adapter("gpt2"), (1,))  # 64 learned positions
+    check(behind, 63)
+    with refused("lower n_long to at most 63"):
+        check(behind, 64)
+
+
+def test_learned_positions_of_this_project_end():
+    ours = OlmoAdapter(tiny.model(**tiny.ENCODINGS["learned"]))
+    check(ours, 32)
+    with refused("N = 33 is beyond the 32 positions"):
+        check(ours, 33)
+    check(OlmoAdapter(tiny.model()), 500)
+
+
+def test_the_trial_sees_a_window_that_leaves_out_one_token():
+    """Of a kind that no setting of ours names."""
+    local = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "max_position_embeddings": REACH,
+        "num_layers": 2,
+        "attention_types": [[["local"], 2]],
+        "window_size": 31,
+        "initializer_range": 0.3,
+    }
+    model = adapter("gpt_neo", **local)
+    check(model, 31)
+    with refused("N = 32 does not equal hiding them"):
+        check(model, 32)
+
+
+def test_rounding_of_bf16_is_no_reason_to_refuse_a_model():
+    """In Gemma 3 it is a third of the logits' spread; the trial is in fp32 and leaves weights as they were."""
+    model = random_model()
+    model.lm_head.weight.data += 200 * torch.randn(32)  # logits far from 0, near each other
+    model.bfloat16()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    check(TransformersAdapter(model), 40)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("bert", "looks ahead, as BERT does"),
+        ("openai-gpt", "caches no keys"),
+        ("minimax", "cannot read random tokens behind a prefix"),
+    ],
+)
+def test_models_whose_prefixes_cannot_be_shared_are_refused(family, message):
+    with refused(f"the model .*{message}"):
+        check(adapter(family, **ROTARY, num_experts_per_tok=1), 20)
+
+
+def test_models_that_do_not_read_their_position_ids_are_refused():
+    falcon = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    with refused("the model does not read its position ids"):
+        check(adapter("falcon", **falcon, alibi=True), 20)
+
+
+def test_logits_that_are_not_finite_are_refused():
+    model = random_model()
+    model.lm_head.weight.data[3] = torch.nan
+    with refused("its logits are not finite"):
+        check(TransformersAdapter(model), 20)
+
+
+def test_a_rotary_model_is_measured_beyond_its_length_with_a_warning(caplog):
+    model = adapter()
+    check(model, 64)
+    check(model, 128, reach_factor=2)
+    assert not caplog.records
+    check(model, 61, targets_per_block=5)
+    check(model, 129, reach_factor=2)
+    warning = "the model is measured beyond the 64 positions that its configuration names"
+    assert [record.getMessage() for record in caplog.records] == [warning] * 2
+
+
+def test_a_trial_that_memory_does_not_allow_is_left_out(monkeypatch, caplog):
+    model = adapter()
+    model.model.forward = lambda **_: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))
+    check(model, 20)
+    assert "no memory to try the model in fp32" in caplog.text
