@@ -4,8 +4,8 @@ A *group* names a set of targets over tau: all of them, a bin of the gain, a kin
 
     Σ (L_short - L_k) / Σ (L_short - L_long)     over a group (paper Eq. 20, docs/method.md 2.2)
 
-Under cross-fitting (docs/method.md, 2.3) the selecting model alone decides which targets are over tau. All losses, hence
-all sums, are the evaluating model's.
+Under cross-fitting (docs/method.md, 2.3) the selecting model alone decides which targets are over tau. All losses,
+hence all sums, are the evaluating model's.
 Shapes: n sampled targets, m of them over tau with finished choices, K values of k.
 """
 
@@ -39,10 +39,10 @@ class Measured:
     """The targets over tau whose choices are finished, their losses, and columns made of them.
 
     ``losses`` has L_k, (m, K) nats, by selector and far context; NaN where a target has no such far context. `BEST` is
-    there where two or more selectors are no controls: the lowest L_k, taken for each target, k and far context by itself.
-    It says that k tokens exist which recover so much, not how to find them without the answer; the placebo's best is what
-    the same search finds in text that has nothing to do with the target. It is the evaluating model that takes the lowest,
-    so `BEST` is never cross-fitted.
+    there where two or more selectors are no controls: the lowest L_k, taken for each target, k and far context by
+    itself. It says that k tokens exist which recover so much, not how to find them without the answer; the placebo's
+    best is what the same search finds in text that has nothing to do with the target. It is the evaluating model that
+    takes the lowest, so `BEST` is never cross-fitted.
 
     ``given_back``: level, unit and sinks of the choices (`Result.loss_nats`).
     """
@@ -124,21 +124,14 @@ def _selectors_of(result: Result, level: str = "text", unit: str = "token", sink
     return [selector for selector in result.selectors if selector in there]
 
 
-def sums_of(result: Result, columns: Columns, resamples: int, seed: int) -> Sums:
+def sums_of(result: Result, columns: Columns, **bootstrap: Any) -> Sums:
     """The bootstrap of columns of all targets of a result: by group and document, and by training where it is of
-    several."""
+    several; ``bootstrap``: resamples and seed."""
     targets = result.targets
     groups, trainings = (
         targets[name].to_numpy() if name in targets else None for name in ("group", "training")
     )
-    return Sums(
-        columns,
-        targets["text"].to_numpy(),
-        groups=groups,
-        trainings=trainings,
-        resamples=resamples,
-        seed=seed,
-    )
+    return Sums(columns, targets["text"].to_numpy(), groups=groups, trainings=trainings, **bootstrap)
 
 
 def recovery_of(sums: Sums, selector: str, far_context: str, k: int, group: Hashable = ALL) -> Statistic:

@@ -2,8 +2,8 @@
 
 Shares and recoveries are fractions, losses nats per token. ``low`` and ``high`` are NaN where the data support no
 interval. Of a Result joined of several trainings the numbers are those of all together, and the intervals also say how
-much trainings differ. Every function takes ``resamples`` and ``seed`` of the bootstrap; all intervals of a Result rest
-on the same resamples. Recoveries are of the targets over tau.
+much trainings differ. Every function takes ``resamples`` (2,000) and ``seed`` (0) of the bootstrap; all intervals of a
+Result rest on the same resamples. Recoveries are of the targets over tau.
 
     recovery(k)     Σ (L_short - L_k) / Σ (L_short - L_long)     (paper Eq. 20, docs/method.md 2.2)
     placebo         the same sums, L_k measured in the placebo far context, same denominator   [ours]
@@ -17,7 +17,7 @@ Shapes: n sampled targets, m of them over tau with finished choices, K values of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -29,9 +29,9 @@ from analysis.faithfulness import CONTEXT_LENGTHS, EXACT, row_pearson, row_spear
 from analysis.kinds import KINDS, KINDS_BY_THEMSELVES, kinds_of_tokens
 from analysis.result import SELECTION, Result
 from analysis.stats.bootstrap import (
-    DEFAULT_RESAMPLES,
     Interval,
     Statistic,
+    by_clusters,
     count_clusters,
     difference,
     mean_of,
@@ -45,6 +45,7 @@ from analysis.stats.measured import (
     choose_k,
     default_selector,
     mean_loss,
+    nats,
     over_tau_column,
     recoveries,
     recovery_of,
@@ -52,7 +53,9 @@ from analysis.stats.measured import (
     selecting_gain_nats,
     sums_of,
 )
+from analysis.stats.show import interval_text
 from analysis.stats.sums import Columns, Sums
+from olmo_sparsity.util.errors import UserError
 
 GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)
 """Inner edges of the bins of L_short - L_long; those not above tau are left out. [ours]"""
@@ -106,48 +109,92 @@ def of_trainings(numbers: Callable[..., pd.DataFrame], result: Result, **options
     return pd.concat(frames, ignore_index=True)
 
 
-def recovery(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+def findings(result: Result) -> str:
+    """The main numbers in a few lines, and what to call next: what `print(result)` shows."""
+    settings, size = result.settings, counts(result)
+    block = settings.get("targets_per_block", 1)
+    said = [
+        f"{settings['model']} on {settings['texts']}: N {settings['n_long']}, M {settings['n_short']}, B {block}; "
+        f"{size['targets']:,} targets of {size['documents']:,} documents"
+    ]
+    if size["trainings"] > 1:
+        said[0] += f", {size['trainings']} trainings together"
+    if len(result.targets) == 0:
+        return said[0]
+    share = {name: interval_text(row, percent=True) for name, row in _by_name(shares(result))}
+    said.append(
+        f"{size['targets_over_tau']:,} gain more than {nats(settings['tau_nats'])} from the long context: "
+        f"{share['share_over_tau']} % of all; {share['share_below_minus_tau']} % lose more"
+    )
+    if result.gain_nats.sum() > 0:
+        said.append(f"they hold {share['share_of_gain']} % of the net gain of all")
+    for name, row in _by_name(persistence(result)):
+        if name == "share_still_over_tau":
+            said.append(f"under the model that evaluates {interval_text(row, percent=True)} % of them do")
+    if size["targets_measured"] < size["targets_over_tau"]:
+        said.append(f"unfinished: {size['targets_measured']:,} measured so far")
+    try:
+        frame = recovery(result)
+    except UserError as error:
+        return "\n".join([*said, str(error)])
+    selector, k = default_selector(result.selectors), choose_k(result.ks)
+    rows = frame[(frame["selector"] == selector) & (frame["k"] == k) & (frame["level"] == "text")]
+    said.append(
+        f"{selector}, k = {k}: "
+        + ", ".join(
+            f"{'recovery' if row['far_context'] == TRUE else row['far_context']} {interval_text(row, percent=True)} %"
+            for row in rows.to_dict("records")
+        )
+    )
+    said.append(
+        f"[95 % interval] {by_clusters(size, '_over_tau')}; net: recovery minus the placebo, where positive"
+    )
+    said.append(
+        'next: .recovery(), .kinds(), .distances() and more are frames; .figure2("figure2.png"); .xray(0)'
+    )
+    return "\n".join(said)
+
+
+def _by_name(frame: pd.DataFrame) -> list[tuple[str, dict[str, float]]]:
+    return [(row["name"], row) for row in frame.to_dict("records")]
+
+
+def recovery(result: Result, **bootstrap: int) -> pd.DataFrame:
     """selector, far_context ("true", "placebo", "net"), level, unit, sinks, k, value, low, high."""
-    rows = []
-    for given_back, measured, sums in _of_each_level(result, resamples, seed):
-        for selector in measured.names:
-            for k in measured.ks:
-                for context, interval in recoveries(sums, selector, k).items():
-                    rows.append(
-                        {"selector": selector, "far_context": context, **given_back, "k": k}
-                        | asdict(interval)
-                    )
+    rows = [
+        row
+        for given_back, measured, sums in _of_each_level(result, bootstrap)
+        for row in _recovery_rows(given_back, sums, measured.names, measured.ks, ALL)
+    ]
     return _frame(rows, *SELECTION, "k")
 
 
-def losses(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+def losses(result: Result, **bootstrap: int) -> pd.DataFrame:
     """Mean L_k in nats over the targets over tau: columns of `recovery`, far_context "true" and "placebo"."""
-    rows = []
-    for given_back, measured, sums in _of_each_level(result, resamples, seed):
-        for selector in measured.names:
-            for context in measured.far_contexts:
-                for k in measured.ks:
-                    interval = sums.interval(mean_loss(sums, selector, context, k))
-                    rows.append(
-                        {"selector": selector, "far_context": context, **given_back, "k": k}
-                        | asdict(interval)
-                    )
+    rows = [
+        {**given_back, "selector": selector, "far_context": context, "k": k}
+        | asdict(sums.interval(mean_loss(sums, selector, context, k)))
+        for given_back, measured, sums in _of_each_level(result, bootstrap)
+        for selector in measured.names
+        for k in measured.ks
+        for context in measured.far_contexts
+    ]
     return _frame(rows, *SELECTION, "k")
 
 
 def _of_each_level(
-    result: Result, resamples: int, seed: int
-) -> Iterable[tuple[dict[str, Any], Measured, Sums]]:
-    """For each way in which chosen tokens were given back: its settings, what was measured, and its sums."""
+    result: Result, bootstrap: Mapping[str, int]
+) -> Iterator[tuple[dict[str, Any], Measured, Sums]]:
+    """For each way in which chosen tokens were given back: level, unit and sinks, what was measured, and its sums."""
     refuse_without_gain(result)
     for given_back in result.choices[SELECTION[2:]].drop_duplicates().to_dict("records"):
         measured = Measured(result, **given_back)
         columns = measured.of_group(ALL, measured.ks)
         columns["short over tau"] = measured.column(measured.short_nats)
-        yield given_back, measured, sums_of(result, columns, resamples, seed)
+        yield given_back, measured, sums_of(result, columns, **bootstrap)
 
 
-def shares(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+def shares(result: Result, **bootstrap: int) -> pd.DataFrame:
     """name, value, low, high; no target need be over tau. Names:
 
     loss_short_nats, loss_long_nats, gain_nats, absolute_gain_nats     means of all targets
@@ -174,14 +221,14 @@ def shares(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0)
     }
     below: dict[Hashable, str] = {"share_of_gain": "gain_nats"}
     below |= dict.fromkeys(("loss_short_over_tau_nats", "loss_long_over_tau_nats"), "measured")
-    sums = sums_of(result, columns, resamples, seed)
+    sums = sums_of(result, columns, **bootstrap)
     names = list(columns)[3:]
     return _frame(
         [{"name": name} | asdict(sums.ratio(name, below.get(name, "one"))) for name in names], "name"
     )
 
 
-def persistence(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
     """What is left of the gain that targets were chosen for, where results are cross-fitted; no rows otherwise.
 
     name, value, low, high. Names: selecting_gain_nats, gain_nats (means over the targets over tau, under the model that
@@ -196,16 +243,15 @@ def persistence(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int
         "gain_nats": result.gain_nats * over,
         "share_still_over_tau": over * (result.gain_nats > result.settings["tau_nats"]),
     }
-    sums = sums_of(result, columns, resamples, seed)
+    sums = sums_of(result, columns, **bootstrap)
     return _frame([{"name": name} | asdict(sums.ratio(name, "over")) for name in list(columns)[1:]], "name")
 
 
-def differences(
-    result: Result, k: int | None = None, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
-) -> pd.DataFrame:
-    """The default selector minus every other, paired: first, second, far_context ("net", "true"), k, value, low, high."""
+def differences(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
+    """The default selector minus every other, paired: first, second, far_context ("net", "true"), k, value, low,
+    high."""
     measured, k = _measured(result, k)
-    sums = sums_of(result, measured.of_group(ALL, [k]), resamples, seed)
+    sums = sums_of(result, measured.of_group(ALL, [k]), **bootstrap)
     first = default_selector(measured.names)
     rows = []
     for second in measured.names:
@@ -216,11 +262,9 @@ def differences(
     return _frame(rows, "first", "second", "far_context", "k")
 
 
-def gain_bins(
-    result: Result, k: int | None = None, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
-) -> pd.DataFrame:
-    """Recovery by gain of the target: from_nats, to_nats (inclusive; inf), n_targets, n_documents, selector, far_context,
-    k, value, low, high.
+def gain_bins(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
+    """Recovery by gain of the target: from_nats, to_nats (inclusive; inf), n_targets, n_documents, selector,
+    far_context, k, value, low, high.
 
     The selecting model's gain decides, as it does for tau. A bin of the evaluating model's gain would hold targets by
     chance of that model, which cross-fitting is to avoid.
@@ -232,12 +276,12 @@ def gain_bins(
     columns: Columns = {}
     for pair, inside in members.items():
         columns |= measured.of_group(pair, [k], inside)
-    sums = sums_of(result, columns, resamples, seed)
+    sums = sums_of(result, columns, **bootstrap)
     rows = []
     for pair, inside in members.items():
         keys = {"from_nats": pair[0], "to_nats": pair[1], "n_targets": int(inside.sum())}
         keys["n_documents"] = len(np.unique(measured.document[inside]))
-        rows += _recovery_rows(keys, sums, measured.names, k, pair)
+        rows += _recovery_rows(keys, sums, measured.names, [k], pair)
     return _frame(rows, "from_nats", "to_nats", "n_targets", "n_documents", "selector", "far_context", "k")
 
 
@@ -246,12 +290,11 @@ def gain_edges(tau_nats: float) -> list[float]:
     return [tau_nats, *(edge for edge in GAIN_EDGES_NATS if edge > tau_nats), float("inf")]
 
 
-def near_copies(
-    result: Result, k: int | None = None, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
-) -> pd.DataFrame:
+def near_copies(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
     """Targets in near copies of training text, and recovery without them; no rows where copies are unknown.
 
-    name, selector, far_context, k, n_targets, value, low, high. Names: share (of all targets), share_over_tau, recovery.
+    name, selector, far_context, k, n_targets, value, low, high. Names: share (of all targets), share_over_tau,
+    recovery.
     """
     names = ("name", "selector", "far_context", "k", "n_targets")
     if "near_copy" not in result.targets:
@@ -262,21 +305,19 @@ def near_copies(
         "one": np.ones(len(copies)), "over": over, "copies": copies, "copies over": copies * over,
         **measured.of_group(NO_COPIES, [k], 1 - copies[measured.over]),
     }  # fmt: skip
-    sums = sums_of(result, columns, resamples, seed)
+    sums = sums_of(result, columns, **bootstrap)
     rows: list[dict[str, Any]] = [
         {"name": name, "n_targets": int(columns[above].sum())} | asdict(sums.ratio(above, below))
         for name, above, below in (("share", "copies", "one"), ("share_over_tau", "copies over", "over"))
     ]
     rest = {"name": "recovery", "n_targets": int(sums.total(("targets", NO_COPIES)))}
-    return _frame(rows + _recovery_rows(rest, sums, measured.selectors, k, NO_COPIES), *names)
+    return _frame(rows + _recovery_rows(rest, sums, measured.selectors, [k], NO_COPIES), *names)
 
 
 # --- which dependencies the far context carries [ours] (docs/method.md, 2.6) ---
 
 
-def kinds(
-    result: Result, k: int | None = None, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
-) -> pd.DataFrame:
+def kinds(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
     """Numbers of every kind of dependency that was sampled.
 
     kind, n_targets, n_targets_over_tau, n_documents_over_tau, n_groups_over_tau (NaN without groups), name, selector,
@@ -293,7 +334,7 @@ def kinds(
         columns["share", kind], columns["share_over_tau", kind] = members, members * over
         columns["gain_nats", kind] = members * result.gain_nats
         columns |= measured.of_group(kind, [k], members[measured.over])
-    sums = sums_of(result, columns, resamples, seed)
+    sums = sums_of(result, columns, **bootstrap)
     rows: list[dict[str, Any]] = []
     for kind in present:
         of_kind = targets[(kind_of_target == kind) & targets["over_tau"]]
@@ -306,7 +347,7 @@ def kinds(
         }
         for name, below in (("share", "one"), ("share_over_tau", "over"), ("gain_nats", ("share", kind))):
             rows.append(keys | {"name": name} | asdict(sums.ratio((name, kind), below)))
-        rows += _recovery_rows(keys | {"name": "recovery"}, sums, measured.names, k, kind)
+        rows += _recovery_rows(keys | {"name": "recovery"}, sums, measured.names, [k], kind)
     return _frame(rows, *keys, "name", "selector", "far_context", "k")
 
 
@@ -319,9 +360,7 @@ def distance_edges(n_long: int, n_short: int) -> list[int]:
     return np.unique(np.rint(edges).astype(int)).tolist()
 
 
-def distances(
-    result: Result, k: int | None = None, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
-) -> pd.DataFrame:
+def distances(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
     """How far back the first k chosen tokens stand, as a share of them per bin; position id c is N - c tokens back.
 
     selector, far_context, k, from_tokens, to_tokens (not included), uniform (share of tokens drawn uniformly), value,
@@ -337,19 +376,24 @@ def distances(
             bins = np.searchsorted(edges, back, side="right") - 1
             for number in range(len(edges) - 1):
                 columns[selector, context, number] = measured.column((bins == number).sum(axis=1))
-    sums = sums_of(result, columns, resamples, seed)
+    sums = sums_of(result, columns, **bootstrap)
     rows = []
-    for selector, context, number in list(columns)[1:]:  # type: ignore[misc]
-        low, high = edges[number : number + 2]
-        keys = {"selector": selector, "far_context": context, "k": k, "from_tokens": low, "to_tokens": high}
-        keys["uniform"] = (high - low) / result.n_far
-        rows.append(keys | asdict(sums.ratio((selector, context, number), "selected")))
+    for selector in measured.selectors:
+        for context in measured.far_contexts:
+            for number, (low, high) in enumerate(pairwise(edges)):
+                keys = {
+                    "selector": selector,
+                    "far_context": context,
+                    "k": k,
+                    "from_tokens": low,
+                    "to_tokens": high,
+                }
+                keys["uniform"] = (high - low) / result.n_far
+                rows.append(keys | asdict(sums.ratio((selector, context, number), "selected")))
     return _frame(rows, "selector", "far_context", "k", "from_tokens", "to_tokens", "uniform")
 
 
-def picks(
-    result: Result, k: int | None = None, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
-) -> pd.DataFrame:
+def picks(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
     """What kind of tokens the first k are, and all far tokens (selector `FAR`), of the targets whose text is there.
 
     selector, far_context, k, kind, value, low, high; no rows without texts. What stands out from all far tokens in the
@@ -381,21 +425,23 @@ def picks(
                 share = np.zeros(len(block))
                 share[has_text] = (of_tokens == kind).mean(axis=1)
                 columns[selector, context, kind] = measured.column(share)
-    sums = sums_of(result, columns, resamples, seed)
+    sums = sums_of(result, columns, **bootstrap)
     rows = [
         {"selector": selector, "far_context": context, "k": k, "kind": kind}
         | asdict(sums.ratio((selector, context, kind), "has text"))
-        for selector, context, kind in list(columns)[1:]  # type: ignore[misc]
+        for selector in (FAR, *measured.selectors)
+        for context in measured.far_contexts
+        for kind in KINDS_BY_THEMSELVES
     ]
     return _frame(rows, *names)
 
 
-def tokens_needed(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+def tokens_needed(result: Result, **bootstrap: int) -> pd.DataFrame:
     """Share of the targets that have `SHARE_NEEDED` of their gain from k tokens, or a smaller measured k.
 
     name, selector, far_context, k, n_targets, value, low, high. Names: reached; never (not from the largest k; true far
-    context only). Only targets that gain anything count: under cross-fitting a target may lose by the long context of the
-    model that evaluates, and has then nothing to recover.
+    context only). Only targets that gain anything count: under cross-fitting a target may lose by the long context of
+    the model that evaluates, and has then nothing to recover.
     """
     measured, _ = _measured(result)
     gains = measured.gain_nats > 0
@@ -406,7 +452,7 @@ def tokens_needed(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: i
             reached = np.logical_or.accumulate(enough, axis=1) & gains[:, None]
             for column, k in enumerate(measured.ks):
                 columns[selector, context, k] = measured.column(reached[:, column])
-    sums = sums_of(result, columns, resamples, seed)
+    sums = sums_of(result, columns, **bootstrap)
     rows: list[dict[str, Any]] = []
     for selector in measured.names:
         for context in measured.far_contexts:
@@ -427,11 +473,11 @@ def _one_minus(share: Statistic) -> Statistic:
 # --- the parts of a recovery (docs/method.md, 2.3) ---
 
 
-def placebos(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+def placebos(result: Result, **bootstrap: int) -> pd.DataFrame:
     """Recovery in every far context, and its parts, of the targets that have every far context.
 
-    name, selector, blind (name of its target-blind form; of parts only), far_context, k, n_targets, value, low, high. No
-    rows without a further placebo. Names:
+    name, selector, blind (name of its target-blind form; of parts only), far_context, k, n_targets, value, low, high.
+    No rows without a further placebo. Names:
 
         recovery          by selector and far_context
         selection_bias    what the signed selector has more than the blind one in the placebo (winner's curse)
@@ -448,7 +494,7 @@ def placebos(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 
     if not comparable.any():
         return _frame([], *names)
     columns = measured.of_group(COMPARABLE, measured.ks, comparable * 1.0, contexts)
-    sums = sums_of(result, columns, resamples, seed)
+    sums = sums_of(result, columns, **bootstrap)
     rows: list[dict[str, Any]] = []
 
     def add(
@@ -482,7 +528,7 @@ def _largest_positive(statistics: Sequence[Statistic]) -> Statistic:
 # --- faithfulness, as the attribution field measures it (docs/method.md, 2.8) ---
 
 
-def faithfulness(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+def faithfulness(result: Result, **bootstrap: int) -> pd.DataFrame:
     """Means over the targets over tau for which a measure is defined; of what was measured.
 
     name, selector, far_context ("true", "placebo"), k (NaN of what has none), value, low, high. Names:
@@ -502,7 +548,7 @@ def faithfulness(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: in
                 key = (name, k, selector, context)
                 columns["value", *key] = measured.column(np.where(defined, values, 0.0))
                 columns["defined", *key] = measured.column(defined)
-    sums = sums_of(result, columns, resamples, seed)
+    sums = sums_of(result, columns, **bootstrap)
     rows: list[dict[str, Any]] = []
 
     def add(name: str, selector: str, context: str, statistics: Mapping[int | None, Statistic]) -> None:
@@ -568,7 +614,7 @@ def _sufficiency(sums: Sums, selector: str, context: str, ks: Sequence[int]) -> 
     return {k: difference(gain, sums.statistic(("saved", selector, context, k, ALL), targets)) for k in ks}
 
 
-def contexts(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0) -> pd.DataFrame:
+def contexts(result: Result, **bootstrap: int) -> pd.DataFrame:
     """What needs no selector, where it was measured: name, length (NaN of what has none), value, low, high.
 
     Names: gap_cost_nats, gap_cost_over_tau_nats (mean L_short at its original ids minus at ids from 0, of all targets
@@ -578,20 +624,20 @@ def contexts(result: Result, *, resamples: int = DEFAULT_RESAMPLES, seed: int = 
     targets = result.targets
     over = over_tau_column(result)
     columns: Columns = {"one": np.ones(len(targets)), "over": over}
-    asked: list[tuple[str, int | None, str]] = []
+    rows_of: list[tuple[str, int | None, str]] = []
     if "loss_short_from_0_nats" in targets:
         cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
         columns["gap_cost_nats", None], columns["gap_cost_over_tau_nats", None] = cost, cost * over
-        asked += [("gap_cost_nats", None, "one"), ("gap_cost_over_tau_nats", None, "over")]
+        rows_of += [("gap_cost_nats", None, "one"), ("gap_cost_over_tau_nats", None, "over")]
     for length in CONTEXT_LENGTHS:
         if (name := f"loss_of_{length}_nats") in targets:
             enough = targets[name] <= targets["loss_long_nats"] + ENOUGH_NATS
             columns["share_enough", length] = enough.to_numpy(np.float64)
-            asked.append(("share_enough", length, "one"))
-    sums = sums_of(result, columns, resamples, seed)
+            rows_of.append(("share_enough", length, "one"))
+    sums = sums_of(result, columns, **bootstrap)
     rows = [
         {"name": name, "length": length} | asdict(sums.ratio((name, length), below))
-        for name, length, below in asked
+        for name, length, below in rows_of
     ]
     return _frame(rows, "name", "length")
 
@@ -603,12 +649,13 @@ def _measured(result: Result, k: int | None = None) -> tuple[Measured, int]:
 
 
 def _recovery_rows(
-    keys: Mapping[str, Any], sums: Sums, selectors: Iterable[str], k: int, group: Hashable
+    keys: Mapping[str, Any], sums: Sums, selectors: Iterable[str], ks: Sequence[int], group: Hashable
 ) -> list[dict[str, Any]]:
-    """The rows of every selector and far context at one k, of one group."""
+    """The rows of every selector, k and far context, of one group."""
     return [
         {**keys, "selector": selector, "far_context": context, "k": k} | asdict(interval)
         for selector in selectors
+        for k in ks
         for context, interval in recoveries(sums, selector, k, group).items()
     ]
 

@@ -1,17 +1,78 @@
-"""The one printer of frames of numbers."""
+"""The one printer of frames of numbers: `show`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 import pandas as pd
 
+INTERVAL = ("value", "low", "high")
 
-def show(frame: pd.DataFrame, *, across: str | None = None, percent: bool = True, title: str = "") -> str:
-    """A tidy frame as a table of text: ``value [low, high]``, a dash for what does not exist.
+
+def show(
+    frame: pd.DataFrame, *, across: str | None = None, percent: bool = True, digits: int = 1, title: str = ""
+) -> str:
+    """A tidy frame as a table of text: ``value [low, high]`` in each cell, a dash for what does not exist.
 
     Args:
-        frame: columns value, low, high, and what they are of.
-        across: the column whose values become columns, as ``far_context``; the others stay rows.
-        percent: fractions in per cent; rows whose ``name`` ends with ``_nats`` never are.
-        title: a line above.
+        frame: value, low and high, and columns that say what they are of. One that is the same in all rows stands above
+            the table instead, one without values nowhere.
+        across: the column whose values become columns, as ``far_context``.
+        percent: fractions in per cent. Rows whose ``name`` ends with ``_nats`` never are.
+        digits: behind the point of per cents; other numbers have one more.
+        title: stands above the table.
     """
-    raise NotImplementedError
+    keys = [name for name in frame if name not in (*INTERVAL, across) and frame[name].notna().any()]
+    alike = [name for name in keys if len(frame) > 1 and frame[name].nunique(dropna=False) == 1]
+    above = [f"{name} {_key_text(frame[name].iloc[0])}" for name in alike]
+    keys = [name for name in keys if name not in alike]
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in frame.to_dict("records"):
+        head = _key_text(row[across]) if across else "value"
+        is_share = percent and not str(row.get("name", "")).endswith("_nats")
+        cells = rows.setdefault(tuple(_key_text(row[name]) for name in keys), {})
+        cells[head] = interval_text(row, percent=is_share, digits=digits)
+    heads = list(dict.fromkeys(head for cells in rows.values() for head in cells))
+    table = [[*keys, *heads]]
+    table += [[*key, *(cells.get(head, "") for head in heads)] for key, cells in rows.items()]
+    # a key that repeats the one above it, with all before it, is left out
+    repeats = [_same_so_far(*pair) for pair in zip(rows, list(rows)[1:], strict=False)]
+    for cells_of_row, same in zip(table[2:], repeats, strict=False):
+        cells_of_row[:same] = [""] * same
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if place < len(keys) else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in table
+    ]
+    head = f"{title} ({', '.join(above)})" if title and above else title or ", ".join(above)
+    return "\n".join([head, *lines] if head else lines)
+
+
+def interval_text(row: Mapping[str, Any], *, percent: bool = False, digits: int = 1) -> str:
+    """``value [low, high]``, in per cent (without the sign) or as it is, with one digit more; a dash for NaN."""
+    scale, digits = (100, digits) if percent else (1, digits + 1)
+    # + 0.0: no minus before what is rounded to 0
+    texts = [
+        f"{round(row[name] * scale, digits) + 0.0:,.{digits}f}" if np.isfinite(row[name]) else "–"
+        for name in INTERVAL
+    ]
+    return "{} [{}, {}]".format(*texts)
+
+
+def _key_text(value: Any) -> str:
+    if value is None or value != value:
+        return ""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _same_so_far(above: tuple[str, ...], below: tuple[str, ...]) -> int:
+    """How many of the first keys are the same."""
+    same = [one == other for one, other in zip(above, below, strict=True)]
+    return same.index(False) if False in same else len(same)

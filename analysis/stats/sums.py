@@ -1,7 +1,7 @@
 """A cluster bootstrap whose columns have names: what every number of a measurement is made of.
 
-A mean, a share and a recovery are each a sum over targets divided by another. Columns are summed by document once, so all
-intervals of one `Sums` share their resamples and differences of them are paired (`analysis.stats.bootstrap`).
+A mean, a share and a recovery are each a sum over targets divided by another. Columns are summed by document once, so
+all intervals of one `Sums` share their resamples and differences of them are paired (`analysis.stats.bootstrap`).
 Shapes: n targets.
 """
 
