@@ -1,0 +1,86 @@
+"""Frames of exact match with counts made up: what pooling, figures and the bound are tested against."""
+
+import numpy as np
+import pandas as pd
+
+from analysis.synthetic.exact_match import Group, pool, record_frame
+
+SAMPLES = 200
+SPARSE = {
+    "train_length": [20, 50],
+    "test_length": [20, 500],
+    "k_train": 4,
+    "k_test": [4, 6, 8, 10, 12, 14, 16],
+}
+PARITY = {"train_length": [5, 20], "test_length": [5, 200]}
+ASSIGNMENT = {"train_length": [1, 4], "test_length": [1, 12], "chains": 2}
+
+
+def row(
+    length: int, exact: int, k: int | None = None, wrong: tuple[int, int, int] = (0, 0, 0), p=np.nan
+) -> dict:
+    """Samples that are exact, and whose first error is in token, id and stop; ``p``: mean probability, deviation 0.1."""
+    names = ("wrong_token", "wrong_id", "wrong_stop")
+    samples = exact + sum(wrong)
+    counts = {"samples": samples, "exact": exact, **dict(zip(names, wrong, strict=True))}
+    forced = {"teacher_forced_exact": exact, "response_tokens": samples, "teacher_forced_tokens": exact}
+    probabilities = {"mean_probability": p, "std_probability": 0.1 + 0 * p}
+    return {"length": length, "k": k, **counts, **forced, "teacher_forced_ids": None, **probabilities}
+
+
+def rows(own: list[dict], task: str = "sparse_parity", **changes) -> pd.DataFrame:
+    """The frame of one evaluation; ``task_changes`` replaces parameters of the task, ``changes`` fields of the record."""
+    defaults = {"scratchpad_parity": PARITY, "variable_assignment": ASSIGNMENT}.get(task, SPARSE)
+    parameters = {**defaults, **changes.pop("task_changes", {})}
+    record = {
+        **{"checkpoint": "runs/made-up/step3000", "step": 3000, "weights_sha256": "a" * 64, "commit": "abc"},
+        **{"machine": "none", "task": {"name": task, "parameters": parameters}, "trained": parameters},
+        **{"scheme": "pose", "rotate": None, "skip_probability": None, "family": "gpt_neox", "options": {}},
+        **{"initial_weights": False, "parameters": 420_000, "seed": 1, "evaluation_seed": 0, "rows": own},
+    }
+    return record_frame({**record, **changes})
+
+
+def pooled(*frames: pd.DataFrame) -> list[Group]:
+    """Their groups."""
+    return pool(pd.concat(frames, ignore_index=True))
+
+
+def sparse() -> list[Group]:
+    """K_train 4, 8, 12; seven k each; accuracy falls with length, and faster for a k beyond K_train."""
+    rng = np.random.default_rng(0)
+    frames = []
+    for k_train in (4, 8, 12):
+        for seed in (1, 2, 3):
+            better, own = rng.normal(0, 0.25), []
+            for k in SPARSE["k_test"]:
+                for length in (20, 30, 50, 80, 100, 150, 200, 300, 500):
+                    if length >= 2 * k:
+                        worse = max(k - k_train, 0) * 0.6 + 0.0004 * (length - 20) * k / 4 * 2**better + 0.004
+                        right = int(rng.binomial(SAMPLES, 0.5 + 0.5 * np.exp(-2 * worse)))
+                        own.append(row(length, right, k, (SAMPLES - right, 0, 0)))
+            frames.append(rows(own, seed=seed, task_changes={"k_train": k_train}))
+    return pooled(*frames)
+
+
+def schemes() -> list[Group]:
+    """Two tasks with coupled ids under four schemes: PoSE breaks early, coupled ids late."""
+    rng = np.random.default_rng(0)
+    lengths = {
+        "scratchpad_parity": (5, 10, 15, 20, 30, 40, 60, 80, 100, 150, 200),
+        "variable_assignment": tuple(range(1, 13)),
+    }
+    reach = {"contiguous": 1.15, "pose": 2.0, "coupled": 7.0, "predicted": 5.0}
+    frames = []
+    for task, places in lengths.items():
+        trained = (PARITY if task == "scratchpad_parity" else ASSIGNMENT)["train_length"][1]
+        for number, (scheme, far) in enumerate(reach.items()):
+            for seed in (1, 2, 3):
+                half, own = far * trained * 2 ** rng.normal(0, 0.12), []
+                for length in places:
+                    right = int(rng.binomial(SAMPLES, 1 / (1 + (length / half) ** 8)))
+                    ids = 0.3 if scheme == "predicted" else 0.0
+                    wrong = rng.multinomial(SAMPLES - right, (0.8 - ids, ids, 0.2)).tolist()
+                    own.append(row(length, right, None, tuple(wrong)))
+                frames.append(rows(own, task, scheme=scheme, seed=seed, parameters=400_000 + number))
+    return pooled(*frames)
