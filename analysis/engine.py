@@ -550,17 +550,19 @@ class _Run:
                 log.warning("interrupted: the result is that of the first targets")
             return self._joined(parts)
         with _lock(self.out, shard or "all"):
-            if (self.out / RESULT_NAME).is_file():
+            if (whole := self._whole()) is not None:
                 log.info("%s is complete already", self.out)
-                return self._checked(load(self.out))
+                return whole
             finished = {batch for part in self._parts() for batch in part.targets["target_id"] // self.size}
             self._measure([batch for batch in mine if batch not in finished], self._save_part)
-            result = self._joined(self._parts())
-            if result.settings["complete"]:
-                with _lock(self.out, "merging"):
+            with _lock(self.out, "merging", waits=True):  # the last shards may be finished at the same time
+                if (whole := self._whole()) is not None:
+                    return whole
+                result = self._joined(self._parts())
+                if result.settings["complete"]:
                     result.save(self.out)
                     remove(self.out / PARTS)
-            return result
+                return result
 
     def _measure(self, batches: Sequence[int], keep: Callable[[Result], None]) -> None:
         """Measure batches, and hand over a part now and then; on Ctrl-C too what is finished is handed over."""
@@ -597,6 +599,11 @@ class _Run:
     def _save_part(self, part: Result) -> None:
         assert self.out is not None
         part.save(self.out / PARTS / f"part-{part.targets['target_id'].iloc[0] // self.size:06d}")
+
+    def _whole(self) -> Result | None:
+        """The finished result in ``out``, if there is one."""
+        assert self.out is not None
+        return self._checked(load(self.out)) if (self.out / RESULT_NAME).is_file() else None
 
     def _parts(self) -> list[Result]:
         """The parts in ``out``; one without its `result.json`, which is written last, was left by a killed process."""
@@ -716,13 +723,16 @@ def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _lock(folder: Path, part: str) -> Iterator[None]:
-    """Hold a part of ``folder`` while the block runs. Raises `UserError` where another process does."""
+def _lock(folder: Path, part: str, *, waits: bool = False) -> Iterator[None]:
+    """Hold a part of ``folder`` while the block runs. Raises `UserError` where another process does, or waits."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".lock-{part.replace('/', '-of-')}"
     try:
-        with filelock.FileLock(path, timeout=0):
-            yield
+        with filelock.FileLock(path, timeout=-1 if waits else 0):
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
     except filelock.Timeout:
         raise UserError(
             f"{folder} is in use by another process; wait for it, or give another folder"

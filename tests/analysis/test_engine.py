@@ -195,6 +195,9 @@ def test_some_batches_can_be_measured_again(whole):
 def test_one_process_at_a_time_writes(tmp_path):
     with engine._lock(tmp_path, "all"), refused("is in use by another process"):
         small(out=tmp_path)
+    small(out=tmp_path)
+    names = {"choices.parquet", "result.json", "targets.parquet", "texts.parquet"}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 @pytest.mark.parametrize("what", ["long_and_short_losses", "selected_losses"])
