@@ -1,0 +1,183 @@
+"""Figure 1 and that of the bound: what is drawn and written is what the rows say."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+
+from analysis.synthetic import figure1
+from analysis.synthetic.bound import bound_figure, trained_error, try_bounds
+from analysis.synthetic.exact_match import NAME, load, save
+from analysis.synthetic.figure1 import (
+    SPAN,
+    accuracy_by_length_figure,
+    describe,
+    first_errors_figure,
+    scheme_comparison_figure,
+)
+from tests.analysis.synthetic.made_up import pooled, row, rows, schemes, sparse
+from tests.support.drawn import curve, legend_names
+
+SCHEMES = ["RoPE", "RoPE + PoSE", "coupled ids (oracle)", "Predictive Position Coupling"]
+
+
+def is_inside(figure):
+    """Whether everything stays on the page, and the legend clear of the panels."""
+    figure.draw_without_rendering()
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    legend, heading = figure.legends[0].get_window_extent(), figure._suptitle.get_window_extent()
+    across = all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in (*boxes, legend, heading))
+    return across and legend.y0 >= 0 and legend.y1 <= min(box.y0 for box in boxes)
+
+
+def test_accuracy_by_length_draws_the_points_of_every_k():
+    groups = sparse()
+    figure = accuracy_by_length_figure(groups)
+    assert [axes.get_title("left") for axes in figure.axes] == [f"$K_{{train}}$ = {k}" for k in (4, 8, 12)]
+    for axes, group in zip(figure.axes, groups, strict=True):
+        bands = [band for band in axes.collections if isinstance(band, PolyCollection)]
+        assert len(bands) == len(group.curves) == 7
+        for band, (k, points) in zip(bands, group.curves.items(), strict=True):
+            line = curve(axes, f"k = {k}")
+            assert [*line.get_xdata()] == [*points["length"]] and line.is_dashed() == (
+                k > group.settings.k_train
+            )
+            np.testing.assert_allclose(line.get_ydata(), 100 * points["value"])
+            drawn = np.asarray(band.get_paths()[0].vertices)[:, 1]
+            for bound in (*points["low"], *points["high"]):
+                assert np.isclose(drawn, 100 * bound).any()
+        (chance,) = [line for line in axes.lines if [*line.get_ydata()] == [50, 50]]
+        assert chance.get_linestyle() == ":"
+        assert sorted({x for x, _ in axes.patches[0].get_corners()}) == [20, 50]
+    assert legend_names(figure)[-3:] == ["$k > K_{train}$", "trained lengths", "chance"]
+    assert describe(groups).startswith("RoPE + PoSE; 3 training seeds; 3,000 steps; 600 samples a point; ")
+    assert is_inside(figure)
+
+
+def test_chance_of_planted_labels_and_what_else_differs():
+    own = [row(20, 190, 4, (10, 0, 0)), row(100, 100, 4, (100, 0, 0))]
+    even = {"label_function": "sum", "planted_distribution": "uniform", "num_planted": 5}
+    # that steps differ follows from the label function, and is not named
+    first = rows(own, "planted", task_changes=even, options={"max_duration": 100})
+    largest = rows(
+        own, "planted", task_changes={**even, "label_function": "max"}, options={"max_duration": 200}
+    )
+    figure = accuracy_by_length_figure(pooled(first, largest))
+    for axes, label, chance in zip(figure.axes, ("max", "sum"), ([], [[20, 20]]), strict=True):
+        assert axes.get_title("left") == f"$K_{{train}}$ = 4\nlabel_function {label}"
+        assert [[*line.get_ydata()] for line in axes.lines if line.get_linestyle() == ":"] == chance
+    assert figure.axes[0].get_xlabel() == "prompt length l [tokens]"
+    assert "; 3,000 steps of the last stage; " in describe(pooled(rows(own, initial_weights=True)))
+
+
+def test_schemes_are_curves_and_multiples_of_the_trained_length_are_marked():
+    groups = schemes()
+    figure = scheme_comparison_figure(groups)
+    parity, assignment = figure.axes
+    assert parity.get_title("left") == "Parity with scratchpad" and parity.get_xscale() == "log"
+    assert (parity.get_xlabel(), assignment.get_xlabel()) == ("length n [bits]", "chain length [assignments]")
+    assert [text.get_text() for text in parity.texts] == ["1× = 20", "3×", "5×", "10×"]
+    assert [text.get_text() for text in assignment.texts] == ["1× = 4", "3×"]
+    marked = [line.get_xdata()[0] for line in parity.lines if line.get_linestyle() == ":"]
+    assert marked == [20, 60, 100, 200]
+    for number, (group, axes) in enumerate(zip(groups, [parity] * 4 + [assignment] * 4, strict=True)):
+        line = curve(axes, SCHEMES[number % 4])
+        np.testing.assert_allclose(line.get_ydata(), 100 * group.points["value"])
+    assert legend_names(figure) == [*SCHEMES, "trained lengths"]
+    assert is_inside(figure)
+
+
+def test_bars_of_first_errors_reach_what_is_not_exact():
+    groups = schemes()
+    figure = first_errors_figure(groups)
+    assert [axes.get_ylabel() for axes in figure.axes[::4]] == [
+        "Parity with scratchpad:\nwrong [%]",
+        "Variable assignment:\nwrong [%]",
+    ]
+    assert is_inside(figure)
+    for number, (group, axes) in enumerate(zip(groups, figure.axes, strict=True)):
+        assert axes.get_title("left").replace("\n", " ") == SCHEMES[number % 4]
+        for container, sort in zip(axes.containers, ("token", "id", "stop"), strict=True):
+            np.testing.assert_allclose(
+                [b.get_height() for b in container], 100 * group.points[f"wrong_{sort}"]
+            )
+        tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
+        np.testing.assert_allclose(tops, 100 * (1 - group.points["value"]), atol=1e-9)
+
+
+def test_bars_are_shaded_at_trained_lengths_alone():
+    own = [row(length, 9) for length in (2, 5, 20, 40)]
+    spans = []
+    for task in ({}, {"train_length": [21, 39]}):
+        (axes,) = first_errors_figure(pooled(rows(own, "scratchpad_parity", task_changes=task))).axes
+        patches = [each for each in axes.patches if each.get_alpha() == SPAN["alpha"]]
+        spans.append([sorted({x for x, _ in each.get_corners()}) for each in patches])
+    assert spans == [[[0.5, 2.5]], []]
+
+
+def test_errors_limits_and_bounds_are_multiples():
+    frames = []
+    for longest, wrong in ((50, 8), (100, 2)):
+        own = [row(longest, 400 - wrong, 4, (wrong, 0, 0)), row(longest // 2, 400, 4)]
+        own += [row(longest * n, 400 - wrong * n, 4, (wrong * n, 0, 0)) for n in (2, 4)]
+        task = {"train_length": [20, longest], "test_length": [20, 500]}
+        frames.append(rows([*own, row(longest, 9, 6)], task_changes=task))
+    figure = bound_figure(try_bounds([trained_error(group) for group in pooled(*frames)]))
+    (axes,) = figure.axes
+    assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_ylabel() == "error [multiples of δ]"
+    assert axes.get_title("left") == "$K_{train}$ = 4, k = 4\nδ: 0.02, 0.005"
+    for longest in (50, 100):
+        line = curve(axes, f"L = {longest}")
+        np.testing.assert_allclose(line.get_xdata(), [0.5, 1, 2, 4])
+        np.testing.assert_allclose(line.get_ydata(), [np.nan, 1, 2, 4])
+        assert [*curve(axes, f"L = {longest}, none wrong").get_xdata()] == [0.5]
+    improved, theorem = (
+        [line for line in axes.lines if line.get_label() == name] for name in ("improved", "Theorem 4.3")
+    )
+    for line in improved:  # c = 1/2: twice delta at twice L
+        np.testing.assert_allclose(line.get_ydata(), np.asarray(line.get_xdata()) ** 2 / 2)
+    far, near = (line.get_ydata()[-1] / line.get_xdata()[-1] ** 2 for line in theorem[::-1])
+    assert far == pytest.approx(8 * near), "it grows with L³"
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [2]
+    assert is_inside(figure)
+
+
+def test_the_heading_of_the_bound_names_the_interval_of_the_bands():
+    def heading(seeds, expected):
+        own = [row(n, 200 - n // 2, 4, (n // 2, 0, 0)) for n in (20, 50, 100, 200)]
+        own = [row(n["length"], 199, 4, (1, 0, 0), p=0.9) for n in own[:expected]] + own[expected:]
+        groups = pooled(*(rows(own, seed=seed) for seed in seeds))
+        figure = bound_figure(try_bounds([trained_error(group) for group in groups]))
+        return " ".join(figure._suptitle.get_text().split())
+
+    samples = "; 200 samples a point"
+    assert heading([1], 0).endswith(f"{samples}; bands: 95 %, Wilson")
+    assert heading([1], 2).endswith(samples)
+    assert heading([1], 4).endswith(f"{samples}; bands: 95 %, normal over samples")
+    assert heading([1, 2], 4).endswith("bands: 95 %, Student's t over seeds, normal over samples")
+
+
+def test_the_command_writes_what_it_draws_and_keeps_the_rows(tmp_path, monkeypatch, capsys):
+    planted = [row(20, 196, 4, (4, 0, 0)), row(100, 150, 4, (50, 0, 0)), row(200, 120, 4, (80, 0, 0))]
+    save(tmp_path / "in" / "a" / NAME, rows(planted))
+    save(tmp_path / "in" / "b" / NAME, rows([row(5, 9), row(40, 4, None, (1, 3, 2))], "scratchpad_parity"))
+    out, kept = tmp_path / "out", tmp_path / "kept.parquet"
+    command = ["figure1", tmp_path / "in", "--out", out, "--bound", "--rows", kept]
+    monkeypatch.setattr(sys, "argv", [str(each) for each in command])
+    figure1.main()
+    names = ("sparse_parity", "sparse_parity-bound", "schemes", "errors")
+    drawn = {f"figure1-{name}.{kind}" for name in names for kind in ("png", "pdf")}
+    assert {path.name for path in out.iterdir()} == {"figure1.json", *drawn}
+    written = json.loads((out / "figure1.json").read_text())
+    first = written["points"][2]
+    assert (first["task"], first["k"], first["length"], first["value"]) == ("sparse_parity", 4, 20, 0.98)
+    assert [each["tested"] for each in written["bounds"]] == [0, 0]  # worse than guessing at 200
+    assert (
+        written["bounds"][1]["constant"] == pytest.approx(0.25 / 0.08)
+        and written["bounds"][1]["slack"] is None
+    )
+    assert written["trained"][0]["delta"] == pytest.approx(0.02)
+    assert [*load([kept], ["a"])["exact"]] == [196, 150, 120]
+    assert "98.0 [95.0, 99.2]" in capsys.readouterr().out
