@@ -13,13 +13,16 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.contexts import Texts
 from analysis.model.adapter import (
     Adapter,
     KeyValues,
@@ -43,8 +46,10 @@ from olmo_sparsity.checkpoint import (
     resolve_checkpoint,
     weights_sha256,
 )
+from olmo_sparsity.corpus.tokens import MANIFEST_NAME, TOKENIZER_NAME, CorpusManifest, Verified
 from olmo_sparsity.model.rope_scaling import LOG_N, RopeScaling, split_scaling
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import sha256_file
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.schema import Config
@@ -395,3 +400,51 @@ def _joined(past: KeyValues, more: KeyValues) -> KeyValues:
         (torch.cat([k, more_k], dim=2), torch.cat([v, more_v], dim=2))
         for (k, v), (more_k, more_v) in zip(past, more, strict=True)
     ]
+
+
+# --- prepared corpora ---
+
+
+class PreparedTexts(Texts):
+    """The documents of one split of a corpus that `prepare_data` made, without the EOS id that ends each."""
+
+    def __init__(self, corpus: str | Path, split: str):
+        manifest, self._files = CorpusManifest.load(corpus), Verified(corpus).open_split(corpus, split)
+        self.name, self.sha256 = str(corpus), sha256_file(Path(corpus) / MANIFEST_NAME)
+        self.tokenizer_file = Path(corpus) / TOKENIZER_NAME
+        self.tokenizer_sha256, self.vocabulary_size = manifest.tokenizer_sha256, manifest.vocab_size
+
+    def tokens(self, number: int) -> np.ndarray:
+        """Token ids of a document, (T,)."""
+        return self._files.document(number)
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document, (D,) int64."""
+        return np.diff(self._files.document_bounds[:, 1:], axis=1)[:, 0]
+
+    @property
+    def groups(self) -> np.ndarray | None:
+        """Name of the group of each document, (D,) strings; None where the corpus has no groups."""
+        return self._files.groups
+
+    def in_near_copy(self, text: np.ndarray, position: np.ndarray) -> np.ndarray | None:
+        """Whether each token lies in a near copy of training text, (n,) bool; None where they were not looked for."""
+        return self._files.in_near_copy(text, position)
+
+
+def open_corpus(corpus: str | Path, split: str = "heldout") -> PreparedTexts:
+    """A split of a prepared corpus, compared with its checksums. Raises `UserError` where it is none or is damaged."""
+    return PreparedTexts(corpus, split)
+
+
+def corpus_of(model: str) -> str:
+    """Path of the prepared corpus that a run or checkpoint was trained on. Raises `UserError` where it names none."""
+    folder = Path(model if Path(model).exists() else model.rpartition("@")[0] or model)
+    of_project = folder.is_dir() and not (folder / "config.json").is_file()
+    corpus = config_of(resolve_checkpoint(folder)).corpus.path if of_project else None
+    if corpus is None:
+        raise UserError(
+            f"{model} does not say on which prepared corpus it was trained; give --text or --corpus"
+        )
+    return corpus

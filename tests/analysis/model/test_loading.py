@@ -1,0 +1,373 @@
+"""Opening models of transformers: folders, GGUF files, the hub's cache, objects; what they are, what is refused."""
+
+import copy
+import json
+import pickle
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import pre_tokenizers, processors
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from analysis.model.loading import TextTokenizer, open_model
+from olmo_sparsity.util.files import sha256_file
+from tests.support import tiny
+from tests.support.families import FAMILIES, REACH, VOCABULARY, directory, random_model
+from tests.support.refusals import refused
+
+TOKENS = torch.randint(1, VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(0))
+IDS = torch.arange(20).expand(2, -1)
+
+
+@torch.inference_mode()
+def logits(model):
+    return model(TOKENS, position_ids=IDS).logits
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return directory(tmp_path_factory.mktemp("llama"), "llama")
+
+
+@pytest.fixture
+def folder(llama, tmp_path):
+    """A copy of that folder, to be changed."""
+    return shutil.copytree(llama, tmp_path / "copy")
+
+
+def read_tokenizer(folder):
+    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+
+
+# --- folders ---
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_is_the_model_that_was_saved(family, tmp_path):
+    loaded = open_model(directory(tmp_path, family))
+    model = random_model(family)
+    assert torch.equal(logits(loaded.model), logits(model))
+    assert (loaded.family, loaded.name, loaded.reads) == (family, str(tmp_path), REACH)
+    assert loaded.parameters == sum(weight.numel() for weight in model.parameters())
+    assert (loaded.training_seed, loaded.rope_scaling, loaded.prefix, loaded.dtype) == (
+        None,
+        None,
+        (),
+        "fp32",
+    )
+    assert not loaded.model.training and not any(weight.requires_grad for weight in loaded.model.parameters())
+
+
+def test_identity_is_of_the_bytes_of_the_weights_in_order_of_their_names(tmp_path):
+    one = open_model(directory(tmp_path / "one", "llama"))
+    several = open_model(directory(tmp_path / "several", "llama", shards=True))
+    files = sorted((tmp_path / "several").glob("*.safetensors"))
+    assert len(files) > 1
+    (tmp_path / "joined").write_bytes(b"".join(path.read_bytes() for path in files))
+    assert one.sha256 == sha256_file(tmp_path / "one" / "model.safetensors")
+    assert several.sha256 == sha256_file(tmp_path / "joined")
+    assert torch.equal(logits(several.model), logits(one.model))
+    files[1].unlink()
+    with refused(f"{files[1].name} is missing"):
+        open_model(tmp_path / "several")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [("bf16", "bf16-weights"), ("fp16", "fp16-weights"), ("auto", "fp32")]
+)
+def test_weights_are_in_the_type_that_is_asked_for(llama, dtype, name):
+    loaded, model = open_model(llama, dtype=dtype), random_model("llama")
+    assert loaded.dtype == name
+    expected = model.to(next(loaded.model.parameters()).dtype).state_dict()
+    assert all(
+        torch.equal(weight, expected[name]) for name, weight in loaded.model.model.state_dict().items()
+    )
+
+
+def test_attention_is_the_one_that_is_asked_for(llama):
+    eager, usual = (open_model(llama, attn_implementation=name) for name in ("eager", None))
+    inner = [loaded.model.model.config._attn_implementation for loaded in (eager, usual)]
+    assert inner == ["eager", "sdpa"]
+    torch.testing.assert_close(logits(eager.model), logits(usual.model))
+
+
+def test_untrained_weights_are_those_before_the_first_step(llama):
+    untrained, again = open_model(f"{llama}@untrained"), open_model(f"{llama}@untrained")
+    expected = random_model("llama")  # drawn with seed 0 too
+    assert torch.equal(logits(untrained.model), logits(expected))
+    assert untrained.sha256 == again.sha256 != open_model(llama).sha256
+    assert untrained.untrained and untrained.name == f"{llama}@untrained"
+
+
+class CreatesAFile:
+    """What a pickle can do when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_neither_code_nor_pickles_are_read(folder, tmp_path):
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(CreatesAFile(tmp_path / "ran")))
+    weights = (folder / "model.safetensors").rename(tmp_path / "kept")
+    with refused("model.safetensors is missing.*pickles are never read"):
+        open_model(folder)
+    weights.rename(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    for changes in ({"model_type": "mine"}, {}):
+        mine = {"auto_map": {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"}}
+        (folder / "config.json").write_text(json.dumps(config | mine | changes))
+        try:
+            assert torch.equal(logits(open_model(folder).model), logits(random_model("llama")))
+        except ValueError as error:
+            assert changes and "contains custom code" in str(error)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_that_transformers_would_draw_at_random_are_refused(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with refused("lacks 1 of its model's weights, such as model.layers.1.mlp.up_proj"):
+        open_model(folder)
+
+
+def test_models_that_no_token_can_be_dropped_from_are_refused(tmp_path):
+    small = {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 1, "n_head": 4}
+    with refused(r"\(bloom\) takes no position ids"):
+        open_model(directory(tmp_path / "bloom", "bloom", **small))
+    flash = random_model("llama")
+    flash.config._attn_implementation = "flash_attention_2"
+    with refused("has the attention flash_attention_2, which may cut texts where position ids jump"):
+        open_model((flash, None))
+
+
+def test_learned_positions_end(tmp_path):
+    gpt2, llama = (
+        open_model(directory(tmp_path / "gpt2", "gpt2"), prefix="1"),
+        directory(tmp_path / "llama", "llama"),
+    )
+    gpt2.check_context(REACH - 1)
+    with refused("lower n_long to at most 63"):
+        gpt2.check_context(REACH)
+    gpt2.check_reach(REACH - 2, more=1)
+    with refused("64 tokens are beyond the 63 learned positions .*; lower --lengths to at most 62"):
+        gpt2.check_reach(REACH - 1, more=1)
+    open_model(llama).check_reach(10 * REACH)
+
+
+def test_a_scaled_model_is_measured_as_far_as_it_is_scaled(llama, caplog):
+    open_model(f"{llama}@yarn:2").check_context(2 * REACH)
+    assert not caplog.records
+    open_model(f"{llama}@yarn:2").check_context(2 * REACH + 1)
+    assert "is measured beyond the 64 positions" in caplog.text
+
+
+def test_a_model_of_the_hub_is_found_in_the_cache(llama, tmp_path, monkeypatch):
+    """In the cache's layout, offline; what is not there is refused in one line."""
+    snapshot = tmp_path / "models--someone--tiny-model" / "snapshots" / "0123"
+    shutil.copytree(llama, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
+    loaded = open_model("someone/tiny-model")
+    assert loaded.name == "someone/tiny-model"
+    assert loaded.sha256 == sha256_file(llama / "model.safetensors")
+    with refused("someone/absent is neither a folder here nor a model that could be fetched"):
+        open_model("someone/absent")
+
+
+# --- tokenizers and texts ---
+
+
+def test_a_tokenizer_is_the_same_from_a_file_and_as_an_object(folder):
+    path = folder / "tokenizer.json"
+    file = TextTokenizer.from_file(path)
+    file.tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    file.tokenizer.save(str(path))
+    assert TextTokenizer(file.tokenizer).sha256 == sha256_file(path) == open_model(folder).tokenizer_sha256
+    for tokenizer in (TextTokenizer.from_file(path), TextTokenizer(read_tokenizer(folder))):
+        ids = tokenizer.encode("w3 w17 w4 w49")
+        assert ids.tolist() == [3, 17, 4, 49]
+        assert "".join(tokenizer.decoder.pieces(ids.tolist())) == "w3 w17 w4 w49"
+        assert tokenizer.tokenizes_as(path, sha256_file(path))
+
+
+@pytest.fixture
+def with_bos(folder):
+    """A model whose tokenizer puts token 5 before every text."""
+    tokenizer = TextTokenizer.from_file(folder / "tokenizer.json").tokenizer
+    token = tokenizer.id_to_token(5)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{token} $A", special_tokens=[(token, 5)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_the_prefix_is_what_the_tokenizer_puts_before_a_text(with_bos):
+    for prefix, ids in {"auto": (5,), "none": (), "bos": (0,), "eos": (0,), "4,2": (4, 2)}.items():
+        loaded = open_model(with_bos, prefix=prefix)
+        assert loaded.prefix == ids == loaded.model.prefix
+        assert loaded.encode("w7").tolist() == [7]
+        tokens = torch.cat([TOKENS.new_tensor(ids, dtype=torch.long).expand(2, -1), TOKENS], dim=1)
+        expected = random_model("llama")(tokens, position_ids=torch.arange(tokens.shape[1])[None]).logits
+        torch.testing.assert_close(logits(loaded.model), expected[:, len(ids) :].detach())
+    model = random_model("llama")
+    assert open_model((model, read_tokenizer(with_bos))).prefix == (5,)
+    for prefix, why in {"first": "give auto", "99": "has no token 99"}.items():
+        with refused(why):
+            open_model(with_bos, prefix=prefix)
+
+
+def test_a_tokenizer_may_say_its_prefix_in_its_configuration(folder):
+    """Some classes of transformers make their post-processor when they are loaded."""
+    assert open_model(folder).prefix == ()
+    for bos in ("w5", {"content": "w5"}):
+        config = {"add_bos_token": True, "bos_token": bos}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        assert open_model(folder).prefix == (5,)
+
+
+def prepared(corpus, **changes):
+    """What is said of a prepared corpus."""
+    manifest = json.loads((corpus / "manifest.json").read_text())
+    return SimpleNamespace(
+        name=str(corpus),
+        tokenizer_file=corpus / "tokenizer.json",
+        tokenizer_sha256=manifest["tokenizer_sha256"],
+        vocabulary_size=changes.get("vocabulary_size", manifest["vocab_size"]),
+    )
+
+
+def test_a_corpus_must_have_the_tokenizer_of_the_model(folder, tmp_path):
+    open_model(folder).check_texts(prepared(folder / "corpus"))
+    written = json.loads((folder / "tokenizer.json").read_text())
+    written["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    (folder / "tokenizer.json").write_text(json.dumps(written, indent=7, sort_keys=True))
+    loaded = open_model(folder)  # written down in another way, it does the same to text
+    loaded.check_texts(prepared(folder / "corpus"))
+    other = tiny.write_corpus(tmp_path / "other", {"heldout": tiny.random_documents(3, 60)}, vocab_size=49)
+    with refused("other was made with another tokenizer than"):
+        loaded.check_texts(prepared(other))
+    with refused("has token ids up to 50, .* knows 50 tokens"):
+        loaded.check_texts(prepared(folder / "corpus", vocabulary_size=VOCABULARY + 1))
+    (folder / "tokenizer.json").unlink()
+    with refused("has no tokenizer.json; copy it there"):
+        open_model(folder).check_texts(prepared(other))
+
+
+def test_texts_must_not_have_more_ids_than_the_model(llama):
+    def texts(largest):
+        return SimpleNamespace(
+            name="2 texts", lengths=[3, 1], tokens=[np.array([1, largest, 2]), np.array([0])].__getitem__
+        )
+
+    loaded = open_model(llama)
+    loaded.check_texts(texts(VOCABULARY - 1))
+    with refused("2 texts has token ids up to 50"):
+        loaded.check_texts(texts(VOCABULARY))
+
+
+# --- objects ---
+
+
+def test_a_model_object_is_measured_and_given_back_as_it_was(llama):
+    model = random_model("llama").train()
+    model.lm_head.weight.requires_grad_(False)
+    loaded = open_model((model, read_tokenizer(llama)))
+    assert torch.equal(logits(loaded.model), logits(random_model("llama")))
+    assert loaded.encode("w9").tolist() == [9]
+    assert not any(each.requires_grad for each in model.parameters())
+    loaded.give_back()
+    assert all(module.training for module in model.modules())
+    assert [name for name, each in model.named_parameters() if not each.requires_grad] == ["lm_head.weight"]
+
+
+def test_the_identity_of_an_object_is_of_its_tensors():
+    model, same, other = random_model("llama"), random_model("llama"), random_model("llama").bfloat16()
+    with torch.no_grad():
+        copied = copy.deepcopy(model)
+        copied.model.norm.weight[3] += 1e-3
+    hashes = [open_model((each, None)).sha256 for each in (model, same, other, copied)]
+    assert hashes[0] == hashes[1] and len(set(hashes)) == 3
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+def test_wrappers_are_taken_off(wrap):
+    model = random_model("llama")
+    assert open_model((wrap(model), None)).model.model is model
+
+
+# --- GGUF ---
+
+LETTERS = "abcdefghij"
+WORDS = ["<s>", "</s>", *LETTERS, *(a + b for a in LETTERS for b in LETTERS)][:VOCABULARY]
+MERGES = [f"{word[0]} {word[1]}" for word in WORDS[12:]]
+_HEADS = 4
+
+
+def write_gguf(path, model):
+    """A model of llama's class as llama.cpp has it: other names, and the rows of queries and keys in another order."""
+    gguf = pytest.importorskip("gguf")
+    config, writer = model.config, gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(WORDS)
+    writer.add_token_types([3, 3] + [1] * (len(WORDS) - 2))
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        values = weight.numpy()
+        if "q_proj" in name or "k_proj" in name:
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            halves = values.reshape(heads, 2, -1, values.shape[1])  # rotated together: i and i + D / 2 …
+            values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(
+                values.shape
+            )  # … become 2 i and 2 i + 1
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_a_gguf_file_is_the_model_that_it_was_made_of(tmp_path):
+    model = random_model("llama")
+    file = write_gguf(tmp_path / "tiny.gguf", model)
+    loaded = open_model(file)
+    torch.testing.assert_close(logits(loaded.model), logits(model))
+    assert (loaded.family, loaded.name, loaded.sha256) == ("llama", str(file), sha256_file(file))
+    assert loaded.reads == REACH
+    ids = loaded.encode("abcdeab")
+    assert [WORDS[each] for each in ids] == ["ab", "cd", "e", "ab"]
+    assert loaded.decoder.pieces(ids.tolist()) == ["ab", "cd", "e", "ab"]
+    scaled = open_model(f"{file}@yarn:2")
+    assert scaled.rope_scaling == "yarn:2" and not torch.equal(logits(scaled.model), logits(model))
+
+
+def test_a_gguf_file_needs_its_package(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with refused(r"pip install 'olmo-sparsity\[gguf\]'"):
+        open_model(tmp_path / "tiny.gguf")
