@@ -521,7 +521,7 @@ def build_scorer(
 
 
 class TokenLosses(OnDevice):
-    """-log p of tokens given those before them in their row, under one model; moves it to the device."""
+    """-log p of tokens given those before them in their row; the model is on the device."""
 
     def __init__(
         self,
@@ -532,7 +532,7 @@ class TokenLosses(OnDevice):
         tokens_per_batch: int | None = None,
     ):
         super().__init__(torch.device(device), bf16, tokens_per_batch)
-        self.model = model.to(self.device)
+        self.model = model
         self.vocabulary = self._logits(np.zeros((1, 1)), 1).shape[-1]
 
     def batches(self, count: int, length: int, scored: int) -> Iterator[np.ndarray]:

@@ -1,0 +1,56 @@
+"""Devices and types as a GPU would meet them while a model is measured, found without one."""
+
+import pytest
+import torch
+
+from analysis import selectors
+from analysis.model.adapter import with_prefix
+from analysis.model.losses import Scorer
+from analysis.selectors import SELECTORS, SelectorInput
+from olmo_sparsity.attention import ATTENTIONS
+from tests.support.adapters import tiny_adapter
+from tests.support.fake_cuda import DEVICE, fake_cuda, on_fake_cuda
+from tests.support.plain import random_blocks
+from tests.support.slow import slow_but
+from tests.support.tiny import ENCODINGS
+
+WITH_ALL_SELECTORS = ("rope", "gpt_neox", "llama")
+WAYS_TO_SCORE = ("leave-one-out", "leave-one-in", "gradient", "input-x-gradient", "attention")
+"""Selectors that between them call all that a scorer has; the others are made of these, as an encoding cannot see."""
+
+
+@pytest.fixture(autouse=True)
+def without_backward_passes(monkeypatch):
+    monkeypatch.setattr(torch.autograd, "grad", lambda loss, of: (torch.zeros_like(of),))
+    monkeypatch.setattr(selectors, "_STEPS", 2)  # all alike
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16"),
+    slow_but(
+        [(name, False) for name in (*ENCODINGS, "gpt_neox", "llama")]
+        + [(name, True) for name in WITH_ALL_SELECTORS],
+        *[(name, False) for name in ("rope", "alibi", "fox", "gpt_neox")],
+    ),
+)
+def test_scoring_stays_on_the_device(name, bf16):
+    model, contexts = tiny_adapter(name), random_blocks(20, 4, 2, count=3)
+    with fake_cuda():
+        scorer = Scorer(on_fake_cuda(model).requires_grad_(False), device=DEVICE, bf16=bf16)
+        for selector in SELECTORS if name in WITH_ALL_SELECTORS else WAYS_TO_SCORE:
+            if selector == "gradient" and name in ATTENTIONS and not ATTENTIONS[name].fades:
+                continue  # refused by name
+            selection = SELECTORS[selector](SelectorInput(scorer, contexts, seed=0, k=3))
+            assert selection.columns.shape == (6, 3)
+
+
+@pytest.mark.parametrize("name", ["rope", "llama"])
+def test_a_prefix_stays_on_the_device(name):
+    model, contexts = tiny_adapter(name), random_blocks(20, 4, 2, count=3)
+    with fake_cuda():
+        behind = with_prefix(on_fake_cuda(model).requires_grad_(False), (7, 3))
+        for selector in WAYS_TO_SCORE:
+            selection = SELECTORS[selector](
+                SelectorInput(Scorer(behind, device=DEVICE), contexts, seed=0, k=3)
+            )
+            assert selection.columns.shape == (6, 3)
