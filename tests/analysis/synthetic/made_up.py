@@ -19,7 +19,7 @@ ASSIGNMENT = {"train_length": [1, 4], "test_length": [1, 12], "chains": 2}
 def row(
     length: int, exact: int, k: int | None = None, wrong: tuple[int, int, int] = (0, 0, 0), p=np.nan
 ) -> dict:
-    """Samples that are exact, and whose first error is in token, id and stop; ``p``: mean probability, deviation 0.1."""
+    """Samples that are exact, and whose first error is in token, id, stop; ``p``: mean probability, deviation 0.1."""
     names = ("wrong_token", "wrong_id", "wrong_stop")
     samples = exact + sum(wrong)
     counts = {"samples": samples, "exact": exact, **dict(zip(names, wrong, strict=True))}
@@ -29,7 +29,7 @@ def row(
 
 
 def rows(own: list[dict], task: str = "sparse_parity", **changes) -> pd.DataFrame:
-    """The frame of one evaluation; ``task_changes`` replaces parameters of the task, ``changes`` fields of the record."""
+    """The frame of one evaluation; ``task_changes`` replaces parameters of the task, ``changes`` of the record."""
     defaults = {"scratchpad_parity": PARITY, "variable_assignment": ASSIGNMENT}.get(task, SPARSE)
     parameters = {**defaults, **changes.pop("task_changes", {})}
     record = {

@@ -1,0 +1,196 @@
+"""The coupling of a task, found in a model: against models that answer by hand, and the task's own ids."""
+
+import json
+import shlex
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.model.losses import Scorer
+from analysis.synthetic import coupling
+from analysis.synthetic.coupling import (
+    Layout,
+    fit_segments,
+    influence_on_response,
+    lay_out,
+    measure_coupling,
+    outcome,
+)
+from olmo_sparsity.checkpoint import TrainState, save_checkpoint
+from olmo_sparsity.data.task_batches import TaskPositions
+from olmo_sparsity.evaluate.exact_match import further_options
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.tasks import make_task
+from olmo_sparsity.tasks.coupling import Segment, found_ids
+from olmo_sparsity.training.loop import train
+from tests.olmo_sparsity.evaluate.test_exact_match import make_config
+from tests.support import tiny_task
+from tests.support.refusals import refused
+
+TASKS = {
+    "scratchpad_parity": ([3], [Segment("start", 2)]),
+    "copy": ([3], [Segment("start", 2)]),
+    "addition": ([3, 4], [Segment("end", 2), Segment("end", 2)]),
+    "digit_multiplication": ([3, 4], [Segment("end", 2), Segment("start", 2)]),
+}
+"""Marks between the segments of each prompt, and the coupling that the task gives them."""
+
+
+def small(name):
+    return make_task(name, {"train_length": [3, 6], "test_length": [3, 9]})
+
+
+class ByHand:
+    """Predicts each token of the response from the tokens of the prompt that the task couples with it.
+
+    Its logits are a fixed random function of them; a token that is not there is a token of its own.
+    """
+
+    def __init__(self, task):
+        self.ids = {}
+        for length in range(3, 7):
+            sized = make_task(task.name, {"train_length": [length, length], "test_length": [3, 9]})
+            batch = sized.sample("train", 0, np.arange(2))
+            self.ids[int(batch.lengths[0])] = batch.coupled_ids[0], int(batch.response_start[0])
+        self.table = torch.randn(2000, 20, generator=torch.Generator().manual_seed(0))
+
+    def __call__(self, input_ids, position_ids, *, logits_to_keep):
+        length = int(position_ids[0, -1]) + 2
+        coupled, start = self.ids[length]
+        there = torch.full((len(input_ids), length), 19)
+        there.scatter_(1, position_ids, input_ids)
+        rows = []
+        for column in range(start, length):
+            own = [c for c in range(1, start) if coupled[c] == coupled[column] and coupled[c] > 1]
+            key = sum(
+                (there[:, c] * 20**place for place, c in enumerate(own)),
+                torch.zeros(len(there), dtype=torch.long),
+            )
+            rows.append(self.table[key % 2000])
+        return SimpleNamespace(logits=torch.stack(rows, dim=1))
+
+
+class Attending(ByHand):
+    """Attends as it would predict."""
+
+    def last_attention(self, input_ids, position_ids, queries):
+        length = int(position_ids[0, -1]) + 2
+        coupled, start = self.ids[length]
+        same = torch.tensor(coupled[start:, None] == coupled[None, : length - 1]).float()
+        return same.expand(len(input_ids), -1, -1)
+
+
+@pytest.mark.parametrize("by", ["leave-one-out-kl", "attention"])
+@pytest.mark.parametrize("name", TASKS)
+def test_what_a_model_reads_is_coupled(name, by):
+    task, (marks, expected) = small(name), TASKS[name]
+    layouts, constant = [], set()
+    for length in range(3, 7):
+        model = (Attending if by == "attention" else ByHand)(task)
+        layout, fixed, varying = lay_out(Scorer(model, share_prefixes=False), task, length, by=by)
+        layouts.append(layout)
+        constant |= fixed
+        assert not fixed & varying
+    assert constant == {1, *marks}
+    found = list(fit_segments(layouts, sorted(constant)))
+    assert [agreement for _, agreement in found] == [1.0] * len(expected)
+    assert [segment.first_id for segment, _ in found] == [each.first_id for each in expected]
+    # One digit is its own first and last: either way of counting it is right.
+    counted = [s.counted_from for (s, _), e in zip(found, expected, strict=True) if e != Segment("start", 2)]
+    assert counted == [e.counted_from for e in expected if e != Segment("start", 2)]
+
+
+def test_samples_that_do_not_differ_are_refused():
+    task = small("copy")
+    with refused("1 samples of length 3 are all the same; raise --samples"):
+        lay_out(Scorer(ByHand(task), share_prefixes=False), task, 3, samples=1)
+
+
+def test_a_segment_that_never_differs_is_refused():
+    batch = small("copy").sample("train", 0, np.arange(2))
+    with refused("tokens of segment 1 are the same in all samples; raise --samples"):
+        list(fit_segments([Layout(batch, np.zeros(batch.tokens.shape[1], dtype=int))], [1, 3]))
+
+
+def test_influence_is_the_kl_that_leaving_a_token_out_makes():
+    task = small("copy")
+    batch = make_task("copy", {"train_length": [3, 3]}).sample("train", 0, np.arange(5))
+    model, columns = ByHand(task), np.array([1, 2, 3])
+    found = influence_on_response(Scorer(model, share_prefixes=False), batch, columns, "leave-one-out-kl")
+    tokens, ids = torch.from_numpy(batch.tokens[:, :-1]), torch.arange(7 + 1).expand(5, -1)
+    whole = model(tokens, ids, logits_to_keep=4).logits
+    kept = [0, 1, 3, 4, 5, 6, 7]
+    without = model(tokens[:, kept], ids[:, kept], logits_to_keep=4).logits
+    expected = torch.distributions.kl_divergence(
+        torch.distributions.Categorical(logits=whole.double()),
+        torch.distributions.Categorical(logits=without.double()),
+    )
+    np.testing.assert_allclose(found[:, 1], expected.mean(dim=0), rtol=1e-6, atol=1e-12)
+    assert found[1, 1] > 0.1 and np.abs(found[[0, 2, 3], 1]).max() < 1e-12
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_coupling_gives_the_ids_of_the_task_at_any_length(name):
+    task, (marks, segments) = small(name), TASKS[name]
+    for split in ("train", "test"):
+        batch = task.sample(split, 4, np.arange(50))
+        np.testing.assert_array_equal(found_ids(batch, [1, *marks], segments, task.end_id), batch.coupled_ids)
+    with refused("1 segments, and a prompt has" if len(segments) > 1 else "2 segments, and a prompt has 1"):
+        found_ids(batch, [1, *marks], segments[:1] if len(segments) > 1 else segments * 2, task.end_id)
+
+
+def test_training_takes_a_coupling_in_the_place_of_the_tasks_own(tmp_path):
+    found = "--positions.found.marks=[1,3]", "--positions.found.counted_from=[start]"
+    batch, indices = make_task("scratchpad_parity", tiny_task.PARITY["task"]["parameters"]), np.arange(30)
+    samples = batch.sample("train", 3, indices)
+
+    def ids(*overrides):
+        positions = TaskPositions(tiny_task.config(tmp_path, *overrides))
+        return positions.ids(samples, split="train", seed=3, indices=indices)
+
+    own = "--positions.found.first_ids=[2]"
+    np.testing.assert_array_equal(ids(*found, own), ids())
+    plain = further_options(tiny_task.config(tmp_path))
+    told = further_options(tiny_task.config(tmp_path, *found, own))
+    assert told == {**plain, "positions.found": "start 2"} and "positions.found" not in plain
+    shifted = ids(*found, "--positions.found.first_ids=[3]")
+    assert (shifted != ids()).any()
+    with refused("is no start or end for each of positions.found.first_ids"):
+        tiny_task.config(tmp_path, *found)
+    with refused("positions.scheme: pose has none"):
+        tiny_task.config(tmp_path, *found, own, "--positions.scheme=pose")
+    with refused("is too small for ids up to"):
+        ids(*found, "--positions.found.first_ids=[22]")
+
+
+def test_an_untrained_model_couples_nothing_and_a_task_of_one_label_has_nothing_to_find(
+    tmp_path, capsys, monkeypatch
+):
+    run = train(tiny_task.config(tmp_path, "--positions.scheme=contiguous"))
+    out = tmp_path / "found"
+    monkeypatch.setattr(coupling, "LEAST_AGREEMENT", 1.1)  # of five lengths chance may explain half
+    monkeypatch.setattr(sys, "argv", ["couple", str(run.parent), "--out", str(out), "--samples", "8"])
+    coupling.main()
+    printed = capsys.readouterr().out
+    assert "no coupling was found" in printed and "train with" not in printed
+    assert json.loads((out / coupling.NAME).read_text())["marks"] == [1, 3]
+    config = make_config(
+        tmp_path, "planted", "contiguous", parameters={"train_length": [8, 10], "k_train": 2}
+    )
+    save_checkpoint(config.save_folder, config, TrainState(3, 99), build_model(config).state_dict(), {}, None)
+    with refused("trained on planted, which couples no tokens; give another run"):
+        measure_coupling(config.save_folder)
+
+
+def test_train_takes_what_the_command_prints(tmp_path):
+    segment = {"counted_from": "start", "first_id": 2, "agreement": 0.9}
+    found = {"marks": [1, 3], "segments": [segment], "as_the_task_says": 1.0}
+    _, same, told = outcome(found)
+    assert same.startswith("100 % of the tokens")
+    taken = tiny_task.config(tmp_path, *shlex.split(told)[2:]).positions.found
+    assert (taken.marks, taken.counted_from, taken.first_ids) == ([1, 3], ["start"], [2])
+    nothing = {"marks": [], "segments": [{**segment, "agreement": 0.2}], "as_the_task_says": None}
+    assert "no coupling was found" in [*outcome(nothing)][-1]

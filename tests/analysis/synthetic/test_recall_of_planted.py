@@ -1,0 +1,237 @@
+"""Recall of planted tokens by a trained model's selectors, against sets built one sample at a time."""
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from analysis.model.losses import Scorer
+from analysis.synthetic import recall
+from analysis.synthetic.recall import RECALL, checked_settings, draw_samples, measure_recall, recall_figure
+from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.tasks import make_task
+from tests.support import tiny_task
+from tests.support.refusals import refused
+
+ON, ZERO, ONE = 2, 3, 4
+PARITY = make_task("sparse_parity", {"train_length": [8, 14], "k_train": 3})
+PLANTED = make_task("planted", {"train_length": [8, 14], "k_train": 3})
+DIGIT = 9  # the planted symbol 0
+SURE = 8.0
+
+
+def parity(seen):
+    """The label of the tokens that are seen, {column: token}; None where the bit of a selected pair is missing."""
+    bits = [seen.get(column + 1) for column, token in seen.items() if column % 2 == 0 and token == ON]
+    return None if None in bits else ZERO + bits.count(ONE) % 2
+
+
+def careless_parity(seen):
+    """Wrong where the first bit is 1."""
+    label = parity(seen)
+    return label if label is None or seen.get(1) != ONE else ZERO + ONE - label
+
+
+def sum_of_three(seen):
+    """The label of `planted` with p = 3; None where one of the three is missing."""
+    values = [token - DIGIT for token in seen.values() if token >= DIGIT]
+    return None if len(values) < 3 else DIGIT + sum(values) % 2
+
+
+def logits_of(solve, vocabulary, seen):
+    logits = np.zeros(vocabulary, dtype=np.float32)
+    if (label := solve(seen)) is not None:
+        logits[label] = SURE
+    return logits
+
+
+class Solver:
+    """A model that answers by rule from the tokens it sees: surely, or not at all."""
+
+    def __init__(self, solve, task):
+        self.solve, self.vocabulary = solve, len(task.vocabulary)
+
+    def __call__(self, input_ids, position_ids, *, logits_to_keep):
+        rows = [
+            logits_of(self.solve, self.vocabulary, dict(zip(ids, tokens, strict=True)))
+            for ids, tokens in zip(position_ids.tolist(), input_ids.tolist(), strict=True)
+        ]
+        return SimpleNamespace(logits=torch.from_numpy(np.stack(rows))[:, None])
+
+
+def settings_for(task, **changes):
+    given = {"length": 12, "planted": (3,), "samples": 8, "selectors": ("leave-one-out",)}
+    return checked_settings(task, **{**given, **changes})
+
+
+def left_out(loss, tokens, n_far):
+    """Far columns in the order of loss(without the column), ties in the order of the text."""
+    everything = dict(enumerate(tokens))
+    without = [loss({c: t for c, t in everything.items() if c != left}) for left in range(n_far)]
+    return sorted(range(n_far), key=lambda column: (-round(without[column], 5), column))
+
+
+def shares(order, planted, ks, unit):
+    """Share of the planted places among the first k of an order, as sets; a list over k."""
+    places = {column // unit for column in planted}
+    return [len(places & {column // unit for column in order[:k]}) / len(places) for k in ks]
+
+
+def assert_recalls(accuracy, recalls, planted, logits, task, settings):
+    """Accuracy and recalls of leave-one-out again: logits(seen) of one sample with one dropped token at a time."""
+    samples = draw_samples(task, settings, planted)
+    pairs = task.tokens_per_place == 2
+    countings = {"token": 1, "place": 2} if pairs else {"token": 1}
+    expected = {kind: [] for what in countings for kind in (f"{what}_recall", f"{what}_placebo_recall")}
+    bits = {symbol: [] for symbol in (ZERO, ONE)}
+    right = []
+    both = (
+        ("", samples.contexts, samples.planted),
+        ("placebo_", samples.placebos, samples.planted[samples.donors]),
+    )
+    for row, label in enumerate(samples.contexts.targets[:, 0].tolist()):
+
+        def loss(seen, label=label):
+            values = logits(seen).astype(float)
+            return np.log(np.exp(values).sum()) - values[label]
+
+        right.append(int(logits(dict(enumerate(samples.contexts.tokens[row].tolist()))).argmax()) == label)
+        for kind, contexts, columns in both:
+            tokens, at = contexts.tokens[row].tolist(), columns[row].tolist()
+            order = left_out(loss, tokens, contexts.n_far)
+            for what, unit in countings.items():
+                expected[f"{what}_{kind}recall"].append(shares(order, at, settings.ks, unit))
+            for column in at if pairs and not kind else ():
+                bits[tokens[column]].append([column in order[:k] for k in settings.ks])
+    assert accuracy["value"][accuracy["planted"] == planted].tolist() == [np.mean(right)]
+    expected["token_recall_right"] = [
+        of_row for of_row, is_right in zip(expected["token_recall"], right, strict=True) if is_right
+    ]
+    expected |= {"token_recall_of_0": bits[ZERO], "token_recall_of_1": bits[ONE]}
+    own = recalls[(recalls["planted"] == planted) & (recalls["selector"] == "leave-one-out")]
+    for kind, values in expected.items():
+        if values:
+            found = own["value"][own["name"] == kind].tolist()
+            assert found == pytest.approx(np.mean(values, axis=0).tolist()), kind
+
+
+@pytest.mark.parametrize(
+    ("task", "solve"), [(PARITY, parity), (PARITY, careless_parity), (PLANTED, sum_of_three)]
+)
+def test_recalls_are_those_of_sets_built_by_leaving_out_one_token_of_one_sample(task, solve):
+    settings = settings_for(task)
+    accuracy, recalls = measure_recall(Scorer(Solver(solve, task), share_prefixes=False), task, settings)
+    assert settings.ks == (1, 2, 4, 8)
+    assert (accuracy["value"][0] < 1) == (solve is careless_parity)
+    assert_recalls(
+        accuracy, recalls, 3, lambda seen: logits_of(solve, len(task.vocabulary), seen), task, settings
+    )
+
+
+def test_samples_have_all_planted_tokens_far_and_a_placebo_of_another_label():
+    settings = settings_for(PARITY, samples=30)
+    samples, sized = draw_samples(PARITY, settings, 3), PARITY.at_length(12, 3)
+    looked_at = sized.sample("test", 0, range(samples.drawn))
+    kept = [i for i in range(samples.drawn) if set(looked_at.planted[i]) <= set(range(10))]
+    assert kept == samples.contexts.target_id[:, 0].tolist() and 30 == len(kept) < samples.drawn
+    assert samples.contexts.tokens.tolist() == looked_at.tokens[kept, :12].tolist()
+    assert samples.planted.tolist() == looked_at.planted[kept].tolist()
+    for row in range(30):
+        label, donor = samples.contexts.targets[row, 0], samples.donors[row]
+        assert parity(dict(enumerate(samples.contexts.tokens[row]))) == label == looked_at.label[kept[row]]
+        assert samples.placebos.targets[row] == label
+        assert samples.placebos.tokens[row, :10].tolist() == looked_at.tokens[kept[donor], :10].tolist()
+        placebo = dict(enumerate(samples.placebos.tokens[row]))
+        assert parity(placebo) == ZERO + ONE - label  # its planted tokens say the opposite
+        on = [column + 1 for column, token in placebo.items() if column % 2 == 0 and token == ON]
+        assert on == samples.planted[samples.donors][row].tolist()
+
+
+def checkpoint(folder, **changes):
+    """A checkpoint of random weights of a tiny model on sparse parity."""
+    task = {"name": "sparse_parity", "parameters": {"train_length": [8, 12], "k_train": 3}}
+    model = {"vocab_size": 5, "max_sequence_length": 13, **changes.pop("model", {})}
+    positions = {"scheme": "pose", **changes.pop("positions", {})}
+    config = tiny_task.config(folder, **{"task": task, "model": model, "positions": positions, **changes})
+    model = build_model(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 3 if weight.ndim > 1 else 1  # so that every token matters
+    save_checkpoint(folder / "run", config, TrainState(7, 70), model.state_dict(), {}, None)
+    return folder / "run"
+
+
+def logits_of_run(run):
+    """A function of the tokens that are seen, {column: token}: logits of a full pass of the trained model."""
+    model, _ = load_model(run)
+
+    @torch.no_grad()
+    def logits(seen):
+        ids = torch.tensor([list(seen)])
+        return model(torch.tensor([list(seen.values())]), position_ids=ids).logits[0, -1].double().numpy()
+
+    return logits
+
+
+@pytest.mark.parametrize("model", [{}, tiny_task.OLMO])
+def test_the_command_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, monkeypatch, capsys, model):
+    run, out = checkpoint(tmp_path, model=model), tmp_path / "out"
+    options = ["--length", "10", "--ks", "2,1", "--samples", "4", "--device", "cpu", "--out", str(out)]
+    names = ["--selectors", "leave-one-out,attention"]
+    monkeypatch.setattr(sys, "argv", ["recall", "--checkpoint", str(run), *options, *names])
+    recall.main()
+    result = RECALL.load(out)
+    task = make_task("sparse_parity", {"train_length": [8, 12], "k_train": 3})
+    settings = settings_for(task, length=10, planted=(1, 2), samples=4)
+    accuracy, recalls = pd.DataFrame(result["accuracy"]), pd.DataFrame(result["recalls"])
+    for planted in (1, 2):
+        assert_recalls(accuracy, recalls, planted, logits_of_run(run), task, settings)
+    assert (result["run"], result["step"], result["training_seed"]) == ("run", 7, 3)
+    assert result["chance"]["token"] == {str(k): pytest.approx(k / 8) for k in (1, 2, 4, 8)}
+    assert all((out / f"recall.{kind}").stat().st_size > 10_000 for kind in ("png", "pdf"))
+    assert "planted pairs" in capsys.readouterr().out
+    panels = recall_figure(result).axes
+    assert len(panels) == 4
+    for axes, planted, what in zip(panels, (1, 2, 1, 2), 2 * ["token"] + 2 * ["place"], strict=True):
+        drawn = {line.get_label(): [*line.get_ydata()] for line in axes.get_lines()}
+        assert drawn["chance"] == list(result["chance"][what].values())
+        for (selector, name), of_name in recalls[recalls["planted"] == planted].groupby(["selector", "name"]):
+            if name in (f"{what}_recall", f"{what}_placebo_recall"):
+                assert drawn[f"{selector} {name}"] == [*of_name["value"]]
+
+
+def test_lengths_and_ks_default_to_those_of_training():
+    settings = settings_for(PARITY, length=None, planted=None)
+    assert (settings.length, settings.planted) == (14, (1, 2))  # k_train is 3
+    adjacent = {"position_distribution": "adjacent", "decoys": 0.1, "k_train_min": 2, "k_test": [2, 4]}
+    settings = settings_for(make_task("planted", adjacent), length=None, planted=None)
+    assert settings.planted == (2, 4)  # decoys go with no k of 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n_short": 3}, "multiple of 2"),
+        ({"n_short": 12}, "below --length 12"),
+        ({"length": 13}, "multiples of 2"),
+        ({"planted": (0,)}, "must be 1 or more"),
+        ({"selectors": ("leave-one-out@gradient:4",)}, "m = 4 must be at least k = 8"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(changes, said):
+    with refused(said):
+        settings_for(PARITY, **changes)
+
+
+def test_a_task_without_room_or_without_another_label_is_refused():
+    stretched = replace(PLANTED, position_distribution="stretched")
+    with refused("only 0 have none among the last 2"):
+        draw_samples(stretched, settings_for(stretched), 3)
+    largest = replace(PLANTED, label_function="max", k_train=8)
+    with refused("same label"):
+        draw_samples(largest, settings_for(largest, samples=2), 8)
