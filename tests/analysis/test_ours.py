@@ -1,0 +1,320 @@
+"""This project's own checkpoints, RoPE scaled after training, Mesa-Extrapolation and prepared corpora."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from analysis.model.loading import open_model
+from analysis.ours import Chunks, OlmoAdapter, corpus_of, open_corpus
+from olmo_sparsity.checkpoint import config_of
+from olmo_sparsity.corpus.near_copies import near_copies_name, write_near_copies
+from olmo_sparsity.corpus.tokens import CorpusManifest
+from olmo_sparsity.export import export_checkpoint
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.model.rope_scaling import LOG_N, MESA, ROPE_SCALINGS, RopeScaling
+from olmo_sparsity.util.files import sha256_file
+from tests.support import tiny
+from tests.support.families import directory
+from tests.support.refusals import refused
+from tests.support.tiny import checkpoint
+
+LENGTH, REACH = 192, 64  # tokens read; the ids of the training config stay below 64
+TOKENS = torch.randint(0, 50, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+IDS = torch.arange(LENGTH)[None].expand(2, -1)
+
+
+@torch.inference_mode()
+def logits(model):
+    """Of a model object, or of one that is opened."""
+    model = model if isinstance(model, torch.nn.Module) else open_model(str(model)).model
+    return model(TOKENS, position_ids=IDS).logits
+
+
+# --- checkpoints ---
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "nope", "entmax", "neox"])
+def test_a_checkpoint_is_the_model_that_was_saved(name, tmp_path):
+    neox = {"family": "gpt_neox", "embedding_size": None}
+    changes = neox if name == "neox" else tiny.ENCODINGS[name]
+    source, model = checkpoint(tmp_path, **changes)
+    for path in (source, source.parent, f"{source.parent}"):
+        loaded = open_model(path)
+        assert torch.equal(logits(loaded.model), logits(model))
+        assert loaded.sha256 == sha256_file(source / "model.safetensors")
+        assert loaded.tokenizer_sha256 == sha256_file(source / "tokenizer.json")
+        assert (loaded.name, loaded.training_seed, loaded.prefix) == (str(source), 3, ())
+        assert loaded.family == ("gpt_neox" if name == "neox" else "olmo-sparsity")
+    trained = {"training_length": 32, "position_scheme": "pose", "position_target": REACH}
+    assert loaded.trained == trained and loaded.reads == 32
+    with refused("measured in fp32 with its own attention"):
+        open_model(source, dtype="bf16")
+
+
+def test_untrained_weights_are_those_before_the_first_step(tmp_path):
+    source, _ = checkpoint(tmp_path)
+    untrained = open_model(f"{source.parent}@untrained")
+    expected = build_model(replace(config_of(source), seed=0)).eval()
+    assert torch.equal(logits(untrained.model), logits(expected))
+    assert untrained.sha256 == open_model((expected, None)).sha256 != open_model(source).sha256
+    assert (untrained.untrained, untrained.training_seed) == (True, None)
+    assert untrained.name == f"{source}@untrained"
+
+
+def test_an_exported_folder_names_the_seed_of_its_training(tmp_path):
+    source, _ = checkpoint(tmp_path)
+    export_checkpoint(source, tmp_path / "hf")
+    exported, loaded = open_model(tmp_path / "hf"), open_model(source)
+    assert exported.training_seed == loaded.training_seed == 3
+    assert exported.tokenizer_sha256 == loaded.tokenizer_sha256
+    torch.testing.assert_close(logits(exported.model), logits(loaded.model), rtol=0, atol=1e-4)
+
+
+def test_learned_positions_end(tmp_path):
+    table = {"scheme": "contiguous", "target_length": None}
+    source, _ = checkpoint(tmp_path, positions=table, rope=False)
+    loaded = open_model(source)
+    assert loaded.trained["position_target"] is None
+    loaded.check_context(32)
+    with refused("N = 33 is beyond the 32 positions"):
+        loaded.check_context(33)
+
+
+def test_models_that_no_single_token_can_be_dropped_from_are_refused():
+    class PositionPredictor(torch.nn.Linear):
+        __module__ = "olmo_sparsity.model.predictive"
+
+    class TupleAttention(torch.nn.Linear):
+        __module__ = "olmo_sparsity.model.tuples"
+
+    for kind, why in (
+        (PositionPredictor, "in another way than RoPE alone"),
+        (TupleAttention, "tuples of tokens"),
+    ):
+        with refused(why):
+            open_model((kind(2, 2), None))
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "learned", "entmax", "fox"])
+@torch.inference_mode()
+def test_attention_of_the_last_positions_is_read_without_changing_the_model(name):
+    model = OlmoAdapter(tiny.model(**tiny.ENCODINGS[name]))
+    tokens, ids = TOKENS[:, :20], IDS[:, :20]
+    before = model(tokens, ids).logits
+    attention = model.last_attention(tokens, ids, 3)
+    assert attention.shape == (2, 3, 20) and torch.equal(model(tokens, ids).logits, before)
+    assert attention[:, 0, 18:].abs().max() < 1e-6  # later tokens
+    if name != "fox":
+        torch.testing.assert_close(attention.sum(dim=-1), torch.ones(2, 3))
+
+
+# --- RoPE scaled after training ---
+
+
+@pytest.fixture(scope="module", params=[8, 64], ids="head of {}".format)
+def made(request, tmp_path_factory):
+    """A checkpoint whose heads have so many dimensions, and its export."""
+    folder = tmp_path_factory.mktemp("scaled")
+    source, _ = checkpoint(folder, d_model=2 * request.param, n_heads=2)
+    export_checkpoint(source, folder / "hf")
+    return source, folder / "hf"
+
+
+@torch.inference_mode()
+def logits_of_transformers(folder, name, factor):
+    """Its "dynamic" with a factor of 1 is NTK-aware scaling to the length it reads, once that is beyond its own."""
+    config = AutoConfig.from_pretrained(folder)
+    assert config.max_position_embeddings == REACH
+    rope = {"rope_type": name, "rope_theta": config.rope_parameters["rope_theta"], "factor": factor}
+    if name == "yarn":
+        rope["original_max_position_embeddings"] = REACH
+    if name == "ntk":
+        rope |= {"rope_type": "dynamic", "factor": 1.0}
+        config.max_position_embeddings = round(LENGTH / factor)
+    config.rope_parameters = rope
+    return AutoModelForCausalLM.from_pretrained(folder, config=config).eval()(TOKENS, position_ids=IDS).logits
+
+
+@pytest.mark.parametrize("name", [name for name in ROPE_SCALINGS if name not in (LOG_N, MESA)])
+@pytest.mark.parametrize("factor", [1.5, 3])
+def test_logits_are_those_of_transformers_on_copied_weights(made, name, factor):
+    source, exported = made
+    expected = logits_of_transformers(exported, name, factor)
+    tolerance = 1e-5 * float(expected.abs().max())
+    for path in (source, exported):
+        loaded = open_model(f"{path}@{name}:{factor}")
+        torch.testing.assert_close(logits(loaded.model), expected, rtol=0, atol=tolerance)
+        assert (logits(path) - expected).abs().max() > 100 * tolerance, "unscaled it is another model"
+        assert loaded.rope_scaling == f"{name}:{factor}" and loaded.name == f"{path}@{name}:{factor}"
+
+
+def test_log_n_after_training_is_the_attention_of_that_name(made):
+    """The same weights with ``model.attention: log-n`` and the window that the ids reached in training."""
+    source, exported = made
+    plain = open_model(source).model.model
+    trained = PositionedOLMo(replace(plain.config, attention="log-n", max_sequence_length=REACH)).eval()
+    trained.load_state_dict(plain.state_dict())
+    scaled, usual = logits(f"{source}@log-n:3"), logits(source)
+    tolerance = 1e-5 * float(scaled.abs().max())
+    torch.testing.assert_close(scaled, logits(trained), rtol=0, atol=tolerance)
+    assert (scaled - usual)[:, REACH:].abs().max() > 100 * tolerance
+    torch.testing.assert_close(scaled[:, :REACH], usual[:, :REACH], rtol=0, atol=tolerance)
+    with refused("transformers' attention has no place for log-n"):
+        open_model(f"{exported}@log-n:3")
+
+
+def test_what_cannot_be_scaled_is_refused(made, tmp_path):
+    nope, _ = checkpoint(tmp_path, rope=False, nope=True)
+    entmax, _ = checkpoint(tmp_path / "entmax", attention="entmax")
+    learned = directory(tmp_path / "gpt2", "gpt2")
+    scaled = shutil.copytree(made[1], tmp_path / "scaled@yarn:2")  # a folder whose name looks like a scheme
+    config = AutoConfig.from_pretrained(scaled)
+    config.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+    config.save_pretrained(scaled)
+    assert open_model(scaled).rope_scaling is None
+    for text, message in (
+        (f"{nope}@yarn:2", "was not trained with RoPE: there is nothing to scale"),
+        (f"{entmax}@mesa:2", "mesa is for softmax attention with RoPE in every layer"),
+        (f"{learned}@yarn:2", "this model has no RoPE, and only plain RoPE can be scaled"),
+        (f"{scaled}@yarn:2", "this model has linear, and only plain RoPE can be scaled"),
+        (f"{made[0]}@yern:2", "there is no RoPE scaling yern; choose linear, ntk, yarn, log-n, mesa"),
+        (f"{made[0]}@yarn:0.5", "the factor 0.5 is below 1"),
+    ):
+        with refused(message):
+            open_model(text)
+
+
+# --- Mesa-Extrapolation against attention by explicit relative positions, pair by pair ---
+
+MESA_LENGTH, FACTOR = 190, 3
+MESA_TOKENS = TOKENS[:1, :MESA_LENGTH]
+
+
+def rotated_scores(q, k, relative, theta):
+    """(H, Q, K) scores of queries (H, Q, D) and keys (H, K, D) that stand ``relative`` (Q, K) apart."""
+    half = q.shape[-1] // 2
+    angles = relative[..., None] * theta ** -(torch.arange(half) / half)
+    q, k = (torch.complex(each[..., :half], each[..., half:]) for each in (q, k))
+    turned = torch.einsum("hqd,hkd,qkd->hqk", q, k.conj(), torch.polar(torch.ones_like(angles), angles))
+    return turned.real / (2 * half) ** 0.5
+
+
+def attend(block, queries, keys, relative, sees, factor):
+    """The block's output for hidden states ``queries`` (Q, W) that read those of ``keys`` (K, W)."""
+    config = block.config
+
+    def parts(hidden):
+        q, k, v = block.att_proj(block.attn_norm(hidden)).split([config.d_model] * 3, dim=-1)
+        return [each.unflatten(-1, (config.n_heads, -1)).transpose(0, 1) for each in (q, k, v)]
+
+    q, k, v = parts(queries)[0], *parts(keys)[1:]
+    scores = rotated_scores(q, k, relative, config.rope_theta) * factor[:, None]
+    mixed = scores.masked_fill(~sees, -torch.inf).softmax(dim=-1) @ v
+    hidden = queries + block.attn_out(mixed.transpose(0, 1).flatten(1))
+    return hidden + block.ff_out(block.act(block.ff_proj(block.ff_norm(hidden))))
+
+
+@torch.inference_mode()
+def expected_mesa_logits(model, chunks):
+    """Two streams of hidden states: alone in their chunks, and woven, reading the former of all chunks before."""
+    embedded = model.transformer["wte"](MESA_TOKENS[0])
+    place = torch.arange(MESA_LENGTH)
+    chunk = torch.where(place < chunks.first, 0, (place - chunks.first) // chunks.others + 1)
+    begin = torch.where(chunk == 0, 0, chunks.first + (chunk - 1) * chunks.others)
+    behind = place[:, None] - place
+    same = chunk[:, None] == chunk
+    causal = behind >= 0
+    alone_sees = causal & (same | (chunk == 0))
+    alone_relative = torch.where(same, behind, place[:, None] - begin[:, None] + chunks.first - place)
+    stair = place[:, None] - begin[:, None] + 1 + (begin[:, None] - 1 - place) // chunks.repeated
+    relative = torch.where(same, behind, stair)
+    one = torch.ones(MESA_LENGTH)
+    sharper = ((place + 1).log() / torch.tensor(float(chunks.trained)).log()).clamp_min(1)
+    alone = woven = usual = embedded
+    for block in model.transformer["blocks"]:
+        read = torch.cat([alone, woven])
+        sees = torch.cat([causal & ~same, causal & same], dim=1)
+        woven = attend(block, woven, read, relative.repeat(1, 2).float(), sees, sharper)
+        alone = attend(block, alone, alone, alone_relative.float(), alone_sees, one)
+        usual = attend(block, usual, usual, behind.float(), causal, one)
+    hidden = torch.where((place < chunks.trained)[:, None], usual, woven)
+    return F.linear(model.transformer["ln_f"](hidden), model.head().weight)
+
+
+def test_mesa_logits_are_those_of_attention_pair_by_pair(tmp_path):
+    source, _ = checkpoint(tmp_path, d_model=32, n_heads=2)
+    loaded, ids = open_model(f"{source}@mesa:{FACTOR}"), torch.arange(MESA_LENGTH)[None]
+    chunks = loaded.model.chunks
+    assert chunks == Chunks(trained=REACH, first=4, others=32, repeated=6)
+    expected = expected_mesa_logits(loaded.model.model, chunks)
+    tolerance = 1e-5 * float(expected.abs().max())
+    with torch.inference_mode():
+        for kept in (MESA_LENGTH, 150, 70, 5):
+            woven = loaded.model(MESA_TOKENS, position_ids=ids, logits_to_keep=kept).logits[0]
+            torch.testing.assert_close(woven, expected[-kept:], rtol=0, atol=tolerance)
+        plain = open_model(source).model(MESA_TOKENS, position_ids=ids).logits[0]
+    difference = (plain - expected).abs().amax(dim=-1)
+    assert difference[:REACH].max() < tolerance < 1e-2 * difference[REACH:].max()
+    with refused("no token can be dropped from a context that is read in chunks"):
+        loaded.check_context(128)
+
+
+def test_no_distance_of_mesa_exceeds_what_was_trained():
+    for trained in (16, 64, 100):
+        for factor in (1, 2, 3.5, 16):
+            chunks = Chunks.reaching(RopeScaling("mesa", factor, trained))
+            for begin, end in chunks.spans(int(trained * factor)):
+                ids = chunks.woven_ids(begin, end)
+                assert len(ids) == end and (ids.diff() >= 0).all() and int(ids[-1] - ids[0]) < trained
+                assert begin == 0 or end - begin + chunks.first <= trained
+
+
+# --- prepared corpora ---
+
+
+def test_a_prepared_corpus_is_its_documents(tmp_path):
+    documents = [*tiny.random_documents(3, 40), [7, 8, 9]]
+    corpus = tiny.write_corpus(tmp_path, {"heldout": documents, "train": [[1, 2]]})
+    texts = open_corpus(corpus)
+    assert texts.lengths.tolist() == [40, 40, 40, 3]
+    assert [texts.tokens(number).tolist() for number in range(4)] == documents
+    assert open_corpus(corpus, "train").tokens(0).tolist() == [1, 2]
+    assert texts.sha256 == sha256_file(corpus / "manifest.json") and texts.name == str(corpus)
+    assert texts.groups is None and texts.in_near_copy(np.array([0]), np.array([0])) is None
+    assert texts.tokenizer_sha256 == sha256_file(corpus / "tokenizer.json")
+    tiny.add_groups(corpus, ["a", "b", "a", None])
+    assert open_corpus(corpus).groups.tolist() == ["a", "b", "a", "document 3 by itself"]
+    with refused("has no split 'test'"):
+        open_corpus(corpus, "test")
+    file = corpus / "heldout-00000.npy"
+    file.write_bytes(file.read_bytes()[:-2] + b"\7\7")
+    with refused("checksum mismatch"):
+        open_corpus(corpus)
+
+
+def test_near_copies_are_found_by_position(tmp_path):
+    corpus = tiny.write_corpus(tmp_path, {"heldout": [[1] * 10, [2] * 10]})
+    manifest = CorpusManifest.load(corpus)
+    [file] = manifest.splits["heldout"]
+    sha256 = write_near_copies(corpus / near_copies_name(file.name), np.array([[3, 5], [12, 14]]))
+    replace(manifest, splits={"heldout": [replace(file, near_copies_sha256=sha256)]}).save(corpus)
+    text, position = np.divmod(np.arange(20), 10)
+    inside = open_corpus(corpus).in_near_copy(text, position)
+    # the second text begins behind the EOS id of the first
+    assert np.stack([text, position], axis=1)[inside].tolist() == [[0, 3], [0, 4], [1, 1], [1, 2]]
+
+
+def test_the_corpus_of_a_run_is_the_one_it_was_trained_on(tmp_path):
+    corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(4, 60)})
+    source, _ = checkpoint(tmp_path, corpus=corpus)
+    for model in (source, source.parent, f"{source.parent}@yarn:4", f"{source}@untrained"):
+        assert corpus_of(str(model)) == str(corpus)
+    for model in (directory(tmp_path / "hf", "llama"), "someone/model", tmp_path / "x.gguf"):
+        with refused("does not say on which prepared corpus it was trained"):
+            corpus_of(str(model))
