@@ -1,7 +1,7 @@
 """Intervals by cluster: targets of one document are not independent, nor are the documents of one group, where the
 corpus names groups (docs/method.md, 2.4).
 
-Every figure is a function of column sums over targets: a mean is Σ loss / Σ 1, recovery is
+Every number is a function of column sums over targets: a mean is Σ loss / Σ 1, recovery is
 Σ (L_short - L_k) / Σ (L_short - L_long). So one resample needs only the sums per document, and all
 statistics of one `ClusterBootstrap` see the same resampled documents: their differences are paired.
 
@@ -13,8 +13,9 @@ Shapes: n targets, C columns, D documents (clusters), G groups of them, S traini
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -28,7 +29,7 @@ _CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts held at once: 
 FEW_UNITS = 30
 """Below so many groups or, where there are none, documents, Student's t takes the place of percentiles."""
 FEW_GROUPS, FEW_DOCUMENTS = 10, 30
-"""Below so many groups or, where there are none, documents, figures and tables call intervals rough."""
+"""Below so many groups, or documents, figures and tables call intervals rough."""
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """From column sums (…, C) to values (…,); NaN where it is not defined, as a ratio over nothing is."""
@@ -96,8 +97,8 @@ class ClusterBootstrap:
         """How many groups there are; without groups, clusters."""
         self.levels: list[slice] = []
         """Which rows of ``resampled`` leave out a group, a training, or a seed of each model; none of a bootstrap."""
-        several = [number for number in seeds if number > 1]
-        if trainings is None and not several and self.units >= FEW_UNITS:
+        repeated = [number for number in seeds if number > 1]
+        if trainings is None and not repeated and self.units >= FEW_UNITS:
             _, first = np.unique(clusters, return_index=True)
             self.resampled = _resample(
                 cluster_sums(columns, clusters), units[first], resamples, np.random.default_rng(seed)
@@ -106,17 +107,17 @@ class ClusterBootstrap:
         else:
             levels = [_without_each(cluster_sums(columns, units))]
             levels += [] if trainings is None else [_without_each(cluster_sums(columns, trainings))]
-            levels += [np.tile(self.sums, (number, 1)) for number in several]
+            levels += [np.tile(self.sums, (number, 1)) for number in repeated]
             ends = np.cumsum([len(level) for level in levels]).tolist()
             self.levels = [slice(end - len(level), end) for end, level in zip(ends, levels, strict=True)]
             self.resampled = np.concatenate(levels)
         self.weights: list[np.ndarray] = []
         """Of the seeds of each model in each row of ``resampled``, (rows, its seeds)."""
-        own = iter(self.levels[len(self.levels) - len(several) :])
+        of_seeds = iter(self.levels[len(self.levels) - len(repeated) :])
         for number in seeds:
             weights = np.full((len(self.resampled), number), 1 / number)
             if number > 1:
-                weights[next(own)] = (1 - np.eye(number)) / (number - 1)
+                weights[next(of_seeds)] = (1 - np.eye(number)) / (number - 1)
             self.weights.append(weights)
 
     def interval(self, statistic: Statistic) -> Interval:
@@ -172,8 +173,8 @@ def student_t(degrees_of_freedom: float) -> float:
 
 def wilson(successes: int, trials: int) -> Interval:
     """A share and its 95 % score interval of Wilson."""
-    found = binomtest(successes, trials).proportion_ci(LEVEL, method="wilson")
-    return Interval(successes / trials, float(found.low), float(found.high))
+    bounds = binomtest(successes, trials).proportion_ci(LEVEL, method="wilson")
+    return Interval(successes / trials, float(bounds.low), float(bounds.high))
 
 
 def ratio_of_sums(numerator: int, denominator: int) -> Statistic:
@@ -207,7 +208,7 @@ def mean_over_seeds(of_seeds: Sequence[Statistic], weights: np.ndarray) -> Stati
 
 def mean_of(statistics: Sequence[Statistic]) -> Statistic:
     """Their mean, all of them over the same resamples."""
-    return lambda sums: np.mean([each(sums) for each in statistics], axis=0)
+    return lambda sums: np.mean([statistic(sums) for statistic in statistics], axis=0)
 
 
 def divided(interval: Json, by: float) -> Json:
@@ -215,13 +216,13 @@ def divided(interval: Json, by: float) -> Json:
     return {bound: None if value is None else value / by for bound, value in interval.items()}
 
 
-def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str = "") -> Json:
-    """How many documents there are and, where they are known, groups; for the settings of a result."""
+def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str = "") -> dict[str, int]:
+    """How many documents there are and, where they are known, groups."""
     counts = {f"documents{suffix}": len(np.unique(documents))}
     return counts if groups is None else counts | {f"groups{suffix}": len(np.unique(groups))}
 
 
-def few_clusters(counts: Json, suffix: str = "") -> str | None:
+def few_clusters(counts: Mapping[str, Any], suffix: str = "") -> str | None:
     """``3 groups`` where there are too few of them for more than rough intervals; without groups, of documents."""
     groups, documents = counts.get(f"groups{suffix}"), counts[f"documents{suffix}"]
     for number, enough, what in ((groups, FEW_GROUPS, "group"), (documents, FEW_DOCUMENTS, "document")):
@@ -230,15 +231,13 @@ def few_clusters(counts: Json, suffix: str = "") -> str | None:
     return None
 
 
-def by_clusters(counts: Json, suffix: str = "") -> str:
+def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
     """``by document``, or by group where groups are known, and whether these are few; for captions of figures."""
-    several, grouped = counts.get("trainings", 1) != 1, f"groups{suffix}" in counts
-    by = {
-        (False, False): "by document",
-        (False, True): "by group, then document",
-        (True, False): "by training and document",
-        (True, True): "by training, group and document",
-    }[several, grouped]
+    grouped = f"groups{suffix}" in counts
+    if counts.get("trainings", 1) != 1:
+        by = "by training, group and document" if grouped else "by training and document"
+    else:
+        by = "by group, then document" if grouped else "by document"
     few = few_clusters(counts, suffix)
     return by + (f" (only {few}: rough)" if few else "")
 
@@ -269,7 +268,7 @@ def cluster_sums(columns: np.ndarray, clusters: np.ndarray) -> np.ndarray:
 def _without_each(sums: np.ndarray) -> np.ndarray:
     """Sums over all units but one, (U, C), from those of each, as if there were U: a count is a count of as many.
 
-    Not total minus own: nothing left is exactly 0.
+    Not the total minus that unit: nothing left is exactly 0.
     """
     return (1 - np.eye(len(sums))) @ sums * (len(sums) / max(1, len(sums) - 1))
 
@@ -287,10 +286,10 @@ def _resample(
         drawn += groups * np.arange(len(rows))[:, None]
         of_groups = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
         counts = of_groups[:, group]
-        for one in np.flatnonzero(sizes > 1):
+        for number in np.flatnonzero(sizes > 1):
             # so many draws from the same clusters as all of the group's turns have together
-            turns = of_groups[:, one] * sizes[one]
-            counts[:, group == one] = rng.multinomial(turns, np.full(sizes[one], 1 / sizes[one]))
+            turns = of_groups[:, number] * sizes[number]
+            counts[:, group == number] = rng.multinomial(turns, np.full(sizes[number], 1 / sizes[number]))
         sums[rows.start : rows.stop] = counts.astype(np.float64) @ per_cluster
     return sums
 

@@ -47,7 +47,9 @@ def _tables(result: Result, k: int, bootstrap: dict[str, int]) -> Iterator[str]:
     yield from table(numbers.differences(result, k, **bootstrap), "differences [points]", across=ACROSS)
     frame = numbers.gain_bins(result, k, **bootstrap)
     yield from table(of_default(frame), "recovery by gain [%]", across=ACROSS, digits=0)
-    yield from table(numbers.near_copies(result, k, **bootstrap), "near copies of training text [%]")
+    frame = numbers.near_copies(result, k, **bootstrap)
+    frame = frame[frame["selector"].isna() | (frame["selector"] == default)]
+    yield from table(frame, "near copies of training text, and recovery without them [%]")
     frame = numbers.kinds(result, k, **bootstrap)
     shares = frame["name"] != "recovery"
     yield from table(frame[shares], "kinds: shares [%], mean gain [nats]", across="name")
@@ -69,4 +71,4 @@ def _tables(result: Result, k: int, bootstrap: dict[str, int]) -> Iterator[str]:
     frame = numbers.placebos(result, **bootstrap)
     is_part = frame["blind"].notna()
     yield from table(at_k(frame[~is_part]), "recovery in every far context [%]", across=ACROSS, digits=0)
-    yield from table(frame[is_part], "parts of a recovery [%]", digits=0)
+    yield from table(frame[is_part], "parts of a recovery [%], by k", across="k", digits=0)

@@ -1,0 +1,707 @@
+"""Every frame of numbers against plain loops over targets, and bootstraps of whole documents."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import pearsonr, spearmanr, t
+
+from analysis.kinds import KINDS
+from analysis.result import SELECTION, Result
+from analysis.stats import numbers
+from analysis.stats.bootstrap import ClusterBootstrap, ratio_of_sums
+from analysis.stats.measured import Measured, choose_k, default_selector
+from analysis.stats.numbers import FAR, LARGEST, distance_edges, gain_edges
+from olmo_sparsity.util.errors import UserError
+from tests.support.results import CURVES, made_result
+
+KS = (1, 2, 4, 8)
+PLACEBOS = ("placebo", "same-group", "shuffled")
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return made_result(kinds=KINDS)
+
+
+def only(frame: pd.DataFrame, **where: Any) -> pd.Series:
+    """The single row with these values; None: with none."""
+    for name, value in where.items():
+        frame = frame[frame[name].isna() if value is None else frame[name] == value]
+    assert len(frame) == 1, frame
+    return frame.iloc[0]
+
+
+def value(frame: pd.DataFrame, **where: Any) -> float:
+    return only(frame, **where)["value"]
+
+
+def bounds(frame: pd.DataFrame, **where: Any) -> tuple[float, float]:
+    row = only(frame, **where)
+    return row["low"], row["high"]
+
+
+def losses(result: Result) -> tuple[np.ndarray, np.ndarray]:
+    """L_short and L_long of the targets over tau."""
+    over = result.targets.iloc[result.over]
+    return over["loss_short_nats"].to_numpy(), over["loss_long_nats"].to_numpy()
+
+
+def resampled_rows(result: Result, resamples: int) -> Iterator[tuple[list[int], int]]:
+    """Of each resample, documents drawn one by one: the rows of `over` of their targets, and how many targets."""
+    row_of = {int(index): row for row, index in enumerate(result.over)}
+    document = result.targets["text"].to_numpy()
+    documents = np.unique(document)
+    rng = np.random.default_rng(0)
+    for _ in range(resamples):
+        drawn = rng.integers(len(documents), size=len(documents))
+        targets = [int(i) for place in drawn for i in np.flatnonzero(document == documents[place])]
+        yield [row_of[i] for i in targets if i in row_of], len(targets)
+
+
+def middle(values: Sequence[float]) -> tuple[float, float]:
+    """The bounds of the middle 95 %, each one of the values."""
+    ordered = sorted(values)
+    tail = 0.025 * (len(ordered) - 1)
+    return ordered[math.floor(tail)], ordered[len(ordered) - 1 - math.floor(tail)]
+
+
+def test_values_equal_a_plain_loop(result: Result) -> None:
+    targets = result.targets
+    gains = [row.loss_short_nats - row.loss_long_nats for row in targets.itertuples()]
+    over = [i for i, gain in enumerate(gains) if gain > 1.0]
+    short, long = targets["loss_short_nats"].tolist(), targets["loss_long_nats"].tolist()
+    expected = {
+        "loss_short_nats": np.mean(short),
+        "loss_long_nats": np.mean(long),
+        "gain_nats": np.mean(gains),
+        "absolute_gain_nats": np.mean([abs(gain) for gain in gains]),
+        "share_over_tau": len(over) / 400,
+        "share_below_minus_tau": sum(gain < -1 for gain in gains) / 400,
+        "share_of_gain": sum(gains[i] for i in over) / sum(gains),
+        "loss_short_over_tau_nats": np.mean([short[i] for i in over]),
+        "loss_long_over_tau_nats": np.mean([long[i] for i in over]),
+    }
+    shares = numbers.shares(result, resamples=100)
+    assert dict(zip(shares["name"], shares["value"], strict=True)) == pytest.approx(expected)
+    recovery, mean_losses = (f(result, resamples=100) for f in (numbers.recovery, numbers.losses))
+    gain = math.fsum(gains[i] for i in over)
+    for selector in CURVES:
+        for column, k in enumerate(KS):
+            recovered = {}
+            for far_context in ("true", "placebo"):
+                of_targets = [each[column] for each in result.loss_nats(selector, far_context)]
+                saved = math.fsum(short[i] - loss for i, loss in zip(over, of_targets, strict=True))
+                where = {"selector": selector, "far_context": far_context, "k": k}
+                assert value(mean_losses, **where) == pytest.approx(np.mean(of_targets))
+                assert value(recovery, **where) == pytest.approx(saved / gain)
+                recovered[far_context] = saved / gain
+            net = recovered["true"] - max(0.0, recovered["placebo"])
+            assert value(recovery, selector=selector, far_context="net", k=k) == pytest.approx(net)
+    assert numbers.counts(result) == {
+        "targets": 400, "targets_over_tau": len(over), "targets_measured": len(over), "trainings": 1,
+        "documents": targets["text"].nunique(), "documents_over_tau": targets["text"][over].nunique(),
+    }  # fmt: skip
+
+
+def test_intervals_equal_a_bootstrap_of_whole_documents(result: Result) -> None:
+    """Each resample copies the targets of the drawn documents; all is computed from the copies."""
+    (short, long), loss = (
+        losses(result),
+        {c: result.loss_nats("greedy", c)[:, 2] for c in ("true", "placebo")},
+    )
+    other = {c: result.loss_nats("leave-one-out", c)[:, 2] for c in ("true", "placebo")}
+    net, share, mean, difference = [], [], [], []
+    for rows, drawn in resampled_rows(result, 1000):
+        gain = (short - long)[rows].sum()
+        net.append((loss["placebo"] - loss["true"])[rows].sum() / gain)
+        difference.append((other["placebo"] - other["true"])[rows].sum() / gain - net[-1])
+        share.append(len(rows) / drawn)
+        mean.append(loss["true"][rows].mean())
+    where = {"selector": "greedy", "k": 4}
+    recovery, mean_losses = (f(result, resamples=1000) for f in (numbers.recovery, numbers.losses))
+    differences = numbers.differences(result, resamples=1000)
+    assert bounds(recovery, far_context="net", **where) == pytest.approx(middle(net))
+    assert bounds(mean_losses, far_context="true", **where) == pytest.approx(middle(mean))
+    assert bounds(numbers.shares(result, resamples=1000), name="share_over_tau") == pytest.approx(
+        middle(share)
+    )
+    assert bounds(differences, first="leave-one-out", second="greedy", far_context="net") == pytest.approx(
+        middle(difference)
+    )
+
+
+def test_a_negative_placebo_adds_nothing_in_any_resample(result: Result) -> None:
+    """Placebo losses that lie about L_short: recovery minus the positive part, resample by resample."""
+    short, long = losses(result)
+    harm = np.random.default_rng(5).normal(0, 0.3, len(short))
+    harm += 0.01 - harm.mean()
+    choices = result.choices.copy()
+    rows = (choices["selector"] == "greedy") & (choices["far_context"] == "placebo")
+    choices.loc[rows, "loss_nats"] = pd.Series(
+        list((short + harm)[:, None].repeat(4, 1)), choices.index[rows]
+    )
+    recovery = numbers.recovery(replace(result, choices=choices, trainings=[]), resamples=1000)
+    saved = short - result.loss_nats("greedy")[:, 2]
+    nets = []
+    for drawn, _ in resampled_rows(result, 1000):
+        gain = (short - long)[drawn].sum()
+        nets.append(saved[drawn].sum() / gain - max(0.0, -harm[drawn].sum() / gain))
+    true, placebo, net = (
+        only(recovery, selector="greedy", k=4, far_context=name) for name in ("true", "placebo", "net")
+    )
+    assert placebo["low"] < placebo["value"] < 0 < placebo["high"]  # so that resamples of both signs are seen
+    assert net["value"] == true["value"] and (net["low"], net["high"]) == pytest.approx(middle(nets))
+    assert net["low"] <= true["low"] and net["high"] <= true["high"]
+
+
+def test_best_is_the_lowest_loss_of_each_target(result: Result) -> None:
+    short, long = losses(result)
+    for far_context in ("true", "placebo"):
+        lowest = np.min([result.loss_nats(selector, far_context) for selector in CURVES], axis=0)
+        recovered = (short[:, None] - lowest).sum(axis=0) / (short - long).sum()
+        frame = numbers.recovery(result, resamples=100)
+        values = [value(frame, selector="best", far_context=far_context, k=k) for k in KS]
+        assert values == pytest.approx(recovered)
+    alone = made_result(selectors=("leave-one-out", "random"))
+    assert Measured(alone).names == ["leave-one-out", "random"]  # a control is no second search
+
+
+def test_other_ways_to_give_tokens_back_stand_beside_text(result: Result) -> None:
+    cache = result.choices.assign(level="cache", sinks=4)
+    cache["loss_nats"] = cache["loss_nats"].map(lambda values: values + 0.5)
+    both = replace(result, choices=pd.concat([result.choices, cache], ignore_index=True), trainings=[])
+    frame = numbers.recovery(both, resamples=100)
+    text = frame[frame["level"] == "text"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(text, numbers.recovery(result, resamples=100))
+    short, long = losses(result)
+    saved = short - result.loss_nats("greedy")[:, 2] - 0.5
+    where = {"selector": "greedy", "far_context": "true", "k": 4}
+    assert value(frame, level="cache", sinks=4, **where) == pytest.approx(saved.sum() / (short - long).sum())
+
+
+def test_bins_split_the_targets_by_gain(result: Result) -> None:
+    frame = numbers.gain_bins(result, resamples=100)
+    edges = list(dict.fromkeys(zip(frame["from_nats"], frame["to_nats"], strict=True)))
+    assert edges == [(1, 2), (2, 3), (3, 5), (5, math.inf)]
+    short, long = losses(result)
+    inside = (short - long > 2) & (short - long <= 3)
+    row = only(frame, from_nats=2, selector="greedy", far_context="placebo")
+    saved = (short - result.loss_nats("greedy", "placebo")[:, 2])[inside]
+    assert row["value"] == pytest.approx(saved.sum() / (short - long)[inside].sum())
+    assert row["n_targets"] == inside.sum()
+    assert row["n_documents"] == result.targets["text"].iloc[result.over[inside]].nunique()
+
+
+@pytest.mark.parametrize(
+    ("tau", "lower"),
+    [(1.0, [1, 2, 3, 5]), (0.5, [0.5, 1, 2, 3, 5]), (2.5, [2.5, 3, 5]), (5.0, [5]), (9.0, [9])],
+)
+def test_bins_follow_tau(tau: float, lower: list[float]) -> None:
+    assert gain_edges(tau) == [*lower, math.inf]
+
+
+def test_near_copies_are_counted_and_left_out(result: Result) -> None:
+    assert numbers.near_copies(result).empty  # where nobody looked
+    copies = np.random.default_rng(5).random(400) < 0.3
+    marked = replace(result, targets=result.targets.assign(near_copy=copies), trainings=[])
+    frame = numbers.near_copies(marked, resamples=100)
+    assert value(frame, name="share") == pytest.approx(copies.mean())
+    assert value(frame, name="share_over_tau") == pytest.approx(copies[result.over].mean())
+    short, long = losses(result)
+    rest = ~copies[result.over]
+    saved = (short - result.loss_nats("greedy")[:, 2])[rest]
+    row = only(frame, name="recovery", selector="greedy", far_context="true")
+    assert row["value"] == pytest.approx(saved.sum() / (short - long)[rest].sum())
+    assert row["n_targets"] == rest.sum()
+
+
+def test_crossfit_chooses_with_one_model_and_sums_losses_of_the_other() -> None:
+    result = made_result(crossfit=True)
+    selecting = result.targets["selecting_gain_nats"].to_numpy()
+    over = np.flatnonzero(selecting > 1)
+    gain = result.gain_nats[over]
+    assert gain.min() < 0 and set(over) != set(np.flatnonzero(result.gain_nats > 1))
+    saved = result.targets["loss_short_nats"].to_numpy()[over] - result.loss_nats("greedy")[:, 2]
+    where = {"selector": "greedy", "far_context": "true", "k": 4}
+    assert value(numbers.recovery(result), **where) == pytest.approx(saved.sum() / gain.sum())
+    inside = (selecting[over] > 2) & (selecting[over] <= 3)
+    bins = numbers.gain_bins(result)
+    assert value(bins, from_nats=2, **where) == pytest.approx(saved[inside].sum() / gain[inside].sum())
+    kept = numbers.persistence(result)
+    assert value(kept, name="selecting_gain_nats") == pytest.approx(selecting[over].mean())
+    assert value(kept, name="gain_nats") == pytest.approx(gain.mean())
+    assert value(kept, name="share_still_over_tau") == pytest.approx((gain > 1).mean())
+    assert numbers.persistence(made_result()).empty
+
+
+def test_the_sums_run_over_what_is_measured_and_shares_over_everything(result: Result) -> None:
+    half = result.targets["target_id"].iloc[result.over[: len(result.over) // 2]]
+    choices = result.choices[result.choices["target_id"].isin(half)].reset_index(drop=True)
+    unfinished = replace(result, choices=choices, trainings=[])
+    size = numbers.counts(unfinished)
+    assert (size["targets_over_tau"], size["targets_measured"]) == (len(result.over), len(half))
+    frame = numbers.shares(unfinished, resamples=100)
+    assert value(frame, name="share_over_tau") == pytest.approx(len(result.over) / 400)
+    assert value(frame, name="loss_short_over_tau_nats") == pytest.approx(
+        losses(result)[0][: len(half)].mean()
+    )
+    assert f"unfinished: {len(half)} measured" in numbers.findings(unfinished)
+
+
+def test_groups_are_the_unit_where_texts_have_them() -> None:
+    grouped = made_result(groups=7)
+    targets = grouped.targets
+    columns = np.stack([targets["loss_short_nats"], np.ones(len(targets))], axis=1)
+    for result, groups in ((grouped, targets["group"].to_numpy()), (made_result(), None)):
+        bootstrap = ClusterBootstrap(columns, targets["text"].to_numpy(), groups=groups, resamples=1000)
+        expected = bootstrap.interval(ratio_of_sums(0, 1))
+        found = bounds(numbers.shares(result, resamples=1000), name="loss_short_nats")
+        assert found == pytest.approx((expected.low, expected.high))
+    assert numbers.counts(grouped)["groups_over_tau"] == 7
+    assert "by group, then document (only 7 groups: rough)" in numbers.findings(grouped)
+
+
+def test_recovery_without_gain_is_refused() -> None:
+    none_over = made_result(tau_nats=50.0)
+    with pytest.raises(UserError, match="none of 400 gains more than 50 nats .* lower tau"):
+        numbers.recovery(none_over)
+    assert value(numbers.shares(none_over), name="share_over_tau") == 0
+    assert "0 gain more than 50 nats" in numbers.findings(none_over)
+    losing = made_result(crossfit=True)
+    targets = losing.targets.assign(loss_long_nats=losing.targets["loss_short_nats"] + 0.25)
+    with pytest.raises(
+        UserError, match=f"over tau sum to {-0.25 * len(losing.over):.3g} nats under the eval"
+    ):
+        numbers.kinds(replace(losing, targets=targets, trainings=[]))
+
+
+def test_the_selector_and_k_that_are_shown() -> None:
+    assert [choose_k(ks) for ks in ([1, 2, 4, 8], [1, 8], [3, 5], [16])] == [4, 1, 3, 16]
+    with pytest.raises(UserError, match="k = 3 was not measured; choose one of 1, 2, 4, 8"):
+        numbers.kinds(made_result(), 3)
+    assert default_selector(["random", "leave-one-out", "leave-one-out-kl"]) == "leave-one-out-kl"
+    assert default_selector(["random", "greedy", "gradient"]) == "greedy"
+    assert default_selector(["random", "nearest"]) == "random"
+
+
+# --- which dependencies ---
+
+
+def by_hand(long_nats: Sequence[float] = (1,) * 8) -> Result:
+    """Eight targets of four documents, five of them over tau; N 8, M 2, so that 6 far tokens are 3 to 8 back."""
+    gain = np.array([2.0, 4.0, 0.5, 2.0, 0.0, 1.5, 1.0, 4.0])
+    targets = pd.DataFrame(
+        {
+            "target_id": np.arange(8), "text": [0, 0, 0, 1, 1, 2, 2, 3], "position": np.arange(8) + 10, "token": 0,
+            "loss_long_nats": np.array(long_nats, float), "loss_short_nats": 1 + gain, "over_tau": gain > 1,
+            "kind": ["name", "repeat", "name", "name", "number", "repeat", "punctuation", "repeat"],
+        }
+    )  # fmt: skip
+    over = [0, 1, 3, 5, 7]
+    # recovered at k = 1 and 3 by the five targets over tau, as a share of the gain
+    true = np.array([[0.5, 0.95], [0.9, 0.2], [0.0, 0.5], [1.2, 1.2], [0.89, 0.9]])
+    placebo = np.array([[0.1, 0.2], [0.0, 0.0], [0.0, 0.0], [0.95, 0.1], [0.0, 0.89]])
+    selected = [[0, 1, 2], [5, 4, 3], [0, 5, 1], [2, 3, 4], [5, 0, 1]]
+    rows = [
+        (target, "leave-one-out", far_context, "text", "token", 0, tokens, np.zeros(3), 1 + gain[target] * (1 - share))
+        for far_context, shares, chosen in (("true", true, selected), ("placebo", placebo, [[1, 0, 2]] * 5))
+        for target, share, tokens in zip(over, shares, chosen, strict=True)
+    ]  # fmt: skip
+    settings = made_result().settings | {
+        "n_long": 8,
+        "n_short": 2,
+        "ks": [1, 3],
+        "selectors": ["leave-one-out"],
+    }
+    settings["targets_per_block"] = 1
+    columns = ["target_id", *SELECTION, "selected", "influence", "loss_nats"]
+    return Result(settings, targets, pd.DataFrame(rows, columns=columns))
+
+
+def test_kinds_by_hand() -> None:
+    frame = numbers.kinds(by_hand(), 3)
+    assert list(frame["kind"].unique()) == [
+        "repeat",
+        "name",
+        "number",
+        "punctuation",
+    ]  # in the order of KINDS
+    of_kinds = frame[frame["name"] == "share"].set_index("kind")
+    sizes = of_kinds[["n_targets", "n_targets_over_tau", "n_documents_over_tau"]]
+    assert sizes.to_numpy().tolist() == [[3, 3, 3], [3, 2, 2], [1, 0, 0], [1, 0, 0]]
+    assert of_kinds["value"].tolist() == [3 / 8, 3 / 8, 1 / 8, 1 / 8]
+    assert frame["value"][frame["name"] == "share_over_tau"].tolist() == [3 / 5, 2 / 5, 0, 0]
+    gains = frame["value"][frame["name"] == "gain_nats"].tolist()
+    assert gains == pytest.approx([9.5 / 3, 4.5 / 3, 0, 1])
+    for kind, true, placebo in (
+        ("repeat", (4 * 0.2 + 1.5 * 1.2 + 4 * 0.9) / 9.5, (1.5 * 0.1 + 4 * 0.89) / 9.5),
+        ("name", (2 * 0.95 + 2 * 0.5) / 4, 2 * 0.2 / 4),
+        ("number", math.nan, math.nan),
+    ):
+        rows = frame[(frame["kind"] == kind) & (frame["name"] == "recovery")].set_index("far_context")[
+            "value"
+        ]
+        expected = {"true": true, "placebo": placebo, "net": true - placebo}
+        assert rows.to_dict() == pytest.approx(expected, nan_ok=True)
+
+
+def test_distances_by_hand() -> None:
+    """Position ids 0 … 5 are 8 … 3 tokens back."""
+    frame = numbers.distances(by_hand(), 1)
+    true = frame[frame["far_context"] == "true"]
+    assert true["from_tokens"].tolist() == [3, 4, 5, 6, 7, 8] and true["to_tokens"].tolist()[-1] == 9
+    assert true["value"].tolist() == [2 / 5, 0, 0, 1 / 5, 0, 2 / 5]  # ids 0, 5, 0, 2, 5
+    assert true["uniform"].tolist() == pytest.approx([1 / 6] * 6)
+    assert frame["value"][frame["far_context"] == "placebo"].tolist() == [0, 0, 0, 0, 1, 0]
+    third = numbers.distances(by_hand(), 3).groupby("far_context")["value"].apply(list)
+    assert third["true"] == pytest.approx([x / 15 for x in (3, 2, 2, 2, 3, 3)])
+    assert third["placebo"] == pytest.approx([0, 0, 0, 1 / 3, 1 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize(
+    ("n_long", "n_short"), [(128, 16), (256, 32), (512, 64), (20, 16), (2, 1), (3000, 7)]
+)
+def test_bins_hold_every_far_token_once(n_long: int, n_short: int) -> None:
+    edges = distance_edges(n_long, n_short)
+    assert edges[0] == n_short + 1 and edges[-1] == n_long + 1 and len(edges) <= 9
+    inside = [sum(low <= n_long - c < high for low, high in pairwise(edges)) for c in range(n_long - n_short)]
+    assert set(inside) == {1}
+    if n_long - n_short > 100:
+        ratios = np.divide(edges[1:], edges[:-1])
+        assert ratios.max() / ratios.min() < 1.2  # equally wide on a logarithmic scale
+
+
+def test_tokens_needed_by_hand() -> None:
+    """0.9 of the gain is enough, 0.89 is not; who has it at k = 1 keeps it, though k = 3 recovers less."""
+    frame = numbers.tokens_needed(by_hand())
+    assert set(frame["n_targets"]) == {5}
+    reached = frame[frame["name"] == "reached"].groupby("far_context")["value"].apply(list)
+    assert reached["true"] == [2 / 5, 4 / 5] and reached["placebo"] == [1 / 5, 1 / 5]
+    assert value(frame, name="never") == pytest.approx(1 / 5)
+
+
+def test_targets_that_the_evaluating_model_loses_on_need_nothing() -> None:
+    """Two of the five lose by the long context: neither counts as reached, nor as censored."""
+    frame = numbers.tokens_needed(by_hand([1, 5.1, 1, 3.1, 1, 1, 1, 1]))
+    assert set(frame["n_targets"]) == {3}
+    assert [value(frame, name="reached", far_context="true", k=k) for k in (1, 3)] == pytest.approx(
+        [1 / 3, 1]
+    )
+    assert value(frame, name="never") == 0
+
+
+def test_kinds_of_the_chosen_tokens_by_hand() -> None:
+    """Text of targets 1 and 7 of those over tau; their words go on in the short context."""
+    words = ["the", " 7", ",", " mill", " of", " ho", "use", " ."]
+    other = [" and", " or", " two", " three", ".", " dog"]
+    texts = pd.DataFrame({"block": [1, 7], "pieces": [[*words, "x"], [*words[::-1], "y"]]})
+    texts["placebo_pieces"] = [other, other]
+    frame = numbers.picks(replace(by_hand(), texts=texts, trainings=[]), 3)
+
+    def of(selector: str, far_context: str) -> dict[str, float]:
+        rows = frame[(frame["selector"] == selector) & (frame["far_context"] == far_context)]
+        return dict(zip(rows["kind"], rows["value"], strict=True))
+
+    # target 1 has " ho", " of" and " mill", target 7, whose words stand the other way round, ",", " ." and "use"
+    true = {"number": 0, "punctuation": 1 / 3, "function word": 1 / 6, "content word": 1 / 2}
+    assert of("leave-one-out", "true") == pytest.approx(true)
+    placebo = {"number": 1 / 3, "punctuation": 0, "function word": 2 / 3, "content word": 0}
+    assert of("leave-one-out", "placebo") == pytest.approx(placebo)
+    far = {"number": 1 / 3, "punctuation": 1 / 6, "function word": 1 / 3, "content word": 1 / 6}
+    assert of(FAR, "placebo") == pytest.approx(far)
+    assert numbers.picks(by_hand()).empty
+
+
+def test_intervals_of_dependencies_equal_a_bootstrap_of_whole_documents(result: Result) -> None:
+    """One number of each frame, computed from copies of the targets of the drawn documents."""
+    short, long = losses(result)
+    kind = result.targets["kind"].to_numpy()[result.over]
+    saved = short[:, None] - result.loss_nats("leave-one-out")
+    back = 128 - result.selected("random", "placebo")[:, :4]
+    low, high = distance_edges(128, 16)[2:4]
+    recovered, share, distance, reached = [], [], [], []
+    for rows, _ in resampled_rows(result, 200):
+        names = [row for row in rows if kind[row] == "name"]
+        recovered.append(saved[names, 2].sum() / (short - long)[names].sum())
+        share.append(len(names) / len(rows))
+        distance.append(np.mean((back[rows] >= low) & (back[rows] < high)))
+        reached.append(np.mean((saved[rows, :3] >= 0.9 * (short - long)[rows, None]).any(axis=1)))
+    kinds = numbers.kinds(result, resamples=200)
+    where = {"selector": "leave-one-out", "far_context": "true", "k": 4}
+    for found, values in (
+        (bounds(kinds, kind="name", name="recovery", **where), recovered),
+        (bounds(kinds, kind="name", name="share_over_tau"), share),
+        (bounds(numbers.tokens_needed(result, resamples=200), name="reached", **where), reached),
+        (
+            bounds(numbers.distances(result, resamples=200), selector="random", far_context="placebo", from_tokens=low),
+            distance,
+        ),
+    ):  # fmt: skip
+        assert found == pytest.approx(middle(values)) and found[0] < found[1]
+
+
+# --- the parts of a recovery ---
+
+
+@pytest.fixture(scope="module")
+def with_placebos() -> Result:
+    """Every seventh text has nothing else in its group."""
+    selectors = ("leave-one-out", "leave-one-out-kl", "leave-one-out-tv", "random")
+    result = made_result(selectors=selectors, far_contexts=("true", *PLACEBOS))
+    alone = result.targets["target_id"][result.targets["text"] % 7 == 0]
+    none = result.choices["target_id"].isin(alone) & (result.choices["far_context"] == "same-group")
+    choices = result.choices[~none].reset_index(drop=True)
+    # the same curve for every selector and placebo would make all parts 0
+    shift = choices["far_context"].map({"shuffled": 0.2, "same-group": 0.1}).fillna(0.0)
+    shift += choices["selector"].map({"leave-one-out": 0.1, "leave-one-out-tv": 0.05}).fillna(0.0)
+    losses = [values - move for values, move in zip(choices["loss_nats"], shift, strict=True)]
+    return replace(result, choices=choices.assign(loss_nats=losses), trainings=[])
+
+
+def plain_parts(result: Result, rows: Sequence[int], blind: str, column: int) -> dict[tuple[str, str], float]:
+    """By sums over the targets over tau that have every far context."""
+    has = np.isfinite(result.loss_nats("random", "same-group")).all(axis=1)
+    rows = [row for row in rows if has[row]]
+    short, long = losses(result)
+
+    def recovery(selector: str, far_context: str) -> float:
+        of_rows = result.loss_nats(selector, far_context)[rows, column]
+        return (short[rows] - of_rows).sum() / (short - long)[rows].sum()
+
+    common = {name: recovery(blind, name) for name in PLACEBOS}
+    largest = max(0.0, *common.values())
+    return {
+        ("selection_bias", "placebo"): recovery("leave-one-out", "placebo") - common["placebo"],
+        **{("common_context", name): part for name, part in common.items()},
+        ("common_context", LARGEST): largest,
+        ("specific", "true"): recovery(blind, "true") - largest,
+    }
+
+
+def test_parts_equal_plain_sums_and_intervals_a_bootstrap_of_documents(with_placebos: Result) -> None:
+    result, every = with_placebos, range(len(with_placebos.over))
+    frame = numbers.placebos(result, resamples=200)
+    assert set(frame["blind"].dropna()) == {"leave-one-out-kl", "leave-one-out-tv"}
+    for blind in ("leave-one-out-kl", "leave-one-out-tv"):
+        for column, k in enumerate(KS):
+            of_k = frame[(frame["blind"] == blind) & (frame["k"] == k)]
+            values = of_k.set_index(["name", "far_context"])["value"].to_dict()
+            assert values == pytest.approx(plain_parts(result, every, blind, column))
+    drawn = [plain_parts(result, rows, "leave-one-out-kl", 2) for rows, _ in resampled_rows(result, 200)]
+    for name, far_context in drawn[0]:
+        found = bounds(frame, name=name, blind="leave-one-out-kl", far_context=far_context, k=4)
+        assert found == pytest.approx(middle([parts[name, far_context] for parts in drawn])), name
+    has = np.isfinite(result.loss_nats("random", "same-group")).all(axis=1)
+    assert set(frame["n_targets"]) == {has.sum()} and not has.all()
+    short, long = losses(result)
+    for far_context in ("true", *PLACEBOS):
+        saved = (short - result.loss_nats("random", far_context)[:, 1])[has]
+        expected = saved.sum() / (short - long)[has].sum()
+        where = {"name": "recovery", "selector": "random", "far_context": far_context, "k": 2}
+        assert value(frame, **where) == pytest.approx(expected)
+
+
+def test_further_placebos_change_no_other_number(with_placebos: Result) -> None:
+    choices = with_placebos.choices[with_placebos.choices["far_context"].isin(("true", "placebo"))]
+    settings = with_placebos.settings | {"far_contexts": ["true", "placebo"]}
+    bare = replace(with_placebos, settings=settings, choices=choices.reset_index(drop=True), trainings=[])
+    assert numbers.placebos(bare).empty
+    for frame_of in (numbers.recovery, numbers.kinds, numbers.distances, numbers.faithfulness):
+        pd.testing.assert_frame_equal(frame_of(bare, resamples=50), frame_of(with_placebos, resamples=50))
+
+
+def test_placebos_that_recover_nothing_take_nothing_away(with_placebos: Result) -> None:
+    moved = with_placebos.choices["selector"].eq("leave-one-out-kl") & with_placebos.choices[
+        "far_context"
+    ].ne("true")
+    losses = [each + 3.0 * move for each, move in zip(with_placebos.choices["loss_nats"], moved, strict=True)]
+    choices = with_placebos.choices.assign(loss_nats=losses)
+    frame = numbers.placebos(replace(with_placebos, choices=choices, trainings=[]), resamples=100)
+    where = {"blind": "leave-one-out-kl", "k": 4}
+    largest = only(frame, name="common_context", far_context=LARGEST, **where)
+    assert (largest["value"], largest["low"], largest["high"]) == (0, 0, 0)
+    own = only(frame, name="recovery", selector="leave-one-out-kl", far_context="true", k=4)
+    specific = only(frame, name="specific", **where)
+    assert specific[["value", "low", "high"]].tolist() == own[["value", "low", "high"]].tolist()
+
+
+# --- faithfulness ---
+
+
+@pytest.fixture(scope="module")
+def with_further(result: Result) -> Result:
+    """Made-up further columns; of greedy no summed influence, of one target a constant one."""
+    rng = np.random.default_rng(1)
+    choices, targets = result.choices.copy(), result.targets.copy()
+    losses = {key: rng.gamma(2, 1, 16) for key in choices.groupby(["target_id", "far_context"]).groups}
+    rows = choices[["target_id", "selector", "far_context"]].itertuples(index=False)
+    choices["subset_loss_nats"] = [losses[target, far_context] for target, _, far_context in rows]
+    choices["subset_influence"] = [rng.normal(size=16) - losses for losses in choices["subset_loss_nats"]]
+    choices["comprehensiveness_nats"] = [rng.gamma(1, 1, 4) for _ in range(len(choices))]
+    choices["leave_one_out_spearman"] = rng.uniform(-1, 1, len(choices))
+    for row in choices.index[choices["selector"] == "greedy"]:
+        choices.at[row, "subset_influence"] = np.full(16, np.nan)
+    constant = (choices["target_id"] == result.over[3]) & (choices["far_context"] == "true")
+    for row in choices.index[constant & (choices["selector"] != "greedy")]:
+        choices.at[row, "subset_influence"] = np.ones(16)
+    unranked = choices["selector"].isin(("greedy", "leave-one-out"))
+    choices.loc[unranked, "leave_one_out_spearman"] = np.nan
+    targets["loss_short_from_0_nats"] = targets["loss_short_nats"] + rng.normal(0.1, 0.2, len(targets))
+    targets["loss_of_32_nats"] = targets["loss_long_nats"] + rng.normal(0.1, 0.3, len(targets))
+    targets["loss_of_96_nats"] = targets["loss_long_nats"] + rng.normal(0.0, 0.1, len(targets))
+    return replace(result, targets=targets, choices=choices, trainings=[])
+
+
+@pytest.mark.parametrize("selector", CURVES)
+@pytest.mark.parametrize("far_context", ["true", "placebo"])
+def test_faithfulness_equals_a_plain_loop(with_further: Result, selector: str, far_context: str) -> None:
+    result, frame = with_further, numbers.faithfulness(with_further, resamples=50)
+    frame = frame[(frame["selector"] == selector) & (frame["far_context"] == far_context)]
+    _, long = losses(result)
+    drops = result.of_choices("comprehensiveness_nats", selector, far_context)
+    for name, values in (
+        ("sufficiency", result.loss_nats(selector, far_context) - long[:, None]),
+        ("comprehensiveness", drops),
+    ):
+        means = [value(frame, name=f"{name}_nats", k=k) for k in KS]
+        assert means == pytest.approx(values.mean(axis=0))
+        assert value(frame, name=f"{name}_aopc_nats") == pytest.approx(np.mean(means))
+    if selector == "greedy":
+        assert not {"lds", "r2", "spearman"} & set(frame["name"])
+        return
+    pairs = zip(
+        *(result.of_choices(f"subset_{name}", selector, far_context) for name in ("influence", "loss_nats")),
+        strict=True,
+    )
+    pairs = [pair for row, pair in enumerate(pairs) if row != 3 or far_context == "placebo"]
+    lds = [spearmanr(influence, -losses).statistic for influence, losses in pairs]
+    assert value(frame, name="lds") == pytest.approx(np.mean(lds))
+    r2 = [pearsonr(influence, losses).statistic ** 2 for influence, losses in pairs]
+    assert value(frame, name="r2") == pytest.approx(np.mean(r2))
+    if selector == "leave-one-out":
+        assert not {"overlap", "spearman"} & set(frame["name"])
+        return
+    ranks = result.of_choices("leave_one_out_spearman", selector, far_context)
+    assert value(frame, name="spearman") == pytest.approx(np.mean(ranks))
+    chosen, exact = (result.selected(name, far_context).tolist() for name in (selector, "leave-one-out"))
+    shares = [len({*a[:4]} & {*b[:4]}) / 4 for a, b in zip(chosen, exact, strict=True)]
+    assert value(frame, name="overlap", k=4) == pytest.approx(np.mean(shares))
+
+
+def test_intervals_of_faithfulness_equal_a_bootstrap_of_whole_documents(with_further: Result) -> None:
+    result, frame = with_further, numbers.faithfulness(with_further, resamples=200)
+    drops = result.of_choices("comprehensiveness_nats", "random", "placebo")
+    influence, subset_losses = (
+        result.of_choices(f"subset_{name}", "random") for name in ("influence", "loss_nats")
+    )
+    lds = np.array(
+        [
+            np.nan if row == 3 else spearmanr(a, -b).statistic
+            for row, (a, b) in enumerate(zip(influence, subset_losses, strict=True))
+        ]
+    )
+    drawn = [rows for rows, _ in resampled_rows(result, 200)]
+    aopc = bounds(frame, name="comprehensiveness_aopc_nats", selector="random", far_context="placebo")
+    assert aopc == pytest.approx(middle([drops[rows].mean() for rows in drawn]))
+    found = bounds(frame, name="lds", selector="random", far_context="true")
+    assert found == pytest.approx(middle([np.nanmean(lds[rows]) for rows in drawn]))
+
+
+def test_without_further_columns_there_is_what_losses_and_choices_say(
+    result: Result, with_further: Result
+) -> None:
+    bare, full = (numbers.faithfulness(each, resamples=50) for each in (result, with_further))
+    assert set(bare["name"]) == {"sufficiency_nats", "sufficiency_aopc_nats", "overlap"}
+    kept = full[full["name"].isin(set(bare["name"]))].reset_index(drop=True)
+    pd.testing.assert_frame_equal(bare, kept)
+    assert value(bare, selector="chance", k=4) == pytest.approx(4 / 112)
+    assert numbers.contexts(result).empty
+
+
+def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
+    targets, frame = with_further.targets, numbers.contexts(with_further, resamples=50)
+    cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
+    assert value(frame, name="gap_cost_nats") == pytest.approx(cost.mean())
+    assert value(frame, name="gap_cost_over_tau_nats") == pytest.approx(cost[with_further.over].mean())
+    assert frame["length"].dropna().tolist() == [32, 96]
+    enough = [row.loss_of_96_nats - row.loss_long_nats <= 0.1 for row in targets.itertuples()]
+    assert value(frame, length=96) == pytest.approx(np.mean(enough))
+
+
+# --- several trainings ---
+
+
+@pytest.fixture(scope="module")
+def trainings() -> list[Result]:
+    return [made_result(training=number) for number in (1, 2, 3)]
+
+
+def sums_by_document(result: Result) -> np.ndarray:
+    """Of each document: targets, targets over tau, what greedy saves at k = 4 in both far contexts, and the gain."""
+    rows = np.zeros((len(result.targets), 5))
+    rows[:, 0] = 1
+    short, long = losses(result)
+    saved = [short - result.loss_nats("greedy", far_context)[:, 2] for far_context in ("true", "placebo")]
+    rows[result.over, 1:] = np.stack([np.ones(len(short)), *saved, short - long], axis=1)
+    return pd.DataFrame(rows).groupby(result.targets["text"].to_numpy()).sum().to_numpy()
+
+
+def test_intervals_are_over_trainings_and_documents(trainings: list[Result]) -> None:
+    """Without each document, and without each training, in turn."""
+    joined = Result.join(trainings)
+    of_trainings = np.array([sums_by_document(training) for training in trainings])
+    whole = of_trainings.sum(axis=(0, 1))
+    rows = {
+        "share": only(numbers.shares(joined), name="share_over_tau"),
+        "net": only(numbers.recovery(joined), selector="greedy", k=4, far_context="net"),
+    }
+    for name, statistic in (
+        ("share", lambda total: total[1] / total[0]),
+        ("net", lambda total: (total[2] - max(0.0, total[3])) / total[4]),
+    ):
+        parts = []
+        for axis in (1, 0):
+            units = of_trainings.sum(axis=axis)
+            squares = np.array([(statistic(whole - unit) - statistic(whole)) ** 2 for unit in units])
+            freedom = min(squares.sum() ** 2 / (squares**2).sum(), len(units) - 1)
+            parts.append(((len(units) - 1) / len(units) * squares.sum(), t.ppf(0.975, freedom)))
+        half = sum(variance * quantile for variance, quantile in parts) / np.sqrt(sum(v for v, _ in parts))
+        assert rows[name]["value"] == pytest.approx(statistic(whole))
+        assert rows[name]["high"] - rows[name]["value"] == pytest.approx(half)
+    alone = only(numbers.shares(trainings[0]), name="share_over_tau")
+    assert rows["share"]["high"] - rows["share"]["low"] > alone["high"] - alone["low"]
+
+
+def test_each_training_stands_beside_all_of_them(trainings: list[Result]) -> None:
+    joined = Result.join(trainings)
+    size = numbers.counts(joined)
+    assert (size["targets"], size["trainings"]) == (1200, 3)
+    assert size["documents"] == trainings[0].targets["text"].nunique()
+    frame = numbers.of_trainings(numbers.recovery, joined, resamples=100)
+    assert list(frame["training_seed"].unique()) == [1, 2, 3]
+    for number, training in enumerate(trainings):
+        own = frame[frame["training"] == number].drop(columns=["training", "training_seed"])
+        pd.testing.assert_frame_equal(own.reset_index(drop=True), numbers.recovery(training, resamples=100))
+    assert "3 trainings together" in numbers.findings(
+        joined
+    ) and "by training and document" in numbers.findings(joined)
+
+
+def test_texts_of_all_trainings_count() -> None:
+    """A block may have targets over tau, and so text, in one training only."""
+    words = [" and"] * 112 + [" dog"] * 40
+    parts = []
+    for number, result in enumerate([made_result(training=1), made_result(training=2)]):
+        blocks = (result.targets["target_id"].iloc[result.over] // 4).unique()
+        texts = pd.DataFrame({"block": blocks[number::2]})
+        texts["pieces"], texts["placebo_pieces"] = [words] * len(texts), [words[:112]] * len(texts)
+        parts.append(replace(result, texts=texts, trainings=[]))
+    frame = numbers.picks(Result.join(parts), resamples=50)
+    with_kind = frame[frame["kind"] == "function word"]
+    assert (with_kind["value"] == 1).all() and len(with_kind) == 2 * (len(CURVES) + 1)
