@@ -1,7 +1,7 @@
 """`measure`: how much the far context helps a model on sampled targets, and what k influential far tokens give back.
 
-Targets are measured in batches of whole blocks. A batch is the unit of work: a process that is killed loses the batches
-of the last seconds, shards take whole batches, and each forward pass is that of one uninterrupted run, to the last bit.
+Targets are measured in batches of whole blocks. A batch is the unit of work: a process that is killed loses the one it
+was at, shards take whole batches, and each forward pass is that of one uninterrupted run, to the last bit.
 Shapes: n targets in blocks of B, m of them over tau, N long and M short context length, F = N - M far tokens, K values
 of k, k_max the largest of them. Losses are nats.
 """
@@ -13,9 +13,9 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import filelock
 import numpy as np
@@ -38,7 +38,7 @@ from analysis.faithfulness import SUBSET_KEEP_RATE, Faithfulness
 from analysis.kinds import classify
 from analysis.model.loading import LoadedModel, open_model
 from analysis.model.losses import Scorer, build_scorer, long_and_short_losses
-from analysis.result import RESULT_NAME, SELECTION, Result, load, setting_differences
+from analysis.result import FRAMES, RESULT_NAME, Result, load, setting_differences
 from analysis.selectors import Selection, SelectorInput, SharedPasses, check_selector, find_selector
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import remove
@@ -62,15 +62,7 @@ TEXTS_FROM_TARGETS = 20_000
 """With more targets than these only a share of the blocks keeps its text, which is for people to read."""
 TOKENS_AFTER = 12
 """Tokens behind a target that are read to complete its word, and shown."""
-SECONDS_BETWEEN_PARTS = 20.0
 PARTS = "parts"
-ROW_KEYS = {
-    "targets": ["target_id"],
-    "choices": ["target_id", *SELECTION],
-    "scores": ["target_id", "selector", "far_context"],
-    "texts": ["block"],
-}
-"""Columns that name a row of each frame of a `Result`."""
 OF_TARGETS = (
     "n_long",
     "n_short",
@@ -82,7 +74,7 @@ OF_TARGETS = (
     "tau_nats",
 )
 """Settings that decide which targets are measured, and which of them are over tau."""
-NOT_DECISIVE = ("model", "texts", "training_seed", "complete")
+MAY_DIFFER = ("model", "texts", "training_seed", "complete")
 """Settings that may differ where a measurement goes on: checksums stand for what they name."""
 
 
@@ -216,7 +208,7 @@ def measure(
             "complete": False,
         }
         scorer = scorer_of(loaded)
-        chooser: Chooser
+        chooser: ModelChooser | ResultChooser
         if (chosen := _opened_result(select_with)) is not None:
             chooser = ResultChooser(chosen, settings)
             names = ("model", "model_sha256", "training_seed", "rope_scaling")
@@ -281,21 +273,9 @@ def selected_losses(
     return np.concatenate(losses, axis=1)
 
 
-class Chooser(Protocol):
-    """Chooses the targets and their influential tokens; ``targets``: (m, 2) as in `Scorer.losses`."""
-
-    def gains_nats(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
-        """L_short - L_long of the model that selects, (m,)."""
-
-    def select(
-        self, selectors: Sequence[str], contexts: Contexts, targets: np.ndarray, far_context: str
-    ) -> dict[str, Selection]:
-        """S_k of every target, by selector."""
-
-
 @dataclass(frozen=True)
 class ModelChooser:
-    """A model chooses by the losses that its scorer computes."""
+    """A model chooses targets and tokens by the losses that its scorer computes."""
 
     scorer: Scorer
     seed: int
@@ -304,14 +284,14 @@ class ModelChooser:
     """Of the model that proposes for screened selectors; None: the same one."""
 
     def gains_nats(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
-        """See `Chooser`."""
+        """L_short - L_long of the model that selects, (m,); ``targets``: (m, 2) as in `Scorer.losses`."""
         long, short = map(_rounded, long_and_short_losses(self.scorer, contexts, targets))
         return short - long
 
     def select(
         self, selectors: Sequence[str], contexts: Contexts, targets: np.ndarray, far_context: str
     ) -> dict[str, Selection]:
-        """See `Chooser`."""
+        """S_k of every target, by selector."""
         passes = SharedPasses(tuple(selectors))
         given = SelectorInput(
             self.scorer, contexts, self.seed, self.k_max, targets, passes=passes, proposing=self.proposing
@@ -346,13 +326,13 @@ class ResultChooser:
         self._place = pd.Series(np.arange(len(result.over)), ids[result.over])
 
     def gains_nats(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
-        """See `Chooser`."""
+        """See `ModelChooser.gains_nats`."""
         return self._gains[contexts.target_id[tuple(targets.T)]].to_numpy()
 
     def select(
         self, selectors: Sequence[str], contexts: Contexts, targets: np.ndarray, far_context: str
     ) -> dict[str, Selection]:
-        """See `Chooser`; there are no scores, and so no LDS."""
+        """See `ModelChooser.select`; there are no scores, and so no LDS."""
         rows = self._place[contexts.target_id[tuple(targets.T)]].to_numpy()
         return {
             name: Selection(
@@ -370,7 +350,7 @@ class Engine:
     decoder: TextDecoder
     scorer: Scorer
     """Computes L_long, L_short and L_k."""
-    chooser: Chooser
+    chooser: ModelChooser | ResultChooser
     n_long: int
     n_short: int
     targets_per_block: int
@@ -539,7 +519,7 @@ class _Run:
 
     def measure(self, shard: str | None, batches: Sequence[int] | None) -> Result:
         """Measure the batches that are not finished, and return all that are."""
-        mine = _batches_of(shard, -(-len(self.places) // self.size)) if batches is None else list(batches)
+        mine = _batches_of(shard, -(-len(self.places) // self.size)) if batches is None else sorted(batches)
         if self.out is None:
             parts: list[Result] = []
             try:
@@ -553,74 +533,68 @@ class _Run:
             if (whole := self._whole()) is not None:
                 log.info("%s is complete already", self.out)
                 return whole
-            finished = {batch for part in self._parts() for batch in part.targets["target_id"] // self.size}
-            self._measure([batch for batch in mine if batch not in finished], self._save_part)
+            finished = self._finished()
+            if finished:
+                self._checked(load(self._part(finished[0])))
+            self._measure([batch for batch in mine if batch not in finished], self._save)
             with _lock(self.out, "merging", waits=True):  # the last shards may be finished at the same time
                 if (whole := self._whole()) is not None:
                     return whole
-                result = self._joined(self._parts())
+                result = self._joined([self._checked(load(self._part(batch))) for batch in self._finished()])
                 if result.settings["complete"]:
                     result.save(self.out)
                     remove(self.out / PARTS)
                 return result
 
     def _measure(self, batches: Sequence[int], keep: Callable[[Result], None]) -> None:
-        """Measure batches, and hand over a part now and then; on Ctrl-C too what is finished is handed over."""
-        share_of_texts = TEXTS_FROM_TARGETS / len(self.places)
+        """Measure batches and hand each over when it is finished."""
         made = provenance()
         made["created"] = made.pop("started")
-        pending: list[Result] = []
-        began = handed_over = time.monotonic()
-        rows = [self.places[batch * self.size : (batch + 1) * self.size] for batch in batches]
-        total = sum(map(len, rows))
-
-        def hand_over() -> None:
-            if pending:
-                keep(_concatenated(pending))
-                pending.clear()
-
+        frames_of = [self.places[batch * self.size : (batch + 1) * self.size] for batch in batches]
+        total = sum(map(len, frames_of))
         with show_progress("targets measured", total, "targets", enabled=self.progress) as advance:
-            try:
-                for number, places in enumerate(rows):
-                    started = time.monotonic()
-                    frames = self.engine.measure(places, share_of_texts)
-                    now = time.monotonic()
-                    about = {**made, "seconds": now - started}
-                    pending.append(Result(self.settings, provenance=about, **frames))
-                    advance(len(places))
-                    if number == 0 and len(rows) > 1:
-                        log.info("%s targets will take about %.0f s", f"{total:,}", (now - began) * len(rows))
-                    if now - handed_over > SECONDS_BETWEEN_PARTS:
-                        hand_over()
-                        handed_over = now
-            finally:
-                hand_over()
+            for number, places in enumerate(frames_of):
+                began = time.monotonic()
+                frames = self.engine.measure(places, TEXTS_FROM_TARGETS / len(self.places))
+                seconds = time.monotonic() - began
+                keep(Result(self.settings, provenance={**made, "seconds": seconds}, **frames))
+                advance(len(places))
+                if number == 0:
+                    log.info("%s targets will take about %.0f s", f"{total:,}", seconds * len(batches))
 
-    def _save_part(self, part: Result) -> None:
+    def _part(self, batch: int) -> Path:
         assert self.out is not None
-        part.save(self.out / PARTS / f"part-{part.targets['target_id'].iloc[0] // self.size:06d}")
+        return self.out / PARTS / f"batch-{batch:06d}"
+
+    def _save(self, part: Result) -> None:
+        part.save(self._part(part.targets["target_id"].iloc[0] // self.size))
+
+    def _finished(self) -> list[int]:
+        """Batches that have a part; one without its `result.json`, written last, was left by a killed process."""
+        names = self._part(0).parent.glob(f"batch-*/{RESULT_NAME}")
+        return sorted(int(path.parent.name.removeprefix("batch-")) for path in names)
 
     def _whole(self) -> Result | None:
         """The finished result in ``out``, if there is one."""
         assert self.out is not None
         return self._checked(load(self.out)) if (self.out / RESULT_NAME).is_file() else None
 
-    def _parts(self) -> list[Result]:
-        """The parts in ``out``; one without its `result.json`, which is written last, was left by a killed process."""
-        assert self.out is not None
-        names = sorted((self.out / PARTS).glob(f"part-*/{RESULT_NAME}"))
-        return [self._checked(load(name.parent)) for name in names]
-
     def _checked(self, there: Result) -> Result:
         """Raises `UserError` where a result in ``out`` has other settings."""
-        if differing := setting_differences(_decisive(there.settings), _decisive(self.settings)):
+        if differing := setting_differences(there.settings, self.settings, ignore=MAY_DIFFER):
             raise UserError(f"{self.out} was measured with other settings: {differing}; give another folder")
         return there
 
     def _joined(self, parts: Sequence[Result]) -> Result:
         """The parts as one result. Raises `UserError` where all targets are measured and none is over tau."""
-        result = _concatenated(parts)
-        complete = len(result.targets) == len(self.places)
+        frames = {name: _stacked([getattr(part, name) for part in parts]) for name in FRAMES}
+        complete = len(frames["targets"]) == len(self.places)
+        seconds = sum(part.provenance["seconds"] for part in parts)
+        result = Result(
+            {**self.settings, "complete": complete},
+            provenance={**parts[0].provenance, "seconds": seconds},
+            **frames,
+        )
         if complete and not len(result.over):
             if self.out is not None:
                 remove(self.out / PARTS)  # so that the next try may have other settings
@@ -629,21 +603,13 @@ class _Run:
                 f"none of {len(gain):,} targets gains more than tau = {self.engine.tau_nats} nats from the long "
                 f"context (the most is {max(gain):.2f}); lower tau, raise the number of targets, or train longer"
             )
-        return replace(result, settings={**self.settings, "complete": complete}, trainings=[])
+        return result
 
 
-def _concatenated(parts: Sequence[Result]) -> Result:
-    """The rows of parts, each once, in the order of the targets."""
-    frames: dict[str, Any] = {}
-    for name, keys in ROW_KEYS.items():
-        rows = [frame for part in parts if (frame := getattr(part, name)) is not None and len(frame)]
-        empty = None if getattr(parts[0], name) is None else pd.DataFrame()
-        frames[name] = empty
-        if rows:
-            whole = pd.concat(rows, ignore_index=True).drop_duplicates(keys)
-            frames[name] = whole.sort_values(keys[0], kind="stable", ignore_index=True)
-    seconds = sum(part.provenance["seconds"] for part in parts)
-    return Result(parts[0].settings, provenance={**parts[0].provenance, "seconds": seconds}, **frames)
+def _stacked(frames: Sequence[pd.DataFrame | None]) -> Any:
+    """Frames one below the other; None where there are none."""
+    filled = [frame for frame in frames if frame is not None and len(frame)]
+    return pd.concat(filled, ignore_index=True) if filled else frames[0]
 
 
 def _rounded(losses: np.ndarray) -> np.ndarray:
@@ -711,15 +677,6 @@ def _identity(loaded: LoadedModel) -> dict[str, Any]:
         "training_seed": loaded.training_seed,
         "rope_scaling": loaded.rope_scaling,
     }
-
-
-def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide numbers: a model that was moved is known by its checksum."""
-    kept = {name: value for name, value in settings.items() if name not in NOT_DECISIVE}
-    for role in ("selected_by", "proposed_by"):
-        if kept[role]:
-            kept[role] = {name: value for name, value in kept[role].items() if name not in NOT_DECISIVE}
-    return kept
 
 
 @contextmanager

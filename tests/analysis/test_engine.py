@@ -131,11 +131,7 @@ def test_scores_are_those_that_choices_are_made_from():
         assert row.influence_of_all[row.selected].tolist() == row.influence.tolist()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1000.0])
-def test_an_interrupted_measurement_goes_on_where_it_stopped(
-    whole, tmp_path, stops_after, monkeypatch, seconds
-):
-    monkeypatch.setattr(engine, "SECONDS_BETWEEN_PARTS", seconds)
+def test_an_interrupted_measurement_goes_on_where_it_stopped(whole, tmp_path, stops_after):
     with pytest.raises(KeyboardInterrupt):
         stops_after(2)
         again(whole, out=tmp_path)
