@@ -1,0 +1,321 @@
+"""The cluster bootstrap against plain loops over documents, and against simulated truth."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import sem, t
+
+from analysis.stats import bootstrap as statistics
+from analysis.stats.bootstrap import (
+    ClusterBootstrap,
+    Interval,
+    Statistic,
+    by_clusters,
+    difference,
+    few_clusters,
+    ratio_of_sums,
+)
+from analysis.stats.sums import Sums
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bootstrap of few units, too, so that a plain loop over them is short."""
+    monkeypatch.setattr(statistics, "FEW_UNITS", 2)
+
+
+def interval_of(columns: np.ndarray, clusters: np.ndarray, statistic: Statistic, **options: Any) -> Interval:
+    """The interval of one statistic."""
+    return ClusterBootstrap(columns, clusters, **options).interval(statistic)
+
+
+def clustered(rng: np.random.Generator, documents: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    """Targets of documents of unequal size, mixed: columns (saved, saved by placebo, gain) and documents."""
+    clusters = rng.permutation(np.repeat(np.arange(documents) * 7 + 3, rng.integers(1, 9, documents)))
+    gain = rng.exponential(2.0, len(clusters)) + 1
+    saved = gain * rng.normal(0.7, 0.2, len(clusters))
+    return np.stack([saved, gain * rng.normal(0.2, 0.1, len(clusters)), gain], axis=1), clusters
+
+
+def slow_resamples(
+    columns: np.ndarray, clusters: np.ndarray, resamples: int, seed: int
+) -> list[list[list[float]]]:
+    """Every resample as the rows it consists of: documents drawn one by one, all rows of each copied out."""
+    rng = np.random.default_rng(seed)
+    documents = sorted(set(clusters.tolist()))
+    result = []
+    for _ in range(resamples):
+        rows: list[list[float]] = []
+        for _ in documents:
+            drawn = documents[int(rng.integers(len(documents)))]
+            rows += [row.tolist() for row, cluster in zip(columns, clusters, strict=True) if cluster == drawn]
+        result.append(rows)
+    return result
+
+
+def test_equals_a_plain_loop(many: None) -> None:
+    columns, clusters = clustered(np.random.default_rng(1))
+    net = difference(ratio_of_sums(0, 2), ratio_of_sums(1, 2))
+    slow = []
+    for rows in slow_resamples(columns, clusters, 200, seed=5):
+        gain = math.fsum(row[2] for row in rows)
+        slow.append(math.fsum(row[0] for row in rows) / gain - math.fsum(row[1] for row in rows) / gain)
+    bootstrap = ClusterBootstrap(columns, clusters, resamples=200, seed=5)
+    np.testing.assert_allclose(net(bootstrap.resampled), slow, rtol=1e-12)
+    interval = bootstrap.interval(net)
+    slow.sort()
+    assert interval.value == pytest.approx((columns[:, 0] - columns[:, 1]).sum() / columns[:, 2].sum())
+    assert interval.low == pytest.approx(slow[4]) and interval.high == pytest.approx(
+        slow[195]
+    )  # 2.5 % of 199 = 4.975
+
+
+def test_chunks_change_nothing(many: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns, clusters = clustered(np.random.default_rng(3))
+    whole = ClusterBootstrap(columns, clusters, resamples=100, seed=1).resampled
+    monkeypatch.setattr(statistics, "_CHUNK_ELEMENTS", 40)  # three resamples at once
+    np.testing.assert_allclose(ClusterBootstrap(columns, clusters, resamples=100, seed=1).resampled, whole)
+
+
+def simulate(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """60 documents of 5 targets whose values share half of their variance; the truth is 0."""
+    clusters = np.repeat(np.arange(60), 5)
+    values = rng.normal(size=60)[clusters] + rng.normal(size=300)
+    return np.stack([values, np.ones(300)], axis=1), clusters
+
+
+def test_covers_the_truth_and_an_iid_bootstrap_does_not() -> None:
+    rng = np.random.default_rng(0)
+    covered = iid_covered = 0
+    widths, iid_widths = [], []
+    for _ in range(300):
+        columns, clusters = simulate(rng)
+        by_document = interval_of(columns, clusters, ratio_of_sums(0, 1), resamples=500)
+        by_target = interval_of(columns, np.arange(300), ratio_of_sums(0, 1), resamples=500)
+        covered += by_document.low <= 0 <= by_document.high
+        iid_covered += by_target.low <= 0 <= by_target.high
+        widths.append(by_document.high - by_document.low)
+        iid_widths.append(by_target.high - by_target.low)
+    assert 0.90 <= covered / 300 <= 0.99
+    assert iid_covered / 300 < 0.85
+    # the standard error of a clustered mean: sqrt(1 + (5 - 1) * 0.5) times that of independent targets
+    assert np.mean(widths) / np.mean(iid_widths) == pytest.approx(math.sqrt(3), rel=0.05)
+
+
+def test_two_levels_equal_a_plain_loop(many: None) -> None:
+    """Groups one by one, then how often each of their documents comes, with every row copied out."""
+    columns, clusters = clustered(np.random.default_rng(1), documents=9)
+    group_of = dict(zip(sorted(set(clusters.tolist())), "abbbcddea", strict=True))
+    groups = np.array([group_of[each] for each in clusters.tolist()])
+    members = {name: [each for each in group_of if group_of[each] == name] for name in "abcde"}
+    rng, resamples = np.random.default_rng(5), 100
+    turns = [[int(rng.integers(5)) for _ in range(5)] for _ in range(resamples)]
+    drawn: list[dict[int, int]] = [{} for _ in range(resamples)]
+    for number, documents in enumerate(members.values()):
+        for resample in range(resamples):
+            turn = turns[resample].count(number)
+            counts, size = [turn], len(documents)
+            if size > 1:
+                counts = rng.multinomial(turn * size, [1 / size] * size).tolist()
+            drawn[resample] |= zip(documents, counts, strict=True)
+    slow = [
+        [
+            math.fsum(columns[row, c] * of[each] for row, each in enumerate(clusters.tolist()))
+            for c in range(3)
+        ]
+        for of in drawn
+    ]
+    bootstrap = ClusterBootstrap(columns, clusters, groups=groups, resamples=resamples, seed=5)
+    np.testing.assert_allclose(bootstrap.resampled, slow, rtol=1e-12)
+    assert bootstrap.units == 5
+
+
+def test_groups_of_one_document_change_nothing(many: None) -> None:
+    columns, clusters = clustered(np.random.default_rng(3))
+    names = np.array([f"{each:03d}" for each in clusters])
+    plain, grouped = (
+        ClusterBootstrap(columns, clusters, groups=each, resamples=99) for each in (None, names)
+    )
+    np.testing.assert_array_equal(plain.resampled, grouped.resampled)
+
+
+def test_one_group_has_no_interval() -> None:
+    columns, clusters = clustered(np.random.default_rng(4))
+    bootstrap = ClusterBootstrap(columns, clusters, groups=np.zeros(len(clusters)), resamples=100)
+    assert math.isnan(bootstrap.interval(ratio_of_sums(0, 2)).low)
+
+
+def test_covers_the_truth_where_documents_of_a_group_are_alike_and_one_level_does_not() -> None:
+    """30 groups of 4 documents of 3 targets; groups, documents and targets vary alike; the truth is 0."""
+    rng = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(120), 3)
+    groups = clusters // 4
+    covered = {"groups": 0, "documents": 0}
+    for _ in range(300):
+        values = rng.normal(size=30)[groups] + rng.normal(size=120)[clusters] + rng.normal(size=360)
+        columns = np.stack([values, np.ones(360)], axis=1)
+        for name, given in (("groups", groups), ("documents", None)):
+            interval = interval_of(columns, clusters, ratio_of_sums(0, 1), groups=given, resamples=500)
+            covered[name] += interval.low <= 0 <= interval.high
+    assert 0.92 <= covered["groups"] / 300 <= 0.985
+    assert covered["documents"] / 300 < 0.85
+
+
+@pytest.mark.parametrize(
+    ("counts", "few", "by"),
+    [
+        ({"documents": 40}, None, "by document"),
+        ({"documents": 1}, "1 document", "by document (only 1 document: rough)"),
+        ({"documents": 40, "trainings": 1}, None, "by document"),
+        ({"documents": 40, "trainings": 2}, None, "by training and document"),
+        ({"documents": 400, "groups": 9}, "9 groups", "by group, then document (only 9 groups: rough)"),
+        ({"documents": 400, "groups": 10}, None, "by group, then document"),
+        (
+            {"documents": 20, "groups": 20},
+            "20 documents",
+            "by group, then document (only 20 documents: rough)",
+        ),
+    ],
+)
+def test_few_groups_or_documents_are_named(counts: dict, few: str | None, by: str) -> None:
+    assert (few_clusters(counts), by_clusters(counts)) == (few, by)
+    renamed = {name if name == "trainings" else f"{name}_over_tau": count for name, count in counts.items()}
+    assert (few_clusters(renamed, "_over_tau"), by_clusters(renamed, "_over_tau")) == (few, by)
+
+
+@pytest.mark.parametrize(("bearing", "exists"), [(1, False), (2, False), (3, False), (6, True)])
+def test_no_interval_from_a_few_of_many_documents(bearing: int, exists: bool) -> None:
+    """Only ``bearing`` of 100 documents have targets of the subset; a resample may hold none of them."""
+    inside = (np.arange(100) < bearing).astype(float)
+    columns = np.stack([inside * np.arange(100), inside], axis=1)
+    interval = interval_of(columns, np.arange(100), ratio_of_sums(0, 1))
+    assert interval.value == (bearing - 1) / 2
+    assert math.isfinite(interval.low) is exists and math.isfinite(interval.high) is exists
+    if exists:
+        assert 0 <= interval.low < interval.value < interval.high <= bearing - 1
+    else:
+        assert math.isnan(interval.low) and math.isnan(interval.high)
+
+
+def test_one_document_has_no_interval() -> None:
+    interval = interval_of(np.ones((5, 2)), np.zeros(5), ratio_of_sums(0, 1))
+    assert interval.value == 1 and math.isnan(interval.low) and math.isnan(interval.high)
+
+
+def test_empty_denominator_has_no_value() -> None:
+    columns = np.stack([np.ones(50), np.zeros(50), -np.ones(50)], axis=1)
+    for denominator in (1, 2):
+        interval = interval_of(columns, np.arange(50), ratio_of_sums(0, denominator))
+        assert np.isnan([interval.value, interval.low, interval.high]).all()
+
+
+def test_refuses_what_would_spread_unseen() -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        ClusterBootstrap(np.array([[1.0], [np.nan]]), np.arange(2))
+    with pytest.raises(ValueError, match=r"must be \(n, C\)"):
+        ClusterBootstrap(np.ones((3, 1)), np.arange(2))
+    with pytest.raises(ValueError, match="n > 0"):
+        ClusterBootstrap(np.ones((0, 1)), np.arange(0))
+
+
+def test_few_groups_have_students_t_of_the_means_of_groups() -> None:
+    """Groups of one size: the jackknife of a mean is its standard error, and the effective number bounds the t."""
+    rng = np.random.default_rng(3)
+    groups = np.repeat(np.arange(7), 4)
+    columns = np.stack([rng.normal(size=28) + rng.normal(size=7)[groups], np.ones(28)], axis=1)
+    means = columns[:, 0].reshape(7, 4).mean(axis=1)
+    squares = (means - means.mean()) ** 2
+    freedom = squares.sum() ** 2 / (squares**2).sum()
+    low, high = t.interval(0.95, freedom, means.mean(), sem(means))
+    interval = interval_of(columns, np.arange(28), ratio_of_sums(0, 1), groups=groups)
+    assert 1 < freedom < 6 and (interval.low, interval.high) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize(("units", "freedom"), [(2, 1), (3, 1), (4, 1), (5, 4 / 3), (7, 2), (13, 2)])
+def test_one_group_that_dominates_leaves_two_degrees_of_freedom(units: int, freedom: float) -> None:
+    values = np.zeros(units)
+    values[0] = 1000.0
+    interval = interval_of(
+        np.stack([values, np.where(values, 1e6, 1.0)], axis=1), np.arange(units), ratio_of_sums(0, 1)
+    )
+    without = np.array([0, *[1000 / (1e6 + units - 2)] * (units - 1)]) - interval.value
+    deviation = math.sqrt((units - 1) / units * (without**2).sum())
+    assert (interval.high - interval.value) / deviation == pytest.approx(t.ppf(0.975, freedom), rel=1e-6)
+
+
+@pytest.mark.parametrize("trainings", [2, 3])
+def test_trainings_are_units_too(trainings: int) -> None:
+    """Training by training as rows, and as columns of one model: the t of their means beside that of groups."""
+    rng = np.random.default_rng(trainings)
+    values = rng.normal(size=40) + rng.normal(0, 3, (trainings, 1)) + rng.normal(0, 0.1, (trainings, 40))
+    ones, clusters = np.ones(values.size), np.tile(np.arange(40), trainings)
+    number = np.repeat(np.arange(trainings), 40)
+    rows = interval_of(
+        np.stack([values.ravel(), ones], axis=1), clusters, ratio_of_sums(0, 1), trainings=number
+    )
+    columns = ClusterBootstrap(np.stack([*values, np.ones(40)], axis=1), np.arange(40), seeds=[trainings])
+    of_seeds = [ratio_of_sums(seed, trainings) for seed in range(trainings)]
+    as_columns = columns.interval(statistics.mean_over_seeds(of_seeds, columns.weights[0]))
+    assert (rows.low, rows.high) == pytest.approx((as_columns.low, as_columns.high))
+    squares = (values.mean(axis=0) - values.mean()) ** 2
+    parts = [
+        (sem(values.mean(axis=1)) ** 2, trainings - 1),
+        (sem(values.mean(axis=0)) ** 2, squares.sum() ** 2 / (squares**2).sum()),
+    ]
+    half = sum(variance * t.ppf(0.975, freedom) for variance, freedom in parts) / math.sqrt(
+        sum(variance for variance, _ in parts)
+    )
+    assert rows.high - rows.value == pytest.approx(half)
+
+
+def test_no_interval_where_the_value_is_that_of_one_unit() -> None:
+    columns = np.stack([[1.0, 2.0, 0, 0, 0], [1.0, 1, 0, 0, 0]], axis=1)
+    interval = interval_of(columns, np.array([0, 0, 1, 2, 3]), ratio_of_sums(0, 1))
+    assert interval.value == 1.5 and math.isnan(interval.low) and math.isnan(interval.high)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_share_of_none_or_all_has_the_interval_of_its_targets(value: float) -> None:
+    columns = {"some": np.full(60, value), "one": np.ones(60)}
+    for documents in (5, 60):
+        interval = Sums(columns, np.arange(60) % documents, resamples=1000).ratio("some", "one")
+        assert interval == statistics.wilson(round(60 * value), 60)
+
+
+def test_a_share_stays_between_0_and_1() -> None:
+    columns = {"some": np.array([0.0, 0, 0, 1]), "one": np.ones(4)}
+    assert Sums(columns, np.arange(4), resamples=1000).ratio("some", "one") == Interval(0.25, 0.0, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("differ", [0.3, 3.0])
+@pytest.mark.parametrize("sizes", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("units", [2, 3, 4, 5, 13, 29])
+def test_few_groups_cover_the_truth(units: int, sizes: float, differ: float) -> None:
+    """Groups whose means differ by ``differ`` of what targets do, and whose sizes by e to a normal of ``sizes``."""
+    rng, covered = np.random.default_rng(units), 0
+    for _ in range(2000):
+        targets = np.exp(rng.normal(2.5, sizes, units)).clip(1).round()
+        sums = targets * (rng.normal(0, differ, units) + rng.normal(size=units) / np.sqrt(targets))
+        interval = interval_of(np.stack([sums, targets], axis=1), np.arange(units), ratio_of_sums(0, 1))
+        covered += interval.low <= 0 <= interval.high
+    assert covered / 2000 >= 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("differ", [0.0, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize("groups", [3, 13, 60])
+@pytest.mark.parametrize("trainings", [2, 3, 5])
+def test_few_trainings_cover_the_truth(trainings: int, groups: int, differ: float) -> None:
+    """Of the variance of groups, 1, a tenth is not common to the trainings, whose means differ by ``differ``."""
+    rng, covered = np.random.default_rng(groups), 0
+    rows = {"trainings": np.repeat(np.arange(trainings), groups)}
+    for _ in range(2000):
+        values = rng.normal(size=groups) + rng.normal(0, differ, (trainings, 1))
+        values = values + rng.normal(0, 0.3, (trainings, groups))
+        columns = np.stack([values.ravel(), np.ones(values.size)], axis=1)
+        interval = interval_of(columns, np.tile(np.arange(groups), trainings), ratio_of_sums(0, 1), **rows)
+        covered += interval.low <= 0 <= interval.high
+    assert covered / 2000 >= 0.93

@@ -1,0 +1,85 @@
+"""Frames as text: every interval stands where its keys say."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from analysis.kinds import KINDS
+from analysis.result import Result
+from analysis.stats import numbers
+from analysis.stats.numbers import recovery
+from analysis.stats.show import interval_text, show
+from analysis.stats.tables import summary
+from tests.support.results import made_result
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "percent", "text"),
+    [
+        (0.123, 0.05, 1.2, True, "12.3 [5.0, 120.0]"),
+        (0.123, 0.05, 1.2, False, "0.12 [0.05, 1.20]"),
+        (-0.0001, -0.01, 0.02, True, "0.0 [-1.0, 2.0]"),
+        (math.nan, math.nan, math.nan, False, "– [–, –]"),
+        (1234.5, math.nan, 2000, False, "1,234.50 [–, 2,000.00]"),
+    ],
+)
+def test_an_interval_as_text(value: float, low: float, high: float, percent: bool, text: str) -> None:
+    assert interval_text({"value": value, "low": low, "high": high}, percent=percent) == text
+
+
+def test_a_table_of_keys_and_intervals() -> None:
+    rows = [
+        ("a", "true", 1, None, 0.5, 0.25, 0.75), ("a", "placebo", 1, None, 0.0, -0.125, 0.125),
+        ("a", "true", 12, None, 1.0, 0.5, 1.5), ("bc", "true", 12, None, 2.0, 1.0, 3.0),
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["selector", "far_context", "k", "blind", "value", "low", "high"])
+    assert show(
+        frame.assign(level="text"), across="far_context", digits=0, title="recovery"
+    ).splitlines() == [
+        "recovery (level text)",
+        "selector  k             true      placebo",
+        "a         1      50 [25, 75]  0 [-12, 12]",
+        "          12   100 [50, 150]",
+        "bc        12  200 [100, 300]",
+    ]
+
+
+def test_losses_are_never_per_cents() -> None:
+    frame = pd.DataFrame(
+        {"name": ["gain_nats", "share"], "value": [0.5, 0.5], "low": [0.25] * 2, "high": [0.75] * 2}
+    )
+    assert show(frame).splitlines()[1:] == ["gain_nats  0.50 [0.25, 0.75]", "share      50.0 [25.0, 75.0]"]
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return made_result(kinds=KINDS)
+
+
+def test_the_findings_are_those_of_the_frames(result: Result) -> None:
+    text, frame = str(result), recovery(result)
+    rows = frame[(frame["selector"] == "leave-one-out") & (frame["k"] == 4)].set_index("far_context")
+    for name, words in (("true", "recovery"), ("placebo", "placebo"), ("net", "net")):
+        assert f"{words} {interval_text(rows.loc[name], percent=True)} %" in text
+    shares = numbers.shares(result).set_index("name")
+    for name in ("share_over_tau", "share_below_minus_tau", "share_of_gain"):
+        assert f"{interval_text(shares.loc[name], percent=True)} %" in text
+    assert f"{len(result.over)} gain more than 1 nat" in text and "400 targets of" in text
+    assert text.splitlines()[-1].startswith("next: .recovery()")
+
+
+def test_the_summary_has_the_frames_of_everything(result: Result) -> None:
+    text = summary(result, resamples=200)
+    assert text.startswith(numbers.findings(result))
+    frame = recovery(result, resamples=200)
+    for selector in ("leave-one-out", "greedy", "random", "best"):
+        row = frame[
+            (frame["selector"] == selector) & (frame["k"] == 4) & (frame["far_context"] == "net")
+        ].iloc[0]
+        assert interval_text(row, percent=True, digits=0) in text
+    needed = numbers.tokens_needed(result, resamples=200)
+    never = needed[(needed["name"] == "never") & (needed["selector"] == "leave-one-out")].iloc[0]
+    assert interval_text(never, percent=True) in text
+    joined = Result.join([made_result(training=number, kinds=KINDS) for number in (1, 2)])
+    assert "each training by itself, recovery of leave-one-out" in summary(joined, resamples=200)
