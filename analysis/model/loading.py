@@ -272,18 +272,22 @@ class LoadedModel:
 
         A rotary model is measured past the length that its configuration names: that is what the probes are for.
         """
-        at_most = self.model.max_positions
-        if at_most is None or length + more <= at_most:
+        at_most, inner = self.model.max_positions, self.model.model
+        config: Any = getattr(inner, "config", None)
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        if at_most is None or length + more <= at_most or getattr(config, "rope_parameters", None):
             return
-        last = torch.tensor([[length + more - 1]], device=self.device)
-        try:  # whether positions are a table shows at its end
+        device, last = self.device, torch.tensor([[length + more - 1]])
+        try:  # whether positions are a table shows at its end; on a GPU that would end the process
             with torch.inference_mode():
-                self.model(torch.zeros_like(last), position_ids=last)
+                self.model.cpu()(torch.zeros_like(last), position_ids=last)
         except (IndexError, RuntimeError) as error:
             raise UserError(
                 f"{length + more:,} tokens are beyond the {at_most:,} learned positions of {self.name}; lower "
                 f"--lengths to at most {at_most - more:,}"
             ) from error
+        finally:
+            self.model.to(device)
 
     def give_back(self) -> None:
         """Put a model object of the caller back as it came: modules that were training, weights with gradients."""
@@ -318,7 +322,8 @@ def open_model(
         loaded = _open_path(str(model), dtype, attn_implementation)
         loaded.model.to(pick_device(device))
     else:
-        model, tokenizer = model if isinstance(model, tuple) else (model, tokenizer)
+        model, paired = model if isinstance(model, tuple) else (model, None)
+        tokenizer = tokenizer if paired is None else paired
         loaded = _open_object(model)
         if device is not None:
             loaded.model.to(pick_device(device))
@@ -364,7 +369,7 @@ def _open_path(text: str, dtype: str, attention: str | None) -> LoadedModel:
     changed = None if Path(text).exists() else _CHANGED.fullmatch(text)
     path, change = (changed["path"], changed["change"]) if changed else (text, None)
     folder = Path(path)
-    if not folder.exists() and _HUB_ID.fullmatch(path):
+    if folder.suffix != ".gguf" and not folder.exists() and _HUB_ID.fullmatch(path):
         folder = _from_hub(path)
     if folder.suffix == ".gguf":
         loaded = _open_gguf(folder, dtype, attention)
