@@ -1,0 +1,482 @@
+"""Texts as token ids, and blocks of targets in them with their long contexts and placebos.
+
+A *block* [ours] is B targets that follow one another and share a far context (docs/method.md, 2.1); B = 1 is a target
+by itself. Shapes: D texts of T tokens each, n blocks, B targets of each, N long and M short context length of the first
+of them, F = N - M far tokens.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.streams import Stream
+
+log = logging.getLogger(__name__)
+
+NO_FAR = np.empty((1, 0), dtype=np.int64)
+"""The empty subset of the far tokens, (1, 0): the short context alone."""
+SAME_GROUP, SHUFFLED = "same-group", "shuffled"
+"""Far contexts beside the true one and the placebo: from elsewhere in the target's group, and in random order."""
+_FILE = re.compile(r"[^\n]+\.(txt|jsonl?)(\.gz)?", re.IGNORECASE)
+
+Encode = Callable[[str], np.ndarray]
+"""Token ids of a text, (T,), without special tokens."""
+
+
+# --- texts ---
+
+
+class Texts:
+    """Texts as token ids, by number. `open_texts` makes them; a prepared corpus is `analysis.ours.PreparedTexts`."""
+
+    name: str
+    """Where they are from, in words or as a path."""
+    sha256: str
+    """Of what was tokenized; of a prepared corpus, of its manifest."""
+
+    def tokens(self, number: int) -> np.ndarray:
+        """Token ids of a text, (T,), without special tokens."""
+        raise NotImplementedError
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each text, (D,) int64."""
+        raise NotImplementedError
+
+    @property
+    def groups(self) -> np.ndarray | None:
+        """Name of the group of each text, (D,) strings: its book, site or package. None where there are no groups."""
+        raise NotImplementedError
+
+    def in_near_copy(self, text: np.ndarray, position: np.ndarray) -> np.ndarray | None:
+        """Whether each token lies in a near copy of training text, (n,) bool; None where they were not looked for."""
+        return None
+
+    @classmethod
+    def from_strings(
+        cls, encode: Encode, texts: Sequence[str] | Mapping[str, Sequence[str]], name: str | None = None
+    ) -> Texts:
+        """Tokenize strings, or strings by the group that they are a part of."""
+        grouped: list[tuple[str | None, str]]
+        if isinstance(texts, Mapping):
+            grouped = [(group, text) for group, strings in texts.items() for text in strings]
+        else:
+            grouped = [(None, text) for text in texts]
+        return _Tokenized(encode, grouped, name or f"{len(grouped):,} texts")
+
+
+class _Tokenized(Texts):
+    """Texts in memory, each with the name of its group; None: it stands by itself."""
+
+    def __init__(self, encode: Encode, texts: Sequence[tuple[str | None, str]], name: str):
+        if not texts:
+            raise UserError(f"{name}: there is no text; give at least one")
+        self.name = name
+        self.sha256 = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+        self._tokens = [encode(text) for _, text in texts]
+        self._lengths = np.array([len(tokens) for tokens in self._tokens], dtype=np.int64)
+        self._groups = None
+        if any(group is not None for group, _ in texts):
+            names = [group or f"text {number} by itself" for number, (group, _) in enumerate(texts)]
+            self._groups = np.array(names, dtype=object)
+
+    def tokens(self, number: int) -> np.ndarray:
+        return self._tokens[number]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self._lengths
+
+    @property
+    def groups(self) -> np.ndarray | None:
+        return self._groups
+
+
+def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
+    """The texts that a measurement is to read.
+
+    Args:
+        texts: strings; ``{group: strings}``; one or more paths of files (a string that ends with .txt, .json or .jsonl,
+            maybe with .gz behind it, is a path); the folder of a prepared corpus; or `Texts`. A .txt file is one text,
+            and a group by itself. Lines of a .json or .jsonl file are JSON with ``text`` and maybe ``group`` or
+            ``url``, see `group_of_url`.
+        encode: token ids of a string, without special tokens.
+        split: of a prepared corpus.
+
+    Raises `UserError` where a file cannot be read or has no texts.
+    """
+    if isinstance(texts, Texts):
+        return texts
+    if isinstance(texts, Mapping):
+        return Texts.from_strings(encode, texts)
+    if isinstance(texts, str | Path):
+        if Path(texts).is_dir():
+            opened: Texts = importlib.import_module("analysis.ours").open_corpus(texts, split)
+            return opened
+        if not _FILE.fullmatch(str(texts)):
+            raise UserError(
+                f"{str(texts)[:80]!r} is no prepared corpus and no .txt, .json or .jsonl file; give one of these, or a "
+                "list of strings"
+            )
+        texts = [texts]
+    if texts and all(isinstance(text, Path) or _FILE.fullmatch(text) for text in texts):
+        more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+        read = [text for path in texts for text in _texts_of_file(Path(path))]
+        return _Tokenized(encode, read, f"{texts[0]}{more}")
+    return Texts.from_strings(encode, texts)
+
+
+def _texts_of_file(path: Path) -> Iterator[tuple[str | None, str]]:
+    """Group and text of each text of a file."""
+    try:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf8") as file:
+            if path.name.removesuffix(".gz").lower().endswith(".txt"):
+                yield path.name, file.read()
+                return
+            for line in filter(str.strip, file):
+                row = json.loads(line)
+                group = row.get("group")
+                if group is None and row.get("url"):
+                    group = group_of_url(row["url"])
+                yield None if group is None else str(group), row["text"]
+    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError, AttributeError, KeyError) as error:
+        raise UserError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); give text in UTF-8, or lines of JSON that have "
+            "a text each"
+        ) from error
+
+
+def group_of_url(url: str) -> str:
+    """The work or site that a text is a part of, as `prepare_data` has it: the host, without "www.".
+
+    A fragment (``#…``) names a part of a work: its number is taken off, or the whole where it is no number.
+    """
+    if not re.match("https?://", url, re.IGNORECASE):
+        return url
+    whole, _, fragment = url.partition("#")
+    if fragment:
+        name = re.sub(r"-\d+$", "", fragment)
+        return whole if name == fragment else f"{whole}#{name}"
+    try:
+        return (urlsplit(url).hostname or url).removeprefix("www.")
+    except ValueError:  # a bracket without its partner
+        return url
+
+
+# --- targets and their contexts ---
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Long contexts of n blocks (docs/method.md, 2.1). The token at column j has position id j, always."""
+
+    tokens: np.ndarray
+    """(n, N + B - 1) int64; the first F columns are the far context, M short ones follow, and all targets but the last.
+    Target b is given the columns before N + b."""
+    targets: np.ndarray
+    """(n, B) int64."""
+    target_id: np.ndarray
+    """(n, B) int64, stable number of each target."""
+    n_short: int
+    """M."""
+
+    @property
+    def targets_per_block(self) -> int:
+        """B."""
+        return self.targets.shape[1]
+
+    @property
+    def n_long(self) -> int:
+        """N."""
+        return self.tokens.shape[1] - self.targets_per_block + 1
+
+    @property
+    def n_far(self) -> int:
+        """F, the number of far tokens: the candidates."""
+        return self.n_long - self.n_short
+
+    @property
+    def all_far(self) -> np.ndarray:
+        """The subset that is all far tokens, (1, F): the long context."""
+        return np.arange(self.n_far)[None]
+
+    @property
+    def all_targets(self) -> np.ndarray:
+        """Block and place in it of every target, (n * B, 2)."""
+        return np.argwhere(np.ones(self.targets.shape, dtype=bool))
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def take(self, rows: np.ndarray | slice) -> Contexts:
+        """Some of the blocks."""
+        return replace(
+            self, tokens=self.tokens[rows], targets=self.targets[rows], target_id=self.target_id[rows]
+        )
+
+    def alone(self, block: int, place: int) -> Contexts:
+        """One target as a block of its own, with the same far context and the longer short one."""
+        rows, places = slice(block, block + 1), slice(place, place + 1)
+        return Contexts(
+            self.tokens[rows, : self.n_long + place],
+            self.targets[rows, places],
+            self.target_id[rows, places],
+            self.n_short + place,
+        )
+
+    def with_far(self, far: np.ndarray) -> Contexts:
+        """The same targets and short contexts behind another far context, (n, F)."""
+        return replace(self, tokens=np.concatenate([far, self.tokens[:, self.n_far :]], axis=1))
+
+
+@dataclass(frozen=True)
+class SampledTargets:
+    """Where the sampled targets and their placebo far contexts stand; every array is (n * B,), the targets of a block
+    one behind the other. The fields are columns of `analysis.result.Result.targets`."""
+
+    text: np.ndarray
+    """Number of the text, int64."""
+    position: np.ndarray
+    """Of the target in it, int64."""
+    placebo_text: np.ndarray
+    placebo_start: np.ndarray
+    group: np.ndarray | None = None
+    """Name of the group of ``text``; None where there are no groups."""
+    placebo_group: np.ndarray | None = None
+    near_copy: np.ndarray | None = None
+    """Whether the target lies in a near copy of training text; None where they were not looked for."""
+    same_group_text: np.ndarray | None = None
+    """Where the far context from the same group stands; -1: there is none, None: none was drawn."""
+    same_group_start: np.ndarray | None = None
+
+
+def sample_targets(
+    texts: Texts, count: int, *, n_long: int, n_short: int, seed: int, targets_per_block: int = 1
+) -> SampledTargets:
+    """Draw ``count`` targets in whole blocks, each with its N context tokens in its text, and their placebos.
+
+    Stratified by text [ours]: every text that offers a block gives the same number, as far as it has so many; blocks do
+    not overlap and are drawn without replacement. The placebo of a block is a stretch of F tokens at a uniform place of
+    another uniformly drawn text, of another group where there are groups. Where there is one text only, it is from far
+    away in that (`_placebos_of_itself`). A pure function of the arguments; fewer targets are returned where the texts
+    offer fewer. Raises `UserError` where N or B must be smaller, and where there is no placebo.
+    """
+    if not 0 < n_short < n_long:
+        raise UserError(f"N = {n_long} must be larger than M = {n_short}; raise N or lower M")
+    lengths = np.asarray(texts.lengths)
+    offered = np.maximum(lengths - n_long, 0)
+    if not (offered >= targets_per_block).any():
+        most = lengths.max() - targets_per_block
+        remedy = "give longer texts" if targets_per_block == 1 else "lower B"
+        if most > n_short:
+            remedy = f"lower N to at most {most}"
+        raise UserError(
+            f"no text offers B = {targets_per_block} targets in a row with N = {n_long} tokens before: the longest has "
+            f"{lengths.max()} tokens; {remedy}"
+        )
+    blocks = -(-count // targets_per_block)
+    text, number = _stratified(offered // targets_per_block, blocks, seed)
+    first = n_long + targets_per_block * number + _offsets(offered, targets_per_block, seed)[text]
+    if len(lengths) == 1:
+        placebo_text = text
+        placebo_start = _placebos_of_itself(
+            first, int(lengths[0]), n_long, n_long - n_short, targets_per_block, seed
+        )
+    else:
+        placebo_text, placebo_start = _draw_placebos(text, lengths, n_long - n_short, seed, texts.groups)
+    of_blocks = np.stack([text, first, placebo_text, placebo_start])
+    text, first, placebo_text, placebo_start = np.repeat(of_blocks, targets_per_block, axis=1)
+    position = first + np.tile(np.arange(targets_per_block), len(first) // targets_per_block)
+    groups = texts.groups
+    return SampledTargets(
+        text,
+        position,
+        placebo_text,
+        placebo_start,
+        None if groups is None else groups[text],
+        None if groups is None else groups[placebo_text],
+        texts.in_near_copy(text, position),
+    )
+
+
+def _offsets(offered: np.ndarray, targets_per_block: int, seed: int) -> np.ndarray:
+    """Where the blocks of each text begin, uniform among the targets that whole blocks leave over."""
+    left_over = offered % targets_per_block
+    generator = np.random.default_rng([Stream.BLOCK_OFFSETS, seed])
+    return generator.integers(0, left_over, endpoint=True)
+
+
+def _stratified(offered: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(text, number in it) of each block; the last, partial round over the texts takes a random subset of them."""
+    quota = np.zeros_like(offered)
+    generator = np.random.default_rng([Stream.TARGETS, seed])
+    left = min(count, int(offered.sum()))
+    while left:
+        open_texts = np.flatnonzero(quota < offered)
+        share = max(1, left // len(open_texts))
+        if left < len(open_texts):
+            open_texts = generator.choice(open_texts, size=left, replace=False)
+        grant = np.minimum(share, offered[open_texts] - quota[open_texts])
+        quota[open_texts] += grant
+        left -= int(grant.sum())
+    texts = np.flatnonzero(quota)
+    numbers = [
+        np.sort(
+            np.random.default_rng([Stream.TARGETS, seed, text]).choice(
+                offered[text], size=quota[text], replace=False
+            )
+        )
+        for text in texts
+    ]
+    return np.repeat(texts, quota[texts]), np.concatenate(numbers)
+
+
+def _draw_placebos(
+    text: np.ndarray, lengths: np.ndarray, n_far: int, seed: int, groups: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Text and start of each placebo. Without groups (``groups`` is (D,)) every text is one by itself."""
+    group = np.arange(len(lengths)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    long_enough = np.flatnonzero(lengths >= n_far)
+    long_enough = long_enough[np.argsort(group[long_enough], kind="stable")]
+    generator = np.random.default_rng([Stream.PLACEBOS, seed])
+    if len(np.unique(group[long_enough])) < 2:
+        of = "" if groups is None else f" of another group than {groups[long_enough[0]]}"
+        raise UserError(
+            f"the placebo needs a second text of at least {n_far} tokens{of}; give more texts, or lower N "
+            "(a corpus prepared with --group-field none has no groups)"
+        )
+    # Drawing among the others: skip the target's group, which is one stretch of the list, by shifting what lies
+    # behind it.
+    first, end = (np.searchsorted(group[long_enough], group[text], side) for side in ("left", "right"))
+    drawn = generator.integers(0, len(long_enough) - (end - first))
+    drawn += np.where(drawn >= first, end - first, 0)
+    chosen = long_enough[drawn]
+    return chosen, generator.integers(0, lengths[chosen] - n_far, endpoint=True)
+
+
+def _placebos_of_itself(
+    first: np.ndarray, length: int, n_long: int, n_far: int, targets_per_block: int, seed: int
+) -> np.ndarray:
+    """Start of each placebo in the only text, (n,): at least N tokens before the long context of its block, or behind
+    the block [ours].
+
+    It is nearer in subject than another text, so that net recovery comes out lower. Raises `UserError` where a block
+    has no room for it.
+    """
+    log.warning(
+        "there is one text only: placebos are from it, at least N tokens away; give others for better ones"
+    )
+    places = np.arange(length - n_far + 1)
+    starts = []
+    for position in first.tolist():
+        before = places + n_far + 2 * n_long <= position
+        behind = places >= position + targets_per_block + n_long
+        offered = places[before | behind]
+        if not len(offered):
+            raise UserError(
+                f"the text has {length:,} tokens, too few for placebos from it; give a second text, or one of at least "
+                f"{3 * n_long + 2 * n_far + targets_per_block:,} tokens"
+            )
+        generator = np.random.default_rng([Stream.PASSAGE_PLACEBOS, seed, position])
+        starts.append(generator.choice(offered))
+    return np.array(starts)
+
+
+def with_same_group(
+    sampled: SampledTargets,
+    texts: Texts,
+    *,
+    n_long: int,
+    n_short: int,
+    seed: int,
+    targets_per_block: int = 1,
+) -> SampledTargets:
+    """The same targets, each block with a stretch of F tokens of its group elsewhere (docs/method.md, 2.3 [ours]).
+
+    It stands at a uniform place of another uniformly drawn text of the group; where there is none of F tokens, of the
+    block's text, outside of what the block reads; -1 where that leaves no F tokens either. A pure function of the seed
+    and the block.
+    """
+    lengths = np.asarray(texts.lengths)
+    n_far = n_long - n_short
+    places = np.maximum(lengths - n_far + 1, 0)
+    group = np.arange(len(lengths)) if texts.groups is None else texts.groups
+    long_enough = np.flatnonzero(places)
+    by_group = {
+        name: long_enough[group[long_enough] == name] for name in np.unique(group[sampled.text]).tolist()
+    }
+    drawn = []
+    for block, row in enumerate(range(0, len(sampled.text), targets_per_block)):
+        generator = np.random.default_rng([Stream.SAME_GROUP, seed, block])
+        text, first = sampled.text[row], sampled.position[row]
+        others = by_group[group[text]]
+        others = others[others != text]
+        if len(others):
+            text = generator.choice(others)
+            drawn.append((text, generator.integers(places[text])))
+            continue
+        before, end = max(0, first - n_long - n_far + 1), first + targets_per_block
+        offered = before + max(0, places[text] - end)
+        if offered:
+            place = generator.integers(offered)
+            drawn.append((text, place if place < before else end + place - before))
+        else:
+            drawn.append((-1, -1))
+    text, start = np.repeat(np.array(drawn), targets_per_block, axis=0).T
+    return replace(sampled, same_group_text=text, same_group_start=start)
+
+
+def long_contexts(
+    texts: Texts,
+    text: np.ndarray,
+    first: np.ndarray,
+    first_id: np.ndarray,
+    *,
+    n_long: int,
+    n_short: int,
+    targets_per_block: int = 1,
+) -> Contexts:
+    """The long contexts of blocks whose first targets stand at ``first`` of ``text`` and are called ``first_id``, all
+    (n,).
+
+    Where a text ends within a block, 0 stands for what is missing; nothing before it is influenced by that.
+    """
+    windows = np.zeros((len(first), n_long + targets_per_block), dtype=np.int64)
+    for row, (number, position) in enumerate(zip(text.tolist(), first.tolist(), strict=True)):
+        window = texts.tokens(number)[position - n_long : position + targets_per_block]
+        windows[row, : len(window)] = window
+    target_id = np.asarray(first_id)[:, None] + np.arange(targets_per_block)
+    return Contexts(windows[:, :-1], windows[:, n_long:], target_id, n_short)
+
+
+def placebo_contexts(texts: Texts, contexts: Contexts, text: np.ndarray, start: np.ndarray) -> Contexts:
+    """The same targets behind the F tokens that stand at ``start`` of ``text``, (n,) (docs/method.md, 2.3 [ours])."""
+    far = [
+        texts.tokens(number)[place : place + contexts.n_far].astype(np.int64)
+        for number, place in zip(text.tolist(), start.tolist(), strict=True)
+    ]
+    return contexts.with_far(np.stack(far))
+
+
+def shuffled_contexts(contexts: Contexts, seed: int) -> Contexts:
+    """The same targets behind their far tokens in random order, a pure function of the seed and the block."""
+    blocks = contexts.target_id[:, 0] // contexts.targets_per_block
+    orders = [
+        np.random.default_rng([Stream.SHUFFLED, seed, block]).permutation(contexts.n_far)
+        for block in blocks.tolist()
+    ]
+    return contexts.with_far(np.take_along_axis(contexts.tokens, np.stack(orders), axis=1))
