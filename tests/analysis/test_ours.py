@@ -19,6 +19,7 @@ from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.rope_scaling import LOG_N, MESA, ROPE_SCALINGS, RopeScaling
 from olmo_sparsity.util.files import sha256_file
+from tests.analysis.test_light_install import WITHOUT_TRAINING, run
 from tests.support import tiny
 from tests.support.families import directory
 from tests.support.refusals import refused
@@ -318,3 +319,24 @@ def test_the_corpus_of_a_run_is_the_one_it_was_trained_on(tmp_path):
     for model in (directory(tmp_path / "hf", "llama"), "someone/model", tmp_path / "x.gguf"):
         with refused("does not say on which prepared corpus it was trained"):
             corpus_of(str(model))
+
+
+# --- without the packages of training ---
+
+LIGHT = """
+from analysis.model.loading import open_model
+
+folder = sys.argv[1]
+open_model(folder)
+trainer = {name for name in sys.modules if name.startswith("olmo_sparsity.")}
+assert all(name.startswith("olmo_sparsity.util") for name in trainer), trainer
+
+from analysis.ours import open_corpus
+
+open_model(f"{folder}@yarn:2").check_texts(open_corpus(f"{folder}/corpus"))
+"""
+
+
+def test_other_models_and_corpora_need_nothing_of_training(tmp_path):
+    done = run(WITHOUT_TRAINING + LIGHT, directory(tmp_path, "llama"))
+    assert done.returncode == 0, done.stderr
