@@ -240,11 +240,11 @@ class LoadedModel:
 
     def check_texts(self, texts: Texts) -> None:
         """Raise `UserError` where texts have ids that it does not know, or a prepared corpus another tokenizer."""
-        made_with = getattr(texts, "tokenizer_sha256", None)  # only a prepared corpus says it
-        if made_with is None:
+        prepared: Any = texts if hasattr(texts, "tokenizer_sha256") else None  # `analysis.ours.PreparedTexts`
+        if prepared is None:
             largest = max(int(texts.tokens(number).max(initial=0)) for number in range(len(texts.lengths)))
-        elif self._its_tokenizer().tokenizes_as(texts.tokenizer_file, made_with):
-            largest = texts.vocabulary_size - 1
+        elif self._its_tokenizer().tokenizes_as(prepared.tokenizer_file, prepared.tokenizer_sha256):
+            largest = prepared.vocabulary_size - 1
         else:
             raise UserError(
                 f"{texts.name} was made with another tokenizer than {self.name}; prepare the text with the model's, "
