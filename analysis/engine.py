@@ -44,7 +44,6 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import remove
 from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import provenance
-from olmo_sparsity.util.streams import Stream
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +57,6 @@ TARGETS_PER_ROUND = 4
 """Targets that selectors choose for at once where B = 1; otherwise those of one block."""
 SUBSETS = 32
 """Random subsets of the far tokens on which summed influence is compared with the loss (LDS)."""
-TEXTS_FROM_TARGETS = 20_000
-"""With more targets than these only a share of the blocks keeps its text, which is for people to read."""
 TOKENS_AFTER = 12
 """Tokens behind a target that are read to complete its word, and shown."""
 PARTS = "parts"
@@ -151,17 +148,12 @@ def measure(
     """
     _check_options(n_long, n_short, ks, selectors, placebos)
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
+    opening = {"tokenizer": tokenizer, "prefix": prefix, "dtype": dtype, "device": device}
+    opening["attn_implementation"] = attn_implementation
     with ExitStack() as given_back:
 
         def opened(name: Any) -> LoadedModel:
-            loaded = open_model(
-                name,
-                tokenizer=tokenizer,
-                prefix=prefix,
-                dtype=dtype,
-                device=device,
-                attn_implementation=attn_implementation,
-            )
+            loaded = open_model(name, **opening)
             given_back.callback(loaded.give_back)
             loaded.check_context(n_long, targets_per_block)
             return loaded
@@ -366,7 +358,7 @@ class Engine:
     """What measures further columns; None: there are none."""
     keeps_scores: bool = False
 
-    def measure(self, places: pd.DataFrame, share_of_texts: float = 1.0) -> dict[str, pd.DataFrame]:
+    def measure(self, places: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """The frames of a `Result`, by name, of the targets of one batch."""
         targets = self.targets(places)
         over = targets[targets["over_tau"]]
@@ -378,7 +370,7 @@ class Engine:
         frames = {
             "targets": targets,
             "choices": pd.DataFrame(choices),
-            "texts": self._texts(over, share_of_texts),
+            "texts": self._texts(over),
         }
         return frames | ({"scores": pd.DataFrame(scores)} if self.keeps_scores else {})
 
@@ -411,7 +403,7 @@ class Engine:
         """Append what every selector chooses for some targets of a batch in a far context, and L_k of it."""
         elsewhere = {PLACEBOS[0]: "placebo", SAME_GROUP: "same_group"}.get(far_context)
         if elsewhere:
-            targets = targets[targets[f"{elsewhere}_text"] >= 0]
+            targets = targets[targets[f"{elsewhere}_start"] >= 0]
         if len(targets) == 0:
             return
         contexts, index = self._contexts(targets)
@@ -477,13 +469,11 @@ class Engine:
             kinds.append(classify(far, short, pieces[read], after))
         return kinds
 
-    def _texts(self, over: pd.DataFrame, share: float) -> pd.DataFrame:
-        """The text of the blocks of some targets; of a large measurement only a random share of the blocks."""
+    def _texts(self, over: pd.DataFrame) -> pd.DataFrame:
+        """The text of the blocks of some targets, for people to read."""
         rows = []
         size, n_far = self.targets_per_block, self.n_long - self.n_short
         for block, targets in over.groupby(over["target_id"] // size):
-            if np.random.default_rng([Stream.EXAMPLES, self.seed, block]).random() >= share:
-                continue
             target = targets.iloc[0]
             first = target["position"] - target["target_id"] % size
             tokens = self.texts.tokens(target["text"])[first - self.n_long : first + size + TOKENS_AFTER]
@@ -555,7 +545,7 @@ class _Run:
         with show_progress("targets measured", total, "targets", enabled=self.progress) as advance:
             for number, places in enumerate(frames_of):
                 began = time.monotonic()
-                frames = self.engine.measure(places, TEXTS_FROM_TARGETS / len(self.places))
+                frames = self.engine.measure(places)
                 seconds = time.monotonic() - began
                 keep(Result(self.settings, provenance={**made, "seconds": seconds}, **frames))
                 advance(len(places))
@@ -631,8 +621,6 @@ def _check_options(
         )
     if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_long - n_short:
         raise UserError(f"ks must ascend from 1 to at most the {n_long - n_short} far tokens, not {list(ks)}")
-    if not selectors or len(set(selectors)) != len(selectors):
-        raise UserError(f"name each selector once and at least one, not {list(selectors)}")
     for name in selectors:
         check_selector(name, k_max=ks[-1], n_far=n_long - n_short)
     if unknown := [name for name in placebos if name not in PLACEBOS]:

@@ -114,12 +114,6 @@ def test_the_texts_of_blocks_are_their_tokens(whole):
         assert [piece.strip() for piece in row.placebo_pieces] == [f"w{token}" for token in far]
 
 
-def test_of_a_large_measurement_a_share_of_the_blocks_keeps_its_text(monkeypatch):
-    monkeypatch.setattr(engine, "TEXTS_FROM_TARGETS", 75)  # of 150
-    some = small()
-    assert 0 < len(some.texts) < len(some.over)
-
-
 def test_scores_are_those_that_choices_are_made_from():
     result = small(scores=True, selectors=("leave-one-out", "greedy"))
     assert set(result.scores["selector"]) == {"leave-one-out"}
