@@ -1,6 +1,5 @@
 """Cross-fitting: one model chooses, another measures; by model or by result, and what is refused."""
 
-
 import numpy as np
 import pytest
 
