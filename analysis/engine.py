@@ -146,7 +146,7 @@ def measure(
     Raises `UserError` where model, texts and settings do not go together, a loss is not finite, no target is over tau,
     or ``out`` has another measurement.
     """
-    _check_options(n_long, n_short, ks, selectors, placebos)
+    check_options(n_long, n_short, ks, selectors, placebos)
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
     opening = {"tokenizer": tokenizer, "prefix": prefix, "dtype": dtype, "device": device}
     opening["attn_implementation"] = attn_implementation
@@ -611,10 +611,14 @@ def _rounded(losses: np.ndarray) -> np.ndarray:
     return losses.astype(np.float32).astype(np.float64)
 
 
-def _check_options(
-    n_long: int, n_short: int, ks: Sequence[int], selectors: Sequence[str], placebos: Sequence[str]
+def check_options(
+    n_long: int,
+    n_short: int,
+    ks: Sequence[int],
+    selectors: Sequence[str] = SELECTORS,
+    placebos: Sequence[str] = PLACEBOS[:1],
 ) -> None:
-    """Raise `UserError` for options that do not go together."""
+    """Raise `UserError` for options of `measure` that do not go together, before a model is opened."""
     if not 0 < n_short < n_long:
         raise UserError(
             f"N = {n_long} must be larger than M = {n_short}, and that larger than 0; change one of them"
