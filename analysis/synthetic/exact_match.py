@@ -410,8 +410,3 @@ def points_frame(groups: Sequence[Group]) -> pd.DataFrame:
         points["name"] = [each + name for each in planted]
         frames.append(points[["task", "name", *group.points.columns, *_SETTINGS[1:]]])
     return pd.concat(frames, ignore_index=True)
-
-
-def percent(value: float, low: float, high: float, digits: int = 1) -> str:
-    """A share with its interval in per cent, without the sign."""
-    return "{:.{d}f} [{:.{d}f}, {:.{d}f}]".format(100 * value, 100 * low, 100 * high, d=digits)

@@ -22,6 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.figures import style
+from analysis.stats.show import show
 from analysis.synthetic.exact_match import (
     ERROR_SORTS,
     POOLED,
@@ -33,7 +34,6 @@ from analysis.synthetic.exact_match import (
     fact_text,
     facts,
     load,
-    percent,
     points_frame,
     pool,
     save,
@@ -337,20 +337,18 @@ examples:
   olmo-sparsity figure1 runs/theory --out results/theory --rows results/theory/exact_match.parquet
   olmo-sparsity figure1 results/synthetic/exact_match.parquet --only text/records --out results/synthetic/text
 
-reads what olmo-sparsity exact_match wrote (no model is needed), every exact_match.json or .parquet that it is given, or
-that lies in a folder it is given, pools the training seeds of one setting, prints the numbers and writes, each as PNG
-and PDF,
+reads every exact_match.json or .parquet that it is given, or that lies in a folder it is given (no model is needed),
+pools the training seeds of one setting, prints the numbers and writes, each as PNG and PDF,
 
-  figure1-sparse_parity.*   planted tasks: accuracy against length, a panel per K_train, a curve per k; a figure for
-  figure1-planted.*         each task
-  figure1-TASK-bound.*      with --bound: their errors under Theorem 4.3, its constant taken from the shorter lengths
-                            beyond the trained ones and tried at the longer ones
-  figure1-schemes.*         tasks with coupled ids: exact match by position scheme
-  figure1-errors.*          and what the first errors are
-  figure1.json              every number that is drawn
+  figure1-TASK.*         a planted task: accuracy against length, a panel per K_train, a curve per k
+  figure1-TASK-bound.*   with --bound: its errors under Theorem 4.3, whose constant is taken from the shorter lengths
+                         beyond the trained ones and tried at the longer ones
+  figure1-schemes.*      tasks with coupled ids: exact match by position scheme
+  figure1-errors.*       and what the first errors are
+  figure1.json           every number that is drawn
 
-Intervals are 95 %: Wilson's for one seed, Student's t over seeds for several. Checkpoints that differ in the training
-seed alone are pooled; what the rows do not tell, such as precision, heads and weight decay, is not compared.""",
+Intervals are 95 %: Wilson's for one seed, Student's t over seeds for several. What the rows do not tell, such as
+precision, heads and weight decay, is not compared.""",
     )
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="exact_match.json or .parquet, or a folder that holds some"
@@ -373,9 +371,12 @@ def main() -> None:
     options = parser().parse_args()
     from analysis.synthetic.bound import bound_figure, bounds_frames, trained_error, try_bounds
     from olmo_sparsity.util.files import write_json
-    from olmo_sparsity.util.provenance import provenance
+    from olmo_sparsity.util.provenance import current_commit, library_versions
 
-    started = provenance()  # before the figures are drawn over those of a checkout
+    code = {
+        "commit": current_commit(),
+        "versions": library_versions(),
+    }  # before the figures are drawn over those of a checkout
     rows = load(options.paths, options.only)
     groups = pool(rows)
     planted = [group for group in groups if group.settings.k_train]
@@ -393,15 +394,12 @@ def main() -> None:
     points, bounds = points_frame(groups), bounds_frames(tests)
     written = {"points": points.drop(columns=["parameters", "trained", "options"]), **bounds}
     tables = {name: _records(frame) for name, frame in written.items()}
-    write_json(options.out / "figure1.json", {**tables, "provenance": started})
+    write_json(options.out / "figure1.json", {**tables, "provenance": code})
     if options.rows:
         save(options.rows, rows)
-    points["exact [%]"] = list(map(percent, points["value"], points["low"], points["high"]))
-    points["of each seed [%]"] = [
-        ", ".join(f"{100 * one:.1f}" for one in seeds) for seeds in points["of_seeds"]
-    ]
-    shown = ["task", "name", "length", "seeds", "samples", "exact [%]", "of each seed [%]"]
-    for frame in (points[shown], *(frame for frame in bounds.values() if len(frame))):
+    shown = points[["task", "name", "length", "seeds", "samples", "value", "low", "high"]]
+    print(show(shown, title="exact match [%] with its 95 % interval"), end="\n\n")
+    for frame in bounds.values() if tests else ():
         print(frame.to_string(index=False), end="\n\n")
     print(f"wrote {', '.join(figures)} and figure1.json to {options.out}")
 

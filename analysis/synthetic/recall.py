@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,13 +32,12 @@ import pandas as pd
 from analysis.contexts import Contexts
 from analysis.selectors import check_selector
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, wilson
+from analysis.stats.show import show
 from analysis.stats.sums import Columns, Sums
-from analysis.synthetic.exact_match import percent
 from analysis.synthetic.planted import (
     KS,
     chance_recall,
     found_at,
-    recall_of_hand_built,
     selected_columns,
 )
 from olmo_sparsity.util.arguments import (
@@ -54,7 +52,6 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import provenance
-from olmo_sparsity.util.result_files import ResultFile
 from olmo_sparsity.util.streams import Stream
 
 if TYPE_CHECKING:
@@ -66,14 +63,7 @@ if TYPE_CHECKING:
 
 SELECTORS = ("leave-one-out", "leave-one-in", "greedy", "gradient", "attention", "random", "nearest")
 """Whose recall is measured, where nothing else is said."""
-RECALL = ResultFile(
-    "recall.json",
-    "olmo-sparsity recall of planted tokens",
-    4,
-    "recall of a checkpoint",
-    "olmo-sparsity recall --checkpoint",
-    before={},
-)
+NAME = "recall.json"
 _DRAWS_PER_SAMPLE = 64
 
 
@@ -264,8 +254,8 @@ def countings(task: SparseTask) -> dict[str, int]:
     return {"token": 1} if unit == 1 else {"token": 1, "place": unit}
 
 
-def recall_of_checkpoint(checkpoint: str, out: Path, *, device: str | None = None, **options: Any) -> Path:
-    """Measure a model that was trained on a task with planted tokens and write `recall.json`; returns its path.
+def recall_of_checkpoint(checkpoint: str, *, device: str | None = None, **options: Any) -> dict[str, Any]:
+    """Measure a model that was trained on a task with planted tokens: what `recall.json` says.
 
     ``options`` are those of `checked_settings`, and errors too. Raises `UserError` also where the task plants nothing.
     """
@@ -282,7 +272,7 @@ def recall_of_checkpoint(checkpoint: str, out: Path, *, device: str | None = Non
     if not isinstance(task, SparseTask):
         raise UserError(
             f"{folder} was trained on {config.task.name or 'text'}, which has no planted tokens; give a run on "
-            "sparse_parity or planted, or leave --checkpoint out to measure models built by hand"
+            "sparse_parity or planted"
         )
     settings, place = checked_settings(task, **options), pick_device(device)
     loaded = open_model(str(folder))
@@ -291,7 +281,8 @@ def recall_of_checkpoint(checkpoint: str, out: Path, *, device: str | None = Non
     contexts = 2 * settings.samples * len(settings.selectors) * len(settings.planted)
     with progress("recall", contexts, "contexts") as advance:
         accuracy, recalls = measure_recall(scorer, task, settings, advance=advance)
-    record = {
+    recalls = recalls.astype(object).where(recalls.notna(), None)
+    return {
         "run": folder.resolve().parent.name,
         "checkpoint": str(folder),
         "step": load_state(folder).step,
@@ -300,22 +291,15 @@ def recall_of_checkpoint(checkpoint: str, out: Path, *, device: str | None = Non
         "task": {"name": task.name, "parameters": asdict(task)},
         "scheme": config.positions.scheme,
         "family": config.model.family,
-        "settings": {
-            **asdict(settings),
-            "n_far": settings.n_far,
-            "ks": settings.ks,
-            "resamples": DEFAULT_RESAMPLES,
-        },
+        "settings": {**asdict(settings), "ks": settings.ks, "resamples": DEFAULT_RESAMPLES},
         "chance": {
             what: {str(k): chance_recall(k, settings.n_far, tokens) for k in settings.ks}
             for what, tokens in countings(task).items()
         },
         "accuracy": accuracy.to_dict("records"),
-        "recalls": recalls.astype(object).where(recalls.notna(), None).to_dict("records"),
+        "recalls": recalls.to_dict("records"),
         "provenance": provenance(),
     }
-    RECALL.save(out / RECALL.name, record)
-    return out / RECALL.name
 
 
 # --- the figure ---
@@ -400,77 +384,54 @@ def parser() -> Parser:
         description="""Recall of planted tokens against k: do selectors find what a prediction depends on?
 
 examples:
-  olmo-sparsity recall --out runs/recall
   olmo-sparsity recall --checkpoint runs/planted --out runs/planted/recall
   olmo-sparsity recall --checkpoint runs/parity --length 50 --ks 1,2,4 --samples 200 --out runs/parity/recall
 
-Without --checkpoint selectors are tested on a model built by hand: its answer depends on p far tokens that are known,
-each by itself ("sum"), or only all of them together ("all", as a model that copies needs the earlier match and what
-followed it). Every other token gives a little noise. Prints the share of the planted tokens among the first k
-selected, for every selector.
-
-With --checkpoint, a run or checkpoint trained on sparse_parity or planted: the context is the prompt of a test sample,
-the target its label, the placebo the far context of a sample with another label. Measured are samples whose planted
-tokens all stand before the last --n-short tokens. Writes recall.json and the figure recall.png and recall.pdf.
-How to read them: docs/method.md, 2.6.""",
+Of a run or checkpoint trained on sparse_parity or planted. The context is the prompt of a test sample, the target its
+label, the placebo the far context of a sample with another label. Measured are samples whose planted tokens all stand
+before the last --n-short tokens. Writes recall.json and the figure recall.png and recall.pdf. How to read them:
+docs/method.md, 2.6.""",
+    )
+    parser.add_argument(
+        "--checkpoint", required=True, metavar="RUN", help="a run (then its last checkpoint), or one"
     )
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
-    parser.add_argument("--n-short", type=whole_number, help="M (default: 16 tokens; of a checkpoint 2)")
-    parser.add_argument("--selectors", type=texts, help=f"default: {','.join(SELECTORS)}")
-    parser.add_argument("--seed", type=seed_number, default=0, help="of planted tokens, noise and samples")
-    by_hand = parser.add_argument_group("models built by hand")
-    by_hand.add_argument("--n-long", type=whole_number, default=128, help="N (default: 128 tokens)")
-    by_hand.add_argument(
-        "--models", type=whole_number, default=20, help="each with planted tokens of its own"
-    )
-    trained = parser.add_argument_group("a trained model")
-    trained.add_argument("--checkpoint", metavar="RUN", help="a run (then its last checkpoint) or checkpoint")
-    trained.add_argument("--length", type=whole_number, help="N (default: the longest prompt of training)")
-    trained.add_argument(
+    parser.add_argument("--length", type=whole_number, help="N (default: the longest prompt of training)")
+    parser.add_argument("--n-short", type=whole_number, default=2, help="M in tokens (default: %(default)s)")
+    parser.add_argument(
         "--ks",
         dest="planted",
         type=whole_numbers,
         help="numbers of planted tokens of a sample (default: powers of 2 up to training's k_train)",
     )
-    trained.add_argument("--samples", type=whole_number, default=100, help="test samples for each of --ks")
-    trained.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
+    parser.add_argument(
+        "--samples", type=whole_number, default=100, help="for each of --ks (default: %(default)s)"
+    )
+    parser.add_argument("--selectors", type=texts, default=SELECTORS, help=f"default: {','.join(SELECTORS)}")
+    parser.add_argument(
+        "--seed", type=seed_number, default=0, help="of the samples and the bootstrap (default: 0)"
+    )
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
     return parser
 
 
 def main() -> None:
     """Measure, write and print."""
-    given = parser().parse_args()
-    if given.checkpoint is None:
-        selectors = given.selectors or (*SELECTORS[:-2], "leave-one-out@gradient:32", *SELECTORS[-2:])
-        sizes = {"n_long": given.n_long, "n_short": given.n_short or 16, "models": given.models}
-        recalls = recall_of_hand_built(selectors, **sizes, seed=given.seed)
-        print(_across(recalls, ["rule", "planted", "selector"]))
-        rows = recalls.to_dict("records")
-        write_json(given.out / RECALL.name, {**sizes, "provenance": provenance(), "rows": rows})
-        print(f"wrote {given.out / RECALL.name}")
-        return
     from analysis.figures.style import save_figure
 
-    options = {name: getattr(given, name) for name in ("length", "planted", "samples", "seed", "device")}
-    options |= {"n_short": given.n_short or 2, "selectors": given.selectors or SELECTORS}
-    path = recall_of_checkpoint(given.checkpoint, given.out, **options)
-    result = RECALL.load(path)
-    figures = save_figure(recall_figure(result), given.out, "recall")
-    for cell in result["accuracy"]:
-        right = percent(cell["value"], cell["low"], cell["high"])
-        print(f"{cell['planted']} planted: {right} % of {cell['samples']:,} samples are answered right")
-    recalls = pd.DataFrame(result["recalls"])
+    options = vars(parser().parse_args())
+    out = options.pop("out")
+    result = recall_of_checkpoint(options.pop("checkpoint"), **options)
+    write_json(out / NAME, result)
+    save_figure(recall_figure(result), out, "recall")
+    accuracy, recalls = pd.DataFrame(result["accuracy"]), pd.DataFrame(result["recalls"])
+    print(show(accuracy, title="samples that are answered right [%]"))
     for what, chance in result["chance"].items():
         shown = recalls[recalls["name"].isin([f"{what}_{kind}" for kind in _SHOWN])]
-        print(f"\nrecall of the {_COUNTINGS[what]}\n{_across(shown, ['planted', 'selector', 'name'])}")
+        table = shown.pivot_table("value", ["planted", "selector", "name"], "k", sort=False)
+        print(f"\nrecall of the {_COUNTINGS[what]}\n{table.to_string(float_format='{:.2f}'.format)}")
         print(f"chance: {', '.join(f'{share:.2f}' for share in chance.values())}")
-    print(f"wrote {', '.join(map(str, [path, *figures]))}")
+    print(f"\nwrote {NAME}, recall.png and recall.pdf to {out}")
 
 
 _SHOWN = ("recall", "placebo_recall", "recall_right")
-
-
-def _across(recalls: pd.DataFrame, rows: list[str]) -> str:
-    """For a terminal: values by k across."""
-    table = recalls.pivot_table("value", rows, "k", sort=False)
-    return table.rename(columns="k = {}".format).to_string(float_format="{:.2f}".format)

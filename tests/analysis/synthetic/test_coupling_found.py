@@ -177,8 +177,9 @@ def test_an_untrained_model_couples_nothing_and_a_task_of_one_label_has_nothing_
     printed = capsys.readouterr().out
     assert "no coupling was found" in printed and "train with" not in printed
     assert json.loads((out / coupling.NAME).read_text())["marks"] == [1, 3]
+    (tmp_path / "label").mkdir()
     config = make_config(
-        tmp_path, "planted", "contiguous", parameters={"train_length": [8, 10], "k_train": 2}
+        tmp_path / "label", "planted", "contiguous", parameters={"train_length": [8, 10], "k_train": 2}
     )
     save_checkpoint(config.save_folder, config, TrainState(3, 99), build_model(config).state_dict(), {}, None)
     with refused("trained on planted, which couples no tokens; give another run"):

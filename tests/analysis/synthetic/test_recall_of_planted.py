@@ -1,5 +1,6 @@
 """Recall of planted tokens by a trained model's selectors, against sets built one sample at a time."""
 
+import json
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import torch
 
 from analysis.model.losses import Scorer
 from analysis.synthetic import recall
-from analysis.synthetic.recall import RECALL, checked_settings, draw_samples, measure_recall, recall_figure
+from analysis.synthetic.recall import checked_settings, draw_samples, measure_recall, recall_figure
 from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import make_task
@@ -185,7 +186,7 @@ def test_the_command_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, mon
     names = ["--selectors", "leave-one-out,attention"]
     monkeypatch.setattr(sys, "argv", ["recall", "--checkpoint", str(run), *options, *names])
     recall.main()
-    result = RECALL.load(out)
+    result = json.loads((out / "recall.json").read_text())
     task = make_task("sparse_parity", {"train_length": [8, 12], "k_train": 3})
     settings = settings_for(task, length=10, planted=(1, 2), samples=4)
     accuracy, recalls = pd.DataFrame(result["accuracy"]), pd.DataFrame(result["recalls"])
