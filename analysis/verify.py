@@ -87,6 +87,7 @@ def verify(
         texts,
         targets=settings["targets_requested"],
         placebos=settings["far_contexts"][1:],
+        dtype=settings["dtype"].removesuffix("-weights"),
         prefix=",".join(map(str, settings["prefix"])) or "none",
         batches=order[: np.searchsorted(held, targets) + 1].tolist(),
         **{name: settings[name] for name in names},

@@ -138,8 +138,8 @@ def influence_map(
 
     Raises `UserError`, one line with the remedy, where the text is too short or the model cannot be measured so.
     """
-    from analysis.engine import make_scorer
     from analysis.model.loading import open_model
+    from analysis.model.losses import LOGITS_PER_BATCH, build_scorer
     from olmo_sparsity.util.progress import progress as shown
     from olmo_sparsity.util.provenance import current_commit
 
@@ -147,11 +147,11 @@ def influence_map(
     tokens = np.asarray(loaded.encode(text), dtype=np.int64)
     n_long = context_length(len(tokens), n_long, n_short, loaded.reads)
     loaded.check_context(n_long)
-    scorer = make_scorer(loaded, n_long, tokens_per_batch=tokens_per_batch, memory_limit_gb=memory_limit_gb)
-    # a window's targets are many: their logits must fit, too
-    scorer.tokens_per_batch = max(
-        1, min(scorer.tokens_per_batch, scorer.logits_per_batch // loaded.model.vocabulary_size)
-    )
+    limits = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
+    scorer = build_scorer(loaded.model, loaded.device, n_long, **limits)
+    # a window has many targets: their logits must fit, too
+    most = LOGITS_PER_BATCH[loaded.device.type] // loaded.model.vocabulary_size
+    scorer.tokens_per_batch = max(1, min(scorer.tokens_per_batch, most))
     about = {
         "model": loaded.name,
         "model_sha256": loaded.sha256,
