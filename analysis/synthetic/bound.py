@@ -200,8 +200,8 @@ def _by_settings(starts: Sequence[TrainedError]) -> list[tuple[str, list[Trained
     for start in starts:
         settings = start.group.settings
         parameters, trained = (
-            json.dumps({name: value for name, value in each.items() if name not in _OF_LENGTH})
-            for each in (settings.task_parameters, settings.trained_parameters)
+            json.dumps({name: value for name, value in parameters.items() if name not in _OF_LENGTH})
+            for parameters in (settings.task_parameters, settings.trained_parameters)
         )
         options = {
             name: value for name, value in settings.training_options.items() if not name.endswith("locality")
@@ -242,13 +242,8 @@ def bounds_frames(tests: Sequence[BoundTest]) -> dict[str, pd.DataFrame]:
 
 # --- the figure ---
 
-_LIMIT: dict[str, Any] = {
-    "marker": "v",
-    "markerfacecolor": "white",
-    "markersize": 3.8,
-    "zorder": 3.2,
-    "linestyle": "none",
-}
+_HOLLOW: dict[str, Any] = {"marker": "v", "markerfacecolor": "white", "markersize": 3.8}
+_LIMIT: dict[str, Any] = {**_HOLLOW, "zorder": 3.2, "linestyle": "none"}
 _FITTED: dict[str, Any] = {"color": "0.45", "linestyle": ":", "linewidth": 1, "zorder": 1.5}
 
 
@@ -261,10 +256,12 @@ def bound_figure(tests: Sequence[BoundTest]) -> Figure:
     limit of the interval.
     """
     named = [list(zip(_names(test), test.starts, strict=True)) for test in tests]
-    in_order = sorted((each.trained_length, _locality(each) or 0, name) for of in named for name, each in of)
+    in_order = sorted(
+        (start.trained_length, _locality(start) or 0, name) for curves in named for name, start in curves
+    )
     styles = style.model_styles(dict.fromkeys(name for *_, name in in_order))
     looks: dict[str, style.Style] = {name: (*style_of[:2], "-") for name, style_of in styles.items()}
-    titles = [_title(test, named=len({each.label for each in tests}) > 1) for test in tests]
+    titles = [_title(test, named=len({test.label for test in tests}) > 1) for test in tests]
     groups = [start.group for test in tests for start in test.starts]
     with matplotlib.rc_context(style.STYLE):
         places = style.in_rows(len(tests), style.columns_in(style.PAGE, 2.0))
@@ -304,10 +301,9 @@ def _locality(start: TrainedError) -> int | None:
 def _draw_errors(axes: Axes, start: TrainedError, label: str, look: style.Style) -> None:
     """The error of one model as multiples of delta, at multiples of L, with its interval."""
     x = start.points["length"].to_numpy() / start.trained_length
-    value, low, high = (
-        start.points[name].to_numpy() / start.delta for name in ("error", "error_low", "error_high")
-    )
-    wrong, positive_low = (np.where(each > 0, each, np.nan) for each in (value, low))
+    names = "error", "error_low", "error_high"
+    value, low, high = (start.points[name].to_numpy() / start.delta for name in names)
+    wrong, positive_low = (np.where(values > 0, values, np.nan) for values in (value, low))
     style.draw_band(axes, x, (wrong, positive_low, high), label, look, alpha=0.15)
     none = value == 0
     if none.any():
@@ -329,7 +325,7 @@ def _length_axis(axes: Axes, tests: Sequence[BoundTest]) -> None:
     longest = max(
         start.points["length"].max() / start.trained_length for test in tests for start in test.starts
     )
-    style.log_axis(axes, [each for each in (1, 2, 5, 10, 20, 50, 100) if each <= longest])
+    style.log_axis(axes, [tick for tick in (1, 2, 5, 10, 20, 50, 100) if tick <= longest])
     axes.set_xlim(0.5, 1.1 * longest)
 
 
@@ -342,7 +338,7 @@ def _title(test: BoundTest, *, named: bool) -> str:
 
 
 def _expected(groups: Sequence[Group]) -> set[bool]:
-    return {bool(each) for group in groups for each in group.points["is_expected"]}
+    return {bool(value) for group in groups for value in group.points["is_expected"]}
 
 
 def _heading(groups: Sequence[Group]) -> str:

@@ -243,5 +243,7 @@ def outcome(coupling: Mapping[str, Any]) -> Iterator[str]:
         "counted_from": [segment["counted_from"] for segment in segments],
         "first_ids": [segment["first_id"] for segment in segments],
     }
-    found = [f"--positions.found.{name}=[{','.join(map(str, of_name))}]" for name, of_name in values.items()]
-    yield f"train with {shlex.join(found)}"
+    options = [
+        f"--positions.found.{name}=[{','.join(map(str, of_name))}]" for name, of_name in values.items()
+    ]
+    yield f"train with {shlex.join(options)}"

@@ -179,7 +179,7 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
             frames.append(frame.assign(folder=[str(below / folder) for folder in frame["folder"]]))
     rows = pd.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
     wanted = [
-        not only or any(Path(folder).is_relative_to(each) for each in only) for folder in rows["folder"]
+        not only or any(Path(folder).is_relative_to(part) for part in only) for folder in rows["folder"]
     ]
     if not any(wanted):
         raise UserError(f"no rows of {', '.join(only)}; there are {', '.join(sorted({*rows['folder']}))}")
@@ -225,22 +225,24 @@ def pool(rows: pd.DataFrame) -> list[Group]:
     lengths or k of the same weights belong together.
     """
     groups = []
-    for values, own in rows.groupby(_SETTINGS, dropna=False):
+    for values, members in rows.groupby(_SETTINGS, dropna=False):
         settings = Settings(**dict(zip(_SETTINGS, values, strict=True)))
         skips = settings.skip_probability
         settings = replace(settings, skip_probability=None if pd.isna(skips) else skips)
-        again = own[own.duplicated(["seed", "k", "length"])]
-        weights = own.drop_duplicates(["seed", "weights_sha256"])
+        again = members[members.duplicated(["seed", "k", "length"])]
+        weights = members.drop_duplicates(["seed", "weights_sha256"])
         again = pd.concat([again, weights[weights.duplicated("seed")]])
         if len(again):
-            both = own[own["seed"] == again["seed"].iloc[0]][["folder", "checkpoint"]].drop_duplicates()
+            both = members[members["seed"] == again["seed"].iloc[0]][
+                ["folder", "checkpoint"]
+            ].drop_duplicates()
             names = " and ".join(f"{row.folder}: {row.checkpoint}" for row in both.itertuples())
             raise UserError(
                 f"seed {again['seed'].iloc[0]} of one setting occurs twice ({names}); give it once"
             )
-        own = own.sort_values(["k", "length", "seed"], ignore_index=True)
-        points = pd.DataFrame([_point(each) for _, each in own.groupby(["k", "length"])])
-        groups.append(Group(settings, own, points))
+        members = members.sort_values(["k", "length", "seed"], ignore_index=True)
+        points = pd.DataFrame([_point(of_cell) for _, of_cell in members.groupby(["k", "length"])])
+        groups.append(Group(settings, members, points))
     return sorted(groups, key=lambda group: group.settings.order)
 
 
@@ -336,9 +338,9 @@ def facts(settings: Settings) -> dict[str, Any]:
 
 def differing(all_facts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What is not the same in all of them, of each."""
-    names = dict.fromkeys(name for each in all_facts for name in each)
-    odd = [name for name in names if any(each.get(name) != all_facts[0].get(name) for each in all_facts)]
-    return [{name: each[name] for name in odd if name in each} for each in all_facts]
+    names = dict.fromkeys(name for known in all_facts for name in known)
+    odd = [name for name in names if any(known.get(name) != all_facts[0].get(name) for known in all_facts)]
+    return [{name: known[name] for name in odd if name in known} for known in all_facts]
 
 
 def fact_text(name: str, value: Any) -> str:
@@ -399,14 +401,14 @@ def points_frame(groups: Sequence[Group]) -> pd.DataFrame:
     """
     all_settings = [group.settings for group in groups]
     labels = scheme_labels(all_settings)
-    plans = [(each.task, each.k_train, label) for each, label in zip(all_settings, labels, strict=True)]
+    plans = [(one.task, one.k_train, label) for one, label in zip(all_settings, labels, strict=True)]
     frames = []
     for group, plan in zip(groups, plans, strict=True):
-        alike = [task_facts(each) for each, other in zip(all_settings, plans, strict=True) if other == plan]
+        alike = [task_facts(one) for one, other in zip(all_settings, plans, strict=True) if other == plan]
         odd, *_ = differing([task_facts(group.settings), *alike])
         name = "; ".join([plan[-1], *([", ".join(fact_text(*item) for item in odd.items())] if odd else [])])
         points = group.points.assign(**asdict(group.settings))
         planted = [f"k = {k}, K_train = {group.settings.k_train}; " if k else "" for k in points["k"]]
-        points["name"] = [each + name for each in planted]
+        points["name"] = [prefix + name for prefix in planted]
         frames.append(points[["task", "name", *group.points.columns, *_SETTINGS[1:]]])
     return pd.concat(frames, ignore_index=True)

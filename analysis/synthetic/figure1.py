@@ -114,7 +114,7 @@ def scheme_comparison_figure(groups: Sequence[Group]) -> Figure:
     styles = style.model_styles(encodings)
     places = style.in_rows(len(tasks), 2)
     with matplotlib.rc_context(style.STYLE):
-        rows, columns = (1 + max(each) for each in zip(*places, strict=True))
+        rows, columns = (1 + max(axis) for axis in zip(*places, strict=True))
         figure = style.new_figure(style.PAGE if columns > 1 else style.COLUMN, 2.2 * rows + 1)
         grid = figure.add_gridspec(rows, columns)
         for place, (title, members) in zip(places, tasks.items(), strict=True):
@@ -272,7 +272,7 @@ def k_titles(groups: Sequence[Group]) -> list[str]:
     """K_train of each panel, and below it what else tells panels apart."""
     all_facts = [facts(group.settings) for group in groups]
     names = ["k_train"]
-    for name in dict.fromkeys(name for each in all_facts for name in each):
+    for name in dict.fromkeys(name for known in all_facts for name in known):
         if len(_combinations(all_facts, [*names, name])) > len(_combinations(all_facts, names)):
             names.append(name)
     titles = []
@@ -284,7 +284,7 @@ def k_titles(groups: Sequence[Group]) -> list[str]:
 
 def _combinations(all_facts: Sequence[dict[str, Any]], names: Sequence[str]) -> set[str]:
     """The combinations of values that occur."""
-    return {str([each.get(name) for name in names]) for each in all_facts}
+    return {str([known.get(name) for name in names]) for known in all_facts}
 
 
 def _task_titles(tasks: Iterable[Members]) -> list[str]:

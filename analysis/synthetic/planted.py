@@ -33,8 +33,8 @@ def found_at(
     With ``tokens_per_place`` u > 1 the columns form places 0 … u-1, u … 2u-1, …, each with one planted token at most,
     and a planted place is found by any of its tokens.
     """
-    found = selected[:, :, None] // tokens_per_place == planted[:, None, :] // tokens_per_place
-    return np.stack([found[:, :k].any(axis=1) for k in ks], axis=1)
+    is_found = selected[:, :, None] // tokens_per_place == planted[:, None, :] // tokens_per_place
+    return np.stack([is_found[:, :k].any(axis=1) for k in ks], axis=1)
 
 
 def chance_recall(k: int, n_far: int, tokens_per_place: int = 1) -> float:

@@ -34,20 +34,8 @@ from analysis.selectors import check_selector
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, wilson
 from analysis.stats.show import show
 from analysis.stats.sums import Columns, Sums
-from analysis.synthetic.planted import (
-    KS,
-    chance_recall,
-    found_at,
-    selected_columns,
-)
-from olmo_sparsity.util.arguments import (
-    Parser,
-    out_folder,
-    seed_number,
-    texts,
-    whole_number,
-    whole_numbers,
-)
+from analysis.synthetic.planted import KS, chance_recall, found_at, selected_columns
+from olmo_sparsity.util import arguments
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import progress
@@ -204,8 +192,8 @@ def measure_recall(
         accuracy.append({**counts, **vars(wilson(int(right.sum()), len(right)))})
         for name in settings.selectors:
             true, placebo = (
-                selected_columns(name, scorer, each, settings.seed, max(settings.ks), advance)
-                for each in (contexts, samples.placebos)
+                selected_columns(name, scorer, some, settings.seed, max(settings.ks), advance)
+                for some in (contexts, samples.placebos)
             )
             rows = _recalls(samples, true, placebo, right, task, settings)
             recalls += [{"planted": planted, "selector": name, **row} for row in rows]
@@ -229,8 +217,8 @@ def _recalls(
     symbols = np.take_along_axis(samples.contexts.tokens, samples.planted, axis=1)
     ratios: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # numerators (n, K) over denominators (n,)
     for what, unit in countings(task).items():
-        found = found_at(true, samples.planted, ks, unit)
-        recall = found.mean(axis=2)
+        is_found = found_at(true, samples.planted, ks, unit)
+        recall = is_found.mean(axis=2)
         placebo_recall = found_at(placebo, samples.planted[samples.donors], ks, unit).mean(axis=2)
         ratios[f"{what}_recall"] = recall, everyone
         ratios[f"{what}_recall_right"] = recall * right[:, None], right
@@ -238,7 +226,7 @@ def _recalls(
         for symbol in np.unique(symbols):
             of_symbol = symbols == symbol
             name = f"{what}_recall_of_{task.vocabulary[symbol]}"
-            ratios[name] = (found & of_symbol[:, None]).sum(axis=2), of_symbol.sum(axis=1)
+            ratios[name] = (is_found & of_symbol[:, None]).sum(axis=2), of_symbol.sum(axis=1)
     columns: Columns = {}
     for name, (above, below) in ratios.items():
         columns |= {(name, k): of_k for k, of_k in zip(ks, above.T, strict=True)} | {(name, "of"): below}
@@ -330,8 +318,8 @@ def recall_figure(result: Mapping[str, Any]) -> Figure:
     with matplotlib.rc_context(style.STYLE):
         figure, panels = style.small_multiples(places)
         for number, (what, chance) in enumerate(result["chance"].items()):
-            own = panels[number * len(accuracy) : (number + 1) * len(accuracy)]
-            for axes, cell in zip(own, accuracy, strict=True):
+            block_panels = panels[number * len(accuracy) : (number + 1) * len(accuracy)]
+            for axes, cell in zip(block_panels, accuracy, strict=True):
                 ks = settings["ks"]
                 axes.plot(ks, list(chance.values()), label="chance", **_CHANCE)
                 axes.plot(ks, [min(k, cell["planted"]) / cell["planted"] for k in ks], label="most", **_MOST)
@@ -340,7 +328,9 @@ def recall_figure(result: Mapping[str, Any]) -> Figure:
                     _draw_curves(axes, of_cell[of_cell["name"] == name], styles, placebo=is_placebo)
                 axes.set_title(f"p = {cell['planted']} (accuracy {100 * cell['value']:.0f} %)", loc="left")
                 style.k_axis(axes, ks)
-            style.outer_labels(own, "k [selected far tokens]", f"recall [share of\n{_COUNTINGS[what]}]")
+            style.outer_labels(
+                block_panels, "k [selected far tokens]", f"recall [share of\n{_COUNTINGS[what]}]"
+            )
         panels[0].set_ylim(-0.04, 1.04)
         lines = [
             Line2D([], [], label="chance", **_CHANCE),
@@ -377,9 +367,9 @@ def _draw_curves(axes: Axes, recalls: pd.DataFrame, styles: Mapping[str, Any], *
 # --- the command ---
 
 
-def parser() -> Parser:
+def parser() -> arguments.Parser:
     """Of `recall`."""
-    parser = Parser(
+    parser = arguments.Parser(
         prog="olmo-sparsity recall",
         description="""Recall of planted tokens against k: do selectors find what a prediction depends on?
 
@@ -395,21 +385,29 @@ docs/method.md, 2.6.""",
     parser.add_argument(
         "--checkpoint", required=True, metavar="RUN", help="a run (then its last checkpoint), or one"
     )
-    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
-    parser.add_argument("--length", type=whole_number, help="N (default: the longest prompt of training)")
-    parser.add_argument("--n-short", type=whole_number, default=2, help="M in tokens (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=arguments.out_folder, required=True, metavar="DIR", help="where to write"
+    )
+    parser.add_argument(
+        "--length", type=arguments.whole_number, help="N (default: the longest prompt of training)"
+    )
+    parser.add_argument(
+        "--n-short", type=arguments.whole_number, default=2, help="M in tokens (default: %(default)s)"
+    )
     parser.add_argument(
         "--ks",
         dest="planted",
-        type=whole_numbers,
+        type=arguments.whole_numbers,
         help="numbers of planted tokens of a sample (default: powers of 2 up to training's k_train)",
     )
     parser.add_argument(
-        "--samples", type=whole_number, default=100, help="for each of --ks (default: %(default)s)"
+        "--samples", type=arguments.whole_number, default=100, help="for each of --ks (default: %(default)s)"
     )
-    parser.add_argument("--selectors", type=texts, default=SELECTORS, help=f"default: {','.join(SELECTORS)}")
     parser.add_argument(
-        "--seed", type=seed_number, default=0, help="of the samples and the bootstrap (default: 0)"
+        "--selectors", type=arguments.texts, default=SELECTORS, help=f"default: {','.join(SELECTORS)}"
+    )
+    parser.add_argument(
+        "--seed", type=arguments.seed_number, default=0, help="of the samples and the bootstrap (default: 0)"
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
     return parser
