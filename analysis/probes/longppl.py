@@ -88,20 +88,16 @@ class LongPPL:
             f"{settings['alpha_nats']:g} nats and L_long < {settings['beta_nats']:g} nats; intervals 95 %, "
             f"{by_clusters(settings)}"
         )
-        counts = numbers["name"] == "key_tokens"
-        of_forms = numbers["form"].notna()
+        of_form = numbers.fillna({"form": "both"})
         shares = numbers["name"].str.contains("share|jaccard")
         tables = [
-            show(numbers[counts], across="form", percent=False, digits=-1),
-            show(numbers[of_forms & ~counts & ~shares], across="form", percent=False, digits=2),
-            show(numbers[of_forms & shares], across="form", title="share of the targets [%]"),
-            show(numbers[~of_forms & ~shares], percent=False, digits=2),
-            show(numbers[~of_forms & shares], title="how the forms agree [%]"),
+            show(of_form[~shares], across="form", percent=False, digits=2),
+            show(of_form[shares], across="form", title="in per cent"),
         ]
-        keys = numbers[counts].set_index("form")["value"]
+        keys = numbers[numbers["name"] == "key_tokens"].set_index("form")["value"]
         if without := [form for form in FORMS if keys[form] == 0]:
             tables.append(
-                f"no key tokens, {' and '.join(without)}, so that LongPPL is undefined: lower alpha, raise beta or the "
+                f"{' and '.join(without)}: no key tokens, so that LongPPL is undefined; lower alpha, raise beta or the "
                 "number of segments, or measure a model trained for longer"
             )
         return "\n\n".join([head, *tables])
@@ -408,7 +404,6 @@ plain perplexity, and how the forms agree, with 95 %% intervals over groups and 
         "--alpha", dest="alpha_nats", type=finite_number, default=2.0, help="nats (default: 2)"
     )
     group.add_argument("--beta", dest="beta_nats", type=finite_number, default=2.0, help="nats (default: 2)")
-    group.add_argument("--resamples", type=whole_number, default=DEFAULT_RESAMPLES, help="of the bootstrap")
     group.add_argument("--seed", type=seed_number, default=0, help="of all that is drawn (default: 0)")
     add_model_options(parser)
     given = parser.parse_args()
