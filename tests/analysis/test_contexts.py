@@ -1,0 +1,323 @@
+"""Texts from strings and files, and the targets, contexts and placebos that are drawn in them."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from analysis.contexts import (
+    Texts,
+    long_contexts,
+    open_texts,
+    placebo_contexts,
+    sample_targets,
+    shuffled_contexts,
+    with_same_group,
+)
+from analysis.ours import open_corpus
+from olmo_sparsity.corpus import groups as corpus_groups
+from olmo_sparsity.corpus.tokens import TokenFiles
+from olmo_sparsity.util.streams import Stream
+from tests.support import tiny
+from tests.support.refusals import refused
+
+LENGTHS = [30, 12, 50, 21, 200, 5]
+DOCUMENTS = [[1 + (7 * text + place) % 49 for place in range(n)] for text, n in enumerate(LENGTHS)]
+N, M = 20, 6
+
+
+def encode(text):
+    """Token ids of a string of numbers."""
+    return np.array([int(word) for word in text.split()], dtype=np.int64)
+
+
+def spelled(document):
+    return " ".join(map(str, document))
+
+
+def texts_in(groups=None):
+    """The documents as texts, in these groups."""
+    strings = [spelled(document) for document in DOCUMENTS]
+    if groups is None:
+        return open_texts(strings, encode)
+    texts = Texts.from_strings(encode, strings)
+    texts._groups = np.array(groups, dtype=object)
+    return texts
+
+
+@pytest.fixture
+def texts():
+    return texts_in()
+
+
+def sample(texts, count=40, seed=0, n_long=N, n_short=M, **options):
+    return sample_targets(texts, count, n_long=n_long, n_short=n_short, seed=seed, **options)
+
+
+# --- texts ---
+
+
+def rows_of(texts):
+    """Ids and group of every text."""
+    groups = [None] * len(texts.lengths) if texts.groups is None else texts.groups.tolist()
+    tokens = [texts.tokens(number).tolist() for number in range(len(texts.lengths))]
+    assert [len(ids) for ids in tokens] == texts.lengths.tolist()
+    return list(zip(tokens, groups, strict=True))
+
+
+def test_strings_and_groups_of_strings():
+    plain = open_texts(["1 2 3", "4 5"], encode)
+    assert rows_of(plain) == [([1, 2, 3], None), ([4, 5], None)]
+    assert plain.in_near_copy(np.array([0]), np.array([1])) is None
+    grouped = open_texts({"book": ["1 2 3", "4"], "site": ["5 6"]}, encode)
+    assert rows_of(grouped) == [([1, 2, 3], "book"), ([4], "book"), ([5, 6], "site")]
+    assert open_texts(plain, encode) is plain
+    checksums = [open_texts(each, encode).sha256 for each in (["1"], ["2"], {"1": ["1"]}, ["1"])]
+    assert checksums[0] == checksums[3] and len(set(checksums)) == 3
+
+
+def test_files(tmp_path):
+    (tmp_path / "a.txt").write_text("1 2\n3")
+    (tmp_path / "b.txt").write_text("4 5")
+    rows = [
+        {"text": "6 7", "url": "https://www.x.org/1"},
+        {"text": "8", "group": "mine", "url": "https://y.org"},
+        {"text": "9 10"},
+    ]
+    lines = "\n".join(map(json.dumps, rows)) + "\n\n"
+    (tmp_path / "c.jsonl").write_text(lines)
+    (tmp_path / "d.json.gz").write_bytes(gzip.compress(lines.encode()))
+    of_lines = [([6, 7], "x.org"), ([8], "mine")]
+    both = open_texts([tmp_path / "a.txt", str(tmp_path / "b.txt")], encode)
+    assert rows_of(both) == [([1, 2, 3], "a.txt"), ([4, 5], "b.txt")]
+    assert both.name == f"{tmp_path / 'a.txt'} and 1 more"
+    for name in ("c.jsonl", "d.json.gz"):
+        assert rows_of(open_texts(str(tmp_path / name), encode)) == [
+            *of_lines,
+            ([9, 10], "text 2 by itself"),
+        ]
+    (tmp_path / "bad.jsonl").write_text('{"txt": "1"}\n')
+    (tmp_path / "empty.jsonl").write_text("\n")
+    for name in ("bad.jsonl", "empty.jsonl", "absent.txt", "folder"):
+        with refused(name):
+            open_texts(str(tmp_path / name), encode)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://www.x.org/a/b",
+        "http://x.org#Emma-12",
+        "HTTPS://X.org/a#notes",
+        "a package",
+        "http://[x",
+        "http:///a",
+    ],
+)
+def test_urls_have_the_groups_of_prepared_corpora(url, tmp_path):
+    (tmp_path / "one.json").write_text(json.dumps({"text": "1", "url": url}))
+    assert open_texts(tmp_path / "one.json", encode).groups.tolist() == [corpus_groups.group_of_url(url)]
+
+
+def test_a_prepared_corpus_has_the_draws_of_its_texts(texts, tmp_path):
+    corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": DOCUMENTS})
+    prepared = open_texts(str(corpus), encode)
+    files = TokenFiles.of_split(corpus, "heldout")
+    assert rows_of(prepared) == rows_of(texts) == [(files.document(n).tolist(), None) for n in range(6)]
+    for name, column in vars(sample(prepared, 60, targets_per_block=3)).items():
+        assert np.array_equal(column, getattr(sample(texts, 60, targets_per_block=3), name)), name
+    tiny.add_groups(corpus, ["a", None, "b", "b", "a", "a"])
+    assert open_corpus(corpus).groups.tolist() == ["a", "document 1 by itself", "b", "b", "a", "a"]
+
+
+# --- targets ---
+
+
+def test_every_target_has_its_long_context_in_its_own_text(texts):
+    sampled = sample(texts)
+    assert len(sampled.text) == 40
+    assert (sampled.position >= N).all()
+    assert (sampled.position < np.array(LENGTHS)[sampled.text]).all()
+    assert len({*zip(sampled.text, sampled.position, strict=True)}) == 40
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_blocks_do_not_overlap_and_share_their_placebo(texts, block):
+    sampled = sample(texts, 39, targets_per_block=block)
+    assert len(sampled.text) == -(-39 // block) * block
+    for name in ("text", "placebo_text", "placebo_start"):
+        by_block = getattr(sampled, name).reshape(-1, block)
+        assert (by_block == by_block[:, :1]).all()
+    assert (np.diff(sampled.position.reshape(-1, block), axis=1) == 1).all()
+    assert len({*zip(sampled.text, sampled.position, strict=True)}) == len(sampled.text)
+
+
+def test_texts_share_the_targets_equally_as_far_as_they_offer(texts):
+    counts = np.bincount(sample(texts, 60).text, minlength=len(LENGTHS))
+    assert counts[[1, 5]].tolist() == [0, 0]  # too short
+    assert counts[3] == 1  # 21 tokens offer one
+    assert counts[0] == 10  # 30 tokens offer ten
+    assert {counts[2], counts[4]} <= {24, 25}  # the rest is shared
+    assert len(sample(texts, 10_000).text) == 10 + 30 + 1 + 180
+
+
+def test_sampling_is_a_function_of_the_seed(texts):
+    first, again, other = sample(texts), sample(texts), sample(texts, seed=1)
+    for name in vars(first):
+        assert np.array_equal(getattr(first, name), getattr(again, name))
+    assert not np.array_equal(first.position, other.position)
+    assert not np.array_equal(first.placebo_start, other.placebo_start)
+
+
+def test_contexts_hold_the_tokens_before_the_target(texts):
+    sampled = sample(texts, 5)
+    contexts = long_contexts(texts, sampled.text, sampled.position, np.arange(5), n_long=N, n_short=M)
+    placebo = placebo_contexts(texts, contexts, sampled.placebo_text, sampled.placebo_start)
+    for row, (text, position) in enumerate(zip(sampled.text, sampled.position, strict=True)):
+        document, other = DOCUMENTS[text], DOCUMENTS[sampled.placebo_text[row]]
+        start = sampled.placebo_start[row]
+        assert contexts.tokens[row].tolist() == document[position - N : position]
+        far = other[start : start + N - M]
+        assert placebo.tokens[row].tolist() == far + document[position - M : position]
+        assert contexts.targets[row] == placebo.targets[row] == document[position]
+
+
+def test_contexts_that_no_text_offers_are_refused(texts):
+    with refused("must be larger"):
+        sample(texts, n_long=6)
+    with refused("the longest has 200 tokens; lower N to at most 199"):
+        sample(texts, n_long=200)
+    assert set(sample(texts, n_long=199, n_short=188).text) == {4}
+    with refused("B = 190 .* the longest has 200 tokens; lower N to at most 10"):
+        sample(texts, 1, targets_per_block=190)
+    with refused("B = 194 .* the longest has 200 tokens; lower B"):
+        sample(texts, 1, targets_per_block=194)
+    with refused("the longest has 200 tokens; give longer texts"):
+        sample(texts, n_long=300, n_short=199)
+
+
+# --- placebos ---
+
+GROUPS = ["a", "b", "b", "c", "b", "a"]
+
+
+def test_placebos_come_from_other_texts_that_are_long_enough(texts):
+    sampled = sample(texts, 221)
+    assert (sampled.placebo_text != sampled.text).all()
+    assert set(sampled.placebo_text) == {text for text, n in enumerate(LENGTHS) if n >= N - M}
+    assert (sampled.placebo_start >= 0).all()
+    assert (sampled.placebo_start + N - M <= np.array(LENGTHS)[sampled.placebo_text]).all()
+
+
+def of_other_texts(text, lengths, n_far, seed):
+    """Placebos as they were drawn before there were groups: among the texts but the target's own."""
+    long_enough = np.flatnonzero(lengths >= n_far)
+    generator = np.random.default_rng([2, seed])
+    place = {number: at for at, number in enumerate(long_enough.tolist())}
+    skipped = [place.get(number) for number in text.tolist()]
+    drawn = generator.integers(0, [len(long_enough) - (at is not None) for at in skipped]).tolist()
+    drawn = [number + (at is not None and number >= at) for number, at in zip(drawn, skipped, strict=True)]
+    chosen = long_enough[drawn]
+    return chosen, generator.integers(0, lengths[chosen] - n_far, endpoint=True)
+
+
+def test_without_groups_the_placebos_are_those_of_before(texts):
+    alone = texts_in([f"text {number} by itself" for number in range(len(LENGTHS))])
+    for these in (texts, alone):
+        sampled = sample(these, 221, seed=3)
+        text, start = of_other_texts(sampled.text, np.array(LENGTHS), N - M, 3)
+        assert np.array_equal(sampled.placebo_text, text)
+        assert np.array_equal(sampled.placebo_start, start)
+    assert sample(texts).group is None and sample(texts).placebo_group is None
+
+
+def test_placebos_come_from_other_groups(texts):
+    sampled = sample(texts_in(GROUPS), 221)
+    assert np.array_equal(sampled.group, np.array(GROUPS)[sampled.text])
+    assert np.array_equal(sampled.placebo_group, np.array(GROUPS)[sampled.placebo_text])
+    assert not (sampled.group == sampled.placebo_group).any()
+    assert np.array_equal(sampled.position, sample(texts, 221).position)
+    assert set(sampled.placebo_text[sampled.group == "a"]) == {2, 3, 4}  # whatever is long enough
+    from_b = np.bincount(sampled.placebo_text[sampled.group == "b"], minlength=6)
+    assert from_b[[1, 2, 4, 5]].tolist() == [0] * 4
+    assert abs(from_b[0] - from_b[3]) < 50  # as likely as each other
+    with refused("second text of at least 14 tokens of another group than a"):
+        sample(texts_in(["a", "b", "a", "a", "a", "a"]))  # b is too short
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_a_text_by_itself_has_placebos_from_far_away_in_it(block):
+    length, n_far = 150, N - M
+    text = open_texts([spelled(range(length))], encode)
+    sampled = sample(text, 200, targets_per_block=block)
+    assert (sampled.placebo_text == 0).all()
+    starts = dict(
+        zip(sampled.position.tolist()[::block], sampled.placebo_start.tolist()[::block], strict=True)
+    )
+    for first, start in starts.items():
+        near = range(first - 2 * N, first + block + N)  # what it reads, and N tokens around
+        away = [s for s in range(length - n_far + 1) if not {*near} & {*range(s, s + n_far)}]
+        drawn = np.random.default_rng([Stream.PASSAGE_PLACEBOS, 0, first]).choice(away)
+        assert start == drawn
+    with refused("too few for placebos from it; give a second text, or one of at least"):
+        sample(open_texts([spelled(range(60))], encode), 40)
+
+
+def places_of_the_same_group(groups, text, first, block):
+    """Every (text, start) that a block may have, one by one: of another text, else away from what it reads."""
+    n_far = N - M
+    places = {
+        (number, start)
+        for number, length in enumerate(LENGTHS)
+        if groups[number] == groups[text]
+        for start in range(length - n_far + 1)
+    }
+    reads = {*range(first - N, first + block)}
+    away = {(d, start) for d, start in places if d == text and not reads & {*range(start, start + n_far)}}
+    return {(d, start) for d, start in places if d != text} or away or {(-1, -1)}
+
+
+@pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.parametrize("groups", [None, ["c", "b", "b", "c", "c", "b"]])
+def test_the_same_group_elsewhere_is_uniform_over_what_there_is(groups, block):
+    texts = texts_in(groups)
+    options = {"n_long": N, "n_short": M, "targets_per_block": block}
+    sampled = sample_targets(texts, 40, seed=0, **options)
+    drawn = [with_same_group(sampled, texts, seed=seed, **options) for seed in range(400)]
+    unchanged = {name: column for name, column in vars(sampled).items() if "same" not in name}
+    assert all(getattr(drawn[0], name) is column for name, column in unchanged.items())
+    kinds = set()
+    for row in range(0, len(sampled.text), block):
+        text, first = int(sampled.text[row]), int(sampled.position[row])
+        expected = places_of_the_same_group(groups or [*range(len(LENGTHS))], text, first, block)
+        rows = slice(row, row + block)
+        of_block = [np.stack([one.same_group_text[rows], one.same_group_start[rows]]) for one in drawn]
+        assert all((both == both[:, :1]).all() for both in of_block)
+        places = [tuple(both[:, 0].tolist()) for both in of_block]
+        assert set(places) <= expected
+        if len(expected) < 50:
+            assert set(places) == expected
+        numbers = {number for number, _ in expected}
+        for number in numbers:
+            starts, offered = ([s for d, s in some if d == number] for some in (places, expected))
+            assert len(starts) / len(places) == pytest.approx(1 / len(numbers), abs=0.12)
+            assert np.mean(starts) == pytest.approx(np.mean(offered), abs=0.2 * np.ptp(offered))
+        own = "own" if (text, places[0][1]) in expected else "other"
+        kinds.add("none" if (-1, -1) in expected else own)
+    assert kinds >= ({"own", "other"} if groups else {"none", "own"})
+
+
+def test_shuffled_far_contexts_are_the_true_ones_in_the_block_s_own_order(texts):
+    sampled = sample(texts, 12)
+    contexts = long_contexts(texts, sampled.text, sampled.position, np.arange(12), n_long=N, n_short=M)
+    first, again, other = (shuffled_contexts(contexts, seed) for seed in (0, 0, 1))
+    assert np.array_equal(first.tokens, again.tokens) and not np.array_equal(first.tokens, other.tokens)
+    assert np.array_equal(first.tokens[:, N - M :], contexts.tokens[:, N - M :])
+    orders = set()
+    for true, shuffled in zip(contexts.tokens, first.tokens, strict=True):
+        assert sorted(true[: N - M]) == sorted(shuffled[: N - M])
+        orders.add(tuple(shuffled[: N - M] - true[: N - M]))
+    assert len(orders) == 12
+    one = shuffled_contexts(contexts.take(slice(3, 4)), 0)  # whatever is measured beside it
+    assert np.array_equal(one.tokens[0], first.tokens[3])

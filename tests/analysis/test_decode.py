@@ -1,0 +1,172 @@
+"""Pieces of text against what the tokenizers themselves decode, against bytes, and by hand."""
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+
+from analysis.decode import TextDecoder
+from analysis.model.loading import TextTokenizer
+from olmo_sparsity.data.tokenizers import train_bpe
+from tests.support import tokenizers as trained_tokenizers
+
+ENGLISH = "The fox met the other fox, and the foxes didn't talk to “those” others."
+FOREIGN = "Zoë saw 日本語 and हिन्दी 🦊🦊!\n\n  Ångström: ok"
+
+
+def byte_level():
+    return train_bpe([ENGLISH], 300)  # no merge covers a foreign character
+
+
+def word_piece():
+    return trained_tokenizers.word_piece([ENGLISH], 80, pre_tokenizers.BertPreTokenizer())
+
+
+def unigram():
+    return trained_tokenizers.unigram([ENGLISH], 60)
+
+
+def suffixed():
+    """BPE whose words end in </w>, as GPT-1 and CLIP have it."""
+    tokenizer = Tokenizer(models.BPE(end_of_word_suffix="</w>", unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.BPEDecoder()
+    trainer = trainers.BpeTrainer(
+        vocab_size=80, end_of_word_suffix="</w>", special_tokens=["[UNK]"], show_progress=False
+    )
+    tokenizer.train_from_iterator([ENGLISH], trainer)
+    return tokenizer
+
+
+def byte_fallback():
+    """Llama 2's way: characters, and bytes for those that the vocabulary lacks."""
+    characters = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *sorted(set(ENGLISH) - {" "})]
+    tokenizer = Tokenizer(
+        models.BPE({c: i for i, c in enumerate(characters)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+def word_level():
+    """As tests/support/tiny.py has it: no decoder at all."""
+    words = {word: number for number, word in enumerate(["[UNK]", *sorted(set(ENGLISH.split()))])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+TOKENIZERS = [byte_level, word_piece, unigram, suffixed, byte_fallback, word_level]
+
+
+def decoder_of(tokenizer):
+    return TextDecoder(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+
+
+@pytest.mark.parametrize("make", TOKENIZERS)
+def test_pieces_of_every_window_join_to_the_decoded_text(make):
+    tokenizer = make()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    decoder = decoder_of(tokenizer)
+    ids = tokenizer.encode(f"{FOREIGN}\ufffd <|end|>{ENGLISH}").ids
+    assert tokenizer.token_to_id("<|end|>") in ids
+    for start in range(len(ids)):
+        for end in range(start, min(start + 30, len(ids)) + 1):
+            pieces = decoder.pieces(ids[start:end])
+            assert len(pieces) == end - start
+            assert "".join(pieces) == tokenizer.decode(ids[start:end], skip_special_tokens=False)
+
+
+def bytes_of(token):
+    """The bytes of a byte-level token: visible bytes stand for themselves, the n-th other one is character 256 + n."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in visible]
+    return bytes(ord(c) if ord(c) < 256 else others[ord(c) - 256] for c in token)
+
+
+def test_a_character_belongs_to_the_token_that_completes_it():
+    tokenizer = byte_level()
+    encoding = tokenizer.encode(FOREIGN + ENGLISH)
+    raw = [bytes_of(token) for token in encoding.tokens]
+    # "ignore" leaves a character out as long as its last byte is missing
+    whole = [b"".join(raw[: i + 1]).decode("utf8", "ignore") for i in range(len(raw))]
+    expected = [text[len(before) :] for text, before in zip(whole, ["", *whole], strict=False)]
+    assert expected.count("") > 10
+    assert decoder_of(tokenizer).pieces(encoding.ids) == expected
+
+
+def test_broken_characters_at_both_ends_of_a_window():
+    tokenizer = byte_level()
+    ids = tokenizer.encode("🦊 fox 🦊").ids
+    # the first fox lacks a byte, and so does the last
+    window = ids[ids.index(tokenizer.encode("🦊").ids[0]) + 1 : -1]
+    pieces = decoder_of(tokenizer).pieces(window)
+    assert pieces[:3] == ["\ufffd", "\ufffd", "\ufffd"]
+    assert "".join(pieces[3:]) == " fox \ufffd"
+    assert pieces[-3:] == ["\ufffd", "", ""]
+
+
+def test_byte_fallback_by_hand():
+    tokenizer = byte_fallback()
+    decoder = decoder_of(tokenizer)
+    ids = tokenizer.encode("日本 fox").ids
+    assert decoder.pieces(ids)[1:] == ["", "", "日", "", "", "本", " ", "f", "o", "x"]
+    # Its decoder gives up a whole run of bytes when the last one is missing.
+    assert "".join(decoder.pieces(ids[1:6])) == "\ufffd" * 5
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "expected"),
+    [
+        (word_level, "the fox met", ["the", " fox", " met"]),
+        (suffixed, "fox fox the", ["fox", " fox", " the"]),
+        (word_piece, "the fox the", ["the", " fox", " the"]),
+    ],
+)
+def test_spaces_go_with_the_word_behind_them(make, text, expected):
+    tokenizer = make()
+    assert decoder_of(tokenizer).pieces(tokenizer.encode(text).ids) == expected
+
+
+def test_a_long_sequence_costs_no_more_per_token():
+    tokenizer = byte_level()
+    decoded = []
+
+    def decode(ids):
+        decoded.append(len(ids))
+        return tokenizer.decode(ids)
+
+    ids = tokenizer.encode(ENGLISH * 40).ids
+    TextDecoder(decode).pieces(ids)
+    assert max(decoded) == len(ids)
+    assert decoded.count(len(ids)) <= 1
+    assert sum(decoded) < 3 * len(ids)
+
+
+def test_ids_may_be_an_array():
+    tokenizer = byte_level()
+    ids = tokenizer.encode(ENGLISH).ids
+    decoder = decoder_of(tokenizer)
+    assert decoder.pieces(np.array(ids, dtype=np.uint16)) == decoder.pieces(ids)
+    assert decoder.pieces([]) == []
+
+
+def test_special_tokens_are_shown_and_no_space_is_cleaned_up():
+    tokenizer = byte_level()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+    ids = [*tokenizer.encode("The fox , and 🦊 .").ids, 0, *tokenizer.encode("foxes").ids]
+    pieces = TextTokenizer(fast).decoder.pieces(ids)
+    assert "".join(pieces) == "The fox , and 🦊 .<|endoftext|>foxes"
+    assert pieces == TextTokenizer(tokenizer).decoder.pieces(ids)
+
+
+def test_slow_tokenizers_of_transformers_which_have_no_offsets():
+    slow = ByT5Tokenizer()
+    assert not slow.is_fast
+    ids = [*slow.encode("Zoë 日!", add_special_tokens=False), slow.eos_token_id]
+    pieces = TextTokenizer(slow).decoder.pieces(ids)
+    assert pieces[:-1] == ["Z", "o", "", "ë", " ", "", "", "日", "!"]
+    assert pieces[-1].strip() == "</s>"
