@@ -29,15 +29,14 @@ from analysis.faithfulness import CONTEXT_LENGTHS, EXACT, row_pearson, row_spear
 from analysis.kinds import KINDS, KINDS_BY_THEMSELVES, kinds_of_tokens
 from analysis.result import SELECTION, Result
 from analysis.stats.bootstrap import (
-    Interval,
     Statistic,
     by_clusters,
     count_clusters,
     difference,
-    mean_of,
 )
 from analysis.stats.measured import (
     ALL,
+    BEST,
     NET,
     PLACEBO,
     TRUE,
@@ -139,19 +138,16 @@ def findings(result: Result) -> str:
         return "\n".join([*said, str(error)])
     selector, k = default_selector(result.selectors), choose_k(result.ks)
     rows = frame[(frame["selector"] == selector) & (frame["k"] == k) & (frame["level"] == "text")]
-    said.append(
-        f"{selector}, k = {k}: "
-        + ", ".join(
-            f"{'recovery' if row['far_context'] == TRUE else row['far_context']} {interval_text(row, percent=True)} %"
-            for row in rows.to_dict("records")
-        )
-    )
-    said.append(
-        f"[95 % interval] {by_clusters(size, '_over_tau')}; net: recovery minus the placebo, where positive"
-    )
-    said.append(
-        'next: .recovery(), .kinds(), .distances() and more are frames; .figure2("figure2.png"); .xray(0)'
-    )
+    of_contexts = [
+        f"{'recovery' if row['far_context'] == TRUE else row['far_context']} {interval_text(row, percent=True)} %"
+        for row in rows.to_dict("records")
+    ]
+    by = by_clusters(size, "_over_tau")
+    said += [
+        f"{selector}, k = {k}: {', '.join(of_contexts)}",
+        f"[95 % interval] {by}; net: recovery minus the placebo, where positive",
+        'next: .recovery(), .kinds(), .distances() and more are frames; .figure2("figure2.png"); .xray(0)',
+    ]
     return "\n".join(said)
 
 
@@ -204,28 +200,22 @@ def shares(result: Result, **bootstrap: int) -> pd.DataFrame:
     """
     targets, gain, over = result.targets, result.gain_nats, over_tau_column(result)
     short, long = (targets[f"loss_{name}_nats"].to_numpy(np.float64) for name in ("short", "long"))
-    measured = Measured(result).column(1.0) if len(result.choices) else over
-    columns: Columns = {
-        "one": np.ones(len(targets)),
-        "over": over,
-        "measured": measured,
-        "loss_short_nats": short,
-        "loss_long_nats": long,
-        "gain_nats": gain,
-        "absolute_gain_nats": np.abs(gain),
-        "share_over_tau": over,
-        "share_below_minus_tau": (selecting_gain_nats(result) < -result.settings["tau_nats"]) * 1.0,
-        "share_of_gain": gain * over,
-        "loss_short_over_tau_nats": short * measured,
-        "loss_long_over_tau_nats": long * measured,
-    }
-    below: dict[Hashable, str] = {"share_of_gain": "gain_nats"}
-    below |= dict.fromkeys(("loss_short_over_tau_nats", "loss_long_over_tau_nats"), "measured")
-    sums = sums_of(result, columns, **bootstrap)
-    names = list(columns)[3:]
-    return _frame(
-        [{"name": name} | asdict(sums.ratio(name, below.get(name, "one"))) for name in names], "name"
-    )
+    table = _Ratios(result, {"one": np.ones(len(targets)), "gain": gain})
+    table.columns["measured"] = Measured(result).column(1.0) if len(result.choices) else over
+    below_minus_tau = selecting_gain_nats(result) < -result.settings["tau_nats"]
+    for name, values, denominator in (
+        ("loss_short_nats", short, "one"),
+        ("loss_long_nats", long, "one"),
+        ("gain_nats", gain, "one"),
+        ("absolute_gain_nats", np.abs(gain), "one"),
+        ("share_over_tau", over, "one"),
+        ("share_below_minus_tau", below_minus_tau, "one"),
+        ("share_of_gain", gain * over, "gain"),
+        ("loss_short_over_tau_nats", short * table.columns["measured"], "measured"),
+        ("loss_long_over_tau_nats", long * table.columns["measured"], "measured"),
+    ):
+        table.add(values, denominator, name=name)
+    return table.frame("name", **bootstrap)
 
 
 def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
@@ -234,17 +224,14 @@ def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
     name, value, low, high. Names: selecting_gain_nats, gain_nats (means over the targets over tau, under the model that
     selects and the one that evaluates), share_still_over_tau (under the one that evaluates).
     """
-    if not result.crossfit:
-        return _frame([], "name")
     over = over_tau_column(result)
-    columns: Columns = {
-        "over": over,
-        "selecting_gain_nats": selecting_gain_nats(result) * over,
-        "gain_nats": result.gain_nats * over,
-        "share_still_over_tau": over * (result.gain_nats > result.settings["tau_nats"]),
-    }
-    sums = sums_of(result, columns, **bootstrap)
-    return _frame([{"name": name} | asdict(sums.ratio(name, "over")) for name in list(columns)[1:]], "name")
+    table = _Ratios(result, {"over": over})
+    if result.crossfit:
+        still_over = result.gain_nats > result.settings["tau_nats"]
+        table.add(over * selecting_gain_nats(result), "over", name="selecting_gain_nats")
+        table.add(over * result.gain_nats, "over", name="gain_nats")
+        table.add(over * still_over, "over", name="share_still_over_tau")
+    return table.frame("name", **bootstrap)
 
 
 def differences(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
@@ -369,28 +356,16 @@ def distances(result: Result, k: int | None = None, **bootstrap: int) -> pd.Data
     measured, k = _measured(result, k)
     n_long = result.settings["n_long"]
     edges = distance_edges(n_long, result.settings["n_short"])
-    columns: Columns = {"selected": measured.column(float(k))}
+    table = _Ratios(result, {"selected": measured.column(float(k))})
     for selector in measured.selectors:
         for context in measured.far_contexts:
             back = n_long - measured.of_choices("selected", selector, context)[:, :k]
-            bins = np.searchsorted(edges, back, side="right") - 1
-            for number in range(len(edges) - 1):
-                columns[selector, context, number] = measured.column((bins == number).sum(axis=1))
-    sums = sums_of(result, columns, **bootstrap)
-    rows = []
-    for selector in measured.selectors:
-        for context in measured.far_contexts:
-            for number, (low, high) in enumerate(pairwise(edges)):
-                keys = {
-                    "selector": selector,
-                    "far_context": context,
-                    "k": k,
-                    "from_tokens": low,
-                    "to_tokens": high,
-                }
-                keys["uniform"] = (high - low) / result.n_far
-                rows.append(keys | asdict(sums.ratio((selector, context, number), "selected")))
-    return _frame(rows, "selector", "far_context", "k", "from_tokens", "to_tokens", "uniform")
+            for low, high in pairwise(edges):
+                inside = ((back >= low) & (back < high)).sum(axis=1)
+                keys = {"selector": selector, "far_context": context, "k": k, "from_tokens": low}
+                keys |= {"to_tokens": high, "uniform": (high - low) / result.n_far}
+                table.add(measured.column(inside), "selected", **keys)
+    return table.frame(**bootstrap)
 
 
 def picks(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
@@ -407,33 +382,24 @@ def picks(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFram
     pieces = pd.concat(texts).drop_duplicates("block").set_index("block")
     block = result.targets["target_id"].to_numpy()[measured.over] // result.settings["targets_per_block"]
     has_text = np.isin(block, pieces.index)
-    columns: Columns = {"has text": measured.column(has_text)}
-    for context, column in ((TRUE, "pieces"), (PLACEBO, "placebo_pieces")):
-        if context not in measured.far_contexts:
-            continue
+    table = _Ratios(result, {"has_text": measured.column(has_text)})
+    for context in measured.far_contexts:
         of_block = {
             number: np.array(kinds_of_tokens(strings)[: result.n_far])
-            for number, strings in pieces[column].items()
+            for number, strings in pieces["pieces" if context == TRUE else "placebo_pieces"].items()
         }
         far = np.array([of_block[number] for number in block[has_text]]).reshape(-1, result.n_far)
-        kinds_of = {FAR: far}
-        for selector in measured.selectors:
-            first = measured.of_choices("selected", selector, context)[has_text, :k].astype(int)
-            kinds_of[selector] = np.take_along_axis(far, first, axis=1)
-        for selector, of_tokens in kinds_of.items():
+        for selector in (FAR, *measured.selectors):
+            of_tokens = far
+            if selector != FAR:
+                first = measured.of_choices("selected", selector, context)[has_text, :k].astype(int)
+                of_tokens = np.take_along_axis(far, first, axis=1)
             for kind in KINDS_BY_THEMSELVES:
                 share = np.zeros(len(block))
                 share[has_text] = (of_tokens == kind).mean(axis=1)
-                columns[selector, context, kind] = measured.column(share)
-    sums = sums_of(result, columns, **bootstrap)
-    rows = [
-        {"selector": selector, "far_context": context, "k": k, "kind": kind}
-        | asdict(sums.ratio((selector, context, kind), "has text"))
-        for selector in (FAR, *measured.selectors)
-        for context in measured.far_contexts
-        for kind in KINDS_BY_THEMSELVES
-    ]
-    return _frame(rows, *names)
+                keys = {"selector": selector, "far_context": context, "k": k, "kind": kind}
+                table.add(measured.column(share), "has_text", **keys)
+    return table.frame(**bootstrap)
 
 
 def tokens_needed(result: Result, **bootstrap: int) -> pd.DataFrame:
@@ -445,29 +411,19 @@ def tokens_needed(result: Result, **bootstrap: int) -> pd.DataFrame:
     """
     measured, _ = _measured(result)
     gains = measured.gain_nats > 0
-    columns: Columns = {"gains": measured.column(gains)}
-    for (selector, context), losses in measured.losses.items():
-        if context in measured.far_contexts:
-            enough = measured.short_nats[:, None] - losses >= SHARE_NEEDED * measured.gain_nats[:, None]
-            reached = np.logical_or.accumulate(enough, axis=1) & gains[:, None]
-            for column, k in enumerate(measured.ks):
-                columns[selector, context, k] = measured.column(reached[:, column])
-    sums = sums_of(result, columns, **bootstrap)
-    rows: list[dict[str, Any]] = []
+    table = _Ratios(result, {"gains": measured.column(gains)})
     for selector in measured.names:
         for context in measured.far_contexts:
+            saved = measured.short_nats[:, None] - measured.losses[selector, context]
+            enough = saved >= SHARE_NEEDED * measured.gain_nats[:, None]
+            reached = np.logical_or.accumulate(enough, axis=1) & gains[:, None]
             keys = {"selector": selector, "far_context": context, "n_targets": int(gains.sum())}
-            for k in measured.ks:
-                interval = sums.ratio((selector, context, k), "gains")
-                rows.append({"name": "reached", **keys, "k": k} | asdict(interval))
+            for column, k in enumerate(measured.ks):
+                table.add(measured.column(reached[:, column]), "gains", name="reached", k=k, **keys)
             if context == TRUE:
-                never = _one_minus(sums.statistic((selector, context, measured.ks[-1]), "gains"))
-                rows.append({"name": "never", **keys, "k": k} | asdict(sums.share(never, "gains")))
-    return _frame(rows, "name", "selector", "far_context", "k", "n_targets")
-
-
-def _one_minus(share: Statistic) -> Statistic:
-    return lambda sums: 1 - share(sums)
+                never = gains & ~reached[:, -1]
+                table.add(measured.column(never), "gains", name="never", k=measured.ks[-1], **keys)
+    return table.frame("name", "selector", "far_context", "k", "n_targets", **bootstrap)
 
 
 # --- the parts of a recovery (docs/method.md, 2.3) ---
@@ -540,54 +496,37 @@ def faithfulness(result: Result, **bootstrap: int) -> pd.DataFrame:
         overlap (by k), spearman                              against `EXACT`; the overlap of selector `CHANCE` is k / F
     """
     measured, _ = _measured(result)
-    columns = measured.of_group(ALL, measured.ks)
-    for selector in measured.selectors:
-        for context in measured.far_contexts:
-            for (name, k), values in _measures_of(measured, selector, context).items():
-                defined = np.isfinite(values)
-                key = (name, k, selector, context)
-                columns["value", *key] = measured.column(np.where(defined, values, 0.0))
-                columns["defined", *key] = measured.column(defined)
-    sums = sums_of(result, columns, **bootstrap)
-    rows: list[dict[str, Any]] = []
-
-    def add(name: str, selector: str, context: str, statistics: Mapping[int | None, Statistic]) -> None:
-        keys = {"selector": selector, "far_context": context}
-        for k, statistic in statistics.items():
-            rows.append({"name": name, **keys, "k": k} | asdict(sums.interval(statistic)))
-        if name.endswith("_nats"):
-            mean = sums.interval(mean_of(list(statistics.values())))
-            rows.append({"name": name.replace("_nats", "_aopc_nats"), **keys, "k": None} | asdict(mean))
-
+    table = _Ratios(result, {}, cut=False)
     for selector in measured.names:
-        for context in measured.far_contexts:
-            add("sufficiency_nats", selector, context, _sufficiency(sums, selector, context, measured.ks))
-        for name in ("comprehensiveness_nats", "lds", "r2", "overlap", "spearman"):
-            for context in measured.far_contexts:
-                keys = [
-                    (name, k, selector)
-                    for k in (*measured.ks, None)
-                    if ("value", name, k, selector, TRUE) in columns
-                ]
-                if keys and sums.total(("defined", *keys[0], TRUE)) > 0:
-                    means = {
-                        key[1]: sums.statistic(("value", *key, context), ("defined", *key, context))
-                        for key in keys
-                    }
-                    add(name, selector, context, means)
-    for k in measured.ks:
-        chance = asdict(Interval(k / result.n_far, np.nan, np.nan))
-        rows.append({"name": "overlap", "selector": CHANCE, "far_context": TRUE, "k": k} | chance)
-    return _frame(rows, "name", "selector", "far_context", "k")
+        of_contexts = {
+            context: _measures_of(measured, selector, context) for context in measured.far_contexts
+        }
+        for context, measures in of_contexts.items():
+            for (name, k), values in measures.items():
+                if np.isfinite(of_contexts[TRUE][name, k]).any():
+                    defined = np.isfinite(values)
+                    keys = {"name": name, "selector": selector, "far_context": context, "k": k}
+                    table.columns["defined", *keys.values()] = measured.column(defined)
+                    values = measured.column(np.where(defined, values, 0.0))
+                    table.add(values, ("defined", *keys.values()), **keys)
+    frame = table.frame(**bootstrap)
+    chance = {"name": "overlap", "selector": CHANCE, "far_context": TRUE, "k": measured.ks}
+    return pd.concat(
+        [frame, pd.DataFrame(chance).assign(value=np.array(measured.ks) / result.n_far)], ignore_index=True
+    )
 
 
 def _measures_of(measured: Measured, selector: str, context: str) -> dict[tuple[str, int | None], np.ndarray]:
     """Values of one selector in one far context by name and k, (m,) each, NaN where undefined."""
+    values = _of_ks(
+        "sufficiency", measured.ks, measured.losses[selector, context] - measured.long_nats[:, None]
+    )
+    if selector == BEST:
+        return values
     there = measured.result.choices.columns
-    values: dict[tuple[str, int | None], np.ndarray] = {}
     if "comprehensiveness_nats" in there:
         drops = measured.of_choices("comprehensiveness_nats", selector, context)
-        values |= {("comprehensiveness_nats", k): drops[:, column] for column, k in enumerate(measured.ks)}
+        values |= _of_ks("comprehensiveness", measured.ks, drops)
     if "subset_loss_nats" in there:
         influence, losses = (
             measured.of_choices(name, selector, context) for name in ("subset_influence", "subset_loss_nats")
@@ -602,16 +541,17 @@ def _measures_of(measured: Measured, selector: str, context: str) -> dict[tuple[
     return values
 
 
+def _of_ks(name: str, ks: Sequence[int], values: np.ndarray) -> dict[tuple[str, int | None], np.ndarray]:
+    """Each column of values (m, K), and their mean: ERASER's AOPC."""
+    of_ks: dict[tuple[str, int | None], np.ndarray] = {
+        (f"{name}_nats", k): values[:, column] for column, k in enumerate(ks)
+    }
+    return of_ks | {(f"{name}_aopc_nats", None): values.mean(axis=1)}
+
+
 def overlap(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Share of the k tokens of one choice that are in the other, (m,); both (m, k). By chance it is k / F."""
     return (first[:, :, None] == second[:, None, :]).any(axis=2).mean(axis=1)
-
-
-def _sufficiency(sums: Sums, selector: str, context: str, ks: Sequence[int]) -> dict[int | None, Statistic]:
-    """Mean L_k - L_long by k, which is the gain without what was saved."""
-    targets = ("targets", ALL)
-    gain = sums.statistic(("gain", ALL), targets)
-    return {k: difference(gain, sums.statistic(("saved", selector, context, k, ALL), targets)) for k in ks}
 
 
 def contexts(result: Result, **bootstrap: int) -> pd.DataFrame:
@@ -621,25 +561,42 @@ def contexts(result: Result, **bootstrap: int) -> pd.DataFrame:
     and of those over tau), share_enough (of all targets: loss with the last ``length`` tokens within `ENOUGH_NATS` of
     L_long).
     """
-    targets = result.targets
-    over = over_tau_column(result)
-    columns: Columns = {"one": np.ones(len(targets)), "over": over}
-    rows_of: list[tuple[str, int | None, str]] = []
+    targets, over = result.targets, over_tau_column(result)
+    table = _Ratios(result, {"one": np.ones(len(targets)), "over": over})
     if "loss_short_from_0_nats" in targets:
         cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
-        columns["gap_cost_nats", None], columns["gap_cost_over_tau_nats", None] = cost, cost * over
-        rows_of += [("gap_cost_nats", None, "one"), ("gap_cost_over_tau_nats", None, "over")]
+        table.add(cost, "one", name="gap_cost_nats")
+        table.add(cost * over, "over", name="gap_cost_over_tau_nats")
     for length in CONTEXT_LENGTHS:
         if (name := f"loss_of_{length}_nats") in targets:
             enough = targets[name] <= targets["loss_long_nats"] + ENOUGH_NATS
-            columns["share_enough", length] = enough.to_numpy(np.float64)
-            rows_of.append(("share_enough", length, "one"))
-    sums = sums_of(result, columns, **bootstrap)
-    rows = [
-        {"name": name, "length": length} | asdict(sums.ratio((name, length), below))
-        for name, length, below in rows_of
-    ]
-    return _frame(rows, "name", "length")
+            table.add(enough.to_numpy(), "one", name="share_enough", length=length)
+    return table.frame("name", "length", **bootstrap)
+
+
+class _Ratios:
+    """Rows whose numbers are a sum over all targets divided by another one, a column of ``denominators``.
+
+    ``cut``: intervals of shares, at 0 and 1 (`Sums.ratio`).
+    """
+
+    def __init__(self, result: Result, denominators: Columns, *, cut: bool = True):
+        self.result, self.columns, self.cut = result, denominators, cut
+        self.rows: list[tuple[dict[str, Any], Hashable]] = []
+
+    def add(self, values: np.ndarray, denominator: Hashable, **keys: Any) -> None:
+        """A row with these keys; ``values``: (n,)."""
+        self.columns[len(self.rows)] = np.asarray(values, dtype=np.float64)
+        self.rows.append((keys, denominator))
+
+    def frame(self, *names: str, **bootstrap: int) -> pd.DataFrame:
+        """All rows, their keys in the order of ``names`` or, without, in that of the first row."""
+        sums = sums_of(self.result, self.columns, **bootstrap)
+        rows = []
+        for place, (keys, below) in enumerate(self.rows):
+            interval = sums.ratio(place, below) if self.cut else sums.interval(sums.statistic(place, below))
+            rows.append(keys | asdict(interval))
+        return _frame(rows, *(names or self.rows[0][0]))
 
 
 def _measured(result: Result, k: int | None = None) -> tuple[Measured, int]:

@@ -64,7 +64,7 @@ def resampled_rows(result: Result, resamples: int) -> Iterator[tuple[list[int], 
         yield [row_of[i] for i in targets if i in row_of], len(targets)
 
 
-def middle(values: Sequence[float]) -> tuple[float, float]:
+def middle(values: Sequence[Any]) -> tuple[float, float]:
     """The bounds of the middle 95 %, each one of the values."""
     ordered = sorted(values)
     tail = 0.025 * (len(ordered) - 1)
@@ -575,11 +575,12 @@ def test_faithfulness_equals_a_plain_loop(with_further: Result, selector: str, f
     if selector == "greedy":
         assert not {"lds", "r2", "spearman"} & set(frame["name"])
         return
-    pairs = zip(
-        *(result.of_choices(f"subset_{name}", selector, far_context) for name in ("influence", "loss_nats")),
-        strict=True,
-    )
-    pairs = [pair for row, pair in enumerate(pairs) if row != 3 or far_context == "placebo"]
+    subsets = [
+        result.of_choices(f"subset_{name}", selector, far_context) for name in ("influence", "loss_nats")
+    ]
+    pairs = [
+        pair for row, pair in enumerate(zip(*subsets, strict=True)) if row != 3 or far_context == "placebo"
+    ]
     lds = [spearmanr(influence, -losses).statistic for influence, losses in pairs]
     assert value(frame, name="lds") == pytest.approx(np.mean(lds))
     r2 = [pearsonr(influence, losses).statistic ** 2 for influence, losses in pairs]
