@@ -64,7 +64,7 @@ class LongPPL:
     settings: dict[str, Any]
     """What was measured, how much of it, and the tokens that the model read for each loss: the cost."""
     numbers: pd.DataFrame
-    """name, form (exact, published, or of both None), value, low, high; NaN where it is undefined.
+    """name, form (exact, published, or both), value, low, high; NaN where it is undefined.
 
     ppl of all targets; of each form key_tokens (their number), share (of the targets), longppl, ppl_short,
     mean_lsd_nats; and jaccard of the key tokens, share_of_exact and share_of_published that are key tokens in both,
@@ -88,11 +88,10 @@ class LongPPL:
             f"{settings['alpha_nats']:g} nats and L_long < {settings['beta_nats']:g} nats; intervals 95 %, "
             f"{by_clusters(settings)}"
         )
-        of_form = numbers.fillna({"form": "both"})
         shares = numbers["name"].str.contains("share|jaccard")
         tables = [
-            show(of_form[~shares], across="form", percent=False, digits=2),
-            show(of_form[shares], across="form", title="in per cent"),
+            show(numbers[~shares], across="form", percent=False, digits=2),
+            show(numbers[shares], across="form", title="in per cent"),
         ]
         keys = numbers[numbers["name"] == "key_tokens"].set_index("form")["value"]
         if without := [form for form in FORMS if keys[form] == 0]:
@@ -306,25 +305,25 @@ def longppl_numbers(
     return pd.DataFrame(rows)
 
 
-def _intervals(sums: Sums) -> Iterator[tuple[str, str | None, Interval]]:
+def _intervals(sums: Sums) -> Iterator[tuple[str, str, Interval]]:
     """Name, form and interval of every number; ``sums`` has the `_columns`."""
     share = {form: sums.statistic(f"key {form}", "one") for form in FORMS}
     longppl = {form: _exp(sums.statistic(f"long of key {form}", f"key {form}")) for form in FORMS}
-    yield "ppl", None, sums.interval(_exp(sums.statistic("long", "one")))
+    yield "ppl", "both", sums.interval(_exp(sums.statistic("long", "one")))
     for form in FORMS:
         yield "key_tokens", form, sums.interval(_total(sums.index[f"key {form}"]))
         yield "share", form, sums.interval(share[form])
         yield "longppl", form, sums.interval(longppl[form])
         yield "ppl_short", form, sums.interval(_exp(sums.statistic(f"short {form}", "one")))
         yield "mean_lsd_nats", form, sums.ratio(f"lsd {form}", "one")
-    yield "jaccard", None, sums.ratio("both", "either")
+    yield "jaccard", "both", sums.ratio("both", "either")
     for form in FORMS:
         in_both = sums.statistic("both", f"key {form}")
-        yield f"share_of_{form}", None, sums.share(in_both, f"key {form}")
+        yield f"share_of_{form}", "both", sums.share(in_both, f"key {form}")
     correlation = _correlation(*(sums.index[name] for name in ("one", *_MOMENTS)))
-    yield "lsd_correlation", None, sums.interval(correlation)
-    yield "share_difference", None, sums.interval(difference(share["exact"], share["published"]))
-    yield "longppl_difference", None, sums.interval(difference(longppl["exact"], longppl["published"]))
+    yield "lsd_correlation", "both", sums.interval(correlation)
+    yield "share_difference", "both", sums.interval(difference(share["exact"], share["published"]))
+    yield "longppl_difference", "both", sums.interval(difference(longppl["exact"], longppl["published"]))
 
 
 def _columns(losses: TargetLosses, alpha_nats: float, beta_nats: float) -> Columns:

@@ -163,12 +163,12 @@ def visible(text):
 def kind_of_every_character():
     """The kind of each character of NEAR that is no space, found by taking its units off the front, longest first."""
     kinds = {unit: kind for kind, units in UNITS_OF_NEAR.items() for unit in units.split()}
-    rest, found = visible(NEAR), []
+    rest, kinds_of = visible(NEAR), []
     while rest:
         unit = max(filter(rest.startswith, kinds), key=len)
-        found += [kinds[unit]] * len(unit)
+        kinds_of += [kinds[unit]] * len(unit)
         rest = rest[len(unit) :]
-    return found
+    return kinds_of
 
 
 def unigram(texts):
