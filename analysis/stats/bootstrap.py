@@ -206,16 +206,6 @@ def mean_over_seeds(of_seeds: Sequence[Statistic], weights: np.ndarray) -> Stati
     return statistic
 
 
-def mean_of(statistics: Sequence[Statistic]) -> Statistic:
-    """Their mean, all of them over the same resamples."""
-    return lambda sums: np.mean([statistic(sums) for statistic in statistics], axis=0)
-
-
-def divided(interval: Json, by: float) -> Json:
-    """Value and bounds of an `Interval.as_dict` over a number above 0; None stays None."""
-    return {bound: None if value is None else value / by for bound, value in interval.items()}
-
-
 def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str = "") -> dict[str, int]:
     """How many documents there are and, where they are known, groups."""
     counts = {f"documents{suffix}": len(np.unique(documents))}
@@ -240,21 +230,6 @@ def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
         by = "by group, then document" if grouped else "by document"
     few = few_clusters(counts, suffix)
     return by + (f" (only {few}: rough)" if few else "")
-
-
-def by_clusters_and_seeds(result: Json) -> str:
-    """As `by_clusters`, of several models, whose seeds (``checkpoints``) are drawn as well."""
-    seeds = max((len(model["checkpoints"]) for model in result["models"]), default=1)
-    return by_clusters({**result["settings"], "trainings": seeds})
-
-
-def interval_words(groups: np.ndarray | None, trainings: np.ndarray | None = None) -> str:
-    """How the intervals of a result were made, for its settings."""
-    by = "document (no groups are known)" if groups is None else "group, then document"
-    return (
-        f"95 %, percentiles of a cluster bootstrap, Student's t of fewer than {FEW_UNITS} units or several trainings; "
-        f"by {'' if trainings is None else 'training, and by '}{by}"
-    )
 
 
 def cluster_sums(columns: np.ndarray, clusters: np.ndarray) -> np.ndarray:
@@ -299,3 +274,31 @@ def _chunks(resamples: int, clusters: int) -> Iterator[range]:
     size = max(1, _CHUNK_ELEMENTS // max(1, clusters))
     for first in range(0, resamples, size):
         yield range(first, min(first + size, resamples))
+
+
+# --- read by the old code alone, as `Interval.as_dict` is: they go with it ---
+
+
+def mean_of(statistics: Sequence[Statistic]) -> Statistic:
+    """Their mean, all of them over the same resamples."""
+    return lambda sums: np.mean([statistic(sums) for statistic in statistics], axis=0)
+
+
+def divided(interval: Json, by: float) -> Json:
+    """Value and bounds of an `Interval.as_dict` over a number above 0; None stays None."""
+    return {bound: None if value is None else value / by for bound, value in interval.items()}
+
+
+def by_clusters_and_seeds(result: Json) -> str:
+    """As `by_clusters`, of several models, whose seeds (``checkpoints``) are drawn as well."""
+    seeds = max((len(model["checkpoints"]) for model in result["models"]), default=1)
+    return by_clusters({**result["settings"], "trainings": seeds})
+
+
+def interval_words(groups: np.ndarray | None, trainings: np.ndarray | None = None) -> str:
+    """How the intervals of a result were made, for its settings."""
+    by = "document (no groups are known)" if groups is None else "group, then document"
+    return (
+        f"95 %, percentiles of a cluster bootstrap, Student's t of fewer than {FEW_UNITS} units or several trainings; "
+        f"by {'' if trainings is None else 'training, and by '}{by}"
+    )

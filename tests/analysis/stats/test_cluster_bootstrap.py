@@ -17,7 +17,7 @@ from analysis.stats.bootstrap import (
     few_clusters,
     ratio_of_sums,
 )
-from analysis.stats.sums import Sums
+from analysis.stats.sums import Columns, Sums
 
 
 @pytest.fixture
@@ -278,14 +278,14 @@ def test_no_interval_where_the_value_is_that_of_one_unit() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_share_of_none_or_all_has_the_interval_of_its_targets(value: float) -> None:
-    columns = {"some": np.full(60, value), "one": np.ones(60)}
+    columns: Columns = {"some": np.full(60, value), "one": np.ones(60)}
     for documents in (5, 60):
         interval = Sums(columns, np.arange(60) % documents, resamples=1000).ratio("some", "one")
         assert interval == statistics.wilson(round(60 * value), 60)
 
 
 def test_a_share_stays_between_0_and_1() -> None:
-    columns = {"some": np.array([0.0, 0, 0, 1]), "one": np.ones(4)}
+    columns: Columns = {"some": np.array([0.0, 0, 0, 1]), "one": np.ones(4)}
     assert Sums(columns, np.arange(4), resamples=1000).ratio("some", "one") == Interval(0.25, 0.0, 1.0)
 
 
