@@ -110,9 +110,9 @@ def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
 
     Args:
         texts: strings; ``{group: strings}``; one or more paths of files (a string that ends with .txt, .json or .jsonl,
-            maybe with .gz behind it, is a path); the folder of a prepared corpus; or `Texts`. A .txt file is one text,
-            and a group by itself. Lines of a .json or .jsonl file are JSON with ``text`` and maybe ``group`` or
-            ``url``, see `group_of_url`.
+            maybe with .gz behind it, is a path); the folder of a prepared corpus; or `Texts`. Lines of a .json or
+            .jsonl file are JSON with ``text`` and maybe ``group`` or ``url``, see `group_of_url`; any other file is one
+            text, and a group by itself.
         encode: token ids of a string, without special tokens.
         split: of a prepared corpus.
 
@@ -132,6 +132,7 @@ def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
                 "list of strings"
             )
         texts = [texts]
+    texts = list(texts)
     if texts and all(isinstance(text, Path) or _FILE.fullmatch(text) for text in texts):
         more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
         read = [text for path in texts for text in _texts_of_file(Path(path))]
@@ -144,7 +145,7 @@ def _texts_of_file(path: Path) -> Iterator[tuple[str | None, str]]:
     try:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf8") as file:
-            if path.name.removesuffix(".gz").lower().endswith(".txt"):
+            if not path.name.removesuffix(".gz").lower().endswith((".json", ".jsonl")):
                 yield path.name, file.read()
                 return
             for line in filter(str.strip, file):
@@ -326,12 +327,12 @@ def _stratified(offered: np.ndarray, count: int, seed: int) -> tuple[np.ndarray,
     generator = np.random.default_rng([Stream.TARGETS, seed])
     left = min(count, int(offered.sum()))
     while left:
-        open_texts = np.flatnonzero(quota < offered)
-        share = max(1, left // len(open_texts))
-        if left < len(open_texts):
-            open_texts = generator.choice(open_texts, size=left, replace=False)
-        grant = np.minimum(share, offered[open_texts] - quota[open_texts])
-        quota[open_texts] += grant
+        not_full = np.flatnonzero(quota < offered)
+        share = max(1, left // len(not_full))
+        if left < len(not_full):
+            not_full = generator.choice(not_full, size=left, replace=False)
+        grant = np.minimum(share, offered[not_full] - quota[not_full])
+        quota[not_full] += grant
         left -= int(grant.sum())
     texts = np.flatnonzero(quota)
     numbers = [

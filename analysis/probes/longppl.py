@@ -93,12 +93,6 @@ class LongPPL:
             show(numbers[~shares], across="form", percent=False, digits=2),
             show(numbers[shares], across="form", title="in per cent"),
         ]
-        keys = numbers[numbers["name"] == "key_tokens"].set_index("form")["value"]
-        if without := [form for form in FORMS if keys[form] == 0]:
-            tables.append(
-                f"{' and '.join(without)}: no key tokens, so that LongPPL is undefined; lower alpha, raise beta or the "
-                "number of segments, or measure a model trained for longer"
-            )
         return "\n\n".join([head, *tables])
 
 

@@ -73,6 +73,7 @@ def test_strings_and_groups_of_strings():
     grouped = open_texts({"book": ["1 2 3", "4"], "site": ["5 6"]}, encode)
     assert rows_of(grouped) == [([1, 2, 3], "book"), ([4], "book"), ([5, 6], "site")]
     assert open_texts(plain, encode) is plain
+    assert rows_of(open_texts(np.array(["1 2 3", "4 5"]), encode)) == rows_of(plain)
     checksums = [open_texts(each, encode).sha256 for each in (["1"], ["2"], {"1": ["1"]}, ["1"])]
     assert checksums[0] == checksums[3] and len(set(checksums)) == 3
 
