@@ -75,7 +75,9 @@ class Texts:
             grouped = [(group, text) for group, strings in texts.items() for text in strings]
         else:
             grouped = [(None, text) for text in texts]
-        return _Tokenized(encode, grouped, name or f"{len(grouped):,} texts")
+        return _Tokenized(
+            encode, grouped, name or ("a text" if len(grouped) == 1 else f"{len(grouped):,} texts")
+        )
 
 
 class _Tokenized(Texts):
