@@ -1,0 +1,422 @@
+"""What all figures share: one look for each selector and position encoding, sizes, legends, error bars, and saving.
+
+Selectors and position encodings have colours and markers of their own, the same in every figure (palettes: Okabe and
+Ito 2008 for selectors, Paul Tol's for encodings, so that no model looks like a selector). Placebos are dashed and
+hollow. Figures are drawn at the width at which they are printed, with text of 7 points or more. Intervals are 95 %.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from io import BytesIO
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator
+from PIL import Image
+
+from analysis.stats.measured import BEST, CONTROLS, default_selector
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path
+
+Style = tuple[Any, Any, Any]
+"""Colour, marker and line style."""
+
+PAGE, COLUMN = 6.75, 3.25
+"""Widths in inches: of a page of two columns, and of one of them."""
+SMALL = 7
+"""Size of the smallest text in points."""
+OF_GAIN = r"[fraction of $L_{short} - L_{long}$]"
+"""The unit of recoveries, for labels of axes."""
+STYLE: dict[Any, Any] = {
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "legend.fontsize": SMALL,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "0.92",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.6,
+    "hatch.linewidth": 0.5,
+    "mathtext.fontset": "dejavusans",
+    "pdf.fonttype": 42,  # text stays text in the PDF
+}
+_DPI = 200
+_METADATA: dict[str, Any] = {".png": None, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+"""Endings of figure files, and what keeps the date out of each."""
+
+_SELECTORS: dict[str, Style] = {
+    "leave-one-out": ("#0072B2", "o", "-"),
+    "leave-one-out-kl": ("#D01C8B", (4, 1, 0), "-"),
+    "leave-one-out-tv": ("#7FA800", (6, 1, 0), "-"),
+    "leave-one-out-absolute": ("#00325E", (3, 1, 0), "-"),
+    "leave-one-in": ("#E69F00", "s", "-"),
+    "greedy": ("#009E73", "^", "-"),
+    "gradient": ("#CC79A7", "D", (0, (9, 1.5))),
+    "attention": ("#D55E00", "v", (0, (9, 1.5))),
+    "random": ("0.35", "d", "-."),
+    "nearest": ("0.62", "<", "-."),
+    BEST: ("#000000", "*", (0, (7, 1, 1, 1, 1, 1))),
+}
+# of screened and unknown selectors, in the order in which they come
+_FURTHER_COLOURS = ("#56B4E9", "#8C6D00", "#5D3A9B", "#882255")
+_FURTHER_MARKERS = (">", "P", "X", "p", "h")
+_FURTHER_LINES = ((0, (1, 0.8)), (0, (3, 1, 1, 1, 1, 1, 1, 1)), (0, (4, 1, 4, 1, 1, 1)))
+REFERENCE: dict[str, Any] = {"color": "0.3", "linewidth": 0.8, "zorder": 1.5}
+"""Lines that curves are compared with, such as that at zero."""
+
+_ENCODINGS: dict[str | None, tuple[str, str]] = {
+    "contiguous": ("#332288", "o"),
+    "random_start": ("#CC6677", "v"),
+    "pose": ("#117733", "s"),
+    "random_float": ("#88CCEE", "p"),
+    "coupled": ("#997700", "P"),
+    "predicted": ("#004488", "X"),
+    "nope": ("#999933", "d"),
+    "alibi": ("#44AA99", "^"),
+    "linear": ("#6699CC", "<"),
+    "ntk": ("#AA4499", "D"),
+    "yarn": ("#661100", ">"),
+}
+"""Colour and marker by position scheme, encoding or extension of RoPE."""
+_IN_LABELS = ("alibi", "nope", "yarn", "ntk", "linear", "pose", "random start", "random float")
+# of models that name no encoding, such as the runs of a sweep
+_OTHERS = (
+    ("#0077BB", "o"),
+    ("#EE7733", "s"),
+    ("#009988", "^"),
+    ("#CC3311", "D"),
+    ("#EE3377", "v"),
+    ("#777777", "P"),
+    ("#000000", "X"),
+)
+_LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
+
+
+def selector_styles(names: Iterable[str]) -> dict[str, Style]:
+    """Colour, marker and line style of each selector; unknown names get what is left, in their order.
+
+    Screened forms (`EXACT@PROPOSER:m`) count as unknown names. No other selector shares any of the three with them,
+    nor with `best`.
+    """
+    further = zip(cycle(_FURTHER_COLOURS), cycle(_FURTHER_MARKERS), cycle(_FURTHER_LINES), strict=False)
+    return {name: _SELECTORS[name] if name in _SELECTORS else next(further) for name in names}
+
+
+def selector_label(name: str) -> str:
+    """The name, and for `best` what it is."""
+    return "best of all selectors, chosen with the answer" if name == BEST else name
+
+
+def panel_title(name: str) -> str:
+    """A selector's label in the lines of a small panel's title."""
+    return selector_label(name).replace(", ", ",\n").replace("@", "\n@")
+
+
+def shown_selectors(names: Collection[str]) -> list[str]:
+    """For panels without room for all: the default selector, and the controls that were measured."""
+    return list(dict.fromkeys([default_selector(names), *(name for name in CONTROLS if name in names)]))
+
+
+def encoding_of(label: str, scheme: str | None = None) -> str | None:
+    """The position encoding that a model's label names, else its position ``scheme``; None where neither is known.
+
+    The label decides, as position scheme alone does not tell NoPE, ALiBi and scaled RoPE from RoPE.
+    """
+    for name in _IN_LABELS:
+        if name in label.lower():
+            return name.replace(" ", "_")
+    return scheme if scheme in _ENCODINGS else "contiguous" if "rope" in label.lower() else None
+
+
+def model_styles(encodings: dict[str, str | None]) -> dict[str, Style]:
+    """Colour, marker and line style of models by label, given their encodings (`encoding_of`).
+
+    Models of one encoding share its colour and marker. They differ by line style, and each is lighter than the last.
+    """
+    styles: dict[str, Style] = {}
+    n_others = 0
+    for label, encoding in encodings.items():
+        if encoding is None:
+            colour, marker = _OTHERS[n_others % len(_OTHERS)]
+            styles[label] = (colour, marker, _LINES[(n_others + n_others // len(_OTHERS)) % len(_LINES)])
+            n_others += 1
+            continue
+        alike = [name for name, other in encodings.items() if other == encoding]
+        place = alike.index(label)
+        colour, marker = _ENCODINGS[encoding]
+        lighter = 0.5 * place / max(len(alike) - 1, 2)
+        mixed = (1 - lighter) * np.array(matplotlib.colors.to_rgb(colour)) + lighter
+        line = _LINES[(place + (encoding == "random_start")) % len(_LINES)]  # else it would cover plain RoPE
+        styles[label] = (matplotlib.colors.to_hex(tuple(mixed)), marker, line)
+    return styles
+
+
+# --- figures and panels ---
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches, that knows nothing of pyplot; draw into it with `STYLE` in force."""
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.06))
+    FigureCanvasAgg(figure)  # Agg whatever the backend of the process; pyplot's state is not touched
+    return figure
+
+
+def columns_in(width: float, least: float) -> int:
+    """How many panels of at least ``least`` inches stand beside each other."""
+    return max(1, math.floor(width / least))
+
+
+def in_rows(count: int, columns: int) -> list[tuple[int, int]]:
+    """(row, column) of ``count`` panels, up to ``columns`` a row; the last row is as full as it can be."""
+    rows = math.ceil(count / columns)
+    return [divmod(number, math.ceil(count / rows)) for number in range(count)]
+
+
+def small_multiples(
+    places: Sequence[tuple[int, int]], width: float = PAGE, title_lines: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """A figure with a small panel at each (row, column), all with the same axes; other places stay empty."""
+    rows, columns = (1 + max(place[axis] for place in places) for axis in (0, 1))
+    width = min(width, max(COLUMN, 2.6 * columns))
+    panel_height = max(1.2, 0.68 * width / columns)
+    figure = new_figure(width, (panel_height + 0.2 + 0.13 * title_lines) * rows + 0.9)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for place, axes in np.ndenumerate(grid):
+        if place not in places:
+            axes.remove()
+    return figure, [grid[place] for place in places]
+
+
+def lines_of(titles: Sequence[str]) -> int:
+    """Lines of the longest of these titles."""
+    return 1 + max(title.count("\n") for title in titles)
+
+
+def outer_labels(panels: Sequence[Axes], x: str, y: str) -> None:
+    """Name the axes of panels that share them: below the lowest of each column, left of the first of each row."""
+    places = []
+    for axes in panels:
+        spec = axes.get_subplotspec()
+        assert spec is not None
+        places.append((spec.rowspan.start, spec.colspan.start))
+    for axes, (row, column) in zip(panels, places, strict=True):
+        lowest = not any(place[0] > row and place[1] == column for place in places)
+        first = not any(place[0] == row and place[1] < column for place in places)
+        axes.tick_params(labelbottom=lowest, labelleft=first)
+        axes.set_xlabel(x if lowest else "")
+        axes.set_ylabel(y if first else "")
+
+
+def add_heading(figure: Figure, text: str) -> None:
+    """Small letters above all panels, from the left edge; broken between phrases where the figure is narrow."""
+    lines = [""]
+    for part in re.split(r"(?<=[;,]) ", text):
+        joined = f"{lines[-1]} {part}".strip()
+        if _letters(joined) > 16 * figure.get_figwidth() and lines[-1]:
+            lines.append(part)
+        else:
+            lines[-1] = joined
+    figure.suptitle("\n".join(lines), fontsize=SMALL, color="0.25", x=0.01, ha="left")
+
+
+def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
+    """One legend below all panels, in as few rows as its names fit into."""
+    letters = [_letters(handle.get_label()) + 8 for handle in handles]  # 8: the line before a name
+    for rows in range(1, len(handles) + 1):
+        widths = [max(letters[first : first + rows]) for first in range(0, len(letters), rows)]
+        if sum(widths) <= 16 * figure.get_figwidth():
+            break
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=len(widths),
+        frameon=False,
+        handlelength=3,
+        columnspacing=1.2,
+    )
+
+
+def _letters(text: str) -> int:
+    """How many are seen, without the marks of formulas."""
+    return len(re.sub(r"[\\${}_]", "", text))
+
+
+def line_handles(styles: dict[str, Style]) -> list[Line2D]:
+    """A line for each name; letters for markers have no edge, which would fill their openings."""
+    letter: dict[str, Any] = {"markeredgewidth": 0, "markersize": 6.5}
+    return [
+        Line2D(
+            [],
+            [],
+            label=name,
+            color=colour,
+            marker=marker,
+            linestyle=line,
+            **(letter if str(marker).startswith("$") else {}),
+        )
+        for name, (colour, marker, line) in styles.items()
+    ]
+
+
+def selector_handles(styles: Mapping[str, Style], *, placebo: bool = True) -> list[Line2D]:
+    """A line for each selector, and one for the placebo."""
+    handles = line_handles({selector_label(name): style for name, style in styles.items()})
+    if placebo:
+        handles.append(_placebo_handle())
+    return handles
+
+
+def marker_handles(styles: dict[str, Style]) -> list[Line2D]:
+    """A marker for each selector, and a hollow one for the placebo, of points that no line joins."""
+    looks = {selector_label(name): (*style[:2], "none") for name, style in styles.items()}
+    hollow: dict[str, Any] = {"color": "0.2", "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
+    return [*line_handles(looks), Line2D([], [], label="placebo: hollow", **hollow)]
+
+
+def far_context_handles() -> list[Line2D]:
+    """How the curves of the true far context and of the placebo differ, whatever their colour."""
+    true = Line2D([], [], color="0.2", marker="o", label="true far context")
+    return [true, _placebo_handle()]
+
+
+def _placebo_handle() -> Line2D:
+    return Line2D([], [], label="placebo: dashed, hollow", color="0.2", **placebo_looks("o"))
+
+
+# --- curves ---
+
+
+def placebo_looks(marker: Any) -> dict[str, Any]:
+    """How every curve of a placebo is drawn: thin, dashed, hollow."""
+    looks: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 0.9, "marker": marker, "markersize": 3.4}
+    return {**looks, "markerfacecolor": "white", "markeredgewidth": 0.8}
+
+
+def draw_curves(
+    axes: Axes,
+    curves: Mapping[str, pd.DataFrame],
+    styles: Mapping[str, Style],
+    *,
+    x: str = "k",
+    placebo: bool = False,
+) -> None:
+    """A curve for each frame of ``x``, value, low and high, by label; those of a placebo are labelled so.
+
+    Intervals are bars, set a little apart so that none hides another.
+    """
+    for number, (label, frame) in enumerate(curves.items()):
+        places = frame[x].to_numpy() * 2 ** (0.06 * (number - (len(curves) - 1) / 2))
+        colour, marker, line = styles[label]
+        looks = placebo_looks(marker) if placebo else {"linestyle": line, "marker": marker}
+        name = f"{label} placebo" if placebo else label
+        axes.plot(places, frame["value"], color=colour, label=name, zorder=2.5 if placebo else 3.0, **looks)
+        bars: dict[str, Any] = {"elinewidth": 0.8, "alpha": 0.45 if placebo else 0.85, "zorder": 2.2}
+        axes.errorbar(places, frame["value"], bar_lengths(frame), fmt="none", ecolor=colour, **bars)
+
+
+def draw_band(
+    axes: Axes,
+    x: Sequence[float] | np.ndarray,
+    interval: Sequence[Any],
+    label: str,
+    style: Style,
+    alpha: float,
+) -> None:
+    """A curve in a band of its colour; ``interval``: values, lower and upper bounds, each of the length of ``x``."""
+    (value, low, high), (colour, marker, line) = interval, style
+    axes.plot(x, value, color=colour, marker=marker, linestyle=line, label=label, zorder=3)
+    axes.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
+
+
+def draw_points(
+    axes: Axes,
+    places: Sequence[float] | np.ndarray,
+    frame: pd.DataFrame,
+    label: str,
+    style: Style,
+    *,
+    hollow: bool = False,
+    across: bool = False,
+) -> None:
+    """The values of a frame as points with bars at ``places``; ``hollow``: of a placebo; ``across``: along x."""
+    colour, marker, _ = style
+    x, y = (frame["value"], places) if across else (places, frame["value"])
+    looks: dict[str, Any] = {
+        "xerr" if across else "yerr": bar_lengths(frame),
+        "capsize": 1.5,
+        "elinewidth": 0.8,
+    }
+    looks["markerfacecolor"] = "white" if hollow else colour
+    axes.errorbar(x, y, marker=marker, linestyle="none", color=colour, label=label, **looks)
+
+
+def bar_lengths(frame: pd.DataFrame) -> np.ndarray:
+    """Lengths of the error bars below and above the values, (2, n); NaN, hence no bar, where there is no interval."""
+    value, low, high = (frame[name].to_numpy(dtype=float) for name in ("value", "low", "high"))
+    # a percentile interval need not hold its value; a bar cannot be negative
+    return np.maximum([value - low, high - value], 0.0)
+
+
+def k_axis(axes: Axes, ks: Sequence[int]) -> None:
+    """The x axis of curves against k: logarithmic, marked where something was measured."""
+    log_axis(axes, ks)
+    axes.set_xlabel("k [far tokens added to the short context]")
+
+
+def log_axis(axes: Axes, ticks: Sequence[float]) -> None:
+    """A logarithmic x axis with these ticks and no others, as plain numbers."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(ticks, [f"{tick:,.4g}" if tick < 1000 else f"{tick:,.0f}" for tick in ticks])
+
+
+# --- files ---
+
+
+def save_figure(figure: Figure, *path: str | Path) -> list[Path]:
+    """Write a figure, atomically, as its ending says; returns the paths. The same numbers give the same bytes.
+
+    ``path``: of a .png, .pdf or .svg, or parts of it; without an ending it is written as .png and .pdf. A PNG has 200
+    dots per inch and a palette of 256 colours, which makes it a fraction of the size. Raises `UserError` for another
+    ending.
+    """
+    whole = Path(*path)
+    if whole.suffix and whole.suffix not in _METADATA:
+        raise UserError(f"{whole} has no ending of {', '.join(_METADATA)}; name it with one of them")
+    paths = [whole] if whole.suffix else [whole.with_suffix(ending) for ending in (".png", ".pdf")]
+    for one in paths:
+        with atomic_path(one) as temporary:
+            temporary.write_bytes(_figure_bytes(figure, one.suffix))
+    return paths
+
+
+def _figure_bytes(figure: Figure, ending: str) -> bytes:
+    drawn, reduced = BytesIO(), BytesIO()
+    rc: dict[Any, Any] = {**STYLE, "svg.hashsalt": "olmo-sparsity"}  # else an SVG's ids are random
+    with matplotlib.rc_context(rc):
+        figure.savefig(drawn, format=ending[1:], dpi=_DPI, metadata=_METADATA[ending])
+    if ending != ".png":
+        return drawn.getvalue()
+    with Image.open(drawn) as image:
+        palette = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        palette.save(reduced, format="PNG", optimize=True, dpi=(_DPI, _DPI))
+    return reduced.getvalue()
