@@ -259,7 +259,7 @@ def _letters(text: str) -> int:
     return len(re.sub(r"[\\${}_]", "", text))
 
 
-def line_handles(styles: dict[str, Style]) -> list[Line2D]:
+def line_handles(styles: Mapping[str, Style]) -> list[Line2D]:
     """A line for each name; letters for markers have no edge, which would fill their openings."""
     letter: dict[str, Any] = {"markeredgewidth": 0, "markersize": 6.5}
     return [
@@ -284,7 +284,7 @@ def selector_handles(styles: Mapping[str, Style], *, placebo: bool = True) -> li
     return handles
 
 
-def marker_handles(styles: dict[str, Style]) -> list[Line2D]:
+def marker_handles(styles: Mapping[str, Style]) -> list[Line2D]:
     """A marker for each selector, and a hollow one for the placebo, of points that no line joins."""
     looks = {selector_label(name): (*style[:2], "none") for name, style in styles.items()}
     hollow: dict[str, Any] = {"color": "0.2", "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
