@@ -1,0 +1,128 @@
+"""Kinds, distances, tokens needed and placebos: figures with the values of their frames."""
+
+import numpy as np
+import pytest
+
+from analysis.figures.dependencies import distances_figure, kinds_figure, tokens_needed_figure
+from analysis.figures.placebos import placebos_figure
+from analysis.kinds import KINDS
+from analysis.stats import numbers
+from tests.analysis.figures.drawn import assert_readable, bars, legend, line, points
+from tests.support.results import made_result
+
+FEW = {"resamples": 50}
+
+
+@pytest.fixture(scope="module")
+def result():
+    return made_result(n=600, groups=12, kinds=KINDS[:3])
+
+
+def rows_of(frame, **keys):
+    return frame[np.all([frame[name] == value for name, value in keys.items()], axis=0)]
+
+
+class TestKinds:
+    @pytest.fixture(scope="class")
+    def figure(self, result):
+        return kinds_figure(result, **FEW)
+
+    def test_bars_are_the_values_and_their_intervals(self, result, figure):
+        frame = numbers.kinds(result, **FEW)
+        for panel, label, keys in (
+            (0, "share", {"name": "share"}),
+            (0, "share_over_tau", {"name": "share_over_tau"}),
+            (1, "gain_nats", {"name": "gain_nats"}),
+            (3, "leave-one-out", {"selector": "leave-one-out", "far_context": "net"}),
+        ):
+            rows = rows_of(frame, **keys)
+            [drawn] = [
+                one for one in figure.axes[panel].containers if one.get_label() == label and len(one) == 3
+                and hasattr(one[0], "get_width")
+            ]  # fmt: skip
+            np.testing.assert_allclose([patch.get_width() for patch in drawn], rows["value"])
+            ends = bars(figure.axes[panel], f"{label} interval")[:, :, 0]
+            whole = np.isfinite(rows["low"]).to_numpy()
+            np.testing.assert_allclose(ends[whole], rows[["low", "high"]][whole], atol=1e-12)
+        for context, label in (("true", "random"), ("placebo", "random placebo")):
+            rows = rows_of(frame, selector="random", far_context=context)
+            np.testing.assert_array_equal(points(figure.axes[2], label)[0].get_xdata(), rows["value"])
+
+    def test_labels(self, result, figure):
+        assert_readable(figure)
+        first = rows_of(numbers.kinds(result, **FEW), name="share").iloc[0]
+        label = figure.axes[0].get_yticklabels()[0].get_text()
+        assert label.startswith(first["kind"].replace("_", " "))
+        assert f"{first['n_targets_over_tau']} of n = {first['n_targets']} over" in label
+        assert {"leave-one-out", "random", "placebo: hollow", "of all targets"} <= set(legend(figure))
+        assert "[nats per token]" in figure.axes[1].get_xlabel()
+
+    def test_kinds_of_few_documents_are_hatched(self):
+        rare = kinds_figure(made_result(texts=8, kinds=KINDS[:3]), **FEW)
+        assert "fewer than 30 documents over $\\tau$" in legend(rare)
+        many = kinds_figure(made_result(n=1000, kinds=KINDS[:1]), **FEW)
+        assert not any("fewer" in name for name in legend(many))
+
+
+def test_distances_are_shares_over_the_uniform_share(result):
+    figure = distances_figure(result, **FEW)
+    assert_readable(figure)
+    frame = numbers.distances(result, **FEW)
+    assert len(figure.axes) == 3
+    for axes, selector in zip(figure.axes, result.selectors, strict=True):
+        assert axes.get_title("left") == selector
+        for context in ("true", "placebo"):
+            rows = rows_of(frame, selector=selector, far_context=context)
+            np.testing.assert_allclose(
+                points(axes, context)[0].get_ydata().astype(float), rows["value"] / rows["uniform"]
+            )
+            x = points(axes, context)[0].get_xdata()
+            assert (x > rows["from_tokens"]).all() and (x < rows["to_tokens"]).all()
+    assert figure.axes[0].get_xlabel() == "distance [tokens]"
+    assert "1: uniform over the far context" in legend(figure)
+
+
+def test_tokens_needed_are_steps_and_the_rest_is_said(result):
+    figure = tokens_needed_figure(result, **FEW)
+    assert_readable(figure)
+    frame = numbers.tokens_needed(result, **FEW)
+    for axes, selector in zip(figure.axes, dict.fromkeys(frame["selector"]), strict=True):
+        for context in ("true", "placebo"):
+            _, y = line(axes, context)
+            np.testing.assert_array_equal(
+                y, rows_of(frame, name="reached", selector=selector, far_context=context)["value"]
+            )
+        [never] = rows_of(frame, name="never", selector=selector)["value"]
+        assert axes.texts[0].get_text().startswith(f"more than 8: {100 * never:.1f} [")
+    assert figure.axes[0].get_ylabel() == "targets with 90 %\nof the gain"
+
+
+def test_figures_are_written(result, tmp_path):
+    for draw in (kinds_figure, distances_figure, tokens_needed_figure):
+        draw(result, tmp_path / f"{draw.__name__}.png", width=3.25, heading=False, **FEW)
+        assert (tmp_path / f"{draw.__name__}.png").stat().st_size < 100_000
+
+
+def test_parts_of_a_recovery():
+    assert placebos_figure(made_result(), **FEW) is None
+    result = made_result(
+        far_contexts=("true", "placebo", "same-group", "shuffled"),
+        selectors=("leave-one-out", "leave-one-out-kl", "random"),
+    )
+    figure = placebos_figure(result, **FEW)
+    assert_readable(figure)
+    frame = numbers.placebos(result, **FEW)
+    k_4 = rows_of(frame, name="recovery", selector="random", k=4).set_index("far_context")["value"]
+    contexts, parts = figure.axes
+    assert points(contexts, "random")[0].get_ydata().tolist() == [k_4["true"]]
+    hollow = points(contexts, "random placebo")[0]
+    assert hollow.get_ydata().tolist() == k_4[["shuffled", "same-group", "placebo"]].tolist()
+    labels = [text.get_text().replace("\n", " ") for text in contexts.get_xticklabels()]
+    assert labels == ["own text", "own text, shuffled", "same text, elsewhere", "another document"]
+    bias = rows_of(frame, name="selection_bias")["value"]
+    [drawn] = [one for one in parts.containers if one.get_label() == "selection bias (winner's curse)"]
+    np.testing.assert_allclose([patch.get_height() for patch in drawn], bias)
+    common = rows_of(frame, name="common_context", far_context=numbers.LARGEST)["value"]
+    [drawn] = [one for one in parts.containers if one.get_label() == "common context"]
+    np.testing.assert_allclose([patch.get_height() for patch in drawn], common)
+    assert {"leave-one-out", "specific", "placebo: hollow"} <= set(legend(figure))

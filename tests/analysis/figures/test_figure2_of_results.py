@@ -1,0 +1,107 @@
+"""Figure 2 draws the values of the frames of numbers, of one Result by selector, of several by their names."""
+
+import numpy as np
+import pytest
+
+from analysis.figures.figure2 import describe, figure2, selectors_figure
+from analysis.result import Result
+from analysis.stats import numbers
+from olmo_sparsity.util.errors import UserError
+from tests.analysis.figures.drawn import assert_readable, legend, line, points
+from tests.support.results import made_result
+
+FEW = {"resamples": 50}
+SELECTORS = ("leave-one-out", "leave-one-out-kl", "greedy", "random")
+
+
+@pytest.fixture(scope="module")
+def result():
+    return made_result(selectors=SELECTORS)
+
+
+@pytest.fixture(scope="module")
+def figure(result):
+    return figure2({"": result}, **FEW)
+
+
+def values_of(frame, selector, far_context):
+    return frame[(frame["selector"] == selector) & (frame["far_context"] == far_context)]["value"]
+
+
+def test_loss_and_net_recovery_are_those_of_the_frames(result, figure):
+    losses, recovery = numbers.losses(result, **FEW), numbers.recovery(result, **FEW)
+    for selector in ("leave-one-out-kl", "leave-one-out", "random"):
+        for label, context in ((selector, "true"), (f"{selector} placebo", "placebo")):
+            x, y = line(figure.axes[0], label)
+            np.testing.assert_array_equal(y, values_of(losses, selector, context))
+            np.testing.assert_allclose(x, result.ks, rtol=0.1)
+        _, net = line(figure.axes[1], selector)
+        np.testing.assert_array_equal(net, values_of(recovery, selector, "net"))
+    over = result.targets.iloc[result.over]
+    for name in ("short", "long"):
+        _, y = line(figure.axes[0], f"loss_{name}_over_tau_nats")
+        np.testing.assert_allclose(y, over[f"loss_{name}_nats"].mean())
+
+
+def test_gain_bins_are_those_of_the_frame(result, figure):
+    bins = numbers.gain_bins(result, **FEW)
+    for selector in ("leave-one-out-kl", "random"):
+        drawn = points(figure.axes[2], f"{selector} placebo")
+        np.testing.assert_array_equal(drawn[0].get_ydata(), values_of(bins, selector, "placebo"))
+        assert drawn[0].get_markerfacecolor() == "white"
+        np.testing.assert_array_equal(
+            points(figure.axes[2], selector)[0].get_ydata(), values_of(bins, selector, "true")
+        )
+    n = bins["n_targets"].groupby(bins["from_nats"]).first()
+    labels = [text.get_text() for text in figure.axes[2].get_xticklabels()]
+    ranges = ("1–2", "2–3", "3–5", "> 5")
+    assert labels == [f"{gain}\nn={count}" for gain, count in zip(ranges, n, strict=True)]
+
+
+def test_labels_legend_and_heading(result, figure):
+    assert_readable(figure)
+    assert legend(figure) == ["leave-one-out-kl", "leave-one-out", "random", "placebo: dashed, hollow"]
+    assert figure.axes[0].get_ylabel() == "mean loss [nats per token]"
+    assert "fraction of" in figure.axes[1].get_ylabel() and "k [far tokens" in figure.axes[1].get_xlabel()
+    assert "[nats]" in figure.axes[2].get_xlabel() and "k = 4" in figure.axes[2].get_title("left")
+    assert f"N = 128, M = 16, B = 4; 400 targets of 60 documents, {len(result.over)} with" in describe(result)
+    assert figure2({"": result}, heading=False, **FEW).get_suptitle() == ""
+
+
+def test_several_results_have_their_names_in_the_legend():
+    results = {"base": made_result(training=1), "tuned": made_result(training=2, tau_nats=0.5)}
+    figure = figure2(results, **FEW)
+    assert_readable(figure)
+    assert legend(figure) == ["base", "tuned", "placebo: dashed, hollow"]
+    for name, result in results.items():
+        recovery = numbers.recovery(result, **FEW)
+        _, net = line(figure.axes[1], name)
+        np.testing.assert_array_equal(net, values_of(recovery, "leave-one-out", "net"))
+    labels = [text.get_text() for text in figure.axes[2].get_xticklabels()]
+    assert labels == ["0.5–1", "1–2", "2–3", "3–5", "> 5"]
+    assert len(points(figure.axes[2], "base")[0].get_xdata()) == 4  # it has no targets below its tau
+    two = figure2(results, selectors=["greedy", "random"], **FEW)
+    assert legend(two)[:2] == ["base, greedy", "base, random"]
+
+
+def test_trainings_together_and_selectors_of_others(result, tmp_path):
+    joined = Result.join([made_result(training=number) for number in range(2)])
+    assert "2 trainings × 400 targets" in describe(joined)
+    others = selectors_figure(result, tmp_path / "others.png", **FEW)
+    assert (tmp_path / "others.png").is_file() and others is not None
+    assert legend(others)[:2] == ["leave-one-out-kl", "greedy"] and "best" in legend(others)[2]
+    assert selectors_figure(made_result(selectors=("leave-one-out", "random")), **FEW) is None
+
+
+def test_what_is_missing():
+    figure = figure2({"": made_result(far_contexts=("true",))}, **FEW)
+    assert figure.axes[1].get_title("left") == "(b) Recovery" and "placebo" not in " ".join(legend(figure))
+    with pytest.raises(UserError, match="mine was not measured; choose from leave-one-out"):
+        figure2({"": made_result()}, selectors=["mine"], **FEW)
+    crossfit = describe(made_result(crossfit=True))
+    assert "cross-fit" in crossfit
+
+
+def test_a_result_draws_itself(result, tmp_path):
+    result.figure2(tmp_path / "figure2.png")
+    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,89 @@
+"""Styles, layout and files of figures: each name has its look, files are whole and the same each time."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from analysis.figures import style
+from olmo_sparsity.util.errors import UserError
+from tests.analysis.figures.drawn import line
+
+
+def small_figure():
+    figure = style.new_figure(2, 1)
+    figure.subplots().plot([1, 2], [3, 4], color="#D01C8B")
+    return figure
+
+
+def test_no_two_selectors_share_a_look():
+    names = ["leave-one-out", "greedy", "mine", "leave-one-out@attention:32", "random", "best"]
+    styles = style.selector_styles(names)
+    assert list(styles) == names
+    for part in range(3):
+        assert part == 2 or len({styles[name][part] for name in names}) == len(names)
+    assert styles["greedy"] == style.selector_styles(["greedy"])["greedy"]
+
+
+def test_models_of_one_encoding_share_colour_family_and_differ_by_line():
+    encodings = {
+        name: style.encoding_of(name) for name in ("RoPE", "RoPE again", "alibi", "seed-1", "seed-2")
+    }
+    assert list(encodings.values()) == ["contiguous", "contiguous", "alibi", None, None]
+    styles = style.model_styles(encodings)
+    assert styles["RoPE"][1] == styles["RoPE again"][1] and styles["RoPE"][2] != styles["RoPE again"][2]
+    assert len({look[0] for look in styles.values()}) == 5
+
+
+def test_curves_have_the_values_of_their_frame_a_little_apart():
+    frame = pd.DataFrame({"k": [1, 2, 4], "value": [0.1, 0.2, 0.3], "low": 0.0, "high": [0.5, 0.5, np.nan]})
+    axes = small_figure().axes[0]
+    look = ("red", "o", "-")
+    style.draw_curves(axes, {"a": frame, "b": frame}, {"a": look, "b": look}, placebo=True)
+    for label, sign in (("a placebo", -1), ("b placebo", 1)):
+        x, y = line(axes, label)
+        np.testing.assert_allclose(x, np.array([1, 2, 4]) * 2 ** (0.03 * sign))
+        assert y.tolist() == [0.1, 0.2, 0.3]
+
+
+def test_bars_are_never_negative_and_absent_without_an_interval():
+    frame = pd.DataFrame({"value": [1.0, 2.0, 3.0], "low": [0.5, 2.5, np.nan], "high": [1.5, 3.0, np.nan]})
+    np.testing.assert_array_equal(style.bar_lengths(frame), [[0.5, 0, np.nan], [0.5, 1, np.nan]])
+
+
+def test_rows_are_as_full_as_they_can_be():
+    assert style.in_rows(5, 4) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    figure, panels = style.small_multiples(style.in_rows(5, 4))
+    assert len(panels) == len(figure.axes) == 5
+
+
+def test_a_heading_breaks_between_phrases():
+    figure = small_figure()
+    style.add_heading(figure, "a first part that is long; a second one, and a third")
+    assert figure.get_suptitle().split("\n") == ["a first part that is long;", "a second one, and a third"]
+
+
+class TestFiles:
+    def test_a_png_has_a_palette_and_both_files_the_same_bytes_each_time(self, tmp_path):
+        first = style.save_figure(small_figure(), tmp_path, "a")
+        again = style.save_figure(small_figure(), tmp_path / "again")
+        assert [path.name for path in first + again] == ["a.png", "a.pdf", "again.png", "again.pdf"]
+        for one, other in zip(first, again, strict=True):
+            assert one.read_bytes() == other.read_bytes()
+        with Image.open(first[0]) as image:
+            assert image.mode == "P" and image.size == (400, 200)
+            colours = image.convert("RGB").getcolors(maxcolors=256)
+        drawn = np.array([colour for _, colour in colours])
+        assert np.abs(drawn - [0xD0, 0x1C, 0x8B]).max(axis=1).min() <= 4  # the line keeps its colour
+
+    @pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
+    def test_an_ending_says_what_to_write(self, tmp_path, ending):
+        assert style.save_figure(small_figure(), tmp_path / f"a.{ending}") == [tmp_path / f"a.{ending}"]
+        first = (tmp_path / f"a.{ending}").read_bytes()
+        style.save_figure(small_figure(), tmp_path / f"a.{ending}")
+        assert (tmp_path / f"a.{ending}").read_bytes() == first
+
+    def test_an_unknown_ending_is_refused(self, tmp_path):
+        with pytest.raises(UserError, match=r"no ending of \.png, \.pdf, \.svg"):
+            style.save_figure(small_figure(), tmp_path / "a.jpeg")
+        assert not list(tmp_path.iterdir())
