@@ -1,0 +1,167 @@
+"""Loss by position, panel (d) of Figure 2 (docs/method.md, 2.5), and at each length, from one tidy frame.
+
+The frame has a row per model and bin of positions, and per model and length:
+
+    model                       its label, which stands in the legend
+    name                        "loss_nats" of a bin, "loss_at_length_nats" of a length
+    from_tokens, to_tokens      positions, to_tokens not included; of a length L, to_tokens is L
+    value, low, high            nats per token
+    trained_window_tokens       (optional) of the model's training; NaN where unknown
+    trained_reach_tokens        (optional) how far the position ids of its training reach
+    encoding                    (optional) of its positions, where the label does not name it (`style.encoding_of`)
+
+A model has the colour and marker of its position encoding. Many models have a panel for each family of encodings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.figures import style
+
+OF_BIN, OF_LENGTH = "loss_nats", "loss_at_length_nats"
+MOST_CURVES = 4
+"""With more models than these each family of encodings has a panel."""
+_FAMILIES = {
+    "contiguous": "contiguous ids", "random_start": "contiguous ids", "pose": "ids with gaps",
+    "random_float": "ids with gaps", "nope": "NoPE, ALiBi",
+    "alibi": "NoPE, ALiBi", "linear": "RoPE scaled linearly", "ntk": "RoPE scaled by NTK", "yarn": "RoPE with YaRN",
+}  # fmt: skip
+_TRAINED: dict[str, Any] = {"color": "0.35", "linewidth": 1, "zorder": 1.5}
+_TRAINED_LINES: tuple[tuple[str, Any, str], ...] = (
+    ("trained_window_tokens", ":", "trained window"),
+    ("trained_reach_tokens", "-.", "reach of trained ids"),
+)
+
+
+def plot_length(axes: Axes, frame: pd.DataFrame) -> None:
+    """Panel (d): mean loss per bin of positions against the bin's centre [nats per token], with its own legend."""
+    styles = _styles(frame)
+    _plot_models(axes, frame, styles)
+    lines = _plot_trained(axes, frame)
+    _position_axis(axes, frame, most=6)
+    axes.set_xlabel("position [tokens before it]")
+    axes.set_ylabel("held-out loss [nats per token]")
+    axes.set_title("(d) Loss by position", loc="left")
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.26), "borderaxespad": 0.0}
+    axes.legend(handles=[*style.line_handles(styles), *lines], frameon=False, handlelength=2.6, **place)
+
+
+def length_figure(frame: pd.DataFrame, path: str | Path | None = None, *, heading: str = "") -> Figure:
+    """Loss by position: one panel, or of many models a panel per family of encodings, with the first model in each.
+
+    ``heading``: what was measured, above the panels.
+    """
+    styles, first = _styles(frame), frame["model"].iloc[0]
+    families = _families(frame) if len(styles) > MOST_CURVES else {"Loss by position": list(styles)}
+    with matplotlib.rc_context(style.STYLE):
+        places = style.in_rows(len(families), style.columns_in(style.PAGE, 2.2))
+        figure, panels = style.small_multiples(places)
+        if len(families) == 1:
+            figure.set_size_inches(4.6, 3.6)
+        trained: dict[Any, Line2D] = {}
+        for axes, (family, members) in zip(panels, families.items(), strict=True):
+            shown = frame[frame["model"].isin([first, *members])]
+            _plot_models(axes, shown, styles)
+            trained |= {line.get_label(): line for line in _plot_trained(axes, shown)}
+            _position_axis(axes, frame, most=5 if len(families) > 1 else 12)
+            axes.set_title(family, loc="left")
+        style.outer_labels(panels, "position [tokens before it]", "held-out loss\n[nats per token]")
+        style.add_legend(figure, [*style.line_handles(styles), *trained.values()])
+        parts = [heading, f"in every panel: {first}" if len(families) > 1 else "", "bands: 95 %"]
+        style.add_heading(figure, "; ".join(part for part in parts if part))
+    if path is not None:
+        style.save_figure(figure, path)
+    return figure
+
+
+def lengths_figure(frame: pd.DataFrame, path: str | Path | None = None, *, heading: str = "") -> Figure:
+    """The loss at each length, a panel per length, a row per model with its interval.
+
+    The dotted line is the first model's loss at the smallest length, the same in all panels.
+    """
+    styles, at_lengths = _styles(frame), frame[frame["name"] == OF_LENGTH]
+    lengths, models = sorted(at_lengths["to_tokens"].unique()), list(styles)
+    of_first = at_lengths[(at_lengths["model"] == models[0]) & (at_lengths["to_tokens"] == lengths[0])]
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(style.PAGE, 0.17 * len(models) + 1.1)
+        panels = figure.subplots(1, len(lengths), sharex=True, sharey=True, squeeze=False)[0]
+        for axes, length in zip(panels, lengths, strict=True):
+            for number, model in enumerate(models):
+                rows = at_lengths[(at_lengths["model"] == model) & (at_lengths["to_tokens"] == length)]
+                style.draw_points(axes, [number] * len(rows), rows, model, styles[model], across=True)
+            axes.axvline(of_first["value"].iloc[0], color="0.35", linestyle=":", linewidth=1, zorder=1.5)
+            axes.set_title(f"at {length:,} tokens", loc="left")
+        panels[0].set_yticks(range(len(models)), models)
+        panels[0].set_ylim(len(models) - 0.5, -0.5)  # the first model on top
+        figure.supxlabel("held-out loss [nats per token]", fontsize=style.STYLE["axes.labelsize"])
+        dotted = f"bars: 95 %; dotted: {models[0]} at {lengths[0]:,} tokens"
+        style.add_heading(figure, f"{heading}; {dotted}" if heading else dotted)
+    if path is not None:
+        style.save_figure(figure, path)
+    return figure
+
+
+def _encodings(frame: pd.DataFrame) -> dict[str, str | None]:
+    """The position encoding of each model, by label, in the frame's order."""
+    rows = frame.drop_duplicates("model").to_dict("records")
+    return {row["model"]: style.encoding_of(row["model"], row.get("encoding")) for row in rows}
+
+
+def _styles(frame: pd.DataFrame) -> dict[str, style.Style]:
+    return style.model_styles(_encodings(frame))
+
+
+def _families(frame: pd.DataFrame) -> dict[str, list[str]]:
+    """Models by family, in their order; not a family of the first model alone, which is in every panel."""
+    families: dict[str, list[str]] = {}
+    for model, encoding in _encodings(frame).items():
+        families.setdefault(_FAMILIES.get(encoding or "", "Others"), []).append(model)
+    first = frame["model"].iloc[0]
+    return {family: members for family, members in families.items() if members != [first]}
+
+
+def _plot_models(axes: Axes, frame: pd.DataFrame, styles: Mapping[str, style.Style]) -> None:
+    """The loss of every model in bins of positions, with its band, against their centres."""
+    for model, rows in frame[frame["name"] == OF_BIN].groupby("model", sort=False):
+        interval = rows[["value", "low", "high"]].to_numpy(dtype=float).T
+        style.draw_band(axes, _centres(rows), list(interval), str(model), styles[str(model)], alpha=0.13)
+
+
+def _centres(rows: pd.DataFrame) -> np.ndarray:
+    """Geometric centres of the bins' positions, on a logarithmic axis their middle."""
+    return np.sqrt(rows["from_tokens"] * (rows["to_tokens"] - 1.0)).to_numpy()
+
+
+def _position_axis(axes: Axes, frame: pd.DataFrame, most: int) -> None:
+    """Powers of two below the lengths, and the lengths; every second one where they would be more than ``most``."""
+    bins = frame[frame["name"] == OF_BIN]
+    lengths: Sequence[float] = sorted(frame["to_tokens"][frame["name"] == OF_LENGTH].unique())
+    ticks = list(lengths) or [float(bins["to_tokens"].max())]
+    first = _centres(bins).min()
+    while ticks[0] / 2 >= first:
+        ticks.insert(0, ticks[0] / 2)
+    style.log_axis(axes, ticks[:: -math.ceil(len(ticks) / most)][::-1])
+    axes.set_xlim(first / 1.2, ticks[-1] * 1.1)
+    axes.margins(y=0.08)
+
+
+def _plot_trained(axes: Axes, frame: pd.DataFrame) -> list[Line2D]:
+    """Dotted at the window trained on, dash-dotted at the reach of the position ids in training, for the legend."""
+    handles = []
+    for column, line, name in _TRAINED_LINES:
+        places = sorted(frame[column].dropna().unique()) if column in frame else []
+        for place in places:
+            axes.axvline(place, linestyle=line, **_TRAINED)
+            handles.append(Line2D([], [], linestyle=line, label=f"{name}: {place:,.0f}", **_TRAINED))
+    return handles

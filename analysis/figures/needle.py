@@ -1,0 +1,168 @@
+"""Needles by depth and length as heat maps, and the selectors' recall of them, from tidy frames.
+
+Cells have a row per model, name, value_tokens (k of the needle), length (of the context, in tokens) and depth (NaN:
+mean over depths), with value, low and high. Names: "exact" (exact match, a fraction of the needles), "gain_nats" (loss
+without the needle minus with it, per token). Optional: trained_window_tokens of the model.
+
+Recalls have a row per model, selector, far_context ("true", "placebo") and k (selected far tokens), with value, low and
+high: the share of the needle's tokens that are selected. Selector `CHANCE` is a random choice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+
+from analysis.figures import style
+from analysis.stats.measured import PLACEBO, TRUE
+from analysis.stats.numbers import CHANCE
+
+MEASURES = {
+    "exact": "exact match [% of needles]",
+    "gain_nats": "loss without the needle - with it [nats per token]",
+}
+"""What a heat map can show, and what its colours mean."""
+_SLANTED_FROM = 5  # lengths whose labels would touch
+_LEAST_TOP_NATS = 0.1
+_CHANCE_LOOKS: dict[str, Any] = {"color": "0.4", "linestyle": ":"}
+
+
+def needle_figure(
+    cells: pd.DataFrame, path: str | Path | None = None, *, measure: str = "exact", heading: str = ""
+) -> Figure:
+    """Depth against length, a panel for each model and k, the more numerous of them downwards; one scale.
+
+    ``measure``: one of `MEASURES`; ``heading``: what was measured, above the panels.
+    """
+    of_measure = cells[(cells["name"] == measure) & cells["depth"].notna()]
+    models, ks = list(of_measure["model"].unique()), sorted(of_measure["value_tokens"].unique())
+    grids = {
+        (model, k): rows.pivot(index="depth", columns="length", values="value")
+        * (100 if measure == "exact" else 1)
+        for (model, k), rows in of_measure.groupby(["model", "value_tokens"])
+    }
+    # where no model gains anything the colours still need a scale
+    gains = [_LEAST_TOP_NATS, *(np.nanmax(grid) for grid in grids.values())]
+    top = 100.0 if measure == "exact" else float(max(gains))
+    of_ks, of_models = [f"k = {k}" for k in ks], [_title(cells, model) for model in models]
+    turned = len(models) > len(ks)
+    down, across = (of_models, of_ks) if turned else (of_ks, of_models)
+    n_depths = of_measure["depth"].nunique()
+    with matplotlib.rc_context(style.STYLE):
+        figure = style.new_figure(
+            max(style.PAGE, 0.9 + 1.2 * len(across)), 1.5 + (0.3 + 0.2 * n_depths) * len(down)
+        )
+        panels = figure.subplots(len(down), len(across), squeeze=False, sharex=True, sharey=True)
+        for (model, k), grid in grids.items():
+            row, column = ks.index(k), models.index(model)
+            image = _heat_map(panels[(column, row) if turned else (row, column)], grid, top)
+        for axes, title in zip(panels[0], across, strict=True):
+            axes.set_title(title, loc="left")
+        for axes in panels[-1]:
+            axes.set_xlabel("context [tokens]")
+        for axes, name in zip(panels[:, 0], down, strict=True):
+            axes.set_ylabel(f"{name}\ndepth of the needle")
+        meaning = MEASURES[measure]
+        figure.colorbar(image, ax=panels, label=meaning, location="bottom", shrink=0.5, aspect=40, pad=0.02)
+        if heading:
+            style.add_heading(figure, heading)
+    if path is not None:
+        style.save_figure(figure, path)
+    return figure
+
+
+def _heat_map(axes: Axes, grid: pd.DataFrame, top: float) -> AxesImage:
+    """``grid``: values by depth (rows) and length (columns)."""
+    image = axes.imshow(grid, vmin=0, vmax=top, cmap="viridis", aspect="auto")
+    decimals = 0 if top == 100 else 1 if top >= 1 else 2
+    for (row, column), value in np.ndenumerate(grid.to_numpy()):
+        colour = "white" if value < 0.6 * top else "0.1"  # white where the shade is dark
+        text = f"{round(value, decimals) + 0.0:.{decimals}f}"  # 0.0: else -0.00
+        axes.text(column, row, text, ha="center", va="center", fontsize=style.SMALL, color=colour)
+    axes.set_xticks(range(len(grid.columns)), [f"{length:,}" for length in grid.columns])
+    if len(grid.columns) >= _SLANTED_FROM:
+        for label in axes.get_xticklabels():
+            label.set(rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(grid.index)), [f"{depth:g}" for depth in grid.index])
+    axes.grid(visible=False)
+    return image
+
+
+def needle_lengths_figure(
+    cells: pd.DataFrame, path: str | Path | None = None, *, heading: str = ""
+) -> Figure:
+    """Exact match against length, the mean over depths: a panel for each model, a curve for each k."""
+    means = cells[(cells["name"] == "exact") & cells["depth"].isna()]
+    models, ks = list(means["model"].unique()), sorted(means["value_tokens"].unique())
+    colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.8, len(ks)))
+    markers = "os^DvPX<>"
+    styles: dict[str, style.Style] = {
+        f"k = {k}": (matplotlib.colors.to_hex(colour), markers[number % len(markers)], "-")
+        for number, (k, colour) in enumerate(zip(ks, colours, strict=True))
+    }
+    with matplotlib.rc_context(style.STYLE):
+        places = style.in_rows(len(models), style.columns_in(style.PAGE, 1.6))
+        figure, panels = style.small_multiples(places, title_lines=2)
+        for axes, model in zip(panels, models, strict=True):
+            rows = means[means["model"] == model].sort_values("length")
+            curves = {f"k = {k}": rows[rows["value_tokens"] == k] for k in ks}
+            style.draw_curves(axes, curves, styles, x="length")
+            for window in _windows(cells, model):
+                axes.axvline(window, color="0.35", linestyle=":", linewidth=1, zorder=1.5)
+            style.log_axis(axes, sorted(means["length"].unique()))
+            axes.set_ylim(-0.03, 1.03)
+            axes.set_title(_title(cells, model), loc="left")
+        style.outer_labels(panels, "context [tokens]", "exact match,\nmean over depths")
+        style.add_legend(figure, style.line_handles(styles))
+        style.add_heading(figure, "; ".join(filter(None, [heading, "bars: 95 %; dotted: trained window"])))
+    if path is not None:
+        style.save_figure(figure, path)
+    return figure
+
+
+def needle_recall_figure(
+    recalls: pd.DataFrame, path: str | Path | None = None, *, heading: str = ""
+) -> Figure:
+    """Recall of the needle's tokens against k, a panel per model; true solid, placebo dashed, chance dotted."""
+    chosen = recalls[recalls["selector"] != CHANCE]
+    styles = style.selector_styles(chosen["selector"].unique())
+    models = list(recalls["model"].unique())
+    with matplotlib.rc_context(style.STYLE):
+        figure, panels = style.small_multiples(style.in_rows(len(models), style.columns_in(style.PAGE, 2.0)))
+        for axes, model in zip(panels, models, strict=True):
+            of_model = chosen[chosen["model"] == model]
+            for context in (PLACEBO, TRUE):
+                rows = of_model[of_model["far_context"] == context]
+                curves = {name: rows[rows["selector"] == name] for name in styles}
+                style.draw_curves(axes, curves, styles, placebo=context == PLACEBO)
+            chance = recalls[(recalls["model"] == model) & (recalls["selector"] == CHANCE)]
+            axes.plot(chance["k"], chance["value"], label=CHANCE, **_CHANCE_LOOKS)
+            style.k_axis(axes, sorted(of_model["k"].unique()))
+            axes.set_title(model, loc="left")
+        panels[0].set_ylim(-0.03, 1.03)
+        style.outer_labels(panels, "k [selected far tokens]", "recall of the\nneedle's tokens")
+        handles = [*style.selector_handles(styles), Line2D([], [], label=CHANCE, **_CHANCE_LOOKS)]
+        style.add_legend(figure, handles)
+        style.add_heading(figure, "; ".join(filter(None, [heading, "bars: 95 %"])))
+    if path is not None:
+        style.save_figure(figure, path)
+    return figure
+
+
+def _windows(cells: pd.DataFrame, model: str) -> list[float]:
+    """The windows that a model was trained on, where they are known."""
+    if "trained_window_tokens" not in cells:
+        return []
+    return sorted(cells["trained_window_tokens"][cells["model"] == model].dropna().unique())
+
+
+def _title(cells: pd.DataFrame, model: str) -> str:
+    return "\n".join([model, *(f"window {window:,.0f}" for window in _windows(cells, model))])
