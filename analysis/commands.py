@@ -69,8 +69,9 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--text",
         nargs="+",
+        type=Path,
         metavar="FILE",
-        help=".txt, one text and group each, or .json and .jsonl (.gz) with the fields text and url or group",
+        help="one text and group each; of .json and .jsonl (.gz) every line has the fields text and url or group",
     )
     group.add_argument(
         "--corpus", metavar="DIR", help="folder that prepare_data made (default: the run's own)"
