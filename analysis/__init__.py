@@ -1,28 +1,41 @@
-"""Measure what a far context gives a language model, and how few of its tokens give it.
+"""Measure what far context gives a language model, and how few of its tokens give it.
 
-    from analysis import influence_map, influential_tokens, load_records
+    from analysis import measure
 
-Each is loaded when it is asked for: records are read without torch.
+    result = measure("HuggingFaceTB/SmolLM2-135M", texts, n_long=1024, n_short=32)
+
+Each name is loaded when it is asked for: results are read without torch.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analysis.notebook import influence_map, influential_tokens
-    from analysis.records.store import load_records
+    from analysis.engine import influential_tokens, measure
+    from analysis.result import Result, load, load_study, save_study
+    from analysis.xray.map import InfluenceMap, influence_map
 
-__all__ = ["influence_map", "influential_tokens", "load_records"]
+__all__ = [
+    "InfluenceMap",
+    "Result",
+    "influence_map",
+    "influential_tokens",
+    "load",
+    "load_study",
+    "measure",
+    "save_study",
+]
+
+_HOMES = {
+    **dict.fromkeys(("measure", "influential_tokens"), "analysis.engine"),
+    **dict.fromkeys(("Result", "load", "load_study", "save_study"), "analysis.result"),
+    **dict.fromkeys(("InfluenceMap", "influence_map"), "analysis.xray.map"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("influence_map", "influential_tokens"):
-        from analysis import notebook
-
-        return getattr(notebook, name)
-    if name == "load_records":
-        from analysis.records.store import load_records
-
-        return load_records
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -18,6 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,31 @@ SELECTION = ["selector", "far_context", "level", "unit", "sinks"]
 
 _LATER = {
     **dict.fromkeys(
-        ("recovery", "shares", "differences", "kinds", "distances", "tokens_needed", "placebos"),
+        (
+            *(
+                "recovery",
+                "losses",
+                "shares",
+                "persistence",
+                "differences",
+                "gain_bins",
+                "near_copies",
+                "kinds",
+            ),
+            *(
+                "distances",
+                "picks",
+                "tokens_needed",
+                "placebos",
+                "faithfulness",
+                "contexts",
+                "counts",
+                "findings",
+            ),
+        ),
         "analysis.stats.numbers",
     ),
-    **dict.fromkeys(("faithfulness", "persistence", "findings"), "analysis.stats.numbers"),
+    "summary": "analysis.stats.tables",
     "xray": "analysis.xray",
 }
 """Methods of a Result that are functions elsewhere, imported when they are called: a Result is read without them."""
@@ -264,6 +286,11 @@ class Result:
 
     def __repr__(self) -> str:
         return str(self.findings())
+
+    def _repr_html_(self) -> str:
+        """In Jupyter: the findings, and the block with the most targets over tau, to be read."""
+        shown = f"<pre>{escape(repr(self))}</pre>"
+        return shown + self.xray()._repr_html_() if self.texts is not None else shown
 
 
 def load(folder: str | Path) -> Result:

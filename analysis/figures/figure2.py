@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.figures import style
+from analysis.figures.length import plot_length
 from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import by_clusters
@@ -81,11 +82,11 @@ def figure2(
         lambda axes: panels.plot_gain_bins(axes, k),
     ]
     shown = [*panels.curves, *panels.curves_in_bins]
+    legend_height = 0.0
     if length is not None:
-        from analysis.figures.length import plot_length
-
         draws.append(lambda axes: plot_length(axes, length))
-    return _figure(panels, draws, shown, path, width, heading)
+        legend_height = 0.16 * length["model"].nunique()
+    return _figure(panels, draws, shown, path, width, heading, legend_height)
 
 
 def selectors_figure(
@@ -266,11 +267,13 @@ def _figure(
     path: str | Path | None,
     width: float,
     heading: bool,
+    legend_height: float = 0.0,
 ) -> Figure:
+    """``legend_height``: inches below the last panel, of a legend of its own."""
     columns = min(style.columns_in(width, 3.2), len(draws))
     rows = math.ceil(len(draws) / columns)
     with matplotlib.rc_context(style.STYLE):
-        figure = style.new_figure(width, 2.6 * rows + (0.9 if heading else 0.6))
+        figure = style.new_figure(width, 2.6 * rows + (0.9 if heading else 0.6) + legend_height)
         grid = figure.add_gridspec(rows, columns)
         for number, draw in enumerate(draws):
             row, column = divmod(number, columns)

@@ -1,6 +1,7 @@
 """The cluster bootstrap against plain loops over documents, and against simulated truth."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,19 +10,25 @@ from scipy.stats import sem, t
 from analysis.stats import bootstrap as statistics
 from analysis.stats.bootstrap import (
     ClusterBootstrap,
+    Interval,
+    Statistic,
     by_clusters,
     difference,
     few_clusters,
     ratio_of_sums,
 )
-from analysis.stats.recovery import SumsBootstrap
-from tests.support.made_up_records import interval_of
+from analysis.stats.sums import Columns, Sums
 
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bootstrap of few units, too, so that a plain loop over them is short."""
     monkeypatch.setattr(statistics, "FEW_UNITS", 2)
+
+
+def interval_of(columns: np.ndarray, clusters: np.ndarray, statistic: Statistic, **options: Any) -> Interval:
+    """The interval of one statistic."""
+    return ClusterBootstrap(columns, clusters, **options).interval(statistic)
 
 
 def clustered(rng: np.random.Generator, documents: int = 12) -> tuple[np.ndarray, np.ndarray]:
@@ -57,10 +64,10 @@ def test_equals_a_plain_loop(many: None) -> None:
         slow.append(math.fsum(row[0] for row in rows) / gain - math.fsum(row[1] for row in rows) / gain)
     bootstrap = ClusterBootstrap(columns, clusters, resamples=200, seed=5)
     np.testing.assert_allclose(net(bootstrap.resampled), slow, rtol=1e-12)
-    found = bootstrap.interval(net)
+    interval = bootstrap.interval(net)
     slow.sort()
-    assert found.value == pytest.approx((columns[:, 0] - columns[:, 1]).sum() / columns[:, 2].sum())
-    assert found.low == pytest.approx(slow[4]) and found.high == pytest.approx(
+    assert interval.value == pytest.approx((columns[:, 0] - columns[:, 1]).sum() / columns[:, 2].sum())
+    assert interval.low == pytest.approx(slow[4]) and interval.high == pytest.approx(
         slow[195]
     )  # 2.5 % of 199 = 4.975
 
@@ -120,9 +127,9 @@ def test_two_levels_equal_a_plain_loop(many: None) -> None:
         ]
         for of in drawn
     ]
-    found = ClusterBootstrap(columns, clusters, groups=groups, resamples=resamples, seed=5)
-    np.testing.assert_allclose(found.resampled, slow, rtol=1e-12)
-    assert found.units == 5
+    bootstrap = ClusterBootstrap(columns, clusters, groups=groups, resamples=resamples, seed=5)
+    np.testing.assert_allclose(bootstrap.resampled, slow, rtol=1e-12)
+    assert bootstrap.units == 5
 
 
 def test_groups_of_one_document_change_nothing(many: None) -> None:
@@ -136,8 +143,8 @@ def test_groups_of_one_document_change_nothing(many: None) -> None:
 
 def test_one_group_has_no_interval() -> None:
     columns, clusters = clustered(np.random.default_rng(4))
-    found = ClusterBootstrap(columns, clusters, groups=np.zeros(len(clusters)), resamples=100)
-    assert math.isnan(found.interval(ratio_of_sums(0, 2)).low)
+    bootstrap = ClusterBootstrap(columns, clusters, groups=np.zeros(len(clusters)), resamples=100)
+    assert math.isnan(bootstrap.interval(ratio_of_sums(0, 2)).low)
 
 
 def test_covers_the_truth_where_documents_of_a_group_are_alike_and_one_level_does_not() -> None:
@@ -150,8 +157,8 @@ def test_covers_the_truth_where_documents_of_a_group_are_alike_and_one_level_doe
         values = rng.normal(size=30)[groups] + rng.normal(size=120)[clusters] + rng.normal(size=360)
         columns = np.stack([values, np.ones(360)], axis=1)
         for name, given in (("groups", groups), ("documents", None)):
-            found = interval_of(columns, clusters, ratio_of_sums(0, 1), groups=given, resamples=500)
-            covered[name] += found.low <= 0 <= found.high
+            interval = interval_of(columns, clusters, ratio_of_sums(0, 1), groups=given, resamples=500)
+            covered[name] += interval.low <= 0 <= interval.high
     assert 0.92 <= covered["groups"] / 300 <= 0.985
     assert covered["documents"] / 300 < 0.85
 
@@ -183,25 +190,25 @@ def test_no_interval_from_a_few_of_many_documents(bearing: int, exists: bool) ->
     """Only ``bearing`` of 100 documents have targets of the subset; a resample may hold none of them."""
     inside = (np.arange(100) < bearing).astype(float)
     columns = np.stack([inside * np.arange(100), inside], axis=1)
-    found = interval_of(columns, np.arange(100), ratio_of_sums(0, 1))
-    assert found.value == (bearing - 1) / 2
-    assert math.isfinite(found.low) is exists and math.isfinite(found.high) is exists
+    interval = interval_of(columns, np.arange(100), ratio_of_sums(0, 1))
+    assert interval.value == (bearing - 1) / 2
+    assert math.isfinite(interval.low) is exists and math.isfinite(interval.high) is exists
     if exists:
-        assert 0 <= found.low < found.value < found.high <= bearing - 1
+        assert 0 <= interval.low < interval.value < interval.high <= bearing - 1
     else:
-        assert found.as_dict() == {"value": found.value, "low": None, "high": None}
+        assert math.isnan(interval.low) and math.isnan(interval.high)
 
 
 def test_one_document_has_no_interval() -> None:
-    found = interval_of(np.ones((5, 2)), np.zeros(5), ratio_of_sums(0, 1))
-    assert found.value == 1 and math.isnan(found.low) and math.isnan(found.high)
+    interval = interval_of(np.ones((5, 2)), np.zeros(5), ratio_of_sums(0, 1))
+    assert interval.value == 1 and math.isnan(interval.low) and math.isnan(interval.high)
 
 
 def test_empty_denominator_has_no_value() -> None:
     columns = np.stack([np.ones(50), np.zeros(50), -np.ones(50)], axis=1)
     for denominator in (1, 2):
-        found = interval_of(columns, np.arange(50), ratio_of_sums(0, denominator))
-        assert found.as_dict() == {"value": None, "low": None, "high": None}
+        interval = interval_of(columns, np.arange(50), ratio_of_sums(0, denominator))
+        assert np.isnan([interval.value, interval.low, interval.high]).all()
 
 
 def test_refuses_what_would_spread_unseen() -> None:
@@ -222,20 +229,20 @@ def test_few_groups_have_students_t_of_the_means_of_groups() -> None:
     squares = (means - means.mean()) ** 2
     freedom = squares.sum() ** 2 / (squares**2).sum()
     low, high = t.interval(0.95, freedom, means.mean(), sem(means))
-    found = interval_of(columns, np.arange(28), ratio_of_sums(0, 1), groups=groups)
-    assert 1 < freedom < 6 and (found.low, found.high) == pytest.approx((low, high))
+    interval = interval_of(columns, np.arange(28), ratio_of_sums(0, 1), groups=groups)
+    assert 1 < freedom < 6 and (interval.low, interval.high) == pytest.approx((low, high))
 
 
 @pytest.mark.parametrize(("units", "freedom"), [(2, 1), (3, 1), (4, 1), (5, 4 / 3), (7, 2), (13, 2)])
 def test_one_group_that_dominates_leaves_two_degrees_of_freedom(units: int, freedom: float) -> None:
     values = np.zeros(units)
     values[0] = 1000.0
-    found = interval_of(
+    interval = interval_of(
         np.stack([values, np.where(values, 1e6, 1.0)], axis=1), np.arange(units), ratio_of_sums(0, 1)
     )
-    without = np.array([0, *[1000 / (1e6 + units - 2)] * (units - 1)]) - found.value
+    without = np.array([0, *[1000 / (1e6 + units - 2)] * (units - 1)]) - interval.value
     deviation = math.sqrt((units - 1) / units * (without**2).sum())
-    assert (found.high - found.value) / deviation == pytest.approx(t.ppf(0.975, freedom), rel=1e-6)
+    assert (interval.high - interval.value) / deviation == pytest.approx(t.ppf(0.975, freedom), rel=1e-6)
 
 
 @pytest.mark.parametrize("trainings", [2, 3])
@@ -265,22 +272,21 @@ def test_trainings_are_units_too(trainings: int) -> None:
 
 def test_no_interval_where_the_value_is_that_of_one_unit() -> None:
     columns = np.stack([[1.0, 2.0, 0, 0, 0], [1.0, 1, 0, 0, 0]], axis=1)
-    found = interval_of(columns, np.array([0, 0, 1, 2, 3]), ratio_of_sums(0, 1))
-    assert found.as_dict() == {"value": 1.5, "low": None, "high": None}
+    interval = interval_of(columns, np.array([0, 0, 1, 2, 3]), ratio_of_sums(0, 1))
+    assert interval.value == 1.5 and math.isnan(interval.low) and math.isnan(interval.high)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_share_of_none_or_all_has_the_interval_of_its_targets(value: float) -> None:
-    columns = {"some": np.full(60, value), "one": np.ones(60)}
+    columns: Columns = {"some": np.full(60, value), "one": np.ones(60)}
     for documents in (5, 60):
-        found = SumsBootstrap(columns, np.arange(60) % documents, 1000, 0).ratio("some", "one")
-        assert found == statistics.wilson(round(60 * value), 60).as_dict()
+        interval = Sums(columns, np.arange(60) % documents, resamples=1000).ratio("some", "one")
+        assert interval == statistics.wilson(round(60 * value), 60)
 
 
 def test_a_share_stays_between_0_and_1() -> None:
-    columns = {"some": np.array([0.0, 0, 0, 1]), "one": np.ones(4)}
-    found = SumsBootstrap(columns, np.arange(4), 1000, 0).ratio("some", "one")
-    assert found == {"value": 0.25, "low": 0.0, "high": 1.0}
+    columns: Columns = {"some": np.array([0.0, 0, 0, 1]), "one": np.ones(4)}
+    assert Sums(columns, np.arange(4), resamples=1000).ratio("some", "one") == Interval(0.25, 0.0, 1.0)
 
 
 @pytest.mark.slow
@@ -293,8 +299,8 @@ def test_few_groups_cover_the_truth(units: int, sizes: float, differ: float) -> 
     for _ in range(2000):
         targets = np.exp(rng.normal(2.5, sizes, units)).clip(1).round()
         sums = targets * (rng.normal(0, differ, units) + rng.normal(size=units) / np.sqrt(targets))
-        found = interval_of(np.stack([sums, targets], axis=1), np.arange(units), ratio_of_sums(0, 1))
-        covered += found.low <= 0 <= found.high
+        interval = interval_of(np.stack([sums, targets], axis=1), np.arange(units), ratio_of_sums(0, 1))
+        covered += interval.low <= 0 <= interval.high
     assert covered / 2000 >= 0.93
 
 
@@ -310,6 +316,6 @@ def test_few_trainings_cover_the_truth(trainings: int, groups: int, differ: floa
         values = rng.normal(size=groups) + rng.normal(0, differ, (trainings, 1))
         values = values + rng.normal(0, 0.3, (trainings, groups))
         columns = np.stack([values.ravel(), np.ones(values.size)], axis=1)
-        found = interval_of(columns, np.tile(np.arange(groups), trainings), ratio_of_sums(0, 1), **rows)
-        covered += found.low <= 0 <= found.high
+        interval = interval_of(columns, np.tile(np.arange(groups), trainings), ratio_of_sums(0, 1), **rows)
+        covered += interval.low <= 0 <= interval.high
     assert covered / 2000 >= 0.93

@@ -1,1 +1,0 @@
-"""The commands of the analysis; see `olmo_sparsity.cli`."""

@@ -1,1 +1,0 @@
-"""Measurements: a model and a text in, records out."""

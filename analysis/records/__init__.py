@@ -1,1 +1,0 @@
-"""Records: what is written and read. Nothing from here on needs torch."""

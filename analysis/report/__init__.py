@@ -1,1 +1,0 @@
-"""Numbers and examples to pages."""

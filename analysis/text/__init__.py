@@ -1,1 +1,0 @@
-"""What is measured on: text as tokens, contexts, segments, kinds of dependency."""

@@ -1,0 +1,138 @@
+"""Loss by position and needles: figures with the values of tidy frames made up."""
+
+import numpy as np
+import pandas as pd
+
+from analysis.figures.figure2 import figure2
+from analysis.figures.length import length_figure, lengths_figure
+from analysis.figures.needle import needle_figure, needle_lengths_figure, needle_recall_figure
+from tests.analysis.figures.drawn import assert_readable, legend, line, points
+from tests.support.results import made_result
+
+BINS = [(1, 16), (16, 64), (64, 128)]
+LENGTHS, DEPTHS = (64, 128), (0.0, 0.5, 1.0)
+
+
+def with_interval(rows):
+    frame = pd.DataFrame(rows)
+    return frame.assign(low=frame["value"] - 0.1, high=frame["value"] + 0.1)
+
+
+def length_frame(models):
+    rows = []
+    for number, model in enumerate(models):
+        trained = {
+            "model": model,
+            "trained_window_tokens": 64,
+            "trained_reach_tokens": 128 if number else np.nan,
+        }
+        for place, (start, end) in enumerate(BINS):
+            bin_ = {"name": "loss_nats", "from_tokens": start, "to_tokens": end}
+            rows.append({**trained, **bin_, "value": 5 - place + 0.1 * number})
+        for length in LENGTHS:
+            at = {"name": "loss_at_length_nats", "from_tokens": length // 2, "to_tokens": length}
+            rows.append({**trained, **at, "value": length / 64 + number})
+    return with_interval(rows)
+
+
+def cells_frame(models, ks):
+    rows = []
+    for number, model in enumerate(models):
+        for k in ks:
+            for length in LENGTHS:
+                cell = {"model": model, "value_tokens": k, "length": length, "trained_window_tokens": 64}
+                for depth in DEPTHS:
+                    exact = (1 + number + depth) / (k + length / 16)
+                    rows.append({**cell, "depth": depth, "name": "exact", "value": exact})
+                    rows.append({**cell, "depth": depth, "name": "gain_nats", "value": 3 * exact})
+                rows.append({**cell, "depth": np.nan, "name": "exact", "value": k / length})
+    return with_interval(rows)
+
+
+class TestLength:
+    def test_curves_are_the_bins(self):
+        frame = length_frame(["RoPE", "RoPE + PoSE"])
+        figure = length_figure(frame, heading="8 windows")
+        assert_readable(figure)
+        [axes] = figure.axes
+        for number, model in enumerate(("RoPE", "RoPE + PoSE")):
+            x, y = line(axes, model)
+            np.testing.assert_allclose(x, [15**0.5, (16 * 63) ** 0.5, (64 * 127) ** 0.5])
+            np.testing.assert_allclose(y, np.array([5, 4, 3]) + 0.1 * number)
+        assert legend(figure) == ["RoPE", "RoPE + PoSE", "trained window: 64", "reach of trained ids: 128"]
+        assert axes.get_ylabel() == "held-out loss\n[nats per token]" and "[tokens" in axes.get_xlabel()
+        assert figure.get_suptitle() == "8 windows; bands: 95 %"
+
+    def test_many_models_have_a_panel_per_family_with_the_first_in_each(self, tmp_path):
+        models = ["RoPE", "random start", "NoPE", "ALiBi", "RoPE YaRN x 2", "RoPE YaRN x 4"]
+        figure = length_figure(length_frame(models), tmp_path / "length.png")
+        assert_readable(figure)
+        families = {axes.get_title("left"): axes for axes in figure.axes}
+        assert list(families) == ["contiguous ids", "NoPE, ALiBi", "RoPE with YaRN"]
+        for axes in families.values():
+            line(axes, "RoPE")
+        line(families["RoPE with YaRN"], "RoPE YaRN x 4")
+        assert (tmp_path / "length.png").is_file()
+
+    def test_the_loss_at_each_length(self):
+        figure = lengths_figure(length_frame(["a", "b"]))
+        assert [axes.get_title("left") for axes in figure.axes] == ["at 64 tokens", "at 128 tokens"]
+        for place, axes in enumerate(figure.axes):
+            for number, model in enumerate("ab"):
+                assert points(axes, model)[0].get_xdata().tolist() == [1 + place + number]
+        assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "b"]
+        assert "dotted: a at 64 tokens" in figure.get_suptitle()
+
+    def test_panel_d(self):
+        figure = figure2({"": made_result()}, length=length_frame(["a", "b"]), resamples=50)
+        assert_readable(figure)
+        assert len(figure.axes) == 4
+        axes = figure.axes[3]
+        assert line(axes, "b")[1].tolist() == [5.1, 4.1, 3.1]
+        names = [text.get_text() for text in axes.get_legend().get_texts()]
+        assert names == ["a", "b", "trained window: 64", "reach of trained ids: 128"]
+        label, first = axes.xaxis.label.get_window_extent(), axes.get_legend().get_window_extent()
+        assert first.y1 <= label.y0 + 1  # the legend is below the name of the axis
+
+
+class TestNeedle:
+    def test_heat_maps_are_the_cells(self):
+        cells = cells_frame(["a", "b"], [1, 4])
+        for measure, scale in (("exact", 100), ("gain_nats", 1)):
+            figure = needle_figure(cells, measure=measure)
+            for place, (k, model) in enumerate((k, model) for k in (1, 4) for model in "ab"):
+                rows = cells[
+                    (cells["name"] == measure) & (cells["value_tokens"] == k) & (cells["model"] == model)
+                ]
+                rows = rows.dropna(subset="depth")
+                [image] = figure.axes[place].images
+                expected = rows["value"].to_numpy().reshape(len(LENGTHS), len(DEPTHS)).T
+                np.testing.assert_allclose(np.asarray(image.get_array()), scale * expected)
+        first = figure.axes[0]
+        assert first.get_title("left") == "a\nwindow 64" and "k = 1" in first.get_ylabel()
+        assert figure.axes[-1].get_xlabel() == "loss without the needle - with it [nats per token]"
+
+    def test_means_over_depths(self, tmp_path):
+        figure = needle_lengths_figure(cells_frame(["a", "b"], [1, 4]), tmp_path / "lengths.png")
+        assert_readable(figure)
+        assert line(figure.axes[1], "k = 4")[1].tolist() == [4 / 64, 4 / 128]
+        assert legend(figure) == ["k = 1", "k = 4"] and (tmp_path / "lengths.png").is_file()
+
+    def test_recall(self):
+        rows = [
+            {"model": "a", "selector": selector, "far_context": context, "k": k, "value": share / k}
+            for selector, shares in (("leave-one-out", (0.9, 0.2)), ("random", (0.3, 0.1)))
+            for context, share in zip(("true", "placebo"), shares, strict=True)
+            for k in (1, 2)
+        ]
+        rows += [
+            {"model": "a", "selector": "chance", "far_context": "true", "k": k, "value": k / 10}
+            for k in (1, 2)
+        ]
+        figure = needle_recall_figure(with_interval(rows))
+        assert_readable(figure)
+        [axes] = figure.axes
+        assert line(axes, "leave-one-out")[1].tolist() == [0.9, 0.45]
+        assert line(axes, "random placebo")[1].tolist() == [0.1, 0.05]
+        assert line(axes, "chance")[1].tolist() == [0.1, 0.2]
+        assert legend(figure) == ["leave-one-out", "random", "placebo: dashed, hollow", "chance"]
