@@ -21,6 +21,7 @@ from olmo_sparsity.util.arguments import (
     whole_numbers,
 )
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import atomic_path
 from olmo_sparsity.util.provenance import command_line
 
 MODEL = """a run or checkpoint of this project, a folder of transformers, the id of a model on the Hugging Face hub, or
@@ -97,7 +98,7 @@ def influence_parser() -> Parser:
     families = "\n".join(f"  {family + ':':<14}{', '.join(names)}" for family, names in FAMILIES.items())
     parser = Parser(
         prog="olmo-sparsity influence",
-        description=f"""Measure how much far context helps a model, and what k influential far tokens give back (Eq. 20).
+        description=f"""How much far context helps a model, and how much of it k influential far tokens give back (Eq. 20).
 
 examples:
   olmo-sparsity influence HuggingFaceTB/SmolLM2-135M --text books/*.txt --n-long 1024 --n-short 32 --out runs/smol
@@ -173,6 +174,103 @@ def influence() -> None:
         return
     print(result)
     print(f"next: olmo-sparsity figure2 {given.out}")
+
+
+def figure2() -> None:
+    """Print all numbers of a result and draw its figures."""
+    parser = Parser(
+        prog="olmo-sparsity figure2",
+        description="""Print and draw what influence measured: loss and recovery against k, kinds, distances and more.
+
+examples:
+  olmo-sparsity figure2 runs/demo/influence
+  olmo-sparsity figure2 runs/seeds/seed=*/influence --out runs/seeds        several trainings of one model, joined
+  olmo-sparsity figure2 runs/rope/influence runs/pose/influence --labels RoPE,PoSE --out runs/both
+  olmo-sparsity figure2 results/books --cells n128-m32-seed-1,n128-m32-seed-2 --out runs/books
+  olmo-sparsity figure2 runs/demo/influence --length runs/length --format pdf --width 3.25 --no-title --out paper
+
+Writes figure2 (with --length also loss by position), figure2-selectors, kinds, distances, tokens_needed and placebos,
+those for which something was measured, and numbers.csv with every number that is drawn or printed. Results without
+--labels are trainings of one model, measured on the same targets: intervals then also say how much trainings differ.
+The same results and seed give the same files.""",
+    )
+    parser.add_argument(
+        "results", nargs="+", metavar="RESULT", help="folder that influence wrote, or of a study"
+    )
+    parser.add_argument("--cells", type=texts, help="of the studies among them, comma-separated")
+    parser.add_argument("--labels", type=texts, help="a name for each; those with the same name are joined")
+    parser.add_argument(
+        "--out", type=out_folder, metavar="DIR", help="where to write (default: the first RESULT)"
+    )
+    parser.add_argument("--length", type=Path, metavar="DIR", help="what the command length wrote")
+    parser.add_argument(
+        "--selectors", type=texts, help="of figure2 (default: the target-blind, signed and controls)"
+    )
+    parser.add_argument(
+        "--k", type=whole_number, help="of what is shown at one k (default: 4, or the closest)"
+    )
+    parser.add_argument(
+        "--width", type=positive_number, default=6.75, help="inches; a column is 3.25 (default: 6.75)"
+    )
+    parser.add_argument("--format", default="png", choices=("png", "pdf", "svg"), help="default: %(default)s")
+    parser.add_argument("--no-title", dest="heading", action="store_false", help="without what was measured")
+    parser.add_argument(
+        "--resamples", type=whole_number, default=2000, help="of the bootstrap (default: 2000)"
+    )
+    parser.add_argument("--seed", type=seed_number, default=0, help="of the bootstrap (default: 0)")
+    given = parser.parse_args()
+    from analysis.figures.dependencies import all_figures
+    from analysis.figures.figure2 import figure2 as draw_figure2
+    from analysis.figures.style import save_figure
+    from analysis.stats.tables import every_number, summary
+
+    results = _joined_by_label(given.results, given.cells, given.labels)
+    bootstrap = {"resamples": given.resamples, "seed": given.seed}
+    looks = {
+        "selectors": given.selectors,
+        "k": given.k,
+        "width": given.width,
+        "heading": given.heading,
+        **bootstrap,
+    }
+    if given.length:
+        from analysis.probes.length import load as load_length
+
+        looks["length"] = load_length(given.length)
+    for label, result in results.items():
+        print("\n".join(filter(None, [label, summary(result, given.k, **bootstrap), ""])))
+    [first, *others] = results.values()
+    figures = {"figure2": draw_figure2(results, **looks)} if others else all_figures(first, **looks)
+    folder = given.out or Path(given.results[0])
+    written = [
+        path
+        for name, figure in figures.items()
+        for path in save_figure(figure, folder, f"{name}.{given.format}")
+    ]
+    with atomic_path(folder / "numbers.csv") as temporary:
+        every_number(results, given.k, **bootstrap).to_csv(temporary, index=False)
+    print(f"wrote {', '.join(map(str, [*written, folder / 'numbers.csv']))}")
+
+
+def _joined_by_label(
+    folders: list[str], cells: tuple[str, ...] | None, labels: tuple[str, ...] | None
+) -> dict[str, Any]:
+    """The results by label, those of one label joined; without labels all of them, under the name ""."""
+    from analysis.result import Result, load_study
+
+    found = [
+        result
+        for folder in folders
+        for cell, result in load_study(folder).items()
+        if cells is None or cell in ("", *cells)
+    ]
+    if labels is not None and len(labels) != len(found):
+        raise UserError(f"{len(labels)} labels are given for {len(found)} results; give one for each")
+    names = labels or ("",) * len(found)
+    return {
+        label: Result.join([result for name, result in zip(names, found, strict=True) if name == label])
+        for label in dict.fromkeys(names)
+    }
 
 
 def check_influence(arguments: list[str], *, shards: int, read_texts: bool) -> None:

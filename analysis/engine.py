@@ -252,8 +252,8 @@ def measure(
 def influential_tokens(model: Any, text: str, *, k: int = 8, **options: Any) -> Result:
     """Which k far tokens give a model back what far context gives it, for sampled tokens of one text that gain.
 
-    `measure` on a single text, whose placebos come from far away in it: nearer in subject than another text, so that net
-    recovery comes out lower. One text is one unit: there are no intervals. ``options`` are those of `measure`; in
+    `measure` on a single text, whose placebos come from far away in it: nearer in subject than another text, so that
+    net recovery comes out lower. One text is one unit: there are no intervals. ``options`` are those of `measure`; in
     Jupyter the result shows the text.
     """
     return measure(model, [text], ks=range(1, k + 1), **{"targets": 200, **options})

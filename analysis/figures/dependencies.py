@@ -2,11 +2,12 @@
 
 `kinds_figure`: recovery by kind of dependency. `distances_figure`: how far back the chosen tokens are.
 `tokens_needed_figure`: how many of them give 90 % of the gain. Placebo and controls are in each, as in Figure 2.
+`all_figures`: these, Figure 2 and the placebos.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from analysis.figures import style
-from analysis.figures.figure2 import describe
+from analysis.figures.figure2 import describe, figure2, selectors_figure
+from analysis.figures.placebos import placebos_figure
 from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS
@@ -32,6 +34,29 @@ _FEW_LOOKS: dict[str, Any] = {
 }  # fmt: skip
 _WHITE: style.Style = ("white", "none", None)
 _GREY: style.Style = ("0.45", "none", None)
+
+
+def all_figures(
+    result: Result,
+    *,
+    length: pd.DataFrame | None = None,
+    selectors: Sequence[str] | None = None,
+    k: int | None = None,
+    width: float = style.PAGE,
+    heading: bool = True,
+    **bootstrap: int,
+) -> dict[str, Figure]:
+    """Every figure of one Result that can be drawn of it, by the name to save it under; arguments as of `figure2`."""
+    common: dict[str, Any] = {"width": width, "heading": heading, **bootstrap}
+    figures = {
+        "figure2": figure2({"": result}, length=length, selectors=selectors, k=k, **common),
+        "figure2-selectors": selectors_figure(result, selectors=selectors, **common),
+        "kinds": kinds_figure(result, k=k, **common),
+        "distances": distances_figure(result, k=k, **common),
+        "tokens_needed": tokens_needed_figure(result, **common),
+        "placebos": placebos_figure(result, k=k, **common),
+    }
+    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 # --- kinds ---

@@ -58,17 +58,19 @@ def placebos_figure(
     panels = 2 if len(parts) else 1
     columns = min(style.columns_in(width, 3.2), panels)
     rows = panels // columns
+    handles: list[Any] = [*style.marker_handles(shown)]
+    if len(parts):
+        handles += [Patch(**look, **_EDGE) for look in _PARTS.values()]
     with matplotlib.rc_context(style.STYLE):
-        figure = style.new_figure(width, 2.7 * rows + 1.1)
+        legend_height = 0.15 * len(handles) / style.columns_in(width, 2.2)
+        figure = style.new_figure(width, 2.7 * rows + 0.9 + legend_height)
         axes = figure.subplots(rows, columns, squeeze=False).flat
         _plot_far_contexts(axes[0], recoveries, shown, "group" in result.targets)
         axes[0].set_title(f"(a) Recovery by far context, k = {k}", loc="left")
-        handles: list[Any] = [*style.marker_handles(shown)]
         if len(parts):
             first = parts.iloc[0]
             of_first = (parts["selector"] == first["selector"]) & (parts["blind"] == first["blind"])
             _plot_parts(axes[1], parts[of_first])
-            handles += [Patch(**look, **_EDGE) for look in _PARTS.values()]
         style.add_legend(figure, handles)
         if heading:
             n_targets = frame["n_targets"].iloc[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -72,3 +72,26 @@ def _tables(result: Result, k: int, bootstrap: dict[str, int]) -> Iterator[str]:
     is_part = frame["blind"].notna()
     yield from table(at_k(frame[~is_part]), "recovery in every far context [%]", across=ACROSS, digits=0)
     yield from table(frame[is_part], "parts of a recovery [%], by k", across="k", digits=0)
+
+
+def every_number(results: Mapping[str, Result], k: int | None = None, **bootstrap: int) -> pd.DataFrame:
+    """All frames of `analysis.stats.numbers` of some results, by label, as one tidy frame: its columns ``result`` and
+    ``frame`` say which; a column that a frame does not have is empty."""
+    at_k = ("differences", "gain_bins", "near_copies", "kinds", "distances", "picks")
+    others = (
+        "recovery",
+        "losses",
+        "shares",
+        "persistence",
+        "tokens_needed",
+        "placebos",
+        "faithfulness",
+        "contexts",
+    )
+    frames = []
+    for label, result in results.items():
+        for name in (*others, *at_k):
+            options = {**bootstrap, "k": k} if name in at_k else bootstrap
+            frames.append(getattr(numbers, name)(result, **options).assign(result=label, frame=name))
+    whole = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
+    return whole[["result", "frame", *(name for name in whole if name not in ("result", "frame"))]]

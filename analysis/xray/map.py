@@ -147,8 +147,13 @@ def influence_map(
     tokens = np.asarray(loaded.encode(text), dtype=np.int64)
     n_long = context_length(len(tokens), n_long, n_short, loaded.reads)
     loaded.check_context(n_long)
-    limits = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
-    scorer = build_scorer(loaded.model, loaded.device, n_long, **limits)
+    scorer = build_scorer(
+        loaded.model,
+        loaded.device,
+        n_long,
+        tokens_per_batch=tokens_per_batch,
+        memory_limit_gb=memory_limit_gb,
+    )
     # a window has many targets: their logits must fit, too
     most = LOGITS_PER_BATCH[loaded.device.type] // loaded.model.vocabulary_size
     scorer.tokens_per_batch = max(1, min(scorer.tokens_per_batch, most))
