@@ -98,7 +98,7 @@ def influence_parser() -> Parser:
     families = "\n".join(f"  {family + ':':<14}{', '.join(names)}" for family, names in FAMILIES.items())
     parser = Parser(
         prog="olmo-sparsity influence",
-        description=f"""How much far context helps a model, and how much of it k influential far tokens give back (Eq. 20).
+        description=f"""How much far context helps a model, and what k influential far tokens give back (Eq. 20).
 
 examples:
   olmo-sparsity influence HuggingFaceTB/SmolLM2-135M --text books/*.txt --n-long 1024 --n-short 32 --out runs/smol

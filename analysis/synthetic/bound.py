@@ -29,7 +29,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 from numpy.typing import ArrayLike
 
-from analysis.figures import style
+import analysis.figures.style as style
 from analysis.synthetic.exact_match import Group, Settings, differing, fact_text, scheme_labels
 from analysis.synthetic.figure1 import describe
 from olmo_sparsity.util.errors import UserError

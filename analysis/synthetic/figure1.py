@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures import style
+import analysis.figures.style as style
 from analysis.stats.show import show
 from analysis.synthetic.exact_match import (
     ERROR_SORTS,

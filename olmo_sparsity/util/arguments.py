@@ -199,7 +199,7 @@ def settings_from(
 
 
 def parse_settings(
-    description: str | None, settings: Callable[..., _Settings], arguments: Sequence[str] | None = None
+    description: str | None, settings: type[_Settings], arguments: Sequence[str] | None = None
 ) -> _Settings:
     """The settings that the command line asks for, or these ``arguments`` would; a command with no other options."""
     parser = Parser(description=description)
