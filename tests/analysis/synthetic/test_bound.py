@@ -6,7 +6,7 @@ import pytest
 from analysis.synthetic.bound import bounds_frames, improved_bound, theorem_bound, trained_error, try_bounds
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.synthetic.made_up import pooled, row, rows
-from tests.analysis.synthetic.test_exact_match_frame import Z, wilson_by_hand
+from tests.analysis.synthetic.test_exact_match import Z, wilson_by_hand
 
 
 def start_of(*own, **changes):
