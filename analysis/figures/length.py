@@ -6,9 +6,9 @@ The frame has a row per model and bin of positions, and per model and length:
     name                        "loss_nats" of a bin, "loss_at_length_nats" of a length
     from_tokens, to_tokens      positions, to_tokens not included; of a length L, to_tokens is L
     value, low, high            nats per token
-    training_length             (optional) the window of the model's training in tokens; NaN where unknown
-    position_target             (optional) how many tokens the position ids of its training reach
-    position_scheme             (optional) where the label does not name its encoding (`style.encoding_of`)
+    trained_window_tokens       (optional) of the model's training; NaN where unknown
+    trained_reach_tokens        (optional) how far the position ids of its training reach
+    encoding                    (optional) of its positions, where the label does not name it (`style.encoding_of`)
 
 A model has the colour and marker of its position encoding. Many models have a panel for each family of encodings.
 """
@@ -39,8 +39,8 @@ _FAMILIES = {
 }  # fmt: skip
 _TRAINED: dict[str, Any] = {"color": "0.35", "linewidth": 1, "zorder": 1.5}
 _TRAINED_LINES: tuple[tuple[str, Any, str], ...] = (
-    ("training_length", ":", "trained window"),
-    ("position_target", "-.", "reach of trained ids"),
+    ("trained_window_tokens", ":", "trained window"),
+    ("trained_reach_tokens", "-.", "reach of trained ids"),
 )
 
 
@@ -115,7 +115,7 @@ def lengths_figure(frame: pd.DataFrame, path: str | Path | None = None, *, headi
 def _encodings(frame: pd.DataFrame) -> dict[str, str | None]:
     """The position encoding of each model, by label, in the frame's order."""
     rows = frame.drop_duplicates("model").to_dict("records")
-    return {row["model"]: style.encoding_of(row["model"], row.get("position_scheme")) for row in rows}
+    return {row["model"]: style.encoding_of(row["model"], row.get("encoding")) for row in rows}
 
 
 def _styles(frame: pd.DataFrame) -> dict[str, style.Style]:

@@ -2,7 +2,7 @@
 
 Cells have a row per model, name, value_tokens (k of the needle), length (of the context, in tokens) and depth (NaN:
 mean over depths), with value, low and high. Names: "exact" (exact match, a fraction of the needles), "gain_nats" (loss
-without the needle minus with it, per token). Optional: training_length of the model, in tokens.
+without the needle minus with it, per token). Optional: trained_window_tokens of the model.
 
 Recalls have a row per model, selector, far_context ("true", "placebo") and k (selected far tokens), with value, low and
 high: the share of the needle's tokens that are selected. Selector `CHANCE` is a random choice.
@@ -159,9 +159,9 @@ def needle_recall_figure(
 
 def _windows(cells: pd.DataFrame, model: str) -> list[float]:
     """The windows that a model was trained on, where they are known."""
-    if "training_length" not in cells:
+    if "trained_window_tokens" not in cells:
         return []
-    return sorted(cells["training_length"][cells["model"] == model].dropna().unique())
+    return sorted(cells["trained_window_tokens"][cells["model"] == model].dropna().unique())
 
 
 def _title(cells: pd.DataFrame, model: str) -> str:

@@ -23,8 +23,8 @@ def length_frame(models):
     for number, model in enumerate(models):
         trained = {
             "model": model,
-            "training_length": 64,
-            "position_target": 128 if number else np.nan,
+            "trained_window_tokens": 64,
+            "trained_reach_tokens": 128 if number else np.nan,
         }
         for place, (start, end) in enumerate(BINS):
             bin_ = {"name": "loss_nats", "from_tokens": start, "to_tokens": end}
@@ -40,7 +40,7 @@ def cells_frame(models, ks):
     for number, model in enumerate(models):
         for k in ks:
             for length in LENGTHS:
-                cell = {"model": model, "value_tokens": k, "length": length, "training_length": 64}
+                cell = {"model": model, "value_tokens": k, "length": length, "trained_window_tokens": 64}
                 for depth in DEPTHS:
                     exact = (1 + number + depth) / (k + length / 16)
                     rows.append({**cell, "depth": depth, "name": "exact", "value": exact})
