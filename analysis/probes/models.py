@@ -198,7 +198,7 @@ def add_comparison_options(parser: Parser, name: str) -> None:
     parser.add_argument(
         "--labels",
         type=texts,
-        help="a name for each model, with commas; trainings of one share one (default: from their paths); without models: "
+        help="a name for each model, with commas; trainings of one share one (default: from their paths); without any: "
         "those to draw, in this order",
     )
     parser.add_argument(
