@@ -582,7 +582,7 @@ def _recalls(labels: list[str], of_models: Sequence[list[dict[str, Any]]]) -> pd
     """The frame `Needles.recalls`."""
     rows = []
     for number, (label, of_model) in enumerate(zip(labels, of_models, strict=True)):
-                model = f"{label}, {labels[: number + 1].count(label)}" if labels.count(label) > 1 else label
+        model = f"{label}, {labels[: number + 1].count(label)}" if labels.count(label) > 1 else label
         rows += [{"model": model, "number": number, **row} for row in of_model]
     return pd.DataFrame(rows)
 
