@@ -46,9 +46,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="type of weights and computation; auto: as stored (default: fp32)",
     )
     group.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
-    group.add_argument(
-        "--attn-implementation", metavar="NAME", help="of transformers: eager, sdpa, flash_attention_2"
-    )
+    group.add_argument("--attn-implementation", metavar="NAME", help="of transformers: eager or sdpa")
     group.add_argument(
         "--tokens-per-batch",
         type=whole_number,
@@ -234,9 +232,9 @@ The same results and seed give the same files.""",
         **bootstrap,
     }
     if given.length:
-        from analysis.probes.length import load as load_length
+        from analysis.probes.length import load_length
 
-        looks["length"] = load_length(given.length)
+        looks["length"] = load_length(given.length).frame()
     for label, result in results.items():
         print("\n".join(filter(None, [label, summary(result, given.k, **bootstrap), ""])))
     [first, *others] = results.values()

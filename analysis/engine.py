@@ -38,10 +38,10 @@ from analysis.faithfulness import SUBSET_KEEP_RATE, Faithfulness
 from analysis.kinds import classify
 from analysis.model.loading import LoadedModel, open_model
 from analysis.model.losses import Scorer, build_scorer, long_and_short_losses
-from analysis.result import FRAMES, RESULT_NAME, Result, load, setting_differences
+from analysis.result import FRAMES, RESULT_NAME, Result, load, read_frame, setting_differences, write_frame
 from analysis.selectors import Selection, SelectorInput, SharedPasses, check_selector, find_selector
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import remove
+from olmo_sparsity.util.files import read_json, remove, write_json
 from olmo_sparsity.util.progress import progress as show_progress
 from olmo_sparsity.util.provenance import provenance
 
@@ -59,6 +59,7 @@ SUBSETS = 32
 """Random subsets of the far tokens on which summed influence is compared with the loss (LDS)."""
 TOKENS_AFTER = 12
 """Tokens behind a target that are read to complete its word, and shown."""
+SECONDS_WORTH_KEEPING = 1.0  # a round of choices that took longer is kept until its batch is finished
 PARTS = "parts"
 OF_TARGETS = (
     "n_long",
@@ -368,21 +369,44 @@ class Engine:
     """What measures further columns; None: there are none."""
     keeps_scores: bool = False
 
-    def measure(self, places: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """The frames of a `Result`, by name, of the targets of one batch."""
+    def measure(
+        self,
+        places: pd.DataFrame,
+        folder: Path | None = None,
+        advance: Callable[[float], Any] = lambda _: None,
+    ) -> dict[str, pd.DataFrame]:
+        """The frames of a `Result`, by name, of the targets of one batch; long rounds are kept in ``folder``."""
         targets = self.targets(places)
         over = targets[targets["over_tau"]]
+        frames = {"targets": targets, "texts": self._texts(over)}
+        names = ("scores", "choices") if self.keeps_scores else ("choices",)
+        parts: dict[str, list[pd.DataFrame]] = {name: [] for name in names}
+        rounds = self._rounds(over)
+        advance(len(places) / (1 + len(rounds)))
+        for number, together in enumerate(rounds):
+            paths = {name: folder / f"{name}-{number:03d}.parquet" for name in names} if folder else {}
+            if paths and paths["choices"].is_file():  # written last
+                found = {name: read_frame(path) for name, path in paths.items()}
+            else:
+                began = time.monotonic()
+                found = self._choose_in_all(together)
+                for name, path in paths.items():
+                    if time.monotonic() - began > SECONDS_WORTH_KEEPING:
+                        write_frame(path, found[name])
+            for name in names:
+                parts[name].append(found[name])
+            advance(len(places) / (1 + len(rounds)))
+        return frames | {
+            name: _stacked(frames) if frames else pd.DataFrame() for name, frames in parts.items()
+        }
+
+    def _choose_in_all(self, targets: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        """Choices and scores of some targets of a batch in every far context."""
         choices: list[dict[str, Any]] = []
         scores: list[dict[str, Any]] = []
-        for together in self._rounds(over):
-            for far_context in self.far_contexts:
-                self._choose(together, far_context, choices, scores)
-        frames = {
-            "targets": targets,
-            "choices": pd.DataFrame(choices),
-            "texts": self._texts(over),
-        }
-        return frames | ({"scores": pd.DataFrame(scores)} if self.keeps_scores else {})
+        for far_context in self.far_contexts:
+            self._choose(targets, far_context, choices, scores)
+        return {"choices": pd.DataFrame(choices), "scores": pd.DataFrame(scores)}
 
     def targets(self, places: pd.DataFrame) -> pd.DataFrame:
         """The same rows with L_long and L_short, whether they are over tau, and their kinds of dependency."""
@@ -534,13 +558,15 @@ class _Run:
                 log.info("%s is complete already", self.out)
                 return whole
             finished = self._finished()
-            if finished:
-                self._checked(load(self._part(finished[0])))
+            begun = self.out / PARTS / "settings.json"
+            if begun.is_file():
+                self._check(read_json(begun, "remove the folder, or give another"))
+            write_json(begun, self.settings)
             self._measure([batch for batch in mine if batch not in finished], self._save)
             with _lock(self.out, "merging", waits=True):  # the last shards may be finished at the same time
                 if (whole := self._whole()) is not None:
                     return whole
-                result = self._joined([self._checked(load(self._part(batch))) for batch in self._finished()])
+                result = self._joined([load(self._part(batch)) for batch in self._finished()])
                 if result.settings["complete"]:
                     result.save(self.out)
                     remove(self.out / PARTS)
@@ -555,10 +581,10 @@ class _Run:
         with show_progress("targets measured", total, "targets", enabled=self.progress) as advance:
             for number, places in enumerate(frames_of):
                 began = time.monotonic()
-                frames = self.engine.measure(places)
+                folder = self.out and self._part(batches[number])
+                frames = self.engine.measure(places, folder, advance)
                 seconds = time.monotonic() - began
                 keep(Result(self.settings, provenance={**made, "seconds": seconds}, **frames))
-                advance(len(places))
                 if number == 0:
                     log.info("%s targets will take about %.0f s", f"{total:,}", seconds * len(batches))
 
@@ -577,13 +603,16 @@ class _Run:
     def _whole(self) -> Result | None:
         """The finished result in ``out``, if there is one."""
         assert self.out is not None
-        return self._checked(load(self.out)) if (self.out / RESULT_NAME).is_file() else None
-
-    def _checked(self, there: Result) -> Result:
-        """Raises `UserError` where a result in ``out`` has other settings."""
-        if differing := setting_differences(there.settings, self.settings, ignore=MAY_DIFFER):
-            raise UserError(f"{self.out} was measured with other settings: {differing}; give another folder")
+        if not (self.out / RESULT_NAME).is_file():
+            return None
+        there = load(self.out)
+        self._check(there.settings)
         return there
+
+    def _check(self, there: Mapping[str, Any]) -> None:
+        """Raise `UserError` where ``out`` was begun with other settings."""
+        if differing := setting_differences(there, self.settings, ignore=MAY_DIFFER):
+            raise UserError(f"{self.out} was measured with other settings: {differing}; give another folder")
 
     def _joined(self, parts: Sequence[Result]) -> Result:
         """The parts as one result. Raises `UserError` where all targets are measured and none is over tau."""

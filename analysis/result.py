@@ -157,32 +157,27 @@ class Result:
 
         ``given_back``: ``level``, ``unit`` and ``sinks`` of the choice, by default "text", "token" and 0.
         """
-        return self._of_choices("loss_nats", selector, far_context, **given_back)
+        return self.of_choices("loss_nats", selector, far_context, **given_back)
 
     def selected(self, selector: str, far_context: str = "true", **given_back: Any) -> np.ndarray:
         """Position ids of the chosen far tokens, most influential first, (m, k_max); -1 where there is no choice."""
-        values = self._of_choices("selected", selector, far_context, **given_back)
+        values = self.of_choices("selected", selector, far_context, **given_back)
         return np.nan_to_num(values, nan=-1).astype(np.int64)
 
     def influence(self, selector: str, far_context: str = "true", **given_back: Any) -> np.ndarray:
         """Influence of each token of `selected`, in the selector's unit, (m, k_max)."""
-        return self._of_choices("influence", selector, far_context, **given_back)
+        return self.of_choices("influence", selector, far_context, **given_back)
 
     def of_choices(
-        self, column: str, selector: str, far_context: str = "true", **given_back: Any
-    ) -> np.ndarray:
-        """Any column of `choices` for the targets in `over`: (m,), or (m, length) where it holds lists."""
-        return self._of_choices(column, selector, far_context, **given_back)
-
-    def _of_choices(
         self,
         column: str,
         selector: str,
-        far_context: str,
+        far_context: str = "true",
         level: str = "text",
         unit: str = "token",
         sinks: int = 0,
     ) -> np.ndarray:
+        """Any column of `choices` for the targets in `over`: (m,), or (m, length) where it holds lists."""
         key = (selector, far_context, level, unit, sinks)
         if key not in self._rows:
             raise KeyError(f"no choice {key}; measured were {sorted(self._rows)}")

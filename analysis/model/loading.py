@@ -31,9 +31,9 @@ from torch import nn
 from analysis.decode import TextDecoder
 from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
-from analysis.model.memory import pick_device
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, sha256_file
+from olmo_sparsity.util.machine import pick_device
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -31,14 +31,6 @@ GB = 1e9
 _SHARE_OF_HOST, _SHARE_OF_DEVICE = 0.5, 0.8
 
 
-def pick_device(name: str | torch.device | None) -> torch.device:
-    """The device of that name; None means a GPU where there is one. Raises `UserError` where it cannot be used."""
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type not in TOKENS_PER_BATCH or (device.type == "cuda" and not torch.cuda.is_available()):
-        raise UserError(f"the device {name} cannot be used here; give another, such as cpu")
-    return device
-
-
 class OnDevice:
     """What every forward pass needs: the device, the precision, and the size of a batch."""
 

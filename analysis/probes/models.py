@@ -105,7 +105,7 @@ class Models:
             part = None if parts is None else parts / f"{_sha256([settings, described])[:16]}.json"
             if part is not None and part.is_file():
                 log.info("%s was measured before the interruption", described["model"])
-                values.append(read_json(part, f"remove {part}"))
+                values.append(read_json(part, f"remove {part}", expect=None))
                 continue
             with self._opened(model) as loaded:
                 size = tokens_per_batch

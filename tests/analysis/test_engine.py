@@ -129,7 +129,7 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(whole, tmp_path, st
     with pytest.raises(KeyboardInterrupt):
         stops_after(2)
         again(whole, out=tmp_path)
-    kept = [load(path) for path in (tmp_path / "parts").iterdir()]
+    kept = [load(path.parent) for path in (tmp_path / "parts").glob("*/result.json")]
     size = engine.targets_per_batch(whole.settings["targets_per_block"])
     assert sum(len(part.targets) for part in kept) == 2 * size
     stops_after(1)  # nothing but the third batch is left
@@ -137,6 +137,34 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(whole, tmp_path, st
     assert result.settings == whole.settings and result.settings["complete"]
     assert_same(result, whole)
     assert_same(load(tmp_path), whole)
+    assert not (tmp_path / "parts").exists()
+
+
+def test_a_killed_batch_goes_on_with_the_rounds_that_it_has_not_finished(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "SECONDS_WORTH_KEEPING", 0.0)
+    original, done = engine.Engine._choose_in_all, []
+
+    def choose(self, targets):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(1)
+        return original(self, targets)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Engine, "_choose_in_all", choose)
+        with pytest.raises(KeyboardInterrupt):
+            again(whole, out=tmp_path)
+    with refused("measured with other settings"):
+        again(whole, out=tmp_path, tau_nats=0.5)
+    rounds = []
+    monkeypatch.setattr(
+        engine.Engine, "_choose_in_all", lambda *inputs: rounds.append(1) or original(*inputs)
+    )
+    assert_same(again(whole, out=tmp_path), whole)
+    per_block = whole.settings["targets_per_block"]
+    over = whole.targets["target_id"].to_numpy()[whole.over]
+    blocks = len(np.unique(over // per_block)) if per_block > 1 else len(rounds) + 3
+    assert len(rounds) == blocks - 3
     assert not (tmp_path / "parts").exists()
 
 

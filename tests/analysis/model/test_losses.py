@@ -13,10 +13,11 @@ from analysis.contexts import Contexts
 from analysis.model import losses as losses_module
 from analysis.model.adapter import TransformersAdapter
 from analysis.model.losses import Scorer, TokenLosses, long_and_short_losses, total_variation
-from analysis.model.memory import TOKENS_PER_BATCH, MemoryGrowth, OnDevice, pick_device, tokens_that_fit
+from analysis.model.memory import TOKENS_PER_BATCH, MemoryGrowth, OnDevice, tokens_that_fit
 from analysis.ours import OlmoAdapter
 from analysis.selectors import SelectorInput, find_selector
 from olmo_sparsity.attention import ATTENTIONS
+from olmo_sparsity.util.machine import pick_device
 from tests.support import plain
 from tests.support.adapters import OURS, tiny_adapter
 from tests.support.families import FAMILIES, ROTARY, random_model
@@ -428,7 +429,7 @@ def test_tokens_of_a_file_become_tensors_without_a_warning():
 
 def test_a_device_that_is_not_here_is_refused():
     assert pick_device("cpu") == torch.device("cpu")
-    with refused("the device meta cannot be used here"):
+    with refused("the device .meta. cannot be used here"):
         pick_device("meta")
 
 

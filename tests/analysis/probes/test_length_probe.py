@@ -1,0 +1,233 @@
+"""Loss by position against one forward pass per window and position, its statistics, and what an interruption keeps."""
+
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import entropy, sem, t
+
+from analysis.contexts import open_texts
+from analysis.model.loading import open_model
+from analysis.probes import length as probe
+from analysis.probes.length import length_numbers, load_length, measure_length, position_edges
+from analysis.segments import sample_segments
+from analysis.stats.bootstrap import ClusterBootstrap, ratio_of_sums
+from tests.support import small_measurement, tiny
+from tests.support.families import directory, random_model
+from tests.support.plain import plain_loss
+from tests.support.refusals import refused
+from tests.support.small_measurement import TEXTS
+
+LENGTHS, WINDOWS = (8, 16, 40), 9
+SMALL = {"lengths": LENGTHS, "windows": WINDOWS, "resamples": 300, "device": "cpu", "progress": False}
+
+
+def two_models():
+    return [small_measurement.model(), small_measurement.model(1)]
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return measure_length(two_models(), TEXTS, labels=["one", "other"], attention=True, **SMALL)
+
+
+@pytest.fixture(scope="module")
+def segments():
+    """Places of the windows, and their tokens (n, L)."""
+    texts = open_texts(TEXTS, open_model(small_measurement.model()).encode)
+    at = sample_segments(texts, WINDOWS, length=LENGTHS[-1], seed=0)
+    return at, at.read(texts)
+
+
+@pytest.fixture(scope="module")
+def plain(segments):
+    """Losses at positions 1 … L-1 of every model and window, each by a pass over the tokens before it."""
+    return np.array(
+        [
+            [[plain_loss(model, row, range(p), row[p]) for p in range(1, len(row))] for row in segments[1]]
+            for model, _ in two_models()
+        ]
+    )
+
+
+def rows_of(frame, name, model):
+    rows = frame[(frame["name"] == name) & (frame["model"] == model)]
+    return list(rows.itertuples(index=False))
+
+
+def test_equals_one_forward_pass_per_window_and_position(measured, segments, plain):
+    at, _ = segments
+    losses = measured.sums[measured.sums["name"] == "loss_nats"]
+    assert len(losses) == 2 * len(set(at.text)) * (len(position_edges(LENGTHS)) - 1)
+    for row in losses.itertuples():
+        part = plain[row.number][at.text == row.text, row.from_tokens - 1 : row.to_tokens - 1]
+        assert row.count == part.size > 0 and row.sum == pytest.approx(part.sum(), abs=1e-3)
+        assert row.group == at.group[at.text == row.text][0]
+    for number, model in enumerate(("one", "other")):
+        bins = rows_of(measured.numbers, "loss_nats", model)
+        paired = rows_of(measured.numbers, "difference_to_first_nats", model)
+        assert [(row.from_tokens, row.to_tokens) for row in bins] == list(pairwise(position_edges(LENGTHS)))
+        for row, to_first in zip(bins, paired, strict=True):
+            part = plain[:, :, row.from_tokens - 1 : row.to_tokens - 1]
+            assert row.value == pytest.approx(part[number].mean(), abs=1e-4)
+            assert to_first.value == pytest.approx((part[number] - part[0]).mean(), abs=1e-4)
+            assert (to_first.low == to_first.high == 0) == (number == 0)
+
+
+def test_differences_are_paired_by_text_and_group(measured, segments, plain):
+    """The interval is that of the differences themselves."""
+    at, _ = segments
+    for row in rows_of(measured.numbers, "difference_to_first_nats", "other"):
+        part = (plain[1] - plain[0])[:, row.from_tokens - 1 : row.to_tokens - 1]
+        columns = np.stack([part.sum(1), np.full(len(part), part.shape[1])], axis=1)
+        bootstrap = ClusterBootstrap(columns, at.text, groups=at.group, resamples=300)
+        expected = bootstrap.interval(ratio_of_sums(0, 1))
+        assert (row.low, row.high) == pytest.approx((expected.low, expected.high), abs=1e-3)
+
+
+def test_the_loss_at_a_length_is_that_of_the_half_octave_below_it(measured, plain):
+    for number, model in enumerate(("one", "other")):
+        losses, rises = (
+            rows_of(measured.numbers, name, model) for name in ("loss_at_length_nats", "rise_nats")
+        )
+        assert [row.to_tokens for row in losses] == list(LENGTHS)
+        assert all(1 < row.to_tokens / row.from_tokens <= 1.5 for row in (losses[0], losses[-1]))
+        means = [plain[number][:, row.from_tokens - 1 : row.to_tokens - 1].mean() for row in losses]
+        assert [row.value for row in losses] == pytest.approx(means, abs=1e-4)
+        assert [row.value for row in rises] == pytest.approx(np.array(means) - means[0], abs=1e-4)
+        assert rises[0].low == rises[0].high == 0
+
+
+def test_the_entropy_of_attention_is_that_of_transformers_weights(measured, segments):
+    model = random_model("llama", initializer_range=0.3, attn_implementation="eager")
+    found = rows_of(measured.numbers, "entropy_nats", "one")
+    for row, length in zip(found, LENGTHS, strict=True):
+        with torch.no_grad():
+            layers = model(torch.from_numpy(segments[1][:, :length]), output_attentions=True).attentions
+        weights = torch.stack(layers).double()[..., -min(16, length) :, :].numpy()
+        assert row.value == pytest.approx(entropy(weights, axis=-1).mean(), abs=1e-5)
+        assert (row.from_tokens, row.to_tokens) == (length - min(16, length), length)
+    # above the diagonal a softmax is not counted, below it none of its weights is 0
+    assert [row.value for row in rows_of(measured.numbers, "zero_share", "one")] == [0, 0, 0]
+
+
+def test_trainings_of_one_model_are_averaged_and_its_intervals_are_over_them():
+    """Sums over 4 texts of 10 tokens in two bins; texts do not differ, so the interval is Student's t of trainings."""
+    losses = {0: (2.0, 3.0), 1: (4.0, 4.5), 2: (1.0, 1.0)}
+    sums = pd.DataFrame(
+        [
+            {"name": "loss_nats", "number": c, "text": text, "from_tokens": start, "to_tokens": end}
+            | {"sum": 10 * loss, "count": 10}
+            for c, of_bins in losses.items()
+            for text in range(4)
+            for (start, end), loss in zip(((1, 8), (8, 16)), of_bins, strict=True)
+        ]
+    )
+    numbers = length_numbers(sums, ["two", "two", "one"], (8, 16), resamples=2000, seed=0)
+
+    def interval(name, model, place):
+        row = rows_of(numbers, name, model)[place]
+        return row.value, row.low, row.high
+
+    def of_trainings(*values):
+        half = t.ppf(0.975, 1) * sem(values)
+        return pytest.approx((np.mean(values), np.mean(values) - half, np.mean(values) + half))
+
+    assert interval("loss_nats", "two", 0) == of_trainings(2, 4)
+    assert interval("loss_nats", "one", 0) == (1, 1, 1)
+    assert interval("difference_to_first_nats", "one", 1) == of_trainings(-2, -3.5)
+    # the rise of a training, 1.0 or 0.5: both losses are those of the same training
+    assert interval("rise_nats", "two", 1) == of_trainings(1, 0.5)
+
+
+def test_every_training_has_its_numbers_too(measured):
+    both = measure_length(two_models(), TEXTS, labels=["a", "a"], attention=True, **SMALL)
+    columns = ["number", "name", "to_tokens", "value", "low", "high"]
+    pd.testing.assert_frame_equal(
+        both.trainings[columns].reset_index(drop=True), measured.trainings[columns].reset_index(drop=True)
+    )
+    mean = rows_of(both.numbers, "loss_at_length_nats", "a")
+    of_each = [rows_of(measured.numbers, "loss_at_length_nats", model) for model in ("one", "other")]
+    for row, *parts in zip(mean, *of_each, strict=True):
+        assert row.value == pytest.approx(np.mean([part.value for part in parts]))
+
+
+def test_an_interrupted_measurement_goes_on_with_the_model_it_was_at(measured, tmp_path, monkeypatch):
+    options = {"labels": ["one", "other"], "attention": True, "out": tmp_path, **SMALL}
+    sum_losses, labels = probe._sum_losses, []
+
+    def interrupted(*arguments):
+        labels.append(arguments[4])
+        if labels == ["one", "other"]:
+            raise KeyboardInterrupt
+        return sum_losses(*arguments)
+
+    monkeypatch.setattr(probe, "_sum_losses", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure_length(two_models(), TEXTS, **options)
+    measure_length(two_models(), TEXTS, **options)
+    assert labels == ["one", "other", "other"]
+    assert {path.name for path in tmp_path.iterdir()} == {"length.json", "length.parquet"}
+    again = load_length(tmp_path)
+    for name in ("numbers", "trainings", "sums"):
+        expected, frame = (getattr(result, name).reset_index(drop=True) for result in (measured, again))
+        pd.testing.assert_frame_equal(frame, expected, check_dtype=False)
+    assert (again.settings, again.models) == (measured.settings, measured.models)
+
+
+def test_other_settings_do_not_take_up_what_was_interrupted(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe.LossByPosition, "save", lambda *arguments: None)
+    model = small_measurement.model()
+    measure_length(model, TEXTS, out=tmp_path, **SMALL)
+    other = measure_length(model, TEXTS, out=tmp_path, **{**SMALL, "seed": 1})
+    expected = measure_length(model, TEXTS, **{**SMALL, "seed": 1})
+    pd.testing.assert_frame_equal(other.numbers, expected.numbers)
+
+
+def test_models_that_cannot_be_compared_are_refused_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(probe, "_sum_losses", None)
+    model, tokenizer = small_measurement.model()
+    with refused("is given twice as a; give each seed once"):
+        measure_length([(model, tokenizer)] * 2, TEXTS, labels=["a", "a"], **SMALL)
+    with refused("2 models need as many labels, not a"):
+        measure_length(two_models(), TEXTS, labels=["a"], **SMALL)
+    shifted = {f"w{token}": (token + 1) % 50 for token in range(50)} | {"unknown": 1}
+    other = type(tokenizer)(type(tokenizer.model)(shifted, unk_token="unknown"))
+    other.pre_tokenizer = tokenizer.pre_tokenizer
+    with refused("has another tokenizer than .*losses are not of the same tokens"):
+        measure_length([(model, tokenizer), (model, other)], TEXTS, **SMALL)
+    with refused("beyond the 64 learned positions"):
+        measure_length((random_model("gpt2"), tokenizer), TEXTS, **{**SMALL, "lengths": (8, 65)})
+
+
+def test_edges_hold_every_length_and_are_narrow():
+    assert position_edges((128, 256, 512, 1024))[:6] == [1, 16, 23, 32, 45, 64]
+    for lengths in [(128, 256, 512, 1024), (8, 16, 40), (100, 150, 1200), (2, 3)]:
+        edges = position_edges(lengths)
+        assert {1, *lengths} <= set(edges) and edges[-1] == lengths[-1]
+        assert edges == sorted(set(edges))
+        for low, high in pairwise(edge for edge in edges if edge >= max(8, lengths[0] / 8)):
+            assert high / low <= 2**0.5 * (1 + 1 / low)
+
+
+def test_the_command_measures_draws_and_draws_again(tmp_path, run_here):
+    """A rotary model past its 64 positions, and the same with RoPE scaled, on a prepared corpus."""
+    folder = directory(tmp_path / "llama", "llama")
+    corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(4, 90)})
+    out, names = tmp_path / "out", {"length.png", "length.pdf", "lengths.png", "lengths.pdf"}
+    models = [folder, f"{folder}@yarn:2", "--labels", "plain,YaRN"]
+    options = ["--corpus", corpus, "--lengths", "80,16", "--windows", 4, "--device", "cpu", "--out", out]
+    done = run_here("scripts/length.py", *models, *options)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in out.iterdir()} == names | {"length.json", "length.parquet"}
+    found = load_length(out)
+    assert [model["rope_scaling"] for model in found.models] == [None, "yarn:2"]
+    for row in rows_of(found.numbers, "loss_nats", "YaRN"):
+        assert f"{row.value:.2f} [" in done.stdout
+    some = ["--labels", "YaRN", "--out", out, "--figures", tmp_path / "some"]
+    assert run_here("scripts/length.py", *some).returncode == 0
+    assert {path.name for path in (tmp_path / "some").iterdir()} == names
+    none = run_here("scripts/length.py", "--labels", "RoPE", "--out", out)
+    assert none.returncode == 1 and "no model 'RoPE'; choose of plain, YaRN" in none.stderr
