@@ -1,0 +1,273 @@
+"""Needles: where they stand, a copy head built by hand that finds them all, plain forward passes, and the command."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from analysis.contexts import open_texts
+from analysis.model.loading import open_model
+from analysis.model.losses import TokenLosses
+from analysis.probes import needle as probe
+from analysis.probes.needle import (
+    RecallOptions,
+    cells_of,
+    draw_samples,
+    load_needles,
+    measure_cell,
+    measure_needles,
+    needle_contexts,
+    recall_of_needles,
+)
+from olmo_sparsity.checkpoint import TrainState, config_of, save_checkpoint
+from olmo_sparsity.data.needles import is_held_out
+from olmo_sparsity.model.build import build_model
+from tests.support import small_measurement, tiny
+from tests.support.families import directory, random_model
+from tests.support.plain import plain_loss
+from tests.support.refusals import refused
+from tests.support.small_measurement import TEXTS
+
+LENGTHS, KS, DEPTHS, Q = (12, 24), (1, 3), (0.0, 0.5, 1.0), 2
+DRAWN = {"lengths": LENGTHS, "ks": KS, "key_tokens": Q}
+SMALL = {**DRAWN, "depths": DEPTHS, "samples": 8, "resamples": 300, "device": "cpu", "progress": False}
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return open_texts(TEXTS, open_model(small_measurement.model()).encode)
+
+
+@pytest.fixture(scope="module")
+def samples(texts):
+    return draw_samples(texts, 8, seed=0, **DRAWN)
+
+
+class CopyHead(nn.Module):
+    """One attention head: a place is looked up by the q tokens before it, and its token is written out."""
+
+    def __init__(self, vocabulary=50, q=Q, sharpness=40.0):
+        super().__init__()
+        self.vocabulary, self.q, self.sharpness = vocabulary, q, sharpness
+
+    def forward(self, input_ids, position_ids, *, logits_to_keep=0):
+        one_hot = nn.functional.one_hot(input_ids, self.vocabulary).float()
+        before = [one_hot.roll(shift, dims=1) for shift in range(1, self.q + 1)]
+        here = [one_hot.roll(shift, dims=1) for shift in range(self.q)]
+        scores = torch.cat(here, dim=-1) @ torch.cat(before, dim=-1).transpose(1, 2)
+        length = input_ids.shape[1]
+        scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -1e9)
+        scores[:, :, : self.q] = -1e9  # rolled around
+        scores[:, :, 0] = self.q - 0.5  # attended to where no place has all q tokens before it
+        logits = self.sharpness * (scores * self.sharpness).softmax(-1) @ one_hot
+        return SimpleNamespace(logits=logits[:, -logits_to_keep:])
+
+    def key_values(self, input_ids, position_ids):
+        """The tokens themselves."""
+        tokens = input_ids[:, None, :, None]
+        return [(tokens, tokens)]
+
+    def logits_after(self, past, input_ids, position_ids, logits_to_keep):
+        [(before, _)] = past
+        whole = torch.cat([before[:, 0, :, 0], input_ids], dim=1)
+        return self(whole, None, logits_to_keep=logits_to_keep).logits
+
+
+def test_a_needle_stands_where_it_is_wanted_and_nowhere_else(samples):
+    assert len(samples) == 8
+    for cell in cells_of(KS, LENGTHS, DEPTHS):
+        rows, k = samples.contexts(cell), cell.value_tokens
+        assert rows.shape == (8, cell.length + k)
+        for number, row in enumerate(rows.tolist()):
+            key, value = samples.key[number].tolist(), samples.value[number, :k].tolist()
+            text = samples.text[number].tolist()
+            assert len({*key, *value}) == Q + k and not {*key, *value} & set(text)
+            assert row[cell.length - Q :] == key + value
+            inside = row[: cell.length - Q]
+            if cell.depth is None:
+                assert inside == text[: cell.length - Q]
+                continue
+            room = cell.length - 2 * Q - k
+            start = {0.0: 0, 0.5: round(room / 2), 1.0: room}[cell.depth]
+            assert inside[start : start + Q + k] == key + value
+            assert inside[:start] + inside[start + Q + k :] == text[:room]
+
+
+def test_needles_are_a_function_of_their_seed(texts, samples):
+    again, other = (draw_samples(texts, 8, seed=seed, **DRAWN) for seed in (0, 1))
+    assert np.array_equal(again.key, samples.key) and np.array_equal(again.value, samples.value)
+    assert not np.array_equal(other.key, samples.key)
+
+
+def test_unseen_keys_are_those_that_training_never_weaves(texts, samples):
+    unseen = draw_samples(texts, 8, seed=0, unseen_keys=True, **DRAWN)
+    assert all(map(is_held_out, unseen.key)) and not all(map(is_held_out, samples.key))
+    keys = np.random.default_rng(0).integers(0, 100, (200, Q))
+    assert [key.sum() % probe.UNSEEN_ONE_IN == 0 for key in keys] == [is_held_out(key) for key in keys]
+
+
+@pytest.mark.parametrize("family", ["olmo", "gpt_neox"])
+def test_a_model_that_saw_needles_is_measured_with_unseen_keys(tmp_path, family):
+    corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(4, 30)})
+    folder, _ = tiny.checkpoint(tmp_path, corpus=corpus)
+    config = config_of(folder)
+    needles = replace(config.needles, share=0.5, key_tokens=1)
+    model = tiny.model_config(max_sequence_length=24, family=family)
+    config = replace(config, model=model, needles=needles)
+    tokenizer = (corpus / "tokenizer.json").read_bytes()
+    weights = build_model(config).state_dict()
+    run = save_checkpoint(tmp_path / "saw", config, TrainState(1, 1), weights, {}, tokenizer)
+    with refused("was trained on text with needles; add --unseen-keys"):
+        measure_needles(str(run), corpus, **SMALL)
+    few = {**SMALL, "samples": 2, "lengths": (12,), "ks": (1,), "unseen_keys": True}
+    assert len(measure_needles(str(run), corpus, **few).cells)
+
+
+def test_a_copy_head_finds_every_needle_and_none_that_is_absent(samples):
+    for cell in cells_of(KS, LENGTHS, DEPTHS):
+        loss, exact = measure_cell(TokenLosses(CopyHead()), samples, cell)
+        if cell.depth is None:
+            assert not exact.any() and (loss > 1).all()
+        else:
+            assert exact.all() and (loss < 1e-6).all(), cell
+
+
+def test_loss_and_exact_match_are_those_of_one_forward_pass_a_token(samples):
+    model = small_measurement.model()[0]
+    token_losses = TokenLosses(open_model(small_measurement.model()).model)
+    for cell in cells_of((3,), LENGTHS, (0.5,)):
+        loss, exact = measure_cell(token_losses, samples, cell)
+        for number, row in enumerate(samples.contexts(cell).tolist()):
+            places = range(cell.length, cell.length + 3)
+            losses = [plain_loss(model, row, range(place), row[place]) for place in places]
+            with torch.no_grad():
+                guesses = model(torch.tensor([row])).logits[0, cell.length - 1 : -1].argmax(-1)
+            assert loss[number] == pytest.approx(np.mean(losses), abs=1e-4)
+            assert exact[number] == (guesses.tolist() == row[cell.length :])
+
+
+def recall_at(rows, selector, far_context):
+    """Recall by k."""
+    return {
+        row["k"]: row["value"]
+        for row in rows
+        if (row["selector"], row["far_context"]) == (selector, far_context)
+    }
+
+
+def test_leave_one_out_finds_the_needle_of_a_copy_head_and_not_the_placebos(samples):
+    options = RecallOptions(("leave-one-out", "random"), 24, 0.5, 8)
+    contexts, placebos, columns = needle_contexts(samples, options)
+    for number in range(8):
+        needle = [*samples.key[number], samples.value[number, 0]]
+        other = [*samples.key[number - 1], samples.value[number - 1, 0]]
+        assert contexts.tokens[number, columns].tolist() == needle
+        assert contexts.targets[number] == needle[-1]
+        assert placebos.tokens[number, columns].tolist() == other
+        assert placebos.tokens[number, -Q:].tolist() == contexts.tokens[number, -Q:].tolist()
+    rows = recall_of_needles(TokenLosses(CopyHead()), samples, options, "x", 0, progress=False)
+    recall = recall_at(rows, "leave-one-out", "true")
+    assert recall[4] == 1 and recall[1] == pytest.approx(1 / 3)
+    assert recall_at(rows, "leave-one-out", "placebo")[4] < 0.6
+    assert recall_at(rows, "chance", "true")[4] == pytest.approx(4 / 22)
+
+
+def test_recall_is_measured_on_samples_of_all_texts(samples):
+    contexts, _, _ = needle_contexts(samples, RecallOptions(("random",), 24, 0.5, 3))
+    every, _, _ = needle_contexts(samples, RecallOptions(("random",), 24, 0.5, len(samples)))
+    assert np.array_equal(contexts.tokens, every.tokens[[0, round((len(samples) - 1) / 2), -1]])
+
+
+def test_cells_are_means_over_samples_and_trainings():
+    models = [small_measurement.model(), small_measurement.model(1)]
+    measured = measure_needles(models, TEXTS, labels=["both", "both"], **SMALL)
+    rows, cells = measured.rows, measured.cells
+    assert len(rows) == 2 * 8 * len(KS) * len(LENGTHS) * (len(DEPTHS) + 1)
+    assert len(cells) == len(KS) * len(LENGTHS) * (3 * len(DEPTHS) + 3)
+    for cell in cells.itertuples():
+        like = rows[(rows["value_tokens"] == cell.value_tokens) & (rows["length"] == cell.length)]
+        absent, present = like[like["depth"].isna()], like[like["depth"].notna()]
+        at_depth = present if np.isnan(cell.depth) else present[present["depth"] == cell.depth]
+        expected = {
+            "exact": at_depth["exact"].mean(),
+            "loss_nats": at_depth["loss_nats"].mean(),
+            "gain_nats": absent["loss_nats"].mean() - at_depth["loss_nats"].mean(),
+            "absent_exact": absent["exact"].mean(),
+            "absent_loss_nats": absent["loss_nats"].mean(),
+        }
+        assert cell.value == pytest.approx(expected[cell.name]) and cell.low <= cell.value <= cell.high
+        if not np.isnan(cell.depth):
+            start = round(cell.depth * (cell.length - 2 * Q - cell.value_tokens))
+            assert cell.distance_tokens == cell.length - Q - start
+
+
+def test_an_interrupted_measurement_goes_on_with_the_model_it_was_at(tmp_path, monkeypatch):
+    models = [small_measurement.model(), small_measurement.model(1)]
+    options = {**SMALL, "labels": ["one", "other"], "selectors": ["random"], "recall_samples": 4}
+    expected = measure_needles(models, TEXTS, **options)
+    recall, labels = probe.recall_of_needles, []
+
+    def interrupted(*arguments):
+        labels.append(arguments[3])
+        if labels == ["one", "other"]:
+            raise KeyboardInterrupt
+        return recall(*arguments)
+
+    monkeypatch.setattr(probe, "recall_of_needles", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure_needles(models, TEXTS, out=tmp_path, **options)
+    measure_needles(models, TEXTS, out=tmp_path, **options)
+    assert labels == ["one", "other", "other"]
+    assert {path.name for path in tmp_path.iterdir()} == {"needle.json", "needle.parquet"}
+    again = load_needles(tmp_path)
+    for name in ("cells", "recalls", "rows"):
+        pd.testing.assert_frame_equal(getattr(again, name), getattr(expected, name), check_dtype=False)
+    assert (again.settings, again.models) == (expected.settings, expected.models)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lengths": (7, 24)}, "a context of 7 tokens does not hold a needle of 3 with its key of 2 twice and text"),
+        ({"depths": (0.5, 1.5)}, "--depths are from 0"),
+        ({"lengths": (90, 100), "ks": (1, 40)}, "tokens of the texts do not occur in a stretch of 100"),
+        ({"selectors": ("nearby",)}, "nearby"),
+        ({"selectors": ("random",), "recall_samples": 1}, "the placebo is another one; raise"),
+        ({"selectors": ("random",), "recall_length": 5}, "--recall-length 5 must be from 6"),
+        ({"selectors": ("random",), "recall_length": 25}, "--recall-length 25 must be from 6 .* of --lengths, 24"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_is_refused_before_it_is(monkeypatch, changes, message):
+    monkeypatch.setattr(probe, "measure_cell", None)
+    with refused(message):
+        measure_needles(small_measurement.model(), TEXTS, **{**SMALL, **changes})
+
+
+def test_a_table_of_positions_that_ends_is_refused():
+    gpt2 = (random_model("gpt2"), small_measurement.model()[1])  # 64 positions
+    few = {**SMALL, "lengths": (12, 63), "depths": (0.5,), "samples": 2}
+    measure_needles(gpt2, TEXTS, **{**few, "ks": (1, 2)})  # the last value token is not read
+    with refused("65 tokens are beyond the 64 learned positions .* lower --lengths to at most 62"):
+        measure_needles(gpt2, TEXTS, **few)
+
+
+def test_the_command_measures_draws_and_draws_again(tmp_path, run_here):
+    folder = directory(tmp_path / "llama", "llama")
+    corpus = tiny.write_corpus(tmp_path / "corpus", {"heldout": tiny.random_documents(6, 30)})
+    out = tmp_path / "out"
+    command = ["scripts/needle.py", folder, f"{folder}@yarn:2", "--labels", "plain,YaRN", "--corpus", corpus]
+    command += ["--lengths", "24,16", "--depths", "0,1", "--samples", 6, "--ks", "1,3", "--device", "cpu"]
+    command += ["--selectors", "random,gradient", "--recall-samples", 4, "--recall-length", 20, "--out", out]
+    done = run_here(*command)
+    assert done.returncode == 0, done.stderr
+    names = ("needle", "needle_gain", "needle_lengths", "needle_recall")
+    drawn = {f"{name}{ending}" for name in names for ending in (".png", ".pdf")}
+    assert {path.name for path in out.iterdir()} == drawn | {"needle.json", "needle.parquet"}
+    assert "YaRN: exact match by context" in done.stdout and "recall of the needle's tokens" in done.stdout
+    again = ["scripts/needle.py", "--out", out, "--labels", "YaRN", "--figures", tmp_path / "some"]
+    assert run_here(*again).returncode == 0
+    assert (tmp_path / "some" / "needle.png").is_file()
