@@ -28,12 +28,15 @@ import pandas as pd
 from analysis.probes.models import (
     Models,
     add_comparison_options,
+    add_trained,
     frame_of,
+    intervals_by,
     load_probe,
+    run_probe,
     save_probe,
 )
 from analysis.segments import Segments, sample_segments
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, by_clusters, count_clusters, difference
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, count_clusters, difference
 from analysis.stats.show import show
 from analysis.stats.sums import Columns, Sums
 from olmo_sparsity.util.arguments import Parser, whole_number, whole_numbers
@@ -92,47 +95,23 @@ class LossByPosition:
         save_probe(path, KIND, {name: getattr(self, name) for name in names}, self.sums, _parts(folder))
         return path
 
-    def frame(self, labels: Sequence[str] | None = None) -> pd.DataFrame:
-        """What the figures of `analysis.figures.length` draw: ``numbers`` of some models in the order of their
-        ``labels`` (None: all), and what each was trained on.
-
-        Raises `UserError` for a label that there is not.
-        """
-        by_label = {model["label"]: model for model in reversed(self.models)}
-        parts = []
-        for label in self.numbers["model"].unique() if labels is None else labels:
-            if label not in by_label:
-                raise UserError(f"there is no model {label!r}; choose of {', '.join(reversed(by_label))}")
-            of_model, rows = by_label[label], self.numbers[self.numbers["model"] == label]
-            lengths = {
-                "trained_window_tokens": of_model["training_length"],
-                "trained_reach_tokens": of_model["position_target"],
-            }
-            numbers = {name: math.nan if length is None else length for name, length in lengths.items()}
-            parts.append(rows.assign(encoding=of_model["position_scheme"], **numbers))
-        return pd.concat(parts, ignore_index=True)
-
     def heading(self) -> str:
         """What was measured, for figures."""
         settings = self.settings
         return (
             f"{settings['windows_measured']:,} windows of {settings['lengths'][-1]:,} tokens in "
-            f"{settings['documents']:,} texts, {self._by()}"
+            f"{settings['documents']:,} texts, {intervals_by(self.settings, self.models)}"
         )
-
-    def _by(self) -> str:
-        labels = [model["label"] for model in self.models]
-        return by_clusters({**self.settings, "trainings": max(map(labels.count, labels))})
 
     def draw(self, folder: str | Path, labels: Sequence[str] | None = None) -> list[Path]:
         """Write length.png (loss by position) and lengths.png (loss at each length), both also as pdf.
 
-        ``labels``: as for `frame`. Returns the paths.
+        ``labels``: the models to draw, in their order (None: all). Returns the paths.
         """
         from analysis.figures.length import length_figure, lengths_figure
         from analysis.figures.style import save_figure
 
-        frame, heading = self.frame(labels), self.heading()
+        frame, heading = add_trained(self.numbers, self.models, labels), self.heading()
         figures = {"length": length_figure, "lengths": lengths_figure}
         return [
             path
@@ -427,9 +406,6 @@ def _of_attention(
 
 def main() -> None:
     """Measure, write, draw and print; or draw again."""
-    from analysis.cli import add_model_options, add_text_options, texts_of
-    from olmo_sparsity.cli import show_log
-
     parser = Parser(
         prog="olmo-sparsity length",
         description="""Loss by position: how well models predict up to and past the length they were trained on.
@@ -456,7 +432,6 @@ was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN), l
 (Mesa-Extrapolation: in chunks, at woven ids).""",
     )
     add_comparison_options(parser, NAME)
-    add_text_options(parser)
     group = parser.add_argument_group("what is measured")
     group.add_argument(
         "--lengths", type=whole_numbers, default=LENGTHS, help="tokens (default: 128,256,512,1024)"
@@ -467,16 +442,4 @@ was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN), l
         action="store_true",
         help="also the entropy of attention at each length, and exact zeros",
     )
-    add_model_options(parser)
-    given = parser.parse_args()
-    show_log("analysis")
-    figures = given.figures or given.out
-    if not given.models:
-        paths = load_length(given.out).draw(figures, given.labels)
-    else:
-        apart = ("models", "text", "corpus", "figures")
-        options = {name: value for name, value in vars(given).items() if name not in apart}
-        measured = measure_length(given.models, texts_of(given, given.models[0]), **options)
-        print(f"{measured}\n")
-        paths = [given.out / NAME, *measured.draw(figures)]
-    print(f"wrote {', '.join(map(str, paths))}")
+    run_probe(parser.parse_args(), NAME, measure_length, load_length)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from analysis.stats.bootstrap import by_clusters
 from olmo_sparsity.util.arguments import Parser, out_folder, seed_number, texts
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, remove, write_json
@@ -179,6 +181,32 @@ def load_probe(path: str | Path, name: str, kind: str) -> tuple[dict[str, Any], 
     return content, pd.read_parquet(path.with_suffix(".parquet"))
 
 
+def add_trained(
+    frame: pd.DataFrame, models: Sequence[dict[str, Any]], labels: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """What figures draw: rows of the ``models`` with these labels, in that order (None: all), and what each was trained
+    on, as the columns trained_window_tokens, trained_reach_tokens and encoding.
+
+    Raises `UserError` for a label that there is not.
+    """
+    by_label = {model["label"]: model for model in reversed(models)}
+    if unknown := [label for label in labels or () if label not in by_label]:
+        raise UserError(f"there is no model {unknown[0]!r}; choose of {', '.join(reversed(by_label))}")
+    trained = pd.DataFrame([by_label[label] for label in frame["model"]], index=frame.index)
+    frame = frame.assign(
+        trained_window_tokens=trained["training_length"].astype(float),
+        trained_reach_tokens=trained["position_target"].astype(float),
+        encoding=trained["position_scheme"],
+    )
+    return frame if labels is None else pd.concat([frame[frame["model"] == label] for label in labels])
+
+
+def intervals_by(settings: dict[str, Any], models: Sequence[dict[str, Any]]) -> str:
+    """What the intervals are by, in words."""
+    labels = [model["label"] for model in models]
+    return by_clusters({**settings, "trainings": max(map(labels.count, labels))})
+
+
 def frame_of(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """A frame of `save_probe` again; what does not exist is NaN."""
     frame = pd.DataFrame(records)
@@ -190,8 +218,8 @@ def frame_of(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def add_comparison_options(parser: Parser, name: str) -> None:
-    """``MODEL …``, ``--out``, ``--labels`` and ``--seed`` of a command that writes ``name``."""
-    from analysis.cli import MODEL
+    """``MODEL …``, ``--out``, ``--labels``, ``--seed``, models and texts, of a command that writes ``name``."""
+    from analysis.cli import MODEL, add_model_options, add_text_options
 
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{MODEL}; none: draw --out again")
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help=f"folder of {name}")
@@ -205,3 +233,22 @@ def add_comparison_options(parser: Parser, name: str) -> None:
         "--figures", type=out_folder, metavar="DIR", help="where to draw (default: beside the numbers)"
     )
     parser.add_argument("--seed", type=seed_number, default=0, help="of all that is drawn (default: 0)")
+    add_text_options(parser)
+    add_model_options(parser)
+
+
+def run_probe(given: Namespace, name: str, measure: Callable[..., Any], load: Callable[[Path], Any]) -> None:
+    """Measure, write ``name``, print and draw, with options as ``measure`` takes them; or load and draw again."""
+    from analysis.cli import texts_of
+    from olmo_sparsity.cli import show_log
+
+    show_log("analysis")
+    apart, figures = ("models", "text", "corpus", "figures"), given.figures or given.out
+    if given.models:
+        options = {option: value for option, value in vars(given).items() if option not in apart}
+        measured = measure(given.models, texts_of(given, given.models[0]), **options)
+        print(f"{measured}\n")
+        paths = [given.out / name, *measured.draw(figures)]
+    else:
+        paths = load(given.out).draw(figures, given.labels)
+    print(f"wrote {', '.join(map(str, paths))}")

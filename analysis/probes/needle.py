@@ -38,10 +38,19 @@ import numpy as np
 import pandas as pd
 
 from analysis.contexts import Contexts
-from analysis.probes.models import Models, add_comparison_options, frame_of, load_probe, save_probe
+from analysis.probes.models import (
+    Models,
+    add_comparison_options,
+    add_trained,
+    frame_of,
+    intervals_by,
+    load_probe,
+    run_probe,
+    save_probe,
+)
 from analysis.segments import Segments, sample_segments
 from analysis.selectors import check_selector
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, by_clusters, count_clusters, difference
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, count_clusters, difference
 from analysis.stats.measured import PLACEBO, TRUE
 from analysis.stats.numbers import CHANCE
 from analysis.stats.show import show
@@ -286,15 +295,6 @@ class Needles:
         save_probe(path, KIND, {name: getattr(self, name) for name in names}, self.rows, _parts(folder))
         return path
 
-    def _some(self, frame: pd.DataFrame, labels: Sequence[str] | None) -> pd.DataFrame:
-        """Rows of the models with these labels, in their order, with the window that each was trained on."""
-        by_label = {model["label"]: model for model in reversed(self.models)}
-        if unknown := [label for label in labels or () if label not in by_label]:
-            raise UserError(f"there is no model {unknown[0]!r}; choose of {', '.join(reversed(by_label))}")
-        windows = {label: model["training_length"] for label, model in by_label.items()}
-        frame = frame.assign(trained_window_tokens=frame["model"].map(windows).astype(float))
-        return frame if labels is None else pd.concat([frame[frame["model"] == label] for label in labels])
-
     def heading(self) -> str:
         """What was measured, for figures."""
         settings = self.settings
@@ -312,7 +312,7 @@ class Needles:
         from analysis.figures.needle import needle_figure, needle_lengths_figure, needle_recall_figure
         from analysis.figures.style import save_figure
 
-        cells, heading = self._some(self.cells, labels), self.heading()
+        cells, heading = add_trained(self.cells, self.models, labels), self.heading()
         paths = save_figure(needle_figure(cells, heading=heading), folder, "needle")
         paths += save_figure(
             needle_figure(cells, measure="gain_nats", heading=heading), folder, "needle_gain"
@@ -326,8 +326,7 @@ class Needles:
 
     def __str__(self) -> str:
         """The numbers as tables of text."""
-        labels = [model["label"] for model in self.models]
-        by = by_clusters({**self.settings, "trainings": max(map(labels.count, labels))})
+        by = intervals_by(self.settings, self.models)
         exact = self.cells[self.cells["name"].isin(["exact", "absent_exact"])]
         depth = exact["depth"].map("{:g}".format).where(exact["depth"].notna(), "mean")
         shown = exact.assign(depth=depth.where(exact["name"] == "exact", "absent"))
@@ -592,9 +591,6 @@ def _recalls(labels: list[str], of_models: Sequence[list[dict[str, Any]]]) -> pd
 
 def main() -> None:
     """Measure, write, draw and print; or draw again."""
-    from analysis.cli import add_model_options, add_text_options, texts_of
-    from olmo_sparsity.cli import show_log
-
     parser = Parser(
         prog="olmo-sparsity needle",
         description="""Needles in held-out text: does a model find, at any depth and length, what it has read once?
@@ -620,7 +616,6 @@ all also as pdf, and prints tables. The same command, interrupted, goes on with 
 it draws again what is in --out.""",
     )
     add_comparison_options(parser, NAME)
-    add_text_options(parser)
     group = parser.add_argument_group("what is measured")
     group.add_argument("--lengths", type=whole_numbers, default=LENGTHS, help="L (default: 64,128,256,512)")
     group.add_argument(
@@ -644,16 +639,4 @@ it draws again what is in --out.""",
     group.add_argument(
         "--recall-samples", type=whole_number, default=40, help="needles (default: %(default)s)"
     )
-    add_model_options(parser)
-    given = parser.parse_args()
-    show_log("analysis")
-    figures = given.figures or given.out
-    if not given.models:
-        paths = load_needles(given.out).draw(figures, given.labels)
-    else:
-        apart = ("models", "text", "corpus", "figures")
-        options = {name: value for name, value in vars(given).items() if name not in apart}
-        measured = measure_needles(given.models, texts_of(given, given.models[0]), **options)
-        print(f"{measured}\n")
-        paths = [given.out / NAME, *measured.draw(figures)]
-    print(f"wrote {', '.join(map(str, paths))}")
+    run_probe(parser.parse_args(), NAME, measure_needles, load_needles)
