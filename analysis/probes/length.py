@@ -95,6 +95,10 @@ class LossByPosition:
         save_probe(path, KIND, {name: getattr(self, name) for name in names}, self.sums, _parts(folder))
         return path
 
+    def frame(self, labels: Sequence[str] | None = None) -> pd.DataFrame:
+        """What the figures of `analysis.figures.length` draw, see `add_trained`."""
+        return add_trained(self.numbers, self.models, labels)
+
     def heading(self) -> str:
         """What was measured, for figures."""
         settings = self.settings
@@ -111,7 +115,7 @@ class LossByPosition:
         from analysis.figures.length import length_figure, lengths_figure
         from analysis.figures.style import save_figure
 
-        frame, heading = add_trained(self.numbers, self.models, labels), self.heading()
+        frame, heading = self.frame(labels), self.heading()
         figures = {"length": length_figure, "lengths": lengths_figure}
         return [
             path
