@@ -90,6 +90,7 @@ def test_what_would_not_be_one_average_is_not_joined(other, said):
 
 def test_a_flipped_byte_in_a_page_is_found(tmp_path):
     made_result(groups=7).save(tmp_path)
+    refused = 0
     for name in ("targets.parquet", "choices.parquet"):
         path = tmp_path / name
         whole = path.read_bytes()
@@ -98,10 +99,15 @@ def test_a_flipped_byte_in_a_page_is_found(tmp_path):
             damaged = bytearray(whole)
             damaged[place] ^= 0x10
             path.write_bytes(damaged)
-            with pytest.raises(UserError):
-                load(tmp_path)
+            try:
+                again = load(tmp_path)
+            except UserError:
+                refused += 1
+            else:
+                assert_same(again, made_result(groups=7))  # it was in the header of a page, which decides nothing
         path.write_bytes(whole)
     load(tmp_path)
+    assert refused >= 20
 
 
 @pytest.mark.parametrize(
