@@ -367,7 +367,7 @@ def _correlation(one: int, x: int, y: int, xx: int, yy: int, xy: int) -> Statist
 
 def main() -> None:
     """Measure, write and print."""
-    from analysis.cli import MODEL, add_model_options, add_text_options, texts_of
+    from analysis.options import MODEL, add_model_options, add_text_options, texts_of
     from olmo_sparsity.cli import show_log
 
     parser = Parser(

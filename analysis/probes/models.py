@@ -219,7 +219,7 @@ def frame_of(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 def add_comparison_options(parser: Parser, name: str) -> None:
     """``MODEL …``, ``--out``, ``--labels``, ``--seed``, models and texts, of a command that writes ``name``."""
-    from analysis.cli import MODEL, add_model_options, add_text_options
+    from analysis.options import MODEL, add_model_options, add_text_options
 
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{MODEL}; none: draw --out again")
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help=f"folder of {name}")
@@ -239,7 +239,7 @@ def add_comparison_options(parser: Parser, name: str) -> None:
 
 def run_probe(given: Namespace, name: str, measure: Callable[..., Any], load: Callable[[Path], Any]) -> None:
     """Measure, write ``name``, print and draw, with options as ``measure`` takes them; or load and draw again."""
-    from analysis.cli import texts_of
+    from analysis.options import texts_of
     from olmo_sparsity.cli import show_log
 
     show_log("analysis")
