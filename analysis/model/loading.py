@@ -203,7 +203,9 @@ class LoadedModel:
     @property
     def reads(self) -> int | None:
         """How many tokens it reads, as far as its configuration says."""
-        return self.trained.get("training_length") or self.model.max_positions
+        reach = self.trained.get("position_target") or self.trained.get("training_length")
+        factor = float(self.rope_scaling.partition(":")[2]) if self.rope_scaling else 1.0
+        return int(factor * reach) if reach else self.model.max_positions
 
     def describe(self) -> dict[str, Any]:
         """What identifies it in `analysis.result.Result.settings`."""
@@ -266,28 +268,6 @@ class LoadedModel:
         factor = float(self.rope_scaling.partition(":")[2]) if self.rope_scaling else 1.0
         name = f"{self.name} ({self.family})"
         check_long_context(self.model, n_long, targets_per_block, name=name, reach_factor=factor)
-
-    def check_reach(self, length: int, more: int = 0) -> None:
-        """Raise `UserError` where it has no learned position for ids up to ``length`` - 1, and ``more`` behind them.
-
-        A rotary model is measured past the length that its configuration names: that is what the probes are for.
-        """
-        at_most, inner = self.model.max_positions, self.model.model
-        config: Any = getattr(inner, "config", None)
-        config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        if at_most is None or length + more <= at_most or getattr(config, "rope_parameters", None):
-            return
-        device, last = self.device, torch.tensor([[length + more - 1]])
-        try:  # whether positions are a table shows at its end; on a GPU that would end the process
-            with torch.inference_mode():
-                self.model.cpu()(torch.zeros_like(last), position_ids=last)
-        except (IndexError, RuntimeError) as error:
-            raise UserError(
-                f"{length + more:,} tokens are beyond the {at_most:,} learned positions of {self.name}; lower "
-                f"--lengths to at most {at_most - more:,}"
-            ) from error
-        finally:
-            self.model.to(device)
 
     def give_back(self) -> None:
         """Put a model object of the caller back as it came: modules that were training, weights with gradients."""

@@ -29,6 +29,7 @@ from analysis.probes.models import (
     Models,
     add_comparison_options,
     add_trained,
+    check_reach,
     frame_of,
     intervals_by,
     load_probe,
@@ -193,7 +194,7 @@ def measure_length(
         raise UserError(f"the lengths must be ascending and at least 2, not {lengths}; mend --lengths")
 
     def check(loaded: LoadedModel) -> None:
-        loaded.check_reach(lengths[-1])
+        check_reach(loaded, lengths[-1])
         if attention and (loaded.rope_scaling or "").startswith("mesa"):
             raise UserError(
                 f"{loaded.name} is read in chunks, and its attention is no single row; leave --attention out"

@@ -252,3 +252,28 @@ def run_probe(given: Namespace, name: str, measure: Callable[..., Any], load: Ca
     else:
         paths = load(given.out).draw(figures, given.labels)
     print(f"wrote {', '.join(map(str, paths))}")
+
+
+def check_reach(loaded: LoadedModel, length: int, more: int = 0) -> None:
+    """Raise `UserError` where a model has no learned position for ids up to ``length`` - 1, and ``more`` behind them.
+
+    A rotary model is measured past the length that its configuration names: that is what the probes are for.
+    """
+    import torch
+
+    at_most, inner = loaded.model.max_positions, loaded.model.model
+    config: Any = getattr(inner, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if at_most is None or length + more <= at_most or getattr(config, "rope_parameters", None):
+        return
+    device, last = loaded.device, torch.tensor([[length + more - 1]])
+    try:  # whether positions are a table shows at its end; on a GPU that would end the process
+        with torch.inference_mode():
+            loaded.model.cpu()(torch.zeros_like(last), position_ids=last)
+    except (IndexError, RuntimeError) as error:
+        raise UserError(
+            f"{length + more:,} tokens are beyond the {at_most:,} learned positions of {loaded.name}; lower "
+            f"--lengths to at most {at_most - more:,}"
+        ) from error
+    finally:
+        loaded.model.to(device)

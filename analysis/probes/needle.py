@@ -42,6 +42,7 @@ from analysis.probes.models import (
     Models,
     add_comparison_options,
     add_trained,
+    check_reach,
     frame_of,
     intervals_by,
     load_probe,
@@ -413,7 +414,7 @@ def measure_needles(
     def check(loaded: LoadedModel) -> None:
         if not unseen_keys:
             _refuse_seen_keys(loaded)
-        loaded.check_reach(lengths[-1], max(ks) - 1)
+        check_reach(loaded, lengths[-1], max(ks) - 1)
         if recall is not None:
             loaded.check_context(recall.length)
 

@@ -30,8 +30,7 @@ from matplotlib.ticker import FuncFormatter
 from numpy.typing import ArrayLike
 
 import analysis.figures.style as style
-from analysis.synthetic.exact_match import Group, Settings, differing, fact_text, scheme_labels
-from analysis.synthetic.figure1 import describe
+from analysis.synthetic.exact_match import Group, Settings, describe, differing, fact_text, scheme_labels
 from olmo_sparsity.util.errors import UserError
 
 

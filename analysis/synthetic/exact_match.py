@@ -412,3 +412,25 @@ def points_frame(groups: Sequence[Group]) -> pd.DataFrame:
         points["name"] = [prefix + name for prefix in planted]
         frames.append(points[["task", "name", *group.points.columns, *_SETTINGS[1:]]])
     return pd.concat(frames, ignore_index=True)
+
+
+def describe(groups: Sequence[Group]) -> str:
+    """One line on what was evaluated: scheme if there is one, seeds, samples, the intervals."""
+    points = pd.concat([group.points for group in groups])
+    schemes = {scheme_labels([group.settings])[0] for group in groups}
+    parts = list(schemes) if len(schemes) == 1 else []
+    seeds = _range(points["seeds"])
+    parts.append(f"{seeds} training seed{'' if seeds == '1' else 's'}")
+    last = any("initial_weights" in group.settings.training_options for group in groups)
+    steps = _range(pd.concat([group.rows["step"] for group in groups]))
+    parts.append(f"{steps} steps" + (" of the last stage" if last else ""))
+    parts.append(f"{_range(points['samples'])} samples a point")
+    names = {*points["interval"]}
+    words = ["Student's t over seeds"] if STUDENT in names else []
+    words += ["Wilson where all samples agree"] if POOLED in names and words else []
+    words += ["Wilson for single seeds" if words else "Wilson"] if WILSON in names or not words else []
+    return "; ".join([*parts, f"bands: 95 %, {', '.join(words)}"])
+
+
+def _range(values: pd.Series) -> str:
+    return " to ".join(f"{value:,}" for value in sorted({values.min(), values.max()}))

@@ -25,11 +25,9 @@ import analysis.figures.style as style
 from analysis.stats.show import show
 from analysis.synthetic.exact_match import (
     ERROR_SORTS,
-    POOLED,
-    STUDENT,
-    WILSON,
     Group,
     Settings,
+    describe,
     differing,
     fact_text,
     facts,
@@ -162,24 +160,6 @@ def _by_task(groups: Sequence[Group]) -> tuple[list[str], dict[str, Members]]:
     return labels, dict(zip(_task_titles(tasks.values()), tasks.values(), strict=True))
 
 
-def describe(groups: Sequence[Group]) -> str:
-    """One line on what was evaluated: scheme if there is one, seeds, samples, the intervals."""
-    points = pd.concat([group.points for group in groups])
-    schemes = {scheme_labels([group.settings])[0] for group in groups}
-    parts = list(schemes) if len(schemes) == 1 else []
-    seeds = _range(points["seeds"])
-    parts.append(f"{seeds} training seed{'' if seeds == '1' else 's'}")
-    last = any("initial_weights" in group.settings.training_options for group in groups)
-    steps = _range(pd.concat([group.rows["step"] for group in groups]))
-    parts.append(f"{steps} steps" + (" of the last stage" if last else ""))
-    parts.append(f"{_range(points['samples'])} samples a point")
-    names = {*points["interval"]}
-    words = ["Student's t over seeds"] if STUDENT in names else []
-    words += ["Wilson where all samples agree"] if POOLED in names and words else []
-    words += ["Wilson for single seeds" if words else "Wilson"] if WILSON in names or not words else []
-    return "; ".join([*parts, f"bands: 95 %, {', '.join(words)}"])
-
-
 # --- curves ---
 
 
@@ -297,10 +277,6 @@ def _task_titles(tasks: Iterable[Members]) -> list[str]:
         name = _TASKS.get(settings.task, (settings.task, ""))[0]
         titles.append(", ".join([name, *(fact_text(*item) for item in odd.items())]))
     return titles
-
-
-def _range(values: pd.Series) -> str:
-    return " to ".join(f"{value:,}" for value in sorted({values.min(), values.max()}))
 
 
 def _k_handles(styles: KStyles, groups: Sequence[Group]) -> list[Line2D]:

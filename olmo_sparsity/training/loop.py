@@ -25,6 +25,7 @@ from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.metrics import rows_of_done_steps
 from olmo_sparsity.training.monitor import Monitor
 from olmo_sparsity.training.resume import (
+    append_provenance,
     errors_noted,
     initial_checkpoint,
     is_finished,
@@ -38,7 +39,6 @@ from olmo_sparsity.training.resume import (
 from olmo_sparsity.training.schedule import Schedule
 from olmo_sparsity.training.zero import ZeroEngine
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.provenance import append_provenance
 from olmo_sparsity.util.signals import StoppedBySignal, StopRequest
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from olmo_sparsity.checkpoint import (
     CONFIG,
@@ -29,12 +30,14 @@ from olmo_sparsity.data.windows import run_tokenizer
 from olmo_sparsity.training.engine import Engine, chosen_precision
 from olmo_sparsity.training.metrics import METRICS_NAME
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import remove, sha256_file
+from olmo_sparsity.util.files import read_json, remove, sha256_file, write_json
 from olmo_sparsity.util.lock import folder_lock
-from olmo_sparsity.util.provenance import PROVENANCE_NAME
+from olmo_sparsity.util.provenance import provenance
 from olmo_sparsity.util.signals import StoppedBySignal
 
 log = logging.getLogger(__name__)
+
+PROVENANCE_NAME = "provenance.json"
 
 
 def starting_checkpoint(config: Config, resume: bool) -> Path | None:
@@ -221,3 +224,11 @@ def dropped(config: Config, saved: Path) -> list[Path]:
     ):
         old += folders[:-keep] if keep > 0 else []
     return [folder for folder in old if every is None or step_of(folder) % every]
+
+
+def append_provenance(folder: str | Path, **told: Any) -> None:
+    """Add this process, and what is ``told`` of it, to the list of starts in the `provenance.json` of a run folder."""
+    path = Path(folder) / PROVENANCE_NAME
+    remedy = "remove it, and run the same command again"
+    before = read_json(path, remedy, expect=list) if path.is_file() else []
+    write_json(path, [*before, {**provenance(), **told}])

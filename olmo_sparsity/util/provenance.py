@@ -11,10 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.util.files import read_json, write_json
 from olmo_sparsity.util.machine import machine
 
-PROVENANCE_NAME = "provenance.json"
 LIBRARIES = ("torch", "ai2-olmo", "transformers", "accelerate", "deepspeed", "numpy", "olmo-sparsity")
 
 
@@ -35,14 +33,6 @@ def provenance() -> dict[str, Any]:
         "machine": machine(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def append_provenance(folder: str | Path, **told: Any) -> None:
-    """Add this process, and what is ``told`` of it, to the list of starts in the `provenance.json` of a run folder."""
-    path = Path(folder) / PROVENANCE_NAME
-    remedy = "remove it, and run the same command again"
-    before = read_json(path, remedy, expect=list) if path.is_file() else []
-    write_json(path, [*before, {**provenance(), **told}])
 
 
 def library_versions() -> dict[str, str]:

@@ -28,16 +28,12 @@ class Stream(IntEnum):
     """Contexts from other documents, in place of the target's own."""
     RANDOM_SELECTOR = 3
     """The selector `random`."""
-    EXAMPLES = 4
-    """Of which targets a record keeps the text."""
     PASSAGE_PLACEBOS = 4
     """As `PLACEBOS`, of a passage given as text."""
     PLANTED_PLACEBOS = 5
     """As `PLACEBOS`, of samples of a task."""
     BENCHMARK_TARGETS = 5
     """Made-up targets of the benchmark of influence."""
-    PASSAGE_TARGETS = 7
-    """As `TARGETS`, of a passage given as text."""
     BLOCK_OFFSETS = 8
     """Where in a document its blocks of targets begin."""
     FAR_SUBSETS = 9

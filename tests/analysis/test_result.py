@@ -104,7 +104,9 @@ def test_a_flipped_byte_in_a_page_is_found(tmp_path):
             except UserError:
                 refused += 1
             else:
-                assert_same(again, made_result(groups=7))  # it was in the header of a page, which decides nothing
+                assert_same(
+                    again, made_result(groups=7)
+                )  # it was in the header of a page, which decides nothing
         path.write_bytes(whole)
     load(tmp_path)
     assert refused >= 20

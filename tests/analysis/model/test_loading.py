@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from analysis.model.loading import TextTokenizer, open_model
+from analysis.probes.models import check_reach
 from olmo_sparsity.util.files import sha256_file
 from tests.support import tiny
 from tests.support.families import FAMILIES, REACH, VOCABULARY, directory, random_model
@@ -158,10 +159,10 @@ def test_learned_positions_end(tmp_path):
     gpt2.check_context(REACH - 1)
     with refused("lower n_long to at most 63"):
         gpt2.check_context(REACH)
-    gpt2.check_reach(REACH - 2, more=1)
+    check_reach(gpt2, REACH - 2, more=1)
     with refused("64 tokens are beyond the 63 learned positions .*; lower --lengths to at most 62"):
-        gpt2.check_reach(REACH - 1, more=1)
-    open_model(llama).check_reach(10 * REACH)
+        check_reach(gpt2, REACH - 1, more=1)
+    check_reach(open_model(llama), 10 * REACH)
 
 
 def test_a_scaled_model_is_measured_as_far_as_it_is_scaled(llama, caplog):
