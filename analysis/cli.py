@@ -159,6 +159,8 @@ The same results and seed give the same files.""",
     from analysis.figures.style import save_figure
     from analysis.stats.tables import every_number, summary
 
+    if given.resamples < 1000:
+        raise UserError(f"--resamples {given.resamples} are too few for 95 % intervals; give 1000 or more")
     results = _joined_by_label(given.results, given.cells, given.labels)
     bootstrap = {"resamples": given.resamples, "seed": given.seed}
     looks = {

@@ -80,7 +80,6 @@ def verify(
         "selectors",
         "seed",
         "split",
-        "dtype",
     )
     again = measure(
         model,

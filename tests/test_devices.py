@@ -6,20 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.measure import selectors
-from analysis.measure.selectors import SELECTORS, Question
-from analysis.model.adapters import OlmoForAnalysis, PositionedCausalLM
-from analysis.model.scorer import Scorer
-from analysis.text.contexts import Contexts
-from olmo_sparsity.attention import ATTENTIONS
 from olmo_sparsity.data.windows import Batch, collate
 from olmo_sparsity.evaluate.heldout import HeldoutEvaluation
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.linear_loss import _loss_and_gradients
 from olmo_sparsity.training.engine import Engine
-from tests.support import families, tiny, tiny_task
+from tests.support import tiny, tiny_task
 from tests.support.fake_cuda import DEVICE, HostReads, fake_cuda, on_fake_cuda
-from tests.support.slow import slow_but
 
 T = 16
 PRECISIONS = pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
@@ -99,45 +92,6 @@ def test_held_out_losses_are_read_once(tmp_path, encoding):
         )
         assert sums.shape == counts.shape == (evaluation.length,)
     assert reads.seen == ["_to_copy"]  # all windows at once, behind the last
-
-
-def contexts(blocks=3, n_long=20, n_short=4, targets_per_block=2):
-    generator = np.random.default_rng(0)
-    tokens = generator.integers(1, 50, (blocks, n_long + targets_per_block))
-    target_id = np.arange(blocks * targets_per_block).reshape(blocks, -1)
-    return Contexts(tokens[:, :-1], tokens[:, n_long:], target_id, n_short)
-
-
-def analysed(name):
-    if name in tiny.ENCODINGS:
-        return OlmoForAnalysis(tiny.model(**tiny.ENCODINGS[name]))
-    return PositionedCausalLM(families.random_model(name))
-
-
-OWN_AND_OTHERS = ("rope", "gpt_neox", "llama")
-WAYS_OF_ASKING = ("leave-one-out", "leave-one-in", "gradient", "input-x-gradient", "attention")
-"""Selectors that between them call all that a scorer has; the others are made of these, as an encoding cannot see."""
-
-
-@pytest.mark.parametrize(
-    ("name", "bf16"),
-    slow_but(
-        [(name, False) for name in (*tiny.ENCODINGS, "gpt_neox", "llama")]
-        + [(name, True) for name in OWN_AND_OTHERS],
-        *[(name, False) for name in ("rope", "alibi", "fox", "gpt_neox")],
-    ),
-)
-def test_scoring_stays_on_the_device(monkeypatch, name, bf16):
-    model, asked = analysed(name), contexts()
-    monkeypatch.setattr(selectors, "_STEPS", 2)  # all alike
-    monkeypatch.setattr(torch.autograd, "grad", lambda loss, of: (torch.zeros_like(of),))
-    with fake_cuda():
-        scorer = Scorer(on_fake_cuda(model).requires_grad_(False), device=DEVICE, bf16=bf16)
-        for selector_name in SELECTORS if name in OWN_AND_OTHERS else WAYS_OF_ASKING:
-            if selector_name == "gradient" and name in ATTENTIONS and not ATTENTIONS[name].fades:
-                continue  # refused by name
-            selector = SELECTORS[selector_name]
-            assert selector(Question(scorer, asked, seed=0, k=3)).columns.shape == (6, 3)
 
 
 def test_a_tensor_left_on_the_cpu_is_found():

@@ -10,7 +10,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,14 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from analysis.records.schema import MANIFEST_NAME as RECORDS_MANIFEST
-from analysis.records.schema import Manifest
-from analysis.records.store import load_records
+from analysis.result import load
 from olmo_sparsity.config.load import Config, load_config
 from olmo_sparsity.config.messages import dotted_names
 from olmo_sparsity.corpus.tokens import MANIFEST_NAME, CorpusManifest
 from olmo_sparsity.data.sources import TextFiles
 from olmo_sparsity.util.errors import UserError
 from tests.support import tiny
-from tests.support.made_up_records import made_up_manifest, made_up_records
+from tests.support.results import made_result
 
 SECONDS = 10.0
 """No reader takes longer, on whatever machine the tests run."""
@@ -279,59 +276,43 @@ def with_change(manifest: dict[str, Any], change: tuple[str, int, str, Any]) -> 
     return copy
 
 
-def is_a_records_manifest(manifest: Manifest) -> bool:
-    return type(manifest.complete) is bool and type(manifest.commit) is str
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "is_right"),
-    [(CorpusManifest, MANIFEST_NAME, is_typed), (Manifest, RECORDS_MANIFEST, is_a_records_manifest)],
-    ids=["corpora", "records"],
-)
 @examples(300)
-def test_manifests(tmp_path: Path, count: int, kind: Any, name: str, is_right: Callable[..., bool]) -> None:
+def test_manifests(tmp_path: Path, count: int) -> None:
     tiny.train_config(tmp_path)
     shutil.copy(tmp_path / "corpus" / MANIFEST_NAME, tmp_path)
-    if kind is Manifest:
-        made_up_manifest(5).save(tmp_path)
-    path = tmp_path / name
+    path = tmp_path / MANIFEST_NAME
     whole = json.loads(path.read_text(encoding="utf8"))
 
     def check(change: tuple, anything: Any, places: list, cut: int | None, sort: int) -> None:
         value = (anything, with_change(whole, change), whole)[sort]
         path.write_bytes(changed(json_text(value), places, cut) if sort == 2 else json_text(value))
-        manifest = right_or_refused(lambda: kind.load(tmp_path))
+        manifest = right_or_refused(lambda: CorpusManifest.load(tmp_path))
         if manifest is not None:
-            assert is_right(manifest)
+            assert is_typed(manifest)
             manifest.save(tmp_path)
-            assert kind.load(tmp_path) == manifest
+            assert CorpusManifest.load(tmp_path) == manifest
 
     holds(count, check, manifest_changes, json_values, places, cuts, st.integers(0, 2))
     path.write_bytes(b"[" * 100_000)
-    assert right_or_refused(lambda: kind.load(tmp_path)) is None
+    assert right_or_refused(lambda: CorpusManifest.load(tmp_path)) is None
 
 
-# Records.
+# Results.
 
 
 @examples(120)
-def test_records_with_damage(tmp_path: Path, count: int) -> None:
-    whole, damaged = tmp_path / "whole", tmp_path / "damaged"
-    expected = made_up_records(whole, count=40, documents=5)
-    names = sorted(str(path.relative_to(whole)) for path in whole.rglob("*") if path.is_file())
+def test_results_with_damage(tmp_path: Path, count: int) -> None:
+    expected = made_result(40, 5)
+    expected.save(tmp_path)
+    names = ("targets.parquet", "choices.parquet")
+    whole = {name: (tmp_path / name).read_bytes() for name in names}
 
     def check(name: str, places: list, cut: int | None) -> None:
-        shutil.rmtree(damaged, ignore_errors=True)
-        shutil.copytree(whole, damaged)
-        data = changed((whole / name).read_bytes(), places, cut)
-        (damaged / name).write_bytes(data)
-        records = right_or_refused(lambda: load_records(damaged))
-        if records is not None:
-            assert len(records.over) <= len(expected.over)
-            for item in fields(records.targets):
-                column, right = (getattr(each.targets, item.name) for each in (records, expected))
-                assert getattr(column, "dtype", None) == getattr(right, "dtype", None)
-            if data == (whole / name).read_bytes():
-                assert asdict(records.manifest) == asdict(expected.manifest)
+        for each in names:
+            (tmp_path / each).write_bytes(changed(whole[each], places, cut) if each == name else whole[each])
+        result = right_or_refused(lambda: load(tmp_path))
+        if result is not None:
+            assert len(result.over) <= len(expected.over)
+            assert set(result.choices["selector"]) <= set(expected.selectors)
 
     holds(count, check, st.sampled_from(names), places, cuts)

@@ -1,32 +1,33 @@
-"""The weights in `results/checkpoint`: small enough to keep, and the records beside them are what they give."""
+"""The weights in `results/checkpoint`: small enough to keep, and the result beside them is what they give."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-from analysis.records.store import load_records
+from analysis import load
 from olmo_sparsity.util.files import sha256_file
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ROOT / "results" / "checkpoint"
 
 
-def test_they_are_those_of_the_records():
+def test_they_are_those_of_the_result():
     weights = SHIPPED / "model.safetensors"
-    records = load_records(SHIPPED / "influence")
+    result = load(SHIPPED / "influence")
     assert weights.stat().st_size < 8_000_000
-    assert records.manifest.checkpoint_sha256 == sha256_file(weights)
-    assert len(records.over) >= 100
+    assert result.settings["model_sha256"] == sha256_file(weights)
+    assert len(result.over) >= 100
 
 
 @pytest.mark.slow
-def test_the_records_are_what_they_give(tmp_path, run_here):
+def test_the_result_is_what_they_give(tmp_path, run_here):
     """As `make verify`, with fewer targets."""
     tokenizer = SHIPPED / "tokenizer.json"
     prepared = run_here("scripts/prepare_data.py", "docs", "--tokenizer", tokenizer, "--out", tmp_path)
     assert prepared.returncode == 0, prepared.stderr
-    found = run_here("scripts/verify.py", SHIPPED / "influence", "--corpus", tmp_path, "--targets", 10)
-    if "prepare the text of the records" in found.stderr:
+    options = ("--model", SHIPPED, "--corpus", tmp_path, "--targets", 10)
+    found = run_here("scripts/verify.py", SHIPPED / "influence", *options)
+    if "give the text of the result" in found.stderr:
         pytest.skip(f"other package versions than in constraints.txt, under {sys.executable}")
     assert found.returncode == 0 and "verified" in found.stdout, found.stderr

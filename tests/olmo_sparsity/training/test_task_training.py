@@ -252,25 +252,25 @@ def test_every_scheme_trains_on_either_architecture(tmp_path, family, scheme):
 
 
 def test_checkpoints_that_analysis_and_export_cannot_read_are_refused(tmp_path):
-    from analysis.model.load import adapter_of, load_for_analysis
+    from analysis.model.loading import adapter_of, open_model
 
     tuples = load_config("configs/synthetic/planted-tuples.yaml")
     with refused("a run attends to tuples of tokens"):
         adapter_of(build_model(tuples), "a run")
     train(tiny_task.config(tmp_path))
     with refused("reads position ids in another way than RoPE alone"):
-        load_for_analysis(tmp_path / "run")
+        open_model(tmp_path / "run")
     with refused(r"the export is for OLMo and GPT-NeoX without coupled ids"):
         export_checkpoint(tmp_path / "run", tmp_path / "out")
 
 
 def test_analysis_reads_gpt_neox_as_it_was_trained(tmp_path):
-    from analysis.model.load import load_for_analysis
+    from analysis.model.loading import open_model
 
     train(tiny_task.config(tmp_path, "positions.scheme=pose"))
     model, _ = load_model(tmp_path / "run")
     assert isinstance(model, PositionedNeoX)
-    loaded = load_for_analysis(tmp_path / "run")
+    loaded = open_model(tmp_path / "run")
     tokens, ids = torch.tensor([[1, 4, 5, 3]]), torch.tensor([[0, 3, 7, 30]])
     past = loaded.model.key_values(tokens[:, :2], ids[:, :2])
     after = loaded.model.logits_after(past, tokens[:, 2:], ids, 1)[:, 0]

@@ -45,7 +45,6 @@ REFUSED = {
 REFUSED_BY_NAME = {
     "several.<locals>.parse": ("0,,1", "nan", "1e400", "", "0,inf"),
     "out_file.<locals>.parse": ("folder", "file/x.png", ""),
-    "_resamples": (*NO_WHOLE, "999"),
     "job_numbers": ("", "x", "1,x", "1:2"),
 }
 """The same of types that are made where they are needed; in the folder stands a folder of the file's usual name."""
@@ -93,7 +92,7 @@ def test_what_makes_no_sense_is_one_line_that_names_the_option(script, monkeypat
             assert action.type not in (int, float), f"{name} takes any number"
             for value in refused_by(action.type):
                 if value == "folder":
-                    for usual in ("compare.json", "loss.png"):
+                    for usual in ("loss.png",):
                         Path("folder", usual).mkdir(parents=True, exist_ok=True)
                 with pytest.raises(SystemExit, match="2"):
                     parser.parse_args([f"{option}={value}" if option else value])
@@ -128,7 +127,7 @@ def script(run_here):
         (("submit", "trian"), "argument KIND: invalid choice: 'trian'"),
         (("submit", "train", "a.yaml", "--node", "3"), "unrecognized arguments: --node 3"),
         (("benchmark",), "the following arguments are required: BENCHMARK"),
-        (("compare", "a", "b", "--ou\nt"), "unrecognized arguments: --ou t"),
+        (("figure2", "a", "b", "--ou\nt"), "unrecognized arguments: --ou t"),
     ],
 )
 def test_other_mistakes_are_one_line_too(script, command, message):

@@ -5,7 +5,7 @@ import pytest
 
 from olmo_sparsity.util.streams import Stream, generators
 
-SHARED = {"PASSAGE_PLACEBOS": 4, "BENCHMARK_TARGETS": 5}
+SHARED = {"BENCHMARK_TARGETS": 5}
 
 
 def test_numbers_stay_and_no_other_is_shared():
