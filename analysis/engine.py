@@ -373,7 +373,7 @@ class Engine:
         self,
         places: pd.DataFrame,
         folder: Path | None = None,
-        advance: Callable[[float], Any] = lambda _: None,
+        advance: Callable[[int], Any] = lambda _: None,
     ) -> dict[str, pd.DataFrame]:
         """The frames of a `Result`, by name, of the targets of one batch; long rounds are kept in ``folder``."""
         targets = self.targets(places)
@@ -382,7 +382,8 @@ class Engine:
         names = ("scores", "choices") if self.keeps_scores else ("choices",)
         parts: dict[str, list[pd.DataFrame]] = {name: [] for name in names}
         rounds = self._rounds(over)
-        advance(len(places) / (1 + len(rounds)))
+        steps = np.diff(np.linspace(0, len(places), len(rounds) + 2).astype(int)).tolist()
+        advance(steps[0])
         for number, together in enumerate(rounds):
             paths = {name: folder / f"{name}-{number:03d}.parquet" for name in names} if folder else {}
             if paths and paths["choices"].is_file():  # written last
@@ -395,7 +396,7 @@ class Engine:
                         write_frame(path, found[name])
             for name in names:
                 parts[name].append(found[name])
-            advance(len(places) / (1 + len(rounds)))
+            advance(steps[1 + number])
         return frames | {
             name: _stacked(frames) if frames else pd.DataFrame() for name, frames in parts.items()
         }

@@ -7,9 +7,8 @@ examples:
   python scripts/benchmark.py profile --config configs/synthetic/addition-small.yaml
   python scripts/benchmark.py data --files data/c4/en/*.json.gz --rounds 5
   python scripts/benchmark.py influence --out runs/benchmark                    random weights, random tokens
-  python scripts/benchmark.py influence runs/books --corpus runs/books/data --out runs/benchmark
+  python scripts/benchmark.py influence results/checkpoint --text runs/verify/data --out runs/benchmark
   python scripts/benchmark.py synthetic --config configs/synthetic/scratchpad_parity-small.yaml
-  python scripts/benchmark.py length runs/books --length 512
   python scripts/benchmark.py gpu --out runs/gpu                             on a machine with CUDA, about half an hour
 
 `train` times optimizer steps of unmodified OLMo in a plain loop ("olmo"), our model with position ids in the same loop,
@@ -28,22 +27,17 @@ of as many more steps under PyTorch's profiler, which slows them.
 `data` times making token files of text, reading it included, as prepare_data does, and `datasets.map` with the same
 tokenizer (OLMo's) and as many processes as there are cores.
 
-`influence` compares the engine of the influence analysis with a plain loop (one forward pass per candidate, nothing
-shared): speed, and whether both choose the same tokens; what each selector costs and recovers on the
-same targets over tau, those of other packages too where they are installed (pip install scikit-learn inseq; give a
-transformers directory for inseq); and seconds and memory against N, k and the number of targets. It writes
-influence.json, of the costs cost.png and cost.pdf, and of the selectors pareto.png and pareto.pdf.
+`influence` compares the engine of the analysis with a plain loop (one forward pass per candidate, nothing shared), one
+target at a time and in a block: targets per second, whether both choose the same tokens, and the share of the machine's
+matrix product. With --text it also times one whole measurement and its memory. It writes influence.json.
 
 `synthetic` times making batches of every synthetic task that has a config beside --config, in turn with training steps.
 Then it times this project's loop and transformers' Trainer on the same GPT-NeoX, samples, ids and optimizer, after the
 losses of both were found to be the same. With OMP_NUM_THREADS=1 on a CPU it counts the processor's time, which other
 programs hardly change.
 
-`length` times loss by position as the length command computes it and with one forward pass for each position, after
-the losses of both were found to be the same to 1e-4 nats.
-
 `gpu` does on a CUDA machine, each part in a process with a time limit and a JSON file of its own: losses and gradients
-against the CPU's, a run resumed there, influence records against the CPU's, tokens/s and MFU at 60M, 150M and 1B, eager
+against the CPU's, a run resumed there, influence against the CPU's, tokens/s and MFU at 60M, 150M and 1B, eager
 and compiled, influence targets/s, ZeRO 2; then a 150M model is trained for the time that is left, and its Figure 2 is
 drawn. Run again, it goes on with the parts that are missing or failed. docs/gpu.md says what such a machine needs.
 """

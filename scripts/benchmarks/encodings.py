@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from analysis.model.device import MemoryGrowth
+from analysis.model.memory import MemoryGrowth
 from benchmarks.settings import EncodingsSettings
 from benchmarks.timing import (
     Json,

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.measure.influence import measure_influence
-from analysis.measure.settings import InfluenceSettings
-from analysis.records.store import Records, load_records
+from analysis.engine import measure
+from analysis.verify import compare
 from benchmarks.gpu_study import TINY_MODEL, TINY_SHAPE, corpus_of, corpus_overrides
 from benchmarks.settings import GpuSettings
 from benchmarks.timing import Json, chosen_device
@@ -190,67 +189,30 @@ def _losses(folder: Path) -> list[float]:
 
 
 def measure_influence_twice(settings: GpuSettings) -> Json:
-    """Records of the same targets and the same checkpoint, measured on the CPU and on the device."""
-    sizes = {"n_long": 24, "n_short": 4, "targets": 16} if settings.tiny else {"targets": 64}
-    both = []
-    for name, device in (("cpu", "cpu"), ("gpu", chosen_device())):
-        given: Any = {
-            "checkpoint": str(_checkpoints(settings) / "cpu"),
-            "corpus": corpus_of(settings),
-            "out": settings.out / "work" / "influence" / name,
-            "tau_nats": 0.0,
-            "ks": (1, 2, 4),
-            "selectors": SELECTORS,
-            "targets_per_block": 4,
-            "device": device,
-            "overwrite": True,
-            **sizes,
-        }
-        both.append(load_records(measure_influence(InfluenceSettings(**given))))
-    compared = compare_records(*both)
-    apart = [
-        f"{compared['loss_difference_nats']:.1e} nats",
-        f"the same sets of {compared['same_sets']:.1%}, of {compared['same_sets_where_clear']:.1%} where gaps allow",
-    ]
-    return {
-        "found": f"{compared['targets']} targets, {', '.join(apart)}",
-        "failed": compared["loss_difference_nats"] > INFLUENCE_BOUND_NATS
-        or compared["same_sets_where_clear"] < 1,
-        **compared,
+    """The same targets and the same checkpoint, measured on the CPU and on the device."""
+    sizes: dict[str, Any] = {"n_long": 24, "n_short": 4, "targets": 16} if settings.tiny else {"targets": 64}
+    common: dict[str, Any] = {
+        "tau_nats": 0.0,
+        "ks": (1, 2, 4),
+        "selectors": SELECTORS,
+        "targets_per_block": 4,
     }
-
-
-def compare_records(cpu: Records, own: Records) -> Json:
-    """Largest difference of a loss, and how many sets of k tokens are the same; over targets that both selected for.
-
-    A set is clear where its last token's influence is above the next one's by more than twice the largest difference
-    of the influences of that selector.
-    """
-    ids, own_ids = (records.targets.target_id[records.over] for records in (cpu, own))
-    _, at_cpu, at_own = np.intersect1d(ids, own_ids, return_indices=True)
-    losses = [
-        np.abs(cpu.targets.loss_long_nats - own.targets.loss_long_nats),
-        np.abs(cpu.targets.loss_short_nats - own.targets.loss_short_nats),
-    ]
-    same: list[np.ndarray] = []
-    clear: list[np.ndarray] = []
-    for selector in cpu.manifest.selectors:
-        for far in ("true", "placebo"):
-            first, second = cpu.selected[selector][far][at_cpu], own.selected[selector][far][at_own]
-            rank, other = cpu.influence[selector][far][at_cpu], own.influence[selector][far][at_own]
-            noise = np.abs(rank - other).max(initial=0.0)
-            for k in range(1, first.shape[1]):
-                same.append((np.sort(first[:, :k], axis=1) == np.sort(second[:, :k], axis=1)).all(axis=1))
-                clear.append(rank[:, k - 1] - rank[:, k] > 2 * noise)
-            equal = (np.sort(first, axis=1) == np.sort(second, axis=1)).all(axis=1)
-            apart = np.abs(cpu.loss_nats[selector][far][at_cpu] - own.loss_nats[selector][far][at_own])
-            losses.append(apart[equal, -1])
-    all_same, all_clear = np.concatenate(same), np.concatenate(clear)
+    cpu, own = (
+        measure(
+            str(_checkpoints(settings) / "cpu"),
+            corpus_of(settings),
+            device=device,
+            progress=False,
+            **common,
+            **sizes,
+        )
+        for device in ("cpu", chosen_device())
+    )
+    compared = compare(cpu, own)
     return {
-        "targets": len(at_cpu),
-        "targets_of_one_alone": len(set(ids.tolist()) ^ set(own_ids.tolist())),
-        "loss_difference_nats": float(max(each.max(initial=0.0) for each in losses)),
-        "same_sets": float(all_same.mean()),
-        "clear_sets": float(all_clear.mean()),
-        "same_sets_where_clear": float(all_same[all_clear].mean()) if all_clear.any() else 1.0,
+        "found": str(compared),
+        "failed": not compared.holds,
+        "targets": compared.targets,
+        "largest_difference_nats": compared.largest_difference_nats,
+        "same": compared.same,
     }

@@ -156,9 +156,7 @@ def measure_targets(settings: GpuSettings) -> Json:
     if settings.tiny:
         overrides = (*TINY_SHAPE, "--evaluation.interval=null")
         shape = {"n_long": 16, "n_short": 4, "targets_per_block": 4, "repeats": 1, "overrides": overrides}
-    given = InfluenceSettings(
-        out=Path(settings.out, "targets"), config=_config("150m"), parts=("blocks",), **shape
-    )
+    given = InfluenceSettings(out=Path(settings.out, "targets"), config=_config("150m"), **shape)
     blocks = influence.run(given)["blocks"]
     rates = [
         f"{selector}: "

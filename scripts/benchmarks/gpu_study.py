@@ -9,10 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from analysis.measure.influence import measure_influence
-from analysis.measure.settings import InfluenceSettings
-from analysis.records.store import load_records
-from analysis.stats.findings import describe_findings
+from analysis.engine import measure
 from benchmarks.settings import GpuSettings
 from benchmarks.timing import Json
 from olmo_sparsity.checkpoint import last_whole_checkpoint, load_state
@@ -168,13 +165,12 @@ def draw_figure2(settings: GpuSettings) -> Json:
     sizes: dict[str, Any] = {"n_long": 256, "n_short": 32, "targets": 4096, "targets_per_block": 32}
     if settings.tiny:
         sizes = {"n_long": 24, "n_short": 4, "targets": 32, "targets_per_block": 4, "tau_nats": 0.01}
-    records, folder = settings.out / "work" / "records", settings.out / "figure2"
-    checkpoint, corpus = str(_checkpoint(settings)), corpus_of(settings)
-    measure_influence(InfluenceSettings(checkpoint=checkpoint, corpus=corpus, out=records, **sizes))
+    measured, folder = settings.out / "work" / "influence", settings.out / "figure2"
+    result = measure(str(_checkpoint(settings)), corpus_of(settings), out=measured, **sizes)
     script = Path(__file__).resolve().parents[1] / "figure2.py"
     done = subprocess.run(
-        [sys.executable, str(script), str(records), "--out", str(folder)], capture_output=True, text=True
+        [sys.executable, str(script), str(measured), "--out", str(folder)], capture_output=True, text=True
     )
     if done.returncode:
         raise UserError(f"figure2.py: {done.stderr.strip().splitlines()[-1]}")
-    return {"found": f"{describe_findings(load_records(records))}; {folder / 'figure2.png'}"}
+    return {"found": f"{str(result).splitlines()[1]}; {folder / 'figure2.png'}"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from analysis.model.device import MemoryGrowth
+from analysis.model.memory import MemoryGrowth
 from benchmarks.timing import Json, in_own_process
 from olmo_sparsity.model.linear_loss import Head, linear_cross_entropy
 

@@ -9,7 +9,6 @@ from olmo_sparsity.util.arguments import argument, out_folder, positive_number, 
 from olmo_sparsity.util.errors import UserError
 
 ROUNDS = "how often each is timed"
-PARTS = ("speed", "blocks", "agreement", "screened", "cost")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,88 +103,22 @@ class ModelSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthSettings(ModelSettings):
-    """Tokens per second of loss by position: one forward pass a window against one a position."""
-
-    length: int = field(default=256, metadata=argument("tokens of a window"))
-    windows: int = field(default=4, metadata=argument("windows of random tokens"))
-    rounds: int = field(default=3, metadata=argument(ROUNDS))
-
-    def __post_init__(self) -> None:
-        if self.length < 2:
-            raise UserError(f"--length {self.length}: no token stands before another; give 2 or more")
-
-
-@dataclass(frozen=True, kw_only=True)
 class InfluenceSettings(ModelSettings):
-    """Seconds of the influence analysis: its engine against a plain loop, screened against exact selectors."""
+    """Targets per second of influence: a plain loop, the engine, and blocks of targets."""
 
     out: Path = field(metadata=argument("folder of what is written", type=out_folder, metavar="DIR"))
-    corpus: str | None = field(
+    texts: str | None = field(
         default=None,
-        metadata=argument(
-            "prepared corpus of the checkpoint, which agreement and screened need (default: random tokens)"
-        ),
+        metadata=argument("prepared corpus or file of text (default: random tokens)", name="text"),
     )
-    parts: tuple[str, ...] = field(default=PARTS, metadata=argument("comma-separated"))
     n_long: int = field(default=256, metadata=argument("N"))
     n_short: int = field(default=32, metadata=argument("M"))
     targets: int = field(default=2, metadata=argument("targets of the comparison with the plain loop"))
-    targets_per_block: int = field(default=32, metadata=argument("B of the parts blocks and agreement"))
-    sampled_targets: int = field(
-        default=640,
-        metadata=argument("targets of the parts agreement and screened, which select for those over tau"),
-    )
-    selectors: tuple[str, ...] = field(
-        default=(),
-        metadata=argument(
-            "of the parts screened and cost, comma-separated (default: all that are compared there)"
-        ),
-    )
-    propose_with: str | None = field(
-        default=None,
-        metadata=argument(
-            "config of a smaller model, whose random weights propose for screened selectors in the part cost",
-            metavar="CONFIG",
-        ),
-    )
-    tau_nats: float = field(
-        default=1.0, metadata=argument("threshold on the gain in these parts, in nats", name="tau")
-    )
-    repeats: int = field(
-        default=3,
-        metadata=argument("how often each is timed against the plain loop, at most how often for cost"),
-    )
+    targets_per_block: int = field(default=32, metadata=argument("B"))
+    sampled_targets: int = field(default=640, metadata=argument("of the whole measurement, with --text"))
+    tau_nats: float = field(default=1.0, metadata=argument("threshold on the gain, in nats", name="tau"))
+    repeats: int = field(default=3, metadata=argument("how often each is timed"))
     seed: int = field(default=0, metadata=argument("seed of the targets", type=seed_number))
-    lengths: tuple[int, ...] = field(
-        default=(64, 128, 256, 512), metadata=argument("N whose cost is measured")
-    )
-    ks: tuple[int, ...] = field(
-        default=(1, 2, 4, 8, 16), metadata=argument("k whose cost is measured", name="k")
-    )
-    counts: tuple[int, ...] = field(
-        default=(1, 2, 4), metadata=argument("numbers of targets whose cost is measured")
-    )
-
-    def __post_init__(self) -> None:
-        """Raise `UserError` for anything that would fail later."""
-        if unknown := [part for part in self.parts if part not in PARTS]:
-            raise UserError(f"--parts has no {unknown[0]!r}; choose among {', '.join(PARTS)}")
-        if self.targets_per_block < 2 and {"blocks", "agreement"} & {*self.parts}:
-            raise UserError(f"--targets-per-block {self.targets_per_block} is no block; give 2 or more")
-        lengths = self.lengths if "cost" in self.parts else ()
-        if self.n_short >= min((self.n_long, *lengths)):
-            raise UserError(f"--n-short {self.n_short} must be smaller than --n-long and --lengths")
-        if "cost" in self.parts and max(self.ks) > self.n_long - self.n_short:
-            raise UserError(
-                f"--k {max(self.ks)} is more than the {self.n_long - self.n_short} far tokens; raise --n-long"
-            )
-
-    @property
-    def longest(self) -> int:
-        """The most positions that any part needs."""
-        blocks = self.n_long + self.targets_per_block - 1 if {"blocks", "agreement"} & {*self.parts} else 0
-        return max(self.n_long, blocks, *(self.lengths if "cost" in self.parts else ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +148,6 @@ BENCHMARKS: dict[str, type[Settings]] = {
     "profile": ProfileSettings,
     "data": DataSettings,
     "synthetic": SyntheticSettings,
-    "length": LengthSettings,
     "influence": InfluenceSettings,
     "gpu": GpuSettings,
 }

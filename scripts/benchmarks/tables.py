@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
+import pandas as pd
 
-from analysis.tables.cells import percent_text, plain_table, print_result
 from benchmarks.timing import Json
 
 _OF_PARTS = ("tokens_per_second", "mfu", "mfu_goal", "share_of_matrix_product", "peak_memory_gb")
@@ -17,16 +16,11 @@ Rows = list[tuple[str, Json]]
 
 def print_tables(result: Json) -> None:
     """What was measured on what, and the tables of the result."""
-    print_result([_about(result), *(_table(*each) for each in _tables(result).items())], [])
-
-
-def _table(title: str, rows: Rows) -> Table:
-    columns = [key for key in dict.fromkeys(key for _, row in rows for key in row) if key != "seconds"]
-    table = plain_table("", *columns)
-    table.title = title
-    for name, row in rows:
-        table.add_row(name, *(_cell(row.get(key)) for key in columns))
-    return table
+    print(_about(result))
+    for title, rows in _tables(result).items():
+        columns = [key for key in dict.fromkeys(key for _, row in rows for key in row) if key != "seconds"]
+        cells = [[name, *(_cell(row.get(key)) for key in columns)] for name, row in rows]
+        print(f"\n{title}\n{pd.DataFrame(cells, columns=['', *columns]).to_string(index=False)}")
 
 
 def _tables(result: Json) -> dict[str, Rows]:
@@ -65,12 +59,6 @@ def _tables(result: Json) -> dict[str, Rows]:
 def _influence_tables(result: Json) -> dict[str, Rows]:
     """Those of the parts of `benchmarks.influence`."""
     tables: dict[str, Rows] = {}
-    if speed := result.get("speed"):
-        tables["speed: targets per second; ratio to the plain loop, and what both choose"] = [
-            (f"{selector}, {label}", {**row, **timed["selections"].get(label, {})})
-            for selector, timed in speed["selectors"].items()
-            for label, row in timed["results"].items()
-        ]
     if blocks := result.get("blocks"):
         size, alone = blocks["targets_per_block"], blocks["targets_alone"]
         title = (
@@ -87,24 +75,8 @@ def _influence_tables(result: Json) -> dict[str, Rows]:
             for selector, timed in blocks.items()
             if isinstance(timed, dict)
         ]
-    if agreement := result.get("agreement"):
-        tables[f"the same {agreement['targets']} targets: net recovery by k, with and without blocks"] = [
-            (name, {**_flat(row), **{k: percent_text(each) for k, each in row["net_recovery"].items()}})
-            for name, row in agreement.items()
-            if isinstance(row, dict)
-        ]
-    if screened := result.get("screened"):
-        title = (
-            f"{screened['over_tau']} targets over tau, k = {screened['k']}: what selectors cost and recover"
-        )
-        tables[title] = [
-            (name, {**_flat(row), **_at_k(row, str(screened["k"]))})
-            for name, row in screened["selectors"].items()
-        ]
-    if cost := result.get("cost"):
-        tables["cost: every point in a process of its own, random tokens"] = [
-            (varied, point) for varied, points in cost["sweeps"].items() for point in points
-        ]
+    if whole := result.get("measurement"):
+        tables["one measurement in a process of its own"] = [("measure", whole)]
     return tables
 
 
@@ -117,15 +89,6 @@ def _about(result: Json) -> str:
         for name, value in told.items()
         if isinstance(value, str | int | float) and name not in left_out
     )
-
-
-def _at_k(row: Json, k: str) -> Json:
-    """Percentages at ``k`` with their intervals, of the measures that are given by k."""
-    return {name: percent_text(value[k]) for name, value in row.items() if isinstance(value, dict)}
-
-
-def _flat(row: Json) -> Json:
-    return {name: value for name, value in row.items() if not isinstance(value, dict)}
 
 
 def _cell(value: Any) -> str:

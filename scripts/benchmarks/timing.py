@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from analysis.model.device import pick_device
+from olmo_sparsity.util.machine import pick_device
 from olmo_sparsity.util.provenance import provenance
 from olmo_sparsity.util.result_files import Json
 

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from faults.processes import Moment, Process, in_fork, ranks, wait_until
 from faults.whole import BYSTANDER, KEPT_CHECKPOINTS, Ended, Files, complaints_about, digest, files_of
@@ -214,23 +213,18 @@ def training(folder: Path) -> Result:
 
 
 def records(folder: Path) -> Result:
-    """Targets, losses, selections and examples, as every reader of records gets them."""
-    from analysis.records.store import load_records
+    """Settings, targets, choices and texts, as every reader of a result gets them."""
+    from analysis import load
 
-    found = load_records(folder)
-    finished = {"complete": found.manifest.complete, "fingerprint": found.manifest.fingerprint}
-    values = {**vars(found), "folder": None, "manifest": finished}
-    return {name: digest(json.dumps(value, default=_plain).encode()) for name, value in values.items()}
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has in place of an array or a dataclass."""
-    return value.tolist() if hasattr(value, "tolist") else vars(value)
+    found = load(folder)
+    settings = {"settings": digest(json.dumps(found.settings, sort_keys=True).encode())}
+    frames = {"targets": found.targets, "choices": found.choices, "texts": found.texts}
+    return settings | {name: digest(frame.to_json().encode()) for name, frame in frames.items()}
 
 
-def shard(name: str) -> Callable[[Path], Result]:
-    """What reads the records of one shard."""
-    return lambda folder: records(folder / f"shard-{name}")
+def parts(folder: Path) -> Result:
+    """How many batches one shard has finished."""
+    return {"parts": str(len([*folder.glob("parts/*/result.json")]))}
 
 
 def export(folder: Path) -> Result:
@@ -241,7 +235,7 @@ def export(folder: Path) -> Result:
 
 def figures(folder: Path) -> Result:
     """Every figure, and the numbers that are drawn."""
-    return _files(folder, "*.png", "*.pdf", "summary.json", "*.html")
+    return _files(folder, "*.png", "numbers.csv")
 
 
 _PREPARE = "text --files text/one.jsonl.gz text/two.jsonl.gz text/three.jsonl.gz --out corpus --workers 1"
@@ -251,8 +245,8 @@ _TOKENIZED = (
     "--heldout-files text/heldout.jsonl.gz --tokenizer ready/tokenizer.json --out corpus"
 )
 _MEASURE = (
-    "run --corpus corpus --out records --n-long 24 --n-short 8 --targets 128 --tau 0.0012 --k 1,2,4 --device cpu "
-    "--selectors leave-one-out,attention,random --tokens-per-batch 4096"
+    "run --corpus corpus --out records --n-long 24 --n-short 8 --targets 128 --tau 0.0012 --k 1,2,4 "
+    "--device cpu --targets-per-block 1 --selectors leave-one-out,attention,random --tokens-per-batch 4096"
 )
 _TRAINED = {"corpus": "prepare", "run": "train"}
 
@@ -285,10 +279,9 @@ UNDER_TEST = _commands(
     ),
     Command("influence", "influence.py", _MEASURE, "records", records, _TRAINED),
     Command(
-        "influence-shard", "influence.py", f"{_MEASURE} --shard 2/2", "records", shard("2-of-2"),
+        "influence-shard", "influence.py", f"{_MEASURE} --shard 2/2", "records", records,
         {**_TRAINED, "records": "first-shard"},
     ),
-    Command("merge", "merge_records.py", "records", "records", records, {"records": "influence-shard"}),
     Command(
         "export", "export_hf.py", "run --out export --overwrite", "export", export,
         {"run": "train", "export": "earlier-export"}, replaces_out=True,
@@ -303,8 +296,7 @@ COMMANDS = UNDER_TEST | _commands(
     Command("first-share", "prepare_data.py", f"{_TOKENIZED} --shard 1/2", "corpus", corpus, {"ready": "ready"}),
     Command("half", "train.py", "config.yaml --stop_at=8", "run", training, {"corpus": "prepare"}),
     Command("half-2", "train.py", "config.yaml --stop_at=8", "run", training, {"corpus": "prepare"}, processes=2),
-    Command("first-shard", "influence.py", f"{_MEASURE} --shard 1/2", "records", shard("1-of-2"), _TRAINED),
-    Command("other-shard", "influence.py", f"{_MEASURE} --seed 1 --shard 2/2", "records", shard("2-of-2"), _TRAINED),
+    Command("first-shard", "influence.py", f"{_MEASURE} --shard 1/2", "records", parts, _TRAINED),
     Command("other-corpus", "prepare_data.py", f"{_BPE} --seed 1", "corpus", corpus),
     Command("earlier-export", "export_hf.py", "run --out export", "export", export, {"run": "half"}, replaces_out=True),
 )

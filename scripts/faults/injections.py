@@ -350,7 +350,6 @@ CHANGES = {
         ("train", "train-resume", "train-2", "influence", "influence-shard"), other_tokens, False
     ),
     "text gone": Change(("prepare", "prepare-shard", "prepare-merge"), text_gone, False),
-    "shard": Change(("merge",), taken_from("other-shard", "records/shard-2-of-2"), False),
     "corpus": Change(("train", "train-resume", "influence"), taken_from("other-corpus", "corpus"), True),
     "checkpoint": Change(("influence",), taken_from("half", "run"), True),
     "config": Change(("train", "train-resume", "train-2-resume"), other_config, True),

@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,9 @@ IMPORTS = (
     "olmo_sparsity.export",
     "olmo_sparsity.training.loop",
     "olmo_sparsity.training.zero",
-    "analysis.plots.dependencies",
-    "analysis.measure.influence",
-    "analysis.records.shards",
+    "analysis.engine",
+    "analysis.figures.dependencies",
+    "analysis.stats.tables",
 )
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -56,10 +57,11 @@ _CAPABILITY_VERSION_3 = 0x20080522
 def import_everything() -> None:
     """Import what the commands need. Call it before the first fork."""
     os.environ.update(ENVIRONMENT)
+    warnings.simplefilter("ignore", FutureWarning)  # of libraries about each other
     for name in IMPORTS:
         importlib.import_module(name)
     # An interval that is written at once: a command of a second then leaves several parts behind.
-    sys.modules["analysis.measure.influence"].SECONDS_BETWEEN_PARTS = 0.0  # type: ignore[attr-defined]
+    sys.modules["analysis.engine"].SECONDS_WORTH_KEEPING = 0.0  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

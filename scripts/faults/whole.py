@@ -16,10 +16,7 @@ Files = dict[str, str]
 _PROGRESS = re.compile(r".+: [\d,]+/[\d,]+ .+/s, .+ s left")
 _LOG = re.compile(r"(WARNING|INFO)\b")
 # Files of a run that go on growing, or say when it ran; results are compared by what they hold instead.
-_GROWING = (
-    *("metrics.jsonl", "provenance.json", "verified.json", "manifest.json", "olmo_sparsity.json"),
-    "checksums.json",  # of records; that of a checkpoint is as whole as its folder
-)
+_GROWING = (*("metrics.jsonl", "provenance.json", "verified.json", "manifest.json", "olmo_sparsity.json"),)
 
 
 @dataclass(frozen=True)
@@ -44,20 +41,9 @@ def digest(content: bytes | Path) -> str:
 
 
 def files_of(scene: Path) -> Files:
-    """Every file of a scene; but tables of records that a killed writer did not come to list never were whole."""
-    paths = [path for path in sorted(scene.rglob("*")) if path.is_file() and _is_listed(path)]
+    """Every file of a scene."""
+    paths = [path for path in sorted(scene.rglob("*")) if path.is_file()]
     return {str(path.relative_to(scene)): digest(path) for path in paths}
-
-
-def _is_listed(path: Path) -> bool:
-    if path.suffix != ".parquet":
-        return True
-    records = path.parents[1] if path.parent.name == "selections" else path.parent
-    try:
-        listed = json.loads((records / "checksums.json").read_text(encoding="utf8"))
-    except (OSError, ValueError):  # damaged: that is another fault
-        return True
-    return path.relative_to(records).as_posix() in listed
 
 
 def complaints_about(ended: Ended, *, may_refuse: bool = False, killed: int | None = None) -> list[str]:
@@ -104,7 +90,8 @@ def losses_of(out: str, scene: Path, before: Files, end: Files, damaged: Path | 
             continue
         own = path.parts[0] == out and path.name != BYSTANDER
         grows = path.name in _GROWING and _unit(path) == path
-        unfinished = grows or any(part.startswith(".") for part in path.parts)
+        # the parts of a measurement give way to the result
+        unfinished = grows or any(part == "parts" or part.startswith(".") for part in path.parts)
         if own and (unfinished or now == end.get(name, "absent") or _gave_way(scene, path)):
             continue
         found.append(f"{name} was whole and is {'gone' if now is None else 'another'}")

@@ -1,6 +1,5 @@
 """The fault test, and that it notices: a careful command keeps the property, and each way to break it is seen."""
 
-import json
 import random
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from faults import commands, injections, whole  # noqa: E402
+from faults import commands, injections  # noqa: E402
 
 CAREFUL = """
 import hashlib, json, os, sys, time
@@ -104,25 +103,6 @@ def test_every_command_keeps_the_property(tmp_path):
     result = run_script(tmp_path, "--injections", 300, "--seed", 1)
     assert result.returncode == 0, result.stdout + result.stderr[-3000:]
     assert "| **all** | | 300 |" in result.stdout
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        ("selections/part-00000.parquet", "selections/part-00001.parquet"),
-        ("examples.parquet", "targets.parquet"),
-    ],
-)
-def test_a_table_of_records_is_whole_once_it_is_listed(parts, tmp_path):
-    """A writer that is killed before it lists a table leaves one that the next run may remove."""
-    (tmp_path / "records" / "selections").mkdir(parents=True)
-    for name in parts:
-        (tmp_path / "records" / name).write_bytes(b"rows")
-    (tmp_path / "records" / "checksums.json").write_text(json.dumps({parts[0]: {}}))
-    before = whole.files_of(tmp_path)
-    for number, lost in ((1, []), (0, [f"records/{parts[0]} was whole and is gone"])):
-        (tmp_path / "records" / parts[number]).unlink()
-        assert whole.losses_of("records", tmp_path, before, {}) == lost
 
 
 def test_an_unknown_name_and_a_folder_of_something_else_are_refused(tmp_path):
