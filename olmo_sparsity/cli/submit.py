@@ -196,7 +196,8 @@ def _checkpoint(text: str, after: bool) -> str:
     from olmo_sparsity.model.rope_scaling import split_scaling
 
     path, _ = split_scaling(text)  # refuses an unknown way to scale RoPE
-    if after or not Path(path).is_dir():
+    is_of_hub = path.count("/") == 1 and not Path(path).exists() and not Path(path).parent.exists()
+    if after or is_of_hub or Path(path).is_file():
         return text
     return str(resolve_checkpoint(path)) + text[len(path) :]
 

@@ -104,7 +104,9 @@ def test_several_checkpoints_become_one_array_with_folders_of_their_own(dry_run,
     assert "checkpoints=(run/step00000008 run/step00000009)\n" in array
     assert "records=(records/run-step00000008 records/run-step00000009)\n" in array
     assert f"--corpus corpus {SMALL} --tau 0.5\n" in array
-    assert "merge_records records/run-step00000008 records/run-step00000009\n" in merge
+    # without --shard the same command puts the shards together
+    for checkpoint in ("step00000008", "step00000009"):
+        assert f"influence run/{checkpoint} --out records/run-{checkpoint} --corpus corpus {SMALL} --tau 0.5" in merge
     assert "--gpus-per-node=1" in directives(array)
     assert "gpus" not in merge
 
@@ -144,12 +146,11 @@ HELDOUT = "--evaluation.interval=2"
         ("influence run --corpus none --out x", "none is no prepared corpus"),
         (f"influence run run --corpus corpus --out x -- {SMALL}", "checkpoints of the same name"),
         (f"{INFLUENCE} -- --shard=1/2", "--shard is decided by submit"),
-        (f"{INFLUENCE} -- --overwrite", "at every requeue"),
         (f"{INFLUENCE} --array 200 -- {SMALL}", "too few for 200 shards"),
         (f"{INFLUENCE} -- {SMALL} --split other", "no split 'other'"),
-        (f"{INFLUENCE} -- --n-long 1000", "no held-out document offers a target with N = 1000"),
+        (f"{INFLUENCE} -- --n-long 1000", "no text offers B = 16 targets in a row with N = 1000"),
         (f"{INFLUENCE} -- {SMALL} --selectors leave-one-outt", "leave-one-outt"),
-        (f"{INFLUENCE} -- {SMALL} --k 16", "k = 16 is more than the 15 far tokens"),
+        (f"{INFLUENCE} -- {SMALL} --k 16", "ks must ascend from 1 to at most the 15 far tokens"),
         ("prepare_c4 --out x --array 2-5", "--array '2-5': write the number of shards"),
         ("prepare_c4 --out x -- --workers=2", "--workers is decided by submit"),
         ("prepare_c4 --out x -- --tokenizer bpe", "--shard needs a tokenizer"),
@@ -234,7 +235,7 @@ def test_a_further_option_of_sbatch_needs_its_dashes(dry_run, run_folder):
     [
         "train config.yaml -- --wandb.name={}",
         "prepare_c4 --out x -- --dataset {}",
-        f"{INFLUENCE} --after 7 -- {SMALL} --evaluate-with {{}}",
+        f"{INFLUENCE} --after 7 -- {SMALL} --select-with {{}}",
     ],
 )
 def test_a_line_break_in_a_word_of_the_command_stays_data(dry_run, run_folder, line):
@@ -272,7 +273,7 @@ def test_a_chain_of_jobs_waits_for_what_is_not_there_yet(dry_run, tmp_path):
         f"train config.yaml --after 1 -- {HELDOUT} --evaluation.paths=[no.npy]": "no.npy",
         "train config.yaml --after 1 --nodes 3": "cannot be shared by 3 processes",
         "influence run@yarn:0.5 --corpus corpus --out x --after 1": "factor 0.5",
-        "influence run --corpus later --out x --after 1": "no held-out document offers",
+        "influence run --corpus later --out x --after 1": "no text offers",
         "train config.yaml": "no prepared corpus",
         "influence run --corpus later --out x": "neither a checkpoint nor a run",
     }.items():
