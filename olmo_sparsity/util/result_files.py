@@ -14,8 +14,6 @@ from olmo_sparsity.util.files import file_in, read_json, write_json
 Json = dict[str, Any]
 
 CHECKSUM = "checksum"
-INTERVAL = {"value": (float, None), "low": (float, None), "high": (float, None)}
-"""Shape of a number with its interval."""
 
 
 def json_checksum(value: Json) -> str:
