@@ -41,9 +41,9 @@ influence() { # inside the window: which of 112 far tokens matter; beyond it: wh
             echo "$(checkpoint "$name" "$seed") $OUT/inside/$name,seed=$seed --n-short 16 --n-long 128 \
                 --selectors leave-one-out-kl,leave-one-out,random"
             echo "$(checkpoint "$name" "$seed") $OUT/beyond/$name,seed=$seed --n-short 128 --n-long 512 \
-                $([ "$name" = fox ] && echo --tau 0.1) --only-recovery --selectors random --k 4"
+                $([ "$name" = fox ] && echo --tau 0.1) --selectors random --k 4"
         done
-    done | xargs -P "$JOBS" -L 1 bash -c '$PY scripts/influence.py "$0" \
+    done | xargs -P "$JOBS" -L 1 bash -c 'olmo-sparsity influence "$0" \
         --corpus $OUT/data --out "$1" --targets 8000 --targets-per-block 16 "${@:2}"'
 }
 
@@ -60,7 +60,7 @@ losses() { # FOLDER OPTION NAME...
             labels+=",${LABELS[$name]}"
         done
     done
-    $PY scripts/length.py "${checkpoints[@]}" --labels "${labels#,}" --corpus $OUT/data --lengths 128,256,512,1024,2048 \
+    olmo-sparsity length "${checkpoints[@]}" --labels "${labels#,}" --corpus $OUT/data --lengths 128,256,512,1024,2048 \
         --windows 128 $option --out "$out"
 }
 
@@ -69,8 +69,8 @@ control() { # RoPE trained on windows of 512 with as many tokens: how much there
         -- --corpus.path=$OUT/data --model.max_sequence_length=512 --global_train_batch_size=8 \
         --device_train_microbatch_size=2
     for seed in ${SEEDS//,/ }; do
-        $PY scripts/influence.py $OUT/rope-512/seed="$seed" --corpus $OUT/data --out $OUT/rope-512/beyond-"$seed" \
-            --targets 8000 --targets-per-block 16 --n-short 128 --n-long 512 --selectors random --k 4 --only-recovery
+        olmo-sparsity influence $OUT/rope-512/seed="$seed" --corpus $OUT/data --out $OUT/rope-512/beyond-"$seed" \
+            --targets 8000 --targets-per-block 16 --n-short 128 --n-long 512 --selectors random --k 4
     done
 }
 
@@ -96,7 +96,7 @@ needles() { # short windows first; position schemes go on from RoPE's weights
             labels+=",${LABELS[$name]}"
         done
     done
-    $PY scripts/needle.py "${checkpoints[@]}" --labels "${labels#,}" --corpus $data --unseen-keys \
+    olmo-sparsity needle "${checkpoints[@]}" --labels "${labels#,}" --corpus $data --unseen-keys \
         --lengths 64,128,256,512,1024 --ks 1,8 --samples 60 --out $OUT/needles/measured
 }
 
@@ -105,29 +105,31 @@ cost() { # with nothing else running
     $PY scripts/benchmark.py encodings "${configs[@]/%/.yaml}" --json >results/encodings/cost.json
 }
 
-collect() { # into this folder; examples.parquet, the texts of targets, was left out of beyond and control afterwards
-    local here=results/encodings seed
-    mkdir -p $here/length-mesa $here/control
-    cp -r $OUT/inside $OUT/beyond $here
-    cp $OUT/length/length{.json,.parquet,s.png,s.pdf} $here
+collect() { # every measurement as a cell of one study: its name is its path below OUT; texts are left out
+    local here=results/encodings
+    mkdir -p $here/length-mesa
+    cp $OUT/length/length.{json,parquet} $here
     cp $OUT/length-mesa/length.{json,parquet} $here/length-mesa
-    for seed in ${SEEDS//,/ }; do cp -r $OUT/rope-512/beyond-"$seed" $here/control/rope-512,seed="$seed"; done
     [ ! -e $OUT/needles/measured ] || cp $OUT/needles/measured/needle.{json,parquet} $here
+    $PY - <<'END'
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from analysis import load, save_study
+
+out = Path(os.environ["OUT"])
+cells = {f"{part}/{path.name}": path for part in ("beyond", "inside") for path in sorted((out / part).iterdir())}
+cells |= {f"control/rope-512,seed={path.name[-1]}": path for path in sorted(out.glob("rope-512/beyond-*"))}
+save_study("results/encodings", {cell: replace(load(path), texts=None) for cell, path in cells.items()})
+END
 }
 
-figures() { # from the records of this folder; correlations at other lengths, and of the models with RoPE, are printed
-    local here=results/encodings needles=() with_rope times
-    [ ! -e $here/needle.json ] || needles=(--needle $here)
-    with_rope=$(ls -d $here/inside/* | grep -v '/\(fox\|nope\|drope\|alibi\),')
+figures() { # the tables, correlations and figure of the page; correlations at other lengths are printed
+    local times
     for times in 2 4 8 16; do
-        $PY scripts/ladder.py $here/inside/* --beyond $here/beyond/* --length $here --k 4 --times $times \
-            --out $OUT/joint-$times
-        $PY scripts/ladder.py $with_rope --beyond ${with_rope//inside/beyond} --length $here --k 4 --times $times \
-            --out $OUT/joint-rope-$times
+        $PY results/encodings/study.py $times
     done
-    $PY scripts/figure2.py $here/control/* --out $OUT/control # mean gain of all targets
-    $PY scripts/ladder.py $here/inside/* --beyond $here/beyond/* --length $here "${needles[@]}" --k 4 --out $here
-    $PY $here/table.py
 }
 
 "$1"
