@@ -1,5 +1,6 @@
 """The submit command: what it prints and refuses, and jobs under a real SLURM of one node where one can be had."""
 
+import itertools
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
