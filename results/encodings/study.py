@@ -4,8 +4,8 @@
 
 Rise: loss at TIMES the window minus loss at the window. Use and change: mean gain and mean |gain| of all targets from
 512 tokens over the last 128. Needles: exact match of the shortest at TIMES the window, mean over depths, of models
-trained to find them. Correlations: Spearman's with the rise over models, each the mean of its seeds; the interval resamples models
-and, of each, seeds. Losses are in nats per token.
+trained to find them. Correlations: Spearman's with the rise over models, each the mean of its seeds; the interval
+resamples models and, of each, seeds. Losses are in nats per token.
 """
 
 import json

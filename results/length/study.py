@@ -3,7 +3,7 @@
     python results/length/study.py
 
 Rise: loss at four times the window minus loss at the window, of `ladder` and `together` (nats per token). Recoveries
-are of leave-one-out at k = 4. Cross-fitted records (seed 1-2: chosen by seed 1, measured by seed 2) are open points.
+are of leave-one-out at k = 4. Cross-fitted records (1-2: chosen by seed 1, measured by seed 2) are open points.
 """
 
 import json
