@@ -395,18 +395,17 @@ def log_axis(axes: Axes, ticks: Sequence[float]) -> None:
 def save_figure(figure: Figure, *path: str | Path) -> list[Path]:
     """Write a figure, atomically, as its ending says; returns the paths. The same numbers give the same bytes.
 
-    ``path``: of a .png, .pdf or .svg, or parts of it; without an ending it is written as .png and .pdf. A PNG has 200
+    ``path``: of a .png, .pdf or .svg, or parts of it; without an ending a .png is written. A PNG has 200
     dots per inch and a palette of 256 colours, which makes it a fraction of the size. Raises `UserError` for another
     ending.
     """
     whole = Path(*path)
     if whole.suffix and whole.suffix not in _METADATA:
         raise UserError(f"{whole} has no ending of {', '.join(_METADATA)}; name it with one of them")
-    paths = [whole] if whole.suffix else [whole.with_suffix(ending) for ending in (".png", ".pdf")]
-    for one in paths:
-        with atomic_path(one) as temporary:
-            temporary.write_bytes(_figure_bytes(figure, one.suffix))
-    return paths
+    whole = whole if whole.suffix else whole.with_suffix(".png")
+    with atomic_path(whole) as temporary:
+        temporary.write_bytes(_figure_bytes(figure, whole.suffix))
+    return [whole]
 
 
 def _figure_bytes(figure: Figure, ending: str) -> bytes:

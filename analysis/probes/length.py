@@ -109,7 +109,7 @@ class LossByPosition:
         )
 
     def draw(self, folder: str | Path, labels: Sequence[str] | None = None) -> list[Path]:
-        """Write length.png (loss by position) and lengths.png (loss at each length), both also as pdf.
+        """Write length.png (loss by position) and lengths.png (loss at each length).
 
         ``labels``: the models to draw, in their order (None: all). Returns the paths.
         """
@@ -429,7 +429,7 @@ training length and its multiples. Models must read text as the same tokens.
 
 Writes length.json (mean loss in bins of positions and its paired difference to the first model, with 95 %% intervals
 over groups, texts and trainings), length.parquet (sums per model, text and bin), length.png (loss by position) and
-lengths.png (loss at each length), both also as pdf, and prints tables. The same command, interrupted, goes on with the
+lengths.png (loss at each length), and prints tables. The same command, interrupted, goes on with the
 model that it was at. Without models it draws again what is in --out.
 
 MODEL@SCHEME:FACTOR reads MODEL with its RoPE scaled, without training, so that it reaches FACTOR times the ids that it

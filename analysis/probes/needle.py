@@ -306,7 +306,7 @@ class Needles:
 
     def draw(self, folder: str | Path, labels: Sequence[str] | None = None) -> list[Path]:
         """Write needle.png and needle_gain.png (a heat map per model and k), needle_lengths.png (mean over depths by
-        length) and, where selectors were measured, needle_recall.png, all also as pdf.
+        length) and, where selectors were measured, needle_recall.png.
 
         ``labels``: the models to draw, in their order (None: all). Returns the paths.
         """
@@ -613,7 +613,7 @@ counted how many of the needle's tokens come first; their placebo is a context w
 
 Models are those of the command length. Writes needle.json, needle.parquet (every needle), needle.png and
 needle_gain.png (a heat map per model and k), needle_lengths.png (the mean over depths by length) and needle_recall.png,
-all also as pdf, and prints tables. The same command, interrupted, goes on with the model that it was at. Without models
+and prints tables. The same command, interrupted, goes on with the model that it was at. Without models
 it draws again what is in --out.""",
     )
     add_comparison_options(parser, NAME)

@@ -379,7 +379,7 @@ examples:
 
 Of a run or checkpoint trained on sparse_parity or planted. The context is the prompt of a test sample, the target its
 label, the placebo the far context of a sample with another label. Measured are samples whose planted tokens all stand
-before the last --n-short tokens. Writes recall.json and the figure recall.png and recall.pdf. How to read them:
+before the last --n-short tokens. Writes recall.json and the figure recall.png. How to read them:
 docs/method.md, 2.6.""",
     )
     parser.add_argument(
@@ -429,7 +429,7 @@ def main() -> None:
         table = shown.pivot_table("value", ["planted", "selector", "name"], "k", sort=False)
         print(f"\nrecall of the {_COUNTINGS[what]}\n{table.to_string(float_format='{:.2f}'.format)}")
         print(f"chance: {', '.join(f'{share:.2f}' for share in chance.values())}")
-    print(f"\nwrote {NAME}, recall.png and recall.pdf to {out}")
+    print(f"\nwrote {NAME}, recall.png to {out}")
 
 
 _SHOWN = ("recall", "placebo_recall", "recall_right")

@@ -194,7 +194,7 @@ def test_the_command_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, mon
         assert_recalls(accuracy, recalls, planted, logits_of_run(run), task, settings)
     assert (result["run"], result["step"], result["training_seed"]) == ("run", 7, 3)
     assert result["chance"]["token"] == {str(k): pytest.approx(k / 8) for k in (1, 2, 4, 8)}
-    assert all((out / f"recall.{kind}").stat().st_size > 10_000 for kind in ("png", "pdf"))
+    assert (out / "recall.png").stat().st_size > 10_000
     assert "planted pairs" in capsys.readouterr().out
     panels = recall_figure(result).axes
     assert len(panels) == 4
