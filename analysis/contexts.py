@@ -146,7 +146,7 @@ def _texts_of_file(path: Path) -> Iterator[tuple[str | None, str]]:
     """Group and text of each text of a file."""
     try:
         opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf8") as file:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
             if not path.name.removesuffix(".gz").lower().endswith((".json", ".jsonl")):
                 yield path.name, file.read()
                 return
