@@ -21,8 +21,6 @@ import numpy as np
 from scipy.special import stdtrit
 from scipy.stats import binomtest
 
-from olmo_sparsity.util.result_files import Json
-
 DEFAULT_RESAMPLES = 2000
 LEVEL = 0.95
 _CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts held at once: 32 MiB of int64
@@ -46,11 +44,6 @@ class Interval:
     value: float
     low: float
     high: float
-
-    def as_dict(self) -> dict[str, float | None]:
-        """As JSON has it: None for a bound, or a value, that does not exist."""
-        names = ("value", "low", "high")
-        return {name: x if np.isfinite(x := getattr(self, name)) else None for name in names}
 
 
 class ClusterBootstrap:
@@ -274,31 +267,3 @@ def _chunks(resamples: int, clusters: int) -> Iterator[range]:
     size = max(1, _CHUNK_ELEMENTS // max(1, clusters))
     for first in range(0, resamples, size):
         yield range(first, min(first + size, resamples))
-
-
-# --- read by the old code alone, as `Interval.as_dict` is: they go with it ---
-
-
-def mean_of(statistics: Sequence[Statistic]) -> Statistic:
-    """Their mean, all of them over the same resamples."""
-    return lambda sums: np.mean([statistic(sums) for statistic in statistics], axis=0)
-
-
-def divided(interval: Json, by: float) -> Json:
-    """Value and bounds of an `Interval.as_dict` over a number above 0; None stays None."""
-    return {bound: None if value is None else value / by for bound, value in interval.items()}
-
-
-def by_clusters_and_seeds(result: Json) -> str:
-    """As `by_clusters`, of several models, whose seeds (``checkpoints``) are drawn as well."""
-    seeds = max((len(model["checkpoints"]) for model in result["models"]), default=1)
-    return by_clusters({**result["settings"], "trainings": seeds})
-
-
-def interval_words(groups: np.ndarray | None, trainings: np.ndarray | None = None) -> str:
-    """How the intervals of a result were made, for its settings."""
-    by = "document (no groups are known)" if groups is None else "group, then document"
-    return (
-        f"95 %, percentiles of a cluster bootstrap, Student's t of fewer than {FEW_UNITS} units or several trainings; "
-        f"by {'' if trainings is None else 'training, and by '}{by}"
-    )

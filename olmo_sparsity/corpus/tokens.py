@@ -301,10 +301,6 @@ class TokenFiles:
             inside[rows] = begun > ended
         return inside
 
-    def groups_of(self, documents: np.ndarray) -> np.ndarray | None:
-        """Name of the group of each of some documents, given their numbers; None where the corpus has no groups."""
-        return None if self.groups is None else self.groups[documents]
-
     def document(self, number: int) -> np.ndarray:
         """Token ids of document ``number``, (n,), without its EOS."""
         file, start, end = self.document_bounds[number]
