@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analysis.engine import influential_tokens, measure
+    from analysis.engine import measure
     from analysis.result import Result, load, load_study, save_study
-    from analysis.xray.map import InfluenceMap, influence_map
+    from analysis.xray import InfluenceMap, influence_map, influential_tokens
 
 __all__ = [
     "InfluenceMap",
@@ -29,9 +29,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("measure", "influential_tokens"), "analysis.engine"),
+    "measure": "analysis.engine",
     **dict.fromkeys(("Result", "load", "load_study", "save_study"), "analysis.result"),
-    **dict.fromkeys(("InfluenceMap", "influence_map"), "analysis.xray.map"),
+    **dict.fromkeys(("InfluenceMap", "influence_map", "influential_tokens"), "analysis.xray"),
 }
 
 

@@ -201,6 +201,8 @@ def _joined_by_label(
         for cell, result in load_study(folder).items()
         if cells is None or cell in ("", *cells)
     ]
+    if not found:
+        raise UserError(f"there is no cell {', '.join(cells or ())} in {', '.join(folders)}")
     if labels is not None and len(labels) != len(found):
         raise UserError(f"{len(labels)} labels are given for {len(found)} results; give one for each")
     names = labels or ("",) * len(found)

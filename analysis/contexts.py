@@ -92,7 +92,11 @@ class _Tokenized(Texts):
         self._lengths = np.array([len(tokens) for tokens in self._tokens], dtype=np.int64)
         self._groups = None
         if any(group is not None for group, _ in texts):
-            names = [group or f"text {number} by itself" for number, (group, _) in enumerate(texts)]
+            names = [group for group, _ in texts]
+            alone = (f"text {number} by itself" for number in range(len(texts)))
+            names = [
+                other if group is None else str(group) for group, other in zip(names, alone, strict=True)
+            ]
             self._groups = np.array(names, dtype=object)
 
     def tokens(self, number: int) -> np.ndarray:
@@ -123,40 +127,53 @@ def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
     if isinstance(texts, Texts):
         return texts
     if isinstance(texts, Mapping):
+        texts = {group: [own] if isinstance(own, str) else own for group, own in texts.items()}
         return Texts.from_strings(encode, texts)
     if isinstance(texts, str | Path):
-        if Path(texts).is_dir():
+        is_file = _FILE.fullmatch(str(texts)) is not None
+        if not is_file and len(str(texts)) < 4096 and Path(texts).is_dir():
             opened: Texts = importlib.import_module("analysis.ours").open_corpus(texts, split)
             return opened
-        if not _FILE.fullmatch(str(texts)):
+        if not is_file:
             raise UserError(
                 f"{str(texts)[:80]!r} is no prepared corpus and no .txt, .json or .jsonl file; give one of these, or a "
                 "list of strings"
             )
         texts = [texts]
     texts = list(texts)
-    if texts and all(isinstance(text, Path) or _FILE.fullmatch(text) for text in texts):
+    are_files = {isinstance(text, Path) or _FILE.fullmatch(text) is not None for text in texts}
+    if len(are_files) > 1:
+        raise UserError("some of the texts are paths of files, and others are strings; give one or the other")
+    if are_files == {True}:
         more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-        read = [text for path in texts for text in _texts_of_file(Path(path))]
+        names = [Path(path).name for path in texts]
+        groups = [
+            name if names.count(name) == 1 else str(path) for name, path in zip(names, texts, strict=True)
+        ]
+        read = [
+            text
+            for pair in zip(texts, groups, strict=True)
+            for text in _texts_of_file(Path(pair[0]), pair[1])
+        ]
         return _Tokenized(encode, read, f"{texts[0]}{more}")
     return Texts.from_strings(encode, texts)
 
 
-def _texts_of_file(path: Path) -> Iterator[tuple[str | None, str]]:
-    """Group and text of each text of a file."""
+def _texts_of_file(path: Path, name: str) -> Iterator[tuple[str | None, str]]:
+    """Group and text of each text of a file; ``name``: the group of one that is a single text."""
     try:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig") as file:
             if not path.name.removesuffix(".gz").lower().endswith((".json", ".jsonl")):
-                yield path.name, file.read()
+                yield name, file.read()
                 return
             for line in filter(str.strip, file):
                 row = json.loads(line)
                 group = row.get("group")
                 if group is None and row.get("url"):
                     group = group_of_url(row["url"])
-                yield None if group is None else str(group), row["text"]
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError, AttributeError, KeyError) as error:
+                yield group, row["text"] + ""  # no number and no null
+    except (OSError, EOFError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} cannot be read ({type(error).__name__}: {error}); give text in UTF-8, or lines of JSON that have "
             "a text each"

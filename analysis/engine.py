@@ -148,6 +148,8 @@ def measure(
     or ``out`` has another measurement.
     """
     check_options(n_long, n_short, ks, selectors, placebos)
+    if min(targets, targets_per_block) < 1:
+        raise UserError(f"targets ({targets}) and targets_per_block ({targets_per_block}) must be at least 1")
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
     opening = {"tokenizer": tokenizer, "prefix": prefix, "dtype": dtype, "device": device}
     opening["attn_implementation"] = attn_implementation
@@ -156,23 +158,17 @@ def measure(
         def opened(name: Any) -> LoadedModel:
             loaded = open_model(name, **opening)
             given_back.callback(loaded.give_back)
-            loaded.check_context(n_long, targets_per_block)
             return loaded
 
         def scorer_of(loaded: LoadedModel) -> Scorer:
-            return build_scorer(
-                loaded.model,
-                loaded.device,
-                n_long,
-                targets_per_block,
-                tokens_per_batch=tokens_per_batch,
-                memory_limit_gb=memory_limit_gb,
-            )
+            limits: Any = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
+            return build_scorer(loaded.model, loaded.device, n_long, targets_per_block, **limits)
 
         loaded = opened(model)
         source = open_texts(texts, loaded.encode, split=split)
         loaded.check_texts(source)
         sampled = sample_targets(source, targets, **drawing)
+        loaded.check_context(n_long, targets_per_block)  # a trial, which takes time
         if SAME_GROUP in placebos:
             sampled = with_same_group(sampled, source, **drawing)
         places = pd.DataFrame({name: column for name, column in vars(sampled).items() if column is not None})
@@ -194,6 +190,7 @@ def measure(
             "far_contexts": ["true", *(name for name in PLACEBOS if name in placebos)],
             "targets_requested": targets,
             "faithfulness": faithfulness,
+            "scores": scores,
             "subsets": SUBSETS if faithfulness else None,
             "keep_rate": SUBSET_KEEP_RATE if faithfulness else None,
             "selected_by": None,
@@ -214,6 +211,7 @@ def measure(
             for role, other in (("selected_by", selecting), ("proposed_by", proposing)):
                 if other is not None:
                     _check_tokenizer(other, loaded, source)
+                    other.check_context(n_long, targets_per_block)
                     settings[role] = _identity(other) | {"untrained": other.untrained}
             chooser = ModelChooser(
                 scorer_of(selecting) if selecting else scorer,
@@ -248,16 +246,6 @@ def measure(
         log.info("%s targets; %s tokens a batch fit", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
         run = _Run(engine, places, settings, None if out is None else Path(out), progress)
         return run.measure(shard, batches)
-
-
-def influential_tokens(model: Any, text: str, *, k: int = 8, **options: Any) -> Result:
-    """Which k far tokens give a model back what far context gives it, for sampled tokens of one text that gain.
-
-    `measure` on a single text, whose placebos come from far away in it: nearer in subject than another text, so that
-    net recovery comes out lower. One text is one unit: there are no intervals. ``options`` are those of `measure`; in
-    Jupyter the result shows the text.
-    """
-    return measure(model, [text], ks=range(1, k + 1), **{"targets": 200, **options})
 
 
 def targets_per_batch(targets_per_block: int) -> int:
@@ -665,6 +653,8 @@ def check_options(
         )
     if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_long - n_short:
         raise UserError(f"ks must ascend from 1 to at most the {n_long - n_short} far tokens, not {list(ks)}")
+    if not selectors or len(set(selectors)) < len(selectors):
+        raise UserError(f"name at least one selector, and each once, not {list(selectors)}")
     for name in selectors:
         check_selector(name, k_max=ks[-1], n_far=n_long - n_short)
     if unknown := [name for name in placebos if name not in PLACEBOS]:

@@ -32,7 +32,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="type of weights and computation; auto: as stored (default: fp32)",
     )
     group.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
-    group.add_argument("--attn-implementation", metavar="NAME", help="of transformers: eager or sdpa")
+    group.add_argument("--attn-implementation", choices=("eager", "sdpa"), help="of transformers")
     group.add_argument(
         "--tokens-per-batch",
         type=whole_number,

@@ -300,6 +300,7 @@ def save_study(folder: str | Path, study: Mapping[str, Result]) -> None:
     """Write several results, by the name of their cell, as one: `load_study` reads them."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    study = {str(cell): result for cell, result in study.items()}
     for result in study.values():
         if len(result.trainings) > 1:
             raise ValueError("save the results that were joined, each as a cell: join them after reading")

@@ -20,6 +20,7 @@ TOLERANCE_NATS = 1e-3
 LEAST_SAME = 0.95
 """Share of the choices that must be of the same tokens: rounding decides between equal influences. [ours]"""
 NOT_COMPARED = (
+    "scores",
     "model",
     "texts",
     "texts_sha256",

@@ -144,6 +144,8 @@ class TextTokenizer:
 def _read_tokenizer(path: str | Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
+    if not Path(path).is_file():
+        raise UserError(f"{path} is missing; give a tokenizer.json")
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_padding()
     tokenizer.no_truncation()

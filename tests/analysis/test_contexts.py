@@ -330,3 +330,30 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     seen = []
     open_texts([tmp_path / "a.txt", tmp_path / "b.jsonl"], lambda text: seen.append(text) or np.arange(2))
     assert seen == ["w1 w2", "w1 w2"]
+
+
+def words(text):
+    return np.arange(len(text.split()))
+
+
+def test_files_of_one_name_in_two_folders_are_two_groups(tmp_path):
+    paths = [tmp_path / name / "a.txt" for name in ("one", "two")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text("w1 w2")
+    assert list(open_texts(paths, words).groups) == [str(path) for path in paths]
+
+
+def test_a_group_may_have_any_name():
+    texts = open_texts({"": ["a", "b"], 7: "c", "7 ": ["d"]}, words)
+    assert list(texts.groups) == ["", "", "7", "7 "]
+
+
+def test_paths_and_strings_are_not_mixed_and_a_text_is_no_path(tmp_path):
+    with refused("some of the texts are paths"):
+        open_texts(["a.txt", "a text"], words)
+    with refused("is no prepared corpus"):
+        open_texts("a long text " * 1000, words)
+    (tmp_path / "a.jsonl").write_text('{"text": null}')
+    with refused("cannot be read"):
+        open_texts([tmp_path / "a.jsonl"], words)

@@ -210,6 +210,12 @@ def test_some_batches_can_be_measured_again(whole):
     ]
 
 
+def test_scores_are_a_setting_so_that_no_result_has_them_in_part(tmp_path):
+    small(out=tmp_path, shard="1/2")
+    with refused("scores false -> true"):
+        small(out=tmp_path, shard="2/2", scores=True)
+
+
 def test_one_process_at_a_time_writes(tmp_path):
     with engine._lock(tmp_path, "all"), refused("is in use by another process"):
         small(out=tmp_path)

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.model.losses import Scorer
+from analysis.result import Result
 from analysis.xray import InfluenceMap, xray
 from analysis.xray.map import Window, measure_map, windows
 from olmo_sparsity.util.errors import UserError
@@ -108,5 +109,9 @@ def test_a_result_shows_the_block_with_the_most_targets_over_tau() -> None:
     selected, influence = result.selected("greedy")[row], result.influence("greedy")[row]
     assert found.strongest(128 + first % 4, 8) == [*zip(selected.tolist(), influence.tolist(), strict=True)]
     assert found.to_html().count("</html>") == 1
+    joined = Result.join([result, replace(made_result(texts=5, training=1), texts=texts, trainings=[])])
+    assert xray(joined, selector="greedy").strongest(int(found.over[0]), 8) == found.strongest(
+        int(found.over[0]), 8
+    )
     with pytest.raises(ValueError, match="texts"):
         xray(replace(result, texts=None, trainings=[]))
