@@ -92,10 +92,8 @@ class _Tokenized(Texts):
         self._lengths = np.array([len(tokens) for tokens in self._tokens], dtype=np.int64)
         self._groups = None
         if any(group is not None for group, _ in texts):
-            names = [group for group, _ in texts]
-            alone = (f"text {number} by itself" for number in range(len(texts)))
             names = [
-                other if group is None else str(group) for group, other in zip(names, alone, strict=True)
+                f"text {n} by itself" if name is None else str(name) for n, (name, _) in enumerate(texts)
             ]
             self._groups = np.array(names, dtype=object)
 
