@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from analysis.figures import style
+from analysis.stats.measured import nats
 from analysis.xray.map import InfluenceMap
 
 MOST_CELLS = 360
@@ -86,7 +87,7 @@ def _draw_gains(axes: Axes, xray: InfluenceMap) -> None:
     axes.fill_betweenx(places, np.repeat(gains, 2), color="#0072B2", linewidth=0)
     tau = xray.about["tau_nats"]
     axes.axvline(tau, color="0.2", linewidth=0.8, linestyle=":")
-    axes.set_title(f"dotted: tau, {tau:g} nats", fontsize=style.SMALL, loc="left")
+    axes.set_title(f"dotted: tau, {nats(tau)}", fontsize=style.SMALL, loc="left")
     axes.set_xlabel("gain [nats]")
     axes.grid(False, axis="y")
 

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.result import read_frame, write_frame
+from analysis.stats.measured import nats
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, write_json
 
@@ -69,8 +70,8 @@ class InfluenceMap:
         """The ``count`` largest influences above 0, one for each token t at most: (nats, place i, t), descending."""
         first, rows = self.tokens["first_far"], self.tokens["influence"]
         largest = [(float(np.nanmax(row, initial=0.0)), t) for t, row in enumerate(rows) if len(row)]
-        needed = sorted(((nats, t) for nats, t in largest if nats > 0), reverse=True)[:count]
-        return [(nats, int(first[t]) + int(np.nanargmax(rows[t])), t) for nats, t in needed]
+        needed = sorted(((most, t) for most, t in largest if most > 0), reverse=True)[:count]
+        return [(most, int(first[t]) + int(np.nanargmax(rows[t])), t) for most, t in needed]
 
     def save(self, folder: str | Path) -> None:
         """Write `xray.parquet` and `xray.json` into a folder; `load` reads them."""
@@ -99,11 +100,11 @@ class InfluenceMap:
         """One line: how many tokens gain from their far context, and the largest influence, where one is above 0."""
         about = self.about
         needs = [
-            f"; {self.tokens['piece'][t]!r} at {t} needs {self.tokens['piece'][i]!r} at {i} most, by {nats:.2f} nats"
-            for nats, i, t in self.needed_most(1)
+            f"; {self.tokens['piece'][t]!r} at {t} needs {self.tokens['piece'][i]!r} at {i} most, by {most:.2f} nats"
+            for most, i, t in self.needed_most(1)
         ]
         return (
-            f"InfluenceMap: {len(self.over):,} of {len(self):,} tokens gain more than {about['tau_nats']:g} nats "
+            f"InfluenceMap: {len(self.over):,} of {len(self):,} tokens gain more than {nats(about['tau_nats'])} "
             f"(N = {about['n_long']}, M = {about['n_short']}){''.join(needs)}"
         )
 

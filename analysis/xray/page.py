@@ -21,6 +21,7 @@ import numpy as np
 from markupsafe import Markup
 
 from analysis.figures.style import COLUMN, PAGE
+from analysis.stats.measured import nats
 from analysis.xray.figure import map_figure
 from olmo_sparsity.util.files import write_text
 
@@ -55,7 +56,7 @@ def page(xray: InfluenceMap, path: str | Path | None = None, *, command: str | N
         policy=_policy(style, script),
         name=Path(xray.about["text"]).name if xray.about["text"] else "",
         about=xray.about,
-        tau=f"{xray.about['tau_nats']:g} nats",
+        tau=nats(xray.about["tau_nats"]),
         tokens=len(xray),
         over=len(xray.over),
         most=MOST_NEEDED,
