@@ -161,7 +161,7 @@ def _checkpoint(settings: GpuSettings) -> Path:
 
 
 def draw_figure2(settings: GpuSettings) -> Json:
-    """Influence records of the model, with blocks of targets, and the figures and numbers of `figure2.py`."""
+    """Influence of the model, with blocks of targets, and the figures and numbers of `figure2.py`."""
     sizes: dict[str, Any] = {"n_long": 256, "n_short": 32, "targets": 4096, "targets_per_block": 32}
     if settings.tiny:
         sizes = {"n_long": 24, "n_short": 4, "targets": 32, "targets_per_block": 4, "tau_nats": 0.01}
@@ -173,4 +173,5 @@ def draw_figure2(settings: GpuSettings) -> Json:
     )
     if done.returncode:
         raise UserError(f"figure2.py: {done.stderr.strip().splitlines()[-1]}")
-    return {"found": f"{str(result).splitlines()[1]}; {folder / 'figure2.png'}"}
+    found = f"{len(result.targets):,} targets: {str(result).splitlines()[1]}"
+    return {"found": f"{found}; {folder / 'figure2.png'}"}
