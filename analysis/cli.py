@@ -125,7 +125,8 @@ examples:
   olmo-sparsity figure2 runs/demo/influence --length runs/length --format pdf --width 3.25 --no-title --out paper
 
 Writes figure2 (with --length also loss by position), figure2-selectors, kinds, distances, tokens_needed and placebos,
-those for which something was measured, and numbers.csv with every number that is drawn or printed. Results without
+those for which something was measured, and numbers.csv with every number that is drawn or printed; of several labels
+figure2 and numbers.csv. Results without
 --labels are trainings of one model, measured on the same targets: intervals then also say how much trainings differ.
 The same results and seed give the same files.""",
     )
@@ -195,14 +196,11 @@ def _joined_by_label(
     """The results by label, those of one label joined; without labels all of them, under the name ""."""
     from analysis.result import Result, load_study
 
-    found = [
-        result
-        for folder in folders
-        for cell, result in load_study(folder).items()
-        if cells is None or cell in ("", *cells)
-    ]
-    if not found:
-        raise UserError(f"there is no cell {', '.join(cells or ())} in {', '.join(folders)}")
+    studies = [load_study(folder) for folder in folders]
+    there = [cell for study in studies for cell in study if cell]
+    if there and not (cells and set(cells) <= set(there)):
+        raise UserError(f"name cells with --cells, of {', '.join(there)}")
+    found = [study[cell] for study in studies for cell in study if cell in ("", *(cells or ()))]
     if labels is not None and len(labels) != len(found):
         raise UserError(f"{len(labels)} labels are given for {len(found)} results; give one for each")
     names = labels or ("",) * len(found)
@@ -249,8 +247,8 @@ examples:
   olmo-sparsity xray runs/demo --text README.md --out runs/demo/xray
   olmo-sparsity xray model-Q4_K_M.gguf --text chapter.txt --out runs/xray --n-long 256 --n-short 32 --tau 0.5
 
-Every token is left out once, and the loss of all later ones is measured without it: exact leave-one-out influence, in
-nats, of every token on every later one but the next M. A text longer than N tokens is read in windows that overlap by
+Every token of a window is left out once, and the loss of all later ones is measured without it: exact leave-one-out
+influence, in nats, of every token on every later one but the next M. A text longer than N tokens is read in windows that overlap by
 half. Writes xray.html, in which pointing at a word lights up what it needs and what it serves (it opens in any browser
 and loads nothing), xray.png (a heat map), and xray.parquet with xray.json (all numbers).""",
     )
@@ -289,7 +287,7 @@ def verify() -> None:
 example:
   olmo-sparsity verify results/checkpoint/influence --model results/checkpoint --corpus runs/verify/data
 
-Losses may differ by rounding between machines, by at most 0.001 nats; at least 95 %% of the choices must be the
+Losses may differ by rounding between machines, by at most 0.001 nats; at least 95 % of the choices must be the
 same.""",
     )
     parser.add_argument("result", type=Path, metavar="RESULT", help="folder that influence wrote")

@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -113,10 +114,10 @@ def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
     """The texts that a measurement is to read.
 
     Args:
-        texts: strings; ``{group: strings}``; one or more paths of files (a string that ends with .txt, .json or .jsonl,
-            maybe with .gz behind it, is a path); the folder of a prepared corpus; or `Texts`. Lines of a .json or
-            .jsonl file are JSON with ``text`` and maybe ``group`` or ``url``, see `group_of_url`; any other file is one
-            text, and a group by itself.
+        texts: strings; ``{group: strings}``; one or more paths of files (also as strings, where there is such a file,
+            or they end with .txt, .json or .jsonl, maybe with .gz); the folder of a prepared corpus; or `Texts`. Lines
+            of a .json or .jsonl file are JSON with ``text`` and maybe ``group`` or ``url``, see `group_of_url`; any
+            other file is one text, and a group by itself.
         encode: token ids of a string, without special tokens.
         split: of a prepared corpus.
 
@@ -128,18 +129,16 @@ def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
         texts = {group: [own] if isinstance(own, str) else own for group, own in texts.items()}
         return Texts.from_strings(encode, texts)
     if isinstance(texts, str | Path):
-        is_file = _FILE.fullmatch(str(texts)) is not None
-        if not is_file and len(str(texts)) < 4096 and Path(texts).is_dir():
+        if os.path.isdir(texts):
             opened: Texts = importlib.import_module("analysis.ours").open_corpus(texts, split)
             return opened
-        if not is_file:
+        if not _is_file(texts):
             raise UserError(
-                f"{str(texts)[:80]!r} is no prepared corpus and no .txt, .json or .jsonl file; give one of these, or a "
-                "list of strings"
+                f"{str(texts)[:80]!r} is no prepared corpus and no file; give one of these, or a list of strings"
             )
         texts = [texts]
     texts = list(texts)
-    are_files = {isinstance(text, Path) or _FILE.fullmatch(text) is not None for text in texts}
+    are_files = set(map(_is_file, texts))
     if len(are_files) > 1:
         raise UserError("some of the texts are paths of files, and others are strings; give one or the other")
     if are_files == {True}:
@@ -155,6 +154,10 @@ def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
         ]
         return _Tokenized(encode, read, f"{texts[0]}{more}")
     return Texts.from_strings(encode, texts)
+
+
+def _is_file(text: str | Path) -> bool:
+    return isinstance(text, Path) or _FILE.fullmatch(text) is not None or os.path.isfile(text)
 
 
 def _texts_of_file(path: Path, name: str) -> Iterator[tuple[str | None, str]]:

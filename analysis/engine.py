@@ -147,6 +147,7 @@ def measure(
     Raises `UserError` where model, texts and settings do not go together, a loss is not finite, no target is over tau,
     or ``out`` has another measurement.
     """
+    selectors, placebos = ([names] if isinstance(names, str) else names for names in (selectors, placebos))
     check_options(n_long, n_short, ks, selectors, placebos)
     if min(targets, targets_per_block) < 1:
         raise UserError(f"targets ({targets}) and targets_per_block ({targets_per_block}) must be at least 1")

@@ -58,7 +58,7 @@ def needle_figure(
     n_depths = of_measure["depth"].nunique()
     with matplotlib.rc_context(style.STYLE):
         figure = style.new_figure(
-            max(style.PAGE, 0.9 + 1.2 * len(across)), 1.5 + (0.3 + 0.2 * n_depths) * len(down)
+            max(style.PAGE, 0.9 + 1.2 * len(across)), 1.5 + max(1.1, 0.3 + 0.2 * n_depths) * len(down)
         )
         panels = figure.subplots(len(down), len(across), squeeze=False, sharex=True, sharey=True)
         for (model, k), grid in grids.items():

@@ -427,7 +427,7 @@ The position of a token is how many tokens of its own text the model reads befor
 Models with the same label are trainings of one, whose loss is their mean. Every length is an edge of bins: give the
 training length and its multiples. Models must read text as the same tokens.
 
-Writes length.json (mean loss in bins of positions and its paired difference to the first model, with 95 %% intervals
+Writes length.json (mean loss in bins of positions and its paired difference to the first model, with 95 % intervals
 over groups, texts and trainings), length.parquet (sums per model, text and bin), length.png (loss by position) and
 lengths.png (loss at each length), and prints tables. The same command, interrupted, goes on with the
 model that it was at. Without models it draws again what is in --out.

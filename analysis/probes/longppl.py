@@ -306,7 +306,7 @@ def _intervals(sums: Sums) -> Iterator[tuple[str, str, Interval]]:
     yield "ppl", "both", sums.interval(_exp(sums.statistic("long", "one")))
     for form in FORMS:
         yield "key_tokens", form, sums.interval(_total(sums.index[f"key {form}"]))
-        yield "share", form, sums.interval(share[form])
+        yield "share", form, sums.share(share[form], "one")
         yield "longppl", form, sums.interval(longppl[form])
         yield "ppl_short", form, sums.interval(_exp(sums.statistic(f"short {form}", "one")))
         yield "mean_lsd_nats", form, sums.ratio(f"lsd {form}", "one")
@@ -382,7 +382,7 @@ A token is a key token where the long context makes it likelier by more than alp
 its loss given the long context is below beta nats. LongPPL is the perplexity of the key tokens given the long context.
 It is measured in two forms on the same tokens: exact (every token has its own M tokens of short context) and as
 published (windows of M + S tokens, S apart, whose last S tokens are measured). Writes {NAME}: key tokens, LongPPL and
-plain perplexity, and how the forms agree, with 95 %% intervals over groups and texts; prints them.""",
+plain perplexity, and how the forms agree, with 95 % intervals over groups and texts; prints them.""",
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help=f"folder for {NAME}")

@@ -247,11 +247,11 @@ def run_probe(given: Namespace, name: str, measure: Callable[..., Any], load: Ca
     if given.models:
         options = {option: value for option, value in vars(given).items() if option not in apart}
         measured = measure(given.models, texts_of(given, given.models[0]), **options)
-        print(f"{measured}\n")
-        paths = [given.out / name, *measured.draw(figures)]
+        paths = [given.out / name, (given.out / name).with_suffix(".parquet"), *measured.draw(figures)]
     else:
-        paths = load(given.out).draw(figures, given.labels)
-    print(f"wrote {', '.join(map(str, paths))}")
+        measured = load(given.out)
+        paths = measured.draw(figures, given.labels)
+    print(f"{measured}\n\nwrote {', '.join(map(str, paths))}")
 
 
 def check_reach(loaded: LoadedModel, length: int, more: int = 0) -> None:

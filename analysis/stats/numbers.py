@@ -510,6 +510,9 @@ def faithfulness(result: Result, **bootstrap: int) -> pd.DataFrame:
                     values = measured.column(np.where(defined, values, 0.0))
                     table.add(values, ("defined", *keys.values()), **keys)
     frame = table.frame(**bootstrap)
+    for names, least in ((("overlap", "r2"), 0.0), (("lds", "spearman"), -1.0)):  # which no mean leaves
+        rows = frame["name"].isin(names)
+        frame.loc[rows, ["low", "high"]] = frame.loc[rows, ["low", "high"]].clip(least, 1.0)
     chance = {"name": "overlap", "selector": CHANCE, "far_context": TRUE, "k": measured.ks}
     return pd.concat(
         [frame, pd.DataFrame(chance).assign(value=np.array(measured.ks) / result.n_far)], ignore_index=True

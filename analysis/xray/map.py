@@ -124,7 +124,7 @@ def influence_map(
 ) -> InfluenceMap:
     """L_long, L_short and exact leave-one-out influence of all pairs of tokens of a text.
 
-    Every token is left out once, so the time grows with the length of the text times N.
+    Every token is left out once in each window, so the time grows with the length of the text times N.
 
     Args:
         model: as in `analysis.measure`: a path, a hub id, or (model, tokenizer).

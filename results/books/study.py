@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from analysis.result import Result, load_study
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, difference
 from analysis.stats.measured import ALL, NET, PLACEBO, TRUE, Measured, over_tau_column, recovery_of, sums_of
-from analysis.stats.numbers import recovery, shares
+from analysis.stats.numbers import persistence, recovery, shares
 from analysis.stats.sums import Sums
 
 SELECTOR = "leave-one-out-kl"
@@ -33,7 +34,10 @@ def main() -> None:
 def show(name: str, result: Result) -> None:
     """Targets over tau, the mean gain, and recovery of every selector at every k, in per cent."""
     print(f"\n{name}: {len(result.over):,} of {len(result.targets):,} over tau")
-    for row in shares(result, resamples=TOGETHER).to_dict("records"):
+    of_all = [
+        numbers(result, resamples=TOGETHER) for numbers in (shares, persistence)
+    ]  # the latter of crossfits
+    for row in pd.concat(of_all).to_dict("records"):
         print(f"  {row['name']} {row['value']:.4f} [{row['low']:.4f}, {row['high']:.4f}]")
     if len(result.over) < 30:
         return

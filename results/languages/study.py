@@ -69,6 +69,9 @@ def main(resamples):
                 "": corpus,
                 "gain [nats / token]": text_of(gain, 1, 3),
                 "gain [nats / byte]": text_of(gain, 1 / bytes_per_token, 4),
+                "loss at 256 [nats / token]": text_of(
+                    one(losses, name="loss_at_length_nats", to_tokens=256), 1, 2
+                ),
                 **{
                     f"loss at {tokens:,} [nats / byte]": text_of(
                         one(losses, name="loss_at_length_nats", to_tokens=tokens), 1 / bytes_per_token, 3

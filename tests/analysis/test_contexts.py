@@ -354,6 +354,8 @@ def test_paths_and_strings_are_not_mixed_and_a_text_is_no_path(tmp_path):
         open_texts(["a.txt", "a text"], words)
     with refused("is no prepared corpus"):
         open_texts("a long text " * 1000, words)
+    (tmp_path / "page.md").write_text("w1 w2 w3")
+    assert open_texts([str(tmp_path / "page.md")], words).lengths.tolist() == [3]
     (tmp_path / "a.jsonl").write_text('{"text": null}')
     with refused("cannot be read"):
         open_texts([tmp_path / "a.jsonl"], words)
