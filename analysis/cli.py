@@ -248,9 +248,9 @@ examples:
   olmo-sparsity xray model-Q4_K_M.gguf --text chapter.txt --out runs/xray --n-long 256 --n-short 32 --tau 0.5
 
 Every token of a window is left out once, and the loss of all later ones is measured without it: exact leave-one-out
-influence, in nats, of every token on every later one but the next M. A text longer than N tokens is read in windows that overlap by
-half. Writes xray.html, in which pointing at a word lights up what it needs and what it serves (it opens in any browser
-and loads nothing), xray.png (a heat map), and xray.parquet with xray.json (all numbers).""",
+influence, in nats, of every token on every later one but the next M. A text longer than N tokens is read in windows
+that overlap by half. Writes xray.html, in which pointing at a word lights up what it needs and what it serves (it opens
+in any browser and loads nothing), xray.png (a heat map), and xray.parquet with xray.json (all numbers).""",
     )
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text")

@@ -14,11 +14,11 @@ import json
 import logging
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -40,7 +40,7 @@ Encode = Callable[[str], np.ndarray]
 # --- texts ---
 
 
-class Texts:
+class Texts(ABC):
     """Texts as token ids, by number. `open_texts` makes them; a prepared corpus is `analysis.ours.PreparedTexts`."""
 
     name: str
@@ -48,19 +48,19 @@ class Texts:
     sha256: str
     """Of what was tokenized; of a prepared corpus, of its manifest."""
 
+    @abstractmethod
     def tokens(self, number: int) -> np.ndarray:
         """Token ids of a text, (T,), without special tokens."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def lengths(self) -> np.ndarray:
         """Tokens of each text, (D,) int64."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def groups(self) -> np.ndarray | None:
         """Name of the group of each text, (D,) strings: its book, site or package. None where there are no groups."""
-        raise NotImplementedError
 
     def in_near_copy(self, text: np.ndarray, position: np.ndarray) -> np.ndarray | None:
         """Whether each token lies in a near copy of training text, (n,) bool; None where they were not looked for."""
@@ -116,8 +116,8 @@ def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
     Args:
         texts: strings; ``{group: strings}``; one or more paths of files (also as strings, where there is such a file,
             or they end with .txt, .json or .jsonl, maybe with .gz); the folder of a prepared corpus; or `Texts`. Lines
-            of a .json or .jsonl file are JSON with ``text`` and maybe ``group`` or ``url``, see `group_of_url`; any
-            other file is one text, and a group by itself.
+            of a .json or .jsonl file are JSON with ``text`` and maybe ``group`` or ``url``, whose site or work is the
+            group; any other file is one text, and a group by itself.
         encode: token ids of a string, without special tokens.
         split: of a prepared corpus.
 
@@ -171,31 +171,14 @@ def _texts_of_file(path: Path, name: str) -> Iterator[tuple[str | None, str]]:
             for line in filter(str.strip, file):
                 row = json.loads(line)
                 group = row.get("group")
-                if group is None and row.get("url"):
-                    group = group_of_url(row["url"])
+                if group is None and row.get("url"):  # the site or work, as `prepare_data` has it
+                    group = importlib.import_module("olmo_sparsity.corpus.groups").group_of_url(row["url"])
                 yield group, row["text"] + ""  # no number and no null
     except (OSError, EOFError, ValueError, AttributeError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} cannot be read ({type(error).__name__}: {error}); give text in UTF-8, or lines of JSON that have "
             "a text each"
         ) from error
-
-
-def group_of_url(url: str) -> str:
-    """The work or site that a text is a part of, as `prepare_data` has it: the host, without "www.".
-
-    A fragment (``#…``) names a part of a work: its number is taken off, or the whole where it is no number.
-    """
-    if not re.match("https?://", url, re.IGNORECASE):
-        return url
-    whole, _, fragment = url.partition("#")
-    if fragment:
-        name = re.sub(r"-\d+$", "", fragment)
-        return whole if name == fragment else f"{whole}#{name}"
-    try:
-        return (urlsplit(url).hostname or url).removeprefix("www.")
-    except ValueError:  # a bracket without its partner
-        return url
 
 
 # --- targets and their contexts ---

@@ -9,15 +9,13 @@ of k, k_max the largest of them. Losses are nats.
 from __future__ import annotations
 
 import logging
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import pandas as pd
 
@@ -38,12 +36,10 @@ from analysis.faithfulness import SUBSET_KEEP_RATE, Faithfulness
 from analysis.kinds import classify
 from analysis.model.loading import LoadedModel, open_model
 from analysis.model.losses import Scorer, build_scorer, long_and_short_losses
-from analysis.result import FRAMES, RESULT_NAME, Result, load, read_frame, setting_differences, write_frame
-from analysis.selectors import Selection, SelectorInput, SharedPasses, check_selector, find_selector
+from analysis.parts import Run, stacked
+from analysis.result import RESULT_NAME, Result, load, read_frame, rounded, write_frame
+from analysis.selectors import ModelChooser, ResultChooser, check_selector
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import read_json, remove, write_json
-from olmo_sparsity.util.progress import progress as show_progress
-from olmo_sparsity.util.provenance import provenance
 
 log = logging.getLogger(__name__)
 
@@ -60,20 +56,6 @@ SUBSETS = 32
 TOKENS_AFTER = 12
 """Tokens behind a target that are read to complete its word, and shown."""
 SECONDS_WORTH_KEEPING = 1.0  # a round of choices that took longer is kept until its batch is finished
-PARTS = "parts"
-OF_TARGETS = (
-    "n_long",
-    "n_short",
-    "targets_per_block",
-    "targets_requested",
-    "seed",
-    "split",
-    "texts_sha256",
-    "tau_nats",
-)
-"""Settings that decide which targets are measured, and which of them are over tau."""
-MAY_DIFFER = ("model", "texts", "training_seed", "complete")
-"""Settings that may differ where a measurement goes on: checksums stand for what they name."""
 
 
 def measure(
@@ -153,27 +135,22 @@ def measure(
         raise UserError(f"targets ({targets}) and targets_per_block ({targets_per_block}) must be at least 1")
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
     opening = {"tokenizer": tokenizer, "prefix": prefix, "dtype": dtype, "device": device}
-    opening["attn_implementation"] = attn_implementation
+    limits: Any = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
     with ExitStack() as given_back:
 
         def opened(name: Any) -> LoadedModel:
-            loaded = open_model(name, **opening)
+            loaded = open_model(name, attn_implementation=attn_implementation, **opening)
             given_back.callback(loaded.give_back)
             return loaded
 
         def scorer_of(loaded: LoadedModel) -> Scorer:
-            limits: Any = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
+            loaded.check_context(n_long, targets_per_block)  # a trial, which takes time
             return build_scorer(loaded.model, loaded.device, n_long, targets_per_block, **limits)
 
         loaded = opened(model)
         source = open_texts(texts, loaded.encode, split=split)
         loaded.check_texts(source)
-        sampled = sample_targets(source, targets, **drawing)
-        loaded.check_context(n_long, targets_per_block)  # a trial, which takes time
-        if SAME_GROUP in placebos:
-            sampled = with_same_group(sampled, source, **drawing)
-        places = pd.DataFrame({name: column for name, column in vars(sampled).items() if column is not None})
-        places.insert(0, "target_id", np.arange(len(places)))
+        places = _places(source, targets, placebos, drawing)
         settings = {
             **_identity(loaded),
             "family": loaded.family,
@@ -199,33 +176,9 @@ def measure(
             "complete": False,
         }
         scorer = scorer_of(loaded)
-        chooser: ModelChooser | ResultChooser
-        if (chosen := _opened_result(select_with)) is not None:
-            chooser = ResultChooser(chosen, settings)
-            names = ("model", "model_sha256", "training_seed", "rope_scaling")
-            recorded = {name: chosen.settings[name] for name in names}
-            settings["selected_by"] = recorded | {"untrained": False, "recorded": True}
-            settings["proposed_by"] = chosen.settings["proposed_by"]
-        else:
-            selecting = None if select_with is None else opened(select_with)
-            proposing = None if propose_with is None else opened(propose_with)
-            for role, other in (("selected_by", selecting), ("proposed_by", proposing)):
-                if other is not None:
-                    _check_tokenizer(other, loaded, source)
-                    other.check_context(n_long, targets_per_block)
-                    settings[role] = _identity(other) | {"untrained": other.untrained}
-            chooser = ModelChooser(
-                scorer_of(selecting) if selecting else scorer,
-                seed=seed,
-                k_max=max(ks),
-                proposing=scorer_of(proposing) if proposing else None,
-            )
+        others = {"selected_by": select_with, "proposed_by": propose_with}
+        chooser = _chooser(others, opened, scorer_of, loaded, source, scorer, settings)
         selected_by = settings["selected_by"]
-        if selected_by and selected_by["model_sha256"] == loaded.sha256:
-            raise UserError(
-                f"{loaded.name} would select and evaluate (the weights are the same); cross-fitting takes models "
-                "trained from two seeds"
-            )
         engine = Engine(
             texts=source,
             decoder=loaded.decoder,
@@ -245,8 +198,60 @@ def measure(
             keeps_scores=scores,
         )
         log.info("%s targets; %s tokens a batch fit", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
-        run = _Run(engine, places, settings, None if out is None else Path(out), progress)
-        return run.measure(shard, batches)
+        size, folder = targets_per_batch(targets_per_block), None if out is None else Path(out)
+        return Run(engine.measure, size, places, settings, folder, progress).measure(shard, batches)
+
+
+def _places(source: Texts, targets: int, placebos: Sequence[str], drawing: dict[str, Any]) -> pd.DataFrame:
+    """Where the sampled targets and their placebos stand, as the first columns of `Result.targets`."""
+    sampled = sample_targets(source, targets, **drawing)
+    if SAME_GROUP in placebos:
+        sampled = with_same_group(sampled, source, **drawing)
+    places = pd.DataFrame({name: column for name, column in vars(sampled).items() if column is not None})
+    places.insert(0, "target_id", np.arange(len(places)))
+    return places
+
+
+def _chooser(
+    others: Mapping[str, Any],
+    opened: Callable[[Any], LoadedModel],
+    scorer_of: Callable[[LoadedModel], Scorer],
+    loaded: LoadedModel,
+    source: Texts,
+    scorer: Scorer,
+    settings: dict[str, Any],
+) -> ModelChooser | ResultChooser:
+    """Who chooses for the ``loaded`` model, and in ``settings`` who that is; ``others`` by what settings call them.
+
+    Raises `UserError` where another model reads other tokens, or has the same weights.
+    """
+    chooser: ModelChooser | ResultChooser
+    if (chosen := _opened_result(others["selected_by"])) is not None:
+        chooser = ResultChooser(chosen, settings)
+        names = ("model", "model_sha256", "training_seed", "rope_scaling")
+        recorded = {name: chosen.settings[name] for name in names}
+        settings["selected_by"] = recorded | {"untrained": False, "recorded": True}
+        settings["proposed_by"] = chosen.settings["proposed_by"]
+    else:
+        scorers: dict[str, Scorer] = {}
+        for role, name in others.items():
+            if name is not None:
+                other = opened(name)
+                _check_tokenizer(other, loaded, source)
+                settings[role] = _identity(other) | {"untrained": other.untrained}
+                scorers[role] = scorer_of(other)
+        chooser = ModelChooser(
+            scorers.get("selected_by", scorer),
+            seed=settings["seed"],
+            k_max=settings["ks"][-1],
+            proposing=scorers.get("proposed_by"),
+        )
+    if settings["selected_by"] and settings["selected_by"]["model_sha256"] == loaded.sha256:
+        raise UserError(
+            f"{loaded.name} would select and evaluate (the weights are the same); cross-fitting takes models "
+            "trained from two seeds"
+        )
+    return chooser
 
 
 def targets_per_batch(targets_per_block: int) -> int:
@@ -263,75 +268,6 @@ def selected_losses(
     """
     losses = [scorer.losses(contexts, np.sort(selected[:, :k], axis=1)[:, None], targets) for k in ks]
     return np.concatenate(losses, axis=1)
-
-
-@dataclass(frozen=True)
-class ModelChooser:
-    """A model chooses targets and tokens by the losses that its scorer computes."""
-
-    scorer: Scorer
-    seed: int
-    k_max: int
-    proposing: Scorer | None = None
-    """Of the model that proposes for screened selectors; None: the same one."""
-
-    def gains_nats(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
-        """L_short - L_long of the model that selects, (m,); ``targets``: (m, 2) as in `Scorer.losses`."""
-        long, short = map(_rounded, long_and_short_losses(self.scorer, contexts, targets))
-        return short - long
-
-    def select(
-        self, selectors: Sequence[str], contexts: Contexts, targets: np.ndarray, far_context: str
-    ) -> dict[str, Selection]:
-        """S_k of every target, by selector."""
-        passes = SharedPasses(tuple(selectors))
-        given = SelectorInput(
-            self.scorer, contexts, self.seed, self.k_max, targets, passes=passes, proposing=self.proposing
-        )
-        return {name: find_selector(name)(given) for name in selectors}
-
-
-class ResultChooser:
-    """What another measurement of the same targets chose, looked up in its result.
-
-    Raises `UserError` where that is unfinished, or has other targets or selectors than ``settings`` name.
-    """
-
-    def __init__(self, result: Result, settings: Mapping[str, Any]):
-        there = result.settings
-        if result.crossfit or not there["complete"] or there["model"].endswith("@untrained"):
-            raise UserError(
-                "select with a model, or with its finished result, neither cross-fitted nor of untrained weights"
-            )
-        other = [name for name in settings if name not in OF_TARGETS]
-        differing = setting_differences(there, settings, ignore=other)
-        if differing:
-            raise UserError(f"the result that selects has other settings: {differing}; give the same here")
-        for name in ("selectors", "far_contexts"):
-            if absent := [value for value in settings[name] if value not in there[name]]:
-                raise UserError(f"the result that selects lacks {name} {', '.join(absent)}; leave them out")
-        if settings["ks"][-1] > result.k_max:
-            raise UserError(f"the result that selects has k up to {result.k_max}; give no larger one")
-        self.result = result
-        ids = result.targets["target_id"].to_numpy()
-        self._gains = pd.Series(result.gain_nats, ids)
-        self._place = pd.Series(np.arange(len(result.over)), ids[result.over])
-
-    def gains_nats(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
-        """See `ModelChooser.gains_nats`."""
-        return self._gains[contexts.target_id[tuple(targets.T)]].to_numpy()
-
-    def select(
-        self, selectors: Sequence[str], contexts: Contexts, targets: np.ndarray, far_context: str
-    ) -> dict[str, Selection]:
-        """See `ModelChooser.select`; there are no scores, and so no LDS."""
-        rows = self._place[contexts.target_id[tuple(targets.T)]].to_numpy()
-        return {
-            name: Selection(
-                self.result.selected(name, far_context)[rows], self.result.influence(name, far_context)[rows]
-            )
-            for name in selectors
-        }
 
 
 @dataclass(frozen=True)
@@ -387,7 +323,7 @@ class Engine:
                 parts[name].append(found[name])
             advance(steps[1 + number])
         return frames | {
-            name: _stacked(frames) if frames else pd.DataFrame() for name, frames in parts.items()
+            name: stacked(frames) if frames else pd.DataFrame() for name, frames in parts.items()
         }
 
     def _choose_in_all(self, targets: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -401,7 +337,7 @@ class Engine:
     def targets(self, places: pd.DataFrame) -> pd.DataFrame:
         """The same rows with L_long and L_short, whether they are over tau, and their kinds of dependency."""
         contexts, index = self._contexts(places)
-        long, short = map(_rounded, long_and_short_losses(self.scorer, contexts, index))
+        long, short = map(rounded, long_and_short_losses(self.scorer, contexts, index))
         columns = {
             "token": contexts.targets[tuple(index.T)].astype(np.int32),
             "loss_long_nats": long,
@@ -410,11 +346,11 @@ class Engine:
         gain = short - long
         if self.crossfit:
             gain = self.chooser.gains_nats(contexts, index)
-            columns["selecting_gain_nats"] = _rounded(gain)
+            columns["selecting_gain_nats"] = rounded(gain)
         columns |= {"over_tau": gain > self.tau_nats, "kind": self._kinds(places)}
         if self.faithfulness:
             further = self.faithfulness.of_targets(contexts, index)
-            columns |= {name: _rounded(losses) for name, losses in further.items()}
+            columns |= {name: rounded(losses) for name, losses in further.items()}
         return places.assign(**columns)
 
     def _choose(
@@ -444,9 +380,9 @@ class Engine:
             columns = {
                 "selected": selected.astype(np.int32),
                 "influence": influence.astype(np.float32),
-                "loss_nats": _rounded(selected_losses(self.scorer, contexts, index, selected, self.ks)),
+                "loss_nats": rounded(selected_losses(self.scorer, contexts, index, selected, self.ks)),
                 **{
-                    column: _rounded(values) if column.endswith("_nats") else values
+                    column: rounded(values) if column.endswith("_nats") else values
                     for column, values in further.get(name, {}).items()
                 },
             }
@@ -515,131 +451,6 @@ class Engine:
         return pd.DataFrame(rows)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One run over batches of targets, with the parts that it and other runs have written."""
-
-    engine: Engine
-    places: pd.DataFrame
-    """Of all targets."""
-    settings: dict[str, Any]
-    out: Path | None
-    progress: bool
-
-    @property
-    def size(self) -> int:
-        """Targets of a batch."""
-        return targets_per_batch(self.engine.targets_per_block)
-
-    def measure(self, shard: str | None, batches: Sequence[int] | None) -> Result:
-        """Measure the batches that are not finished, and return all that are."""
-        mine = _batches_of(shard, -(-len(self.places) // self.size)) if batches is None else sorted(batches)
-        if self.out is None:
-            parts: list[Result] = []
-            try:
-                self._measure(mine, parts.append)
-            except KeyboardInterrupt:
-                if not parts:
-                    raise
-                log.warning("interrupted: the result is that of the first targets")
-            return self._joined(parts)
-        with _lock(self.out, shard or "all"):
-            if (whole := self._whole()) is not None:
-                log.info("%s is complete already", self.out)
-                return whole
-            finished = self._finished()
-            begun = self.out / PARTS / "settings.json"
-            if begun.is_file():
-                self._check(read_json(begun, "remove the folder, or give another"))
-            write_json(begun, self.settings)
-            self._measure([batch for batch in mine if batch not in finished], self._save)
-            with _lock(self.out, "merging", waits=True):  # the last shards may be finished at the same time
-                if (whole := self._whole()) is not None:
-                    return whole
-                result = self._joined([load(self._part(batch)) for batch in self._finished()])
-                if result.settings["complete"]:
-                    result.save(self.out)
-                    remove(self.out / PARTS)
-                return result
-
-    def _measure(self, batches: Sequence[int], keep: Callable[[Result], None]) -> None:
-        """Measure batches and hand each over when it is finished."""
-        made = provenance()
-        made["created"] = made.pop("started")
-        frames_of = [self.places[batch * self.size : (batch + 1) * self.size] for batch in batches]
-        total = sum(map(len, frames_of))
-        with show_progress("targets measured", total, "targets", enabled=self.progress) as advance:
-            for number, places in enumerate(frames_of):
-                began = time.monotonic()
-                folder = self.out and self._part(batches[number])
-                frames = self.engine.measure(places, folder, advance)
-                seconds = time.monotonic() - began
-                keep(Result(self.settings, provenance={**made, "seconds": seconds}, **frames))
-                if number == 0:
-                    log.info("%s targets will take about %.0f s", f"{total:,}", seconds * len(batches))
-
-    def _part(self, batch: int) -> Path:
-        assert self.out is not None
-        return self.out / PARTS / f"batch-{batch:06d}"
-
-    def _save(self, part: Result) -> None:
-        part.save(self._part(part.targets["target_id"].iloc[0] // self.size))
-
-    def _finished(self) -> list[int]:
-        """Batches that have a part; one without its `result.json`, written last, was left by a killed process."""
-        names = self._part(0).parent.glob(f"batch-*/{RESULT_NAME}")
-        return sorted(int(path.parent.name.removeprefix("batch-")) for path in names)
-
-    def _whole(self) -> Result | None:
-        """The finished result in ``out``, if there is one."""
-        assert self.out is not None
-        if not (self.out / RESULT_NAME).is_file():
-            return None
-        there = load(self.out)
-        self._check(there.settings)
-        return there
-
-    def _check(self, there: Mapping[str, Any]) -> None:
-        """Raise `UserError` where ``out`` was begun with other settings."""
-        if differing := setting_differences(there, self.settings, ignore=MAY_DIFFER):
-            raise UserError(f"{self.out} was measured with other settings: {differing}; give another folder")
-
-    def _joined(self, parts: Sequence[Result]) -> Result:
-        """The parts as one result. Raises `UserError` where all targets are measured and none is over tau."""
-        frames = {name: _stacked([getattr(part, name) for part in parts]) for name in FRAMES}
-        complete = len(frames["targets"]) == len(self.places)
-        seconds = sum(part.provenance["seconds"] for part in parts)
-        result = Result(
-            {**self.settings, "complete": complete},
-            provenance={**parts[0].provenance, "seconds": seconds},
-            **frames,
-        )
-        if complete and not len(result.over):
-            if self.out is not None:
-                remove(self.out / PARTS)  # so that the next try may have other settings
-            gain = result.targets.get("selecting_gain_nats", result.gain_nats)
-            raise UserError(
-                f"none of {len(gain):,} targets gains more than tau = {self.engine.tau_nats} nats from the long "
-                f"context (the most is {max(gain):.2f}); lower tau, raise the number of targets, or train longer"
-            )
-        return result
-
-
-def _stacked(frames: Sequence[pd.DataFrame | None]) -> Any:
-    """Frames one below the other; None where there are none."""
-    filled = [frame for frame in frames if frame is not None and len(frame)]
-    return pd.concat(filled, ignore_index=True) if filled else frames[0]
-
-
-def _rounded(losses: np.ndarray) -> np.ndarray:
-    """Losses as a saved result has them, float32, in float64. Raises `UserError` where one is not finite."""
-    if not np.isfinite(losses).all():
-        raise UserError(
-            "a loss of the model is not finite (fp16 and bf16 may overflow); measure in fp32, or another model"
-        )
-    return losses.astype(np.float32).astype(np.float64)
-
-
 def check_options(
     n_long: int,
     n_short: int,
@@ -660,19 +471,6 @@ def check_options(
         check_selector(name, k_max=ks[-1], n_far=n_long - n_short)
     if unknown := [name for name in placebos if name not in PLACEBOS]:
         raise UserError(f"{unknown[0]!r} is no placebo; choose among {', '.join(PLACEBOS)}")
-
-
-def _batches_of(shard: str | None, count: int) -> list[int]:
-    """The batches of a shard "i/n": every n-th of ``count``."""
-    if shard is None:
-        return list(range(count))
-    match = re.fullmatch(r"(\d+)/(\d+)", shard)
-    number, shards = map(int, match.groups()) if match else (0, 0)
-    if not 1 <= number <= shards <= count:
-        raise UserError(
-            f"shard {shard!r}: give i/n with i from 1 to n, and n at most the {count} batches of targets"
-        )
-    return list(range(number - 1, count, shards))
 
 
 def _opened_result(select_with: Any) -> Result | None:
@@ -700,20 +498,3 @@ def _identity(loaded: LoadedModel) -> dict[str, Any]:
         "training_seed": loaded.training_seed,
         "rope_scaling": loaded.rope_scaling,
     }
-
-
-@contextmanager
-def _lock(folder: Path, part: str, *, waits: bool = False) -> Iterator[None]:
-    """Hold a part of ``folder`` while the block runs. Raises `UserError` where another process does, or waits."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f".lock-{part.replace('/', '-of-')}"
-    try:
-        with filelock.FileLock(path, timeout=-1 if waits else 0):
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-    except filelock.Timeout:
-        raise UserError(
-            f"{folder} is in use by another process; wait for it, or give another folder"
-        ) from None

@@ -401,6 +401,15 @@ def _type(name: str, values: pd.Series) -> pa.DataType | None:
     return pa.float32() if pd.api.types.is_float_dtype(values) else None
 
 
+def rounded(losses: np.ndarray) -> np.ndarray:
+    """Losses as a saved result has them, float32, in float64. Raises `UserError` where one is not finite."""
+    if not np.isfinite(losses).all():
+        raise UserError(
+            "a loss of the model is not finite (fp16 and bf16 may overflow); measure in fp32, or another model"
+        )
+    return losses.astype(np.float32).astype(np.float64)
+
+
 def setting_differences(a: Mapping[str, Any], b: Mapping[str, Any], ignore: Sequence[str] = ()) -> str:
     """``setting old -> new`` for every setting that differs, as text; empty where none does."""
     names = [name for name in {**a, **b} if name not in ignore and a.get(name) != b.get(name)]

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import pandas as pd
 
 from analysis.contexts import NO_FAR, Contexts
+from analysis.result import Result, rounded, setting_differences
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 
@@ -381,3 +383,89 @@ def random(given: SelectorInput) -> np.ndarray:
 def nearest(given: SelectorInput) -> np.ndarray:
     """The later the more, (m, C): the far tokens closest to the short context come first."""
     return given.candidates.astype(float)
+
+
+# --- who chooses: a model, or what another measurement chose (cross-fitting) ---
+
+OF_TARGETS = (
+    "n_long",
+    "n_short",
+    "targets_per_block",
+    "targets_requested",
+    "seed",
+    "split",
+    "texts_sha256",
+    "tau_nats",
+)
+"""Settings that decide which targets are measured, and which of them are over tau."""
+
+
+@dataclass(frozen=True)
+class ModelChooser:
+    """A model chooses targets and tokens by the losses that its scorer computes."""
+
+    scorer: Scorer
+    seed: int
+    k_max: int
+    proposing: Scorer | None = None
+    """Of the model that proposes for screened selectors; None: the same one."""
+
+    def gains_nats(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
+        """L_short - L_long of the model that selects, (m,); ``targets``: (m, 2) as in `Scorer.losses`."""
+        from analysis.model.losses import long_and_short_losses
+
+        long, short = map(rounded, long_and_short_losses(self.scorer, contexts, targets))
+        return short - long
+
+    def select(
+        self, selectors: Sequence[str], contexts: Contexts, targets: np.ndarray, far_context: str
+    ) -> dict[str, Selection]:
+        """S_k of every target, by selector."""
+        passes = SharedPasses(tuple(selectors))
+        given = SelectorInput(
+            self.scorer, contexts, self.seed, self.k_max, targets, passes=passes, proposing=self.proposing
+        )
+        return {name: find_selector(name)(given) for name in selectors}
+
+
+class ResultChooser:
+    """What another measurement of the same targets chose, looked up in its result.
+
+    Raises `UserError` where that is unfinished, or has other targets or selectors than ``settings`` name.
+    """
+
+    def __init__(self, result: Result, settings: Mapping[str, Any]):
+        there = result.settings
+        if result.crossfit or not there["complete"] or there["model"].endswith("@untrained"):
+            raise UserError(
+                "select with a model, or with its finished result, neither cross-fitted nor of untrained weights"
+            )
+        other = [name for name in settings if name not in OF_TARGETS]
+        differing = setting_differences(there, settings, ignore=other)
+        if differing:
+            raise UserError(f"the result that selects has other settings: {differing}; give the same here")
+        for name in ("selectors", "far_contexts"):
+            if absent := [value for value in settings[name] if value not in there[name]]:
+                raise UserError(f"the result that selects lacks {name} {', '.join(absent)}; leave them out")
+        if settings["ks"][-1] > result.k_max:
+            raise UserError(f"the result that selects has k up to {result.k_max}; give no larger one")
+        self.result = result
+        ids = result.targets["target_id"].to_numpy()
+        self._gains = pd.Series(result.gain_nats, ids)
+        self._place = pd.Series(np.arange(len(result.over)), ids[result.over])
+
+    def gains_nats(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
+        """See `ModelChooser.gains_nats`."""
+        return self._gains[contexts.target_id[tuple(targets.T)]].to_numpy()
+
+    def select(
+        self, selectors: Sequence[str], contexts: Contexts, targets: np.ndarray, far_context: str
+    ) -> dict[str, Selection]:
+        """See `ModelChooser.select`; there are no scores, and so no LDS."""
+        rows = self._place[contexts.target_id[tuple(targets.T)]].to_numpy()
+        return {
+            name: Selection(
+                self.result.selected(name, far_context)[rows], self.result.influence(name, far_context)[rows]
+            )
+            for name in selectors
+        }

@@ -33,7 +33,7 @@ from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, sha256_file
-from olmo_sparsity.util.machine import pick_device
+from olmo_sparsity.util.provenance import pick_device
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

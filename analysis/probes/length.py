@@ -47,7 +47,7 @@ from olmo_sparsity.util.provenance import provenance
 
 if TYPE_CHECKING:
     from analysis.model.loading import LoadedModel
-    from analysis.model.losses import TokenLosses
+    from analysis.model.token_losses import TokenLosses
 
 NAME, KIND = "length.json", "olmo-sparsity loss by position"
 LENGTHS = (128, 256, 512, 1024)

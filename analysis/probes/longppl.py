@@ -137,8 +137,8 @@ def measure_longppl(
     """
     from analysis.contexts import open_texts
     from analysis.model.loading import open_model
-    from analysis.model.losses import TokenLosses
     from analysis.model.memory import GB, tokens_that_fit
+    from analysis.model.token_losses import TokenLosses
 
     window = max(1, n_short // 4) if sliding_window is None else sliding_window
     if n_long <= n_short + window:

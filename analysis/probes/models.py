@@ -25,7 +25,7 @@ from olmo_sparsity.util.files import atomic_path, read_json, remove, write_json
 if TYPE_CHECKING:
     from analysis.contexts import Texts
     from analysis.model.loading import LoadedModel
-    from analysis.model.losses import TokenLosses
+    from analysis.model.token_losses import TokenLosses
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +99,8 @@ class Models:
         that it was at. ``settings``: all that the values depend on beside the model. ``length``: tokens of the longest
         rows, of which ``memory_limit_gb`` says how many are read at once.
         """
-        from analysis.model.losses import TokenLosses
         from analysis.model.memory import GB, tokens_that_fit
+        from analysis.model.token_losses import TokenLosses
 
         values = []
         for model, described in zip(self.models, self.described, strict=True):

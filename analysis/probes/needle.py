@@ -66,7 +66,7 @@ from olmo_sparsity.util.streams import Stream
 if TYPE_CHECKING:
     from analysis.contexts import Texts
     from analysis.model.loading import LoadedModel
-    from analysis.model.losses import TokenLosses
+    from analysis.model.token_losses import TokenLosses
 
 NAME, KIND = "needle.json", "olmo-sparsity needles"
 LENGTHS, VALUE_TOKENS, DEPTHS = (64, 128, 256, 512), (1, 2, 4, 8), (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -252,7 +252,7 @@ def recall_of_checkpoint(checkpoint: str, *, device: str | None = None, **option
     from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
     from olmo_sparsity.data.task_batches import task_of
     from olmo_sparsity.tasks.sparse import SparseTask
-    from olmo_sparsity.util.machine import pick_device
+    from olmo_sparsity.util.provenance import pick_device
 
     folder = resolve_checkpoint(checkpoint)
     config = config_of(folder)

@@ -106,7 +106,7 @@ def main() -> None:
     from olmo_sparsity.evaluate.exact_match import exact_match_record, is_measured, measure
     from olmo_sparsity.model.build import as_predictor
     from olmo_sparsity.util.files import write_json
-    from olmo_sparsity.util.machine import pick_device
+    from olmo_sparsity.util.provenance import pick_device
     from olmo_sparsity.util.result_files import json_checksum
 
     device = pick_device(settings.device)

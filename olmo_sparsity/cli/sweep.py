@@ -104,8 +104,8 @@ def main() -> int:
 def _run(cells: Sequence[Cell], jobs: int, commit: str) -> int:
     """Run what is not finished, and say how each cell ended; returns the exit code."""
     from olmo_sparsity.sweep.runner import run_cells
-    from olmo_sparsity.util.machine import available_cores
     from olmo_sparsity.util.progress import progress
+    from olmo_sparsity.util.provenance import available_cores
     from olmo_sparsity.util.signals import REQUEUE_EXIT_CODE
 
     todo = [cell for cell in cells if not cell.is_finished]
@@ -204,7 +204,7 @@ def _evaluation(text: str) -> tuple[str, ...]:
 
 def _check_evaluation(evaluation: Sequence[str], config: Config, *, here: bool) -> None:
     """Raise `UserError` for what exact_match would refuse after the training; ``here``: on this machine, too."""
-    from olmo_sparsity.util.machine import pick_device
+    from olmo_sparsity.util.provenance import pick_device
 
     settings = parse_settings(None, exact_match.ExactMatchSettings, ["CELL", *evaluation])
     try:

@@ -27,8 +27,8 @@ from olmo_sparsity.corpus.groups import groups_name, read_groups
 from olmo_sparsity.corpus.near_copies import near_copies_name, read_near_copies
 from olmo_sparsity.util.errors import UserError, first_line
 from olmo_sparsity.util.files import read_json, write_json
-from olmo_sparsity.util.machine import available_cores
 from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.provenance import available_cores
 from olmo_sparsity.util.result_files import misfit
 
 MANIFEST_NAME = "manifest.json"

@@ -53,8 +53,8 @@ from olmo_sparsity.data.workspace import (
 )
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path, read_json, remove, sha256_file, write_json
-from olmo_sparsity.util.machine import available_cores
 from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.provenance import available_cores
 from olmo_sparsity.util.shard import Shard
 from olmo_sparsity.util.workers import StoppedEarly, run_jobs
 

@@ -31,8 +31,7 @@ from olmo_sparsity.model.predictive import PositionPredictor, PredictiveOptions,
 from olmo_sparsity.tasks import Task, TaskBatch
 from olmo_sparsity.tasks.samples import between
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.machine import available_cores
-from olmo_sparsity.util.provenance import current_commit
+from olmo_sparsity.util.provenance import available_cores, current_commit
 from olmo_sparsity.util.result_files import EXACT_MATCH
 
 BATCH_TOKENS = 1 << 15

@@ -28,7 +28,7 @@ from olmo_sparsity.model.tuples import TupleAttention
 from olmo_sparsity.training.compiling import compiled, is_of_compiler, uncompiled
 from olmo_sparsity.training.optimizer_state import export_state, import_state
 from olmo_sparsity.util.errors import UserError, first_line
-from olmo_sparsity.util.machine import processor_features
+from olmo_sparsity.util.provenance import processor_features
 
 log = logging.getLogger(__name__)
 

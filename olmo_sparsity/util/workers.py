@@ -12,8 +12,8 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.machine import available_cores
 from olmo_sparsity.util.progress import Advance, progress
+from olmo_sparsity.util.provenance import available_cores
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

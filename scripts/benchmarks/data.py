@@ -18,7 +18,7 @@ from benchmarks.timing import Json, about_this_run, summarise, time_in_turn
 from olmo_sparsity.data.prepare import prepare
 from olmo_sparsity.data.sources import PrepareSettings, check_files
 from olmo_sparsity.data.tokenizers import find_eos, load_tokenizer, tokenizer_file
-from olmo_sparsity.util.machine import available_cores
+from olmo_sparsity.util.provenance import available_cores
 
 GENERATED_FILES = 4
 GENERATED_DOCUMENTS = 3000

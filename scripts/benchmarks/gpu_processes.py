@@ -87,7 +87,7 @@ def measured(name: str, out: Path, tiny: bool) -> dict[str, Any]:
     from olmo_sparsity.training.flops import flops_per_token, peak_flops
     from olmo_sparsity.training.monitor import peak_memory_gb
     from olmo_sparsity.training.zero import ZeroEngine
-    from olmo_sparsity.util.machine import machine
+    from olmo_sparsity.util.provenance import machine
 
     size, kind, how, precision = name.split()
     tokens = out / "tokens.npy"

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from olmo_sparsity.util.machine import pick_device
-from olmo_sparsity.util.provenance import provenance
+from olmo_sparsity.util.provenance import pick_device, provenance
 from olmo_sparsity.util.result_files import Json
 
 

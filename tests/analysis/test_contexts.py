@@ -16,7 +16,6 @@ from analysis.contexts import (
     with_same_group,
 )
 from analysis.ours import open_corpus
-from olmo_sparsity.corpus import groups as corpus_groups
 from olmo_sparsity.corpus.tokens import TokenFiles
 from olmo_sparsity.util.streams import Stream
 from tests.support import tiny
@@ -103,22 +102,6 @@ def test_files(tmp_path):
     for name in ("bad.jsonl", "empty.jsonl", "absent.txt", "folder"):
         with refused(name):
             open_texts(str(tmp_path / name), encode)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://www.x.org/a/b",
-        "http://x.org#Emma-12",
-        "HTTPS://X.org/a#notes",
-        "a package",
-        "http://[x",
-        "http:///a",
-    ],
-)
-def test_urls_have_the_groups_of_prepared_corpora(url, tmp_path):
-    (tmp_path / "one.json").write_text(json.dumps({"text": "1", "url": url}))
-    assert open_texts(tmp_path / "one.json", encode).groups.tolist() == [corpus_groups.group_of_url(url)]
 
 
 def test_a_prepared_corpus_has_the_draws_of_its_texts(texts, tmp_path):

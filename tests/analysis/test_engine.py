@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis import engine
+from analysis import engine, parts
 from analysis.engine import PLACEBOS, measure
 from analysis.result import load
 from tests.support import small_measurement
@@ -217,7 +217,7 @@ def test_scores_are_a_setting_so_that_no_result_has_them_in_part(tmp_path):
 
 
 def test_one_process_at_a_time_writes(tmp_path):
-    with engine._lock(tmp_path, "all"), refused("is in use by another process"):
+    with parts.lock(tmp_path, "all"), refused("is in use by another process"):
         small(out=tmp_path)
     small(out=tmp_path)
     names = {"choices.parquet", "result.json", "targets.parquet", "texts.parquet"}

@@ -114,7 +114,7 @@ def test_what_the_evaluation_would_refuse_is_found_before_the_training(
 
 def test_a_failing_cell_leaves_the_others_alone(capsys, tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("olmo_sparsity.util.machine.available_cores", lambda: 6)
+    monkeypatch.setattr("olmo_sparsity.util.provenance.available_cores", lambda: 6)
     cells = [
         shell_cell(tmp_path, "bad", "echo fine; echo 'error: no such thing' >&2; exit 3", "touch never"),
         shell_cell(tmp_path, "good", "echo $OMP_NUM_THREADS", "echo second"),

@@ -13,7 +13,8 @@ from analysis.contexts import NO_FAR
 from analysis.model.adapter import Adapter, PrefixedAdapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
 from analysis.model.loading import adapter_of
-from analysis.model.losses import Scorer, TokenLosses
+from analysis.model.losses import Scorer
+from analysis.model.token_losses import TokenLosses
 from analysis.ours import OlmoAdapter
 from olmo_sparsity.export import export_checkpoint
 from olmo_sparsity.util.errors import UserError

@@ -12,12 +12,13 @@ from scipy.special import entr, roots_sh_legendre
 from analysis.contexts import Contexts
 from analysis.model import losses as losses_module
 from analysis.model.adapter import TransformersAdapter
-from analysis.model.losses import Scorer, TokenLosses, long_and_short_losses, total_variation
+from analysis.model.losses import Scorer, long_and_short_losses, total_variation
 from analysis.model.memory import TOKENS_PER_BATCH, MemoryGrowth, OnDevice, tokens_that_fit
+from analysis.model.token_losses import TokenLosses, entropy_and_zeros
 from analysis.ours import OlmoAdapter
 from analysis.selectors import SelectorInput, find_selector
 from olmo_sparsity.attention import ATTENTIONS
-from olmo_sparsity.util.machine import pick_device
+from olmo_sparsity.util.provenance import pick_device
 from tests.support import plain
 from tests.support.adapters import OURS, tiny_adapter
 from tests.support.families import FAMILIES, ROTARY, random_model
@@ -480,7 +481,7 @@ def test_attention_statistics_are_those_of_the_weights():
     values = TokenLosses(TransformersAdapter(model)).attention_statistics(rows, 5)
     np.testing.assert_allclose(values[:, 0], entr(weights).sum(axis=-1).mean(axis=(0, 2, 3)), atol=1e-6)
     np.testing.assert_allclose(values[:, 1], 0, atol=1e-6)
-    sparse = losses_module.entropy_and_zeros(torch.tensor([[[[0.5, 0.5, 0, 0], [0, 0, 0, 1.0]]]]))
+    sparse = entropy_and_zeros(torch.tensor([[[[0.5, 0.5, 0, 0], [0, 0, 0, 1.0]]]]))
     np.testing.assert_allclose(sparse[0], [[np.log(2), 1 / 3], [0, 3 / 4]], atol=1e-6)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.contexts import open_texts
 from analysis.model.loading import open_model
-from analysis.model.losses import TokenLosses
+from analysis.model.token_losses import TokenLosses
 from analysis.probes import longppl
 from analysis.probes.longppl import TargetLosses, key_tokens, longppl_numbers, measure_longppl, target_losses
 from analysis.segments import sample_segments

@@ -11,7 +11,7 @@ from torch import nn
 
 from analysis.contexts import open_texts
 from analysis.model.loading import open_model
-from analysis.model.losses import TokenLosses
+from analysis.model.token_losses import TokenLosses
 from analysis.probes import needle as probe
 from analysis.probes.needle import (
     RecallOptions,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from olmo_sparsity.util import machine as module
-from olmo_sparsity.util.machine import FEATURES, machine
+from olmo_sparsity.util import provenance as module
+from olmo_sparsity.util.provenance import FEATURES, machine
 
 
 def test_the_machine_is_what_the_system_says() -> None:
@@ -22,7 +22,9 @@ def test_the_machine_is_what_the_system_says() -> None:
 
 
 def test_it_imports_no_torch_and_needs_no_files_of_the_kernel(tmp_path: Path) -> None:
-    code = "import sys; from olmo_sparsity.util.machine import machine; assert machine()['threads'] is None; "
+    code = (
+        "import sys; from olmo_sparsity.util.provenance import machine; assert machine()['threads'] is None; "
+    )
     subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
     assert module._first_values(str(tmp_path / "none")) == {}
     (tmp_path / "cpuinfo").write_text("model name\t: a\nflags : x y\n\nmodel name\t: b: c\n")

@@ -1,0 +1,102 @@
+"""Losses, likeliest tokens and attention of the last tokens of rows: what probes read (docs/method.md, 2.5 and 2.6).
+
+Shapes: R rows of L tokens, the last T of which are scored, Q queries, V vocabulary. Losses in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from analysis.model.adapter import Adapter
+from analysis.model.losses import LOGITS_PER_BATCH
+from analysis.model.memory import LOGITS_PER_SLICE, OnDevice, chunks
+from olmo_sparsity.util.errors import UserError
+
+
+class TokenLosses(OnDevice):
+    """-log p of tokens given those before them in their row; the model is on the device."""
+
+    def __init__(
+        self,
+        model: Adapter,
+        *,
+        device: str | torch.device = "cpu",
+        bf16: bool = False,
+        tokens_per_batch: int | None = None,
+    ):
+        super().__init__(torch.device(device), bf16, tokens_per_batch)
+        self.model = model
+        self.vocabulary = self._logits(np.zeros((1, 1)), 1).shape[-1]
+
+    def batches(self, count: int, length: int, scored: int) -> Iterator[np.ndarray]:
+        """Numbers of the rows of each forward pass, out of ``count`` rows with L = ``length`` and T = ``scored``."""
+        logits = LOGITS_PER_BATCH[self.device.type] // (scored * self.vocabulary)
+        return chunks(np.arange(count), min(self.tokens_per_batch // length, logits))
+
+    def last_losses(self, tokens: np.ndarray, scored: int, first_ids: np.ndarray | None = None) -> np.ndarray:
+        """Losses in nats of the last T = ``scored`` tokens of each row, (R, T) float64, in one forward pass.
+
+        ``tokens``: (R, L + 1) ids; each scored token is given every token before it in its row. ``first_ids``: (R,)
+        position id of each row's first token, those of the others follow; None: 0. Raises `UserError` where the model
+        answers with something that is not finite.
+        """
+        return self._losses(self._logits(tokens[:, :-1], scored, first_ids), tokens)
+
+    def last_losses_and_likeliest(self, tokens: np.ndarray, scored: int) -> tuple[np.ndarray, np.ndarray]:
+        """What `last_losses` gives, and beside it the likeliest token at each of these places, both (R, T)."""
+        logits = self._logits(tokens[:, :-1], scored)
+        return self._losses(logits, tokens), logits.argmax(dim=-1).cpu().numpy()
+
+    @torch.inference_mode()
+    def attention_statistics(self, tokens: np.ndarray, queries: int) -> np.ndarray:
+        """Entropy in nats and share of exact zeros of the attention of the last Q tokens of each row, (R, 2) float64.
+
+        ``tokens``: (R, L) ids. Both of the tokens up to the query, means over heads, layers and queries.
+        """
+        ids = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+        with self.precision():
+            by_query = self.model.last_attention(
+                self.tensor(tokens), self.tensor(ids), queries, entropy_and_zeros
+            )
+        return by_query.double().mean(dim=1).cpu().numpy()
+
+    @torch.inference_mode()
+    def _losses(self, logits: Tensor, tokens: np.ndarray) -> np.ndarray:
+        """Losses (R, T) of the last tokens of rows under their logits (R, T, V), some positions at a time."""
+        rows, scored, vocabulary = logits.shape
+        wanted = self.tensor(tokens[:, -scored:])
+        step = max(1, LOGITS_PER_SLICE // (rows * vocabulary))
+        parts = []
+        for first in range(0, scored, step):
+            some = wanted[:, first : first + step]
+            flat = logits[:, first : first + step].float().flatten(0, 1)
+            parts.append(F.cross_entropy(flat, some.flatten(), reduction="none").view(some.shape).double())
+        losses = torch.cat(parts, dim=1).cpu().numpy()
+        if not np.isfinite(losses).all():
+            raise UserError(
+                "the model gives losses that are not finite; measure in fp32, or another checkpoint"
+            )
+        return losses
+
+    @torch.inference_mode()
+    def _logits(self, tokens: np.ndarray, scored: int, first_ids: np.ndarray | None = None) -> Tensor:
+        """Logits at the last T positions of rows (R, L), (R, T, V); ``first_ids`` as in `last_losses`."""
+        first_ids = np.zeros(len(tokens)) if first_ids is None else first_ids
+        ids = first_ids[:, None] + np.arange(tokens.shape[1])
+        with self.precision():
+            output = self.model(self.tensor(tokens), position_ids=self.tensor(ids), logits_to_keep=scored)
+        return output.logits
+
+
+def entropy_and_zeros(attention: Tensor) -> Tensor:
+    """Of attention (R, H, Q, L) the entropy over the L tokens and the share of zeros up to the query, (R, Q, 2)."""
+    queries, length = attention.shape[2:]
+    entropy = torch.special.entr(attention.float()).sum(dim=-1).mean(dim=1)
+    seen = torch.arange(length - queries + 1, length + 1, device=attention.device)
+    above = (attention > 0).sum(dim=-1).float().mean(dim=1)
+    return torch.stack([entropy, 1 - above / seen], dim=-1)

@@ -1,0 +1,199 @@
+"""Parts of a measurement: batches of targets, resumed after an interruption, shared by several jobs, put together.
+
+A folder that is written holds `parts/`, one folder for each finished batch, which is a saved `Result`, until all are
+there and are its result. Batches are the same whoever measures them, so that the whole is that of one uninterrupted
+run.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pandas as pd
+
+from analysis.result import FRAMES, RESULT_NAME, Result, load, setting_differences
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import read_json, remove, write_json
+from olmo_sparsity.util.progress import progress as show_progress
+from olmo_sparsity.util.provenance import provenance
+
+log = logging.getLogger(__name__)
+
+PARTS = "parts"
+MAY_DIFFER = ("model", "texts", "training_seed", "complete")
+"""Settings that may differ where a measurement goes on: checksums stand for what they name."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run over batches of targets, with the parts that it and other runs have written."""
+
+    measure_batch: Callable[[pd.DataFrame, Path | None, Callable[[int], Any]], dict[str, pd.DataFrame]]
+    """The frames of some places, by name; it may keep files in the folder, and tells how many targets are done."""
+    size: int
+    """Targets of a batch, in whole blocks."""
+    places: pd.DataFrame
+    """Of all targets."""
+    settings: dict[str, Any]
+    """Of the measurement, see `analysis.engine.measure`."""
+    out: Path | None
+    progress: bool
+
+    def measure(self, shard: str | None, batches: Sequence[int] | None) -> Result:
+        """Measure the batches that are not finished, and return all that are."""
+        mine = _batches_of(shard, -(-len(self.places) // self.size)) if batches is None else sorted(batches)
+        if self.out is None:
+            parts: list[Result] = []
+            try:
+                self._measure(mine, parts.append)
+            except KeyboardInterrupt:
+                if not parts:
+                    raise
+                log.warning("interrupted: the result is that of the first targets")
+            return self._joined(parts)
+        with lock(self.out, shard or "all"):
+            if (whole := self._whole()) is not None:
+                log.info("%s is complete already", self.out)
+                return whole
+            finished = self._finished()
+            begun = self.out / PARTS / "settings.json"
+            if begun.is_file():
+                self._check(read_json(begun, "remove the folder, or give another"))
+            write_json(begun, self.settings)
+            self._measure([batch for batch in mine if batch not in finished], self._save)
+            with lock(self.out, "merging", waits=True):  # the last shards may be finished at the same time
+                if (whole := self._whole()) is not None:
+                    return whole
+                result = self._joined([load(self._part(batch)) for batch in self._finished()])
+                if result.settings["complete"]:
+                    result.save(self.out)
+                    remove(self.out / PARTS)
+                return result
+
+    def _measure(self, batches: Sequence[int], keep: Callable[[Result], None]) -> None:
+        """Measure batches and hand each over when it is finished."""
+        made = provenance()
+        made["created"] = made.pop("started")
+        frames_of = [self.places[batch * self.size : (batch + 1) * self.size] for batch in batches]
+        total, estimated = sum(map(len, frames_of)), False
+        with show_progress("targets measured", total, "targets", enabled=self.progress) as advance:
+            for batch, places in zip(batches, frames_of, strict=True):
+                began = time.monotonic()
+
+                def report(count: int, began: float = began, first: bool = batch == batches[0]) -> None:
+                    nonlocal estimated
+                    if (
+                        first and not estimated
+                    ):  # the losses of the first targets are measured, nothing is chosen yet
+                        self._estimate(time.monotonic() - began, total)
+                        estimated = True
+                    advance(count)
+
+                frames = self.measure_batch(places, self.out and self._part(batch), report)
+                keep(
+                    Result(self.settings, provenance={**made, "seconds": time.monotonic() - began}, **frames)
+                )
+
+    def _estimate(self, seconds: float, total: int) -> None:
+        """Say how long choosing will take, by how long the losses of the targets of one batch took."""
+        s = self.settings
+        block, far = s["targets_per_block"], s["n_long"] - s["n_short"]
+        # a pass without each far token, of half of the others on average, beside one long and one short
+        passes = far / 2 * (s["n_long"] + block) / (s["n_long"] + s["n_short"] + 2 * block)
+        if not any(name.startswith("leave-one") and "@" not in name for name in s["selectors"]):
+            passes = 4
+        of_block = seconds / (self.size / block) * passes * len(s["far_contexts"])
+        log.info(
+            "a block with targets over tau takes about %.1f s; all %s targets at most %.0f s",
+            *(of_block, f"{total:,}", of_block * total / block),
+        )
+
+    def _part(self, batch: int) -> Path:
+        assert self.out is not None
+        return self.out / PARTS / f"batch-{batch:06d}"
+
+    def _save(self, part: Result) -> None:
+        part.save(self._part(part.targets["target_id"].iloc[0] // self.size))
+
+    def _finished(self) -> list[int]:
+        """Batches that have a part; one without its `result.json`, written last, was left by a killed process."""
+        names = self._part(0).parent.glob(f"batch-*/{RESULT_NAME}")
+        return sorted(int(path.parent.name.removeprefix("batch-")) for path in names)
+
+    def _whole(self) -> Result | None:
+        """The finished result in ``out``, if there is one."""
+        assert self.out is not None
+        if not (self.out / RESULT_NAME).is_file():
+            return None
+        there = load(self.out)
+        self._check(there.settings)
+        return there
+
+    def _check(self, there: Mapping[str, Any]) -> None:
+        """Raise `UserError` where ``out`` was begun with other settings."""
+        if differing := setting_differences(there, self.settings, ignore=MAY_DIFFER):
+            raise UserError(f"{self.out} was measured with other settings: {differing}; give another folder")
+
+    def _joined(self, parts: Sequence[Result]) -> Result:
+        """The parts as one result. Raises `UserError` where all targets are measured and none is over tau."""
+        frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
+        complete = len(frames["targets"]) == len(self.places)
+        seconds = sum(part.provenance["seconds"] for part in parts)
+        result = Result(
+            {**self.settings, "complete": complete},
+            provenance={**parts[0].provenance, "seconds": seconds},
+            **frames,
+        )
+        if complete and not len(result.over):
+            if self.out is not None:
+                remove(self.out / PARTS)  # so that the next try may have other settings
+            gain = result.targets.get("selecting_gain_nats", result.gain_nats)
+            raise UserError(
+                f"none of {len(gain):,} targets gains more than tau = {self.settings['tau_nats']} nats from the long "
+                f"context (the most is {max(gain):.2f}); lower tau, raise the number of targets, or train longer"
+            )
+        return result
+
+
+def stacked(frames: Sequence[pd.DataFrame | None]) -> Any:
+    """Frames one below the other; None where there are none."""
+    filled = [frame for frame in frames if frame is not None and len(frame)]
+    return pd.concat(filled, ignore_index=True) if filled else frames[0]
+
+
+def _batches_of(shard: str | None, count: int) -> list[int]:
+    """The batches of a shard "i/n": every n-th of ``count``."""
+    if shard is None:
+        return list(range(count))
+    match = re.fullmatch(r"(\d+)/(\d+)", shard)
+    number, shards = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= shards <= count:
+        raise UserError(
+            f"shard {shard!r}: give i/n with i from 1 to n, and n at most the {count} batches of targets"
+        )
+    return list(range(number - 1, count, shards))
+
+
+@contextmanager
+def lock(folder: Path, part: str, *, waits: bool = False) -> Iterator[None]:
+    """Hold a part of ``folder`` while the block runs. Raises `UserError` where another process does, or waits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".lock-{part.replace('/', '-of-')}"
+    try:
+        with filelock.FileLock(path, timeout=-1 if waits else 0):
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+    except filelock.Timeout:
+        raise UserError(
+            f"{folder} is in use by another process; wait for it, or give another folder"
+        ) from None
