@@ -77,6 +77,14 @@ selectors, by what they look at (docs/method.md, 2.2):
         default=("placebo",),
         help="of placebo, same-group (elsewhere in the target's group) and shuffled (default: placebo)",
     )
+    group.add_argument(
+        "--give-back",
+        type=texts,
+        default=("text",),
+        metavar="WAYS",
+        help="how chosen tokens are given back: text; or cache (read in the whole context, their keys and values are "
+        "left), maybe with sinks or in words: cache:4, text/word (default: text; docs/method.md, 2.2a)",
+    )
     group.add_argument("--seed", type=seed_number, default=0, help="of all that is drawn (default: 0)")
     group.add_argument("--select-with", metavar="A", help="the model, or result, that chooses")
     group.add_argument(
@@ -216,7 +224,8 @@ def check_influence(arguments: list[str], *, shards: int, read_texts: bool) -> N
 
     given = influence_parser().parse_args(arguments)
     options = {} if given.selectors is None else {"selectors": given.selectors}
-    check_options(given.n_long, given.n_short, given.ks, placebos=given.placebos, **options)
+    ways = {"placebos": given.placebos, "give_back": given.give_back}
+    check_options(given.n_long, given.n_short, given.ks, **ways, **options)
     if read_texts:
         from importlib import import_module
 

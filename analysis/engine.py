@@ -33,12 +33,13 @@ from analysis.contexts import (
 )
 from analysis.decode import TextDecoder
 from analysis.faithfulness import SUBSET_KEEP_RATE, Faithfulness
+from analysis.given_back import GivenBack, word_numbers
 from analysis.kinds import classify
 from analysis.model.loading import LoadedModel, open_model
 from analysis.model.losses import Scorer, build_scorer, long_and_short_losses
 from analysis.parts import Run, stacked
 from analysis.result import RESULT_NAME, Result, load, read_frame, rounded, write_frame
-from analysis.selectors import ModelChooser, ResultChooser, check_selector
+from analysis.selectors import ModelChooser, ResultChooser, Selection, check_selector
 from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ TARGETS_PER_BATCH = 64
 """Targets of a batch, in whole blocks. A batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
 """Targets that selectors choose for at once where B = 1; otherwise those of one block."""
+GIVE_BACK = ("text",)
+"""How chosen tokens are given back, see `analysis.given_back`."""
 SUBSETS = 32
 """Random subsets of the far tokens on which summed influence is compared with the loss (LDS)."""
 TOKENS_AFTER = 12
@@ -70,6 +73,7 @@ def measure(
     ks: Sequence[int] = (1, 2, 4, 8),
     selectors: Sequence[str] = SELECTORS,
     placebos: Sequence[str] = PLACEBOS[:1],
+    give_back: Sequence[str] = GIVE_BACK,
     prefix: str = "auto",
     seed: int = 0,
     tokenizer: Any = None,
@@ -107,6 +111,8 @@ def measure(
         ks: numbers of tokens, ascending.
         selectors: names of `analysis.selectors`, or screened forms such as ``leave-one-out@gradient:32``.
         placebos: far contexts beside the true one, of `PLACEBOS`.
+        give_back: how chosen tokens are given back: text; or cache, where the whole context is read and only their keys
+            and values are left; maybe with sinks or as words, such as cache:4 or text/word (`analysis.given_back`).
         prefix: what stands before every context: auto (what the tokenizer puts before a text), none, bos, eos, or ids.
         seed: of everything that is drawn.
         tokenizer: a tokenizer.json, or the path of one, where the model has none.
@@ -129,8 +135,10 @@ def measure(
     Raises `UserError` where model, texts and settings do not go together, a loss is not finite, no target is over tau,
     or ``out`` has another measurement.
     """
-    selectors, placebos = ([names] if isinstance(names, str) else names for names in (selectors, placebos))
-    check_options(n_long, n_short, ks, selectors, placebos)
+    selectors, placebos, give_back = (
+        [names] if isinstance(names, str) else names for names in (selectors, placebos, give_back)
+    )
+    check_options(n_long, n_short, ks, selectors, placebos, give_back)
     if min(targets, targets_per_block) < 1:
         raise UserError(f"targets ({targets}) and targets_per_block ({targets_per_block}) must be at least 1")
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
@@ -166,6 +174,7 @@ def measure(
             "ks": list(ks),
             "selectors": list(selectors),
             "far_contexts": ["true", *(name for name in PLACEBOS if name in placebos)],
+            "give_back": list(give_back),
             "targets_requested": targets,
             "faithfulness": faithfulness,
             "scores": scores,
@@ -191,6 +200,7 @@ def measure(
             ks=ks,
             selectors=selectors,
             far_contexts=settings["far_contexts"],
+            give_back=[GivenBack.parse(text) for text in give_back],
             seed=seed,
             # untrained weights gain nothing: the targets are those of the model that measures
             crossfit=bool(selected_by) and not selected_by["untrained"],
@@ -243,7 +253,10 @@ def _chooser(
         chooser = ModelChooser(
             scorers.get("selected_by", scorer),
             seed=settings["seed"],
-            k_max=settings["ks"][-1],
+            k_max=min(
+                settings["ks"][-1] + _most_sinks(settings["give_back"]),
+                settings["n_long"] - settings["n_short"],
+            ),
             proposing=scorers.get("proposed_by"),
         )
     if settings["selected_by"] and settings["selected_by"]["model_sha256"] == loaded.sha256:
@@ -257,17 +270,6 @@ def _chooser(
 def targets_per_batch(targets_per_block: int) -> int:
     """`TARGETS_PER_BATCH` in whole blocks."""
     return targets_per_block * max(1, TARGETS_PER_BATCH // targets_per_block)
-
-
-def selected_losses(
-    scorer: Scorer, contexts: Contexts, targets: np.ndarray, selected: np.ndarray, ks: Sequence[int]
-) -> np.ndarray:
-    """L_k = loss(t | C_short and the first k selected tokens), (m, K) nats (Eq. 20, docs/method.md, 2.2).
-
-    ``targets``: (m, 2) as in `Scorer.losses`. ``selected``: (m, k_max) columns of far tokens, most influential first.
-    """
-    losses = [scorer.losses(contexts, np.sort(selected[:, :k], axis=1)[:, None], targets) for k in ks]
-    return np.concatenate(losses, axis=1)
 
 
 @dataclass(frozen=True)
@@ -287,6 +289,7 @@ class Engine:
     ks: Sequence[int]
     selectors: Sequence[str]
     far_contexts: Sequence[str]
+    give_back: Sequence[GivenBack]
     seed: int
     crossfit: bool = False
     """Whether the gains that decide which targets are over tau are the chooser's."""
@@ -375,23 +378,48 @@ class Engine:
             contexts = shuffled_contexts(contexts, self.seed)
         chosen = self.chooser.select(self.selectors, contexts, index, far_context)
         further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
+        words = self._words(contexts)[index[:, 0]]
         for name, choice in chosen.items():
-            selected, influence = (part[:, : self.ks[-1]] for part in (choice.columns, choice.influence))
-            columns = {
-                "selected": selected.astype(np.int32),
-                "influence": influence.astype(np.float32),
-                "loss_nats": rounded(selected_losses(self.scorer, contexts, index, selected, self.ks)),
-                **{
-                    column: rounded(values) if column.endswith("_nats") else values
-                    for column, values in further.get(name, {}).items()
-                },
-            }
-            for row, target_id in enumerate(targets["target_id"]):
-                key = {"target_id": target_id, "selector": name, "far_context": far_context}
-                values = {column: of_targets[row] for column, of_targets in columns.items()}
-                choices.append(key | {"level": "text", "unit": "token", "sinks": 0} | values)
-                if self.keeps_scores and choice.scores is not None:
+            for how in self.give_back:
+                rows = self._given_back(how, choice, contexts, index, words)
+                if how == GivenBack():
+                    rows |= {
+                        column: rounded(values) if column.endswith("_nats") else values
+                        for column, values in further.get(name, {}).items()
+                    }
+                for row, target_id in enumerate(targets["target_id"]):
+                    key = {"target_id": target_id, "selector": name, "far_context": far_context}
+                    choices.append(
+                        key | how.columns | {column: values[row] for column, values in rows.items()}
+                    )
+            if self.keeps_scores and choice.scores is not None:
+                for row, target_id in enumerate(targets["target_id"]):
+                    key = {"target_id": target_id, "selector": name, "far_context": far_context}
                     scores.append(key | {"influence": choice.scores[row].astype(np.float32)})
+
+    def _given_back(
+        self, how: GivenBack, choice: Selection, contexts: Contexts, index: np.ndarray, words: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Columns of `Result.choices` of one choice given back in one way."""
+        first = how.first(choice, words, self.ks[-1])
+        if choice.scores is None:
+            place = (choice.columns[:, None] == first[:, :, None]).argmax(axis=-1)
+            influence = np.take_along_axis(choice.influence, place, axis=1)
+        else:
+            influence = np.take_along_axis(choice.scores, first, axis=1)
+        losses = how.losses(self.scorer, contexts, index, choice, words, self.ks)
+        return {
+            "selected": first.astype(np.int32),
+            "influence": influence.astype(np.float32),
+            "loss_nats": rounded(losses),
+        }
+
+    def _words(self, contexts: Contexts) -> np.ndarray:
+        """Number of the word that every far token is a part of, (n, F)."""
+        far = contexts.tokens[:, : contexts.n_far]
+        if all(how.unit != "word" for how in self.give_back):
+            return np.zeros_like(far)
+        return np.stack([word_numbers(self.decoder.pieces(tokens.tolist())) for tokens in far])
 
     def _rounds(self, over: pd.DataFrame) -> list[pd.DataFrame]:
         """The targets that selectors choose for at once."""
@@ -457,6 +485,7 @@ def check_options(
     ks: Sequence[int],
     selectors: Sequence[str] = SELECTORS,
     placebos: Sequence[str] = PLACEBOS[:1],
+    give_back: Sequence[str] = GIVE_BACK,
 ) -> None:
     """Raise `UserError` for options of `measure` that do not go together, before a model is opened."""
     if not 0 < n_short < n_long:
@@ -467,10 +496,18 @@ def check_options(
         raise UserError(f"ks must ascend from 1 to at most the {n_long - n_short} far tokens, not {list(ks)}")
     if not selectors or len(set(selectors)) < len(selectors):
         raise UserError(f"name at least one selector, and each once, not {list(selectors)}")
+    if not give_back or len(set(give_back)) < len(give_back):
+        raise UserError(f"name at least one way to give tokens back, and each once, not {list(give_back)}")
+    k_max = ks[-1] + _most_sinks(give_back)
     for name in selectors:
-        check_selector(name, k_max=ks[-1], n_far=n_long - n_short)
+        check_selector(name, k_max=k_max, n_far=n_long - n_short)
     if unknown := [name for name in placebos if name not in PLACEBOS]:
         raise UserError(f"{unknown[0]!r} is no placebo; choose among {', '.join(PLACEBOS)}")
+
+
+def _most_sinks(give_back: Sequence[str]) -> int:
+    """The largest number of sinks: a choice ranks so many tokens more than k, since sinks are counted apart."""
+    return max(GivenBack.parse(text).sinks for text in give_back)
 
 
 def _opened_result(select_with: Any) -> Result | None:

@@ -152,6 +152,11 @@ class OlmoAdapter(Adapter):
         """As `PositionedOLMo.forward`; without ids they are 0 … L - 1."""
         return self.model(input_ids, position_ids=position_ids, **options)
 
+    @property
+    def caches_rotated_keys(self) -> bool:
+        """See `Adapter`: they are rotated whenever they are read."""
+        return False
+
     def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
         """See `Adapter`; OLMo caches keys before it rotates them."""
         options = {"use_cache": True, "logits_to_keep": 1}
@@ -193,13 +198,13 @@ class OlmoAdapter(Adapter):
             logits_to_keep=logits_to_keep,
         ).logits
 
-    def last_attention(
+    def attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
-    ) -> Tensor:
+    ) -> list[Tensor]:
         """See `Adapter`."""
         with _recording_attention(self.model, queries, read) as recorded:
             self.model(input_ids, position_ids=position_ids, logits_to_keep=queries)
-        return torch.stack(recorded).mean(dim=0)
+        return recorded
 
 
 @contextmanager

@@ -111,12 +111,16 @@ class Selection:
     scores: np.ndarray | None = None
     """(m, F) influence of every far token, NaN where the selector gives it none; None of a sequential one (`greedy`),
     whose influence is that of a token given those before it."""
+    by_head: np.ndarray | None = None
+    """(m, layers, heads of keys, F) the same for every head, of a policy that keeps other tokens in each; or None."""
 
 
 _SPLIT, _SHORTEST = 4, 4
 """Parts that a span is cut into, and tokens of the shortest spans."""
 _STEPS = 50
 """Points of the path of integrated gradients."""
+_OBSERVED, _POOLED = 32, 5
+"""Tokens of SnapKV's observation window, and of its average pooling, the authors' defaults."""
 
 Selector = Callable[[SelectorInput], Selection]
 Influence = Callable[[SelectorInput], np.ndarray]
@@ -367,6 +371,38 @@ def attention(given: SelectorInput) -> np.ndarray:
     """Attention of the last position to i in the long context, mean over heads and layers, (m, C)."""
     weights = given.scorer.last_attention(given.contexts, given.target_index)
     return given.at_candidates(weights)
+
+
+@register("h2o", BLIND)
+def h2o(given: SelectorInput) -> Selection:
+    """Attention that i has got from all tokens up to the target, in each head: H2O (Zhang et al., arXiv 2306.14048).
+
+    Its heavy hitters; beside them it keeps the recent tokens, here the short context.
+    """
+    from analysis.model.cache import accumulated_attention
+
+    return _of_heads(given, accumulated_attention(given.scorer, given.contexts, given.target_index))
+
+
+@register("snapkv", BLIND)
+def snapkv(given: SelectorInput) -> Selection:
+    """Attention that i and its neighbours get from the last tokens, in each head: SnapKV (Li et al., arXiv 2404.14469).
+
+    The mean over `_POOLED` tokens of the sum over the last `_OBSERVED`, or over the short context if that is shorter.
+    """
+    from analysis.model.cache import accumulated_attention
+
+    observed = accumulated_attention(given.scorer, given.contexts, given.target_index, _OBSERVED)
+    margin = _POOLED // 2  # nothing stands beyond the ends, as in the authors' pooling
+    padded = np.pad(observed, [*[(0, 0)] * 3, (margin, margin)])
+    pooled = np.lib.stride_tricks.sliding_window_view(padded, _POOLED, axis=-1).mean(axis=-1)
+    return _of_heads(given, pooled)
+
+
+def _of_heads(given: SelectorInput, by_head: np.ndarray) -> Selection:
+    """The choice of each head by its influence, (m, layers, heads, F), and by their mean where all keep the same."""
+    chosen = most_influential(given, given.at_candidates(by_head.mean(axis=(1, 2))))
+    return replace(chosen, by_head=by_head)
 
 
 @register_influence("random", CONTROL)

@@ -92,13 +92,24 @@ class Adapter(nn.Module, ABC):
         """Logits of the last Q positions, (R, Q, V), from what `embed` gives; gradients flow back to it."""
 
     @abstractmethod
-    def last_attention(
+    def attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
-    ) -> Tensor:
-        """What ``read`` gives of the attention of the last Q = ``queries`` positions to every token, mean over layers.
+    ) -> list[Tensor]:
+        """What ``read`` gives of the attention of the last Q = ``queries`` positions to every token, of each layer.
 
         (R, Q, L) by default.
         """
+
+    def last_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
+    ) -> Tensor:
+        """`attention`, mean over layers, (R, Q, L) by default."""
+        return torch.stack(self.attention(input_ids, position_ids, queries, read)).mean(dim=0)
+
+    @property
+    def caches_rotated_keys(self) -> bool:
+        """Whether a cached key needs no position id any more, so that every head may keep tokens of its own."""
+        return True
 
 
 class TransformersAdapter(Adapter):
@@ -204,9 +215,9 @@ class TransformersAdapter(Adapter):
             logits_to_keep=logits_to_keep,
         ).logits
 
-    def last_attention(
+    def attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
-    ) -> Tensor:
+    ) -> list[Tensor]:
         """See `Adapter`. Only the plain ("eager") attention of transformers gives its weights."""
 
         def keep_last(_module: nn.Module, _inputs: Any, output: Any) -> Any:
@@ -232,7 +243,7 @@ class TransformersAdapter(Adapter):
             for hook in hooks:
                 hook.remove()
             self.model.set_attn_implementation(implementation)
-        return torch.stack([read(layer[:, :, -queries:].float()) for layer in weights]).mean(dim=0)
+        return [read(layer[:, :, -queries:].float()) for layer in weights]
 
 
 class PrefixedAdapter(Adapter):
@@ -327,6 +338,11 @@ class PrefixedAdapter(Adapter):
             self._tokens(input_ids), self._ids(position_ids), bias, logits_to_keep
         )
 
+    @property
+    def caches_rotated_keys(self) -> bool:
+        """See `Adapter`."""
+        return self.unprefixed.caches_rotated_keys
+
     def embed(self, input_ids: Tensor) -> Tensor:
         """See `Adapter`."""
         return self.unprefixed.embed(input_ids)
@@ -337,11 +353,11 @@ class PrefixedAdapter(Adapter):
         whole = torch.cat([prefix.expand(len(embeddings), -1, -1), embeddings], dim=1)
         return self.unprefixed.embedded_logits(whole, self._ids(position_ids), logits_to_keep)
 
-    def last_attention(
+    def attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
-    ) -> Tensor:
+    ) -> list[Tensor]:
         """See `Adapter`; the prefix is the first of the tokens that ``read`` sees: (R, Q, p + L) by default."""
-        return self.unprefixed.last_attention(self._tokens(input_ids), self._ids(position_ids), queries, read)
+        return self.unprefixed.attention(self._tokens(input_ids), self._ids(position_ids), queries, read)
 
 
 def with_prefix(model: Adapter, prefix: Sequence[int]) -> Adapter:

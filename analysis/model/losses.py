@@ -42,7 +42,7 @@ LOGITS_PER_BATCH = {"cpu": 1 << 27, "cuda": 1 << 30}
 """Most logits of one forward pass of `TokenLosses`, at 4 bytes each; a single row may have more."""
 _WORTH_SHARING = 8
 """A prefix shorter than an eighth of the subset costs more in copies than it saves."""
-_CACHE_TOKENS = 4
+CACHE_TOKENS = 4
 """Tokens of keys and values that a batch may copy, for each token that it computes."""
 _MORE_TOKENS, _MORE_ANYWAY = 1.1, 16
 """How many times as many tokens a row may read because another row of its batch has a shorter prefix; or how many more,
@@ -62,7 +62,7 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 """From log p (R, Q, V) of one distribution and the logits of another to how far they are apart, (R, Q)."""
 
 
-def _smaller_when_memory_runs_out(
+def smaller_when_memory_runs_out(
     method: Callable[Concatenate[Scorer, P], np.ndarray],
 ) -> Callable[Concatenate[Scorer, P], np.ndarray]:
     """Do it again with half the tokens in a batch when memory runs out; with twice as many after a while."""
@@ -184,7 +184,7 @@ class Scorer(OnDevice):
         """
         return self.measures(contexts, far, ("loss",), targets)[..., 0]
 
-    @_smaller_when_memory_runs_out
+    @smaller_when_memory_runs_out
     @torch.inference_mode()
     def measures(
         self, contexts: Contexts, far: np.ndarray, names: Sequence[str], targets: np.ndarray | None = None
@@ -199,7 +199,7 @@ class Scorer(OnDevice):
         if not DIVERGENCES.keys() & set(names):
             return self._of_targets(contexts, far, targets, self._reading(contexts, names, None))
         values = np.empty((len(targets), far.shape[-2], len(names)))
-        for blocks in self._long_parts(contexts, np.unique(targets[:, 0])):
+        for blocks in self.long_parts(contexts, np.unique(targets[:, 0])):
             rows = np.isin(targets[:, 0], blocks)
             block = np.searchsorted(blocks, targets[rows, 0])
             some_targets = np.stack([block, targets[rows, 1]], axis=1)
@@ -262,7 +262,7 @@ class Scorer(OnDevice):
         """
         values: Tensor | None = None
         longest = int(passes.shared.max(initial=0))
-        prefixes = self._prefixes(passes.contexts, longest) if longest else []
+        prefixes = self.prefixes(passes.contexts, longest) if longest else []
         for rows in self._batches(passes):
             first, last = int(passes.first[rows].min()), int(passes.last[rows].max())
             logits = self._logits(passes, rows, prefixes, last - first + 1)
@@ -293,7 +293,7 @@ class Scorer(OnDevice):
                 length, prefix = passes.length(rows), int(passes.shared[rows[0]])
                 size = self.tokens_per_batch // max(1, length - prefix)
                 if prefix:
-                    size = min(size, _CACHE_TOKENS * self.tokens_per_batch // length)
+                    size = min(size, CACHE_TOKENS * self.tokens_per_batch // length)
                     # every row reads what the one with the shortest prefix must
                     most = max(_MORE_TOKENS * (length - prefix), length - prefix + _MORE_ANYWAY)
                     size = min(size, int(np.searchsorted(-passes.shared[rows], most - length, side="right")))
@@ -313,11 +313,11 @@ class Scorer(OnDevice):
             past = [(k[:, :, :common][at], v[:, :, :common][at]) for k, v in prefixes]
             return self.model.logits_after(past, tokens, ids, queries)
 
-    def _prefixes(self, contexts: Contexts, length: int) -> KeyValues:
+    def prefixes(self, contexts: Contexts, length: int) -> KeyValues:
         """Keys and values of the first ``length`` tokens of every block's long context."""
         parts = []
         for rows in chunks(np.arange(len(contexts)), self.tokens_per_batch // length):
-            tokens, ids = self.tensor(contexts.tokens[rows, :length]), self._first_ids(len(rows), length)
+            tokens, ids = self.tensor(contexts.tokens[rows, :length]), self.first_ids(len(rows), length)
             with self.precision():
                 parts.append(self.model.key_values(tokens, ids))
         return [
@@ -325,7 +325,7 @@ class Scorer(OnDevice):
             for layer in zip(*parts, strict=True)
         ]
 
-    @_smaller_when_memory_runs_out
+    @smaller_when_memory_runs_out
     def presence_gradient(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
         """-∂ loss / ∂ (presence of each far token), (m, F) nats, at full presence in the long context.
 
@@ -347,7 +347,7 @@ class Scorer(OnDevice):
             slopes[given.rows] = -slope[:, : contexts.n_far].double().cpu().numpy()
         return slopes
 
-    @_smaller_when_memory_runs_out
+    @smaller_when_memory_runs_out
     def input_gradients(
         self, contexts: Contexts, targets: np.ndarray, *, times_input: bool = False
     ) -> np.ndarray:
@@ -362,7 +362,7 @@ class Scorer(OnDevice):
 
         return self._norms_of(attribution, contexts, targets)
 
-    @_smaller_when_memory_runs_out
+    @smaller_when_memory_runs_out
     def integrated_gradients(
         self, contexts: Contexts, targets: np.ndarray, *, path: Sequence[tuple[float, float]]
     ) -> np.ndarray:
@@ -410,19 +410,19 @@ class Scorer(OnDevice):
         self, contexts: Contexts, targets: np.ndarray, kept: str = "gradients"
     ) -> Iterator[_LongRows]:
         """Each target with a long context of its own, few enough at once for a pass that is differentiated."""
-        for rows in self._long_parts(contexts, np.argsort(-targets[:, 1], kind="stable"), kept):
+        for rows in self.long_parts(contexts, np.argsort(-targets[:, 1], kind="stable"), kept):
             block, place = targets[rows].T
             length = contexts.n_long + int(place.max())
             yield _LongRows(
                 rows,
                 self.tensor(contexts.tokens[block, :length]),
-                self._first_ids(len(rows), length),
+                self.first_ids(len(rows), length),
                 self.tensor(place - place.min()),
                 self.tensor(contexts.targets[block, place]),
                 queries=int(np.ptp(place)) + 1,
             )
 
-    @_smaller_when_memory_runs_out
+    @smaller_when_memory_runs_out
     @torch.inference_mode()
     def last_attention(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
         """Attention of the position before each target to each far token, mean over heads and layers, (m, F).
@@ -430,18 +430,18 @@ class Scorer(OnDevice):
         ``targets``: as in `losses`.
         """
         parts = []
-        for rows in self._long_parts(contexts, np.arange(len(contexts)), "attention weights"):
+        for rows in self.long_parts(contexts, np.arange(len(contexts)), "attention weights"):
             with self.precision():
                 attention = self.model.last_attention(
                     self.tensor(contexts.tokens[rows]),
-                    self._first_ids(len(rows), contexts.tokens.shape[1]),
+                    self.first_ids(len(rows), contexts.tokens.shape[1]),
                     contexts.targets_per_block,
                 )
             attention = attention[:, :, -contexts.tokens.shape[1] :]  # without a prefix of the model's
             parts.append(attention[:, :, : contexts.n_far].double().cpu().numpy())
         return np.concatenate(parts)[targets[:, 0], targets[:, 1]]
 
-    def _long_parts(self, contexts: Contexts, rows: np.ndarray, kept: str = "") -> Iterator[np.ndarray]:
+    def long_parts(self, contexts: Contexts, rows: np.ndarray, kept: str = "") -> Iterator[np.ndarray]:
         """Rows in parts that are few enough for a pass that keeps what it computes on the way.
 
         ``kept``: what that is. Where memory has a limit the first part is one row, and twice as many follow as long as
@@ -468,7 +468,7 @@ class Scorer(OnDevice):
             elif len(some) == fit and 2.5 * used <= self.limit_bytes:  # memory that is used again is not seen
                 self._rows_that_fit[kept, length] = 2 * fit
 
-    def _first_ids(self, rows: int, length: int) -> Tensor:
+    def first_ids(self, rows: int, length: int) -> Tensor:
         """Position ids 0 … length - 1 of every row, (rows, length)."""
         return torch.arange(length, device=self.device).expand(rows, -1)
 

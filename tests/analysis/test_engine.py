@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis import engine, parts
+from analysis import engine, given_back, parts
 from analysis.engine import PLACEBOS, measure
 from analysis.result import load
 from tests.support import small_measurement
@@ -224,16 +224,18 @@ def test_one_process_at_a_time_writes(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
-@pytest.mark.parametrize("what", ["long_and_short_losses", "selected_losses"])
-def test_losses_that_are_not_finite_are_refused(tmp_path, monkeypatch, what):
-    original = getattr(engine, what)
+@pytest.mark.parametrize(
+    ("owner", "what"), [(engine, "long_and_short_losses"), (given_back.GivenBack, "losses")]
+)
+def test_losses_that_are_not_finite_are_refused(tmp_path, monkeypatch, owner, what):
+    original = getattr(owner, what)
 
     def broken(*args):
         losses = original(*args)
         (losses[0] if isinstance(losses, tuple) else losses).flat[0] = np.nan
         return losses
 
-    monkeypatch.setattr(engine, what, broken)
+    monkeypatch.setattr(owner, what, broken)
     with refused("a loss of the model is not finite"):
         small(out=tmp_path)
     monkeypatch.undo()

@@ -5,10 +5,10 @@ import pytest
 from scipy.stats import spearmanr
 
 from analysis.contexts import Contexts
-from analysis.engine import SUBSETS, selected_losses
+from analysis.engine import SUBSETS
 from analysis.faithfulness import Faithfulness, far_subsets, score_agreement, subset_influence
 from analysis.selectors import Selection
-from tests.support.plain import plain_loss
+from tests.support.plain import plain_loss, selected_losses
 from tests.support.small_measurement import KS, F, model, read, small, small_tokens, window
 
 SELECTORS = ("leave-one-out", "greedy", "leave-one-in", "attention", "leave-one-out@gradient:6", "random")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from analysis import selectors
-from analysis.engine import ModelChooser, selected_losses
 from analysis.model.adapter import TransformersAdapter
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.selectors import (
     BLIND,
     FAMILIES,
     SELECTORS,
+    ModelChooser,
     SelectorInput,
     SharedPasses,
     check_selector,
@@ -23,7 +23,7 @@ from analysis.selectors import (
 )
 from tests.support import plain
 from tests.support.families import random_model
-from tests.support.plain import masked_loss, random_blocks, random_contexts
+from tests.support.plain import masked_loss, random_blocks, random_contexts, selected_losses
 from tests.support.refusals import refused
 
 N, M, B, VOCABULARY = 14, 4, 6, 50
@@ -156,16 +156,6 @@ def test_every_selector_has_one_family(model):
         first, second = (choose(name, Scorer(model), each, k=4).influence for each in (contexts, others))
         assert abs(first - second).max() > 1e-3, name
         assert "absolute" not in name or (first >= 0).all()
-
-
-def test_loss_of_k_tokens_keeps_the_short_context_and_the_first_k_selected(model):
-    contexts = make_contexts(2)
-    selected = np.array([[7, 0, 3], [1, 9, 2]])
-    losses = selected_losses(Scorer(model), contexts, contexts.all_targets, selected, ks=(1, 3))
-    for row, order in enumerate(selected):
-        for column, k in enumerate((1, 3)):
-            kept = sorted(order[:k]) + list(range(FAR, N))
-            assert losses[row, column] == pytest.approx(plain_loss(model, contexts, row, kept), abs=2e-5)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("greedy", ""), ("greedy-kl", "kl")])

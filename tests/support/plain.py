@@ -35,6 +35,12 @@ def masked_loss(model, contexts: Contexts, row: int, kept: Sequence[int]) -> flo
     return float(-logits.log_softmax(-1)[contexts.targets[row, 0]])
 
 
+def selected_losses(scorer, contexts: Contexts, targets, selected, ks) -> np.ndarray:
+    """loss(t | C_short and the first k of the columns ``selected``), (m, K) nats; ``targets`` (m, 2)."""
+    losses = [scorer.losses(contexts, np.sort(selected[:, :k], axis=1)[:, None], targets) for k in ks]
+    return np.concatenate(losses, axis=1)
+
+
 def plain_divergence(kind: str, log_p: np.ndarray, log_q: np.ndarray) -> float:
     """KL(p || q) by SciPy, or the most by which an event is likelier under p than under q: total variation."""
     p, q = np.exp(log_p), np.exp(log_q)

@@ -396,9 +396,9 @@ def test_passes_that_keep_what_they_compute_stay_within_the_limit(monkeypatch, w
     meter = SimpleNamespace(growth_bytes=lambda: 100 * rows[-1])
     monkeypatch.setattr(losses_module, "MemoryGrowth", lambda device: meter)
     model, contexts = tiny_adapter("rope"), make_contexts(9)
-    first_ids = Scorer._first_ids
+    first_ids = Scorer.first_ids
     monkeypatch.setattr(
-        Scorer, "_first_ids", lambda self, n, length: rows.append(n) or first_ids(self, n, length)
+        Scorer, "first_ids", lambda self, n, length: rows.append(n) or first_ids(self, n, length)
     )
     values = getattr(Scorer(model, limit_bytes=500), what)(contexts, contexts.all_targets)
     assert rows == [1, 2, 4, 2]

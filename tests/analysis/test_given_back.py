@@ -1,0 +1,221 @@
+"""Chosen tokens given back as text and as cache, as tokens and as words, against passes of the whole context."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.given_back import GivenBack, word_numbers
+from analysis.model.adapter import PrefixedAdapter, TransformersAdapter
+from analysis.model.cache import accumulated_attention, cache_losses
+from analysis.model.losses import Scorer, long_and_short_losses
+from analysis.result import load
+from analysis.selectors import Selection, SelectorInput, find_selector
+from olmo_sparsity.attention import ATTENTIONS
+from tests.support.adapters import OURS, tiny_adapter
+from tests.support.families import FAMILIES, random_model
+from tests.support.plain import plain_loss, random_blocks
+from tests.support.refusals import refused
+from tests.support.small_measurement import F, M, model, small, small_tokens
+
+N_LONG, N_SHORT, B = 24, 6, 3
+FAR = N_LONG - N_SHORT
+COUNTING = [name for name, attention in ATTENTIONS.items() if not attention.fades]
+LOWEST = torch.finfo(torch.float32).min
+
+make_blocks = partial(random_blocks, N_LONG, N_SHORT, B)
+
+
+def random_subsets(count, seed=0):
+    """Four columns for each target, (m, 4), ascending."""
+    generator = np.random.default_rng(seed)
+    return np.sort(generator.permuted(np.tile(np.arange(FAR), (count, 1)), axis=1)[:, :4], axis=1)
+
+
+def hides(kept):
+    """(FAR,) 0 where a column is among ``kept``, else the lowest number."""
+    return torch.full((FAR,), LOWEST).index_fill(0, torch.as_tensor(kept), 0.0)
+
+
+def masked_pass(model, contexts, block, place, kept):
+    """Loss with the whole context read, in which all behind the far context see only the far columns ``kept``."""
+    tokens = torch.from_numpy(contexts.tokens[block, : N_LONG + place])[None]
+    length = tokens.shape[1]
+    bias = torch.zeros(1, length, length)
+    bias[:, FAR:, :FAR] = hides(kept)
+    logits = model.biased_logits(tokens, torch.arange(length)[None], bias, 1)[0, -1].double()
+    return -logits.log_softmax(-1)[contexts.targets[block, place]].item()
+
+
+@pytest.mark.parametrize("name", [*OURS, *FAMILIES])
+@torch.no_grad()
+def test_the_cache_with_nothing_is_the_short_context_and_with_everything_the_long_one(name):
+    scorer, contexts = Scorer(tiny_adapter(name), tokens_per_batch=60), make_blocks()
+    targets = contexts.all_targets
+    long, short = long_and_short_losses(scorer, contexts, targets)
+    everything = np.tile(np.arange(FAR), (len(targets), 1))
+    np.testing.assert_allclose(cache_losses(scorer, contexts, everything, targets), long, atol=2e-5)
+    np.testing.assert_allclose(cache_losses(scorer, contexts, everything[:, :0], targets), short, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in (*OURS, *FAMILIES) if name not in COUNTING])
+@pytest.mark.parametrize("prefix", [(), (3, 1)])
+@torch.no_grad()
+def test_the_cache_with_some_tokens_is_a_mask_behind_the_far_context(name, prefix):
+    inner, contexts = tiny_adapter(name), make_blocks()
+    adapter = PrefixedAdapter(inner, prefix) if prefix else inner
+    targets = contexts.all_targets
+    kept = random_subsets(len(targets))
+    losses = cache_losses(Scorer(adapter, tokens_per_batch=60), contexts, kept, targets)
+    for row, (block, place) in enumerate(targets):
+        assert losses[row] == pytest.approx(masked_pass(adapter, contexts, block, place, kept[row]), abs=5e-5)
+
+
+@torch.no_grad()
+def test_every_layer_and_head_may_keep_tokens_of_its_own():
+    inner, contexts = random_model("llama"), make_blocks()
+    scorer, targets = Scorer(TransformersAdapter(inner).requires_grad_(False)), contexts.all_targets
+    heads = 4  # two of keys in each of the two layers
+    kept = random_subsets(len(targets) * heads).reshape(len(targets), 2, 2, 4)
+    losses = cache_losses(scorer, contexts, kept, targets)
+    masks = {}
+
+    def of_its_own(layer, _module, positional, named):
+        return positional, {**named, "attention_mask": masks[layer]}
+
+    for number, layer in enumerate(inner.model.layers):
+        layer.self_attn.register_forward_pre_hook(partial(of_its_own, number), with_kwargs=True)
+    for row, (block, place) in enumerate(targets):
+        length = N_LONG + place
+        for layer in range(2):
+            mask = torch.full((length, length), LOWEST).triu(1).repeat(1, 4, 1, 1)
+            for head in range(4):
+                mask[0, head, FAR:, :FAR] = hides(kept[row, layer, head // 2])
+            masks[layer] = mask
+        tokens = torch.from_numpy(contexts.tokens[block, :length])[None]
+        expected = -inner(tokens).logits[0, -1].double().log_softmax(-1)[contexts.targets[block, place]]
+        assert losses[row] == pytest.approx(expected.item(), abs=5e-5)
+
+
+def test_a_model_that_rotates_cached_keys_when_it_reads_them_refuses_policies_by_head():
+    contexts = make_blocks()
+    kept = random_subsets(4 * len(contexts.all_targets)).reshape(-1, 2, 2, 4)
+    with refused("convert it with olmo-sparsity export_hf"):
+        cache_losses(Scorer(tiny_adapter("rope")), contexts, kept, contexts.all_targets)
+
+
+# --- eviction policies ---
+
+
+def plain_attention(inner, contexts, block, place):
+    """Attention (layers, H, L, L) of a target's long context."""
+    tokens = torch.from_numpy(contexts.tokens[block, : N_LONG + place])[None]
+    inner.set_attn_implementation("eager")
+    with torch.no_grad():
+        layers = inner(tokens, output_attentions=True).attentions
+    inner.set_attn_implementation("sdpa")
+    return torch.cat(layers).double().numpy()
+
+
+@pytest.mark.parametrize("prefix", [(), (3, 1)])
+def test_policies_score_each_head_as_their_authors_do(prefix):
+    """H2O: the sum over all queries. SnapKV: over the last ones, mean over five neighbours, ends padded by zeros."""
+    inner, contexts = random_model("llama"), make_blocks()
+    adapter = TransformersAdapter(inner).requires_grad_(False)
+    scorer = Scorer(PrefixedAdapter(adapter, prefix) if prefix else adapter)
+    h2o, snapkv = (
+        find_selector(name)(SelectorInput(scorer, contexts, 0, 5)).by_head for name in ("h2o", "snapkv")
+    )
+    for row, (block, place) in enumerate(contexts.all_targets):
+        if prefix:
+            whole = random_blocks(N_LONG, N_SHORT, B)
+            tokens = np.concatenate([np.tile(prefix, (len(whole), 1)), whole.tokens], axis=1)
+            read = torch.from_numpy(tokens[block, : len(prefix) + N_LONG + place])[None]
+            inner.set_attn_implementation("eager")
+            with torch.no_grad():
+                layers = torch.cat(inner(read, output_attentions=True).attentions).double().numpy()
+            inner.set_attn_implementation("sdpa")
+            attention = layers[:, :, len(prefix) :, len(prefix) :]
+        else:
+            attention = plain_attention(inner, contexts, block, place)
+        of_keys = (attention[:, 0::2] + attention[:, 1::2]) / 2  # two heads of queries share one of keys
+        far = of_keys[..., :FAR]
+        np.testing.assert_allclose(h2o[row], far.sum(axis=2), atol=1e-5)
+        observed = np.pad(far[:, :, FAR:].sum(axis=2), [(0, 0), (0, 0), (2, 2)])
+        pooled = [observed[..., column : column + 5].mean(axis=-1) for column in range(FAR)]
+        np.testing.assert_allclose(snapkv[row], np.stack(pooled, axis=-1), atol=1e-5)
+
+
+def test_a_policy_keeps_its_sinks_and_the_first_tokens_of_each_head_beyond_them():
+    contexts = make_blocks()
+    scorer = Scorer(TransformersAdapter(random_model("llama")).requires_grad_(False))
+    targets = contexts.all_targets
+    choice = find_selector("h2o")(SelectorInput(scorer, contexts, 0, 6))
+    words = np.zeros((len(targets), FAR), dtype=int)
+    losses = GivenBack("cache", "token", 2).losses(scorer, contexts, targets, choice, words, (1, 3))
+    scores = accumulated_attention(scorer, contexts, targets)
+    for column, k in enumerate((1, 3)):
+        kept = np.empty((len(targets), 2, 2, 2 + k), dtype=int)
+        for place in np.ndindex(kept.shape[:-1]):
+            beyond = 2 + np.argsort(-scores[place][2:], kind="stable")[:k]
+            kept[place] = [0, 1, *sorted(beyond)]
+        expected = cache_losses(scorer, contexts, kept, targets)
+        np.testing.assert_allclose(losses[:, column], expected, atol=1e-6)
+
+
+# --- units, sinks and how they are written ---
+
+
+def test_ways_are_written_in_one_form():
+    assert GivenBack.parse("text") == GivenBack()
+    assert GivenBack.parse("cache:4/word") == GivenBack("cache", "word", 4)
+    for text in ("cash", "cache:x", "text/line", "cache/", ""):
+        with refused("is no way to give tokens back"):
+            GivenBack.parse(text)
+
+
+def test_words_are_runs_of_letters_and_digits():
+    pieces = ["The", " cat", "alog", "ue", " (", "v", "2", ")", "\n", "x", "", "y"]
+    assert word_numbers(pieces).tolist() == [1, 2, 2, 2, 3, 4, 4, 5, 6, 7, 7, 7]
+
+
+def test_of_each_word_the_first_token_counts_and_the_whole_is_given_back():
+    words = np.array([[0, 0, 1, 2, 2, 2, 3]])
+    choice = Selection(np.array([[4, 3, 0, 6]]), np.zeros((1, 4)), np.array([[3.0, 0, 0, 4, 5, np.nan, 1]]))
+    way = GivenBack("text", "word")
+    first = way.first(choice, words, 3)
+    assert first.tolist() == [[4, 0, 6]]
+    assert np.flatnonzero(way.kept(first[:, :2], words)[0]).tolist() == [0, 1, 3, 4, 5]
+    beyond = GivenBack("cache", "word", 1)
+    assert beyond.first(choice, words, 2).tolist() == [[4, 6]]
+    assert np.flatnonzero(beyond.kept(np.array([[6]]), words)[0]).tolist() == [0, 6]
+    three = GivenBack("text", "three")
+    assert np.flatnonzero(three.kept(np.array([[0, 4]]), words)[0]).tolist() == [0, 1, 3, 4, 5]
+    with refused("has no 5 words to choose"):
+        way.first(choice, words, 5)
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_measurement_gives_back_in_several_ways(tmp_path, size):
+    """Rows beside those of text, which stay as they are; losses again by plain passes; the same after loading."""
+    settings = {"targets_per_block": size, "selectors": ("leave-one-out", "snapkv", "random")}
+    ways = ("text", "text:2", "text/three", "cache", "cache:2")
+    result = small(**settings, give_back=ways, out=tmp_path)
+    assert small(**settings).loss_nats("random").tolist() == result.loss_nats("random").tolist()
+    assert load(tmp_path).loss_nats("snapkv", level="cache", sinks=2).shape == (len(result.over), 3)
+    inner, tokens = model()[0], small_tokens()
+    for row in range(3):
+        target = result.targets.iloc[result.over[row]]
+        read = F + M + target.target_id % size
+        text = tokens[target.text][target.position - read : target.position]
+        ranked = result.selected("leave-one-out")[row]
+        three = sorted({column + step for column in ranked for step in (-1, 0, 1)} & set(range(F)))
+        loss = plain_loss(inner, text, [*three, *range(F, read)], target.token)
+        assert result.loss_nats("leave-one-out", unit="three")[row, -1] == pytest.approx(loss, abs=1e-4)
+        beyond = result.selected("leave-one-out", sinks=2)[row]
+        assert (beyond >= 2).all() and [token for token in ranked if token >= 2] == beyond[
+            : (ranked >= 2).sum()
+        ].tolist()
+        loss = plain_loss(inner, text, [0, 1, *sorted(beyond), *range(F, read)], target.token)
+        assert result.loss_nats("leave-one-out", sinks=2)[row, -1] == pytest.approx(loss, abs=1e-4)
