@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.contexts import Contexts
-from analysis.model.cache import cache_losses
+from analysis.model.cache import cache_losses, far_key_values
 from analysis.model.losses import Scorer
 from analysis.selectors import Selection
 from olmo_sparsity.util.errors import UserError
@@ -103,17 +103,20 @@ class GivenBack:
 
         ``targets``: (m, 2) as in `Scorer.losses`; ``words``: (m, F).
         """
+        whole = far_key_values(scorer, contexts) if self.level == "cache" else []
         if self.level == "cache" and self.unit == "token" and choice.by_head is not None:
             open_to_choice = choice.by_head.copy()  # (m, layers, heads, F)
             open_to_choice[..., : self.sinks] = -np.inf
             ranked = np.argsort(-open_to_choice, axis=-1, kind="stable")
             sinks = np.broadcast_to(np.arange(self.sinks), (*ranked.shape[:-1], self.sinks))
             of_heads = [np.sort(np.concatenate([sinks, ranked[..., :k]], axis=-1), axis=-1) for k in ks]
-            return np.stack([cache_losses(scorer, contexts, kept, targets) for kept in of_heads], axis=1)
+            return np.stack(
+                [cache_losses(scorer, contexts, whole, kept, targets) for kept in of_heads], axis=1
+            )
 
         def subset_losses(rows: np.ndarray, far: np.ndarray) -> np.ndarray:
             if self.level == "cache":
-                return cache_losses(scorer, contexts, far, targets[rows])
+                return cache_losses(scorer, contexts, whole, far, targets[rows])
             return scorer.losses(contexts, far[:, None], targets[rows])[:, 0]
 
         first = self.first(choice, words, ks[-1])

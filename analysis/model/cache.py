@@ -22,12 +22,22 @@ from olmo_sparsity.util.errors import UserError
 
 @smaller_when_memory_runs_out
 @torch.inference_mode()
-def cache_losses(scorer: Scorer, contexts: Contexts, kept: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def far_key_values(scorer: Scorer, contexts: Contexts) -> KeyValues:
+    """Keys and values of all far tokens of every block, each (n, G, F, D), a pair per layer."""
+    return scorer.prefixes(contexts, contexts.n_far)
+
+
+@smaller_when_memory_runs_out
+@torch.inference_mode()
+def cache_losses(
+    scorer: Scorer, contexts: Contexts, whole: KeyValues, kept: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
     """-log p of each target where j far tokens are left in the cache, (m,) nats.
 
     Args:
         scorer: computes them.
         contexts: n blocks.
+        whole: `far_key_values` of them.
         kept: columns of the far context: (m, j), ascending, the same in every layer and head; or (m, layers, G, j).
         targets: (m, 2) block and place in it of each target.
 
@@ -39,7 +49,6 @@ def cache_losses(scorer: Scorer, contexts: Contexts, kept: np.ndarray, targets: 
             "this model rotates keys when they are read, so heads cannot keep tokens of their own; convert it with "
             "olmo-sparsity export_hf, or leave the eviction policies out"
         )
-    whole = scorer.prefixes(contexts, contexts.n_far)
     losses = np.empty(len(targets))
     longest = contexts.n_short + contexts.targets_per_block
     size = scorer.tokens_per_batch // longest
