@@ -15,7 +15,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ _CALLS_BEFORE_MORE = 20
 """Batches that were halved are doubled after so many calls: what else took the GPU's memory may have gone."""
 
 P = ParamSpec("P")
+T = TypeVar("T")
 Reading = Callable[[Tensor, Tensor, slice], Tensor]
 """What is kept of the logits (R, Q, V) that rows give for some targets of their blocks, (R, Q, …).
 
@@ -63,12 +64,12 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def smaller_when_memory_runs_out(
-    method: Callable[Concatenate[Scorer, P], np.ndarray],
-) -> Callable[Concatenate[Scorer, P], np.ndarray]:
+    method: Callable[Concatenate[Scorer, P], T],
+) -> Callable[Concatenate[Scorer, P], T]:
     """Do it again with half the tokens in a batch when memory runs out; with twice as many after a while."""
 
     @functools.wraps(method)
-    def run(self: Scorer, *args: P.args, **kwargs: P.kwargs) -> np.ndarray:
+    def run(self: Scorer, *args: P.args, **kwargs: P.kwargs) -> T:
         while True:
             try:
                 values = method(self, *args, **kwargs)
