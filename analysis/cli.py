@@ -166,7 +166,7 @@ The same results and seed give the same files.""",
     from analysis.figures.dependencies import all_figures
     from analysis.figures.figure2 import figure2 as draw_figure2
     from analysis.figures.style import save_figure
-    from analysis.stats.tables import every_number, summary
+    from analysis.stats.summary import every_number, summary
 
     if given.resamples < 1000:
         raise UserError(f"--resamples {given.resamples} are too few for 95 % intervals; give 1000 or more")

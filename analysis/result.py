@@ -37,33 +37,13 @@ FRAMES = ("targets", "choices", "scores", "texts")
 SELECTION = ["selector", "far_context", "level", "unit", "sinks"]
 """The columns of `Result.choices` that say what was chosen by what, and how it was given back."""
 
+_FRAMES_OF_NUMBERS = (
+    *("recovery", "losses", "shares", "persistence", "differences", "gain_bins", "near_copies", "kinds"),
+    *("distances", "picks", "tokens_needed", "placebos", "faithfulness", "contexts", "counts"),
+)
 _LATER = {
-    **dict.fromkeys(
-        (
-            *(
-                "recovery",
-                "losses",
-                "shares",
-                "persistence",
-                "differences",
-                "gain_bins",
-                "near_copies",
-                "kinds",
-            ),
-            *(
-                "distances",
-                "picks",
-                "tokens_needed",
-                "placebos",
-                "faithfulness",
-                "contexts",
-                "counts",
-                "findings",
-            ),
-        ),
-        "analysis.stats.numbers",
-    ),
-    "summary": "analysis.stats.tables",
+    **dict.fromkeys(_FRAMES_OF_NUMBERS, "analysis.stats.numbers"),
+    **dict.fromkeys(("findings", "summary"), "analysis.stats.summary"),
     "xray": "analysis.xray",
 }
 """Methods of a Result that are functions elsewhere, imported when they are called: a Result is read without them."""

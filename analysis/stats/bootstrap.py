@@ -1,19 +1,19 @@
 """Intervals by cluster: targets of one document are not independent, nor are the documents of one group, where the
 corpus names groups (docs/method.md, 2.4).
 
-Every number is a function of column sums over targets: a mean is Σ loss / Σ 1, recovery is
-Σ (L_short - L_k) / Σ (L_short - L_long). So one resample needs only the sums per document, and all
-statistics of one `ClusterBootstrap` see the same resampled documents: their differences are paired.
+A number is made of sums over targets: a mean is Σ loss / Σ 1, recovery is Σ (L_short - L_k) / Σ (L_short - L_long).
+It is held as *draws*, (1 + R,): first its value in the sample, then in each resample. Arithmetic on draws gives draws,
+so a difference of two numbers is paired.
 
 Few units, and several trainings, have Student's t of a jackknife in place of the bootstrap's percentiles, which would
 be too narrow [ours].
 
-Shapes: n targets, C columns, D documents (clusters), G groups of them, S trainings, R resamples.
+Shapes: n targets, D documents (clusters), G groups of them, S trainings, R resamples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +23,11 @@ from scipy.stats import binomtest
 
 DEFAULT_RESAMPLES = 2000
 LEVEL = 0.95
-_CHUNK_ELEMENTS = 1 << 22  # of the (resamples, documents) counts held at once: 32 MiB of int64
+_CHUNK_ELEMENTS = 1 << 22  # of (resamples, documents) that are drawn, or multiplied, at once: 32 MiB of int64
 FEW_UNITS = 30
 """Below so many groups or, where there are none, documents, Student's t takes the place of percentiles."""
 FEW_GROUPS, FEW_DOCUMENTS = 10, 30
 """Below so many groups, or documents, figures and tables call intervals rough."""
-
-Statistic = Callable[[np.ndarray], np.ndarray]
-"""From column sums (…, C) to values (…,); NaN where it is not defined, as a ratio over nothing is."""
 
 
 @dataclass(frozen=True)
@@ -47,86 +44,122 @@ class Interval:
 
 
 class ClusterBootstrap:
-    """Column sums over the sample, and over what its intervals are made from (docs/method.md, 2.4 [ours]).
+    """The resamples that all intervals of a measurement rest on (docs/method.md, 2.4 [ours]).
 
-    With one training and `FEW_UNITS` groups or more: over resamples of G groups, drawn with replacement, and from each
-    as many of its clusters as it has. Where every cluster is a group by itself this is the same as without groups, to
-    the last bit.
+    With one training and `FEW_UNITS` groups or more, a resample is G groups, drawn with replacement, and from each as
+    many of its documents as it has. Where every document is a group by itself this is the same as without groups.
 
-    Otherwise: over the sample without each group in turn, then without each training in turn.
+    Otherwise: the sample without each group in turn, then without each training, then without each seed of each model.
 
     Args:
-        columns: (n, C), a row per target; use zeros in the rows that a column does not concern.
-        clusters: (n,), the document of each row.
+        documents: (n,), the document of each target.
+        groups: (n,), the group of each target's document; None where the corpus has none.
+        trainings: (n,), number of the training that each target was measured under, 0 … S - 1; None: one.
+        labels: of the checkpoints whose draws `over_seeds` averages; those of one label are seeds of one model.
         resamples: R, at least 1,000 for everything that is shown (docs/method.md, 2.4).
-        groups: (n,), the group of each row's document; None where the corpus has none.
-        trainings: (n,), number of the training that each row was measured under, 0 … S - 1; None: one.
-        seeds: how many trainings each model has whose trainings are columns, see `mean_over_seeds`.
-        seed: of the resampling; the same seed, documents and groups give the same resamples for any columns.
+        seed: of the resampling; the same seed, documents and groups give the same resamples.
     """
 
     def __init__(
         self,
-        columns: np.ndarray,
-        clusters: np.ndarray,
+        documents: np.ndarray,
         *,
         groups: np.ndarray | None = None,
         trainings: np.ndarray | None = None,
-        seeds: Sequence[int] = (),
+        labels: Sequence[str] = (),
         resamples: int = DEFAULT_RESAMPLES,
         seed: int = 0,
     ):
-        columns = np.asarray(columns, dtype=np.float64)
-        if columns.ndim != 2 or len(columns) != len(clusters) or len(columns) == 0:
-            raise ValueError(
-                f"columns {columns.shape} must be (n, C) with n = {len(clusters)} clusters, n > 0"
-            )
-        if not np.isfinite(columns).all():
-            raise ValueError("a column has values that are not finite")
-        self.sums: np.ndarray = columns.sum(axis=0)
-        """Sums over all targets, (C,)."""
-        units = np.unique(clusters if groups is None else groups, return_inverse=True)[1]
-        self.units = int(units.max()) + 1
-        """How many groups there are; without groups, clusters."""
-        self.levels: list[slice] = []
-        """Which rows of ``resampled`` leave out a group, a training, or a seed of each model; none of a bootstrap."""
+        unit = _numbered(documents if groups is None else groups)
+        self.units = int(unit.max()) + 1
+        """How many groups there are; without groups, documents."""
+        seeds = [labels.count(label) for label in dict.fromkeys(labels)]
         repeated = [number for number in seeds if number > 1]
-        if trainings is None and not repeated and self.units >= FEW_UNITS:
-            _, first = np.unique(clusters, return_index=True)
-            self.resampled = _resample(
-                cluster_sums(columns, clusters), units[first], resamples, np.random.default_rng(seed)
-            )
-            """Sums over the targets of each resample, (R, C), or over the sample without one unit, (units, C)."""
+        self.is_jackknife = trainings is not None or bool(repeated) or self.units < FEW_UNITS
+        self._parts: list[tuple[np.ndarray, list[np.ndarray]]] = []
+        """The cluster of each target, (n,), and how often each counts in some resamples, (resamples, clusters)."""
+        if self.is_jackknife:
+            self._parts.append((unit, [_without_each(self.units)]))
+            if trainings is not None:
+                number = _numbered(trainings)
+                self._parts.append((number, [_without_each(int(number.max()) + 1)]))
+            # without a seed all targets stay: `over_seeds` leaves it out
+            self._parts += [(np.zeros_like(unit), [np.ones((number, 1))]) for number in repeated]
         else:
-            levels = [_without_each(cluster_sums(columns, units))]
-            levels += [] if trainings is None else [_without_each(cluster_sums(columns, trainings))]
-            levels += [np.tile(self.sums, (number, 1)) for number in repeated]
-            ends = np.cumsum([len(level) for level in levels]).tolist()
-            self.levels = [slice(end - len(level), end) for end, level in zip(ends, levels, strict=True)]
-            self.resampled = np.concatenate(levels)
-        self.weights: list[np.ndarray] = []
-        """Of the seeds of each model in each row of ``resampled``, (rows, its seeds)."""
-        of_seeds = iter(self.levels[len(self.levels) - len(repeated) :])
-        for number in seeds:
-            weights = np.full((len(self.resampled), number), 1 / number)
+            document = _numbered(documents)
+            group_of_document = unit[np.unique(document, return_index=True)[1]]
+            drawn = _resample(group_of_document, resamples, np.random.default_rng(seed))
+            self._parts.append((document, list(drawn)))
+        ends = np.cumsum([1, *(sum(map(len, counts)) for _, counts in self._parts)])
+        self._ends: list[int] = ends.tolist()
+        self._weights = [np.full((ends[-1], number), 1 / number) for number in seeds]
+        """Of the seeds of each model in each draw, (1 + R, seeds)."""
+        first = ends[-1] - sum(repeated)
+        for weights, number in zip(self._weights, seeds, strict=True):
             if number > 1:
-                weights[next(of_seeds)] = (1 - np.eye(number)) / (number - 1)
-            self.weights.append(weights)
+                weights[first : first + number] = (1 - np.eye(number)) / (number - 1)
+                first += number
 
-    def interval(self, statistic: Statistic) -> Interval:
-        """Value of ``statistic`` and its 95 % interval.
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """Σ of ``values`` over the targets of the sample and of each resample: (n,) to (1 + R,), (n, C) to (1 + R, C).
 
-        A resample in which the statistic is undefined counts as lying beyond both bounds: the interval can
-        only become wider by it.
+        Raises `ValueError` for values that are not finite.
         """
-        value = float(statistic(self.sums))
+        values = np.asarray(values, dtype=np.float64)
+        if not np.isfinite(values).all():
+            raise ValueError("a value is not finite")
+        rows = [values.sum(axis=0, keepdims=True)]
+        for cluster, counts in self._parts:
+            columns = values.reshape(len(values), -1).T
+            of_clusters = np.stack([np.bincount(cluster, column) for column in columns], axis=1)
+            rows += [(part @ of_clusters).reshape(-1, *values.shape[1:]) for part in counts]
+        return np.concatenate(rows)
+
+    def ratio(self, above: np.ndarray, below: np.ndarray) -> np.ndarray:
+        """Draws of Σ above / Σ below, NaN where that is not positive; ``above`` may have columns, ``below`` too.
+
+        With ones (or zeros and ones) below, this is a mean (over a subset).
+        """
+        numerator, denominator = self.sums(above), self.sums(below)
+        if denominator.ndim < numerator.ndim:
+            denominator = denominator[:, None]
+        positive = denominator > 0
+        return np.where(positive, numerator / np.where(positive, denominator, 1.0), np.nan)
+
+    def over_seeds(self, model: int, of_seeds: Sequence[np.ndarray]) -> np.ndarray:
+        """Mean of the draws of a model's seeds; models are counted as their labels first appear."""
+        return (np.stack(of_seeds, axis=1) * self._weights[model]).sum(axis=1)
+
+    def interval(self, draws: np.ndarray) -> Interval:
+        """Value and 95 % interval of draws (1 + R,).
+
+        A resample in which the number is undefined counts as lying beyond both bounds: the interval can only become
+        wider by it.
+        """
+        value, resampled = float(draws[0]), draws[1:]
         if self.units < 2:
             return Interval(value, float("nan"), float("nan"))
-        values = np.asarray(statistic(self.resampled), dtype=np.float64)
-        if not self.levels:
-            return percentile_interval(value, values)
-        half = _half_width([values[level] - value for level in self.levels])
+        if not self.is_jackknife:
+            return percentile_interval(value, resampled)
+        half = _half_width(np.split(draws - value, self._ends[:-1])[1:])
         return Interval(value, value - half, value + half)
+
+    def share(self, draws: np.ndarray, trials: float) -> Interval:
+        """Interval of a share of so many ``trials``, cut at 0 and 1.
+
+        Where no unit has any, or every one all, resamples do not differ: then it is Wilson's.
+        """
+        interval = self.interval(draws)
+        if interval.high - interval.low < 1e-9 and interval.value in (0, 1):
+            return wilson(round(interval.value) * round(trials), round(trials))
+        low, high = np.clip((interval.low, interval.high), 0, 1)
+        return Interval(interval.value, float(low), float(high))
+
+    def ratio_interval(self, above: np.ndarray, below: np.ndarray) -> Interval:
+        """Interval of Σ above / Σ below, (n,) both; of a share where every numerator is in 0 … denominator."""
+        draws = self.ratio(above, below)
+        is_share = bool(((above >= 0) & (above <= below)).all())
+        return self.share(draws, float(below.sum())) if is_share else self.interval(draws)
 
 
 def percentile_interval(value: float, resampled: np.ndarray) -> Interval:
@@ -170,48 +203,10 @@ def wilson(successes: int, trials: int) -> Interval:
     return Interval(successes / trials, float(bounds.low), float(bounds.high))
 
 
-def ratio_of_sums(numerator: int, denominator: int) -> Statistic:
-    """Σ column ``numerator`` / Σ column ``denominator``; NaN where the denominator is not positive.
-
-    With a column of ones (or zeros and ones) below, this is a mean (over a subset).
-    """
-
-    def statistic(sums: np.ndarray) -> np.ndarray:
-        below = sums[..., denominator]
-        positive = below > 0
-        return np.where(positive, sums[..., numerator] / np.where(positive, below, 1.0), np.nan)
-
-    return statistic
-
-
-def difference(first: Statistic, second: Statistic) -> Statistic:
-    """``first - second`` on the same resamples, hence paired."""
-    return lambda sums: first(sums) - second(sums)
-
-
-def mean_over_seeds(of_seeds: Sequence[Statistic], weights: np.ndarray) -> Statistic:
-    """Mean of the statistics of S training seeds, and weighted by ``weights`` (rows, S) over rows of sums."""
-
-    def statistic(sums: np.ndarray) -> np.ndarray:
-        values = np.stack([of_seed(sums) for of_seed in of_seeds], axis=-1)
-        return values.mean(axis=-1) if sums.ndim == 1 else (values * weights).sum(axis=-1)
-
-    return statistic
-
-
 def count_clusters(documents: np.ndarray, groups: np.ndarray | None, suffix: str = "") -> dict[str, int]:
     """How many documents there are and, where they are known, groups."""
     counts = {f"documents{suffix}": len(np.unique(documents))}
     return counts if groups is None else counts | {f"groups{suffix}": len(np.unique(groups))}
-
-
-def few_clusters(counts: Mapping[str, Any], suffix: str = "") -> str | None:
-    """``3 groups`` where there are too few of them for more than rough intervals; without groups, of documents."""
-    groups, documents = counts.get(f"groups{suffix}"), counts[f"documents{suffix}"]
-    for number, enough, what in ((groups, FEW_GROUPS, "group"), (documents, FEW_DOCUMENTS, "document")):
-        if number is not None and number < enough:
-            return f"{number} {what}{'' if number == 1 else 's'}"
-    return None
 
 
 def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
@@ -221,49 +216,38 @@ def by_clusters(counts: Mapping[str, Any], suffix: str = "") -> str:
         by = "by training, group and document" if grouped else "by training and document"
     else:
         by = "by group, then document" if grouped else "by document"
-    few = few_clusters(counts, suffix)
-    return by + (f" (only {few}: rough)" if few else "")
+    for what, enough in (("group", FEW_GROUPS), ("document", FEW_DOCUMENTS)):
+        number = counts.get(f"{what}s{suffix}", enough)
+        if number < enough:
+            return f"{by} (only {number} {what}{'' if number == 1 else 's'}: rough)"
+    return by
 
 
-def cluster_sums(columns: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """Sums of ``columns`` (n, C) over the rows of each cluster, (D, C), clusters in ascending order."""
-    _, index = np.unique(clusters, return_inverse=True)
-    order = np.argsort(index, kind="stable")
-    starts = np.searchsorted(index[order], np.arange(index.max() + 1))
-    return np.add.reduceat(columns[order], starts, axis=0)
+def _numbered(names: np.ndarray) -> np.ndarray:
+    """The number of each name among them in ascending order, (n,)."""
+    return np.unique(names, return_inverse=True)[1]
 
 
-def _without_each(sums: np.ndarray) -> np.ndarray:
-    """Sums over all units but one, (U, C), from those of each, as if there were U: a count is a count of as many.
+def _without_each(units: int) -> np.ndarray:
+    """Counts of the units where one is left out, (units, units), as if there were as many: a count stays comparable."""
+    return (1 - np.eye(units)) * (units / max(1, units - 1))
 
-    Not the total minus that unit: nothing left is exactly 0.
+
+def _resample(group: np.ndarray, resamples: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """How often each document, in ``group`` (D,) of G, is drawn: (rows, D) for so many resamples at a time.
+
+    In the smallest type of integers: a byte for each resample and document.
     """
-    return (1 - np.eye(len(sums))) @ sums * (len(sums) / max(1, len(sums) - 1))
-
-
-def _resample(
-    per_cluster: np.ndarray, group: np.ndarray, resamples: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Sums (D, C) over clusters, in ``group`` (D,) of G, drawn with replacement, (R, C); memory does not grow with
-    R · D."""
-    sums = np.zeros((resamples, per_cluster.shape[1]))
     sizes = np.bincount(group)
     groups = len(sizes)
-    for rows in _chunks(resamples, len(per_cluster)):
-        drawn = rng.integers(groups, size=(len(rows), groups))
-        drawn += groups * np.arange(len(rows))[:, None]
+    rows = max(1, _CHUNK_ELEMENTS // len(group))
+    for first in range(0, resamples, rows):
+        drawn = rng.integers(groups, size=(min(rows, resamples - first), groups))
+        drawn += groups * np.arange(len(drawn))[:, None]
         of_groups = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape)
         counts = of_groups[:, group]
         for number in np.flatnonzero(sizes > 1):
-            # so many draws from the same clusters as all of the group's turns have together
+            # so many draws from the same documents as all of the group's turns have together
             turns = of_groups[:, number] * sizes[number]
             counts[:, group == number] = rng.multinomial(turns, np.full(sizes[number], 1 / sizes[number]))
-        sums[rows.start : rows.stop] = counts.astype(np.float64) @ per_cluster
-    return sums
-
-
-def _chunks(resamples: int, clusters: int) -> Iterator[range]:
-    """The resamples, so many at a time that a (rows, clusters) array stays small."""
-    size = max(1, _CHUNK_ELEMENTS // max(1, clusters))
-    for first in range(0, resamples, size):
-        yield range(first, min(first + size, resamples))
+        yield counts.astype(np.min_scalar_type(counts.max()))

@@ -1,24 +1,26 @@
-"""What is summed over the targets of a Result: the columns that recoveries are made of.
+"""What every number is computed from: the losses of the targets over tau, at one level, and their bootstrap.
 
-A *group* names a set of targets over tau: all of them, a bin of the gain, a kind of dependency. Every recovery is
+A *level* is the way in which chosen tokens were given back: the columns level, unit and sinks of the choices together.
+A set of targets over tau is given by its ``members``, (m,), 1 inside and else 0: a bin of the gain, a kind. Recovery is
 
-    Σ (L_short - L_k) / Σ (L_short - L_long)     over a group (paper Eq. 20, docs/method.md 2.2)
+    Σ (L_short - L_k) / Σ (L_short - L_long)     over the members (paper Eq. 20, docs/method.md 2.2)
 
 Under cross-fitting (docs/method.md, 2.3) the selecting model alone decides which targets are over tau. All losses,
 hence all sums, are the evaluating model's.
-Shapes: n sampled targets, m of them over tau with finished choices, K values of k.
+Shapes: n sampled targets, m of them over tau with finished choices, K values of k, R resamples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from analysis.result import Result
-from analysis.stats.bootstrap import Interval, Statistic, difference
-from analysis.stats.sums import Columns, Sums
+from analysis.result import SELECTION, Result
+from analysis.stats.bootstrap import ClusterBootstrap, Interval
 from olmo_sparsity.util.errors import UserError
 
 CONTROLS = ("random", "nearest")
@@ -31,34 +33,56 @@ BEST = "best"
 TRUE, PLACEBO, NET = "true", "placebo", "net"
 DEFAULT_K = 4
 """The k of everything that is shown at one k only, where it was measured."""
-ALL = "over tau"
-"""The group of all targets over tau."""
+AS_TEXT = {"level": "text", "unit": "token", "sinks": 0}
+"""The level that is shown where nothing else is said, and a result has it."""
+
+
+def levels(result: Result) -> list[dict[str, Any]]:
+    """Level, unit and sinks of the choices, each once, as they first appear."""
+    return result.choices[SELECTION[2:]].drop_duplicates().to_dict("records")
+
+
+def at_level(result: Result, level: dict[str, Any]) -> Result:
+    """The result with the choices of one level alone."""
+    chosen = (result.choices[list(level)] == list(level.values())).all(axis=1)
+    joined = len(result.trainings) > 1
+    trainings = [at_level(training, level) for training in result.trainings] if joined else []
+    return replace(result, choices=result.choices[chosen], trainings=trainings)
+
+
+def each_level(result: Result) -> Iterator[tuple[dict[str, Any], Result]]:
+    """Every level, and the result at it. Raises `UserError` where recovery is undefined."""
+    refuse_without_gain(result)
+    for level in levels(result):
+        yield level, at_level(result, level)
 
 
 class Measured:
-    """The targets over tau whose choices are finished, their losses, and columns made of them.
+    """The targets over tau whose choices are finished, and what is computed from their losses at one level.
 
-    ``losses`` has L_k, (m, K) nats, by selector and far context; NaN where a target has no such far context. `BEST` is
-    there where two or more selectors are no controls: the lowest L_k, taken for each target, k and far context by
-    itself. It says that k tokens exist which recover so much, not how to find them without the answer; the placebo's
-    best is what the same search finds in text that has nothing to do with the target. It is the evaluating model that
-    takes the lowest, so `BEST` is never cross-fitted.
+    The level is `AS_TEXT` where the result has it, else its first. ``losses`` has L_k, (m, K) nats, by selector and far
+    context; NaN where a target has no such far context. `BEST` is there where two or more selectors are no controls:
+    the lowest L_k, taken for each target, k and far context by itself. It says that k tokens exist which recover so
+    much, not how to find them without the answer; the placebo's best is what the same search finds in text that has
+    nothing to do with the target. It is the evaluating model that takes the lowest, so `BEST` is never cross-fitted.
 
-    ``given_back``: level, unit and sinks of the choices (`Result.loss_nats`).
+    ``bootstrap``: its resamples and seed. Raises `UserError` where recovery is undefined.
     """
 
-    def __init__(self, result: Result, **given_back: Any):
-        self.result, self.given_back = result, given_back
+    def __init__(self, result: Result, **bootstrap: int):
+        refuse_without_gain(result)
+        self.result, self.options = result, bootstrap
+        there = levels(result)
+        self.level: dict[str, Any] = AS_TEXT if AS_TEXT in there else there[0]
         self.ks = result.ks
-        self.selectors = _selectors_of(result, **given_back)
-        first = result.loss_nats(self.selectors[0], **given_back)
-        self.finished = np.isfinite(first).all(axis=1)
+        chosen = at_level(result, self.level).choices["selector"].unique()
+        self.selectors = [selector for selector in result.selectors if selector in chosen]
+        self.finished = np.isfinite(result.loss_nats(self.selectors[0], **self.level)).all(axis=1)
         """Which of the targets in ``result.over`` have choices."""
         self.over = result.over[self.finished]
         """(m,) rows of the targets."""
         targets = result.targets.iloc[self.over]
         self.document = targets["text"].to_numpy()
-        self.group = targets["group"].to_numpy() if "group" in targets else None
         self.short_nats = targets["loss_short_nats"].to_numpy(np.float64)
         self.long_nats = targets["loss_long_nats"].to_numpy(np.float64)
         self.gain_nats = self.short_nats - self.long_nats
@@ -83,92 +107,87 @@ class Measured:
         """`TRUE`, and `PLACEBO` where it was measured."""
         return [context for context in (TRUE, PLACEBO) if context in self.result.far_contexts]
 
+    @cached_property
+    def bootstrap(self) -> ClusterBootstrap:
+        """That of all targets of the result."""
+        return bootstrap_of(self.result, **self.options)
+
     def of_choices(self, column: str, selector: str, far_context: str) -> np.ndarray:
         """A column of the choices for these targets, (m,) or (m, length)."""
-        return self.result.of_choices(column, selector, far_context, **self.given_back)[self.finished]
+        return self.result.of_choices(column, selector, far_context, **self.level)[self.finished]
 
     def column(self, values: np.ndarray | float) -> np.ndarray:
-        """Values of these targets, (m,), as a column of all targets, (n,)."""
-        column = np.zeros(len(self.result.targets))
+        """Values of these targets, (m,) or (m, C), as columns of all targets, (n,) or (n, C)."""
+        column = np.zeros((len(self.result.targets), *np.shape(values)[1:]))
         column[self.over] = values
         return column
 
-    def of_group(
+    def draws(self, above: np.ndarray, below: np.ndarray | float = 1.0) -> np.ndarray:
+        """Draws of Σ above / Σ below over these targets, see `ClusterBootstrap.ratio`."""
+        return self.bootstrap.ratio(self.column(above), self.column(below))
+
+    def ratio(self, above: np.ndarray, below: np.ndarray | float = 1.0) -> dict[str, float]:
+        """Value, low and high of Σ above / Σ below over these targets, (m,) both; cut where it is a share."""
+        return asdict(self.bootstrap.ratio_interval(self.column(above), self.column(below)))
+
+    def recoveries(
+        self, selector: str, members: np.ndarray | float = 1.0, far_contexts: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Draws of recovery at every k, (1 + R, K), by far context; with a placebo also `NET`.
+
+        Each is relative to the gain by the true far context. `NET` is recovery minus that of the placebo where it is
+        positive, in the sample and in every resample by itself (docs/method.md, 2.3 [ours]).
+        """
+        members = np.broadcast_to(members, self.gain_nats.shape)
+        draws = {}
+        for context in far_contexts or self.far_contexts:
+            saved = np.nan_to_num(self.short_nats[:, None] - self.losses[selector, context])
+            draws[context] = self.draws(saved * members[:, None], self.gain_nats * members)
+        if PLACEBO in draws:
+            draws[NET] = draws[TRUE] - np.maximum(draws[PLACEBO], 0.0)
+        return draws
+
+    def recovery_rows(
         self,
-        group: Hashable,
+        keys: dict[str, Any],
+        selectors: Iterable[str],
         ks: Iterable[int],
         members: np.ndarray | float = 1.0,
-        far_contexts: Sequence[str] | None = None,
-    ) -> Columns:
-        """The columns that the recoveries of one group need at ``ks``; ``members``, (m,), is 1 in the group, else 0.
-
-        All members must have the far contexts, by default `TRUE` and `PLACEBO`.
-        """
-        columns: Columns = {
-            ("targets", group): self.column(members),
-            ("gain", group): self.column(self.gain_nats * members),
-        }
-        for (selector, context), losses in self.losses.items():
-            if context in (far_contexts or self.far_contexts):
-                for k in ks:
-                    saved = np.nan_to_num(self.short_nats - losses[:, self.ks.index(k)])
-                    columns["saved", selector, context, k, group] = self.column(saved * members)
-        return columns
-
-
-def _selectors_of(result: Result, level: str = "text", unit: str = "token", sinks: int = 0) -> list[str]:
-    """Those with choices that were given back in this way, in the order of the settings."""
-    choices = result.choices
-    rows = (choices["level"] == level) & (choices["unit"] == unit) & (choices["sinks"] == sinks)
-    there = set(choices["selector"][rows].unique())
-    return [selector for selector in result.selectors if selector in there]
+    ) -> list[dict[str, Any]]:
+        """``keys``, selector, far_context, k, value, low and high; no bound of `NET` exceeds that of the recovery."""
+        rows = []
+        for selector in selectors:
+            recoveries = self.recoveries(selector, members)
+            for k in ks:
+                of_k = {context: draws[:, self.ks.index(k)] for context, draws in recoveries.items()}
+                intervals = {context: self.bootstrap.interval(draws) for context, draws in of_k.items()}
+                if NET in intervals:
+                    true, net = intervals[TRUE], intervals[NET]
+                    low, high = np.minimum((net.low, net.high), (true.low, true.high)).tolist()
+                    intervals[NET] = Interval(net.value, low, high)
+                for context, interval in intervals.items():
+                    found = {"selector": selector, "far_context": context, "k": k, **asdict(interval)}
+                    rows.append(keys | found)
+        return rows
 
 
-def sums_of(result: Result, columns: Columns, **bootstrap: Any) -> Sums:
-    """The bootstrap of columns of all targets of a result: by group and document, and by training where it is of
-    several; ``bootstrap``: resamples and seed."""
+def bootstrap_of(result: Result, **options: int) -> ClusterBootstrap:
+    """That of all targets of a result: by group and document, and by training where it is of several; ``options``:
+    resamples and seed."""
     targets = result.targets
     groups, trainings = (
         targets[name].to_numpy() if name in targets else None for name in ("group", "training")
     )
-    return Sums(columns, targets["text"].to_numpy(), groups=groups, trainings=trainings, **bootstrap)
+    return ClusterBootstrap(targets["text"].to_numpy(), groups=groups, trainings=trainings, **options)
 
 
-def recovery_of(sums: Sums, selector: str, far_context: str, k: int, group: Hashable = ALL) -> Statistic:
-    """Recovery in any far context, relative to the gain by the true one; or `NET`."""
-    if far_context == NET:
-        true, placebo = (recovery_of(sums, selector, context, k, group) for context in (TRUE, PLACEBO))
-        return net_recovery(true, placebo)
-    return sums.statistic(("saved", selector, far_context, k, group), ("gain", group))
-
-
-def net_recovery(recovery: Statistic, placebo: Statistic) -> Statistic:
-    """Recovery minus that of the placebo where it is positive, in the sample and in every resample by itself
-    (docs/method.md, 2.3 [ours])."""
-    return lambda sums: recovery(sums) - np.maximum(placebo(sums), 0.0)
-
-
-def recoveries(sums: Sums, selector: str, k: int, group: Hashable = ALL) -> dict[str, Interval]:
-    """Intervals by far context, with `NET`, no bound of which exceeds that of the recovery."""
-    measured = [
-        context for context in (TRUE, PLACEBO) if ("saved", selector, context, k, group) in sums.index
-    ]
-    contexts = [*measured, NET] if PLACEBO in measured else measured
-    intervals = {
-        context: sums.interval(recovery_of(sums, selector, context, k, group)) for context in contexts
-    }
-    if NET in intervals:
-        true, net = intervals[TRUE], intervals[NET]
-        low, high = (float(np.minimum(*bounds)) for bounds in ((net.low, true.low), (net.high, true.high)))
-        intervals[NET] = Interval(net.value, low, high)
-    return intervals
-
-
-def mean_loss(sums: Sums, selector: str, far_context: str, k: int) -> Statistic:
-    """Mean L_k over the targets over tau: what is left of L_short. Needs the column ``short over tau``."""
-    targets = ("targets", ALL)
-    saved = sums.statistic(("saved", selector, far_context, k, ALL), targets)
-    return difference(sums.statistic("short over tau", targets), saved)
+def finished_rows(result: Result) -> np.ndarray:
+    """Rows of the targets over tau that have choices, ascending."""
+    if result.choices.empty:
+        return result.over[:0]
+    level = levels(result)[0]
+    selector = at_level(result, level).choices["selector"].iloc[0]
+    return result.over[np.isfinite(result.loss_nats(selector, **level)).all(axis=1)]
 
 
 def over_tau_column(result: Result) -> np.ndarray:

@@ -10,14 +10,15 @@ Result rest on the same resamples. Recoveries are of the targets over tau.
     net             recovery(k) - max(0, placebo(k))                                           [ours]
 
 ``selector`` may be ``best``: the lowest L_k of all selectors. ``far_context`` may be ``net``. Where a frame is of one k
-only, its function takes ``k``, by default 4 or the closest that was measured. All raise `UserError` where recovery is
-undefined: no target over tau, or gains that sum to nothing.
+only, its function takes ``k``, by default 4 or the closest that was measured. `recovery` and `losses` have every level
+(level, unit and sinks of the choices); the others are of one, as text where it was measured, and `of_each_level` has
+them of each. All raise `UserError` where recovery is undefined: no target over tau, or gains that sum to nothing.
 Shapes: n sampled targets, m of them over tau with finished choices, K values of k.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -28,46 +29,30 @@ import pandas as pd
 from analysis.faithfulness import CONTEXT_LENGTHS, EXACT, row_pearson, row_spearman
 from analysis.kinds import KINDS, KINDS_BY_THEMSELVES, kinds_of_tokens
 from analysis.result import SELECTION, Result
-from analysis.stats.bootstrap import (
-    Statistic,
-    by_clusters,
-    count_clusters,
-    difference,
-)
+from analysis.stats.bootstrap import count_clusters
 from analysis.stats.measured import (
-    ALL,
     BEST,
     NET,
     PLACEBO,
     TRUE,
     Measured,
+    bootstrap_of,
     choose_k,
     default_selector,
-    mean_loss,
-    nats,
+    each_level,
+    finished_rows,
     over_tau_column,
-    recoveries,
-    recovery_of,
-    refuse_without_gain,
     selecting_gain_nats,
-    sums_of,
 )
-from analysis.stats.show import interval_text
-from analysis.stats.sums import Columns, Sums
-from olmo_sparsity.util.errors import UserError
 
 GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)
 """Inner edges of the bins of L_short - L_long; those not above tau are left out. [ours]"""
-NO_COPIES = "no near copy"
-"""The group of the targets over tau that are no near copies of training text."""
 FAR = "all far tokens"
 """Stands beside the selectors in what they choose."""
 DISTANCE_BINS = 8
 """At most so many bins of the distance, equally wide on a logarithmic scale. [ours]"""
 SHARE_NEEDED = 0.9
 """Of L_short - L_long: a target has what it needs when k tokens recover so much. [ours]"""
-COMPARABLE = "has every far context"
-"""The group of the targets that `placebos` is about."""
 BLIND_FORMS = ("kl", "tv")
 """What the name of a selector's target-blind forms ends with."""
 LARGEST = "largest"
@@ -77,24 +62,21 @@ ENOUGH_NATS = 0.1
 CHANCE = "chance"
 """Stands beside the selectors in `faithfulness`: two random choices."""
 INTERVAL = ["value", "low", "high"]
+OF_CHOICE = ["selector", "far_context", "k"]
 
 
 def counts(result: Result) -> dict[str, int]:
     """How much was measured: targets (of all trainings together), targets_over_tau, targets_measured (finished),
     documents, documents_over_tau, and where the texts have groups groups, groups_over_tau; trainings.
 
-    What captions say, and `analysis.stats.bootstrap.by_clusters` and `few_clusters` read.
+    What captions say, and `analysis.stats.bootstrap.by_clusters` reads.
     """
-    targets = result.targets
-    over = targets.iloc[Measured(result).over if len(result.choices) else []]
-    clusters = {
-        suffix: count_clusters(
-            rows["text"].to_numpy(), rows["group"].to_numpy() if "group" in rows else None, suffix
-        )
-        for rows, suffix in ((targets, ""), (over, "_over_tau"))
-    }
-    sizes = {"targets": len(targets), "targets_over_tau": len(result.over), "targets_measured": len(over)}
-    return sizes | clusters[""] | clusters["_over_tau"] | {"trainings": len(result.trainings)}
+    targets, finished = result.targets, finished_rows(result)
+    sizes = {"targets": len(targets), "targets_over_tau": len(result.over), "targets_measured": len(finished)}
+    for rows, suffix in ((targets, ""), (targets.iloc[finished], "_over_tau")):
+        groups = rows["group"].to_numpy() if "group" in rows else None
+        sizes |= count_clusters(rows["text"].to_numpy(), groups, suffix)
+    return sizes | {"trainings": len(result.trainings)}
 
 
 def of_trainings(numbers: Callable[..., pd.DataFrame], result: Result, **options: Any) -> pd.DataFrame:
@@ -108,86 +90,37 @@ def of_trainings(numbers: Callable[..., pd.DataFrame], result: Result, **options
     return pd.concat(frames, ignore_index=True)
 
 
-def findings(result: Result) -> str:
-    """The main numbers in a few lines, and what to call next: what `print(result)` shows."""
-    settings, size = result.settings, counts(result)
-    block = settings.get("targets_per_block", 1)
-    said = [
-        f"{settings['model']} on {settings['texts']}: N {settings['n_long']}, M {settings['n_short']}, B {block}; "
-        f"{size['targets']:,} targets of {size['documents']:,} documents"
-    ]
-    if size["trainings"] > 1:
-        said[0] += f", {size['trainings']} trainings together"
-    if len(result.targets) == 0:
-        return said[0]
-    share = {name: interval_text(row, percent=True) for name, row in _by_name(shares(result))}
-    said.append(
-        f"{size['targets_over_tau']:,} gain more than {nats(settings['tau_nats'])} from the long context: "
-        f"{share['share_over_tau']} % of all; {share['share_below_minus_tau']} % lose more"
-    )
-    if result.gain_nats.sum() > 0:
-        said.append(f"they hold {share['share_of_gain']} % of the net gain of all")
-    for name, row in _by_name(persistence(result)):
-        if name == "share_still_over_tau":
-            said.append(f"under the model that evaluates {interval_text(row, percent=True)} % of them do")
-    if size["targets_measured"] < size["targets_over_tau"]:
-        said.append(f"unfinished: {size['targets_measured']:,} measured so far")
-    try:
-        frame = recovery(result)
-    except UserError as error:
-        return "\n".join([*said, str(error)])
-    selector, k = default_selector(result.selectors), choose_k(result.ks)
-    rows = frame[(frame["selector"] == selector) & (frame["k"] == k) & (frame["level"] == "text")]
-    of_contexts = [
-        f"{'recovery' if row['far_context'] == TRUE else row['far_context']} {interval_text(row, percent=True)} %"
-        for row in rows.to_dict("records")
-    ]
-    by = by_clusters(size, "_over_tau")
-    said += [
-        f"{selector}, k = {k}: {', '.join(of_contexts)}",
-        f"[95 % interval] {by}; net: recovery minus the placebo, where positive",
-        'next: .recovery(), .kinds(), .distances() and more are frames; .figure2("figure2.png"); .xray(0)',
-    ]
-    return "\n".join(said)
-
-
-def _by_name(frame: pd.DataFrame) -> list[tuple[str, dict[str, float]]]:
-    return [(row["name"], row) for row in frame.to_dict("records")]
+def of_each_level(numbers: Callable[..., pd.DataFrame], result: Result, **options: Any) -> pd.DataFrame:
+    """``numbers`` at each level, in the columns level, unit and sinks: how chosen tokens were given back."""
+    frames = [numbers(at_level, **options).assign(**level) for level, at_level in each_level(result)]
+    return pd.concat(frames, ignore_index=True)
 
 
 def recovery(result: Result, **bootstrap: int) -> pd.DataFrame:
     """selector, far_context ("true", "placebo", "net"), level, unit, sinks, k, value, low, high."""
-    rows = [
-        row
-        for given_back, measured, sums in _of_each_level(result, bootstrap)
-        for row in _recovery_rows(given_back, sums, measured.names, measured.ks, ALL)
-    ]
+    rows = []
+    for level, at_level in each_level(result):
+        measured = Measured(at_level, **bootstrap)
+        rows += measured.recovery_rows(level, measured.names, measured.ks)
     return _frame(rows, *SELECTION, "k")
 
 
 def losses(result: Result, **bootstrap: int) -> pd.DataFrame:
     """Mean L_k in nats over the targets over tau: columns of `recovery`, far_context "true" and "placebo"."""
-    rows = [
-        {**given_back, "selector": selector, "far_context": context, "k": k}
-        | asdict(sums.interval(mean_loss(sums, selector, context, k)))
-        for given_back, measured, sums in _of_each_level(result, bootstrap)
-        for selector in measured.names
-        for k in measured.ks
-        for context in measured.far_contexts
-    ]
+    rows = []
+    for level, at_level in each_level(result):
+        measured = Measured(at_level, **bootstrap)
+        for selector in measured.names:
+            means = {
+                context: measured.draws(measured.losses[selector, context])
+                for context in measured.far_contexts
+            }
+            for column, k in enumerate(measured.ks):
+                for context, draws in means.items():
+                    interval = measured.bootstrap.interval(draws[:, column])
+                    keys = {"selector": selector, "far_context": context, "k": k}
+                    rows.append(level | keys | asdict(interval))
     return _frame(rows, *SELECTION, "k")
-
-
-def _of_each_level(
-    result: Result, bootstrap: Mapping[str, int]
-) -> Iterator[tuple[dict[str, Any], Measured, Sums]]:
-    """For each way in which chosen tokens were given back: level, unit and sinks, what was measured, and its sums."""
-    refuse_without_gain(result)
-    for given_back in result.choices[SELECTION[2:]].drop_duplicates().to_dict("records"):
-        measured = Measured(result, **given_back)
-        columns = measured.of_group(ALL, measured.ks)
-        columns["short over tau"] = measured.column(measured.short_nats)
-        yield given_back, measured, sums_of(result, columns, **bootstrap)
 
 
 def shares(result: Result, **bootstrap: int) -> pd.DataFrame:
@@ -200,22 +133,22 @@ def shares(result: Result, **bootstrap: int) -> pd.DataFrame:
     """
     targets, gain, over = result.targets, result.gain_nats, over_tau_column(result)
     short, long = (targets[f"loss_{name}_nats"].to_numpy(np.float64) for name in ("short", "long"))
-    table = _Ratios(result, {"one": np.ones(len(targets)), "gain": gain})
-    table.columns["measured"] = Measured(result).column(1.0) if len(result.choices) else over
+    one, finished = np.ones(len(targets)), over
+    if len(result.choices):
+        finished = np.isin(np.arange(len(targets)), finished_rows(result)).astype(np.float64)
     below_minus_tau = selecting_gain_nats(result) < -result.settings["tau_nats"]
-    for name, values, denominator in (
-        ("loss_short_nats", short, "one"),
-        ("loss_long_nats", long, "one"),
-        ("gain_nats", gain, "one"),
-        ("absolute_gain_nats", np.abs(gain), "one"),
-        ("share_over_tau", over, "one"),
-        ("share_below_minus_tau", below_minus_tau, "one"),
-        ("share_of_gain", gain * over, "gain"),
-        ("loss_short_over_tau_nats", short * table.columns["measured"], "measured"),
-        ("loss_long_over_tau_nats", long * table.columns["measured"], "measured"),
-    ):
-        table.add(values, denominator, name=name)
-    return table.frame("name", **bootstrap)
+    ratios = {
+        "loss_short_nats": (short, one),
+        "loss_long_nats": (long, one),
+        "gain_nats": (gain, one),
+        "absolute_gain_nats": (np.abs(gain), one),
+        "share_over_tau": (over, one),
+        "share_below_minus_tau": (below_minus_tau, one),
+        "share_of_gain": (gain * over, gain),
+        "loss_short_over_tau_nats": (short * finished, finished),
+        "loss_long_over_tau_nats": (long * finished, finished),
+    }
+    return _of_targets(result, ratios, **bootstrap)
 
 
 def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
@@ -224,28 +157,32 @@ def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
     name, value, low, high. Names: selecting_gain_nats, gain_nats (means over the targets over tau, under the model that
     selects and the one that evaluates), share_still_over_tau (under the one that evaluates).
     """
-    over = over_tau_column(result)
-    table = _Ratios(result, {"over": over})
-    if result.crossfit:
-        still_over = result.gain_nats > result.settings["tau_nats"]
-        table.add(over * selecting_gain_nats(result), "over", name="selecting_gain_nats")
-        table.add(over * result.gain_nats, "over", name="gain_nats")
-        table.add(over * still_over, "over", name="share_still_over_tau")
-    return table.frame("name", **bootstrap)
+    if not result.crossfit:
+        return _frame([], "name")
+    over, gain = over_tau_column(result), result.gain_nats
+    ratios = {
+        "selecting_gain_nats": (over * selecting_gain_nats(result), over),
+        "gain_nats": (over * gain, over),
+        "share_still_over_tau": (over * (gain > result.settings["tau_nats"]), over),
+    }
+    return _of_targets(result, ratios, **bootstrap)
 
 
 def differences(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
     """The default selector minus every other, paired: first, second, far_context ("net", "true"), k, value, low,
     high."""
-    measured, k = _measured(result, k)
-    sums = sums_of(result, measured.of_group(ALL, [k]), **bootstrap)
-    first = default_selector(measured.names)
+    measured, k = Measured(result, **bootstrap), choose_k(result.ks, k)
+    names, column = measured.names, measured.ks.index(k)
+    first = default_selector(names)
+    of_first = measured.recoveries(first)
     rows = []
-    for second in measured.names:
-        for context in (NET, TRUE) if second != first and PLACEBO in measured.far_contexts else ():
-            pair = [recovery_of(sums, selector, context, k) for selector in (first, second)]
-            keys = {"first": first, "second": second, "far_context": context, "k": k}
-            rows.append(keys | asdict(sums.interval(difference(*pair))))
+    for second in names if NET in of_first else ():
+        if second != first:
+            of_second = measured.recoveries(second)
+            for context in (NET, TRUE):
+                draws = of_first[context][:, column] - of_second[context][:, column]
+                keys = {"first": first, "second": second, "far_context": context, "k": k}
+                rows.append(keys | asdict(measured.bootstrap.interval(draws)))
     return _frame(rows, "first", "second", "far_context", "k")
 
 
@@ -256,20 +193,15 @@ def gain_bins(result: Result, k: int | None = None, **bootstrap: int) -> pd.Data
     The selecting model's gain decides, as it does for tau. A bin of the evaluating model's gain would hold targets by
     chance of that model, which cross-fitting is to avoid.
     """
-    measured, k = _measured(result, k)
+    measured, k = Measured(result, **bootstrap), choose_k(result.ks, k)
     gain = selecting_gain_nats(result)[measured.over]
-    edges = gain_edges(result.settings["tau_nats"])
-    members = {pair: (gain > pair[0]) & (gain <= pair[1]) for pair in pairwise(edges)}
-    columns: Columns = {}
-    for pair, inside in members.items():
-        columns |= measured.of_group(pair, [k], inside)
-    sums = sums_of(result, columns, **bootstrap)
     rows = []
-    for pair, inside in members.items():
-        keys = {"from_nats": pair[0], "to_nats": pair[1], "n_targets": int(inside.sum())}
+    for low, high in pairwise(gain_edges(result.settings["tau_nats"])):
+        inside = (gain > low) & (gain <= high)
+        keys = {"from_nats": low, "to_nats": high, "n_targets": int(inside.sum())}
         keys["n_documents"] = len(np.unique(measured.document[inside]))
-        rows += _recovery_rows(keys, sums, measured.names, [k], pair)
-    return _frame(rows, "from_nats", "to_nats", "n_targets", "n_documents", "selector", "far_context", "k")
+        rows += measured.recovery_rows(keys, measured.names, [k], inside)
+    return _frame(rows, "from_nats", "to_nats", "n_targets", "n_documents", *OF_CHOICE)
 
 
 def gain_edges(tau_nats: float) -> list[float]:
@@ -283,22 +215,20 @@ def near_copies(result: Result, k: int | None = None, **bootstrap: int) -> pd.Da
     name, selector, far_context, k, n_targets, value, low, high. Names: share (of all targets), share_over_tau,
     recovery.
     """
-    names = ("name", "selector", "far_context", "k", "n_targets")
+    names = ("name", *OF_CHOICE, "n_targets")
     if "near_copy" not in result.targets:
         return _frame([], *names)
-    measured, k = _measured(result, k)
+    measured, k = Measured(result, **bootstrap), choose_k(result.ks, k)
     copies, over = result.targets["near_copy"].to_numpy(np.float64), over_tau_column(result)
-    columns: Columns = {
-        "one": np.ones(len(copies)), "over": over, "copies": copies, "copies over": copies * over,
-        **measured.of_group(NO_COPIES, [k], 1 - copies[measured.over]),
-    }  # fmt: skip
-    sums = sums_of(result, columns, **bootstrap)
+    ratios = {"share": (copies, np.ones(len(copies))), "share_over_tau": (copies * over, over)}
     rows: list[dict[str, Any]] = [
-        {"name": name, "n_targets": int(columns[above].sum())} | asdict(sums.ratio(above, below))
-        for name, above, below in (("share", "copies", "one"), ("share_over_tau", "copies over", "over"))
+        {"name": name, "n_targets": int(above.sum())}
+        | asdict(measured.bootstrap.ratio_interval(above, below))
+        for name, (above, below) in ratios.items()
     ]
-    rest = {"name": "recovery", "n_targets": int(sums.total(("targets", NO_COPIES)))}
-    return _frame(rows + _recovery_rows(rest, sums, measured.selectors, [k], NO_COPIES), *names)
+    others = 1 - copies[measured.over]
+    keys = {"name": "recovery", "n_targets": int(others.sum())}
+    return _frame(rows + measured.recovery_rows(keys, measured.selectors, [k], others), *names)
 
 
 # --- which dependencies the far context carries [ours] (docs/method.md, 2.6) ---
@@ -311,31 +241,30 @@ def kinds(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFram
     far_context, k, value, low, high. Names: share (of all targets), share_over_tau (of those over tau), gain_nats (mean
     of all of the kind), recovery (with selector, far_context and k).
     """
-    measured, k = _measured(result, k)
+    measured, k = Measured(result, **bootstrap), choose_k(result.ks, k)
     targets, over = result.targets, over_tau_column(result)
     kind_of_target = targets["kind"].to_numpy()
-    present = sorted(set(kind_of_target), key=lambda kind: (*KINDS, kind).index(kind))
-    columns: Columns = {"one": np.ones(len(targets)), "over": over}
-    for kind in present:
-        members = (kind_of_target == kind).astype(np.float64)
-        columns["share", kind], columns["share_over_tau", kind] = members, members * over
-        columns["gain_nats", kind] = members * result.gain_nats
-        columns |= measured.of_group(kind, [k], members[measured.over])
-    sums = sums_of(result, columns, **bootstrap)
     rows: list[dict[str, Any]] = []
-    for kind in present:
+    for kind in sorted(set(kind_of_target), key=lambda kind: (*KINDS, kind).index(kind)):
+        members = (kind_of_target == kind).astype(np.float64)
         of_kind = targets[(kind_of_target == kind) & targets["over_tau"]]
         keys = {
             "kind": kind,
-            "n_targets": int((kind_of_target == kind).sum()),
+            "n_targets": int(members.sum()),
             "n_targets_over_tau": len(of_kind),
             "n_documents_over_tau": of_kind["text"].nunique(),
             "n_groups_over_tau": of_kind["group"].nunique() if "group" in targets else np.nan,
         }
-        for name, below in (("share", "one"), ("share_over_tau", "over"), ("gain_nats", ("share", kind))):
-            rows.append(keys | {"name": name} | asdict(sums.ratio((name, kind), below)))
-        rows += _recovery_rows(keys | {"name": "recovery"}, sums, measured.names, [k], kind)
-    return _frame(rows, *keys, "name", "selector", "far_context", "k")
+        for name, above, below in (
+            ("share", members, np.ones(len(targets))),
+            ("share_over_tau", members * over, over),
+            ("gain_nats", members * result.gain_nats, members),
+        ):
+            interval = measured.bootstrap.ratio_interval(above, below)
+            rows.append(keys | {"name": name} | asdict(interval))
+        keys["name"] = "recovery"
+        rows += measured.recovery_rows(keys, measured.names, [k], members[measured.over])
+    return _frame(rows, *keys, *OF_CHOICE)
 
 
 def distance_edges(n_long: int, n_short: int) -> list[int]:
@@ -353,10 +282,10 @@ def distances(result: Result, k: int | None = None, **bootstrap: int) -> pd.Data
     selector, far_context, k, from_tokens, to_tokens (not included), uniform (share of tokens drawn uniformly), value,
     low, high.
     """
-    measured, k = _measured(result, k)
+    measured, k = Measured(result, **bootstrap), choose_k(result.ks, k)
     n_long = result.settings["n_long"]
     edges = distance_edges(n_long, result.settings["n_short"])
-    table = _Ratios(result, {"selected": measured.column(float(k))})
+    rows = []
     for selector in measured.selectors:
         for context in measured.far_contexts:
             back = n_long - measured.of_choices("selected", selector, context)[:, :k]
@@ -364,8 +293,8 @@ def distances(result: Result, k: int | None = None, **bootstrap: int) -> pd.Data
                 inside = ((back >= low) & (back < high)).sum(axis=1)
                 keys = {"selector": selector, "far_context": context, "k": k, "from_tokens": low}
                 keys |= {"to_tokens": high, "uniform": (high - low) / result.n_far}
-                table.add(measured.column(inside), "selected", **keys)
-    return table.frame(**bootstrap)
+                rows.append(keys | measured.ratio(inside, k))
+    return _frame(rows, *OF_CHOICE, "from_tokens", "to_tokens", "uniform")
 
 
 def picks(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
@@ -374,15 +303,14 @@ def picks(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFram
     selector, far_context, k, kind, value, low, high; no rows without texts. What stands out from all far tokens in the
     placebo too is a taste of the selector, not a need of the target.
     """
-    names = ("selector", "far_context", "k", "kind")
     texts = [training.texts for training in result.trainings]
     if any(frame is None or frame.empty for frame in texts):
-        return _frame([], *names)
-    measured, k = _measured(result, k)
+        return _frame([], *OF_CHOICE, "kind")
+    measured, k = Measured(result, **bootstrap), choose_k(result.ks, k)
     pieces = pd.concat(texts).drop_duplicates("block").set_index("block")
     block = result.targets["target_id"].to_numpy()[measured.over] // result.settings["targets_per_block"]
     has_text = np.isin(block, pieces.index)
-    table = _Ratios(result, {"has_text": measured.column(has_text)})
+    rows = []
     for context in measured.far_contexts:
         of_block = {
             number: np.array(kinds_of_tokens(strings)[: result.n_far])
@@ -398,8 +326,8 @@ def picks(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFram
                 share = np.zeros(len(block))
                 share[has_text] = (of_tokens == kind).mean(axis=1)
                 keys = {"selector": selector, "far_context": context, "k": k, "kind": kind}
-                table.add(measured.column(share), "has_text", **keys)
-    return table.frame(**bootstrap)
+                rows.append(keys | measured.ratio(share, has_text))
+    return _frame(rows, *OF_CHOICE, "kind")
 
 
 def tokens_needed(result: Result, **bootstrap: int) -> pd.DataFrame:
@@ -409,9 +337,9 @@ def tokens_needed(result: Result, **bootstrap: int) -> pd.DataFrame:
     context only). Only targets that gain anything count: under cross-fitting a target may lose by the long context of
     the model that evaluates, and has then nothing to recover.
     """
-    measured, _ = _measured(result)
+    measured = Measured(result, **bootstrap)
     gains = measured.gain_nats > 0
-    table = _Ratios(result, {"gains": measured.column(gains)})
+    rows = []
     for selector in measured.names:
         for context in measured.far_contexts:
             saved = measured.short_nats[:, None] - measured.losses[selector, context]
@@ -419,11 +347,11 @@ def tokens_needed(result: Result, **bootstrap: int) -> pd.DataFrame:
             reached = np.logical_or.accumulate(enough, axis=1) & gains[:, None]
             keys = {"selector": selector, "far_context": context, "n_targets": int(gains.sum())}
             for column, k in enumerate(measured.ks):
-                table.add(measured.column(reached[:, column]), "gains", name="reached", k=k, **keys)
+                rows.append({"name": "reached", **keys, "k": k} | measured.ratio(reached[:, column], gains))
             if context == TRUE:
                 never = gains & ~reached[:, -1]
-                table.add(measured.column(never), "gains", name="never", k=measured.ks[-1], **keys)
-    return table.frame("name", "selector", "far_context", "k", "n_targets", **bootstrap)
+                rows.append({"name": "never", **keys, "k": measured.ks[-1]} | measured.ratio(never, gains))
+    return _frame(rows, "name", *OF_CHOICE, "n_targets")
 
 
 # --- the parts of a recovery (docs/method.md, 2.3) ---
@@ -444,41 +372,34 @@ def placebos(result: Result, **bootstrap: int) -> pd.DataFrame:
     contexts = result.far_contexts
     if set(contexts) <= {TRUE, PLACEBO}:
         return _frame([], *names)
-    measured, _ = _measured(result)
-    has = [np.isfinite(measured.losses[measured.selectors[0], context]).all(axis=1) for context in contexts]
-    comparable = np.all(has, axis=0)
+    measured = Measured(result, **bootstrap)
+    of_contexts = [measured.losses[measured.selectors[0], context] for context in contexts]
+    comparable = np.isfinite(of_contexts).all(axis=(0, 2))
     if not comparable.any():
         return _frame([], *names)
-    columns = measured.of_group(COMPARABLE, measured.ks, comparable * 1.0, contexts)
-    sums = sums_of(result, columns, **bootstrap)
-    rows: list[dict[str, Any]] = []
-
-    def add(
-        name: str, selector: str, context: str, k: int, statistic: Statistic, blind: str | None = None
-    ) -> None:
-        keys = {"name": name, "selector": selector, "blind": blind, "far_context": context, "k": k}
-        rows.append(keys | {"n_targets": int(comparable.sum())} | asdict(sums.interval(statistic)))
-
-    for selector in measured.names:
-        for context in contexts:
-            for k in measured.ks:
-                add("recovery", selector, context, k, recovery_of(sums, selector, context, k, COMPARABLE))
-    pairs = [(signed, f"{signed}-{form}") for signed in measured.selectors for form in BLIND_FORMS]
-    for signed, blind in pairs:
-        for k in measured.ks if blind in measured.selectors else ():
-            of_blind = {context: recovery_of(sums, blind, context, k, COMPARABLE) for context in contexts}
-            of_signed = recovery_of(sums, signed, PLACEBO, k, COMPARABLE)
-            own = of_blind.pop(TRUE)
-            largest = _largest_positive(list(of_blind.values()))
-            add("selection_bias", signed, PLACEBO, k, difference(of_signed, of_blind[PLACEBO]), blind)
-            for context, statistic in (of_blind | {LARGEST: largest}).items():
-                add("common_context", signed, context, k, statistic, blind)
-            add("specific", signed, TRUE, k, difference(own, largest), blind)
+    recoveries = {name: measured.recoveries(name, comparable, contexts) for name in measured.names}
+    parts = [
+        ("recovery", selector, None, context, draws)
+        for selector, of_selector in recoveries.items()
+        for context, draws in of_selector.items()
+        if context != NET
+    ]
+    for signed in measured.selectors:
+        for blind in (f"{signed}-{form}" for form in BLIND_FORMS if f"{signed}-{form}" in recoveries):
+            common = {context: recoveries[blind][context] for context in contexts if context != TRUE}
+            bias = recoveries[signed][PLACEBO] - common[PLACEBO]
+            common[LARGEST] = np.maximum(np.max(list(common.values()), axis=0), 0.0)
+            specific = recoveries[blind][TRUE] - common[LARGEST]
+            parts.append(("selection_bias", signed, blind, PLACEBO, bias))
+            parts += [("common_context", signed, blind, context, draws) for context, draws in common.items()]
+            parts.append(("specific", signed, blind, TRUE, specific))
+    rows = [
+        dict(zip(names, (*keys, k, int(comparable.sum())), strict=True))
+        | asdict(measured.bootstrap.interval(draws[:, column]))
+        for *keys, draws in parts
+        for column, k in enumerate(measured.ks)
+    ]
     return _frame(rows, *names)
-
-
-def _largest_positive(statistics: Sequence[Statistic]) -> Statistic:
-    return lambda sums: np.maximum(np.max([statistic(sums) for statistic in statistics], axis=0), 0.0)
 
 
 # --- faithfulness, as the attribution field measures it (docs/method.md, 2.8) ---
@@ -495,8 +416,8 @@ def faithfulness(result: Result, **bootstrap: int) -> pd.DataFrame:
         lds, r2                                               summed influence against the loss on random subsets
         overlap (by k), spearman                              against `EXACT`; the overlap of selector `CHANCE` is k / F
     """
-    measured, _ = _measured(result)
-    table = _Ratios(result, {}, cut=False)
+    measured = Measured(result, **bootstrap)
+    rows = []
     for selector in measured.names:
         of_contexts = {
             context: _measures_of(measured, selector, context) for context in measured.far_contexts
@@ -505,51 +426,41 @@ def faithfulness(result: Result, **bootstrap: int) -> pd.DataFrame:
             for (name, k), values in measures.items():
                 if np.isfinite(of_contexts[TRUE][name, k]).any():
                     defined = np.isfinite(values)
+                    draws = measured.draws(np.where(defined, values, 0.0), defined)
                     keys = {"name": name, "selector": selector, "far_context": context, "k": k}
-                    table.columns["defined", *keys.values()] = measured.column(defined)
-                    values = measured.column(np.where(defined, values, 0.0))
-                    table.add(values, ("defined", *keys.values()), **keys)
-    frame = table.frame(**bootstrap)
+                    rows.append(keys | asdict(measured.bootstrap.interval(draws)))
+    frame = _frame(rows, "name", *OF_CHOICE)
     for names, least in ((("overlap", "r2"), 0.0), (("lds", "spearman"), -1.0)):  # which no mean leaves
-        rows = frame["name"].isin(names)
-        frame.loc[rows, ["low", "high"]] = frame.loc[rows, ["low", "high"]].clip(least, 1.0)
-    chance = {"name": "overlap", "selector": CHANCE, "far_context": TRUE, "k": measured.ks}
-    return pd.concat(
-        [frame, pd.DataFrame(chance).assign(value=np.array(measured.ks) / result.n_far)], ignore_index=True
-    )
+        of_names = frame["name"].isin(names)
+        frame.loc[of_names, ["low", "high"]] = frame.loc[of_names, ["low", "high"]].clip(least, 1.0)
+    chance = pd.DataFrame({"name": "overlap", "selector": CHANCE, "far_context": TRUE, "k": measured.ks})
+    chance["value"] = chance["k"] / result.n_far
+    return pd.concat([frame, chance], ignore_index=True)
 
 
 def _measures_of(measured: Measured, selector: str, context: str) -> dict[tuple[str, int | None], np.ndarray]:
     """Values of one selector in one far context by name and k, (m,) each, NaN where undefined."""
-    values = _of_ks(
-        "sufficiency", measured.ks, measured.losses[selector, context] - measured.long_nats[:, None]
-    )
-    if selector == BEST:
-        return values
-    there = measured.result.choices.columns
-    if "comprehensiveness_nats" in there:
-        drops = measured.of_choices("comprehensiveness_nats", selector, context)
-        values |= _of_ks("comprehensiveness", measured.ks, drops)
-    if "subset_loss_nats" in there:
-        influence, losses = (
+    there, ks = measured.result.choices.columns, measured.ks
+    of_ks = {"sufficiency": measured.losses[selector, context] - measured.long_nats[:, None]}
+    if "comprehensiveness_nats" in there and selector != BEST:
+        of_ks["comprehensiveness"] = measured.of_choices("comprehensiveness_nats", selector, context)
+    values: dict[tuple[str, int | None], np.ndarray] = {}
+    for name, columns in of_ks.items():
+        values |= {(f"{name}_nats", k): column for k, column in zip(ks, columns.T, strict=True)}
+        values[f"{name}_aopc_nats", None] = columns.mean(axis=1)
+    if "subset_loss_nats" in there and selector != BEST:
+        subsets = (
             measured.of_choices(name, selector, context) for name in ("subset_influence", "subset_loss_nats")
         )
+        influence, losses = subsets
         values["lds", None] = row_spearman(influence, -losses)
         values["r2", None] = row_pearson(influence, losses) ** 2
-    if EXACT in measured.selectors and selector != EXACT:
+    if EXACT in measured.selectors and selector not in (EXACT, BEST):
         chosen, exact = (measured.of_choices("selected", name, context) for name in (selector, EXACT))
-        values |= {("overlap", k): overlap(chosen[:, :k], exact[:, :k]) for k in measured.ks}
+        values |= {("overlap", k): overlap(chosen[:, :k], exact[:, :k]) for k in ks}
         if "leave_one_out_spearman" in there:
             values["spearman", None] = measured.of_choices("leave_one_out_spearman", selector, context)
     return values
-
-
-def _of_ks(name: str, ks: Sequence[int], values: np.ndarray) -> dict[tuple[str, int | None], np.ndarray]:
-    """Each column of values (m, K), and their mean: ERASER's AOPC."""
-    of_ks: dict[tuple[str, int | None], np.ndarray] = {
-        (f"{name}_nats", k): values[:, column] for column, k in enumerate(ks)
-    }
-    return of_ks | {(f"{name}_aopc_nats", None): values.mean(axis=1)}
 
 
 def overlap(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -565,59 +476,29 @@ def contexts(result: Result, **bootstrap: int) -> pd.DataFrame:
     L_long).
     """
     targets, over = result.targets, over_tau_column(result)
-    table = _Ratios(result, {"one": np.ones(len(targets)), "over": over})
+    one, ratios = np.ones(len(targets)), {}
     if "loss_short_from_0_nats" in targets:
         cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
-        table.add(cost, "one", name="gap_cost_nats")
-        table.add(cost * over, "over", name="gap_cost_over_tau_nats")
-    for length in CONTEXT_LENGTHS:
-        if (name := f"loss_of_{length}_nats") in targets:
-            enough = targets[name] <= targets["loss_long_nats"] + ENOUGH_NATS
-            table.add(enough.to_numpy(), "one", name="share_enough", length=length)
-    return table.frame("name", "length", **bootstrap)
+        ratios["gap_cost_nats"] = (cost, one)
+        ratios["gap_cost_over_tau_nats"] = (cost * over, over)
+    frame = _of_targets(result, ratios, **bootstrap)
+    enough = {
+        length: ((targets[name] <= targets["loss_long_nats"] + ENOUGH_NATS).to_numpy(np.float64), one)
+        for length in CONTEXT_LENGTHS
+        if (name := f"loss_of_{length}_nats") in targets
+    }
+    shares = _of_targets(result, enough, **bootstrap).rename(columns={"name": "length"})
+    frame = pd.concat([frame, shares.assign(name="share_enough")], ignore_index=True)
+    return frame[["name", "length", *INTERVAL]]
 
 
-class _Ratios:
-    """Rows whose numbers are a sum over all targets divided by another one, a column of ``denominators``.
-
-    ``cut``: intervals of shares, at 0 and 1 (`Sums.ratio`).
-    """
-
-    def __init__(self, result: Result, denominators: Columns, *, cut: bool = True):
-        self.result, self.columns, self.cut = result, denominators, cut
-        self.rows: list[tuple[dict[str, Any], Hashable]] = []
-
-    def add(self, values: np.ndarray, denominator: Hashable, **keys: Any) -> None:
-        """A row with these keys; ``values``: (n,)."""
-        self.columns[len(self.rows)] = np.asarray(values, dtype=np.float64)
-        self.rows.append((keys, denominator))
-
-    def frame(self, *names: str, **bootstrap: int) -> pd.DataFrame:
-        """All rows, their keys in the order of ``names`` or, without, in that of the first row."""
-        sums = sums_of(self.result, self.columns, **bootstrap)
-        rows = []
-        for place, (keys, below) in enumerate(self.rows):
-            interval = sums.ratio(place, below) if self.cut else sums.interval(sums.statistic(place, below))
-            rows.append(keys | asdict(interval))
-        return _frame(rows, *(names or self.rows[0][0]))
-
-
-def _measured(result: Result, k: int | None = None) -> tuple[Measured, int]:
-    """The losses as text, and the k that is shown. Raises `UserError` where recovery is undefined."""
-    refuse_without_gain(result)
-    return Measured(result), choose_k(result.ks, k)
-
-
-def _recovery_rows(
-    keys: Mapping[str, Any], sums: Sums, selectors: Iterable[str], ks: Sequence[int], group: Hashable
-) -> list[dict[str, Any]]:
-    """The rows of every selector, k and far context, of one group."""
-    return [
-        {**keys, "selector": selector, "far_context": context, "k": k} | asdict(interval)
-        for selector in selectors
-        for k in ks
-        for context, interval in recoveries(sums, selector, k, group).items()
-    ]
+def _of_targets(
+    result: Result, ratios: Mapping[Any, tuple[np.ndarray, np.ndarray]], **bootstrap: int
+) -> pd.DataFrame:
+    """name, value, low, high: of each name the sum of values over all targets over the sum of others, (n,) both."""
+    of_all = bootstrap_of(result, **bootstrap)
+    rows = [{"name": name, **asdict(of_all.ratio_interval(*pair))} for name, pair in ratios.items()]
+    return _frame(rows, "name")
 
 
 def _frame(rows: Sequence[Mapping[str, Any]], *names: str) -> pd.DataFrame:

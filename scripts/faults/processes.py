@@ -38,7 +38,7 @@ IMPORTS = (
     "olmo_sparsity.training.zero",
     "analysis.engine",
     "analysis.figures.dependencies",
-    "analysis.stats.tables",
+    "analysis.stats.summary",
 )
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
