@@ -165,7 +165,7 @@ class Result:
         values = self.choices[column].to_numpy()[rows]
         values = np.stack(values) if values.dtype == object else values
         found = np.full((len(self.over), *values.shape[1:]), np.nan)
-        found[self._over_of_choice[rows]] = values
+        found[self.over_of_choice[rows]] = values
         return found
 
     @cached_property
@@ -173,8 +173,8 @@ class Result:
         return dict(self.choices.groupby(SELECTION, observed=True).indices)
 
     @cached_property
-    def _over_of_choice(self) -> np.ndarray:
-        """Of every row of `choices`, the place of its target in `over`."""
+    def over_of_choice(self) -> np.ndarray:
+        """Of every row of `choices`, the place of its target in `over`, (rows,)."""
         keys = ["training", "target_id"] if "training" in self.choices else ["target_id"]
         place = pd.Series(
             np.arange(len(self.over)), pd.MultiIndex.from_frame(self.targets.iloc[self.over][keys])

@@ -37,9 +37,8 @@ from analysis.probes.models import (
     save_probe,
 )
 from analysis.segments import Segments, sample_segments
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, count_clusters, difference
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, count_clusters
 from analysis.stats.show import show
-from analysis.stats.sums import Columns, Sums
 from olmo_sparsity.util.arguments import Parser, whole_number, whole_numbers
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import progress as show_progress
@@ -367,18 +366,26 @@ class _Means:
         by_text = sums.pivot(index="text", columns=["number", *key], values="sum")
         # every model reads the same windows
         counts = sums[sums["number"] == 0].pivot(index="text", columns=key, values="count")
-        columns: Columns = {("count", span): counts[span].to_numpy() for span in counts}
-        columns |= {(key[0], key[1:]): by_text[key].to_numpy() for key in by_text}
+        self.counts = {span: counts[span].to_numpy() for span in counts}
+        self.by_text = by_text
         groups = None
         if "group" in sums:
             groups = sums.drop_duplicates("text").set_index("text")["group"].loc[by_text.index].to_numpy()
         self.spans: list[tuple[str, int, int]] = sorted(counts)
-        self.sums = Sums(
-            columns, by_text.index.to_numpy(), groups=groups, labels=labels, resamples=resamples, seed=seed
+        self.labels = labels
+        self.bootstrap = ClusterBootstrap(
+            by_text.index.to_numpy(), groups=groups, labels=labels, resamples=resamples, seed=seed
         )
 
-    def mean(self, number: int, span: tuple[str, int, int]) -> Statistic:
-        return self.sums.mean_over_seeds(number, span, ("count", span))
+    def mean(self, number: int, span: tuple[str, int, int]) -> np.ndarray:
+        """Draws of the mean over the seeds of a model."""
+        label = list(dict.fromkeys(self.labels))[number]
+        of_seeds = [
+            self.bootstrap.ratio(self.by_text[c, *span].to_numpy(), self.counts[span])
+            for c, other in enumerate(self.labels)
+            if other == label
+        ]
+        return self.bootstrap.over_seeds(number, of_seeds)
 
 
 def _of_losses(
@@ -387,13 +394,13 @@ def _of_losses(
     """Name, span and interval of the numbers of a model; ``number`` counts the models by label."""
     for span in means.spans:
         of_model, of_first = means.mean(number, span), means.mean(0, span)
-        yield OF_BIN, span[1:], means.sums.interval(of_model)
-        yield DIFFERENCE, span[1:], means.sums.interval(difference(of_model, of_first))
+        yield OF_BIN, span[1:], means.bootstrap.interval(of_model)
+        yield DIFFERENCE, span[1:], means.bootstrap.interval(of_model - of_first)
     last_below = [span for length in lengths for span in means.spans if span[2] == length]
     for span in last_below:
-        yield OF_LENGTH, span[1:], means.sums.interval(means.mean(number, span))
-        rise = difference(means.mean(number, span), means.mean(number, last_below[0]))
-        yield RISE, span[1:], means.sums.interval(rise)
+        yield OF_LENGTH, span[1:], means.bootstrap.interval(means.mean(number, span))
+        rise = means.mean(number, span) - means.mean(number, last_below[0])
+        yield RISE, span[1:], means.bootstrap.interval(rise)
 
 
 def _of_attention(
@@ -401,9 +408,11 @@ def _of_attention(
 ) -> Iterator[tuple[str, tuple[int, int], Any]]:
     """As `_of_losses`, of the attention."""
     for span in means.spans:
-        statistic = means.mean(number, span)
-        interval = means.sums.share(statistic, ("count", span)) if span[0] == ZEROS else None
-        yield span[0], span[1:], interval or means.sums.interval(statistic)
+        mean = means.mean(number, span)
+        interval = means.bootstrap.interval(mean)
+        if span[0] == ZEROS:
+            interval = means.bootstrap.share(mean, means.counts[span].sum())
+        yield span[0], span[1:], interval
 
 
 # --- the command ---

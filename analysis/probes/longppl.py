@@ -37,14 +37,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from analysis.segments import sample_segments
 from analysis.stats.bootstrap import (
     DEFAULT_RESAMPLES,
+    ClusterBootstrap,
     Interval,
-    Statistic,
     by_clusters,
     count_clusters,
-    difference,
 )
 from analysis.stats.show import show
-from analysis.stats.sums import Columns, Sums
 from olmo_sparsity.util.arguments import Parser, finite_number, out_folder, seed_number, whole_number
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
@@ -291,41 +289,47 @@ def longppl_numbers(
     ``text`` (n,) is each segment's, and ``group`` (n,) the group of it.
     """
     columns = _columns(losses, alpha_nats, beta_nats)
-    sums = Sums(columns, text, groups=group, resamples=resamples, seed=seed)
+    bootstrap = ClusterBootstrap(text, groups=group, resamples=resamples, seed=seed)
     rows = [
-        {"name": name, "form": form, "value": interval.value, "low": interval.low, "high": interval.high}
-        for name, form, interval in _intervals(sums)
+        {"name": name, "form": form, **vars(interval)}
+        for name, form, interval in _intervals(columns, bootstrap)
     ]
     return pd.DataFrame(rows)
 
 
-def _intervals(sums: Sums) -> Iterator[tuple[str, str, Interval]]:
-    """Name, form and interval of every number; ``sums`` has the `_columns`."""
-    share = {form: sums.statistic(f"key {form}", "one") for form in FORMS}
-    longppl = {form: _exp(sums.statistic(f"long of key {form}", f"key {form}")) for form in FORMS}
-    yield "ppl", "both", sums.interval(_exp(sums.statistic("long", "one")))
+def _intervals(
+    columns: dict[str, np.ndarray], bootstrap: ClusterBootstrap
+) -> Iterator[tuple[str, str, Interval]]:
+    """Name, form and interval of every number, from the `_columns`."""
+
+    def mean(above: str, below: str = "one") -> np.ndarray:
+        return bootstrap.ratio(columns[above], columns[below])
+
+    share = {form: mean(f"key {form}") for form in FORMS}
+    longppl = {form: np.exp(mean(f"long of key {form}", f"key {form}")) for form in FORMS}
+    yield "ppl", "both", bootstrap.interval(np.exp(mean("long")))
     for form in FORMS:
-        yield "key_tokens", form, sums.interval(_total(sums.index[f"key {form}"]))
-        yield "share", form, sums.share(share[form], "one")
-        yield "longppl", form, sums.interval(longppl[form])
-        yield "ppl_short", form, sums.interval(_exp(sums.statistic(f"short {form}", "one")))
-        yield "mean_lsd_nats", form, sums.ratio(f"lsd {form}", "one")
-    yield "jaccard", "both", sums.ratio("both", "either")
+        yield "key_tokens", form, bootstrap.interval(bootstrap.sums(columns[f"key {form}"]))
+        yield "share", form, bootstrap.share(share[form], columns["one"].sum())
+        yield "longppl", form, bootstrap.interval(longppl[form])
+        yield "ppl_short", form, bootstrap.interval(np.exp(mean(f"short {form}")))
+        yield "mean_lsd_nats", form, bootstrap.ratio_interval(columns[f"lsd {form}"], columns["one"])
+    yield "jaccard", "both", bootstrap.ratio_interval(columns["both"], columns["either"])
     for form in FORMS:
-        in_both = sums.statistic("both", f"key {form}")
-        yield f"share_of_{form}", "both", sums.share(in_both, f"key {form}")
-    correlation = _correlation(*(sums.index[name] for name in ("one", *_MOMENTS)))
-    yield "lsd_correlation", "both", sums.interval(correlation)
-    yield "share_difference", "both", sums.interval(difference(share["exact"], share["published"]))
-    yield "longppl_difference", "both", sums.interval(difference(longppl["exact"], longppl["published"]))
+        in_both = mean("both", f"key {form}")
+        yield f"share_of_{form}", "both", bootstrap.share(in_both, columns[f"key {form}"].sum())
+    correlation = _correlation(*(mean(name) for name in _MOMENTS))
+    yield "lsd_correlation", "both", bootstrap.interval(correlation)
+    yield "share_difference", "both", bootstrap.interval(share["exact"] - share["published"])
+    yield "longppl_difference", "both", bootstrap.interval(longppl["exact"] - longppl["published"])
 
 
-def _columns(losses: TargetLosses, alpha_nats: float, beta_nats: float) -> Columns:
+def _columns(losses: TargetLosses, alpha_nats: float, beta_nats: float) -> dict[str, np.ndarray]:
     """Sums over the targets of each segment, which share its text; each (n,)."""
     long = losses.long
     key = {form: key_tokens(long, losses.short[form], alpha_nats, beta_nats) for form in FORMS}
     lsd = {form: losses.short[form] - long for form in FORMS}
-    columns: Columns = {"one": np.ones_like(long), "long": long}
+    columns: dict[str, np.ndarray] = {"one": np.ones_like(long), "long": long}
     for form in FORMS:
         columns[f"short {form}"] = losses.short[form]
         columns[f"key {form}"] = key[form]
@@ -338,28 +342,14 @@ def _columns(losses: TargetLosses, alpha_nats: float, beta_nats: float) -> Colum
     return {name: column.sum(axis=1, dtype=np.float64) for name, column in columns.items()}
 
 
-def _total(column: int) -> Statistic:
-    return lambda sums: sums[..., column]
-
-
-def _exp(statistic: Statistic) -> Statistic:
-    """From a mean loss to a perplexity."""
-    return lambda sums: np.exp(statistic(sums))
-
-
-def _correlation(one: int, x: int, y: int, xx: int, yy: int, xy: int) -> Statistic:
-    """Pearson correlation from columns of ones, values, squares and products; NaN where one of both is constant."""
-
-    def statistic(sums: np.ndarray) -> np.ndarray:
-        mean_x, mean_y, square_x, square_y, product = (
-            sums[..., column] / sums[..., one] for column in (x, y, xx, yy, xy)
-        )
-        variance = (square_x - mean_x**2) * (square_y - mean_y**2)
-        varies = variance > 0
-        root = np.sqrt(np.where(varies, variance, 1.0))
-        return np.where(varies, (product - mean_x * mean_y) / root, np.nan)
-
-    return statistic
+def _correlation(
+    mean_x: np.ndarray, mean_y: np.ndarray, square_x: np.ndarray, square_y: np.ndarray, product: np.ndarray
+) -> np.ndarray:
+    """Draws of Pearson's correlation from those of mean values, squares and product; NaN where one is constant."""
+    variance = (square_x - mean_x**2) * (square_y - mean_y**2)
+    varies = variance > 0
+    root = np.sqrt(np.where(varies, variance, 1.0))
+    return np.where(varies, (product - mean_x * mean_y) / root, np.nan)
 
 
 # --- the command ---

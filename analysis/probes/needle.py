@@ -51,11 +51,10 @@ from analysis.probes.models import (
 )
 from analysis.segments import Segments, sample_segments
 from analysis.selectors import check_selector
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, count_clusters, difference
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, count_clusters
 from analysis.stats.measured import PLACEBO, TRUE
 from analysis.stats.numbers import CHANCE
 from analysis.stats.show import show
-from analysis.stats.sums import Columns, Sums
 from analysis.synthetic.planted import KS, chance_recall, found_at, selected_columns
 from olmo_sparsity.util.arguments import Parser, finite_number, several, texts, whole_number, whole_numbers
 from olmo_sparsity.util.errors import UserError
@@ -244,17 +243,16 @@ def recall_of_needles(
     what = f"recall, {label}"
     with show_progress(what, 2 * len(options.selectors), "selectors", enabled=progress) as advance:
         for name in options.selectors:
-            shares: Columns = {"one": np.ones(len(text))}
+            shares: dict[tuple[str, int], np.ndarray] = {}
             for far_context, some in ((TRUE, contexts), (PLACEBO, placebos)):
                 selected = selected_columns(name, scorer, some, seed, max(ks))
                 recall = found_at(selected, planted, ks).mean(axis=2)  # (n, K)
                 shares |= {(far_context, k): of_k for k, of_k in zip(ks, recall.T, strict=True)}
                 advance(1)
-            sums = Sums(shares, text, groups=group, seed=seed)
+            bootstrap, one = ClusterBootstrap(text, groups=group, seed=seed), np.ones(len(text))
             rows += [
-                {"selector": name, "far_context": far, "k": k, **vars(sums.ratio((far, k), "one"))}
-                for far in (TRUE, PLACEBO)
-                for k in ks
+                {"selector": name, "far_context": far, "k": k, **vars(bootstrap.ratio_interval(of_k, one))}
+                for (far, k), of_k in shares.items()
             ]
     chance = {"selector": CHANCE, "far_context": TRUE, "low": math.nan, "high": math.nan}
     return rows + [{**chance, "k": k, "value": chance_recall(k, contexts.n_far)} for k in ks]
@@ -523,7 +521,8 @@ def needle_numbers(rows: pd.DataFrame, key_tokens: int, *, resamples: int, seed:
     """The frame `Needles.cells`, from its ``rows``."""
     of_samples = rows.drop_duplicates("sample").sort_values("sample")
     labels = rows.drop_duplicates("number").sort_values("number")["label"].tolist()
-    columns: Columns = {"one": np.ones(len(of_samples))}
+    one = np.ones(len(of_samples))
+    columns: dict[tuple[int, str, Cell], np.ndarray] = {}
     cells: dict[Cell, None] = {}
     for (c, k, length, depth), some in rows.groupby(
         ["number", "value_tokens", "length", "depth"], dropna=False, sort=False
@@ -531,9 +530,8 @@ def needle_numbers(rows: pd.DataFrame, key_tokens: int, *, resamples: int, seed:
         cell = Cell(k, length, None if math.isnan(depth) else depth)
         cells[cell] = None
         some = some.sort_values("sample")
-        columns |= {(c, (name, cell)): some[name].to_numpy(dtype=float) for name in ("loss_nats", "exact")}
-    sums = Sums(
-        columns,
+        columns |= {(c, name, cell): some[name].to_numpy(dtype=float) for name in ("loss_nats", "exact")}
+    bootstrap = ClusterBootstrap(
         of_samples["text"].to_numpy(),
         groups=of_samples["group"].to_numpy() if "group" in rows else None,
         labels=labels,
@@ -541,8 +539,13 @@ def needle_numbers(rows: pd.DataFrame, key_tokens: int, *, resamples: int, seed:
         seed=seed,
     )
 
-    def mean(number: int, name: str, cell: Cell) -> Statistic:
-        return sums.mean_over_seeds(number, (name, cell), "one")
+    def mean(number: int, name: str, cell: Cell) -> np.ndarray:
+        """Draws of the mean over the seeds of a model."""
+        label = list(dict.fromkeys(labels))[number]
+        of_seeds = [
+            bootstrap.ratio(columns[c, name, cell], one) for c, other in enumerate(labels) if other == label
+        ]
+        return bootstrap.over_seeds(number, of_seeds)
 
     numbers = []
     for number, label in enumerate(dict.fromkeys(labels)):
@@ -556,26 +559,22 @@ def needle_numbers(rows: pd.DataFrame, key_tokens: int, *, resamples: int, seed:
                     for each in like
                     if (each.value_tokens, each.length) == (cell.value_tokens, cell.length)
                 ]
-                over_depths = _mean_of([mean(number, "exact", each) for each in like])
+                over_depths = np.mean([mean(number, "exact", each) for each in like], axis=0)
                 intervals = {
-                    "exact": sums.share(over_depths, "one"),
-                    "absent_exact": sums.share(exact, "one"),
-                    "absent_loss_nats": sums.interval(loss),
+                    "exact": bootstrap.share(over_depths, len(one)),
+                    "absent_exact": bootstrap.share(exact, len(one)),
+                    "absent_loss_nats": bootstrap.interval(loss),
                 }
             else:
                 of_cell["distance_tokens"] = cell.length - cell.start(key_tokens) - key_tokens
                 absent = mean(number, "loss_nats", Cell(cell.value_tokens, cell.length, None))
                 intervals = {
-                    "exact": sums.share(exact, "one"),
-                    "loss_nats": sums.interval(loss),
-                    "gain_nats": sums.interval(difference(absent, loss)),
+                    "exact": bootstrap.share(exact, len(one)),
+                    "loss_nats": bootstrap.interval(loss),
+                    "gain_nats": bootstrap.interval(absent - loss),
                 }
             numbers += [{"name": name, **of_cell, **vars(each)} for name, each in intervals.items()]
     return pd.DataFrame(numbers).astype({"depth": float})
-
-
-def _mean_of(statistics: Sequence[Statistic]) -> Statistic:
-    return lambda sums: np.mean([statistic(sums) for statistic in statistics], axis=0)
 
 
 def _recalls(labels: list[str], of_models: Sequence[list[dict[str, Any]]]) -> pd.DataFrame:

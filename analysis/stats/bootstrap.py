@@ -94,11 +94,11 @@ class ClusterBootstrap:
         self._ends: list[int] = ends.tolist()
         self._weights = [np.full((ends[-1], number), 1 / number) for number in seeds]
         """Of the seeds of each model in each draw, (1 + R, seeds)."""
-        first = ends[-1] - sum(repeated)
-        for weights, number in zip(self._weights, seeds, strict=True):
-            if number > 1:
-                weights[first : first + number] = (1 - np.eye(number)) / (number - 1)
-                first += number
+        first = self._ends[-1] - sum(repeated)
+        for weights, seed_count in zip(self._weights, seeds, strict=True):
+            if seed_count > 1:
+                weights[first : first + seed_count] = (1 - np.eye(seed_count)) / (seed_count - 1)
+                first += seed_count
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Σ of ``values`` over the targets of the sample and of each resample: (n,) to (1 + R,), (n, C) to (1 + R, C).

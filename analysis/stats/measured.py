@@ -38,7 +38,7 @@ AS_TEXT = {"level": "text", "unit": "token", "sinks": 0}
 
 
 def levels(result: Result) -> list[dict[str, Any]]:
-    """Level, unit and sinks of the choices, each once, as they first appear."""
+    """Level, unit and sinks of the choices, each once, in the order in which they were measured."""
     return result.choices[SELECTION[2:]].drop_duplicates().to_dict("records")
 
 
@@ -53,8 +53,7 @@ def at_level(result: Result, level: dict[str, Any]) -> Result:
 def each_level(result: Result) -> Iterator[tuple[dict[str, Any], Result]]:
     """Every level, and the result at it. Raises `UserError` where recovery is undefined."""
     refuse_without_gain(result)
-    for level in levels(result):
-        yield level, at_level(result, level)
+    return ((level, at_level(result, level)) for level in levels(result))
 
 
 class Measured:
@@ -66,19 +65,20 @@ class Measured:
     much, not how to find them without the answer; the placebo's best is what the same search finds in text that has
     nothing to do with the target. It is the evaluating model that takes the lowest, so `BEST` is never cross-fitted.
 
-    ``bootstrap``: its resamples and seed. Raises `UserError` where recovery is undefined.
+    ``k`` is that of what is shown at one k, see `choose_k`; ``bootstrap``: its resamples and seed. Raises `UserError`
+    where recovery is undefined.
     """
 
-    def __init__(self, result: Result, **bootstrap: int):
+    def __init__(self, result: Result, k: int | None = None, **bootstrap: int):
         refuse_without_gain(result)
-        self.result, self.options = result, bootstrap
         there = levels(result)
         self.level: dict[str, Any] = AS_TEXT if AS_TEXT in there else there[0]
-        self.ks = result.ks
-        chosen = at_level(result, self.level).choices["selector"].unique()
-        self.selectors = [selector for selector in result.selectors if selector in chosen]
-        self.finished = np.isfinite(result.loss_nats(self.selectors[0], **self.level)).all(axis=1)
-        """Which of the targets in ``result.over`` have choices."""
+        self.result, self.options = at_level(result, self.level), bootstrap
+        self.ks, self.k = result.ks, choose_k(result.ks, k)
+        chosen_by = self.result.choices["selector"].unique()
+        self.selectors = [selector for selector in result.selectors if selector in chosen_by]
+        self.finished = np.unique(self.result.over_of_choice)
+        """Which of the targets in ``result.over`` have choices, (m,)."""
         self.over = result.over[self.finished]
         """(m,) rows of the targets."""
         targets = result.targets.iloc[self.over]
@@ -126,9 +126,18 @@ class Measured:
         """Draws of Σ above / Σ below over these targets, see `ClusterBootstrap.ratio`."""
         return self.bootstrap.ratio(self.column(above), self.column(below))
 
+    def interval(self, draws: np.ndarray) -> dict[str, float]:
+        """Value, low and high of draws (1 + R,)."""
+        return asdict(self.bootstrap.interval(draws))
+
     def ratio(self, above: np.ndarray, below: np.ndarray | float = 1.0) -> dict[str, float]:
         """Value, low and high of Σ above / Σ below over these targets, (m,) both; cut where it is a share."""
-        return asdict(self.bootstrap.ratio_interval(self.column(above), self.column(below)))
+        return self.ratio_of_all(self.column(above), self.column(below))
+
+    def ratio_of_all(self, above: np.ndarray, below: np.ndarray | None = None) -> dict[str, float]:
+        """`ratio` over all targets of the result, (n,) both; by default a mean."""
+        below = np.ones(len(above)) if below is None else below
+        return asdict(self.bootstrap.ratio_interval(above, below))
 
     def recoveries(
         self, selector: str, members: np.ndarray | float = 1.0, far_contexts: Sequence[str] | None = None
@@ -171,7 +180,7 @@ class Measured:
         return rows
 
 
-def bootstrap_of(result: Result, **options: int) -> ClusterBootstrap:
+def bootstrap_of(result: Result, **options: Any) -> ClusterBootstrap:
     """That of all targets of a result: by group and document, and by training where it is of several; ``options``:
     resamples and seed."""
     targets = result.targets
@@ -179,15 +188,6 @@ def bootstrap_of(result: Result, **options: int) -> ClusterBootstrap:
         targets[name].to_numpy() if name in targets else None for name in ("group", "training")
     )
     return ClusterBootstrap(targets["text"].to_numpy(), groups=groups, trainings=trainings, **options)
-
-
-def finished_rows(result: Result) -> np.ndarray:
-    """Rows of the targets over tau that have choices, ascending."""
-    if result.choices.empty:
-        return result.over[:0]
-    level = levels(result)[0]
-    selector = at_level(result, level).choices["selector"].iloc[0]
-    return result.over[np.isfinite(result.loss_nats(selector, **level)).all(axis=1)]
 
 
 def over_tau_column(result: Result) -> np.ndarray:
@@ -205,10 +205,8 @@ def default_selector(names: Iterable[str]) -> str:
     """The selector that others are compared with: `DEFAULT_SELECTOR`, else its signed form, else the first that is no
     control."""
     names = list(names)
-    for name in (DEFAULT_SELECTOR, SIGNED_SELECTOR):
-        if name in names:
-            return name
-    return next((name for name in names if name not in CONTROLS), names[0])
+    wanted = (DEFAULT_SELECTOR, SIGNED_SELECTOR, *(name for name in names if name not in CONTROLS), names[0])
+    return next(name for name in wanted if name in names)
 
 
 def choose_k(ks: Sequence[int], wanted: int | None = None) -> int:
@@ -222,18 +220,20 @@ def choose_k(ks: Sequence[int], wanted: int | None = None) -> int:
 
 def refuse_without_gain(result: Result) -> None:
     """Raise `UserError` where no recovery is defined: no target over tau, or gains that sum to nothing."""
-    n, tau = len(result.targets), nats(result.settings["tau_nats"])
-    if n == 0:
-        raise UserError("there are no targets; measure again with a shorter n_long or longer texts")
-    if len(result.over) == 0:
+    gain, over = result.gain_nats, result.over
+    if len(over) == 0:
+        largest = f" (the largest gain is {selecting_gain_nats(result).max():.3g})" if len(gain) else ""
         raise UserError(
-            f"no target above tau: none of {n:,} gains more than {tau} from the long context (the largest gain is "
-            f"{selecting_gain_nats(result).max():.3g}); measure with a lower tau, or with more targets"
+            f"no target above tau: none of {len(gain):,} gains more than {nats(result.settings['tau_nats'])} from the "
+            f"long context{largest}; measure with a lower tau, or with more targets"
         )
-    gain = result.gain_nats[result.over].sum()
-    if gain <= 0:
+    if result.choices.empty:
         raise UserError(
-            f"recovery is undefined: the gains of the {len(result.over):,} targets over tau sum to {gain:.3g} nats"
+            f"nothing was chosen yet for the {len(over):,} targets over tau; go on measuring them"
+        )
+    if gain[over].sum() <= 0:
+        raise UserError(
+            f"recovery is undefined: the gains of the {len(over):,} targets over tau sum to {gain[over].sum():.3g} nats"
             f"{' under the evaluating model' if result.crossfit else ''}; measure with more targets, or tau >= 0"
         )
 

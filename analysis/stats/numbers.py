@@ -9,18 +9,19 @@ Result rest on the same resamples. Recoveries are of the targets over tau.
     placebo         the same sums, L_k measured in the placebo far context, same denominator   [ours]
     net             recovery(k) - max(0, placebo(k))                                           [ours]
 
-``selector`` may be ``best``: the lowest L_k of all selectors. ``far_context`` may be ``net``. Where a frame is of one k
-only, its function takes ``k``, by default 4 or the closest that was measured. `recovery` and `losses` have every level
-(level, unit and sinks of the choices); the others are of one, as text where it was measured, and `of_each_level` has
-them of each. All raise `UserError` where recovery is undefined: no target over tau, or gains that sum to nothing.
+``selector`` may be ``best``: the lowest L_k of all selectors. ``far_context`` may be ``net``. A frame that is of one k
+only is of ``k``, by default 4 or the closest that was measured. `recovery` and `losses` have every level (level, unit
+and sinks of the choices); the others are of one, as text where it was measured, and `of_each_level` has them of each.
+All raise `UserError` where recovery is undefined: no target over tau, or gains that sum to nothing.
 Shapes: n sampled targets, m of them over tau with finished choices, K values of k.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from itertools import pairwise
+from functools import wraps
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,12 @@ from analysis.stats.measured import (
     TRUE,
     Measured,
     bootstrap_of,
-    choose_k,
     default_selector,
     each_level,
-    finished_rows,
     over_tau_column,
     selecting_gain_nats,
 )
+from analysis.stats.show import INTERVAL
 
 GAIN_EDGES_NATS = (1.0, 2.0, 3.0, 5.0)
 """Inner edges of the bins of L_short - L_long; those not above tau are left out. [ours]"""
@@ -61,8 +61,36 @@ ENOUGH_NATS = 0.1
 """A context is enough where its loss is at most so much above L_long. [ours]"""
 CHANCE = "chance"
 """Stands beside the selectors in `faithfulness`: two random choices."""
-INTERVAL = ["value", "low", "high"]
-OF_CHOICE = ["selector", "far_context", "k"]
+OF_CHOICE = ("selector", "far_context", "k")
+
+
+Row = dict[str, Any]
+Frame = Callable[..., pd.DataFrame]
+
+
+def frame_of(*names: str) -> Callable[[Callable[[Measured], Iterable[Row]]], Frame]:
+    """Make a function that yields rows one that gives the frame of a Result, with columns ``names`` and the interval.
+
+    What it is given is at one level; where ``names`` has the level, at each in turn.
+    """
+
+    def decorate(rows_of: Callable[[Measured], Iterable[Row]]) -> Frame:
+        @wraps(rows_of)
+        def numbers(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
+            if "level" not in names:
+                return _frame(rows_of(Measured(result, k, **bootstrap)), *names)
+            of_levels = [(level, rows_of(Measured(one, k, **bootstrap))) for level, one in each_level(result)]
+            return _frame((level | row for level, rows in of_levels for row in rows), *names)
+
+        return numbers
+
+    return decorate
+
+
+def of_each_level(numbers: Callable[..., pd.DataFrame], result: Result, **options: Any) -> pd.DataFrame:
+    """``numbers`` at each level, in the columns level, unit and sinks: how chosen tokens were given back."""
+    frames = [numbers(one, **options).assign(**level) for level, one in each_level(result)]
+    return pd.concat(frames, ignore_index=True)
 
 
 def counts(result: Result) -> dict[str, int]:
@@ -71,7 +99,7 @@ def counts(result: Result) -> dict[str, int]:
 
     What captions say, and `analysis.stats.bootstrap.by_clusters` reads.
     """
-    targets, finished = result.targets, finished_rows(result)
+    targets, finished = result.targets, result.over[np.unique(result.over_of_choice)]
     sizes = {"targets": len(targets), "targets_over_tau": len(result.over), "targets_measured": len(finished)}
     for rows, suffix in ((targets, ""), (targets.iloc[finished], "_over_tau")):
         groups = rows["group"].to_numpy() if "group" in rows else None
@@ -79,48 +107,22 @@ def counts(result: Result) -> dict[str, int]:
     return sizes | {"trainings": len(result.trainings)}
 
 
-def of_trainings(numbers: Callable[..., pd.DataFrame], result: Result, **options: Any) -> pd.DataFrame:
-    """``numbers`` of each training by itself, with the columns training and training_seed before them."""
-    frames = []
-    for number, training in enumerate(result.trainings):
-        frame = numbers(training, **options)
-        frame.insert(0, "training", number)
-        frame.insert(1, "training_seed", training.settings["training_seed"])
-        frames.append(frame)
-    return pd.concat(frames, ignore_index=True)
-
-
-def of_each_level(numbers: Callable[..., pd.DataFrame], result: Result, **options: Any) -> pd.DataFrame:
-    """``numbers`` at each level, in the columns level, unit and sinks: how chosen tokens were given back."""
-    frames = [numbers(at_level, **options).assign(**level) for level, at_level in each_level(result)]
-    return pd.concat(frames, ignore_index=True)
-
-
-def recovery(result: Result, **bootstrap: int) -> pd.DataFrame:
+@frame_of(*SELECTION, "k")
+def recovery(measured: Measured) -> Iterator[Row]:
     """selector, far_context ("true", "placebo", "net"), level, unit, sinks, k, value, low, high."""
-    rows = []
-    for level, at_level in each_level(result):
-        measured = Measured(at_level, **bootstrap)
-        rows += measured.recovery_rows(level, measured.names, measured.ks)
-    return _frame(rows, *SELECTION, "k")
+    yield from measured.recovery_rows({}, measured.names, measured.ks)
 
 
-def losses(result: Result, **bootstrap: int) -> pd.DataFrame:
+@frame_of(*SELECTION, "k")
+def losses(measured: Measured) -> Iterator[Row]:
     """Mean L_k in nats over the targets over tau: columns of `recovery`, far_context "true" and "placebo"."""
-    rows = []
-    for level, at_level in each_level(result):
-        measured = Measured(at_level, **bootstrap)
-        for selector in measured.names:
-            means = {
-                context: measured.draws(measured.losses[selector, context])
-                for context in measured.far_contexts
-            }
-            for column, k in enumerate(measured.ks):
-                for context, draws in means.items():
-                    interval = measured.bootstrap.interval(draws[:, column])
-                    keys = {"selector": selector, "far_context": context, "k": k}
-                    rows.append(level | keys | asdict(interval))
-    return _frame(rows, *SELECTION, "k")
+    for selector in measured.names:
+        means = {
+            context: measured.draws(measured.losses[selector, context]) for context in measured.far_contexts
+        }
+        for (column, k), (context, draws) in product(enumerate(measured.ks), means.items()):
+            keys = {"selector": selector, "far_context": context, "k": k}
+            yield keys | measured.interval(draws[:, column])
 
 
 def shares(result: Result, **bootstrap: int) -> pd.DataFrame:
@@ -135,20 +137,20 @@ def shares(result: Result, **bootstrap: int) -> pd.DataFrame:
     short, long = (targets[f"loss_{name}_nats"].to_numpy(np.float64) for name in ("short", "long"))
     one, finished = np.ones(len(targets)), over
     if len(result.choices):
-        finished = np.isin(np.arange(len(targets)), finished_rows(result)).astype(np.float64)
-    below_minus_tau = selecting_gain_nats(result) < -result.settings["tau_nats"]
-    ratios = {
-        "loss_short_nats": (short, one),
-        "loss_long_nats": (long, one),
-        "gain_nats": (gain, one),
-        "absolute_gain_nats": (np.abs(gain), one),
-        "share_over_tau": (over, one),
-        "share_below_minus_tau": (below_minus_tau, one),
-        "share_of_gain": (gain * over, gain),
-        "loss_short_over_tau_nats": (short * finished, finished),
-        "loss_long_over_tau_nats": (long * finished, finished),
+        finished = np.zeros(len(targets))
+        finished[result.over[result.over_of_choice]] = 1.0
+    ratios: Ratios = {
+        ("loss_short_nats",): (short, one),
+        ("loss_long_nats",): (long, one),
+        ("gain_nats",): (gain, one),
+        ("absolute_gain_nats",): (np.abs(gain), one),
+        ("share_over_tau",): (over, one),
+        ("share_below_minus_tau",): (selecting_gain_nats(result) < -result.settings["tau_nats"], one),
+        ("share_of_gain",): (gain * over, gain),
+        ("loss_short_over_tau_nats",): (short * finished, finished),
+        ("loss_long_over_tau_nats",): (long * finished, finished),
     }
-    return _of_targets(result, ratios, **bootstrap)
+    return _of_targets(result, ratios, "name", **bootstrap)
 
 
 def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
@@ -157,51 +159,46 @@ def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
     name, value, low, high. Names: selecting_gain_nats, gain_nats (means over the targets over tau, under the model that
     selects and the one that evaluates), share_still_over_tau (under the one that evaluates).
     """
-    if not result.crossfit:
-        return _frame([], "name")
-    over, gain = over_tau_column(result), result.gain_nats
-    ratios = {
-        "selecting_gain_nats": (over * selecting_gain_nats(result), over),
-        "gain_nats": (over * gain, over),
-        "share_still_over_tau": (over * (gain > result.settings["tau_nats"]), over),
-    }
-    return _of_targets(result, ratios, **bootstrap)
+    over, gain, ratios = over_tau_column(result), result.gain_nats, {}
+    if result.crossfit:
+        still_over = gain > result.settings["tau_nats"]
+        ratios = {
+            ("selecting_gain_nats",): (over * selecting_gain_nats(result), over),
+            ("gain_nats",): (over * gain, over),
+            ("share_still_over_tau",): (over * still_over, over),
+        }
+    return _of_targets(result, ratios, "name", **bootstrap)
 
 
-def differences(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
+@frame_of("first", "second", "far_context", "k")
+def differences(measured: Measured) -> Iterator[Row]:
     """The default selector minus every other, paired: first, second, far_context ("net", "true"), k, value, low,
     high."""
-    measured, k = Measured(result, **bootstrap), choose_k(result.ks, k)
-    names, column = measured.names, measured.ks.index(k)
-    first = default_selector(names)
+    first = default_selector(measured.names)
     of_first = measured.recoveries(first)
-    rows = []
-    for second in names if NET in of_first else ():
-        if second != first:
-            of_second = measured.recoveries(second)
-            for context in (NET, TRUE):
-                draws = of_first[context][:, column] - of_second[context][:, column]
-                keys = {"first": first, "second": second, "far_context": context, "k": k}
-                rows.append(keys | asdict(measured.bootstrap.interval(draws)))
-    return _frame(rows, "first", "second", "far_context", "k")
+    column = measured.ks.index(measured.k)
+    for second in measured.names if NET in of_first else ():
+        of_second = measured.recoveries(second)
+        for context in (NET, TRUE) if second != first else ():
+            draws = of_first[context][:, column] - of_second[context][:, column]
+            keys = {"first": first, "second": second, "far_context": context, "k": measured.k}
+            yield keys | measured.interval(draws)
 
 
-def gain_bins(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
+@frame_of("from_nats", "to_nats", "n_targets", "n_documents", *OF_CHOICE)
+def gain_bins(measured: Measured) -> Iterator[Row]:
     """Recovery by gain of the target: from_nats, to_nats (inclusive; inf), n_targets, n_documents, selector,
     far_context, k, value, low, high.
 
     The selecting model's gain decides, as it does for tau. A bin of the evaluating model's gain would hold targets by
     chance of that model, which cross-fitting is to avoid.
     """
-    measured, k = Measured(result, **bootstrap), choose_k(result.ks, k)
-    gain = selecting_gain_nats(result)[measured.over]
-    rows = []
-    for low, high in pairwise(gain_edges(result.settings["tau_nats"])):
+    gain = selecting_gain_nats(measured.result)[measured.over]
+    for low, high in pairwise(gain_edges(measured.result.settings["tau_nats"])):
         inside = (gain > low) & (gain <= high)
-        keys = {"from_nats": low, "to_nats": high, "n_targets": int(inside.sum())}
+        keys: Row = {"from_nats": low, "to_nats": high, "n_targets": int(inside.sum())}
         keys["n_documents"] = len(np.unique(measured.document[inside]))
-        rows += measured.recovery_rows(keys, measured.names, [k], inside)
-    return _frame(rows, "from_nats", "to_nats", "n_targets", "n_documents", *OF_CHOICE)
+        yield from measured.recovery_rows(keys, measured.names, [measured.k], inside)
 
 
 def gain_edges(tau_nats: float) -> list[float]:
@@ -209,42 +206,41 @@ def gain_edges(tau_nats: float) -> list[float]:
     return [tau_nats, *(edge for edge in GAIN_EDGES_NATS if edge > tau_nats), float("inf")]
 
 
-def near_copies(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
+@frame_of("name", *OF_CHOICE, "n_targets")
+def near_copies(measured: Measured) -> Iterator[Row]:
     """Targets in near copies of training text, and recovery without them; no rows where copies are unknown.
 
     name, selector, far_context, k, n_targets, value, low, high. Names: share (of all targets), share_over_tau,
     recovery.
     """
-    names = ("name", *OF_CHOICE, "n_targets")
-    if "near_copy" not in result.targets:
-        return _frame([], *names)
-    measured, k = Measured(result, **bootstrap), choose_k(result.ks, k)
-    copies, over = result.targets["near_copy"].to_numpy(np.float64), over_tau_column(result)
-    ratios = {"share": (copies, np.ones(len(copies))), "share_over_tau": (copies * over, over)}
-    rows: list[dict[str, Any]] = [
-        {"name": name, "n_targets": int(above.sum())}
-        | asdict(measured.bootstrap.ratio_interval(above, below))
-        for name, (above, below) in ratios.items()
-    ]
+    targets, over = measured.result.targets, over_tau_column(measured.result)
+    if "near_copy" not in targets:
+        return
+    copies = targets["near_copy"].to_numpy(np.float64)
+    yield {"name": "share", "n_targets": int(copies.sum())} | measured.ratio_of_all(copies)
+    of_tail = measured.ratio_of_all(copies * over, over)
+    yield {"name": "share_over_tau", "n_targets": int((copies * over).sum())} | of_tail
     others = 1 - copies[measured.over]
     keys = {"name": "recovery", "n_targets": int(others.sum())}
-    return _frame(rows + measured.recovery_rows(keys, measured.selectors, [k], others), *names)
+    yield from measured.recovery_rows(keys, measured.selectors, [measured.k], others)
 
 
 # --- which dependencies the far context carries [ours] (docs/method.md, 2.6) ---
 
 
-def kinds(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
+@frame_of(
+    *("kind", "n_targets", "n_targets_over_tau", "n_documents_over_tau", "n_groups_over_tau", "name"),
+    *OF_CHOICE,
+)
+def kinds(measured: Measured) -> Iterator[Row]:
     """Numbers of every kind of dependency that was sampled.
 
     kind, n_targets, n_targets_over_tau, n_documents_over_tau, n_groups_over_tau (NaN without groups), name, selector,
     far_context, k, value, low, high. Names: share (of all targets), share_over_tau (of those over tau), gain_nats (mean
     of all of the kind), recovery (with selector, far_context and k).
     """
-    measured, k = Measured(result, **bootstrap), choose_k(result.ks, k)
-    targets, over = result.targets, over_tau_column(result)
+    targets, over = measured.result.targets, over_tau_column(measured.result)
     kind_of_target = targets["kind"].to_numpy()
-    rows: list[dict[str, Any]] = []
     for kind in sorted(set(kind_of_target), key=lambda kind: (*KINDS, kind).index(kind)):
         members = (kind_of_target == kind).astype(np.float64)
         of_kind = targets[(kind_of_target == kind) & targets["over_tau"]]
@@ -255,16 +251,12 @@ def kinds(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFram
             "n_documents_over_tau": of_kind["text"].nunique(),
             "n_groups_over_tau": of_kind["group"].nunique() if "group" in targets else np.nan,
         }
-        for name, above, below in (
-            ("share", members, np.ones(len(targets))),
-            ("share_over_tau", members * over, over),
-            ("gain_nats", members * result.gain_nats, members),
-        ):
-            interval = measured.bootstrap.ratio_interval(above, below)
-            rows.append(keys | {"name": name} | asdict(interval))
+        yield {**keys, "name": "share", **measured.ratio_of_all(members)}
+        yield {**keys, "name": "share_over_tau", **measured.ratio_of_all(members * over, over)}
+        gain = members * measured.result.gain_nats
+        yield {**keys, "name": "gain_nats", **measured.ratio_of_all(gain, members)}
         keys["name"] = "recovery"
-        rows += measured.recovery_rows(keys, measured.names, [k], members[measured.over])
-    return _frame(rows, *keys, *OF_CHOICE)
+        yield from measured.recovery_rows(keys, measured.names, [measured.k], members[measured.over])
 
 
 def distance_edges(n_long: int, n_short: int) -> list[int]:
@@ -276,47 +268,42 @@ def distance_edges(n_long: int, n_short: int) -> list[int]:
     return np.unique(np.rint(edges).astype(int)).tolist()
 
 
-def distances(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
+@frame_of(*OF_CHOICE, "from_tokens", "to_tokens", "uniform")
+def distances(measured: Measured) -> Iterator[Row]:
     """How far back the first k chosen tokens stand, as a share of them per bin; position id c is N - c tokens back.
 
     selector, far_context, k, from_tokens, to_tokens (not included), uniform (share of tokens drawn uniformly), value,
     low, high.
     """
-    measured, k = Measured(result, **bootstrap), choose_k(result.ks, k)
-    n_long = result.settings["n_long"]
-    edges = distance_edges(n_long, result.settings["n_short"])
-    rows = []
-    for selector in measured.selectors:
-        for context in measured.far_contexts:
-            back = n_long - measured.of_choices("selected", selector, context)[:, :k]
-            for low, high in pairwise(edges):
-                inside = ((back >= low) & (back < high)).sum(axis=1)
-                keys = {"selector": selector, "far_context": context, "k": k, "from_tokens": low}
-                keys |= {"to_tokens": high, "uniform": (high - low) / result.n_far}
-                rows.append(keys | measured.ratio(inside, k))
-    return _frame(rows, *OF_CHOICE, "from_tokens", "to_tokens", "uniform")
+    settings, k = measured.result.settings, measured.k
+    edges = distance_edges(settings["n_long"], settings["n_short"])
+    for selector, context in product(measured.selectors, measured.far_contexts):
+        back = settings["n_long"] - measured.of_choices("selected", selector, context)[:, :k]
+        for low, high in pairwise(edges):
+            inside = ((back >= low) & (back < high)).sum(axis=1)
+            keys = {"selector": selector, "far_context": context, "k": k, "from_tokens": low}
+            keys |= {"to_tokens": high, "uniform": (high - low) / measured.result.n_far}
+            yield keys | measured.ratio(inside, k)
 
 
-def picks(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFrame:
+@frame_of(*OF_CHOICE, "kind")
+def picks(measured: Measured) -> Iterator[Row]:
     """What kind of tokens the first k are, and all far tokens (selector `FAR`), of the targets whose text is there.
 
     selector, far_context, k, kind, value, low, high; no rows without texts. What stands out from all far tokens in the
     placebo too is a taste of the selector, not a need of the target.
     """
+    result, k, n_far = measured.result, measured.k, measured.result.n_far
     texts = [training.texts for training in result.trainings]
     if any(frame is None or frame.empty for frame in texts):
-        return _frame([], *OF_CHOICE, "kind")
-    measured, k = Measured(result, **bootstrap), choose_k(result.ks, k)
+        return
     pieces = pd.concat(texts).drop_duplicates("block").set_index("block")
     block = result.targets["target_id"].to_numpy()[measured.over] // result.settings["targets_per_block"]
     has_text = np.isin(block, pieces.index)
-    rows = []
     for context in measured.far_contexts:
-        of_block = {
-            number: np.array(kinds_of_tokens(strings)[: result.n_far])
-            for number, strings in pieces["pieces" if context == TRUE else "placebo_pieces"].items()
-        }
-        far = np.array([of_block[number] for number in block[has_text]]).reshape(-1, result.n_far)
+        strings = pieces["pieces" if context == TRUE else "placebo_pieces"]
+        of_block = strings.map(lambda pieces: kinds_of_tokens(pieces)[:n_far])
+        far = np.array(of_block.loc[block[has_text]].to_list()).reshape(-1, n_far)
         for selector in (FAR, *measured.selectors):
             of_tokens = far
             if selector != FAR:
@@ -326,38 +313,34 @@ def picks(result: Result, k: int | None = None, **bootstrap: int) -> pd.DataFram
                 share = np.zeros(len(block))
                 share[has_text] = (of_tokens == kind).mean(axis=1)
                 keys = {"selector": selector, "far_context": context, "k": k, "kind": kind}
-                rows.append(keys | measured.ratio(share, has_text))
-    return _frame(rows, *OF_CHOICE, "kind")
+                yield keys | measured.ratio(share, has_text)
 
 
-def tokens_needed(result: Result, **bootstrap: int) -> pd.DataFrame:
+@frame_of("name", *OF_CHOICE, "n_targets")
+def tokens_needed(measured: Measured) -> Iterator[Row]:
     """Share of the targets that have `SHARE_NEEDED` of their gain from k tokens, or a smaller measured k.
 
     name, selector, far_context, k, n_targets, value, low, high. Names: reached; never (not from the largest k; true far
     context only). Only targets that gain anything count: under cross-fitting a target may lose by the long context of
     the model that evaluates, and has then nothing to recover.
     """
-    measured = Measured(result, **bootstrap)
-    gains = measured.gain_nats > 0
-    rows = []
-    for selector in measured.names:
-        for context in measured.far_contexts:
-            saved = measured.short_nats[:, None] - measured.losses[selector, context]
-            enough = saved >= SHARE_NEEDED * measured.gain_nats[:, None]
-            reached = np.logical_or.accumulate(enough, axis=1) & gains[:, None]
-            keys = {"selector": selector, "far_context": context, "n_targets": int(gains.sum())}
-            for column, k in enumerate(measured.ks):
-                rows.append({"name": "reached", **keys, "k": k} | measured.ratio(reached[:, column], gains))
-            if context == TRUE:
-                never = gains & ~reached[:, -1]
-                rows.append({"name": "never", **keys, "k": measured.ks[-1]} | measured.ratio(never, gains))
-    return _frame(rows, "name", *OF_CHOICE, "n_targets")
+    gains, ks = measured.gain_nats > 0, measured.ks
+    for selector, context in product(measured.names, measured.far_contexts):
+        saved = measured.short_nats[:, None] - measured.losses[selector, context]
+        enough = saved >= SHARE_NEEDED * measured.gain_nats[:, None]
+        reached = np.logical_or.accumulate(enough, axis=1) & gains[:, None]
+        keys = {"selector": selector, "far_context": context, "n_targets": int(gains.sum())}
+        for k, reached_at_k in zip(ks, reached.T, strict=True):
+            yield {"name": "reached", "k": k, **keys, **measured.ratio(reached_at_k, gains)}
+        if context == TRUE:
+            yield {"name": "never", "k": ks[-1], **keys, **measured.ratio(gains & ~reached[:, -1], gains)}
 
 
 # --- the parts of a recovery (docs/method.md, 2.3) ---
 
 
-def placebos(result: Result, **bootstrap: int) -> pd.DataFrame:
+@frame_of("name", "selector", "blind", "far_context", "k", "n_targets")
+def placebos(measured: Measured) -> Iterator[Row]:
     """Recovery in every far context, and its parts, of the targets that have every far context.
 
     name, selector, blind (name of its target-blind form; of parts only), far_context, k, n_targets, value, low, high.
@@ -368,44 +351,41 @@ def placebos(result: Result, **bootstrap: int) -> pd.DataFrame:
         common_context    what the blind one has in each placebo, and `LARGEST`: the largest of these that is positive
         specific          what the blind one has in its own text beyond the largest
     """
-    names = ("name", "selector", "blind", "far_context", "k", "n_targets")
-    contexts = result.far_contexts
-    if set(contexts) <= {TRUE, PLACEBO}:
-        return _frame([], *names)
-    measured = Measured(result, **bootstrap)
-    of_contexts = [measured.losses[measured.selectors[0], context] for context in contexts]
-    comparable = np.isfinite(of_contexts).all(axis=(0, 2))
-    if not comparable.any():
-        return _frame([], *names)
+    contexts, selectors = measured.result.far_contexts, measured.selectors
+    comparable = np.isfinite([measured.losses[selectors[0], context] for context in contexts]).all(
+        axis=(0, 2)
+    )
+    if set(contexts) <= {TRUE, PLACEBO} or not comparable.any():
+        return
+
+    def rows(
+        name: str, selector: str, context: str, draws: np.ndarray, blind: str | None = None
+    ) -> Iterator[Row]:
+        keys = {"name": name, "selector": selector, "blind": blind, "far_context": context}
+        for k, of_k in zip(measured.ks, draws.T, strict=True):
+            yield {**keys, "k": k, "n_targets": int(comparable.sum()), **measured.interval(of_k)}
+
     recoveries = {name: measured.recoveries(name, comparable, contexts) for name in measured.names}
-    parts = [
-        ("recovery", selector, None, context, draws)
-        for selector, of_selector in recoveries.items()
-        for context, draws in of_selector.items()
-        if context != NET
-    ]
-    for signed in measured.selectors:
-        for blind in (f"{signed}-{form}" for form in BLIND_FORMS if f"{signed}-{form}" in recoveries):
+    for selector, context in product(recoveries, contexts):
+        yield from rows("recovery", selector, context, recoveries[selector][context])
+    for signed, form in product(selectors, BLIND_FORMS):
+        blind = f"{signed}-{form}"
+        if blind in recoveries:
             common = {context: recoveries[blind][context] for context in contexts if context != TRUE}
             bias = recoveries[signed][PLACEBO] - common[PLACEBO]
             common[LARGEST] = np.maximum(np.max(list(common.values()), axis=0), 0.0)
             specific = recoveries[blind][TRUE] - common[LARGEST]
-            parts.append(("selection_bias", signed, blind, PLACEBO, bias))
-            parts += [("common_context", signed, blind, context, draws) for context, draws in common.items()]
-            parts.append(("specific", signed, blind, TRUE, specific))
-    rows = [
-        dict(zip(names, (*keys, k, int(comparable.sum())), strict=True))
-        | asdict(measured.bootstrap.interval(draws[:, column]))
-        for *keys, draws in parts
-        for column, k in enumerate(measured.ks)
-    ]
-    return _frame(rows, *names)
+            yield from rows("selection_bias", signed, PLACEBO, bias, blind)
+            for context, draws in common.items():
+                yield from rows("common_context", signed, context, draws, blind)
+            yield from rows("specific", signed, TRUE, specific, blind)
 
 
 # --- faithfulness, as the attribution field measures it (docs/method.md, 2.8) ---
 
 
-def faithfulness(result: Result, **bootstrap: int) -> pd.DataFrame:
+@frame_of("name", *OF_CHOICE)
+def faithfulness(measured: Measured) -> Iterator[Row]:
     """Means over the targets over tau for which a measure is defined; of what was measured.
 
     name, selector, far_context ("true", "placebo"), k (NaN of what has none), value, low, high. Names:
@@ -416,43 +396,38 @@ def faithfulness(result: Result, **bootstrap: int) -> pd.DataFrame:
         lds, r2                                               summed influence against the loss on random subsets
         overlap (by k), spearman                              against `EXACT`; the overlap of selector `CHANCE` is k / F
     """
-    measured = Measured(result, **bootstrap)
-    rows = []
+    least = {"overlap": 0.0, "r2": 0.0, "lds": -1.0, "spearman": -1.0}  # which no mean leaves, nor 1
     for selector in measured.names:
         of_contexts = {
             context: _measures_of(measured, selector, context) for context in measured.far_contexts
         }
         for context, measures in of_contexts.items():
             for (name, k), values in measures.items():
-                if np.isfinite(of_contexts[TRUE][name, k]).any():
-                    defined = np.isfinite(values)
-                    draws = measured.draws(np.where(defined, values, 0.0), defined)
-                    keys = {"name": name, "selector": selector, "far_context": context, "k": k}
-                    rows.append(keys | asdict(measured.bootstrap.interval(draws)))
-    frame = _frame(rows, "name", *OF_CHOICE)
-    for names, least in ((("overlap", "r2"), 0.0), (("lds", "spearman"), -1.0)):  # which no mean leaves
-        of_names = frame["name"].isin(names)
-        frame.loc[of_names, ["low", "high"]] = frame.loc[of_names, ["low", "high"]].clip(least, 1.0)
-    chance = pd.DataFrame({"name": "overlap", "selector": CHANCE, "far_context": TRUE, "k": measured.ks})
-    chance["value"] = chance["k"] / result.n_far
-    return pd.concat([frame, chance], ignore_index=True)
+                if not np.isfinite(of_contexts[TRUE][name, k]).any():
+                    continue
+                defined = np.isfinite(values)
+                row = measured.interval(measured.draws(np.where(defined, values, 0.0), defined))
+                if name in least:
+                    row |= {bound: float(np.clip(row[bound], least[name], 1.0)) for bound in ("low", "high")}
+                yield {"name": name, "selector": selector, "far_context": context, "k": k, **row}
+    for k in measured.ks:
+        value = k / measured.result.n_far
+        yield {"name": "overlap", "selector": CHANCE, "far_context": TRUE, "k": k, "value": value}
 
 
 def _measures_of(measured: Measured, selector: str, context: str) -> dict[tuple[str, int | None], np.ndarray]:
     """Values of one selector in one far context by name and k, (m,) each, NaN where undefined."""
-    there, ks = measured.result.choices.columns, measured.ks
+    there, ks = set() if selector == BEST else set(measured.result.choices), measured.ks
     of_ks = {"sufficiency": measured.losses[selector, context] - measured.long_nats[:, None]}
-    if "comprehensiveness_nats" in there and selector != BEST:
+    if "comprehensiveness_nats" in there:
         of_ks["comprehensiveness"] = measured.of_choices("comprehensiveness_nats", selector, context)
     values: dict[tuple[str, int | None], np.ndarray] = {}
     for name, columns in of_ks.items():
         values |= {(f"{name}_nats", k): column for k, column in zip(ks, columns.T, strict=True)}
         values[f"{name}_aopc_nats", None] = columns.mean(axis=1)
-    if "subset_loss_nats" in there and selector != BEST:
-        subsets = (
-            measured.of_choices(name, selector, context) for name in ("subset_influence", "subset_loss_nats")
-        )
-        influence, losses = subsets
+    if "subset_loss_nats" in there:
+        influence = measured.of_choices("subset_influence", selector, context)
+        losses = measured.of_choices("subset_loss_nats", selector, context)
         values["lds", None] = row_spearman(influence, -losses)
         values["r2", None] = row_pearson(influence, losses) ** 2
     if EXACT in measured.selectors and selector not in (EXACT, BEST):
@@ -476,30 +451,32 @@ def contexts(result: Result, **bootstrap: int) -> pd.DataFrame:
     L_long).
     """
     targets, over = result.targets, over_tau_column(result)
-    one, ratios = np.ones(len(targets)), {}
+    ratios: Ratios = {}
+    one = np.ones(len(targets))
     if "loss_short_from_0_nats" in targets:
         cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
-        ratios["gap_cost_nats"] = (cost, one)
-        ratios["gap_cost_over_tau_nats"] = (cost * over, over)
-    frame = _of_targets(result, ratios, **bootstrap)
-    enough = {
-        length: ((targets[name] <= targets["loss_long_nats"] + ENOUGH_NATS).to_numpy(np.float64), one)
-        for length in CONTEXT_LENGTHS
-        if (name := f"loss_of_{length}_nats") in targets
-    }
-    shares = _of_targets(result, enough, **bootstrap).rename(columns={"name": "length"})
-    frame = pd.concat([frame, shares.assign(name="share_enough")], ignore_index=True)
-    return frame[["name", "length", *INTERVAL]]
+        ratios["gap_cost_nats", None] = (cost, one)
+        ratios["gap_cost_over_tau_nats", None] = (cost * over, over)
+    for length in CONTEXT_LENGTHS:
+        if (name := f"loss_of_{length}_nats") in targets:
+            enough = targets[name] <= targets["loss_long_nats"] + ENOUGH_NATS
+            ratios["share_enough", length] = (enough.to_numpy(), one)
+    return _of_targets(result, ratios, "name", "length", **bootstrap)
 
 
-def _of_targets(
-    result: Result, ratios: Mapping[Any, tuple[np.ndarray, np.ndarray]], **bootstrap: int
-) -> pd.DataFrame:
-    """name, value, low, high: of each name the sum of values over all targets over the sum of others, (n,) both."""
+Ratios = dict[tuple[Any, ...], tuple[np.ndarray, np.ndarray]]
+"""Numerator and denominator of each number, (n,) both, by the values of its keys."""
+
+
+def _of_targets(result: Result, ratios: Ratios, *names: str, **bootstrap: int) -> pd.DataFrame:
+    """Keys of these ``names``, value, low and high of sums over all targets divided by others."""
     of_all = bootstrap_of(result, **bootstrap)
-    rows = [{"name": name, **asdict(of_all.ratio_interval(*pair))} for name, pair in ratios.items()]
-    return _frame(rows, "name")
+    rows = [
+        {**dict(zip(names, keys, strict=True)), **asdict(of_all.ratio_interval(*pair))}
+        for keys, pair in ratios.items()
+    ]
+    return _frame(rows, *names)
 
 
-def _frame(rows: Sequence[Mapping[str, Any]], *names: str) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=[*names, *INTERVAL])
+def _frame(rows: Iterable[Mapping[str, Any]], *names: str) -> pd.DataFrame:
+    return pd.DataFrame(list(rows), columns=[*names, *INTERVAL])

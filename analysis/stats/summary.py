@@ -10,15 +10,29 @@ import pandas as pd
 from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import by_clusters
-from analysis.stats.measured import AS_TEXT, NET, TRUE, choose_k, default_selector, each_level, nats
+from analysis.stats.measured import (
+    AS_TEXT,
+    NET,
+    TRUE,
+    choose_k,
+    default_selector,
+    each_level,
+    levels,
+    nats,
+    refuse_without_gain,
+)
 from analysis.stats.show import interval_text, show
 from olmo_sparsity.util.errors import UserError
 
-ACROSS = "far_context"
 OF_TARGETS = ("shares", "persistence", "contexts")
-OF_CHOICES = ("recovery", "losses", "tokens_needed", "placebos", "faithfulness")
-AT_K = ("differences", "gain_bins", "near_copies", "kinds", "distances", "picks")
-"""The frames of `analysis.stats.numbers`: of the targets alone; of every level, by k and at one k."""
+OF_CHOICES = (
+    *("recovery", "losses", "differences", "tokens_needed", "gain_bins", "kinds", "distances", "picks"),
+    *("near_copies", "placebos", "faithfulness"),
+)
+"""The frames of `analysis.stats.numbers`: the same at every level, and those of each."""
+OF_DEFAULT = ("gain_bins", "near_copies", "kinds", "tokens_needed", "distances", "picks")
+"""Those of which one selector is shown."""
+IN_NATS = ("losses", "faithfulness")
 
 
 def findings(result: Result) -> str:
@@ -46,96 +60,69 @@ def findings(result: Result) -> str:
     if size["targets_measured"] < size["targets_over_tau"]:
         said.append(f"unfinished: {size['targets_measured']:,} measured so far")
     try:
-        recoveries = [(level, numbers.recovery(one)) for level, one in each_level(result)]
+        said += [_recovery_in_words(*level) for level in each_level(result)]
     except UserError as error:
         return "\n".join([*said, str(error)])
-    k = choose_k(result.ks)
-    for level, frame in recoveries:
-        selector = default_selector(frame["selector"])
-        rows = frame[(frame["selector"] == selector) & (frame["k"] == k)]
-        of_contexts = [
-            f"{'recovery' if row[ACROSS] == TRUE else row[ACROSS]} {interval_text(row, percent=True)} %"
-            for row in rows.to_dict("records")
-        ]
-        given_back = "" if level == AS_TEXT else f" ({level_text(level)})"
-        said.append(f"{selector}, k = {k}{given_back}: {', '.join(of_contexts)}")
     by = by_clusters(size, "_over_tau")
-    return "\n".join(
-        [
-            *said,
-            f"[95 % interval] {by}; net: recovery minus the placebo, where positive",
-            'next: .recovery(), .kinds(), .distances() and more are frames; .figure2("figure2.png"); .xray(0)',
-        ]
+    said.append(f"[95 % interval] {by}; net: recovery minus the placebo, where positive")
+    said.append(
+        'next: .recovery(), .kinds(), .distances() and more are frames; .figure2("figure2.png"); .xray(0)'
     )
+    return "\n".join(said)
 
 
-def level_text(level: Mapping[str, Any]) -> str:
-    """``level cache, unit token, sinks 4``."""
-    return ", ".join(f"{name} {value}" for name, value in level.items())
+def _recovery_in_words(level: Mapping[str, Any], result: Result) -> str:
+    frame, k = numbers.recovery(result), choose_k(result.ks)
+    selector = default_selector(frame["selector"])
+    rows = frame[(frame["selector"] == selector) & (frame["k"] == k)].to_dict("records")
+    names = ["recovery" if row["far_context"] == TRUE else row["far_context"] for row in rows]
+    texts = [f"{name} {interval_text(row, percent=True)} %" for name, row in zip(names, rows, strict=True)]
+    given_back = "" if level == AS_TEXT else "".join(f", {name} {value}" for name, value in level.items())
+    return f"{selector}, k = {k}{given_back}: {', '.join(texts)}"
 
 
 def summary(result: Result, k: int | None = None, **bootstrap: int) -> str:
-    """The findings, then a table for each frame of numbers, at each level; recoveries and shares in per cent.
+    """The findings, then a table for each frame of numbers, at every level; recoveries and shares in per cent.
 
     ``k``: of what is shown at one k. Raises `UserError` where recovery is undefined.
     """
-    k = choose_k(result.ks, k)
-    parts = [findings(result)]
-    for level, at_level in each_level(result):
-        parts += [] if level == AS_TEXT else [f"--- {level_text(level)} ---"]
-        parts += _tables(at_level, k, bootstrap)
-    return "\n\n".join(parts)
+    return "\n\n".join([findings(result), *_tables(result, choose_k(result.ks, k), bootstrap)])
 
 
 def _tables(result: Result, k: int, bootstrap: dict[str, int]) -> Iterator[str]:
-    default = default_selector(result.selectors)
+    refuse_without_gain(result)
+    default = default_selector(result.choices["selector"])
+    for name in (*OF_TARGETS, *OF_CHOICES):
+        frame = _frame(name, result, k, bootstrap)
+        if levels(result) == [AS_TEXT]:
+            frame = frame.drop(columns=list(AS_TEXT), errors="ignore")
+        if name in OF_DEFAULT:
+            frame = frame[frame["selector"].isna() | frame["selector"].isin([default, numbers.FAR])]
+        if name in ("faithfulness", "placebos"):
+            frame = frame[frame["k"].isna() | (frame["k"] == k)]
+        if name == "kinds":
+            frame = frame[frame["far_context"].isna() | (frame["far_context"] == NET)]
+            yield _table(
+                frame.drop(columns=list(numbers.OF_CHOICE)), "kinds, with net recovery", across="name"
+            )
+        elif len(frame):
+            yield _table(frame, name, percent=name not in IN_NATS)
+    for training in result.trainings if len(result.trainings) > 1 else ():
+        frame = numbers.recovery(training, **bootstrap)
+        frame = frame[(frame["selector"] == default) & (frame["k"] == k)]
+        yield _table(frame, f"recovery, training seed {training.settings['training_seed']} by itself")
 
-    def at_k(frame: pd.DataFrame) -> pd.DataFrame:
-        return frame[frame["k"] == k]
 
-    def of_default(frame: pd.DataFrame) -> pd.DataFrame:
-        return frame[frame["selector"] == default]
+def _table(frame: pd.DataFrame, title: str, *, across: str = "far_context", percent: bool = True) -> str:
+    unit = "%" if percent else "nats"
+    return show(frame, across=across if across in frame else None, percent=percent, title=f"{title} [{unit}]")
 
-    def table(frame: pd.DataFrame, title: str, **looks: Any) -> Iterator[str]:
-        if len(frame):
-            yield show(frame, title=title, **looks)
 
-    yield from table(numbers.recovery(result, **bootstrap), "recovery [%]", across=ACROSS, digits=0)
-    yield from table(numbers.losses(result, **bootstrap), "mean L_k [nats]", across=ACROSS, percent=False)
-    yield from table(numbers.shares(result, **bootstrap), "losses [nats] and shares [%]")
-    yield from table(numbers.persistence(result, **bootstrap), "what is left under the model that evaluates")
-    if len(result.trainings) > 1:
-        frame = numbers.of_trainings(numbers.recovery, result, **bootstrap)
-        title = f"each training by itself, recovery of {default} [%]"
-        yield from table(at_k(of_default(frame)), title, across=ACROSS, digits=0)
-    yield from table(numbers.differences(result, k, **bootstrap), "differences [points]", across=ACROSS)
-    frame = numbers.gain_bins(result, k, **bootstrap)
-    yield from table(of_default(frame), "recovery by gain [%]", across=ACROSS, digits=0)
-    frame = numbers.near_copies(result, k, **bootstrap)
-    frame = frame[frame["selector"].isna() | (frame["selector"] == default)]
-    yield from table(frame, "near copies of training text, and recovery without them [%]")
-    frame = numbers.kinds(result, k, **bootstrap)
-    shares = frame["name"] != "recovery"
-    yield from table(frame[shares], "kinds: shares [%], mean gain [nats]", across="name")
-    net = of_default(frame)[of_default(frame)[ACROSS] == NET]
-    yield from table(net[["kind", "selector", "k", *numbers.INTERVAL]], "net recovery of kinds [%]", digits=0)
-    frame = numbers.tokens_needed(result, **bootstrap)
-    title = f"targets with {numbers.SHARE_NEEDED:.0%} of their gain from k tokens [%]"
-    yield from table(of_default(frame), title, across=ACROSS)
-    yield from table(of_default(numbers.distances(result, k, **bootstrap)), "distance [%]", across=ACROSS)
-    frame = numbers.picks(result, k, **bootstrap)
-    frame = frame[frame["selector"].isin([default, numbers.FAR])]
-    yield from table(frame, "kinds of chosen tokens [%]", across=ACROSS)
-    frame = numbers.faithfulness(result, **bootstrap)
-    frame = frame[frame["k"].isna() | ((frame["name"] == "overlap") & (frame["k"] == k))].sort_values(
-        "name", kind="stable"
-    )
-    yield from table(frame.drop(columns="k"), "faithfulness", across=ACROSS, percent=False)
-    yield from table(numbers.contexts(result, **bootstrap), "what needs no selector [nats, %]")
-    frame = numbers.placebos(result, **bootstrap)
-    is_part = frame["blind"].notna()
-    yield from table(at_k(frame[~is_part]), "recovery in every far context [%]", across=ACROSS, digits=0)
-    yield from table(frame[is_part], "parts of a recovery [%], by k", across="k", digits=0)
+def _frame(name: str, result: Result, k: int | None, bootstrap: Mapping[str, int]) -> pd.DataFrame:
+    """A frame, at every level that the result has."""
+    if name in OF_TARGETS:
+        return getattr(numbers, name)(result, **bootstrap)
+    return numbers.of_each_level(getattr(numbers, name), result, k=k, **bootstrap)
 
 
 def every_number(results: Mapping[str, Result], k: int | None = None, **bootstrap: int) -> pd.DataFrame:
@@ -144,12 +131,10 @@ def every_number(results: Mapping[str, Result], k: int | None = None, **bootstra
     Its columns ``result`` and ``frame`` say which; level, unit and sinks are those of the choices. A column that a
     frame does not have is empty.
     """
-    frames = []
-    for label, result in results.items():
-        of_result = {name: getattr(numbers, name)(result, **bootstrap) for name in OF_TARGETS}
-        for name in (*OF_CHOICES, *AT_K):
-            options = {**bootstrap, "k": k} if name in AT_K else bootstrap
-            of_result[name] = numbers.of_each_level(getattr(numbers, name), result, **options)
-        frames += [frame.assign(result=label, frame=name) for name, frame in of_result.items()]
+    frames = [
+        _frame(name, result, k, bootstrap).assign(result=label, frame=name)
+        for label, result in results.items()
+        for name in (*OF_TARGETS, *OF_CHOICES)
+    ]
     whole = pd.concat([frame for frame in frames if len(frame)], ignore_index=True)
     return whole[["result", "frame", *(name for name in whole if name not in ("result", "frame"))]]

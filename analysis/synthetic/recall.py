@@ -31,9 +31,8 @@ import pandas as pd
 
 from analysis.contexts import Contexts
 from analysis.selectors import check_selector
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, wilson
+from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, wilson
 from analysis.stats.show import show
-from analysis.stats.sums import Columns, Sums
 from analysis.synthetic.planted import KS, chance_recall, found_at, selected_columns
 from olmo_sparsity.util import arguments
 from olmo_sparsity.util.errors import UserError
@@ -227,13 +226,10 @@ def _recalls(
             of_symbol = symbols == symbol
             name = f"{what}_recall_of_{task.vocabulary[symbol]}"
             ratios[name] = (is_found & of_symbol[:, None]).sum(axis=2), of_symbol.sum(axis=1)
-    columns: Columns = {}
-    for name, (above, below) in ratios.items():
-        columns |= {(name, k): of_k for k, of_k in zip(ks, above.T, strict=True)} | {(name, "of"): below}
-    sums = Sums(columns, np.arange(len(right)), seed=settings.seed)
-    for k in ks:
-        for name in ratios:
-            yield {"k": k, "name": name, **vars(sums.ratio((name, k), (name, "of")))}
+    bootstrap = ClusterBootstrap(np.arange(len(right)), seed=settings.seed)
+    for column, k in enumerate(ks):
+        for name, (above, below) in ratios.items():
+            yield {"k": k, "name": name, **vars(bootstrap.ratio_interval(above[:, column], below))}
 
 
 def countings(task: SparseTask) -> dict[str, int]:

@@ -11,14 +11,13 @@ import numpy as np
 import pandas as pd
 
 from analysis.result import Result, load_study
-from analysis.stats.bootstrap import DEFAULT_RESAMPLES, Statistic, difference
-from analysis.stats.measured import ALL, NET, PLACEBO, TRUE, Measured, over_tau_column, recovery_of, sums_of
+from analysis.stats.bootstrap import ClusterBootstrap
+from analysis.stats.measured import NET, PLACEBO, TRUE, Measured, bootstrap_of, over_tau_column
 from analysis.stats.numbers import persistence, recovery, shares
-from analysis.stats.sums import Sums
 
 SELECTOR = "leave-one-out-kl"
 TOGETHER = 10_000
-"""Resamples of the numbers of the page's tables; those of `compare` are from `DEFAULT_RESAMPLES`."""
+"""Resamples of the numbers of the page's tables; those of `compare` are from 2,000."""
 
 
 def main() -> None:
@@ -54,24 +53,23 @@ def compare(first: Result, second: Result) -> None:
     """Paired differences of two models on the same targets, first minus second."""
     for column in ("text", "position"):
         assert np.array_equal(first.targets[column], second.targets[column]), "other targets"
-    columns = {"one": np.ones(len(first.targets))}
-    for side, result in enumerate((first, second)):
-        columns[side, "over"] = over_tau_column(result)
-        columns[side, "gain"] = result.gain_nats
-        of_side = Measured(result).of_group((side, ALL), result.ks)
-        columns |= of_side
-    sums = sums_of(first, columns, resamples=DEFAULT_RESAMPLES)
+    bootstrap, one = bootstrap_of(first), np.ones(len(first.targets))
     print("\nSeed 1 minus seed 2, paired")
-    for name in ("over", "gain"):
-        show_difference(name, sums, [sums.statistic((side, name), "one") for side in (0, 1)])
-    for k in first.ks:
+    for name, columns in (
+        ("over", [over_tau_column(result) for result in (first, second)]),
+        ("gain", [result.gain_nats for result in (first, second)]),
+    ):
+        show_difference(name, bootstrap, [bootstrap.ratio(column, one) for column in columns])
+    # the same documents, hence the same resamples
+    recoveries = [Measured(result).recoveries(SELECTOR) for result in (first, second)]
+    for column, k in enumerate(first.ks):
         for context in (TRUE, PLACEBO, NET):
-            of_sides = [recovery_of(sums, SELECTOR, context, k, (side, ALL)) for side in (0, 1)]
-            show_difference(f"{SELECTOR} {context} k={k}", sums, of_sides)
+            of_sides = [draws[context][:, column] for draws in recoveries]
+            show_difference(f"{SELECTOR} {context} k={k}", bootstrap, of_sides)
 
 
-def show_difference(name: str, sums: Sums, of_sides: list[Statistic]) -> None:
-    interval = sums.interval(difference(*of_sides))
+def show_difference(name: str, bootstrap: ClusterBootstrap, of_sides: list[np.ndarray]) -> None:
+    interval = bootstrap.interval(of_sides[0] - of_sides[1])
     print(f"  {name}: {interval.value:.5f} [{interval.low:.5f}, {interval.high:.5f}]")
 
 

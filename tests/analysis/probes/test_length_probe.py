@@ -13,7 +13,7 @@ from analysis.model.loading import open_model
 from analysis.probes import length as probe
 from analysis.probes.length import length_numbers, load_length, measure_length, position_edges
 from analysis.segments import sample_segments
-from analysis.stats.bootstrap import ClusterBootstrap, ratio_of_sums
+from analysis.stats.bootstrap import ClusterBootstrap
 from tests.support import small_measurement, tiny
 from tests.support.families import directory, random_model
 from tests.support.plain import plain_loss
@@ -81,9 +81,8 @@ def test_differences_are_paired_by_text_and_group(measured, segments, plain):
     at, _ = segments
     for row in rows_of(measured.numbers, "difference_to_first_nats", "other"):
         part = (plain[1] - plain[0])[:, row.from_tokens - 1 : row.to_tokens - 1]
-        columns = np.stack([part.sum(1), np.full(len(part), part.shape[1])], axis=1)
-        bootstrap = ClusterBootstrap(columns, at.text, groups=at.group, resamples=300)
-        expected = bootstrap.interval(ratio_of_sums(0, 1))
+        bootstrap = ClusterBootstrap(at.text, groups=at.group, resamples=300)
+        expected = bootstrap.interval(bootstrap.ratio(part.sum(1), np.full(len(part), part.shape[1])))
         assert (row.low, row.high) == pytest.approx((expected.low, expected.high), abs=1e-3)
 
 

@@ -14,14 +14,16 @@ from scipy.stats import pearsonr, spearmanr, t
 from analysis.kinds import KINDS
 from analysis.result import SELECTION, Result
 from analysis.stats import numbers
-from analysis.stats.bootstrap import ClusterBootstrap, ratio_of_sums
+from analysis.stats.bootstrap import ClusterBootstrap
 from analysis.stats.measured import Measured, choose_k, default_selector
 from analysis.stats.numbers import FAR, LARGEST, distance_edges, gain_edges
+from analysis.stats.summary import every_number, findings, summary
 from olmo_sparsity.util.errors import UserError
 from tests.support.results import CURVES, made_result
 
 KS = (1, 2, 4, 8)
 PLACEBOS = ("placebo", "same-group", "shuffled")
+OF_ONE_LEVEL = ("differences", "gain_bins", "kinds", "distances", "tokens_needed", "faithfulness")
 
 
 @pytest.fixture(scope="module")
@@ -172,17 +174,48 @@ def test_best_is_the_lowest_loss_of_each_target(result: Result) -> None:
     assert Measured(alone).names == ["leave-one-out", "random"]  # a control is no second search
 
 
-def test_other_ways_to_give_tokens_back_stand_beside_text(result: Result) -> None:
-    cache = result.choices.assign(level="cache", sinks=4)
+@pytest.fixture(scope="module")
+def of_levels(result: Result) -> dict[str, Result]:
+    """The same choices given back as text and as cache, whose losses are 0.5 higher; each alone, and both."""
+    cache = result.choices.assign(level="cache", unit="span", sinks=4)
     cache["loss_nats"] = cache["loss_nats"].map(lambda values: values + 0.5)
-    both = replace(result, choices=pd.concat([result.choices, cache], ignore_index=True), trainings=[])
-    frame = numbers.recovery(both, resamples=100)
-    text = frame[frame["level"] == "text"].reset_index(drop=True)
-    pd.testing.assert_frame_equal(text, numbers.recovery(result, resamples=100))
+    both = pd.concat([result.choices, cache], ignore_index=True)
+    return {
+        "text": result,
+        "cache": replace(result, choices=cache, trainings=[]),
+        "both": replace(result, choices=both, trainings=[]),
+    }
+
+
+@pytest.mark.parametrize("name", [*("recovery", "losses"), *OF_ONE_LEVEL])
+def test_every_level_has_the_numbers_that_it_has_alone(of_levels: dict[str, Result], name: str) -> None:
+    frame_of = getattr(numbers, name)
+    every = numbers.of_each_level(frame_of, of_levels["both"], resamples=50)
+    for level in ("text", "cache"):
+        alone = frame_of(of_levels[level], resamples=50)
+        own = every[every["level"] == level].reset_index(drop=True)
+        pd.testing.assert_frame_equal(own[list(alone)], alone)
+        assert set(own["sinks"]) == {4 * (level == "cache")}
+    if name in OF_ONE_LEVEL:  # as text where it was measured
+        alone, shown = (frame_of(of_levels[level], resamples=50) for level in ("text", "both"))
+        pd.testing.assert_frame_equal(alone, shown)
+    else:
+        pd.testing.assert_frame_equal(frame_of(of_levels["both"], resamples=50), every)
+
+
+def test_levels_by_hand_and_in_words(of_levels: dict[str, Result]) -> None:
+    result, both = of_levels["text"], of_levels["both"]
     short, long = losses(result)
     saved = short - result.loss_nats("greedy")[:, 2] - 0.5
-    where = {"selector": "greedy", "far_context": "true", "k": 4}
-    assert value(frame, level="cache", sinks=4, **where) == pytest.approx(saved.sum() / (short - long).sum())
+    row = {"selector": "greedy", "far_context": "true", "k": 4, "level": "cache"}
+    expected = saved.sum() / (short - long).sum()
+    assert value(numbers.recovery(both, resamples=50), **row) == pytest.approx(expected)
+    every = every_number({"": both}, resamples=50)
+    assert value(every[every["frame"] == "recovery"], **row) == pytest.approx(expected)
+    assert set(every["sinks"][every["frame"] == "kinds"]) == {0, 4}
+    text = summary(both, resamples=50)
+    assert "leave-one-out, k = 4, level cache, unit span, sinks 4: recovery" in text
+    assert "level cache" not in summary(result, resamples=50)
 
 
 def test_bins_split_the_targets_by_gain(result: Result) -> None:
@@ -251,20 +284,20 @@ def test_the_sums_run_over_what_is_measured_and_shares_over_everything(result: R
     assert value(frame, name="loss_short_over_tau_nats") == pytest.approx(
         losses(result)[0][: len(half)].mean()
     )
-    assert f"unfinished: {len(half)} measured" in numbers.findings(unfinished)
+    assert f"unfinished: {len(half)} measured" in findings(unfinished)
 
 
 def test_groups_are_the_unit_where_texts_have_them() -> None:
     grouped = made_result(groups=7)
     targets = grouped.targets
-    columns = np.stack([targets["loss_short_nats"], np.ones(len(targets))], axis=1)
+    short, one = targets["loss_short_nats"].to_numpy(), np.ones(len(targets))
     for result, groups in ((grouped, targets["group"].to_numpy()), (made_result(), None)):
-        bootstrap = ClusterBootstrap(columns, targets["text"].to_numpy(), groups=groups, resamples=1000)
-        expected = bootstrap.interval(ratio_of_sums(0, 1))
+        bootstrap = ClusterBootstrap(targets["text"].to_numpy(), groups=groups, resamples=1000)
+        expected = bootstrap.interval(bootstrap.ratio(short, one))
         found = bounds(numbers.shares(result, resamples=1000), name="loss_short_nats")
         assert found == pytest.approx((expected.low, expected.high))
     assert numbers.counts(grouped)["groups_over_tau"] == 7
-    assert "by group, then document (only 7 groups: rough)" in numbers.findings(grouped)
+    assert "by group, then document (only 7 groups: rough)" in findings(grouped)
 
 
 def test_recovery_without_gain_is_refused() -> None:
@@ -272,7 +305,7 @@ def test_recovery_without_gain_is_refused() -> None:
     with pytest.raises(UserError, match="none of 400 gains more than 50 nats .* lower tau"):
         numbers.recovery(none_over)
     assert value(numbers.shares(none_over), name="share_over_tau") == 0
-    assert "0 gain more than 50 nats" in numbers.findings(none_over)
+    assert "0 gain more than 50 nats" in findings(none_over)
     losing = made_result(crossfit=True)
     targets = losing.targets.assign(loss_long_nats=losing.targets["loss_short_nats"] + 0.25)
     with pytest.raises(
@@ -679,19 +712,12 @@ def test_intervals_are_over_trainings_and_documents(trainings: list[Result]) -> 
     assert rows["share"]["high"] - rows["share"]["low"] > alone["high"] - alone["low"]
 
 
-def test_each_training_stands_beside_all_of_them(trainings: list[Result]) -> None:
+def test_trainings_are_counted(trainings: list[Result]) -> None:
     joined = Result.join(trainings)
     size = numbers.counts(joined)
     assert (size["targets"], size["trainings"]) == (1200, 3)
     assert size["documents"] == trainings[0].targets["text"].nunique()
-    frame = numbers.of_trainings(numbers.recovery, joined, resamples=100)
-    assert list(frame["training_seed"].unique()) == [1, 2, 3]
-    for number, training in enumerate(trainings):
-        own = frame[frame["training"] == number].drop(columns=["training", "training_seed"])
-        pd.testing.assert_frame_equal(own.reset_index(drop=True), numbers.recovery(training, resamples=100))
-    assert "3 trainings together" in numbers.findings(
-        joined
-    ) and "by training and document" in numbers.findings(joined)
+    assert "3 trainings together" in findings(joined) and "by training and document" in findings(joined)
 
 
 def test_texts_of_all_trainings_count() -> None:

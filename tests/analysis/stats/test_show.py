@@ -10,7 +10,7 @@ from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.numbers import recovery
 from analysis.stats.show import interval_text, show
-from analysis.stats.tables import summary
+from analysis.stats.summary import findings, summary
 from tests.support.results import made_result
 
 
@@ -71,15 +71,15 @@ def test_the_findings_are_those_of_the_frames(result: Result) -> None:
 
 def test_the_summary_has_the_frames_of_everything(result: Result) -> None:
     text = summary(result, resamples=200)
-    assert text.startswith(numbers.findings(result))
+    assert text.startswith(findings(result))
     frame = recovery(result, resamples=200)
     for selector in ("leave-one-out", "greedy", "random", "best"):
         row = frame[
             (frame["selector"] == selector) & (frame["k"] == 4) & (frame["far_context"] == "net")
         ].iloc[0]
-        assert interval_text(row, percent=True, digits=0) in text
+        assert interval_text(row, percent=True) in text
     needed = numbers.tokens_needed(result, resamples=200)
     never = needed[(needed["name"] == "never") & (needed["selector"] == "leave-one-out")].iloc[0]
     assert interval_text(never, percent=True) in text
     joined = Result.join([made_result(training=number, kinds=KINDS) for number in (1, 2)])
-    assert "each training by itself, recovery of leave-one-out" in summary(joined, resamples=200)
+    assert "recovery, training seed 1 by itself" in summary(joined, resamples=200)
