@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from os.path import commonprefix
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 """What decoders write for bytes that are no character, or none yet."""
-
 _REMEMBERED = 1 << 17
-
-Ids = tuple[int, ...]
 
 
 class TextDecoder:
@@ -38,42 +36,28 @@ class TextDecoder:
         token that has some of them.
         """
         whole = tuple(int(token) for token in ids)
-        pieces = self._in_groups(whole)
+        pieces: list[str] = []
+        # A few tokens at a time, so that a long sequence costs no more per token than a short one. A group is the
+        # tokens that complete a character together, mostly a single one. It is seen behind the group before it,
+        # because decoders treat the first token apart (they drop its leading space).
+        before = start = 0
+        for end in range(1, len(whole) + 1):
+            is_open = self._decode_few(whole[before:end]).endswith(BROKEN)
+            if end == len(whole) or not is_open:
+                pieces += _additions(self._decode_few, whole[before:end])[start - before :]
+                before, start = start, end
         if "".join(pieces) == self._decode(whole):
             return pieces
         # Some decoders let a token change text far before it: a run of byte tokens that is cut at its end loses all
         # its characters. Each token is then seen behind all those before it, at quadratic cost.
         return _additions(self._decode, whole)
 
-    def _in_groups(self, ids: Ids) -> list[str]:
-        """Pieces found from a few tokens at a time, so that a long sequence costs no more per token than a short one.
 
-        A group is the tokens that complete a character together, mostly a single one. It is seen behind the group
-        before it, because decoders treat the first token apart (they drop its leading space).
-        """
-        pieces: list[str] = []
-        before = start = 0
-        for end in range(1, len(ids) + 1):
-            # The character may go on in the next token.
-            if end < len(ids) and self._decode_few(ids[before:end]).endswith(BROKEN):
-                continue
-            pieces += _additions(self._decode_few, ids[before:end])[start - before :]
-            before, start = start, end
-        return pieces
-
-
-def _additions(decode: Callable[[Ids], str], ids: Ids) -> list[str]:
-    """What each token adds to the text: the part of ``decode(ids)`` that stands once the token is there, not before."""
+def _additions(decode: Callable[[tuple[int, ...]], str], ids: tuple[int, ...]) -> list[str]:
+    """What each token adds to the text: the part of it that stands once the token is there, and not before."""
     text = decode(ids)
     standing = [0]
     for end in range(1, len(ids)):
-        standing.append(max(standing[-1], _common(decode(ids[:end]), text)))
+        common = commonprefix([decode(ids[:end]), text])
+        standing.append(max(standing[-1], len(common)))
     return [text[start:end] for start, end in pairwise([*standing, len(text)])]
-
-
-def _common(first: str, second: str) -> int:
-    """Length of the common beginning of two texts."""
-    if second.startswith(first):
-        return len(first)
-    different = (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    return next(different, len(second))

@@ -64,20 +64,44 @@ class Faithfulness:
         leave_one_out_spearman   rank correlation of its influence of all far tokens with leave-one-out's, (m,)
         """
         selected = np.stack([choice.columns for choice in chosen.values()], axis=1)
-        drops = comprehensiveness(self.scorer, contexts, targets, selected, self.ks)
+        drops = self._comprehensiveness(contexts, targets, selected)
         columns = {name: {"comprehensiveness_nats": drops[:, i]} for i, name in enumerate(chosen)}
         agreement = score_agreement(chosen)
         for name in chosen if agreement else ():
             columns[name]["leave_one_out_spearman"] = agreement.get(name, np.full(len(targets), np.nan))
         if self.subsets:
-            subsets = subsets_of(contexts, targets[:, 0], self.subsets, self.seed)
-            losses = subset_losses(self.scorer, contexts, targets, subsets)
+            block = contexts.target_id[targets[:, 0], 0] // contexts.targets_per_block
+            subsets = np.stack(
+                [far_subsets(contexts.n_far, self.subsets, seed=self.seed, block=b) for b in block.tolist()]
+            )
+            losses = self._subset_losses(contexts, targets, subsets)
             for name, choice in chosen.items():
                 sums = np.full(losses.shape, np.nan)
                 if choice.scores is not None:
                     sums = subset_influence(choice.scores, subsets)
                 columns[name] |= {"subset_loss_nats": losses, "subset_influence": sums}
         return columns
+
+    def _comprehensiveness(self, contexts: Contexts, targets: np.ndarray, selected: np.ndarray) -> np.ndarray:
+        """loss(t | C_long without the first k of ``selected``, (m, S, k_max)) - L_long, true or placebo, (m, S, K)."""
+        whole = self.scorer.losses(contexts, contexts.all_far, targets)
+        losses = []
+        for k in self.ks:
+            kept = np.ones((*selected.shape[:2], contexts.n_far), dtype=bool)
+            np.put_along_axis(kept, selected[:, :, :k], False, axis=2)
+            columns = np.nonzero(kept)[2].reshape(*selected.shape[:2], contexts.n_far - k)
+            losses.append(self.scorer.losses(contexts, columns, targets) - whole)
+        return np.stack(losses, axis=2)
+
+    def _subset_losses(self, contexts: Contexts, targets: np.ndarray, subsets: np.ndarray) -> np.ndarray:
+        """loss(t | C_short and a subset of the far tokens), (m, n), of subsets (m, n, j) of the targets' blocks."""
+        if contexts.targets_per_block == 1:
+            return self.scorer.losses(contexts, subsets, targets)
+        losses = np.empty(subsets.shape[:2])
+        for block in np.unique(targets[:, 0]):  # the targets of a block share the passes
+            rows = np.flatnonzero(targets[:, 0] == block)
+            losses[rows] = self.scorer.losses(contexts, subsets[rows[0]], targets[rows])
+        return losses
 
 
 def far_subsets(n_far: int, count: int, *, seed: int, block: int) -> np.ndarray:
@@ -92,49 +116,12 @@ def far_subsets(n_far: int, count: int, *, seed: int, block: int) -> np.ndarray:
     return np.sort(shuffled[:, :kept], axis=1)
 
 
-def subsets_of(contexts: Contexts, blocks: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """`far_subsets` of some blocks of the contexts, one for each of ``blocks`` (m,), (m, n, j)."""
-    numbers = contexts.target_id[blocks, 0] // contexts.targets_per_block
-    return np.stack(
-        [far_subsets(contexts.n_far, count, seed=seed, block=block) for block in numbers.tolist()]
-    )
-
-
-def subset_losses(scorer: Scorer, contexts: Contexts, targets: np.ndarray, subsets: np.ndarray) -> np.ndarray:
-    """loss(t | C_short and a subset of the far tokens), (m, n) nats, of subsets (m, n, j) that are those of the blocks:
-    the targets of a block share the passes."""
-    if contexts.targets_per_block == 1:
-        return scorer.losses(contexts, subsets, targets)
-    losses = np.empty(subsets.shape[:2])
-    for block in np.unique(targets[:, 0]):
-        rows = np.flatnonzero(targets[:, 0] == block)
-        losses[rows] = scorer.losses(contexts, subsets[rows[0]], targets[rows])
-    return losses
-
-
 def subset_influence(scores: np.ndarray, subsets: np.ndarray) -> np.ndarray:
     """Summed influence of what each subset keeps, (m, n), of scores (m, F) and subsets (m, n, j).
 
     A token without a score counts as 0 [ours]: a screened selector holds what was not proposed to have no influence.
     """
     return np.take_along_axis(np.nan_to_num(scores)[:, None], subsets, axis=2).sum(axis=2)
-
-
-def comprehensiveness(
-    scorer: Scorer, contexts: Contexts, targets: np.ndarray, selected: np.ndarray, ks: Sequence[int]
-) -> np.ndarray:
-    """loss(t | C_long without the first k selected tokens) - L_long, (m, S, K) nats.
-
-    ``selected``: far columns of S selectors, (m, S, k_max). L_long is that of these contexts, true or placebo.
-    """
-    whole = scorer.losses(contexts, contexts.all_far, targets)
-    losses = []
-    for k in ks:
-        kept = np.ones((*selected.shape[:2], contexts.n_far), dtype=bool)
-        np.put_along_axis(kept, selected[:, :, :k], False, axis=2)
-        columns = np.nonzero(kept)[2].reshape(*selected.shape[:2], contexts.n_far - k)
-        losses.append(scorer.losses(contexts, columns, targets) - whole)
-    return np.stack(losses, axis=2)
 
 
 def score_agreement(chosen: Mapping[str, Selection]) -> dict[str, np.ndarray]:

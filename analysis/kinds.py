@@ -36,15 +36,12 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
-
-Span = tuple[int, int]
+from functools import cache
 
 KINDS = ("repeat", "name", "number", "punctuation", "function word", "content word")
 """In the order in which they are tried."""
-
 KINDS_BY_THEMSELVES = KINDS[2:]
 """Those that a token has whatever stands elsewhere, see `kinds_of_tokens`."""
-
 REPEATED_UNITS = 3
 """Length of a verbatim repeat, the target's own unit included."""
 
@@ -92,37 +89,8 @@ _SENTENCE_ENDS = ".!?:…"
 _IDEOGRAPHS = (("\u3040", "\u30ff"), ("\u3400", "\u9fff"), ("\uf900", "\ufaff"), ("\U00020000", "\U0003ffff"))
 
 
-class _Classes(dict[int, str]):
-    """The class of every character, for str.translate: what Unicode says of it, remembered once it was asked for.
-
-    w letter, d digit, i ideograph, m sign that belongs to the character before it (an accent, a joiner), ' apostrophe,
-    . point or comma, p other visible character, and a space.
-    """
-
-    def __missing__(self, code: int) -> str:
-        self[code] = self._find(chr(code))
-        return self[code]
-
-    @staticmethod
-    def _find(character: str) -> str:
-        category = unicodedata.category(character)
-        if character in _APOSTROPHES:
-            return "'"
-        if character in ".,":
-            return "."
-        if character.isspace():
-            return " "
-        if category[0] == "M" or category == "Cf":
-            return "m"
-        if category[0] == "N":
-            return "d"
-        if category[0] == "L":
-            return "i" if any(low <= character <= high for low, high in _IDEOGRAPHS) else "w"
-        return "p"
-
-
-_CLASSES = _Classes()
 _UNIT = re.compile(r"[wd][wdm]*(?:'[wd][wdm]*|(?<=d)\.d[wdm]*)*|[ip.']m*|m+")
+"""A unit in a text of `_class_of` its characters."""
 
 
 def classify(far: str, short: str, target_piece: str, after: str) -> str:
@@ -177,12 +145,33 @@ def _first_visible(piece: str, after: str) -> int | None:
     return 1 if piece == " " and after[:1].strip() else None
 
 
-def _units(text: str) -> list[Span]:
+@cache
+def _class_of(character: str) -> str:
+    """What Unicode says of a character.
+
+    w letter, d digit, i ideograph, m sign that belongs to the character before it (an accent, a joiner), ' apostrophe,
+    . point or comma, p other visible character, and a space.
+    """
+    if character in _APOSTROPHES:
+        return "'"
+    if character in ".,":
+        return "."
+    if character.isspace():
+        return " "
+    category = unicodedata.category(character)
+    if category[0] == "L":
+        return "i" if any(low <= character <= high for low, high in _IDEOGRAPHS) else "w"
+    if category == "Cf":
+        return "m"
+    return {"M": "m", "N": "d"}.get(category[0], "p")
+
+
+def _units(text: str) -> list[tuple[int, int]]:
     """(start, end) of every unit of a text."""
-    return [match.span() for match in _UNIT.finditer(text.translate(_CLASSES))]
+    return [match.span() for match in _UNIT.finditer("".join(map(_class_of, text)))]
 
 
-def _units_of_far(far: str, short: str) -> list[Span]:
+def _units_of_far(far: str, short: str) -> list[tuple[int, int]]:
     """The units of the far context, without a last one that goes on in the short context."""
     return [span for span in _units(far + short[:2]) if span[1] <= len(far)]
 
@@ -226,7 +215,7 @@ def _opens_sentence(text: str, start: int) -> bool:
 
 def _kind_by_itself(unit: str) -> str:
     """The kind of a unit that is neither a repeat nor a name."""
-    if _CLASSES[ord(unit[0])] == "d" or unit.lower() in _NUMBER_WORDS:
+    if _class_of(unit[0]) == "d" or unit.lower() in _NUMBER_WORDS:
         return "number"
     if _is_mark(unit):
         return "punctuation"
@@ -234,7 +223,7 @@ def _kind_by_itself(unit: str) -> str:
 
 
 def _is_mark(unit: str) -> bool:
-    return _CLASSES[ord(unit[0])] not in "wdi"
+    return _class_of(unit[0]) not in "wdi"
 
 
 def _is_function_word(unit: str) -> bool:

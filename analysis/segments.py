@@ -44,20 +44,12 @@ class Segments:
 def sample_segments(
     texts: Texts, count: int, *, length: int, seed: int, max_texts: int | None = None
 ) -> Segments:
-    """Draw ``count`` segments of ``length`` tokens, each inside one text; no two share a token.
+    """Draw ``count`` segments of ``length`` tokens (L), each inside one text; no two share a token.
 
     Stratified by text [ours]: every text that is long enough gives the same number, as far as it has room; where they
     do not divide evenly, the texts that give one more are drawn. Within a text every arrangement without overlap is
-    equally likely. A pure function of the arguments; fewer are returned where the texts have room for fewer.
-
-    Args:
-        texts: that segments are drawn from.
-        count: of segments.
-        length: L.
-        seed: of the draws.
-        max_texts: from how many texts, drawn at random, the segments come at most; None: from all.
-
-    Raises `UserError` where no text has so many tokens.
+    equally likely. At most ``max_texts`` texts, drawn at random, give any. A pure function of the arguments; fewer are
+    returned where the texts have room for fewer. Raises `UserError` where no text has so many tokens.
     """
     lengths = np.asarray(texts.lengths)
     room = lengths // length
@@ -65,14 +57,20 @@ def sample_segments(
         raise UserError(
             f"no text has {length:,} tokens, the longest has {lengths.max():,}; lower the length to at most that"
         )
-    order = np.random.default_rng([Stream.SEGMENTS, seed]).permutation(np.flatnonzero(room))
-    quota = _quotas(room, order[:max_texts], count)
-    drawn = np.flatnonzero(quota)
-    starts = [
-        _places(int(lengths[d]), int(quota[d]), length, np.random.default_rng([Stream.SEGMENTS, seed, d]))
-        for d in drawn
-    ]
-    text = np.repeat(drawn, quota[drawn])
+    order = np.random.default_rng([Stream.SEGMENTS, seed]).permutation(np.flatnonzero(room))[:max_texts]
+    # one a round from each text, in this order, as long as it has room
+    place = np.repeat(np.arange(len(order)), room[order])
+    turn = np.concatenate([np.arange(segments) for segments in room[order]])
+    served = order[place[np.lexsort((place, turn))[:count]]]
+    drawn, quota = np.unique(served, return_counts=True)
+    starts = []
+    for number, segments in zip(drawn.tolist(), quota.tolist(), strict=True):
+        # taken out, the segments leave so many tokens; one draw from those and the segments is one arrangement
+        left = int(lengths[number]) - segments * length
+        generator = np.random.default_rng([Stream.SEGMENTS, seed, number])
+        places = np.sort(generator.choice(left + segments, size=segments, replace=False))
+        starts.append(places + np.arange(segments) * (length - 1))
+    text = np.repeat(drawn, quota)
     return Segments(
         text=text,
         start=np.concatenate(starts),
@@ -80,20 +78,3 @@ def sample_segments(
         texts_too_short=int((room == 0).sum()),
         group=None if texts.groups is None else texts.groups[text],
     )
-
-
-def _quotas(room: np.ndarray, order: np.ndarray, count: int) -> np.ndarray:
-    """Segments of each text, (D,): one a round from each in ``order`` that has room left, ``count`` in all."""
-    text = np.repeat(order, room[order])
-    rank = np.repeat(np.arange(len(order)), room[order])
-    turn = np.concatenate([np.arange(places) for places in room[order]])
-    served = text[np.lexsort((rank, turn))[:count]]
-    return np.bincount(served, minlength=len(room))
-
-
-def _places(tokens: int, number: int, length: int, generator: np.random.Generator) -> np.ndarray:
-    """Starts, ascending, of ``number`` segments that do not overlap in a text of so many tokens, (number,)."""
-    # Taken out, the segments leave so many tokens; one draw from those and the segments is one arrangement.
-    left = tokens - number * length
-    drawn = np.sort(generator.choice(left + number, size=number, replace=False))
-    return drawn + np.arange(number) * (length - 1)

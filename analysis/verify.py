@@ -20,15 +20,8 @@ TOLERANCE_NATS = 1e-3
 LEAST_SAME = 0.95
 """Share of the choices that must be of the same tokens: rounding decides between equal influences. [ours]"""
 NOT_COMPARED = (
-    "scores",
-    "model",
-    "texts",
-    "texts_sha256",
-    "training_seed",
-    "complete",
-    "faithfulness",
-    "subsets",
-    "keep_rate",
+    *("scores", "model", "texts", "texts_sha256", "training_seed"),
+    *("complete", "faithfulness", "subsets", "keep_rate"),
 )
 """Settings that may differ: where files lie, and the training text of a corpus: only what was measured counts."""
 
@@ -72,16 +65,7 @@ def verify(
     batch = over // targets_per_batch(settings["targets_per_block"])
     order = np.random.default_rng([Stream.VERIFIED, seed]).permutation(np.unique(batch))
     held = np.cumsum([(batch == number).sum() for number in order])
-    names = (
-        "n_long",
-        "n_short",
-        "targets_per_block",
-        "tau_nats",
-        "ks",
-        "selectors",
-        "seed",
-        "split",
-    )
+    given_again = ("n_long", "n_short", "targets_per_block", "tau_nats", "ks", "selectors", "seed", "split")
     again = measure(
         model,
         texts,
@@ -90,7 +74,7 @@ def verify(
         dtype=settings["dtype"].removesuffix("-weights"),
         prefix=",".join(map(str, settings["prefix"])) or "none",
         batches=order[: np.searchsorted(held, targets) + 1].tolist(),
-        **{name: settings[name] for name in names},
+        **{name: settings[name] for name in given_again},
         **options,
     )
     if differing := setting_differences(settings, again.settings, ignore=NOT_COMPARED):
@@ -102,28 +86,26 @@ def verify(
 
 def compare(result: Result, again: Result) -> Comparison:
     """How far ``again``, which has some of the targets of ``result``, is from it."""
-    ours = result.targets.set_index("target_id").reindex(again.targets["target_id"])
-    theirs = again.targets.set_index("target_id")
-    if not (ours[["text", "position", "token"]] == theirs[["text", "position", "token"]]).all(axis=None):
+    before = result.targets.set_index("target_id").reindex(again.targets["target_id"])
+    after = again.targets.set_index("target_id")
+    if not (before[["text", "position", "token"]] == after[["text", "position", "token"]]).all(axis=None):
         raise UserError(
             "the result holds other targets than are sampled from this text; give the text of the result, docstrings "
             "with the package versions of constraints.txt"
         )
     largest = {
-        name: float((ours[f"{name}_nats"] - theirs[f"{name}_nats"]).abs().max())
+        name: float((before[f"{name}_nats"] - after[f"{name}_nats"]).abs().max())
         for name in ("loss_long", "loss_short")
     }
-    keys = ["target_id", "selector", "far_context"]
-    pairs = again.choices.merge(result.choices, on=keys, suffixes=("", "_before"))
-    if len(pairs) < len(again.choices):
-        raise UserError(
-            "targets over tau now are not over tau in the result; it is of other weights or settings"
-        )
-    same, apart = 0, [0.0]
-    for row in pairs.itertuples():
-        for column, k in enumerate(result.ks):
-            if set(row.selected[:k]) == set(row.selected_before[:k]):
-                same += 1
-                apart.append(abs(float(row.loss_nats[column]) - float(row.loss_nats_before[column])))
-    choices = len(again.choices) * len(result.ks)  # one of a target that was not over tau counts as another
-    return Comparison(len(theirs), {**largest, "loss_k": max(apart)}, choices, same / choices)
+    # a choice of a target that was not over tau before is none of these pairs, and so counts as another
+    pairs = again.choices.merge(
+        result.choices, on=["target_id", "selector", "far_context"], suffixes=("", "_before")
+    )
+    apart = [
+        abs(float(row.loss_nats[column]) - float(row.loss_nats_before[column]))
+        for row in pairs.itertuples()
+        for column, k in enumerate(result.ks)
+        if set(row.selected[:k]) == set(row.selected_before[:k])
+    ]
+    choices = len(again.choices) * len(result.ks)
+    return Comparison(len(after), {**largest, "loss_k": max([0.0, *apart])}, choices, len(apart) / choices)
