@@ -79,10 +79,8 @@ class ClusterBootstrap:
         self._parts: list[tuple[np.ndarray, list[np.ndarray]]] = []
         """The cluster of each target, (n,), and how often each counts in some resamples, (resamples, clusters)."""
         if self.is_jackknife:
-            self._parts.append((unit, [_without_each(self.units)]))
-            if trainings is not None:
-                number = _numbered(trainings)
-                self._parts.append((number, [_without_each(int(number.max()) + 1)]))
+            for cluster in [unit] if trainings is None else [unit, _numbered(trainings)]:
+                self._parts.append((cluster, [_without_each(int(cluster.max()) + 1)]))
             # without a seed all targets stay: `over_seeds` leaves it out
             self._parts += [(np.zeros_like(unit), [np.ones((number, 1))]) for number in repeated]
         else:
@@ -90,9 +88,9 @@ class ClusterBootstrap:
             group_of_document = unit[np.unique(document, return_index=True)[1]]
             drawn = _resample(group_of_document, resamples, np.random.default_rng(seed))
             self._parts.append((document, list(drawn)))
-        ends = np.cumsum([1, *(sum(map(len, counts)) for _, counts in self._parts)])
-        self._ends: list[int] = ends.tolist()
-        self._weights = [np.full((ends[-1], number), 1 / number) for number in seeds]
+        self._ends = np.cumsum([1, *(sum(map(len, counts)) for _, counts in self._parts)]).tolist()
+        """Of the sample and each part in draws, rows."""
+        self._weights = [np.full((self._ends[-1], number), 1 / number) for number in seeds]
         """Of the seeds of each model in each draw, (1 + R, seeds)."""
         first = self._ends[-1] - sum(repeated)
         for weights, seed_count in zip(self._weights, seeds, strict=True):

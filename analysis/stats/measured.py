@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from analysis.result import SELECTION, Result
-from analysis.stats.bootstrap import ClusterBootstrap, Interval
+from analysis.stats.bootstrap import ClusterBootstrap
 from olmo_sparsity.util.errors import UserError
 
 CONTROLS = ("random", "nearest")
@@ -35,6 +35,8 @@ DEFAULT_K = 4
 """The k of everything that is shown at one k only, where it was measured."""
 AS_TEXT = {"level": "text", "unit": "token", "sinks": 0}
 """The level that is shown where nothing else is said, and a result has it."""
+Row = dict[str, Any]
+"""Of a frame of numbers, by column."""
 
 
 def levels(result: Result) -> list[dict[str, Any]]:
@@ -43,11 +45,12 @@ def levels(result: Result) -> list[dict[str, Any]]:
 
 
 def at_level(result: Result, level: dict[str, Any]) -> Result:
-    """The result with the choices of one level alone."""
+    """The result with the choices of one level alone, and of their columns those that were measured at it."""
     chosen = (result.choices[list(level)] == list(level.values())).all(axis=1)
     joined = len(result.trainings) > 1
     trainings = [at_level(training, level) for training in result.trainings] if joined else []
-    return replace(result, choices=result.choices[chosen], trainings=trainings)
+    choices = result.choices[chosen].dropna(axis="columns", how="all")
+    return replace(result, choices=choices, trainings=trainings)
 
 
 def each_level(result: Result) -> Iterator[tuple[dict[str, Any], Result]]:
@@ -78,9 +81,8 @@ class Measured:
         chosen_by = self.result.choices["selector"].unique()
         self.selectors = [selector for selector in result.selectors if selector in chosen_by]
         self.finished = np.unique(self.result.over_of_choice)
-        """Which of the targets in ``result.over`` have choices, (m,)."""
+        """Which of the targets in ``result.over`` have choices, (m,); ``over``: their rows in ``targets``."""
         self.over = result.over[self.finished]
-        """(m,) rows of the targets."""
         targets = result.targets.iloc[self.over]
         self.document = targets["text"].to_numpy()
         self.short_nats = targets["loss_short_nats"].to_numpy(np.float64)
@@ -134,10 +136,9 @@ class Measured:
         """Value, low and high of Σ above / Σ below over these targets, (m,) both; cut where it is a share."""
         return self.ratio_of_all(self.column(above), self.column(below))
 
-    def ratio_of_all(self, above: np.ndarray, below: np.ndarray | None = None) -> dict[str, float]:
-        """`ratio` over all targets of the result, (n,) both; by default a mean."""
-        below = np.ones(len(above)) if below is None else below
-        return asdict(self.bootstrap.ratio_interval(above, below))
+    def ratio_of_all(self, above: np.ndarray, below: np.ndarray | float = 1.0) -> dict[str, float]:
+        """`ratio` over all targets of the result, (n,) both."""
+        return asdict(self.bootstrap.ratio_interval(above, np.broadcast_to(below, above.shape)))
 
     def recoveries(
         self, selector: str, members: np.ndarray | float = 1.0, far_contexts: Sequence[str] | None = None
@@ -157,27 +158,21 @@ class Measured:
         return draws
 
     def recovery_rows(
-        self,
-        keys: dict[str, Any],
-        selectors: Iterable[str],
-        ks: Iterable[int],
-        members: np.ndarray | float = 1.0,
-    ) -> list[dict[str, Any]]:
+        self, keys: Row, selectors: Iterable[str], ks: Iterable[int], members: np.ndarray | float = 1.0
+    ) -> Iterator[Row]:
         """``keys``, selector, far_context, k, value, low and high; no bound of `NET` exceeds that of the recovery."""
-        rows = []
         for selector in selectors:
             recoveries = self.recoveries(selector, members)
             for k in ks:
-                of_k = {context: draws[:, self.ks.index(k)] for context, draws in recoveries.items()}
-                intervals = {context: self.bootstrap.interval(draws) for context, draws in of_k.items()}
-                if NET in intervals:
-                    true, net = intervals[TRUE], intervals[NET]
-                    low, high = np.minimum((net.low, net.high), (true.low, true.high)).tolist()
-                    intervals[NET] = Interval(net.value, low, high)
+                column = self.ks.index(k)
+                intervals = {
+                    context: self.interval(draws[:, column]) for context, draws in recoveries.items()
+                }
+                for bound in ("low", "high") if NET in intervals else ():
+                    lower = np.minimum(intervals[NET][bound], intervals[TRUE][bound])  # NaN where one is
+                    intervals[NET][bound] = float(lower)
                 for context, interval in intervals.items():
-                    found = {"selector": selector, "far_context": context, "k": k, **asdict(interval)}
-                    rows.append(keys | found)
-        return rows
+                    yield {**keys, "selector": selector, "far_context": context, "k": k, **interval}
 
 
 def bootstrap_of(result: Result, **options: Any) -> ClusterBootstrap:
@@ -197,8 +192,7 @@ def over_tau_column(result: Result) -> np.ndarray:
 
 def selecting_gain_nats(result: Result) -> np.ndarray:
     """L_short - L_long of the model that selects, (n,)."""
-    targets = result.targets
-    return targets["selecting_gain_nats"].to_numpy() if "selecting_gain_nats" in targets else result.gain_nats
+    return np.asarray(result.targets.get("selecting_gain_nats", result.gain_nats))
 
 
 def default_selector(names: Iterable[str]) -> str:

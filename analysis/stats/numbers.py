@@ -37,6 +37,7 @@ from analysis.stats.measured import (
     PLACEBO,
     TRUE,
     Measured,
+    Row,
     bootstrap_of,
     default_selector,
     each_level,
@@ -62,16 +63,16 @@ ENOUGH_NATS = 0.1
 CHANCE = "chance"
 """Stands beside the selectors in `faithfulness`: two random choices."""
 OF_CHOICE = ("selector", "far_context", "k")
+OF_KIND = ("n_targets", "n_targets_over_tau", "n_documents_over_tau", "n_groups_over_tau")
 
 
-Row = dict[str, Any]
 Frame = Callable[..., pd.DataFrame]
 
 
 def frame_of(*names: str) -> Callable[[Callable[[Measured], Iterable[Row]]], Frame]:
     """Make a function that yields rows one that gives the frame of a Result, with columns ``names`` and the interval.
 
-    What it is given is at one level; where ``names`` has the level, at each in turn.
+    What it is given is at one level; where ``names`` has the level, at each in turn. Its docstring gets the columns.
     """
 
     def decorate(rows_of: Callable[[Measured], Iterable[Row]]) -> Frame:
@@ -82,6 +83,7 @@ def frame_of(*names: str) -> Callable[[Callable[[Measured], Iterable[Row]]], Fra
             of_levels = [(level, rows_of(Measured(one, k, **bootstrap))) for level, one in each_level(result)]
             return _frame((level | row for level, rows in of_levels for row in rows), *names)
 
+        numbers.__doc__ = f"{rows_of.__doc__}\n\nColumns: {', '.join([*names, *INTERVAL])}."
         return numbers
 
     return decorate
@@ -109,13 +111,13 @@ def counts(result: Result) -> dict[str, int]:
 
 @frame_of(*SELECTION, "k")
 def recovery(measured: Measured) -> Iterator[Row]:
-    """selector, far_context ("true", "placebo", "net"), level, unit, sinks, k, value, low, high."""
+    """Recovery of every selector; far_context "true", "placebo" and "net"."""
     yield from measured.recovery_rows({}, measured.names, measured.ks)
 
 
 @frame_of(*SELECTION, "k")
 def losses(measured: Measured) -> Iterator[Row]:
-    """Mean L_k in nats over the targets over tau: columns of `recovery`, far_context "true" and "placebo"."""
+    """Mean L_k in nats over the targets over tau; far_context "true" and "placebo"."""
     for selector in measured.names:
         means = {
             context: measured.draws(measured.losses[selector, context]) for context in measured.far_contexts
@@ -172,8 +174,7 @@ def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
 
 @frame_of("first", "second", "far_context", "k")
 def differences(measured: Measured) -> Iterator[Row]:
-    """The default selector minus every other, paired: first, second, far_context ("net", "true"), k, value, low,
-    high."""
+    """Recovery of the default selector minus that of every other, paired; far_context "net" and "true"."""
     first = default_selector(measured.names)
     of_first = measured.recoveries(first)
     column = measured.ks.index(measured.k)
@@ -187,8 +188,7 @@ def differences(measured: Measured) -> Iterator[Row]:
 
 @frame_of("from_nats", "to_nats", "n_targets", "n_documents", *OF_CHOICE)
 def gain_bins(measured: Measured) -> Iterator[Row]:
-    """Recovery by gain of the target: from_nats, to_nats (inclusive; inf), n_targets, n_documents, selector,
-    far_context, k, value, low, high.
+    """Recovery by gain of the target, from_nats … to_nats (inclusive; inf).
 
     The selecting model's gain decides, as it does for tau. A bin of the evaluating model's gain would hold targets by
     chance of that model, which cross-fitting is to avoid.
@@ -210,8 +210,7 @@ def gain_edges(tau_nats: float) -> list[float]:
 def near_copies(measured: Measured) -> Iterator[Row]:
     """Targets in near copies of training text, and recovery without them; no rows where copies are unknown.
 
-    name, selector, far_context, k, n_targets, value, low, high. Names: share (of all targets), share_over_tau,
-    recovery.
+    Names: share (of all targets), share_over_tau, recovery.
     """
     targets, over = measured.result.targets, over_tau_column(measured.result)
     if "near_copy" not in targets:
@@ -228,16 +227,12 @@ def near_copies(measured: Measured) -> Iterator[Row]:
 # --- which dependencies the far context carries [ours] (docs/method.md, 2.6) ---
 
 
-@frame_of(
-    *("kind", "n_targets", "n_targets_over_tau", "n_documents_over_tau", "n_groups_over_tau", "name"),
-    *OF_CHOICE,
-)
+@frame_of("kind", *OF_KIND, "name", *OF_CHOICE)
 def kinds(measured: Measured) -> Iterator[Row]:
-    """Numbers of every kind of dependency that was sampled.
+    """Numbers of every kind of dependency that was sampled; n_groups_over_tau is NaN without groups.
 
-    kind, n_targets, n_targets_over_tau, n_documents_over_tau, n_groups_over_tau (NaN without groups), name, selector,
-    far_context, k, value, low, high. Names: share (of all targets), share_over_tau (of those over tau), gain_nats (mean
-    of all of the kind), recovery (with selector, far_context and k).
+    Names: share (of all targets), share_over_tau (of those over tau), gain_nats (mean of all of the kind), recovery
+    (with selector, far_context and k).
     """
     targets, over = measured.result.targets, over_tau_column(measured.result)
     kind_of_target = targets["kind"].to_numpy()
@@ -272,8 +267,7 @@ def distance_edges(n_long: int, n_short: int) -> list[int]:
 def distances(measured: Measured) -> Iterator[Row]:
     """How far back the first k chosen tokens stand, as a share of them per bin; position id c is N - c tokens back.
 
-    selector, far_context, k, from_tokens, to_tokens (not included), uniform (share of tokens drawn uniformly), value,
-    low, high.
+    A bin excludes to_tokens; uniform is its share of tokens drawn uniformly.
     """
     settings, k = measured.result.settings, measured.k
     edges = distance_edges(settings["n_long"], settings["n_short"])
@@ -290,8 +284,8 @@ def distances(measured: Measured) -> Iterator[Row]:
 def picks(measured: Measured) -> Iterator[Row]:
     """What kind of tokens the first k are, and all far tokens (selector `FAR`), of the targets whose text is there.
 
-    selector, far_context, k, kind, value, low, high; no rows without texts. What stands out from all far tokens in the
-    placebo too is a taste of the selector, not a need of the target.
+    No rows without texts. What stands out from all far tokens in the placebo too is a taste of the selector, not a need
+    of the target.
     """
     result, k, n_far = measured.result, measured.k, measured.result.n_far
     texts = [training.texts for training in result.trainings]
@@ -320,9 +314,8 @@ def picks(measured: Measured) -> Iterator[Row]:
 def tokens_needed(measured: Measured) -> Iterator[Row]:
     """Share of the targets that have `SHARE_NEEDED` of their gain from k tokens, or a smaller measured k.
 
-    name, selector, far_context, k, n_targets, value, low, high. Names: reached; never (not from the largest k; true far
-    context only). Only targets that gain anything count: under cross-fitting a target may lose by the long context of
-    the model that evaluates, and has then nothing to recover.
+    Names: reached; never (not from the largest k; true far context only). Only targets that gain anything count: under
+    cross-fitting a target may lose by the long context of the model that evaluates, and has then nothing to recover.
     """
     gains, ks = measured.gain_nats > 0, measured.ks
     for selector, context in product(measured.names, measured.far_contexts):
@@ -343,8 +336,7 @@ def tokens_needed(measured: Measured) -> Iterator[Row]:
 def placebos(measured: Measured) -> Iterator[Row]:
     """Recovery in every far context, and its parts, of the targets that have every far context.
 
-    name, selector, blind (name of its target-blind form; of parts only), far_context, k, n_targets, value, low, high.
-    No rows without a further placebo. Names:
+    No rows without a further placebo. ``blind``: name of the selector's target-blind form, of parts only. Names:
 
         recovery          by selector and far_context
         selection_bias    what the signed selector has more than the blind one in the placebo (winner's curse)
@@ -388,7 +380,7 @@ def placebos(measured: Measured) -> Iterator[Row]:
 def faithfulness(measured: Measured) -> Iterator[Row]:
     """Means over the targets over tau for which a measure is defined; of what was measured.
 
-    name, selector, far_context ("true", "placebo"), k (NaN of what has none), value, low, high. Names:
+    far_context "true" and "placebo"; k is NaN of what has none. Names:
 
         sufficiency_nats, comprehensiveness_nats              by k; the first relative to L_long of the true context
         sufficiency_aopc_nats, comprehensiveness_aopc_nats    their means over the k's: ERASER's AOPC, over numbers of

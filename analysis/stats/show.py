@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,10 @@ def show(
         cells[head] = interval_text(row, percent=is_share, digits=digits)
     heads = list(dict.fromkeys(head for cells in rows.values() for head in cells))
     table = [[*keys, *heads]]
-    table += [[*key, *(cells.get(head, "") for head in heads)] for key, cells in rows.items()]
-    # a key that repeats the one above it, with all before it, is left out
-    repeats = [_same_so_far(*pair) for pair in zip(rows, list(rows)[1:], strict=False)]
-    for cells_of_row, same in zip(table[2:], repeats, strict=False):
-        cells_of_row[:same] = [""] * same
+    for key, above_it in zip(rows, [(), *rows], strict=False):
+        # a key that repeats the one above it, with all before it, is left out
+        same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(key, above_it, strict=False))))
+        table.append([*[""] * same, *key[same:], *(rows[key].get(head, "") for head in heads)])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
         "  ".join(
@@ -70,9 +70,3 @@ def _key_text(value: Any) -> str:
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         return f"{value:,}"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _same_so_far(above: tuple[str, ...], below: tuple[str, ...]) -> int:
-    """How many of the first keys are the same."""
-    same = [one == other for one, other in zip(above, below, strict=True)]
-    return same.index(False) if False in same else len(same)

@@ -658,6 +658,18 @@ def test_without_further_columns_there_is_what_losses_and_choices_say(
     assert numbers.contexts(result).empty
 
 
+def test_a_level_without_further_columns_has_the_other_measures(with_further: Result) -> None:
+    further = ["subset_loss_nats", "subset_influence", "comprehensiveness_nats", "leave_one_out_spearman"]
+    cache = with_further.choices.drop(columns=further).assign(level="cache")
+    choices = pd.concat([with_further.choices, cache], ignore_index=True)
+    both = replace(with_further, choices=choices, trainings=[])
+    frame = numbers.of_each_level(numbers.faithfulness, both, resamples=50)
+    alone = numbers.faithfulness(with_further, resamples=50)
+    pd.testing.assert_frame_equal(frame[frame["level"] == "text"][list(alone)].reset_index(drop=True), alone)
+    names = set(frame["name"][frame["level"] == "cache"])
+    assert names == {"sufficiency_nats", "sufficiency_aopc_nats", "overlap"}
+
+
 def test_contexts_equal_a_plain_loop(with_further: Result) -> None:
     targets, frame = with_further.targets, numbers.contexts(with_further, resamples=50)
     cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
