@@ -222,9 +222,7 @@ def refuse_without_gain(result: Result) -> None:
             f"long context{largest}; measure with a lower tau, or with more targets"
         )
     if result.choices.empty:
-        raise UserError(
-            f"nothing was chosen yet for the {len(over):,} targets over tau; go on measuring them"
-        )
+        raise UserError(f"no tokens were chosen yet for the {len(over):,} targets over tau; go on measuring")
     if gain[over].sum() <= 0:
         raise UserError(
             f"recovery is undefined: the gains of the {len(over):,} targets over tau sum to {gain[over].sum():.3g} nats"

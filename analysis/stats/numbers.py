@@ -236,7 +236,7 @@ def kinds(measured: Measured) -> Iterator[Row]:
     """
     targets, over = measured.result.targets, over_tau_column(measured.result)
     kind_of_target = targets["kind"].to_numpy()
-    for kind in sorted(set(kind_of_target), key=lambda kind: (*KINDS, kind).index(kind)):
+    for kind in sorted(set(kind_of_target), key=lambda kind: ((*KINDS, kind).index(kind), kind)):
         members = (kind_of_target == kind).astype(np.float64)
         of_kind = targets[(kind_of_target == kind) & targets["over_tau"]]
         keys = {
