@@ -232,7 +232,7 @@ def check_influence(arguments: list[str], *, shards: int, read_texts: bool) -> N
         from analysis.contexts import sample_targets
 
         sampled = sample_targets(
-            import_module("analysis.ours").open_corpus(given.corpus, given.split),
+            import_module("analysis.ours").PreparedTexts(given.corpus, given.split),
             given.targets,
             n_long=given.n_long,
             n_short=given.n_short,

@@ -14,13 +14,13 @@ import json
 import logging
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
@@ -40,74 +40,43 @@ Encode = Callable[[str], np.ndarray]
 # --- texts ---
 
 
-class Texts(ABC):
-    """Texts as token ids, by number. `open_texts` makes them; a prepared corpus is `analysis.ours.PreparedTexts`."""
+class Texts:
+    """Texts as token ids, by number. `open_texts` makes them; a prepared corpus is `analysis.ours.PreparedTexts`.
+
+    Args:
+        encode: token ids of a string.
+        texts: pairs of group and string; None is the group of a text that stands by itself.
+        name: where they are from, in words or as a path.
+    """
 
     name: str
-    """Where they are from, in words or as a path."""
     sha256: str
     """Of what was tokenized; of a prepared corpus, of its manifest."""
+    lengths: np.ndarray
+    """Tokens of each text, (D,) int64."""
+    groups: np.ndarray | None = None
+    """Name of the group of each text, (D,) strings: its book, site or package. None where there are no groups."""
 
-    @abstractmethod
-    def tokens(self, number: int) -> np.ndarray:
-        """Token ids of a text, (T,), without special tokens."""
-
-    @property
-    @abstractmethod
-    def lengths(self) -> np.ndarray:
-        """Tokens of each text, (D,) int64."""
-
-    @property
-    @abstractmethod
-    def groups(self) -> np.ndarray | None:
-        """Name of the group of each text, (D,) strings: its book, site or package. None where there are no groups."""
-
-    def in_near_copy(self, text: np.ndarray, position: np.ndarray) -> np.ndarray | None:
-        """Whether each token lies in a near copy of training text, (n,) bool; None where they were not looked for."""
-        return None
-
-    @classmethod
-    def from_strings(
-        cls, encode: Encode, texts: Sequence[str] | Mapping[str, Sequence[str]], name: str | None = None
-    ) -> Texts:
-        """Tokenize strings, or strings by the group that they are a part of."""
-        grouped: list[tuple[str | None, str]]
-        if isinstance(texts, Mapping):
-            grouped = [(group, text) for group, strings in texts.items() for text in strings]
-        else:
-            grouped = [(None, text) for text in texts]
-        return _Tokenized(
-            encode, grouped, name or ("a text" if len(grouped) == 1 else f"{len(grouped):,} texts")
-        )
-
-
-class _Tokenized(Texts):
-    """Texts in memory, each with the name of its group; None: it stands by itself."""
-
-    def __init__(self, encode: Encode, texts: Sequence[tuple[str | None, str]], name: str):
+    def __init__(self, encode: Encode, texts: Sequence[tuple[Any, str]], name: str):
         if not texts:
             raise UserError(f"{name}: there is no text; give at least one")
         self.name = name
         self.sha256 = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
         self._tokens = [encode(text) for _, text in texts]
-        self._lengths = np.array([len(tokens) for tokens in self._tokens], dtype=np.int64)
-        self._groups = None
+        self.lengths = np.array([len(tokens) for tokens in self._tokens], dtype=np.int64)
         if any(group is not None for group, _ in texts):
             names = [
                 f"text {n} by itself" if name is None else str(name) for n, (name, _) in enumerate(texts)
             ]
-            self._groups = np.array(names, dtype=object)
+            self.groups = np.array(names, dtype=object)
 
     def tokens(self, number: int) -> np.ndarray:
+        """Token ids of a text, (T,), without special tokens."""
         return self._tokens[number]
 
-    @property
-    def lengths(self) -> np.ndarray:
-        return self._lengths
-
-    @property
-    def groups(self) -> np.ndarray | None:
-        return self._groups
+    def in_near_copy(self, text: np.ndarray, position: np.ndarray) -> np.ndarray | None:
+        """Whether each token lies in a near copy of training text, (n,) bool; None where they were not looked for."""
+        return None
 
 
 def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
@@ -125,45 +94,48 @@ def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
     """
     if isinstance(texts, Texts):
         return texts
-    if isinstance(texts, Mapping):
-        texts = {group: [own] if isinstance(own, str) else own for group, own in texts.items()}
-        return Texts.from_strings(encode, texts)
     if isinstance(texts, str | Path):
         if os.path.isdir(texts):
-            opened: Texts = importlib.import_module("analysis.ours").open_corpus(texts, split)
-            return opened
+            prepared: Texts = importlib.import_module("analysis.ours").PreparedTexts(texts, split)
+            return prepared
         if not _is_file(texts):
             raise UserError(
                 f"{str(texts)[:80]!r} is no prepared corpus and no file; give one of these, or a list of strings"
             )
         texts = [texts]
-    texts = list(texts)
-    are_files = set(map(_is_file, texts))
-    if len(are_files) > 1:
-        raise UserError("some of the texts are paths of files, and others are strings; give one or the other")
-    if are_files == {True}:
-        more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
-        names = [Path(path).name for path in texts]
-        groups = [
-            name if names.count(name) == 1 else str(path) for name, path in zip(names, texts, strict=True)
-        ]
-        read = [
-            text
-            for pair in zip(texts, groups, strict=True)
-            for text in _texts_of_file(Path(pair[0]), pair[1])
-        ]
-        return _Tokenized(encode, read, f"{texts[0]}{more}")
-    return Texts.from_strings(encode, texts)
+    if isinstance(texts, Mapping):
+        strings = {group: [own] if isinstance(own, str) else own for group, own in texts.items()}
+        pairs = [(group, text) for group, own in strings.items() for text in own]
+    else:
+        texts = list(texts)
+        are_files = set(map(_is_file, texts))
+        if len(are_files) > 1:
+            raise UserError(
+                "some of the texts are paths of files, and others are strings; give one or the other"
+            )
+        if True in are_files:
+            return _open_files(texts, encode)
+        pairs = [(None, text) for text in texts]
+    return Texts(encode, pairs, "a text" if len(pairs) == 1 else f"{len(pairs):,} texts")
 
 
 def _is_file(text: str | Path) -> bool:
     return isinstance(text, Path) or _FILE.fullmatch(text) is not None or os.path.isfile(text)
 
 
+def _open_files(paths: Sequence[str | Path], encode: Encode) -> Texts:
+    names = [Path(path).name for path in paths]
+    pairs: list[tuple[str | None, str]] = []
+    for path, name in zip(paths, names, strict=True):
+        pairs += _texts_of_file(Path(path), name if names.count(name) == 1 else str(path))
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return Texts(encode, pairs, f"{paths[0]}{more}")
+
+
 def _texts_of_file(path: Path, name: str) -> Iterator[tuple[str | None, str]]:
     """Group and text of each text of a file; ``name``: the group of one that is a single text."""
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig") as file:
             if not path.name.removesuffix(".gz").lower().endswith((".json", ".jsonl")):
                 yield name, file.read()
@@ -181,7 +153,177 @@ def _texts_of_file(path: Path, name: str) -> Iterator[tuple[str | None, str]]:
         ) from error
 
 
-# --- targets and their contexts ---
+# --- where targets and placebos stand ---
+
+
+def sample_targets(
+    texts: Texts,
+    count: int,
+    *,
+    n_long: int,
+    n_short: int,
+    seed: int,
+    targets_per_block: int = 1,
+    same_group: bool = False,
+) -> pd.DataFrame:
+    """Draw ``count`` targets in whole blocks, each with its N context tokens in its text, and their placebos.
+
+    Stratified by text [ours]: every text that offers a block gives the same number, as far as it has so many; blocks do
+    not overlap and are drawn without replacement. The placebo of a block is a stretch of F tokens at a uniform place of
+    another uniformly drawn text, of another group where there are groups. Where there is one text only, it is from far
+    away in that (`_placebos_of_itself`). A pure function of the arguments.
+
+    Returns a row for each target, those of a block one behind the other; fewer where the texts offer fewer. Columns as
+    in `analysis.result.Result.targets`: ``target_id``; ``text`` (its number) and ``position`` (in it) of the target;
+    ``placebo_text`` and ``placebo_start``; where there are groups, ``group`` and ``placebo_group``; where near copies
+    of training text were looked for, ``near_copy``; if asked for, ``same_group_text`` and ``same_group_start`` (-1:
+    there is none). Raises `UserError` where N or B must be smaller, and where there is no placebo.
+    """
+    if not 0 < n_short < n_long:
+        raise UserError(f"N = {n_long} must be larger than M = {n_short}; raise N or lower M")
+    size, n_far, groups = targets_per_block, n_long - n_short, texts.groups
+    offered = np.maximum(texts.lengths - n_long, 0)
+    if not (offered >= size).any():
+        raise UserError(
+            f"no text offers B = {size} targets in a row with N = {n_long} tokens before: the longest has "
+            f"{texts.lengths.max()} tokens; lower N or B, or give longer texts"
+        )
+    text, number = _stratified(offered // size, -(-count // size), seed)
+    # the blocks of a text begin at a uniform place among the targets that whole blocks leave over
+    offsets = np.random.default_rng([Stream.BLOCK_OFFSETS, seed]).integers(0, offered % size, endpoint=True)
+    first = n_long + size * number + offsets[text]
+    if len(texts.lengths) > 1:
+        placebo_text, placebo_start = _placebos_of_others(text, texts.lengths, n_far, seed, groups)
+    else:
+        placebo_text = text
+        placebo_start = _placebos_of_itself(first, int(texts.lengths[0]), n_long, n_far, size, seed)
+    columns = {"text": text, "position": first, "placebo_text": placebo_text, "placebo_start": placebo_start}
+    if groups is not None:
+        columns |= {"group": groups[text], "placebo_group": groups[placebo_text]}
+    if same_group:
+        drawn = same_group_elsewhere(
+            texts, text, first, n_long=n_long, n_far=n_far, targets_per_block=size, seed=seed
+        )
+        columns |= {"same_group_text": drawn[:, 0], "same_group_start": drawn[:, 1]}
+    places = pd.DataFrame({name: np.repeat(column, size) for name, column in columns.items()})
+    places.insert(0, "target_id", np.arange(len(places)))
+    places["position"] += places["target_id"] % size
+    near_copy = texts.in_near_copy(places["text"].to_numpy(), places["position"].to_numpy())
+    return places if near_copy is None else places.assign(near_copy=near_copy)
+
+
+def _stratified(offered: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(text, number in it) of each block; the last, partial round over the texts takes a random subset of them."""
+    quota = np.zeros_like(offered)
+    generator = np.random.default_rng([Stream.TARGETS, seed])
+    left = min(count, int(offered.sum()))
+    while left:
+        not_full = np.flatnonzero(quota < offered)
+        share = max(1, left // len(not_full))
+        if left < len(not_full):
+            not_full = generator.choice(not_full, size=left, replace=False)
+        grant = np.minimum(share, offered[not_full] - quota[not_full])
+        quota[not_full] += grant
+        left -= int(grant.sum())
+    texts = np.flatnonzero(quota)
+    numbers = []
+    for text in texts:
+        of_text = np.random.default_rng([Stream.TARGETS, seed, text])
+        numbers.append(np.sort(of_text.choice(offered[text], size=quota[text], replace=False)))
+    return np.repeat(texts, quota[texts]), np.concatenate(numbers)
+
+
+def _placebos_of_others(
+    text: np.ndarray, lengths: np.ndarray, n_far: int, seed: int, groups: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Text and start of each placebo. Without groups (``groups`` is (D,)) every text is one by itself."""
+    group = np.arange(len(lengths)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    long_enough = np.flatnonzero(lengths >= n_far)
+    long_enough = long_enough[np.argsort(group[long_enough], kind="stable")]
+    if len(np.unique(group[long_enough])) < 2:
+        of = "" if groups is None else f" of another group than {groups[long_enough[0]]}"
+        raise UserError(
+            f"the placebo needs a second text of at least {n_far} tokens{of}; give more texts, or lower N "
+            "(a corpus prepared with --group-field none has no groups)"
+        )
+    # Drawing among the others: skip the target's group, which is one stretch of the list, by shifting what lies
+    # behind it.
+    first, end = (np.searchsorted(group[long_enough], group[text], side) for side in ("left", "right"))
+    generator = np.random.default_rng([Stream.PLACEBOS, seed])
+    drawn = generator.integers(0, len(long_enough) - (end - first))
+    drawn += np.where(drawn >= first, end - first, 0)
+    chosen = long_enough[drawn]
+    return chosen, generator.integers(0, lengths[chosen] - n_far, endpoint=True)
+
+
+def _placebos_of_itself(
+    first: np.ndarray, length: int, n_long: int, n_far: int, targets_per_block: int, seed: int
+) -> np.ndarray:
+    """Start of each placebo in the only text, (n,): at least N tokens before the long context of its block, or behind
+    the block [ours].
+
+    It is nearer in subject than another text, so that net recovery comes out lower. Raises `UserError` where a block
+    has no room for it.
+    """
+    log.warning(
+        "there is one text only: placebos are from it, at least N tokens away; give others for better ones"
+    )
+    places = np.arange(length - n_far + 1)
+    starts = []
+    for position in first.tolist():
+        before = places + n_far + 2 * n_long <= position
+        behind = places >= position + targets_per_block + n_long
+        offered = places[before | behind]
+        if not len(offered):
+            raise UserError(
+                f"the text has {length:,} tokens, too few for placebos from it; give a second text, or one of at least "
+                f"{3 * n_long + 2 * n_far + targets_per_block:,} tokens"
+            )
+        generator = np.random.default_rng([Stream.PASSAGE_PLACEBOS, seed, position])
+        starts.append(generator.choice(offered))
+    return np.array(starts)
+
+
+def same_group_elsewhere(
+    texts: Texts,
+    text: np.ndarray,
+    first: np.ndarray,
+    *,
+    n_long: int,
+    n_far: int,
+    targets_per_block: int,
+    seed: int,
+) -> np.ndarray:
+    """Text and start of F tokens from elsewhere in the group of each block, (n, 2) (docs/method.md, 2.3 [ours]).
+
+    The first targets of the blocks stand at ``first`` of ``text``, both (n,).
+
+    They stand at a uniform place of another uniformly drawn text of the group; where there is none of F tokens, of the
+    block's text, outside of what the block reads; -1 where that leaves no F tokens either. A pure function of the seed
+    and the block.
+    """
+    places = np.maximum(texts.lengths - n_far + 1, 0)
+    group = np.arange(len(places)) if texts.groups is None else texts.groups
+    long_enough = np.flatnonzero(places)
+    by_group = {name: long_enough[group[long_enough] == name] for name in set(group[text].tolist())}
+    drawn = []
+    for block, (own, position) in enumerate(zip(text, first, strict=True)):
+        generator = np.random.default_rng([Stream.SAME_GROUP, seed, block])
+        others = by_group[group[own]]
+        others = others[others != own]
+        before, end = max(0, position - n_long - n_far + 1), position + targets_per_block
+        if len(others):
+            other = generator.choice(others)
+            drawn.append((other, generator.integers(places[other])))
+        elif offered := before + max(0, places[own] - end):
+            place = generator.integers(offered)
+            drawn.append((own, place if place < before else end + place - before))
+        else:
+            drawn.append((-1, -1))
+    return np.array(drawn)
+
+
+# --- their contexts ---
 
 
 @dataclass(frozen=True)
@@ -245,203 +387,6 @@ class Contexts:
     def with_far(self, far: np.ndarray) -> Contexts:
         """The same targets and short contexts behind another far context, (n, F)."""
         return replace(self, tokens=np.concatenate([far, self.tokens[:, self.n_far :]], axis=1))
-
-
-@dataclass(frozen=True)
-class SampledTargets:
-    """Where the sampled targets and their placebo far contexts stand; every array is (n * B,), the targets of a block
-    one behind the other. The fields are columns of `analysis.result.Result.targets`."""
-
-    text: np.ndarray
-    """Number of the text, int64."""
-    position: np.ndarray
-    """Of the target in it, int64."""
-    placebo_text: np.ndarray
-    placebo_start: np.ndarray
-    group: np.ndarray | None = None
-    """Name of the group of ``text``; None where there are no groups."""
-    placebo_group: np.ndarray | None = None
-    near_copy: np.ndarray | None = None
-    """Whether the target lies in a near copy of training text; None where they were not looked for."""
-    same_group_text: np.ndarray | None = None
-    """Where the far context from the same group stands; -1: there is none, None: none was drawn."""
-    same_group_start: np.ndarray | None = None
-
-
-def sample_targets(
-    texts: Texts, count: int, *, n_long: int, n_short: int, seed: int, targets_per_block: int = 1
-) -> SampledTargets:
-    """Draw ``count`` targets in whole blocks, each with its N context tokens in its text, and their placebos.
-
-    Stratified by text [ours]: every text that offers a block gives the same number, as far as it has so many; blocks do
-    not overlap and are drawn without replacement. The placebo of a block is a stretch of F tokens at a uniform place of
-    another uniformly drawn text, of another group where there are groups. Where there is one text only, it is from far
-    away in that (`_placebos_of_itself`). A pure function of the arguments; fewer targets are returned where the texts
-    offer fewer. Raises `UserError` where N or B must be smaller, and where there is no placebo.
-    """
-    if not 0 < n_short < n_long:
-        raise UserError(f"N = {n_long} must be larger than M = {n_short}; raise N or lower M")
-    lengths = np.asarray(texts.lengths)
-    offered = np.maximum(lengths - n_long, 0)
-    if not (offered >= targets_per_block).any():
-        most = lengths.max() - targets_per_block
-        remedy = "give longer texts" if targets_per_block == 1 else "lower B"
-        if most > n_short:
-            remedy = f"lower N to at most {most}"
-        raise UserError(
-            f"no text offers B = {targets_per_block} targets in a row with N = {n_long} tokens before: the longest has "
-            f"{lengths.max()} tokens; {remedy}"
-        )
-    blocks = -(-count // targets_per_block)
-    text, number = _stratified(offered // targets_per_block, blocks, seed)
-    first = n_long + targets_per_block * number + _offsets(offered, targets_per_block, seed)[text]
-    if len(lengths) == 1:
-        placebo_text = text
-        placebo_start = _placebos_of_itself(
-            first, int(lengths[0]), n_long, n_long - n_short, targets_per_block, seed
-        )
-    else:
-        placebo_text, placebo_start = _draw_placebos(text, lengths, n_long - n_short, seed, texts.groups)
-    of_blocks = np.stack([text, first, placebo_text, placebo_start])
-    text, first, placebo_text, placebo_start = np.repeat(of_blocks, targets_per_block, axis=1)
-    position = first + np.tile(np.arange(targets_per_block), len(first) // targets_per_block)
-    groups = texts.groups
-    return SampledTargets(
-        text,
-        position,
-        placebo_text,
-        placebo_start,
-        None if groups is None else groups[text],
-        None if groups is None else groups[placebo_text],
-        texts.in_near_copy(text, position),
-    )
-
-
-def _offsets(offered: np.ndarray, targets_per_block: int, seed: int) -> np.ndarray:
-    """Where the blocks of each text begin, uniform among the targets that whole blocks leave over."""
-    left_over = offered % targets_per_block
-    generator = np.random.default_rng([Stream.BLOCK_OFFSETS, seed])
-    return generator.integers(0, left_over, endpoint=True)
-
-
-def _stratified(offered: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(text, number in it) of each block; the last, partial round over the texts takes a random subset of them."""
-    quota = np.zeros_like(offered)
-    generator = np.random.default_rng([Stream.TARGETS, seed])
-    left = min(count, int(offered.sum()))
-    while left:
-        not_full = np.flatnonzero(quota < offered)
-        share = max(1, left // len(not_full))
-        if left < len(not_full):
-            not_full = generator.choice(not_full, size=left, replace=False)
-        grant = np.minimum(share, offered[not_full] - quota[not_full])
-        quota[not_full] += grant
-        left -= int(grant.sum())
-    texts = np.flatnonzero(quota)
-    numbers = [
-        np.sort(
-            np.random.default_rng([Stream.TARGETS, seed, text]).choice(
-                offered[text], size=quota[text], replace=False
-            )
-        )
-        for text in texts
-    ]
-    return np.repeat(texts, quota[texts]), np.concatenate(numbers)
-
-
-def _draw_placebos(
-    text: np.ndarray, lengths: np.ndarray, n_far: int, seed: int, groups: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Text and start of each placebo. Without groups (``groups`` is (D,)) every text is one by itself."""
-    group = np.arange(len(lengths)) if groups is None else np.unique(groups, return_inverse=True)[1]
-    long_enough = np.flatnonzero(lengths >= n_far)
-    long_enough = long_enough[np.argsort(group[long_enough], kind="stable")]
-    generator = np.random.default_rng([Stream.PLACEBOS, seed])
-    if len(np.unique(group[long_enough])) < 2:
-        of = "" if groups is None else f" of another group than {groups[long_enough[0]]}"
-        raise UserError(
-            f"the placebo needs a second text of at least {n_far} tokens{of}; give more texts, or lower N "
-            "(a corpus prepared with --group-field none has no groups)"
-        )
-    # Drawing among the others: skip the target's group, which is one stretch of the list, by shifting what lies
-    # behind it.
-    first, end = (np.searchsorted(group[long_enough], group[text], side) for side in ("left", "right"))
-    drawn = generator.integers(0, len(long_enough) - (end - first))
-    drawn += np.where(drawn >= first, end - first, 0)
-    chosen = long_enough[drawn]
-    return chosen, generator.integers(0, lengths[chosen] - n_far, endpoint=True)
-
-
-def _placebos_of_itself(
-    first: np.ndarray, length: int, n_long: int, n_far: int, targets_per_block: int, seed: int
-) -> np.ndarray:
-    """Start of each placebo in the only text, (n,): at least N tokens before the long context of its block, or behind
-    the block [ours].
-
-    It is nearer in subject than another text, so that net recovery comes out lower. Raises `UserError` where a block
-    has no room for it.
-    """
-    log.warning(
-        "there is one text only: placebos are from it, at least N tokens away; give others for better ones"
-    )
-    places = np.arange(length - n_far + 1)
-    starts = []
-    for position in first.tolist():
-        before = places + n_far + 2 * n_long <= position
-        behind = places >= position + targets_per_block + n_long
-        offered = places[before | behind]
-        if not len(offered):
-            raise UserError(
-                f"the text has {length:,} tokens, too few for placebos from it; give a second text, or one of at least "
-                f"{3 * n_long + 2 * n_far + targets_per_block:,} tokens"
-            )
-        generator = np.random.default_rng([Stream.PASSAGE_PLACEBOS, seed, position])
-        starts.append(generator.choice(offered))
-    return np.array(starts)
-
-
-def with_same_group(
-    sampled: SampledTargets,
-    texts: Texts,
-    *,
-    n_long: int,
-    n_short: int,
-    seed: int,
-    targets_per_block: int = 1,
-) -> SampledTargets:
-    """The same targets, each block with a stretch of F tokens of its group elsewhere (docs/method.md, 2.3 [ours]).
-
-    It stands at a uniform place of another uniformly drawn text of the group; where there is none of F tokens, of the
-    block's text, outside of what the block reads; -1 where that leaves no F tokens either. A pure function of the seed
-    and the block.
-    """
-    lengths = np.asarray(texts.lengths)
-    n_far = n_long - n_short
-    places = np.maximum(lengths - n_far + 1, 0)
-    group = np.arange(len(lengths)) if texts.groups is None else texts.groups
-    long_enough = np.flatnonzero(places)
-    by_group = {
-        name: long_enough[group[long_enough] == name] for name in np.unique(group[sampled.text]).tolist()
-    }
-    drawn = []
-    for block, row in enumerate(range(0, len(sampled.text), targets_per_block)):
-        generator = np.random.default_rng([Stream.SAME_GROUP, seed, block])
-        text, first = sampled.text[row], sampled.position[row]
-        others = by_group[group[text]]
-        others = others[others != text]
-        if len(others):
-            text = generator.choice(others)
-            drawn.append((text, generator.integers(places[text])))
-            continue
-        before, end = max(0, first - n_long - n_far + 1), first + targets_per_block
-        offered = before + max(0, places[text] - end)
-        if offered:
-            place = generator.integers(offered)
-            drawn.append((text, place if place < before else end + place - before))
-        else:
-            drawn.append((-1, -1))
-    text, start = np.repeat(np.array(drawn), targets_per_block, axis=0).T
-    return replace(sampled, same_group_text=text, same_group_start=start)
 
 
 def long_contexts(

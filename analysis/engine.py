@@ -29,7 +29,6 @@ from analysis.contexts import (
     placebo_contexts,
     sample_targets,
     shuffled_contexts,
-    with_same_group,
 )
 from analysis.decode import TextDecoder
 from analysis.faithfulness import SUBSET_KEEP_RATE, Faithfulness
@@ -158,7 +157,7 @@ def measure(
         loaded = opened(model)
         source = open_texts(texts, loaded.encode, split=split)
         loaded.check_texts(source)
-        places = _places(source, targets, placebos, drawing)
+        places = sample_targets(source, targets, same_group=SAME_GROUP in placebos, **drawing)
         settings = {
             **_identity(loaded),
             "family": loaded.family,
@@ -210,16 +209,6 @@ def measure(
         log.info("%s targets; %s tokens a batch fit", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
         size, folder = targets_per_batch(targets_per_block), None if out is None else Path(out)
         return Run(engine.measure, size, places, settings, folder, progress).measure(shard, batches)
-
-
-def _places(source: Texts, targets: int, placebos: Sequence[str], drawing: dict[str, Any]) -> pd.DataFrame:
-    """Where the sampled targets and their placebos stand, as the first columns of `Result.targets`."""
-    sampled = sample_targets(source, targets, **drawing)
-    if SAME_GROUP in placebos:
-        sampled = with_same_group(sampled, source, **drawing)
-    places = pd.DataFrame({name: column for name, column in vars(sampled).items() if column is not None})
-    places.insert(0, "target_id", np.arange(len(places)))
-    return places
 
 
 def _chooser(

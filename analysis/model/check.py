@@ -20,7 +20,6 @@ from olmo_sparsity.util.errors import UserError, first_line
 log = logging.getLogger(__name__)
 
 _RELATIVE_TOLERANCE = 1e-3
-_HALF = (torch.bfloat16, torch.float16)
 
 
 def check_long_context(
@@ -43,22 +42,23 @@ def check_long_context(
     more = targets_per_block - 1 + len(model.prefix)
     if isinstance(model, PrefixedAdapter):
         model = model.unprefixed
-    limit, of_what = min(_limits(model), default=(None, ""))
+    limit, what = min(_limits(model), default=(None, ""))
     if limit is not None and n_long + more > limit:
-        with_more = f" with {more:,} more tokens of block and prefix" if more else ""
-        remedy = f"n_long to at most {limit - more:,}" if limit > more else "the targets per block"
-        raise UserError(f"N = {n_long:,}{with_more} is beyond the {limit:,} {of_what} {name}; lower {remedy}")
-    # This project's own models are shown to be right by its tests.
-    if isinstance(model, TransformersAdapter):
-        if (reach := model.max_positions) is not None and n_long + more > reach * reach_factor:
-            log.warning("%s is measured beyond the %d positions that its configuration names", name, reach)
-        try:
-            with _in_fp32(model):
-                _try_positions(model, n_long + more, name)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            log.warning("no memory to try %s in fp32: it is taken to be right", name)
+        raise UserError(
+            f"N = {n_long:,} with {more:,} more tokens of block and prefix is beyond the {limit:,} {what} of {name}; "
+            "lower N or B"
+        )
+    if not isinstance(model, TransformersAdapter):
+        return  # this project's own models are shown to be right by its tests
+    if (reach := model.max_positions) is not None and n_long + more > reach * reach_factor:
+        log.warning("%s is measured beyond the %d positions that its configuration names", name, reach)
+    try:
+        with _in_fp32(model):
+            _try_positions(model, n_long + more, name)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        log.warning("no memory to try %s in fp32: it is taken to be right", name)
 
 
 def _limits(model: Adapter) -> Iterator[tuple[int, str]]:
@@ -66,17 +66,17 @@ def _limits(model: Adapter) -> Iterator[tuple[int, str]]:
     config: Any = model.model.config.get_text_config() if isinstance(model, TransformersAdapter) else None
     rope = getattr(config, "rope_parameters", None) or {}
     if model.max_positions is not None and not rope:
-        yield model.max_positions, "positions of"
+        yield model.max_positions, "positions"
     layers = getattr(config, "layer_types", None) or ["sliding", "chunked"]
     for kind, field in (("sliding", "sliding_window"), ("chunked", "attention_chunk_size")):
         window = getattr(config, field, None)  # a query's own token is one of them
         if window and any(kind in layer for layer in layers):
-            yield window, f"tokens of a {kind} window in"
+            yield window, f"tokens of a {kind} window"
     # one set of parameters, or one for each kind of layer
     for parameters in (rope, *(part for part in rope.values() if isinstance(part, dict))):
         limit = parameters.get("original_max_position_embeddings") or model.max_positions
         if (scheme := parameters.get("rope_type")) in ("longrope", "dynamic") and limit:
-            yield limit, f"tokens after which {scheme} changes all positions of"
+            yield limit, f"tokens after which {scheme} changes all positions"
 
 
 @torch.inference_mode()
@@ -92,58 +92,44 @@ def _try_positions(model: TransformersAdapter, n_long: int, name: str) -> None:
     kept = ids[0] % 2 == (n_long - 1) % 2  # the last token is one of them
     kept[0] = True  # the first that a window ends before
     kept_tokens, kept_ids = tokens[:, kept], ids[:, kept]
-    half = kept_tokens.shape[1] // 2
+    count = kept_tokens.shape[1]
+
+    def last_logits(tokens: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        return model(tokens, ids, logits_to_keep=1, attention_mask=mask).logits[:, -1]
+
     try:
-        dropped, moved, hidden = (
-            model(tokens_read, ids_read, logits_to_keep=1, attention_mask=mask).logits[:, -1]
-            for tokens_read, ids_read, mask in (
-                (kept_tokens, kept_ids, None),
-                (kept_tokens, ids[:, : kept_tokens.shape[1]], None),
-                (tokens, ids, kept[None].long()),
-            )
-        )
+        dropped = last_logits(kept_tokens, kept_ids)
+        moved = last_logits(kept_tokens, ids[:, :count])
+        hidden = last_logits(tokens, ids, kept[None].long())
         behind = dropped
-        if half:
+        if half := count // 2:
             past = model.key_values(kept_tokens[:, :half], kept_ids[:, :half])
             behind = model.logits_after(past, kept_tokens[:, half:], kept_ids, 1)[:, -1]
     except Exception as error:  # a cache of its own kind, an option that must be set
         if isinstance(error, UserError) or is_out_of_memory(error):
             raise
-        raise UserError(
-            f"{name} cannot read random tokens behind a prefix ({first_line(error)}); give another model"
-        ) from error
+        raise UserError(f"{name} cannot read random tokens behind a prefix ({first_line(error)})") from error
+    tolerance = _RELATIVE_TOLERANCE * float(hidden.std())
+    wrong = ""
     if not torch.isfinite(hidden).all():
-        raise UserError(
-            f"{name}: its logits are not finite (fp16 overflows, or training diverged); give another dtype or model"
+        wrong = "has logits that are not finite: fp16 overflows, or training diverged"
+    elif (dropped - behind).abs().max() > tolerance:
+        wrong = "reads a prefix otherwise than a whole text: it looks ahead, as BERT does, or caches no keys"
+    elif n_long > 2 and torch.equal(dropped, moved):
+        wrong = (
+            "does not read its position ids: ALiBi, or no positions at all, so that no token can be dropped"
         )
-    if not _nearly_equal(dropped, behind):
-        raise UserError(
-            f"{name} reads a prefix otherwise than a whole text (it looks ahead, as BERT does, or caches no keys); "
-            "give another model"
-        )
-    if n_long > 2 and torch.equal(dropped, moved):
-        raise UserError(
-            f"{name} does not read its position ids (ALiBi, or no positions at all), so that no token can be dropped "
-            "from its context; give a model with rotary or learned positions"
-        )
-    if not _nearly_equal(dropped, hidden):
-        raise UserError(
-            f"{name}: dropping tokens from a context of N = {n_long:,} does not equal hiding them (a window or a "
-            "recurrent layer does that); lower n_long, or give another model"
-        )
-
-
-def _nearly_equal(dropped: Tensor, hidden: Tensor) -> bool:
-    """Whether logits (1, V) in fp32 differ by no more than rounding."""
-    return float((dropped - hidden).abs().max()) <= _RELATIVE_TOLERANCE * float(hidden.std())
+    elif (dropped - hidden).abs().max() > tolerance:
+        wrong = f"is another with tokens dropped from N = {n_long:,} than with them hidden: a window, or a recurrence"
+    if wrong:
+        raise UserError(f"{name} {wrong}; lower N, or give another model")
 
 
 @contextmanager
 def _in_fp32(model: nn.Module) -> Iterator[None]:
     """Weights of half precision are in fp32 while it runs: in bf16 rounding may be a third of the logits' spread."""
-    half = [
-        (weight, weight.dtype) for weight in (*model.parameters(), *model.buffers()) if weight.dtype in _HALF
-    ]
+    weights = [*model.parameters(), *model.buffers()]
+    half = [(weight, weight.dtype) for weight in weights if weight.dtype in (torch.bfloat16, torch.float16)]
     try:
         for weight, _ in half:
             weight.data = weight.data.float()

@@ -6,6 +6,7 @@ Shapes: R rows, N tokens of long context.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -17,11 +18,6 @@ from torch import Tensor
 
 from analysis.model.adapter import Adapter
 from olmo_sparsity.util.errors import UserError
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 65_536}
 """Tokens of one forward pass: enough to keep the cores busy, few enough to stay in cache."""
@@ -57,12 +53,10 @@ def chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 
 def default_limit_bytes(device: torch.device) -> float:
-    """Half the host's memory, or four fifths of what is free on the GPU; without limit on Windows."""
+    """Half the host's memory, or four fifths of what is free on the GPU."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return _SHARE_OF_DEVICE * free
-    if resource is None:
-        return float("inf")
     return _SHARE_OF_HOST * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -77,21 +71,21 @@ def tokens_that_fit(
     (memory grows no faster than the batch). Depends on memory alone, never on speed, so that a machine gives the same
     batches every time. Raises `UserError` where not even one context fits.
     """
-    maximum = TOKENS_PER_BATCH[device.type]
-    rows = 1
-    while rows == 1 or rows * n_long <= maximum:
-        used = _peak_bytes(model, device, rows, n_long, n_targets)
+    rows, maximum = 1, TOKENS_PER_BATCH[device.type]
+    used = _peak_bytes(model, device, rows, n_long, n_targets)
+    if used > limit_bytes:
+        raise UserError(
+            f"one context of N = {n_long:,} tokens takes {used / GB:.2g} GB, more than the limit of "
+            f"{limit_bytes / GB:.2g} GB; raise the memory limit or lower n_long"
+        )
+    while 2 * used <= limit_bytes:
+        if 2 * rows * n_long > maximum:
+            return max(n_long, maximum)  # less than twice the last trial
+        used = _peak_bytes(model, device, 2 * rows, n_long, n_targets)
         if used > limit_bytes:
-            if rows > 1:
-                return rows // 2 * n_long
-            raise UserError(
-                f"one context of N = {n_long:,} tokens takes {used / GB:.2g} GB, more than the limit of "
-                f"{limit_bytes / GB:.2g} GB; raise the memory limit or lower n_long"
-            )
-        if 2 * used > limit_bytes:
-            return rows * n_long
+            break
         rows *= 2
-    return max(n_long, maximum)  # less than twice the last trial
+    return rows * n_long
 
 
 @torch.inference_mode()
@@ -120,7 +114,7 @@ class MemoryGrowth:
     """Growth of the peak of the memory in use since it was made.
 
     On a GPU, torch's own count. On the host, what the process takes beyond its earlier peak: a pass that stays below
-    what the process had before is known to fit. 0 on Windows.
+    what the process had before is known to fit.
     """
 
     def __init__(self, device: torch.device):
@@ -128,19 +122,14 @@ class MemoryGrowth:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
-            self.before = torch.cuda.memory_allocated(device)
-        else:
-            self.before = _peak_of_process_bytes()
+        self.before = torch.cuda.memory_allocated(device) if device.type == "cuda" else self._peak_bytes()
 
     def growth_bytes(self) -> int:
         """Bytes."""
+        return self._peak_bytes() - self.before
+
+    def _peak_bytes(self) -> int:
         if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device) - self.before
-        return _peak_of_process_bytes() - self.before
-
-
-def _peak_of_process_bytes() -> int:
-    if resource is None:
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+            return torch.cuda.max_memory_allocated(self.device)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB

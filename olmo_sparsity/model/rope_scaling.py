@@ -16,7 +16,7 @@ from torch import Tensor
 
 from olmo_sparsity.util.errors import UserError
 
-LOG_N, MESA = "log-n", "mesa"
+LOG_N = "log-n"
 _FAST, _SLOW = 32, 1  # YaRN's beta: rotations over the original length
 Scheme = Callable[[Tensor, float, "RopeScaling"], tuple[Tensor, float]]
 """From 1 / frequencies (D / 2,), the base and what is asked for to the new ones, and a factor of sines and cosines."""
@@ -41,9 +41,9 @@ class RopeScaling:
     def of_queries(self, ids: Tensor) -> Tensor | None:
         """What rotated queries are multiplied by, of the shape of ``ids``, float32; None: by nothing.
 
-        With `LOG_N` and `MESA` max(1, log n / log L) at the n-th id (Su 2021), as the attention log-n has it.
+        With `LOG_N` max(1, log n / log L) at the n-th id (Su 2021), as the attention log-n has it.
         """
-        if self.name not in (LOG_N, MESA):
+        if self.name != LOG_N:
             return None
         return ((ids + 1).float().log() / math.log(self.original_length)).clamp_min(1)
 
@@ -102,10 +102,9 @@ def yarn(inverse_frequencies: Tensor, base: float, scaling: RopeScaling) -> tupl
     return mixed, 0.1 * math.log(scaling.factor) + 1.0
 
 
-@register(MESA)
 @register(LOG_N)
 def unchanged(inverse_frequencies: Tensor, base: float, scaling: RopeScaling) -> tuple[Tensor, float]:
-    """All frequencies are kept: `RopeScaling.of_queries` sharpens the scores instead, and `MESA` gives other ids."""
+    """All frequencies are kept: `RopeScaling.of_queries` sharpens the scores instead."""
     return inverse_frequencies, 1.0
 
 

@@ -13,7 +13,7 @@ declare -A LABELS=(
     [hybrid]="hybrid" [ssmax]="SSMax" [fox]="FoX" [entmax]="entmax" [asentmax]="ASEntmax"
     [scale-invariant]="scale-invariant" [dape-v2]="DAPE v2" [sparsek]="SparseK" [drope]="DroPE"
     [ssmax-late]="SSMax late" [rope@linear:4]="RoPE linear x 4" [rope@ntk:4]="RoPE NTK x 4"
-    [rope@yarn:4]="RoPE YaRN x 4" [rope@yarn:16]="RoPE YaRN x 16" [rope@log-n:4]="RoPE log-n" [rope@mesa:16]="RoPE Mesa"
+    [rope@yarn:4]="RoPE YaRN x 4" [rope@yarn:16]="RoPE YaRN x 16" [rope@log-n:4]="RoPE log-n"
 )
 MODELS=("${TRAINED[@]}" drope ssmax-late rope@linear:4 rope@ntk:4 rope@yarn:4)
 
@@ -48,20 +48,21 @@ influence() { # inside the window: which of 112 far tokens matter; beyond it: wh
 }
 
 length() { # Mesa reads in chunks, and its attention is not to be had: apart
-    losses $OUT/length --attention "${MODELS[@]}" rope@yarn:16 rope@log-n:4
-    losses $OUT/length-mesa "" rope@mesa:16
-}
-
-losses() { # FOLDER OPTION NAME...
-    local name seed checkpoints=() labels="" out=$1 option=$2
-    for name in "${@:3}"; do
+    local name seed checkpoints=() labels="" mesa=() mesa_labels=""
+    local options=(--corpus $OUT/data --lengths 128,256,512,1024,2048 --windows 128)
+    for name in "${MODELS[@]}" rope@yarn:16 rope@log-n:4; do
         for seed in ${SEEDS//,/ }; do
             checkpoints+=("$(checkpoint "$name" "$seed")")
             labels+=",${LABELS[$name]}"
         done
     done
-    olmo-sparsity length "${checkpoints[@]}" --labels "${labels#,}" --corpus $OUT/data --lengths 128,256,512,1024,2048 \
-        --windows 128 $option --out "$out"
+    olmo-sparsity length "${checkpoints[@]}" --labels "${labels#,}" "${options[@]}" --attention --out $OUT/length
+    for seed in ${SEEDS//,/ }; do
+        mesa+=("$(checkpoint rope "$seed")")
+        mesa_labels+=",RoPE Mesa"
+    done
+    $PY results/encodings/mesa.py "${mesa[@]}" --factor 16 --labels "${mesa_labels#,}" "${options[@]}" \
+        --out $OUT/length-mesa
 }
 
 control() { # RoPE trained on windows of 512 with as many tokens: how much there is to use

@@ -79,9 +79,10 @@ def block_of(loaded: LoadedModel, settings: InfluenceSettings) -> Contexts:
         tokens = generator.integers(loaded.model.vocabulary_size, size=(1, n_long + size))
         return Contexts(tokens[:, :-1], tokens[:, n_long:], np.arange(size)[None], settings.n_short)
     texts = open_texts(settings.texts, loaded.encode)
-    sizes = {"n_long": n_long, "n_short": settings.n_short, "targets_per_block": size}
+    sizes: Any = {"n_long": n_long, "n_short": settings.n_short, "targets_per_block": size}
     sampled = sample_targets(texts, size, seed=settings.seed, **sizes)
-    return long_contexts(texts, sampled.text[:1], sampled.position[:1], np.zeros(1, int), **sizes)
+    text, first = (sampled[name].to_numpy()[:1] for name in ("text", "position"))
+    return long_contexts(texts, text, first, np.zeros(1, int), **sizes)
 
 
 def measure_blocks(loaded: LoadedModel, device: str, block: Contexts, settings: InfluenceSettings) -> Json:

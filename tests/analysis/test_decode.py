@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from analysis.decode import TextDecoder
 from analysis.model.loading import TextTokenizer
@@ -161,12 +161,3 @@ def test_special_tokens_are_shown_and_no_space_is_cleaned_up():
     pieces = TextTokenizer(fast).decoder.pieces(ids)
     assert "".join(pieces) == "The fox , and 🦊 .<|endoftext|>foxes"
     assert pieces == TextTokenizer(tokenizer).decoder.pieces(ids)
-
-
-def test_slow_tokenizers_of_transformers_which_have_no_offsets():
-    slow = ByT5Tokenizer()
-    assert not slow.is_fast
-    ids = [*slow.encode("Zoë 日!", add_special_tokens=False), slow.eos_token_id]
-    pieces = TextTokenizer(slow).decoder.pieces(ids)
-    assert pieces[:-1] == ["Z", "o", "", "ë", " ", "", "", "日", "!"]
-    assert pieces[-1].strip() == "</s>"

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers, processors
 from torch import nn
-from transformers import PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from analysis.model.loading import TextTokenizer, open_model
 from analysis.probes.models import check_reach
@@ -73,9 +73,6 @@ def test_identity_is_of_the_bytes_of_the_weights_in_order_of_their_names(tmp_pat
     assert one.sha256 == sha256_file(tmp_path / "one" / "model.safetensors")
     assert several.sha256 == sha256_file(tmp_path / "joined")
     assert torch.equal(logits(several.model), logits(one.model))
-    files[1].unlink()
-    with refused(f"{files[1].name} is missing"):
-        open_model(tmp_path / "several")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +115,7 @@ class CreatesAFile:
 def test_neither_code_nor_pickles_are_read(folder, tmp_path):
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(CreatesAFile(tmp_path / "ran")))
     weights = (folder / "model.safetensors").rename(tmp_path / "kept")
-    with refused("model.safetensors is missing.*pickles are never read"):
+    with pytest.raises(OSError, match="no file named model.safetensors"):
         open_model(folder)
     weights.rename(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
@@ -157,7 +154,7 @@ def test_learned_positions_end(tmp_path):
         directory(tmp_path / "llama", "llama"),
     )
     gpt2.check_context(REACH - 1)
-    with refused("lower n_long to at most 63"):
+    with refused("1 more tokens .* beyond the 64 positions"):
         gpt2.check_context(REACH)
     check_reach(gpt2, REACH - 2, more=1)
     with refused("64 tokens are beyond the 63 learned positions .*; lower --lengths to at most 62"):
@@ -192,21 +189,23 @@ def test_a_model_of_the_hub_is_found_in_the_cache(llama, tmp_path, monkeypatch):
 
 def test_a_tokenizer_is_the_same_from_a_file_and_as_an_object(folder):
     path = folder / "tokenizer.json"
-    file = TextTokenizer.from_file(path)
+    file = TextTokenizer(path)
     file.tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     file.tokenizer.save(str(path))
     assert TextTokenizer(file.tokenizer).sha256 == sha256_file(path) == open_model(folder).tokenizer_sha256
-    for tokenizer in (TextTokenizer.from_file(path), TextTokenizer(read_tokenizer(folder))):
+    for tokenizer in (TextTokenizer(path), TextTokenizer(read_tokenizer(folder))):
         ids = tokenizer.encode("w3 w17 w4 w49")
         assert ids.tolist() == [3, 17, 4, 49]
         assert "".join(tokenizer.decoder.pieces(ids.tolist())) == "w3 w17 w4 w49"
         assert tokenizer.tokenizes_as(path, sha256_file(path))
+    with refused("ByT5Tokenizer is no tokenizer"):
+        TextTokenizer(ByT5Tokenizer())
 
 
 @pytest.fixture
 def with_bos(folder):
     """A model whose tokenizer puts token 5 before every text."""
-    tokenizer = TextTokenizer.from_file(folder / "tokenizer.json").tokenizer
+    tokenizer = TextTokenizer(folder / "tokenizer.json").tokenizer
     token = tokenizer.id_to_token(5)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{token} $A", special_tokens=[(token, 5)]
@@ -366,9 +365,3 @@ def test_a_gguf_file_is_the_model_that_it_was_made_of(tmp_path):
     assert loaded.decoder.pieces(ids.tolist()) == ["ab", "cd", "e", "ab"]
     scaled = open_model(f"{file}@yarn:2")
     assert scaled.rope_scaling == "yarn:2" and not torch.equal(logits(scaled.model), logits(model))
-
-
-def test_a_gguf_file_needs_its_package(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with refused(r"pip install 'olmo-sparsity\[gguf\]'"):
-        open_model(tmp_path / "tiny.gguf")
