@@ -58,31 +58,29 @@ class TextTokenizer:
 
     Args:
         tokenizer: the path of a tokenizer.json, or an object of the tokenizers library, or a fast one of transformers.
+            Padding and truncation are switched off in the object.
     """
 
-    tokenizer: Tokenizer
     sha256: str
     """Of the tokenizer.json, or of the one that the object would save."""
 
     def __init__(self, tokenizer: Any):
         self._config: dict[str, Any] = {}
+        sha256 = None
         if isinstance(tokenizer, str | Path):
-            self.sha256 = sha256_file(tokenizer)
-            self.tokenizer = Tokenizer.from_file(str(tokenizer))
-            if (beside := Path(tokenizer).with_name("tokenizer_config.json")).is_file():
+            path, sha256 = Path(tokenizer), sha256_file(tokenizer)
+            tokenizer = Tokenizer.from_file(str(path))
+            if (beside := path.with_name("tokenizer_config.json")).is_file():
                 self._config = read_json(beside, "save the tokenizer again")
-        else:
-            backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-            if not isinstance(backend, Tokenizer):
-                raise UserError(
-                    f"{type(tokenizer).__name__} is no tokenizer of the tokenizers library and no fast one of "
-                    f"transformers; give one, or the path of a {_TOKENIZER}"
-                )
-            self.tokenizer = Tokenizer.from_str(backend.to_str())  # the caller's stays as it is
+        self.tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not isinstance(self.tokenizer, Tokenizer):
+            raise UserError(
+                f"{type(tokenizer).__name__} is no tokenizer of the tokenizers library and no fast one of "
+                f"transformers; give one, or the path of a {_TOKENIZER}"
+            )
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
-        if not isinstance(tokenizer, str | Path):
-            self.sha256 = hashlib.sha256(self.tokenizer.to_str(pretty=True).encode()).hexdigest()
+        self.sha256 = sha256 or hashlib.sha256(self.tokenizer.to_str(pretty=True).encode()).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
         """Token ids of a text, (T,) int64, without special tokens around it."""
