@@ -49,10 +49,6 @@ from olmo_sparsity.util.files import sha256_file
 if TYPE_CHECKING:
     from olmo_sparsity.model.olmo import PositionedOLMo
 
-FAMILY = "olmo-sparsity"
-"""Of checkpoints of this project's OLMo."""
-
-
 # --- checkpoints ---
 
 
@@ -80,7 +76,7 @@ def open_checkpoint(path: str | Path, *, untrained: bool = False) -> LoadedModel
         model=adapter_of(model, str(folder)),
         name=name,
         sha256=sha256,
-        family=FAMILY if config.model.family == "olmo" else config.model.family,
+        family="olmo-sparsity" if config.model.family == "olmo" else config.model.family,
         tokenizer=TextTokenizer(tokenizer) if tokenizer.is_file() else None,
         training_seed=seed,
         untrained=untrained,
@@ -103,14 +99,9 @@ def adapter_of(model: Any, name: str) -> Adapter:
         return OlmoAdapter(model)
     if "PositionedNeoX" in kinds:
         return TransformersAdapter(model.model)
-    if "PositionPredictor" in kinds:
-        raise UserError(
-            f"{name} reads position ids in another way than RoPE alone (positions.scheme, positions.rotate), so that "
-            "dropping a token is not defined for it; give a model trained with positions.rotate: ids and no coupling"
-        )
     raise UserError(
-        f"{name} attends to tuples of tokens (model.family: tuples), so that no single token has an influence; give a "
-        "transformer"
+        f"{name} attends to tuples of tokens, or reads position ids in another way than RoPE alone, so that dropping a "
+        "token is not defined for it; give a transformer with positions.rotate: ids and no coupling"
     )
 
 
