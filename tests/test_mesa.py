@@ -1,6 +1,7 @@
 """Mesa-Extrapolation (`results/encodings/mesa.py`) against attention by explicit relative positions, pair by pair."""
 
 import runpy
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,7 @@ from analysis.model.loading import open_model
 from tests.support import tiny
 from tests.support.tiny import checkpoint
 
-STUDY = runpy.run_path("results/encodings/mesa.py")
+STUDY = runpy.run_path(str(Path(__file__).parents[1] / "results" / "encodings" / "mesa.py"))
 REACH = 64  # the ids of the training config stay below
 LENGTH, FACTOR = 190, 3
 TOKENS = torch.randint(0, 50, (1, LENGTH), generator=torch.Generator().manual_seed(1))
