@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.util.streams import Stream, generators
+from olmo_sparsity.util.generators import generators
+from olmo_sparsity.util.streams import Stream
 
 
 @dataclass(frozen=True)

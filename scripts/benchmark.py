@@ -50,7 +50,7 @@ import json
 from benchmarks.settings import BENCHMARKS
 
 from olmo_sparsity.util.arguments import Parser, add_arguments, settings_from
-from olmo_sparsity.util.errors import run_script
+from olmo_sparsity.util.script import run_script
 
 
 def main() -> int:

@@ -54,9 +54,10 @@ from olmo_sparsity.util.arguments import (
     settings_from,
     texts,
 )
-from olmo_sparsity.util.errors import UserError, run_script
+from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.progress import progress
 from olmo_sparsity.util.provenance import current_commit
+from olmo_sparsity.util.script import run_script
 
 MARK = ".fault-test"
 FAILED = "FAILED"

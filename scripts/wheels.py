@@ -26,7 +26,8 @@ from packaging.utils import canonicalize_name
 from olmo_sparsity.data.docstrings import PYTHON, docs_packages
 from olmo_sparsity.data.tokenizers import OLMO_TOKENIZER
 from olmo_sparsity.util.arguments import Parser, out_folder
-from olmo_sparsity.util.errors import UserError, run_script
+from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.script import run_script
 
 ROOT = Path(__file__).resolve().parents[1]
 GLIBC = ("2_34", "2_28", "2_27", "2_17", "2_5")

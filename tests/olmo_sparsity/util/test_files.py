@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from olmo_sparsity.util import files
-from olmo_sparsity.util.errors import run_script
 from olmo_sparsity.util.files import atomic_path, last_line, read_json, sha256_file, write_json
+from olmo_sparsity.util.script import run_script
 from tests.support.refusals import refused
 
 
@@ -174,7 +174,7 @@ def test_a_defect_keeps_its_traceback():
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_reader_that_leaves_before_the_end_gets_no_traceback(lines):
     printing = (
-        f"from olmo_sparsity.util.errors import run_script; run_script(lambda: print('a line\\n' * {lines}))"
+        f"from olmo_sparsity.util.script import run_script; run_script(lambda: print('a line\\n' * {lines}))"
     )
     with subprocess.Popen([sys.executable, "-c", printing], stdout=PIPE, stderr=PIPE) as process:
         process.stdout.close()

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from olmo_sparsity.util.streams import Stream, generators
+from olmo_sparsity.util.generators import generators
+from olmo_sparsity.util.streams import Stream
 
 SHARED = {"BENCHMARK_TARGETS": 5}
 
