@@ -379,7 +379,7 @@ def h2o(given: SelectorInput) -> Selection:
 
     Its heavy hitters; beside them it keeps the recent tokens, here the short context.
     """
-    from analysis.model.cache import accumulated_attention
+    from analysis.given_back import accumulated_attention
 
     return _of_heads(given, accumulated_attention(given.scorer, given.contexts, given.target_index))
 
@@ -390,7 +390,7 @@ def snapkv(given: SelectorInput) -> Selection:
 
     The mean over `_POOLED` tokens of the sum over the last `_OBSERVED`, or over the short context if that is shorter.
     """
-    from analysis.model.cache import accumulated_attention
+    from analysis.given_back import accumulated_attention
 
     observed = accumulated_attention(given.scorer, given.contexts, given.target_index, _OBSERVED)
     margin = _POOLED // 2  # nothing stands beyond the ends, as in the authors' pooling

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.given_back import GivenBack, word_numbers
-from analysis.model import cache
+from analysis import given_back
+from analysis.given_back import GivenBack, accumulated_attention, far_key_values, word_numbers
 from analysis.model.adapter import PrefixedAdapter, TransformersAdapter
-from analysis.model.cache import accumulated_attention, far_key_values
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.result import load
 from analysis.selectors import Selection, SelectorInput, find_selector
@@ -29,8 +28,8 @@ make_blocks = partial(random_blocks, N_LONG, N_SHORT, B)
 
 
 def cache_losses(scorer, contexts, kept, targets):
-    """`cache.cache_losses` behind its own pass over the far contexts."""
-    return cache.cache_losses(scorer, contexts, far_key_values(scorer, contexts), kept, targets)
+    """`given_back.cache_losses` behind its own pass over the far contexts."""
+    return given_back.cache_losses(scorer, contexts, far_key_values(scorer, contexts), kept, targets)
 
 
 def random_subsets(count, seed=0):
