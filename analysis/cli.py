@@ -180,9 +180,9 @@ The same results and seed give the same files.""",
         **bootstrap,
     }
     if given.length:
-        from analysis.probes.length import load_length
+        from analysis.probes.length import LossByPosition
 
-        looks["length"] = load_length(given.length).frame()
+        looks["length"] = LossByPosition.load(given.length).frame()
     for label, result in results.items():
         print("\n".join(filter(None, [label, summary(result, given.k, **bootstrap), ""])))
     [first, *others] = results.values()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -38,15 +37,15 @@ _FAMILIES = {
     "alibi": "NoPE, ALiBi", "linear": "RoPE scaled linearly", "ntk": "RoPE scaled by NTK", "yarn": "RoPE with YaRN",
 }  # fmt: skip
 _TRAINED: dict[str, Any] = {"color": "0.35", "linewidth": 1, "zorder": 1.5}
-_TRAINED_LINES: tuple[tuple[str, Any, str], ...] = (
-    ("trained_window_tokens", ":", "trained window"),
-    ("trained_reach_tokens", "-.", "reach of trained ids"),
-)
+_TRAINED_LINES: dict[str, tuple[Any, str]] = {
+    "trained_window_tokens": (":", "trained window"),
+    "trained_reach_tokens": ("-.", "reach of trained ids"),
+}
 
 
 def plot_length(axes: Axes, frame: pd.DataFrame) -> None:
     """Panel (d): mean loss per bin of positions against the bin's centre [nats per token], with its own legend."""
-    styles = _styles(frame)
+    styles = style.model_styles(_encodings(frame))
     _plot_models(axes, frame, styles)
     lines = _plot_trained(axes, frame)
     _position_axis(axes, frame, most=6)
@@ -57,12 +56,12 @@ def plot_length(axes: Axes, frame: pd.DataFrame) -> None:
     axes.legend(handles=[*style.line_handles(styles), *lines], frameon=False, handlelength=2.6, **place)
 
 
-def length_figure(frame: pd.DataFrame, path: str | Path | None = None, *, heading: str = "") -> Figure:
+def length_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
     """Loss by position: one panel, or of many models a panel per family of encodings, with the first model in each.
 
     ``heading``: what was measured, above the panels.
     """
-    styles, first = _styles(frame), frame["model"].iloc[0]
+    styles, first = style.model_styles(_encodings(frame)), frame["model"].iloc[0]
     families = _families(frame) if len(styles) > MOST_CURVES else {"Loss by position": list(styles)}
     with matplotlib.rc_context(style.STYLE):
         places = style.in_rows(len(families), style.columns_in(style.PAGE, 2.2))
@@ -78,19 +77,17 @@ def length_figure(frame: pd.DataFrame, path: str | Path | None = None, *, headin
             axes.set_title(family, loc="left")
         style.outer_labels(panels, "position [tokens before it]", "held-out loss\n[nats per token]")
         style.add_legend(figure, [*style.line_handles(styles), *trained.values()])
-        parts = [heading, f"in every panel: {first}" if len(families) > 1 else "", "bands: 95 %"]
-        style.add_heading(figure, "; ".join(part for part in parts if part))
-    if path is not None:
-        style.save_figure(figure, path)
+        in_all = f"in every panel: {first}" if len(families) > 1 else ""
+        style.add_heading(figure, "; ".join(filter(None, [heading, in_all, "bands: 95 %"])))
     return figure
 
 
-def lengths_figure(frame: pd.DataFrame, path: str | Path | None = None, *, heading: str = "") -> Figure:
+def lengths_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
     """The loss at each length, a panel per length, a row per model with its interval.
 
     The dotted line is the first model's loss at the smallest length, the same in all panels.
     """
-    styles, at_lengths = _styles(frame), frame[frame["name"] == OF_LENGTH]
+    styles, at_lengths = style.model_styles(_encodings(frame)), frame[frame["name"] == OF_LENGTH]
     lengths, models = sorted(at_lengths["to_tokens"].unique()), list(styles)
     of_first = at_lengths[(at_lengths["model"] == models[0]) & (at_lengths["to_tokens"] == lengths[0])]
     with matplotlib.rc_context(style.STYLE):
@@ -106,9 +103,7 @@ def lengths_figure(frame: pd.DataFrame, path: str | Path | None = None, *, headi
         panels[0].set_ylim(len(models) - 0.5, -0.5)  # the first model on top
         figure.supxlabel("held-out loss [nats per token]", fontsize=style.STYLE["axes.labelsize"])
         dotted = f"bars: 95 %; dotted: {models[0]} at {lengths[0]:,} tokens"
-        style.add_heading(figure, f"{heading}; {dotted}" if heading else dotted)
-    if path is not None:
-        style.save_figure(figure, path)
+        style.add_heading(figure, "; ".join(filter(None, [heading, dotted])))
     return figure
 
 
@@ -116,10 +111,6 @@ def _encodings(frame: pd.DataFrame) -> dict[str, str | None]:
     """The position encoding of each model, by label, in the frame's order."""
     rows = frame.drop_duplicates("model").to_dict("records")
     return {row["model"]: style.encoding_of(row["model"], row.get("encoding")) for row in rows}
-
-
-def _styles(frame: pd.DataFrame) -> dict[str, style.Style]:
-    return style.model_styles(_encodings(frame))
 
 
 def _families(frame: pd.DataFrame) -> dict[str, list[str]]:
@@ -159,7 +150,7 @@ def _position_axis(axes: Axes, frame: pd.DataFrame, most: int) -> None:
 def _plot_trained(axes: Axes, frame: pd.DataFrame) -> list[Line2D]:
     """Dotted at the window trained on, dash-dotted at the reach of the position ids in training, for the legend."""
     handles = []
-    for column, line, name in _TRAINED_LINES:
+    for column, (line, name) in _TRAINED_LINES.items():
         places = sorted(frame[column].dropna().unique()) if column in frame else []
         for place in places:
             axes.axvline(place, linestyle=line, **_TRAINED)

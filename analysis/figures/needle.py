@@ -10,7 +10,6 @@ high: the share of the needle's tokens that are selected. Selector `CHANCE` is a
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -35,47 +34,34 @@ _LEAST_TOP_NATS = 0.1
 _CHANCE_LOOKS: dict[str, Any] = {"color": "0.4", "linestyle": ":"}
 
 
-def needle_figure(
-    cells: pd.DataFrame, path: str | Path | None = None, *, measure: str = "exact", heading: str = ""
-) -> Figure:
-    """Depth against length, a panel for each model and k, the more numerous of them downwards; one scale.
+def needle_figure(cells: pd.DataFrame, *, measure: str = "exact", heading: str = "") -> Figure:
+    """Depth against length, a row of panels for each model and a column for each k; one scale.
 
     ``measure``: one of `MEASURES`; ``heading``: what was measured, above the panels.
     """
+    scale = 100 if measure == "exact" else 1
     of_measure = cells[(cells["name"] == measure) & cells["depth"].notna()]
     models, ks = list(of_measure["model"].unique()), sorted(of_measure["value_tokens"].unique())
-    grids = {
-        (model, k): rows.pivot(index="depth", columns="length", values="value")
-        * (100 if measure == "exact" else 1)
-        for (model, k), rows in of_measure.groupby(["model", "value_tokens"])
-    }
     # where no model gains anything the colours still need a scale
-    gains = [_LEAST_TOP_NATS, *(np.nanmax(grid) for grid in grids.values())]
-    top = 100.0 if measure == "exact" else float(max(gains))
-    of_ks, of_models = [f"k = {k}" for k in ks], [_title(cells, model) for model in models]
-    turned = len(models) > len(ks)
-    down, across = (of_models, of_ks) if turned else (of_ks, of_models)
-    n_depths = of_measure["depth"].nunique()
+    top = 100.0 if measure == "exact" else max(_LEAST_TOP_NATS, float(of_measure["value"].max()))
+    width = max(style.PAGE, 0.9 + 1.2 * len(ks))
+    height = 1.5 + max(1.1, 0.3 + 0.2 * of_measure["depth"].nunique()) * len(models)
     with matplotlib.rc_context(style.STYLE):
-        figure = style.new_figure(
-            max(style.PAGE, 0.9 + 1.2 * len(across)), 1.5 + max(1.1, 0.3 + 0.2 * n_depths) * len(down)
-        )
-        panels = figure.subplots(len(down), len(across), squeeze=False, sharex=True, sharey=True)
-        for (model, k), grid in grids.items():
-            row, column = ks.index(k), models.index(model)
-            image = _heat_map(panels[(column, row) if turned else (row, column)], grid, top)
-        for axes, title in zip(panels[0], across, strict=True):
-            axes.set_title(title, loc="left")
+        figure = style.new_figure(width, height)
+        panels = figure.subplots(len(models), len(ks), squeeze=False, sharex=True, sharey=True)
+        for (model, k), rows in of_measure.groupby(["model", "value_tokens"]):
+            grid = scale * rows.pivot(index="depth", columns="length", values="value")
+            image = _heat_map(panels[models.index(model), ks.index(k)], grid, top)
+        for axes, k in zip(panels[0], ks, strict=True):
+            axes.set_title(f"k = {k}", loc="left")
         for axes in panels[-1]:
             axes.set_xlabel("context [tokens]")
-        for axes, name in zip(panels[:, 0], down, strict=True):
-            axes.set_ylabel(f"{name}\ndepth of the needle")
+        for axes, model in zip(panels[:, 0], models, strict=True):
+            axes.set_ylabel(f"{_title(cells, model)}\ndepth of the needle")
         meaning = MEASURES[measure]
         figure.colorbar(image, ax=panels, label=meaning, location="bottom", shrink=0.5, aspect=40, pad=0.02)
         if heading:
             style.add_heading(figure, heading)
-    if path is not None:
-        style.save_figure(figure, path)
     return figure
 
 
@@ -89,16 +75,13 @@ def _heat_map(axes: Axes, grid: pd.DataFrame, top: float) -> AxesImage:
         axes.text(column, row, text, ha="center", va="center", fontsize=style.SMALL, color=colour)
     axes.set_xticks(range(len(grid.columns)), [f"{length:,}" for length in grid.columns])
     if len(grid.columns) >= _SLANTED_FROM:
-        for label in axes.get_xticklabels():
-            label.set(rotation=45, ha="right", rotation_mode="anchor")
+        axes.tick_params("x", rotation=45)
     axes.set_yticks(range(len(grid.index)), [f"{depth:g}" for depth in grid.index])
     axes.grid(visible=False)
     return image
 
 
-def needle_lengths_figure(
-    cells: pd.DataFrame, path: str | Path | None = None, *, heading: str = ""
-) -> Figure:
+def needle_lengths_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
     """Exact match against length, the mean over depths: a panel for each model, a curve for each k."""
     means = cells[(cells["name"] == "exact") & cells["depth"].isna()]
     models, ks = list(means["model"].unique()), sorted(means["value_tokens"].unique())
@@ -123,14 +106,10 @@ def needle_lengths_figure(
         style.outer_labels(panels, "context [tokens]", "exact match,\nmean over depths")
         style.add_legend(figure, style.line_handles(styles))
         style.add_heading(figure, "; ".join(filter(None, [heading, "bars: 95 %; dotted: trained window"])))
-    if path is not None:
-        style.save_figure(figure, path)
     return figure
 
 
-def needle_recall_figure(
-    recalls: pd.DataFrame, path: str | Path | None = None, *, heading: str = ""
-) -> Figure:
+def needle_recall_figure(recalls: pd.DataFrame, *, heading: str = "") -> Figure:
     """Recall of the needle's tokens against k, a panel per model; true solid, placebo dashed, chance dotted."""
     chosen = recalls[recalls["selector"] != CHANCE]
     styles = style.selector_styles(chosen["selector"].unique())
@@ -152,8 +131,6 @@ def needle_recall_figure(
         handles = [*style.selector_handles(styles), Line2D([], [], label=CHANCE, **_CHANCE_LOOKS)]
         style.add_legend(figure, handles)
         style.add_heading(figure, "; ".join(filter(None, [heading, "bars: 95 %"])))
-    if path is not None:
-        style.save_figure(figure, path)
     return figure
 
 

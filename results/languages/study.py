@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import Result, load_study
-from analysis.probes.length import load_length
+from analysis.probes.length import LossByPosition
 from analysis.stats import numbers
 
 HERE = Path(__file__).parent
@@ -40,7 +40,7 @@ def main(resamples):
         # function words are known of English only
         result.targets["kind"] = result.targets["kind"].replace("function word", "content word")
         options = {"resamples": resamples}
-        length = load_length(HERE / corpus / "length")
+        length = LossByPosition.load(HERE / corpus / "length")
         bytes_per_token = length.settings["bytes_per_token"]
         shares = numbers.shares(result, **options)
         recovery = numbers.recovery(result, **options)

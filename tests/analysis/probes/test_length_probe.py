@@ -1,5 +1,6 @@
 """Loss by position against one forward pass per window and position, its statistics, and what an interruption keeps."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,8 +11,7 @@ from scipy.stats import entropy, sem, t
 
 from analysis.contexts import open_texts
 from analysis.model.loading import open_model
-from analysis.probes import length as probe
-from analysis.probes.length import length_numbers, load_length, measure_length, position_edges
+from analysis.probes.length import LengthProbe, LossByPosition, position_edges
 from analysis.segments import sample_segments
 from analysis.stats.bootstrap import ClusterBootstrap
 from tests.support import small_measurement, tiny
@@ -21,7 +21,9 @@ from tests.support.refusals import refused
 from tests.support.small_measurement import TEXTS
 
 LENGTHS, WINDOWS = (8, 16, 40), 9
-SMALL = {"lengths": LENGTHS, "windows": WINDOWS, "resamples": 300, "device": "cpu", "progress": False}
+PROBE = LengthProbe(lengths=LENGTHS, windows=WINDOWS, resamples=300)
+WITH_ATTENTION = replace(PROBE, attention=True)
+HOW = {"device": "cpu", "progress": False}
 
 
 def two_models():
@@ -30,7 +32,7 @@ def two_models():
 
 @pytest.fixture(scope="module")
 def measured():
-    return measure_length(two_models(), TEXTS, labels=["one", "other"], attention=True, **SMALL)
+    return WITH_ATTENTION.measure(two_models(), TEXTS, labels=["one", "other"], **HOW)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,7 @@ def rows_of(frame, name, model):
 
 def test_equals_one_forward_pass_per_window_and_position(measured, segments, plain):
     at, _ = segments
-    losses = measured.sums[measured.sums["name"] == "loss_nats"]
+    losses = measured.rows[measured.rows["name"] == "loss_nats"]
     assert len(losses) == 2 * len(set(at.text)) * (len(position_edges(LENGTHS)) - 1)
     for row in losses.itertuples():
         part = plain[row.number][at.text == row.text, row.from_tokens - 1 : row.to_tokens - 1]
@@ -124,7 +126,7 @@ def test_trainings_of_one_model_are_averaged_and_its_intervals_are_over_them():
             for (start, end), loss in zip(((1, 8), (8, 16)), of_bins, strict=True)
         ]
     )
-    numbers = length_numbers(sums, ["two", "two", "one"], (8, 16), resamples=2000, seed=0)
+    numbers = LengthProbe(lengths=(8, 16)).numbers_of(sums, ["two", "two", "one"])
 
     def interval(name, model, place):
         row = rows_of(numbers, name, model)[place]
@@ -142,7 +144,7 @@ def test_trainings_of_one_model_are_averaged_and_its_intervals_are_over_them():
 
 
 def test_every_training_has_its_numbers_too(measured):
-    both = measure_length(two_models(), TEXTS, labels=["a", "a"], attention=True, **SMALL)
+    both = WITH_ATTENTION.measure(two_models(), TEXTS, labels=["a", "a"], **HOW)
     columns = ["number", "name", "to_tokens", "value", "low", "high"]
     pd.testing.assert_frame_equal(
         both.trainings[columns].reset_index(drop=True), measured.trainings[columns].reset_index(drop=True)
@@ -154,51 +156,51 @@ def test_every_training_has_its_numbers_too(measured):
 
 
 def test_an_interrupted_measurement_goes_on_with_the_model_it_was_at(measured, tmp_path, monkeypatch):
-    options = {"labels": ["one", "other"], "attention": True, "out": tmp_path, **SMALL}
-    sum_losses, labels = probe._sum_losses, []
+    options = {"labels": ["one", "other"], "out": tmp_path, **HOW}
+    measure_model, labels = LengthProbe.measure_model, []
 
     def interrupted(*arguments):
-        labels.append(arguments[4])
+        labels.append(arguments[3])
         if labels == ["one", "other"]:
             raise KeyboardInterrupt
-        return sum_losses(*arguments)
+        return measure_model(*arguments)
 
-    monkeypatch.setattr(probe, "_sum_losses", interrupted)
+    monkeypatch.setattr(LengthProbe, "measure_model", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        measure_length(two_models(), TEXTS, **options)
-    measure_length(two_models(), TEXTS, **options)
+        WITH_ATTENTION.measure(two_models(), TEXTS, **options)
+    WITH_ATTENTION.measure(two_models(), TEXTS, **options)
     assert labels == ["one", "other", "other"]
     assert {path.name for path in tmp_path.iterdir()} == {"length.json", "length.parquet"}
-    again = load_length(tmp_path)
-    for name in ("numbers", "trainings", "sums"):
+    again = LossByPosition.load(tmp_path)
+    for name in ("numbers", "trainings", "rows"):
         expected, frame = (getattr(result, name).reset_index(drop=True) for result in (measured, again))
         pd.testing.assert_frame_equal(frame, expected, check_dtype=False)
     assert (again.settings, again.models) == (measured.settings, measured.models)
 
 
 def test_other_settings_do_not_take_up_what_was_interrupted(tmp_path, monkeypatch):
-    monkeypatch.setattr(probe.LossByPosition, "save", lambda *arguments: None)
+    monkeypatch.setattr(LossByPosition, "save", lambda *arguments: None)
     model = small_measurement.model()
-    measure_length(model, TEXTS, out=tmp_path, **SMALL)
-    other = measure_length(model, TEXTS, out=tmp_path, **{**SMALL, "seed": 1})
-    expected = measure_length(model, TEXTS, **{**SMALL, "seed": 1})
+    PROBE.measure(model, TEXTS, out=tmp_path, **HOW)
+    other = replace(PROBE, seed=1).measure(model, TEXTS, out=tmp_path, **HOW)
+    expected = replace(PROBE, seed=1).measure(model, TEXTS, **HOW)
     pd.testing.assert_frame_equal(other.numbers, expected.numbers)
 
 
 def test_models_that_cannot_be_compared_are_refused_before_anything_is_measured(monkeypatch):
-    monkeypatch.setattr(probe, "_sum_losses", None)
+    monkeypatch.setattr(LengthProbe, "measure_model", None)
     model, tokenizer = small_measurement.model()
     with refused("is given twice as a; give each seed once"):
-        measure_length([(model, tokenizer)] * 2, TEXTS, labels=["a", "a"], **SMALL)
+        PROBE.measure([(model, tokenizer)] * 2, TEXTS, labels=["a", "a"], **HOW)
     with refused("2 models need as many labels, not a"):
-        measure_length(two_models(), TEXTS, labels=["a"], **SMALL)
+        PROBE.measure(two_models(), TEXTS, labels=["a"], **HOW)
     shifted = {f"w{token}": (token + 1) % 50 for token in range(50)} | {"unknown": 1}
     other = type(tokenizer)(type(tokenizer.model)(shifted, unk_token="unknown"))
     other.pre_tokenizer = tokenizer.pre_tokenizer
     with refused("has another tokenizer than .*losses are not of the same tokens"):
-        measure_length([(model, tokenizer), (model, other)], TEXTS, **SMALL)
+        PROBE.measure([(model, tokenizer), (model, other)], TEXTS, **HOW)
     with refused("beyond the 64 learned positions"):
-        measure_length((random_model("gpt2"), tokenizer), TEXTS, **{**SMALL, "lengths": (8, 65)})
+        replace(PROBE, lengths=(8, 65)).measure((random_model("gpt2"), tokenizer), TEXTS, **HOW)
 
 
 def test_edges_hold_every_length_and_are_narrow():
@@ -221,7 +223,7 @@ def test_the_command_measures_draws_and_draws_again(tmp_path, run_here):
     done = run_here("scripts/length.py", *models, *options)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in out.iterdir()} == names | {"length.json", "length.parquet"}
-    found = load_length(out)
+    found = LossByPosition.load(out)
     assert [model["rope_scaling"] for model in found.models] == [None, "yarn:2"]
     for row in rows_of(found.numbers, "loss_nats", "YaRN"):
         assert f"{row.value:.2f} [" in done.stdout

@@ -2,15 +2,25 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis.contexts import open_texts
 from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
 from analysis.probes import longppl
-from analysis.probes.longppl import TargetLosses, key_tokens, longppl_numbers, measure_longppl, target_losses
+from analysis.probes.longppl import (
+    LongPPL,
+    LongPPLProbe,
+    TargetLosses,
+    key_tokens,
+    longppl_numbers,
+    segment_sums,
+    target_losses,
+)
 from analysis.segments import sample_segments
 from tests.support import small_measurement
 from tests.support.families import random_model
@@ -20,15 +30,10 @@ from tests.support.small_measurement import TEXTS
 
 N, M, S = 30, 6, 4
 ALPHA, BETA = 0.4, 5.0  # so low and so high that a random model has key tokens
-OPTIONS = {
-    "n_long": N,
-    "n_short": M,
-    "sliding_window": S,
-    "segments": 6,
-    "alpha_nats": ALPHA,
-    "beta_nats": BETA,
-}
-OPTIONS |= {"resamples": 300, "device": "cpu", "progress": False}
+PROBE = LongPPLProbe(
+    n_long=N, n_short=M, sliding_window=S, segments=6, alpha_nats=ALPHA, beta_nats=BETA, resamples=300
+)
+HOW = {"device": "cpu", "progress": False}
 
 
 def model_of(family):
@@ -87,23 +92,6 @@ def test_losses_equal_a_plain_loop_over_tokens(tokens, family, window):
     np.testing.assert_allclose(losses.short["published"], expected[..., 2], atol=1e-4)
 
 
-@pytest.mark.parametrize("window", [S, 5])
-def test_the_cost_is_what_the_model_reads(tokens, window):
-    engine = token_losses("llama")
-    read, positions = [], {}
-
-    def watch(model, arguments, options, output):
-        read.append(arguments[0].numel())
-        positions[arguments[0].shape[1]] = output.logits.shape[1]
-
-    engine.model.register_forward_hook(watch, with_kwargs=True)
-    losses = target_losses(engine, tokens, n_short=M, window=window, progress=False)
-    assert sum(read) == sum(losses.tokens_read.values())
-    assert losses.tokens_read["long"] == 6 * (N - 1)
-    assert losses.tokens_read["exact"] == losses.long.size * M
-    assert positions[M] == 1  # where one token is scored, no other logits are computed
-
-
 def test_batch_size_changes_nothing(tokens):
     one, other = (
         target_losses(
@@ -144,9 +132,9 @@ def test_numbers_by_hand():
             "exact": np.array([[3.5, 3.5], [4.5, 9.0]]),  # key: the first three
             "published": np.array([[3.0, 2.0], [4.0, 9.0]]),  # key: the first of each text
         },
-        tokens_read={},
     )
-    numbers = by_name(longppl_numbers(losses, np.array([0, 1]), resamples=1000))
+    rows = pd.DataFrame({"text": [0, 1], **segment_sums(losses, 2.0, 2.0)})
+    numbers = by_name(longppl_numbers(rows, resamples=1000, seed=0))
     assert numbers["key_tokens exact"] == within(3, 2, 4)
     assert numbers["longppl published"] == within(math.exp(1), math.exp(0.5), math.exp(1.5))
     lsd = np.array([(3.0, 2.5), (2.5, 1.0), (3.0, 2.5), (5.0, 5.0)])
@@ -175,7 +163,7 @@ def test_numbers_by_hand():
 
 def test_the_measurement_equals_a_plain_computation(segments):
     """The whole again, from texts and a model."""
-    measured = measure_longppl(model_of("llama"), TEXTS, **OPTIONS)
+    measured = PROBE.measure(model_of("llama"), TEXTS, **HOW)
     numbers, settings = by_name(measured.numbers), measured.settings
     at, tokens = segments
     model = model_of("llama")[0].eval()
@@ -184,7 +172,7 @@ def test_the_measurement_equals_a_plain_computation(segments):
     keys = [(one - long > ALPHA) & (long < BETA) for one in short]
     assert settings["targets"] == len(rows) == 6 * (N - M - S)
     assert (settings["documents"], settings["groups"]) == (len(set(at.text)), len(set(at.group)))
-    assert settings["family"] == "llama" and settings["texts_too_short"] == 0
+    assert measured.models[0]["family"] == "llama" and settings["texts_too_short"] == 0
     assert numbers["ppl"][0] == pytest.approx(np.exp(long.mean()), rel=1e-4)
     for form, key in zip(("exact", "published"), keys, strict=True):
         assert numbers[f"key_tokens {form}"][0] == key.sum() >= 3
@@ -196,34 +184,41 @@ def test_the_measurement_equals_a_plain_computation(segments):
 
 def test_values_are_the_same_and_intervals_go_by_group():
     ungrouped = [text for texts in TEXTS.values() for text in texts]
-    grouped, plain = (measure_longppl(model_of("llama"), texts, **OPTIONS) for texts in (TEXTS, ungrouped))
+    grouped, plain = (PROBE.measure(model_of("llama"), texts, **HOW) for texts in (TEXTS, ungrouped))
     with_groups, without = (by_name(one.numbers)["ppl"] for one in (grouped, plain))
     assert with_groups[0] == without[0] and with_groups[1] != without[1]
     assert "groups" not in plain.settings and plain.settings["documents"] == grouped.settings["documents"]
 
 
-def test_of_few_texts_and_a_quarter_of_the_short_context_as_window():
-    measured = measure_longppl(model_of("llama"), TEXTS, **{**OPTIONS, "sliding_window": None}, max_texts=2)
-    assert (measured.settings["documents"], measured.settings["sliding_window"]) == (2, 1)
+def test_a_quarter_of_the_short_context_is_the_window():
+    measured = replace(PROBE, sliding_window=0).measure(model_of("llama"), TEXTS, **HOW)
+    assert measured.settings["sliding_window"] == 1
 
 
 def test_what_cannot_be_measured_is_refused():
     with refused("N = 10 leaves no target"):
-        measure_longppl(model_of("llama"), TEXTS, **{**OPTIONS, "n_long": M + S})
+        replace(PROBE, n_long=M + S)
     with refused("no text has 64 tokens, the longest has 45"):
-        measure_longppl(model_of("llama"), TEXTS["site"][1:], **{**OPTIONS, "n_long": 64})
+        replace(PROBE, n_long=64).measure(model_of("llama"), TEXTS["site"][1:], **HOW)
     with refused("65"):
-        measure_longppl(model_of("gpt2"), TEXTS, **{**OPTIONS, "n_long": 65})  # more than its positions
+        replace(PROBE, n_long=65).measure(model_of("gpt2"), TEXTS, **HOW)  # more than its positions
 
 
 def test_without_key_tokens_longppl_is_undefined(tmp_path):
-    measured = measure_longppl(model_of("llama"), TEXTS, **{**OPTIONS, "alpha_nats": 1e9})
+    measured = replace(PROBE, alpha_nats=1e9).measure(model_of("llama"), TEXTS, **HOW)
     numbers = by_name(measured.numbers)
     assert numbers["key_tokens exact"][0] == 0 and np.isnan(numbers["longppl exact"]).all()
     [line] = [line.split() for line in str(measured).splitlines() if line.startswith("longppl ")]
     assert line == ["longppl", "–", "[–,", "–]", "–", "[–,", "–]"]
     saved = json.loads(measured.save(tmp_path).read_text())
-    undefined = {"name": "jaccard", "form": "both", "value": None, "low": None, "high": None}
+    undefined = {
+        "model": "model 1",
+        "name": "jaccard",
+        "form": "both",
+        "value": None,
+        "low": None,
+        "high": None,
+    }
     assert undefined in saved["numbers"] and saved["settings"] == measured.settings
 
 
@@ -240,8 +235,9 @@ def test_the_command_measures_files_and_prints_both_forms(tmp_path, monkeypatch,
     monkeypatch.setattr("sys.argv", list(map(str, command)))
     longppl.main()
     printed = capsys.readouterr().out
-    expected = measure_longppl(model_of("llama"), TEXTS, **{**OPTIONS, "resamples": 2000})
+    expected = replace(PROBE, resamples=2000).measure(model_of("llama"), TEXTS, **HOW)
     for name in ("longppl", "mean_lsd_nats", "jaccard"):
         [line] = [line for line in str(expected).splitlines() if line.split()[:1] == [name]]
         assert line in printed
-    assert (tmp_path / "out" / "longppl.json").is_file()
+    again = LongPPL.load(tmp_path / "out")
+    assert again.numbers["value"].tolist() == pytest.approx(expected.numbers["value"].tolist())

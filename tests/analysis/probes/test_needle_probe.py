@@ -13,16 +13,8 @@ from analysis.contexts import open_texts
 from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
 from analysis.probes import needle as probe
-from analysis.probes.needle import (
-    RecallOptions,
-    cells_of,
-    draw_samples,
-    load_needles,
-    measure_cell,
-    measure_needles,
-    needle_contexts,
-    recall_of_needles,
-)
+from analysis.probes.needle import NeedleProbe, Needles, measure_cell
+from analysis.probes.needle_recall import needle_contexts
 from olmo_sparsity.checkpoint import TrainState, config_of, save_checkpoint
 from olmo_sparsity.data.needles import is_held_out
 from olmo_sparsity.model.build import build_model
@@ -33,8 +25,8 @@ from tests.support.refusals import refused
 from tests.support.small_measurement import TEXTS
 
 LENGTHS, KS, DEPTHS, Q = (12, 24), (1, 3), (0.0, 0.5, 1.0), 2
-DRAWN = {"lengths": LENGTHS, "ks": KS, "key_tokens": Q}
-SMALL = {**DRAWN, "depths": DEPTHS, "samples": 8, "resamples": 300, "device": "cpu", "progress": False}
+PROBE = NeedleProbe(lengths=LENGTHS, ks=KS, key_tokens=Q, depths=DEPTHS, samples=8, resamples=300)
+HOW = {"device": "cpu", "progress": False}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +36,7 @@ def texts():
 
 @pytest.fixture(scope="module")
 def samples(texts):
-    return draw_samples(texts, 8, seed=0, **DRAWN)
+    return PROBE.draw_sample(texts)
 
 
 class CopyHead(nn.Module):
@@ -79,12 +71,12 @@ class CopyHead(nn.Module):
 
 def test_a_needle_stands_where_it_is_wanted_and_nowhere_else(samples):
     assert len(samples) == 8
-    for cell in cells_of(KS, LENGTHS, DEPTHS):
+    for cell in PROBE.cells():
         rows, k = samples.contexts(cell), cell.value_tokens
         assert rows.shape == (8, cell.length + k)
         for number, row in enumerate(rows.tolist()):
             key, value = samples.key[number].tolist(), samples.value[number, :k].tolist()
-            text = samples.text[number].tolist()
+            text = samples.tokens[number].tolist()
             assert len({*key, *value}) == Q + k and not {*key, *value} & set(text)
             assert row[cell.length - Q :] == key + value
             inside = row[: cell.length - Q]
@@ -98,13 +90,13 @@ def test_a_needle_stands_where_it_is_wanted_and_nowhere_else(samples):
 
 
 def test_needles_are_a_function_of_their_seed(texts, samples):
-    again, other = (draw_samples(texts, 8, seed=seed, **DRAWN) for seed in (0, 1))
+    again, other = (replace(PROBE, seed=seed).draw_sample(texts) for seed in (0, 1))
     assert np.array_equal(again.key, samples.key) and np.array_equal(again.value, samples.value)
     assert not np.array_equal(other.key, samples.key)
 
 
 def test_unseen_keys_are_those_that_training_never_weaves(texts, samples):
-    unseen = draw_samples(texts, 8, seed=0, unseen_keys=True, **DRAWN)
+    unseen = replace(PROBE, unseen_keys=True).draw_sample(texts)
     assert all(map(is_held_out, unseen.key)) and not all(map(is_held_out, samples.key))
     keys = np.random.default_rng(0).integers(0, 100, (200, Q))
     assert [key.sum() % probe.UNSEEN_ONE_IN == 0 for key in keys] == [is_held_out(key) for key in keys]
@@ -122,13 +114,13 @@ def test_a_model_that_saw_needles_is_measured_with_unseen_keys(tmp_path, family)
     weights = build_model(config).state_dict()
     run = save_checkpoint(tmp_path / "saw", config, TrainState(1, 1), weights, {}, tokenizer)
     with refused("was trained on text with needles; add --unseen-keys"):
-        measure_needles(str(run), corpus, **SMALL)
-    few = {**SMALL, "samples": 2, "lengths": (12,), "ks": (1,), "unseen_keys": True}
-    assert len(measure_needles(str(run), corpus, **few).cells)
+        PROBE.measure(str(run), corpus, **HOW)
+    few = replace(PROBE, samples=2, lengths=(12,), ks=(1,), unseen_keys=True)
+    assert len(few.measure(str(run), corpus, **HOW).cells)
 
 
 def test_a_copy_head_finds_every_needle_and_none_that_is_absent(samples):
-    for cell in cells_of(KS, LENGTHS, DEPTHS):
+    for cell in PROBE.cells():
         loss, exact = measure_cell(TokenLosses(CopyHead()), samples, cell)
         if cell.depth is None:
             assert not exact.any() and (loss > 1).all()
@@ -139,7 +131,7 @@ def test_a_copy_head_finds_every_needle_and_none_that_is_absent(samples):
 def test_loss_and_exact_match_are_those_of_one_forward_pass_a_token(samples):
     model = small_measurement.model()[0]
     token_losses = TokenLosses(open_model(small_measurement.model()).model)
-    for cell in cells_of((3,), LENGTHS, (0.5,)):
+    for cell in replace(PROBE, ks=(3,), depths=(0.5,)).cells():
         loss, exact = measure_cell(token_losses, samples, cell)
         for number, row in enumerate(samples.contexts(cell).tolist()):
             places = range(cell.length, cell.length + 3)
@@ -150,41 +142,38 @@ def test_loss_and_exact_match_are_those_of_one_forward_pass_a_token(samples):
             assert exact[number] == (guesses.tolist() == row[cell.length :])
 
 
-def recall_at(rows, selector, far_context):
-    """Recall by k."""
-    return {
-        row["k"]: row["value"]
-        for row in rows
-        if (row["selector"], row["far_context"]) == (selector, far_context)
-    }
-
-
 def test_leave_one_out_finds_the_needle_of_a_copy_head_and_not_the_placebos(samples):
-    options = RecallOptions(("leave-one-out", "random"), 24, 0.5, 8)
-    contexts, placebos, columns = needle_contexts(samples, options)
+    probe = replace(PROBE, selectors=("leave-one-out", "random"), recall_length=24)
+    contexts = needle_contexts(samples.contexts(probe.recall), Q)
+    columns = probe.recall.start(Q) + np.arange(Q + 1)
     for number in range(8):
         needle = [*samples.key[number], samples.value[number, 0]]
         other = [*samples.key[number - 1], samples.value[number - 1, 0]]
-        assert contexts.tokens[number, columns].tolist() == needle
-        assert contexts.targets[number] == needle[-1]
-        assert placebos.tokens[number, columns].tolist() == other
-        assert placebos.tokens[number, -Q:].tolist() == contexts.tokens[number, -Q:].tolist()
-    rows = recall_of_needles(TokenLosses(CopyHead()), samples, options, "x", 0, progress=False)
-    recall = recall_at(rows, "leave-one-out", "true")
-    assert recall[4] == 1 and recall[1] == pytest.approx(1 / 3)
-    assert recall_at(rows, "leave-one-out", "placebo")[4] < 0.6
-    assert recall_at(rows, "chance", "true")[4] == pytest.approx(4 / 22)
+        true, placebo = contexts["true"], contexts["placebo"]
+        assert true.tokens[number, columns].tolist() == needle
+        assert true.targets[number] == needle[-1]
+        assert placebo.tokens[number, columns].tolist() == other
+        assert placebo.tokens[number, -Q:].tolist() == true.tokens[number, -Q:].tolist()
+    rows = probe.measure_model(TokenLosses(CopyHead()), samples, "x", False)["recalls"]
+    recall = rows.set_index(["selector", "far_context", "k"])["value"]
+    assert recall["leave-one-out", "true", 4] == 1
+    assert recall["leave-one-out", "true", 1] == pytest.approx(1 / 3)
+    assert recall["leave-one-out", "placebo", 4] < 0.6
+    assert recall["chance", "true", 4] == pytest.approx(4 / 22)
 
 
-def test_recall_is_measured_on_samples_of_all_texts(samples):
-    contexts, _, _ = needle_contexts(samples, RecallOptions(("random",), 24, 0.5, 3))
-    every, _, _ = needle_contexts(samples, RecallOptions(("random",), 24, 0.5, len(samples)))
-    assert np.array_equal(contexts.tokens, every.tokens[[0, round((len(samples) - 1) / 2), -1]])
+def test_recall_is_measured_on_samples_of_all_texts(samples, monkeypatch):
+    monkeypatch.setattr(probe, "recall_of_needles", lambda losses, rows, *rest: rows)
+    of_all, of_few = (
+        replace(PROBE, selectors=("random",), recall_samples=count)._recall(None, samples, "", False)
+        for count in (len(samples), 3)
+    )
+    assert np.array_equal(of_few, of_all[[0, round((len(samples) - 1) / 2), -1]])
 
 
 def test_cells_are_means_over_samples_and_trainings():
     models = [small_measurement.model(), small_measurement.model(1)]
-    measured = measure_needles(models, TEXTS, labels=["both", "both"], **SMALL)
+    measured = PROBE.measure(models, TEXTS, labels=["both", "both"], **HOW)
     rows, cells = measured.rows, measured.cells
     assert len(rows) == 2 * 8 * len(KS) * len(LENGTHS) * (len(DEPTHS) + 1)
     assert len(cells) == len(KS) * len(LENGTHS) * (3 * len(DEPTHS) + 3)
@@ -207,23 +196,24 @@ def test_cells_are_means_over_samples_and_trainings():
 
 def test_an_interrupted_measurement_goes_on_with_the_model_it_was_at(tmp_path, monkeypatch):
     models = [small_measurement.model(), small_measurement.model(1)]
-    options = {**SMALL, "labels": ["one", "other"], "selectors": ["random"], "recall_samples": 4}
-    expected = measure_needles(models, TEXTS, **options)
-    recall, labels = probe.recall_of_needles, []
+    asking = replace(PROBE, selectors=("random",), recall_samples=4)
+    options = {"labels": ["one", "other"], **HOW}
+    expected = asking.measure(models, TEXTS, **options)
+    measure_model, labels = NeedleProbe.measure_model, []
 
     def interrupted(*arguments):
         labels.append(arguments[3])
         if labels == ["one", "other"]:
             raise KeyboardInterrupt
-        return recall(*arguments)
+        return measure_model(*arguments)
 
-    monkeypatch.setattr(probe, "recall_of_needles", interrupted)
+    monkeypatch.setattr(NeedleProbe, "measure_model", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        measure_needles(models, TEXTS, out=tmp_path, **options)
-    measure_needles(models, TEXTS, out=tmp_path, **options)
+        asking.measure(models, TEXTS, out=tmp_path, **options)
+    asking.measure(models, TEXTS, out=tmp_path, **options)
     assert labels == ["one", "other", "other"]
     assert {path.name for path in tmp_path.iterdir()} == {"needle.json", "needle.parquet"}
-    again = load_needles(tmp_path)
+    again = Needles.load(tmp_path)
     for name in ("cells", "recalls", "rows"):
         pd.testing.assert_frame_equal(getattr(again, name), getattr(expected, name), check_dtype=False)
     assert (again.settings, again.models) == (expected.settings, expected.models)
@@ -242,17 +232,17 @@ def test_an_interrupted_measurement_goes_on_with_the_model_it_was_at(tmp_path, m
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused_before_it_is(monkeypatch, changes, message):
-    monkeypatch.setattr(probe, "measure_cell", None)
+    monkeypatch.setattr(NeedleProbe, "measure_model", None)
     with refused(message):
-        measure_needles(small_measurement.model(), TEXTS, **{**SMALL, **changes})
+        replace(PROBE, **changes).measure(small_measurement.model(), TEXTS, **HOW)
 
 
 def test_a_table_of_positions_that_ends_is_refused():
     gpt2 = (random_model("gpt2"), small_measurement.model()[1])  # 64 positions
-    few = {**SMALL, "lengths": (12, 63), "depths": (0.5,), "samples": 2}
-    measure_needles(gpt2, TEXTS, **{**few, "ks": (1, 2)})  # the last value token is not read
+    few = replace(PROBE, lengths=(12, 63), depths=(0.5,), samples=2)
+    replace(few, ks=(1, 2)).measure(gpt2, TEXTS, **HOW)  # the last value token is not read
     with refused("65 tokens are beyond the 64 learned positions .* lower --lengths to at most 62"):
-        measure_needles(gpt2, TEXTS, **few)
+        few.measure(gpt2, TEXTS, **HOW)
 
 
 def test_the_command_measures_draws_and_draws_again(tmp_path, run_here):
