@@ -319,4 +319,6 @@ def run_probe(probe: type[Probe], description: str | None) -> None:
     else:
         measured = probe.RESULT.load(given.out)
         files = measured.draw(folder, given.labels)
-    print(f"{measured}\n\nwrote {', '.join(map(str, files))}")
+    print(measured)
+    if files:
+        print(f"\nwrote {', '.join(map(str, files))}")
