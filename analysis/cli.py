@@ -164,7 +164,6 @@ The same results and seed give the same files.""",
     parser.add_argument("--seed", type=seed_number, default=0, help="of the bootstrap (default: 0)")
     given = parser.parse_args()
     from analysis.figures.dependencies import all_figures
-    from analysis.figures.figure2 import figure2 as draw_figure2
     from analysis.figures.style import save_figure
     from analysis.stats.summary import every_number, summary
 
@@ -185,12 +184,10 @@ The same results and seed give the same files.""",
         looks["length"] = LossByPosition.load(given.length).frame()
     for label, result in results.items():
         print("\n".join(filter(None, [label, summary(result, given.k, **bootstrap), ""])))
-    [first, *others] = results.values()
-    figures = {"figure2": draw_figure2(results, **looks)} if others else all_figures(first, **looks)
     folder = given.out or Path(given.results[0])
     written = [
         path
-        for name, figure in figures.items()
+        for name, figure in all_figures(results, **looks).items()
         for path in save_figure(figure, folder, f"{name}.{given.format}")
     ]
     with atomic_path(folder / "numbers.csv") as temporary:

@@ -1,8 +1,8 @@
 """Figure 2 (docs/method.md, 2.5), of one Result or of several beside each other.
 
 (a) mean loss against k, (b) net recovery against k, (c) recovery at one k in bins of L_short - L_long, (d) with a frame
-of it, loss against position. Of one Result a curve is a selector; of several it is a Result, by its default selector,
-under its name. The other selectors of one have a figure of their own, `selectors_figure`.
+of it, loss against position. Of one Result a curve is a selector; of several it is a Result, under its name, by one
+selector for all. The other selectors of one have a figure of their own, `selectors_figure`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from analysis.figures import style
 from analysis.figures.length import plot_length
@@ -25,6 +27,7 @@ from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import by_clusters
 from analysis.stats.measured import (
+    BEST,
     CONTROLS,
     NET,
     PLACEBO,
@@ -38,7 +41,6 @@ from olmo_sparsity.util.errors import UserError
 
 AS_TEXT = {"level": "text", "unit": "token", "sinks": 0}
 """How the tokens that are drawn here were given back."""
-_NET_LABEL = f"net recovery\n{style.OF_GAIN}"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class _Curve:
     selector: str
 
 
+@matplotlib.rc_context(style.STYLE)
 def figure2(
     results: Mapping[str, Result],
     path: str | Path | None = None,
@@ -67,7 +70,8 @@ def figure2(
         results: by the names that stand in the legend; the name of one alone is not shown.
         path: where to write it (`style.save_figure`); None: nowhere.
         length: loss by position, see `analysis.figures.length.plot_length`.
-        selectors: of panels (a) and (b); by default those of `main_selectors`, or of several Results the default one.
+        selectors: of panels (a) and (b); by default the default selector, of one Result also its signed form, attention
+            and the controls.
         k: of panel (c); by default 4 or the closest that was measured.
         width: in inches.
         heading: whether a line above the panels says what was measured.
@@ -76,49 +80,67 @@ def figure2(
     Raises `UserError` where recovery is undefined, and for a selector that was not measured.
     """
     panels = _Panels(results, selectors, bootstrap)
-    draws: list[Callable[[Axes], None]] = [
-        panels.plot_loss,
-        panels.plot_net_recovery,
-        lambda axes: panels.plot_gain_bins(axes, k),
-    ]
-    shown = [*panels.curves, *panels.curves_in_bins]
-    legend_height = 0.0
+    draws: list[Callable[[Axes], None]] = [panels.plot_loss, panels.plot_net_recovery]
+    draws.append(partial(panels.plot_gain_bins, k=k))
+    legend_height = 0.0  # of panel (d) in inches
     if length is not None:
-        draws.append(lambda axes: plot_length(axes, length))
+        draws.append(partial(plot_length, frame=length))
         legend_height = 0.16 * length["model"].nunique()
-    return _figure(panels, draws, shown, path, width, heading, legend_height)
+    figure = _in_panels(draws, width, legend_height)
+    style.add_legend(figure, panels.handles([*panels.curves, *panels.in_bins]))
+    if heading:
+        style.add_heading(figure, describe(results))
+    figure.draw_without_rendering()  # panel (d) has a legend of its own: the layout takes two passes
+    if path is not None:
+        style.save_figure(figure, path)
+    return figure
 
 
+@matplotlib.rc_context(style.STYLE)
 def selectors_figure(
-    result: Result,
-    path: str | Path | None = None,
-    *,
-    selectors: Sequence[str] | None = None,
-    width: float = style.PAGE,
-    heading: bool = True,
-    **bootstrap: int,
+    result: Result, *, selectors: Sequence[str] | None = None, width: float = style.PAGE, **bootstrap: int
 ) -> Figure | None:
     """Panels (a) and (b) of the selectors that `figure2` leaves out, beside the default one; None without any."""
     names = numbers.Measured(result).names
-    default, main = default_selector(names), main_selectors(names, selectors)
-    others = [name for name in names if name not in main and name != default]
+    main = [default_selector(names), *_main_selectors(names, selectors)]
+    others = [name for name in names if name not in main]
     if not others:
         return None
-    panels = _Panels({"": result}, [default, *others], bootstrap)
-    return _figure(panels, [panels.plot_loss, panels.plot_net_recovery], panels.curves, path, width, heading)
+    panels = _Panels({"": result}, [main[0], *others], bootstrap)
+    figure = _in_panels([panels.plot_loss, panels.plot_net_recovery], width)
+    style.add_legend(figure, panels.handles(panels.curves))
+    return figure
 
 
-def main_selectors(measured: Sequence[str], wanted: Sequence[str] | None = None) -> list[str]:
+def _main_selectors(measured: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
     """``wanted``, or of what was measured the default selector, its signed form, attention and the controls.
 
     Raises `UserError` for a selector that was not measured.
     """
-    if wanted is None:
-        usual = (default_selector(measured), SIGNED_SELECTOR, "attention", *CONTROLS)
-        return [name for name in dict.fromkeys(usual) if name in measured]
-    if unknown := [name for name in wanted if name not in measured]:
+    if unknown := [name for name in wanted or () if name not in measured]:
         raise UserError(f"{', '.join(unknown)} was not measured; choose from {', '.join(measured)}")
-    return list(wanted)
+    usual = (default_selector(measured), SIGNED_SELECTOR, "attention", *CONTROLS)
+    return list(wanted or [name for name in dict.fromkeys(usual) if name in measured])
+
+
+def _one_selector(measured: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The default one of those that every Result has; where they have none in common, the default one of each."""
+    first, *others = measured.values()
+    common = [name for name in first if all(name in other for other in others)]
+    common = [name for name in common if name not in (BEST, *CONTROLS)]
+    return {name: [default_selector(common or names)] for name, names in measured.items()}
+
+
+def _in_panels(draws: Sequence[Callable[[Axes], None]], width: float, legend_height: float = 0.0) -> Figure:
+    """A figure with a panel for each of ``draws``, up to two in a row; the last one fills its row."""
+    letters = "abcd"[: len(draws)]
+    columns = min(style.columns_in(width, 3.2), len(draws))
+    rows = [letters[first : first + columns] for first in range(0, len(letters), columns)]
+    figure = style.new_figure(width, 2.6 * len(rows) + 0.9 + legend_height)
+    panels = figure.subplot_mosaic(";".join(row.ljust(columns, letters[-1]) for row in rows))
+    for letter, draw in zip(letters, draws, strict=True):
+        draw(panels[letter])
+    return figure
 
 
 class _Panels:
@@ -127,53 +149,53 @@ class _Panels:
     def __init__(
         self, results: Mapping[str, Result], selectors: Sequence[str] | None, bootstrap: Mapping[str, int]
     ):
-        if not results:
-            raise ValueError("there is nothing to draw: give one Result or more")
         self.results, self.bootstrap = results, bootstrap
         self.recovery = {name: _as_text(numbers.recovery(one, **bootstrap)) for name, one in results.items()}
         self.losses = {name: _as_text(numbers.losses(one, **bootstrap)) for name, one in results.items()}
         self.ks = sorted({k for result in results.values() for k in result.ks})
-        measured = {name: list(dict.fromkeys(frame["selector"])) for name, frame in self.recovery.items()}
+        measured = {name: list(frame["selector"].unique()) for name, frame in self.recovery.items()}
         self.alone = len(results) == 1
         if self.alone:
-            [(name, names)] = measured.items()
-            self.styles = {
-                style.selector_label(selector): look
-                for selector, look in style.selector_styles(names).items()
-            }
-            self.curves = [_curve(name, selector) for selector in main_selectors(names, selectors)]
-            self.curves_in_bins = [_curve(name, selector) for selector in style.shown_selectors(names)]
+            [(result, names)] = measured.items()
+            labels = {name: style.selector_label(name) for name in names}
+            self.styles = {labels[name]: look for name, look in style.selector_styles(names).items()}
+            main, in_bins = _main_selectors(names, selectors), style.shown_selectors(names)
+            self.curves = [_Curve(labels[name], result, name) for name in main]
+            self.in_bins = [_Curve(labels[name], result, name) for name in in_bins]
             return
-        self.curves = []
-        for name, names in measured.items():
-            chosen = [default_selector(names)] if selectors is None else main_selectors(names, selectors)
-            for selector in chosen:
-                label = name if len(chosen) == 1 else f"{name}, {selector}"
-                self.curves.append(_Curve(label, name, selector))
-        self.curves_in_bins = self.curves
-        self.styles = style.model_styles(
-            {curve.label: style.encoding_of(curve.result) for curve in self.curves}
-        )
+        chosen = _one_selector(measured)
+        if selectors is not None:
+            chosen = {result: _main_selectors(names, selectors) for result, names in measured.items()}
+        alike = len({name for names in chosen.values() for name in names}) == 1
+        self.curves = self.in_bins = [
+            _Curve(result if alike else f"{result}, {name}", result, name)
+            for result, names in chosen.items()
+            for name in names
+        ]
+        encodings = {curve.label: style.encoding_of(curve.result) for curve in self.curves}
+        self.styles = style.model_styles(encodings)
 
-    @property
-    def has_placebo(self) -> bool:
-        """Whether any Result has one."""
-        return any(PLACEBO in result.far_contexts for result in self.results.values())
+    def handles(self, curves: Sequence[_Curve]) -> list[Line2D]:
+        """For the legend: what each colour stands for, and the placebo where there is one."""
+        has_placebo = any(PLACEBO in result.far_contexts for result in self.results.values())
+        looks = {curve.label: self.styles[curve.label] for curve in curves}
+        return style.selector_handles(looks, placebo=has_placebo)
 
     def plot_loss(self, axes: Axes) -> None:
         """Panel (a): L_k against k, the placebo dashed, between L_short and L_long [nats per token]."""
-        style.draw_curves(axes, self._of(self.losses, PLACEBO), self.styles, placebo=True)
-        style.draw_curves(axes, self._of(self.losses, TRUE), self.styles)
+        style.draw_curves(axes, _rows(self.losses, self.curves, PLACEBO), self.styles, placebo=True)
+        style.draw_curves(axes, _rows(self.losses, self.curves, TRUE), self.styles)
         for number, (name, result) in enumerate(self.results.items()):
             rows = numbers.shares(result, **self.bootstrap).set_index("name")
             short, long = (rows.loc[[f"loss_{which}_over_tau_nats"]] for which in ("short", "long"))
-            colour = "black" if self.alone else self._colour_of(name)
+            look = next(self.styles[curve.label] for curve in self.curves if curve.result == name)
+            colour = "black" if self.alone else look[0]
             # where both intervals overlap, and of every further result, they stand beside each other
             place = 1.03 + 0.025 * number
             beside = 0.025 * bool(long["high"].iloc[0] >= short["low"].iloc[0])
             last = number == len(self.results) - 1
-            self._reference(axes, short, r"$L_{short}$" if last else "", colour, place)
-            self._reference(axes, long, r"$L_{long}$" if last else "", colour, place + beside)
+            _plot_reference(axes, short, r"$L_{short}$" if last else "", colour, place)
+            _plot_reference(axes, long, r"$L_{long}$" if last else "", colour, place + beside)
         style.k_axis(axes, self.ks)
         axes.margins(y=0.08)
         axes.set_ylabel("mean loss [nats per token]")
@@ -181,37 +203,29 @@ class _Panels:
 
     def plot_net_recovery(self, axes: Axes) -> None:
         """Panel (b): net recovery (docs/method.md, 2.3) against k; recovery where there is no placebo."""
-        net = self._of(self.recovery, NET)
-        style.draw_curves(axes, net or self._of(self.recovery, TRUE), self.styles)
+        net = _rows(self.recovery, self.curves, NET)
+        style.draw_curves(axes, net or _rows(self.recovery, self.curves, TRUE), self.styles)
         axes.axhline(0.0, **style.REFERENCE)
         style.k_axis(axes, self.ks)
-        axes.set_ylabel(_NET_LABEL if net else _NET_LABEL.removeprefix("net "))
+        axes.set_ylabel(f"{'net ' if net else ''}recovery\n{style.OF_GAIN}")
         axes.set_title("(b) Net recovery (recovery − placebo$^+$)" if net else "(b) Recovery", loc="left")
 
     def plot_gain_bins(self, axes: Axes, k: int | None = None) -> None:
         """Panel (c): recovery at one k in bins of L_short - L_long, true and placebo far context.
 
-        Of one Result the default selector and the controls. A point without a bar comes from too few documents for an
-        interval.
+        A point without a bar comes from too few documents for an interval.
         """
-        frames = {
-            name: numbers.gain_bins(one, k, **self.bootstrap).set_index(["from_nats", "to_nats"])
-            for name, one in self.results.items()
-        }
+        frames = {name: numbers.gain_bins(one, k, **self.bootstrap) for name, one in self.results.items()}
+        frames = {name: frame.set_index(["from_nats", "to_nats"]) for name, frame in frames.items()}
         bins = sorted(set().union(*(frame.index for frame in frames.values())))
-        points = [(curve, context) for curve in self.curves_in_bins for context in (TRUE, PLACEBO)]
-        for number, (curve, context) in enumerate(points):
-            frame = frames[curve.result]
-            rows = frame[(frame["selector"] == curve.selector) & (frame["far_context"] == context)]
-            if rows.empty:
-                continue
-            shift = min(0.13, 0.8 / len(points)) * (number - (len(points) - 1) / 2)
-            places = [bins.index(one) + shift for one in rows.index]
-            label = f"{curve.label} placebo" if context == PLACEBO else curve.label
-            look = self.styles[curve.label]
-            style.draw_points(axes, places, rows, label, look, hollow=context == PLACEBO)
-        axes.axhline(0.0, **style.REFERENCE)
-        axes.axhline(1.0, linestyle=":", **style.REFERENCE)
+        shifts = iter(style.side_by_side(2 * len(self.in_bins), min(0.13, 0.4 / len(self.in_bins))))
+        for curve in self.in_bins:
+            for context, label in ((TRUE, curve.label), (PLACEBO, f"{curve.label} placebo")):
+                shift = next(shifts)
+                for rows in _rows(frames, [curve], context).values():
+                    places = [bins.index(one) + shift for one in rows.index]
+                    hollow = context == PLACEBO
+                    style.draw_points(axes, places, rows, label, self.styles[curve.label], hollow=hollow)
         labels = [f"> {low:g}" if math.isinf(high) else f"{low:g}–{high:g}" for low, high in bins]
         if self.alone:
             [frame] = frames.values()
@@ -221,38 +235,24 @@ class _Panels:
         axes.set_xlim(-0.5, len(bins) - 0.5)
         axes.grid(visible=False, axis="x")
         axes.set_xlabel(r"$L_{short} - L_{long}$ of the target [nats]")
-        axes.set_ylabel(f"recovery\n{style.OF_GAIN}")
+        style.recovery_axis(axes, "y")
         ks = sorted({choose_k(result.ks, k) for result in self.results.values()})
-        shown = dict.fromkeys(curve.selector for curve in self.curves_in_bins)
-        title = f"(c) Recovery by size of the gain, k = {', '.join(map(str, ks))}"
-        axes.set_title(f"{title}\n{', '.join(shown)}", loc="left")
-
-    def _of(self, frames: Mapping[str, pd.DataFrame], far_context: str) -> dict[str, pd.DataFrame]:
-        """The rows of each curve in one far context, by label; not of what has none."""
-        curves = {}
-        for curve in self.curves:
-            frame = frames[curve.result]
-            rows = frame[(frame["selector"] == curve.selector) & (frame["far_context"] == far_context)]
-            if len(rows):
-                curves[curve.label] = rows
-        return curves
-
-    def _colour_of(self, name: str) -> Any:
-        return next(self.styles[curve.label][0] for curve in self.curves if curve.result == name)
-
-    def _reference(self, axes: Axes, row: pd.DataFrame, text: str, colour: Any, place: float) -> None:
-        """A dotted line across the panel; its interval, at ``place``, and name are to the right of the curves."""
-        [value] = row["value"]
-        axes.axhline(value, color=colour, linewidth=1.0, linestyle=":", label=row.index[0], zorder=2.0)
-        right: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False}
-        axes.errorbar(
-            [place], [value], style.bar_lengths(row), color=colour, elinewidth=1, capsize=2, **right
-        )
-        axes.text(place + 0.03, value, text, va="center", **right)
+        selectors = dict.fromkeys(curve.selector for curve in self.in_bins)
+        title = f"(c) Recovery by size of the gain, k = {', '.join(map(str, ks))}\n{', '.join(selectors)}"
+        axes.set_title(title, loc="left")
 
 
-def _curve(name: str, selector: str) -> _Curve:
-    return _Curve(style.selector_label(selector), name, selector)
+def _rows(
+    frames: Mapping[str, pd.DataFrame], curves: Sequence[_Curve], far_context: str
+) -> dict[str, pd.DataFrame]:
+    """The rows of each curve in one far context, by label; not of what has none."""
+    rows = {}
+    for curve in curves:
+        frame = frames[curve.result]
+        of_curve = frame[(frame["selector"] == curve.selector) & (frame["far_context"] == far_context)]
+        if len(of_curve):
+            rows[curve.label] = of_curve
+    return rows
 
 
 def _as_text(frame: pd.DataFrame) -> pd.DataFrame:
@@ -260,47 +260,25 @@ def _as_text(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[np.all([frame[name] == value for name, value in AS_TEXT.items()], axis=0)]
 
 
-def _figure(
-    panels: _Panels,
-    draws: Sequence[Callable[[Axes], None]],
-    shown: Sequence[_Curve],
-    path: str | Path | None,
-    width: float,
-    heading: bool,
-    legend_height: float = 0.0,
-) -> Figure:
-    """``legend_height``: inches below the last panel, of a legend of its own."""
-    columns = min(style.columns_in(width, 3.2), len(draws))
-    rows = math.ceil(len(draws) / columns)
-    with matplotlib.rc_context(style.STYLE):
-        figure = style.new_figure(width, 2.6 * rows + (0.9 if heading else 0.6) + legend_height)
-        grid = figure.add_gridspec(rows, columns)
-        for number, draw in enumerate(draws):
-            row, column = divmod(number, columns)
-            last = number == len(draws) - 1
-            draw(figure.add_subplot(grid[row, column:] if last else grid[row, column]))
-        styles = {curve.label: panels.styles[curve.label] for curve in shown}
-        style.add_legend(figure, style.selector_handles(styles, placebo=panels.has_placebo))
-        if heading:
-            style.add_heading(figure, describe(panels.results))
-        figure.draw_without_rendering()  # panel (d) has a legend of its own: the layout takes two passes
-    if path is not None:
-        style.save_figure(figure, path)
-    return figure
+def _plot_reference(axes: Axes, row: pd.DataFrame, text: str, colour: Any, place: float) -> None:
+    """A dotted line across the panel; its interval, at ``place``, and name are to the right of the curves."""
+    [value] = row["value"]
+    axes.axhline(value, color=colour, linewidth=1.0, linestyle=":", label=row.index[0], zorder=2.0)
+    right: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False}
+    axes.errorbar([place], [value], style.bar_lengths(row), color=colour, elinewidth=1, capsize=2, **right)
+    axes.text(place + 0.03, value, text, va="center", **right)
 
 
-def describe(results: Result | Mapping[str, Result]) -> str:
+def describe(results: Mapping[str, Result]) -> str:
     """What was measured, for headings: context lengths, targets, documents, tau; of several Results the main counts."""
-    if isinstance(results, Result):
-        return _describe_one(results)
     if len(results) == 1:
-        return _describe_one(next(iter(results.values())))
+        return _describe_one(*results.values())
     parts = [
         f"{name}: {_sizes(result)}; {numbers.counts(result)['targets_over_tau']:,} of {len(result.targets):,} over "
         f"$\\tau$ = {nats(result.settings['tau_nats'])}"
         for name, result in results.items()
     ]
-    return f"{'; '.join(parts)}; bars: 95 %"
+    return "; ".join([*parts, "bars: 95 %"])
 
 
 def _describe_one(result: Result) -> str:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from io import BytesIO
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -23,11 +22,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator
 from PIL import Image
 
 from analysis.stats.measured import BEST, CONTROLS, default_selector
-from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
 
 Style = tuple[Any, Any, Any]
@@ -59,8 +56,8 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,  # text stays text in the PDF
 }
 _DPI = 200
-_METADATA: dict[str, Any] = {".png": None, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-"""Endings of figure files, and what keeps the date out of each."""
+_UNDATED: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+"""What keeps the date out of a file, so that the same numbers give the same bytes."""
 
 _SELECTORS: dict[str, Style] = {
     "leave-one-out": ("#0072B2", "o", "-"),
@@ -125,11 +122,6 @@ def selector_label(name: str) -> str:
     return "best of all selectors, chosen with the answer" if name == BEST else name
 
 
-def panel_title(name: str) -> str:
-    """A selector's label in the lines of a small panel's title."""
-    return selector_label(name).replace(", ", ",\n").replace("@", "\n@")
-
-
 def shown_selectors(names: Collection[str]) -> list[str]:
     """For panels without room for all: the default selector, and the controls that were measured."""
     return list(dict.fromkeys([default_selector(names), *(name for name in CONTROLS if name in names)]))
@@ -152,21 +144,21 @@ def model_styles(encodings: dict[str, str | None]) -> dict[str, Style]:
     Models of one encoding share its colour and marker. They differ by line style, and each is lighter than the last.
     """
     styles: dict[str, Style] = {}
-    n_others = 0
-    for label, encoding in encodings.items():
-        if encoding is None:
-            colour, marker = _OTHERS[n_others % len(_OTHERS)]
-            styles[label] = (colour, marker, _LINES[(n_others + n_others // len(_OTHERS)) % len(_LINES)])
-            n_others += 1
-            continue
-        alike = [name for name, other in encodings.items() if other == encoding]
-        place = alike.index(label)
+    others = [label for label, encoding in encodings.items() if encoding is None]
+    for number, label in enumerate(others):
+        colour, marker = _OTHERS[number % len(_OTHERS)]
+        styles[label] = (colour, marker, _LINES[(number + number // len(_OTHERS)) % len(_LINES)])
+    for encoding in {encoding for encoding in encodings.values() if encoding is not None}:
         colour, marker = _ENCODINGS[encoding]
-        lighter = 0.5 * place / max(len(alike) - 1, 2)
-        mixed = (1 - lighter) * np.array(matplotlib.colors.to_rgb(colour)) + lighter
-        line = _LINES[(place + (encoding == "random_start")) % len(_LINES)]  # else it would cover plain RoPE
-        styles[label] = (matplotlib.colors.to_hex(tuple(mixed)), marker, line)
-    return styles
+        alike = [label for label, other in encodings.items() if other == encoding]
+        for number, label in enumerate(alike):
+            lighter = 0.5 * number / max(len(alike) - 1, 2)
+            mixed = (1 - lighter) * np.array(matplotlib.colors.to_rgb(colour)) + lighter
+            line = _LINES[
+                (number + (encoding == "random_start")) % len(_LINES)
+            ]  # else it would cover plain RoPE
+            styles[label] = (matplotlib.colors.to_hex(tuple(mixed)), marker, line)
+    return {label: styles[label] for label in encodings}
 
 
 # --- figures and panels ---
@@ -212,26 +204,26 @@ def lines_of(titles: Sequence[str]) -> int:
 
 def outer_labels(panels: Sequence[Axes], x: str, y: str) -> None:
     """Name the axes of panels that share them: below the lowest of each column, left of the first of each row."""
-    places = []
-    for axes in panels:
+    lowest: dict[int, Axes] = {}
+    first: dict[int, Axes] = {}
+    for axes in panels:  # row by row
         spec = axes.get_subplotspec()
         assert spec is not None
-        places.append((spec.rowspan.start, spec.colspan.start))
-    for axes, (row, column) in zip(panels, places, strict=True):
-        lowest = not any(place[0] > row and place[1] == column for place in places)
-        first = not any(place[0] == row and place[1] < column for place in places)
-        axes.tick_params(labelbottom=lowest, labelleft=first)
-        axes.set_xlabel(x if lowest else "")
-        axes.set_ylabel(y if first else "")
+        lowest[spec.colspan.start] = axes
+        first.setdefault(spec.rowspan.start, axes)
+    for axes in panels:
+        is_lowest, is_first = axes in lowest.values(), axes in first.values()
+        axes.tick_params(labelbottom=is_lowest, labelleft=is_first)
+        axes.set(xlabel=x if is_lowest else "", ylabel=y if is_first else "")
 
 
 def add_heading(figure: Figure, text: str) -> None:
     """Small letters above all panels, from the left edge; broken between phrases where the figure is narrow."""
     lines = [""]
-    for part in re.split(r"(?<=[;,]) ", text):
-        joined = f"{lines[-1]} {part}".strip()
-        if _letters(joined) > 16 * figure.get_figwidth() and lines[-1]:
-            lines.append(part)
+    for phrase in re.split(r"(?<=[;,]) ", text):
+        joined = f"{lines[-1]} {phrase}".strip()
+        if lines[-1] and _letters(joined) > 16 * figure.get_figwidth():
+            lines.append(phrase)
         else:
             lines[-1] = joined
     figure.suptitle("\n".join(lines), fontsize=SMALL, color="0.25", x=0.01, ha="left")
@@ -244,14 +236,8 @@ def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
         widths = [max(letters[first : first + rows]) for first in range(0, len(letters), rows)]
         if sum(widths) <= 16 * figure.get_figwidth():
             break
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=len(widths),
-        frameon=False,
-        handlelength=3,
-        columnspacing=1.2,
-    )
+    looks: dict[str, Any] = {"frameon": False, "handlelength": 3, "columnspacing": 1.2}
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(widths), **looks)
 
 
 def _letters(text: str) -> int:
@@ -260,45 +246,30 @@ def _letters(text: str) -> int:
 
 
 def line_handles(styles: Mapping[str, Style]) -> list[Line2D]:
-    """A line for each name; letters for markers have no edge, which would fill their openings."""
-    letter: dict[str, Any] = {"markeredgewidth": 0, "markersize": 6.5}
+    """A line for each name, for legends."""
     return [
-        Line2D(
-            [],
-            [],
-            label=name,
-            color=colour,
-            marker=marker,
-            linestyle=line,
-            **(letter if str(marker).startswith("$") else {}),
-        )
+        Line2D([], [], label=name, color=colour, marker=marker, linestyle=line)
         for name, (colour, marker, line) in styles.items()
     ]
 
 
-def selector_handles(styles: Mapping[str, Style], *, placebo: bool = True) -> list[Line2D]:
-    """A line for each selector, and one for the placebo."""
-    handles = line_handles({selector_label(name): style for name, style in styles.items()})
-    if placebo:
-        handles.append(_placebo_handle())
+def selector_handles(
+    styles: Mapping[str, Style], *, placebo: bool = True, joined: bool = True
+) -> list[Line2D]:
+    """A line for each selector, and one for the placebo; of points that are not ``joined``, their markers."""
+    looks = {selector_label(name): look if joined else (*look[:2], "none") for name, look in styles.items()}
+    handles = line_handles(looks)
+    if placebo and joined:
+        handles.append(Line2D([], [], label="placebo: dashed, hollow", color="0.2", **placebo_looks("o")))
+    elif placebo:
+        hollow: dict[str, Any] = {
+            "color": "0.2",
+            "marker": "o",
+            "markerfacecolor": "white",
+            "linestyle": "none",
+        }
+        handles.append(Line2D([], [], label="placebo: hollow", **hollow))
     return handles
-
-
-def marker_handles(styles: Mapping[str, Style]) -> list[Line2D]:
-    """A marker for each selector, and a hollow one for the placebo, of points that no line joins."""
-    looks = {selector_label(name): (*style[:2], "none") for name, style in styles.items()}
-    hollow: dict[str, Any] = {"color": "0.2", "marker": "o", "markerfacecolor": "white", "linestyle": "none"}
-    return [*line_handles(looks), Line2D([], [], label="placebo: hollow", **hollow)]
-
-
-def far_context_handles() -> list[Line2D]:
-    """How the curves of the true far context and of the placebo differ, whatever their colour."""
-    true = Line2D([], [], color="0.2", marker="o", label="true far context")
-    return [true, _placebo_handle()]
-
-
-def _placebo_handle() -> Line2D:
-    return Line2D([], [], label="placebo: dashed, hollow", color="0.2", **placebo_looks("o"))
 
 
 # --- curves ---
@@ -322,8 +293,8 @@ def draw_curves(
 
     Intervals are bars, set a little apart so that none hides another.
     """
-    for number, (label, frame) in enumerate(curves.items()):
-        places = frame[x].to_numpy() * 2 ** (0.06 * (number - (len(curves) - 1) / 2))
+    for shift, (label, frame) in zip(side_by_side(len(curves), 0.06), curves.items(), strict=True):
+        places = frame[x].to_numpy() * 2**shift
         colour, marker, line = styles[label]
         looks = placebo_looks(marker) if placebo else {"linestyle": line, "marker": marker}
         name = f"{label} placebo" if placebo else label
@@ -359,13 +330,15 @@ def draw_points(
     """The values of a frame as points with bars at ``places``; ``hollow``: of a placebo; ``across``: along x."""
     colour, marker, _ = style
     x, y = (frame["value"], places) if across else (places, frame["value"])
-    looks: dict[str, Any] = {
-        "xerr" if across else "yerr": bar_lengths(frame),
-        "capsize": 1.5,
-        "elinewidth": 0.8,
-    }
-    looks["markerfacecolor"] = "white" if hollow else colour
-    axes.errorbar(x, y, marker=marker, linestyle="none", color=colour, label=label, **looks)
+    looks: dict[str, Any] = {"linestyle": "none", "capsize": 1.5, "elinewidth": 0.8}
+    looks |= {"xerr" if across else "yerr": bar_lengths(frame), "label": label}
+    fill = "white" if hollow else colour
+    axes.errorbar(x, y, marker=marker, markerfacecolor=fill, color=colour, **looks)
+
+
+def side_by_side(count: int, step: float) -> np.ndarray:
+    """How far ``count`` marks of one place are moved from it, (count,), so that they stand ``step`` apart."""
+    return step * (np.arange(count) - (count - 1) / 2)
 
 
 def bar_lengths(frame: pd.DataFrame) -> np.ndarray:
@@ -373,6 +346,14 @@ def bar_lengths(frame: pd.DataFrame) -> np.ndarray:
     value, low, high = (frame[name].to_numpy(dtype=float) for name in ("value", "low", "high"))
     # a percentile interval need not hold its value; a bar cannot be negative
     return np.maximum([value - low, high - value], 0.0)
+
+
+def recovery_axis(axes: Axes, axis: Literal["x", "y"]) -> None:
+    """Recovery along one axis: its label, and lines at 0 and at 1, which is all of the gain."""
+    draw = axes.axvline if axis == "x" else axes.axhline
+    draw(0.0, **REFERENCE)
+    draw(1.0, linestyle=":", **REFERENCE)
+    axes.set(**{f"{axis}label": f"recovery\n{OF_GAIN}"})
 
 
 def k_axis(axes: Axes, ks: Sequence[int]) -> None:
@@ -384,38 +365,23 @@ def k_axis(axes: Axes, ks: Sequence[int]) -> None:
 def log_axis(axes: Axes, ticks: Sequence[float]) -> None:
     """A logarithmic x axis with these ticks and no others, as plain numbers."""
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xticks(ticks, [f"{tick:,.4g}" if tick < 1000 else f"{tick:,.0f}" for tick in ticks])
-
-
-# --- files ---
+    axes.set_xticks([], minor=True)
 
 
 def save_figure(figure: Figure, *path: str | Path) -> list[Path]:
     """Write a figure, atomically, as its ending says; returns the paths. The same numbers give the same bytes.
 
-    ``path``: of a .png, .pdf or .svg, or parts of it; without an ending a .png is written. A PNG has 200
-    dots per inch and a palette of 256 colours, which makes it a fraction of the size. Raises `UserError` for another
-    ending.
+    ``path``: of the file, or parts of it; without an ending a .png is written. A PNG has 200 dots per inch and a
+    palette of 256 colours, which makes it a fraction of the size.
     """
     whole = Path(*path)
-    if whole.suffix and whole.suffix not in _METADATA:
-        raise UserError(f"{whole} has no ending of {', '.join(_METADATA)}; name it with one of them")
     whole = whole if whole.suffix else whole.with_suffix(".png")
-    with atomic_path(whole) as temporary:
-        temporary.write_bytes(_figure_bytes(figure, whole.suffix))
-    return [whole]
-
-
-def _figure_bytes(figure: Figure, ending: str) -> bytes:
-    drawn, reduced = BytesIO(), BytesIO()
     rc: dict[Any, Any] = {**STYLE, "svg.hashsalt": "olmo-sparsity"}  # else an SVG's ids are random
-    with matplotlib.rc_context(rc):
-        figure.savefig(drawn, format=ending[1:], dpi=_DPI, metadata=_METADATA[ending])
-    if ending != ".png":
-        return drawn.getvalue()
-    with Image.open(drawn) as image:
-        palette = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-        palette.save(reduced, format="PNG", optimize=True, dpi=(_DPI, _DPI))
-    return reduced.getvalue()
+    with atomic_path(whole) as temporary, matplotlib.rc_context(rc):
+        figure.savefig(temporary, format=whole.suffix[1:], dpi=_DPI, metadata=_UNDATED.get(whole.suffix))
+        if whole.suffix == ".png":
+            with Image.open(temporary) as image:
+                palette = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+            palette.save(temporary, format="PNG", optimize=True, dpi=(_DPI, _DPI))
+    return [whole]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,17 +16,18 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import EngFormatter
 
 from analysis.figures import style
-from olmo_sparsity.util.arguments import Parser, finite_number, out_file
+from olmo_sparsity.util.arguments import Parser, out_file
 from olmo_sparsity.util.errors import UserError
 
 METRICS_NAME = "metrics.jsonl"
 X_AXES = {"tokens": "training tokens", "step": "optimizer steps"}
 """Columns to draw against, and what they are called."""
 LOSS, HELDOUT, BY_POSITION = "loss_nats", "heldout_loss_nats", "heldout_loss_by_position"
+SMOOTHED = 0.02
+"""Share of a run's rows that the running mean is over."""
 _HELDOUT_LOOKS: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 1.0, "markersize": 3.8}
 
 
@@ -47,11 +47,9 @@ def _read(folder: Path) -> pd.DataFrame:
     path = folder / METRICS_NAME
     if not path.is_file():
         raise UserError(f"{folder} is no run: it has no {METRICS_NAME}; name a folder that training wrote")
-    *whole, last = path.read_text(encoding="utf8").split("\n")
-    rows = [json.loads(line) for line in whole]
-    with suppress(ValueError):  # it is empty, or a line that is being written
-        rows.append(json.loads(last))
-    return pd.DataFrame(rows)
+    lines = path.read_text(encoding="utf8").splitlines(keepends=True)
+    # a run may be writing the last line
+    return pd.DataFrame([json.loads(line) for line in lines if line.endswith("\n")])
 
 
 def last_parts(paths: Sequence[PurePath], fewest: int = 1) -> list[str]:
@@ -63,41 +61,32 @@ def last_parts(paths: Sequence[PurePath], fewest: int = 1) -> list[str]:
     return []
 
 
-def training_figure(
-    runs: Mapping[str, pd.DataFrame],
-    path: str | Path | None = None,
-    *,
-    x: str = "tokens",
-    fraction: float = 0.02,
-    log_x: bool = False,
-) -> Figure:
+@matplotlib.rc_context(style.STYLE)
+def training_figure(runs: Mapping[str, pd.DataFrame], *, x: str = "tokens") -> Figure:
     """Panel (a), and (b) where a run has it; one legend below. Raises `UserError` for a run without losses.
 
-    Args:
-        runs: rows of each run (`read_runs`), by the name in the legend.
-        path: where to write it (`style.save_figure`); None: nowhere.
-        x: "tokens" or "step".
-        fraction: of a run's rows that the running mean is over.
-        log_x: whether the x axis is logarithmic.
+    ``runs``: rows of each run (`read_runs`), by the name in the legend; ``x``: "tokens" or "step".
     """
     for name, rows in runs.items():
         if _series(rows, LOSS, x).empty:
             raise UserError(f"{name} has no training loss in its {METRICS_NAME} yet; wait for the first row")
-    by_position = {name: row for name, rows in runs.items() if (row := _last_by_position(rows)) is not None}
+    by_position = {
+        name: rows.dropna(subset=[BY_POSITION]).iloc[-1]
+        for name, rows in runs.items()
+        if BY_POSITION in rows and rows[BY_POSITION].notna().any()
+    }
     styles = style.model_styles({name: style.encoding_of(name) for name in runs})
-    with matplotlib.rc_context(style.STYLE):
-        figure = style.new_figure(style.PAGE if by_position else 4.6, 3.6)
-        panels = figure.subplots(1, 2 if by_position else 1, squeeze=False)[0]
-        _plot_curves(panels[0], runs, styles, x, fraction)
-        if log_x:
-            panels[0].set_xscale("log")
-        panels[0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
-        panels[0].set_xlabel(f"{X_AXES[x]}{' (log scale)' if log_x else ''}")
-        if by_position:
-            _plot_by_position(panels[1], by_position, styles)
-        style.add_legend(figure, _legend_handles(runs, styles))
-    if path is not None:
-        style.save_figure(figure, path)
+    figure = style.new_figure(style.PAGE if by_position else 4.6, 3.6)
+    panels = figure.subplots(1, 2 if by_position else 1, squeeze=False)[0]
+    _plot_curves(panels[0], runs, styles, x)
+    if by_position:
+        _plot_by_position(panels[1], by_position, styles)
+    handles = style.line_handles(styles)
+    for handle, rows in zip(handles, runs.values(), strict=True):
+        handle.set(**_HELDOUT_LOOKS)
+        if _series(rows, HELDOUT, x).empty:
+            handle.set_marker("none")
+    style.add_legend(figure, handles)
     return figure
 
 
@@ -107,12 +96,6 @@ def _series(rows: pd.DataFrame, key: str, x: str) -> pd.DataFrame:
         return pd.DataFrame(columns=[x, key], dtype=float)
     series = rows[[x, key]].astype(float).replace([np.inf, -np.inf], np.nan)
     return series.dropna().sort_values([x, key])
-
-
-def _last_by_position(rows: pd.DataFrame) -> pd.Series | None:
-    """The last row that has the loss by position."""
-    evaluated = rows.dropna(subset=[BY_POSITION]) if BY_POSITION in rows else rows[:0]
-    return evaluated.iloc[-1] if len(evaluated) else None
 
 
 def smooth(values: np.ndarray, fraction: float) -> np.ndarray:
@@ -129,27 +112,24 @@ def smooth(values: np.ndarray, fraction: float) -> np.ndarray:
 
 
 def _plot_curves(
-    axes: Axes,
-    runs: Mapping[str, pd.DataFrame],
-    styles: Mapping[str, style.Style],
-    x: str,
-    fraction: float,
+    axes: Axes, runs: Mapping[str, pd.DataFrame], styles: Mapping[str, style.Style], x: str
 ) -> None:
     """Panel (a): training loss, raw (faint) and smoothed, and held-out loss (markers) [nats per token]."""
-    notes = [f"lines: training, mean over {100 * fraction:g} % of the run", "faint: training, as logged"]
+    notes = [f"lines: training, mean over {100 * SMOOTHED:g} % of the run", "faint: training, as logged"]
+    if any(len(_series(rows, HELDOUT, x)) for rows in runs.values()):
+        notes.append("markers: held-out")
     for name, rows in runs.items():
         colour, marker, line = styles[name]
         training, heldout = _series(rows, LOSS, x), _series(rows, HELDOUT, x)
-        smoothed = smooth(training[LOSS].to_numpy(), fraction)
+        smoothed = smooth(training[LOSS].to_numpy(), SMOOTHED)
         axes.plot(training[x], training[LOSS], color=colour, alpha=0.22, linewidth=0.7, zorder=2)
         axes.plot(training[x], smoothed, color=colour, linestyle=line, label=name, zorder=3)
         looks: dict[str, Any] = {"linestyle": "none", "marker": marker, **_HELDOUT_LOOKS}
         axes.plot(heldout[x], heldout[HELDOUT], color=colour, zorder=4, **looks)
-        if len(heldout) and len(notes) == 2:
-            notes.append("markers: held-out")
-    axes.set_ylabel("loss [nats per token]")
     place: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "top", "linespacing": 1.4}
     axes.text(0.99, 0.98, "\n".join(notes), fontsize=style.SMALL, color="0.35", **place)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set(xlabel=X_AXES[x], ylabel="loss [nats per token]")
     axes.set_title("(a) Loss while training", loc="left")
 
 
@@ -171,27 +151,10 @@ def _plot_by_position(
         text = f"trained on windows\nof {window:,.0f} tokens"
         axes.annotate(text, (window, 0.98), (4, 0), va="top", fontsize=style.SMALL, color="0.35", **place)
     axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("position in the document [tokens]")
     axes.set_ylabel("held-out loss [nats per token]")
     axes.set_title("(b) Held-out loss by position, last evaluation", loc="left")
-
-
-def _legend_handles(runs: Mapping[str, pd.DataFrame], styles: Mapping[str, style.Style]) -> list[Line2D]:
-    handles = style.line_handles(styles)
-    for handle, rows in zip(handles, runs.values(), strict=True):
-        handle.set(**_HELDOUT_LOOKS)
-        if _series(rows, HELDOUT, "step").empty:
-            handle.set_marker("none")
-    return handles
-
-
-def short_number(value: float) -> str:
-    """1,500 as 1.5k, then M for 10^6 and B for 10^9."""
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
 
 
 # --- the command ---
@@ -205,16 +168,13 @@ def parser() -> Parser:
 
 examples:
   olmo-sparsity plot_metrics runs/demo
-  olmo-sparsity plot_metrics runs/pose runs/rope --out loss.png
-  olmo-sparsity plot_metrics runs/* --x steps --log-x --out loss.pdf
+  olmo-sparsity plot_metrics runs/* --x steps --out loss.pdf
 
 Training loss as logged (faint) and smoothed, held-out loss as markers, in nats per token; beside it, where the runs
 have evaluated, the held-out loss by position at the last evaluation. Reads metrics.jsonl only: no model and no GPU
 is needed, and a copy of that file is enough.""",
     )
-    parser.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="run folder, or its metrics.jsonl; one or more"
-    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folder, or its metrics.jsonl")
     parser.add_argument(
         "--out",
         type=out_file("loss.png"),
@@ -222,25 +182,13 @@ is needed, and a copy of that file is enough.""",
         help=".png, .pdf or .svg (default: loss.png in the first RUN)",
     )
     parser.add_argument("--x", choices=["tokens", "steps"], default="tokens", help="default: %(default)s")
-    parser.add_argument("--log-x", action="store_true", help="logarithmic x axis: shows the start at length")
-    parser.add_argument(
-        "--smooth",
-        type=finite_number,
-        default=0.02,
-        metavar="FRACTION",
-        help="running mean over this part of the run's rows; 0: none (default: %(default)s)",
-    )
     return parser
 
 
 def main() -> None:
     """Read the rows of every run, draw and write the figure."""
     options = parser().parse_args()
-    if not 0 <= options.smooth < 1:
-        raise UserError(f"--smooth {options.smooth} is no fraction; give 0 (not at all) to 1, such as 0.02")
     first = options.runs[0]
     folder = first.parent if first.name == METRICS_NAME else first
-    x = "step" if options.x == "steps" else "tokens"
-    figure = training_figure(read_runs(options.runs), x=x, fraction=options.smooth, log_x=options.log_x)
-    paths = style.save_figure(figure, options.out or folder / "loss.png")
-    print(f"wrote {', '.join(map(str, paths))}")
+    figure = training_figure(read_runs(options.runs), x={"steps": "step"}.get(options.x, options.x))
+    print(f"wrote {style.save_figure(figure, options.out or folder / 'loss.png')[0]}")

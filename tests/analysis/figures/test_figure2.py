@@ -64,7 +64,9 @@ def test_labels_legend_and_heading(result, figure):
     assert figure.axes[0].get_ylabel() == "mean loss [nats per token]"
     assert "fraction of" in figure.axes[1].get_ylabel() and "k [far tokens" in figure.axes[1].get_xlabel()
     assert "[nats]" in figure.axes[2].get_xlabel() and "k = 4" in figure.axes[2].get_title("left")
-    assert f"N = 128, M = 16, B = 4; 400 targets of 60 documents, {len(result.over)} with" in describe(result)
+    assert f"N = 128, M = 16, B = 4; 400 targets of 60 documents, {len(result.over)} with" in describe(
+        {"": result}
+    )
     assert figure2({"": result}, heading=False, **FEW).get_suptitle() == ""
 
 
@@ -84,11 +86,23 @@ def test_several_results_have_their_names_in_the_legend():
     assert legend(two)[:2] == ["base, greedy", "base, random"]
 
 
-def test_trainings_together_and_selectors_of_others(result, tmp_path):
+def test_several_results_have_one_selector_in_all_panels():
+    signed = made_result(selectors=("leave-one-out", "greedy", "random"))
+    figure = figure2({"base": made_result(selectors=SELECTORS), "tuned": signed}, **FEW)
+    assert legend(figure)[:2] == ["base", "tuned"]
+    assert figure.axes[2].get_title("left").endswith("k = 4\nleave-one-out")
+    apart = {
+        "base": made_result(selectors=("leave-one-out", "random")),
+        "tuned": made_result(selectors=("greedy", "random")),
+    }
+    assert legend(figure2(apart, **FEW))[:2] == ["base, leave-one-out", "tuned, greedy"]
+
+
+def test_trainings_together_and_selectors_of_others(result):
     joined = Result.join([made_result(training=number) for number in range(2)])
-    assert "2 trainings × 400 targets" in describe(joined)
-    others = selectors_figure(result, tmp_path / "others.png", **FEW)
-    assert (tmp_path / "others.png").is_file() and others is not None
+    assert "2 trainings × 400 targets" in describe({"": joined})
+    others = selectors_figure(result, **FEW)
+    assert others is not None
     assert legend(others)[:2] == ["leave-one-out-kl", "greedy"] and "best" in legend(others)[2]
     assert selectors_figure(made_result(selectors=("leave-one-out", "random")), **FEW) is None
 
@@ -98,7 +112,7 @@ def test_what_is_missing():
     assert figure.axes[1].get_title("left") == "(b) Recovery" and "placebo" not in " ".join(legend(figure))
     with pytest.raises(UserError, match="mine was not measured; choose from leave-one-out"):
         figure2({"": made_result()}, selectors=["mine"], **FEW)
-    crossfit = describe(made_result(crossfit=True))
+    crossfit = describe({"": made_result(crossfit=True)})
     assert "cross-fit" in crossfit
 
 
