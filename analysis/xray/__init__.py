@@ -31,36 +31,28 @@ def xray(result: Result, text_number: int | None = None, *, selector: str | None
     if text_number is not None:
         shown &= targets["text"] == text_number
     if not shown.any():
-        raise ValueError(
-            f"text {text_number} has no block in the result; texts are {sorted(set(result.texts['text']))}"
-        )
+        raise ValueError(f"no block of text {text_number}; texts are {sorted(set(result.texts['text']))}")
     block = targets[shown].groupby("block")["over_tau"].sum().idxmax()
     text = result.texts.set_index("block").loc[block]
-    length, n_long = len(text["pieces"]), result.settings["n_long"]
-    losses = np.full((2, length), np.nan)
-    influence = [np.empty(0, dtype=np.float32)] * length
-    of_block = targets[targets["block"] == block]
-    places = dict(zip(of_block["target_id"], n_long + of_block["target_id"] % size, strict=True))
-    losses[:, list(places.values())] = of_block[["loss_long_nats", "loss_short_nats"]].to_numpy().T
+    tokens = pd.DataFrame({"token": -1, "piece": text["pieces"]})
+    tokens[["loss_long_nats", "loss_short_nats"]] = np.nan
+    tokens["first_far"] = 0
+    of_block = targets[targets["block"] == block].set_index("target_id")
+    places = result.settings["n_long"] + of_block.index % size
+    for name in ("loss_long_nats", "loss_short_nats"):
+        tokens.loc[places, name] = of_block[name].to_numpy()
+    influence = [np.empty(0, dtype=np.float32)] * len(tokens)
     table = result.choices if result.scores is None else result.scores
-    chosen = table[
-        (table["selector"] == selector) & (table["far_context"] == "true") & table["target_id"].isin(places)
-    ]
-    for row in chosen.itertuples():
+    of_selector = (table["selector"] == selector) & (table["far_context"] == "true")
+    for row in table[of_selector & table["target_id"].isin(of_block.index)].itertuples():
         scores = np.full(result.n_far, np.nan, dtype=np.float32)
         scores[slice(None) if result.scores is not None else row.selected] = row.influence
-        influence[places[row.target_id]] = scores
-    tokens = pd.DataFrame({"token": -1, "piece": text["pieces"]}).assign(
-        loss_long_nats=losses[0], loss_short_nats=losses[1], first_far=0, influence=influence
-    )
+        influence[places[of_block.index.get_loc(row.target_id)]] = scores
     names = ("model", "model_sha256", "n_long", "n_short", "prefix", "tau_nats", "dtype")
     about = {name: result.settings[name] for name in names}
-    about |= {
-        "text": f"text {text['text']}",
-        "selector": selector,
-        "commit": result.provenance.get("commit", ""),
-    }
-    return InfluenceMap(tokens, about)
+    about |= {"text": f"text {text['text']}", "selector": selector}
+    about["commit"] = result.provenance.get("commit", "")
+    return InfluenceMap(tokens.assign(influence=influence), about)
 
 
 def influential_tokens(model: Any, text: str, *, k: int = 8, **options: Any) -> Result:

@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from analysis.contexts import Contexts
 from analysis.result import read_frame, write_frame
 from analysis.stats.measured import nats
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import read_json, write_json
+from olmo_sparsity.util.provenance import current_commit
 
 MOST_CONTEXT = 1024
 """N where none is given and the model reads more."""
@@ -54,10 +56,9 @@ class InfluenceMap:
     def matrix(self) -> np.ndarray:
         """Influence of token i on token t at [t, i], (T, T) float32; NaN where i is no far token of t."""
         matrix = np.full((len(self), len(self)), np.nan, dtype=np.float32)
-        for t, (first, row) in enumerate(
-            zip(self.tokens["first_far"], self.tokens["influence"], strict=True)
-        ):
-            matrix[t, first : first + len(row)] = row
+        rows = zip(matrix, self.tokens["first_far"], self.tokens["influence"], strict=True)
+        for of_token, first, influence in rows:
+            of_token[first : first + len(influence)] = influence
         return matrix
 
     def strongest(self, t: int, count: int) -> list[tuple[int, float]]:
@@ -68,10 +69,13 @@ class InfluenceMap:
 
     def needed_most(self, count: int) -> list[tuple[float, int, int]]:
         """The ``count`` largest influences above 0, one for each token t at most: (nats, place i, t), descending."""
-        first, rows = self.tokens["first_far"], self.tokens["influence"]
-        largest = [(float(np.nanmax(row, initial=0.0)), t) for t, row in enumerate(rows) if len(row)]
-        needed = sorted(((most, t) for most, t in largest if most > 0), reverse=True)[:count]
-        return [(most, int(first[t]) + int(np.nanargmax(rows[t])), t) for most, t in needed]
+        rows = zip(self.tokens["first_far"], self.tokens["influence"], strict=True)
+        largest = [
+            (float(np.nanmax(row)), int(first + np.nanargmax(row)), t)
+            for t, (first, row) in enumerate(rows)
+            if not np.isnan(row).all()
+        ]
+        return sorted((needed for needed in largest if needed[0] > 0), reverse=True)[:count]
 
     def save(self, folder: str | Path) -> None:
         """Write `xray.parquet` and `xray.json` into a folder; `load` reads them."""
@@ -142,33 +146,19 @@ def influence_map(
     from analysis.model.loading import open_model
     from analysis.model.losses import LOGITS_PER_BATCH, build_scorer
     from olmo_sparsity.util.progress import progress as shown
-    from olmo_sparsity.util.provenance import current_commit
 
     loaded = open_model(model, **options)
     tokens = np.asarray(loaded.encode(text), dtype=np.int64)
     n_long = context_length(len(tokens), n_long, n_short, loaded.reads)
     loaded.check_context(n_long)
-    scorer = build_scorer(
-        loaded.model,
-        loaded.device,
-        n_long,
-        tokens_per_batch=tokens_per_batch,
-        memory_limit_gb=memory_limit_gb,
-    )
+    limits: dict[str, Any] = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
+    scorer = build_scorer(loaded.model, loaded.device, n_long, **limits)
     # a window has many targets: their logits must fit, too
     most = LOGITS_PER_BATCH[loaded.device.type] // loaded.model.vocabulary_size
     scorer.tokens_per_batch = max(1, min(scorer.tokens_per_batch, most))
-    about = {
-        "model": loaded.name,
-        "model_sha256": loaded.sha256,
-        "text": name,
-        "n_long": n_long,
-        "n_short": n_short,
-        "prefix": list(loaded.prefix),
-        "tau_nats": float(tau_nats),
-        "dtype": loaded.dtype,
-        "commit": current_commit(),
-    }
+    of_model = {"model": loaded.name, "model_sha256": loaded.sha256, "text": name}
+    sizes = {"n_long": n_long, "n_short": n_short, "prefix": list(loaded.prefix), "tau_nats": float(tau_nats)}
+    about = of_model | sizes | {"dtype": loaded.dtype, "commit": current_commit()}
     parts = windows(len(tokens), n_long)
     total = sum(part.passes(n_short) for part in parts)
     with shown("leaving tokens out", total, "tokens", enabled=progress) as advance:
@@ -232,7 +222,8 @@ def measure_map(
     for window in parts:
         targets, read = slice(window.first, window.end), tokens[window.start : window.end]
         first = window.first - window.start
-        long[targets] = _block(read, 0, first, scorer)[:, 0]
+        everything = np.arange(0)[None]  # nothing is far, so all before a target is read
+        long[targets] = _losses(scorer, read, 0, first, everything)[:, 0]
         short[targets] = _short_losses(scorer, read, first, long[targets], n_short)
         without = _losses_without(scorer, read, first, n_short, advance)
         first_far[targets] = window.start
@@ -260,27 +251,21 @@ def _losses_without(
         begin = max(first, start + n_short + 1)
         kept = np.arange(end - 1)
         far = kept + (kept >= np.arange(start, end)[:, None])
-        losses[begin - first :, start:end] = _block(read, end, begin, scorer, far)
+        losses[begin - first :, start:end] = _losses(scorer, read, end, begin, far)
         advance(end - start)
     return losses
 
 
-def _block(
-    read: np.ndarray, n_far: int, first: int, scorer: Any, far: np.ndarray | None = None
-) -> np.ndarray:
-    """Losses of all tokens of a window from ``first`` on, (B, C), given subsets ``far`` (C, j) of its first tokens and
-    all tokens behind these; by default all tokens."""
-    from analysis.contexts import Contexts
-
+def _losses(scorer: Any, read: np.ndarray, n_far: int, first: int, far: np.ndarray) -> np.ndarray:
+    """Losses of all tokens of a window from ``first`` on, (B, C), given subsets ``far`` (C, j) of its first ``n_far``
+    tokens and all tokens behind these."""
     targets = read[None, first:]
     contexts = Contexts(read[None, :-1], targets, np.arange(targets.size)[None], first - n_far)
-    return np.asarray(scorer.losses(contexts, contexts.all_far if far is None else far))
+    return np.asarray(scorer.losses(contexts, far))
 
 
 def _short_losses(scorer: Any, read: np.ndarray, first: int, long: np.ndarray, n_short: int) -> np.ndarray:
     """L_short of the targets from ``first`` on, (B,): given M tokens at their position ids in the window."""
-    from analysis.contexts import Contexts
-
     place = np.arange(max(first, n_short + 1), len(read))
     # every target is a block by itself, whose far context is the whole window: its short context is one subset
     rows = np.broadcast_to(read[:-1], (len(place), len(read) - 1))

@@ -23,21 +23,6 @@
   // The space that a token begins with stays outside its box; what is blank is shown by a sign.
   const leadingSpace = (piece) => (isBlank(piece) ? '' : piece.slice(0, piece.length - piece.trimStart().length));
 
-  function chooseColours(choice) {
-    const NAME = 'olmo-sparsity colours';
-    const set = (value) => { document.documentElement.dataset.theme = value; };
-    try { // a browser may forbid storage to files; the choice then lasts for this visit
-      choice.value = localStorage.getItem(NAME) ?? '';
-    } catch { choice.value = ''; }
-    set(choice.value);
-    choice.addEventListener('change', () => {
-      set(choice.value);
-      try { localStorage.setItem(NAME, choice.value); } catch { /* as above */ }
-    });
-  }
-
-  chooseColours(byId('theme'));
-
   const STEPS = [0, 0.1, 0.3, 1, 3]; // nats above which the next stronger shade begins
   const LISTED = 12;
   const LIT = ['at', 'pinned', 'need', 'serve', 'harm', ...STEPS.map((_, step) => `shade${step + 1}`)];

@@ -13,22 +13,19 @@ import io
 import json
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import matplotlib
 import numpy as np
+import pandas as pd
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
-from analysis.figures.style import COLUMN, PAGE
 from analysis.stats.measured import nats
 from analysis.xray.figure import map_figure
+from analysis.xray.map import InfluenceMap
 from olmo_sparsity.util.files import write_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from analysis.xray.map import InfluenceMap
 
 MOST_NEEDED = 16
 """Influences of each token that the page holds."""
@@ -62,8 +59,7 @@ def page(xray: InfluenceMap, path: str | Path | None = None, *, command: str | N
         most=MOST_NEEDED,
         least=LEAST_NATS,
         heat_map="Influence of each earlier token on each token, on a symmetric scale.",
-        wide=_image(map_figure(xray, width=PAGE)),
-        narrow=_image(map_figure(xray, width=COLUMN)),
+        picture=_image(map_figure(xray)),
         settings={name.replace("_", " "): str(value) for name, value in xray.about.items()},
         command=command,
         data=Markup(_json(page_data(xray))),
@@ -84,21 +80,18 @@ def in_notebook(html: str) -> str:
 def page_data(xray: InfluenceMap) -> dict[str, Any]:
     """All that page.js reads; an influence is ``[place of the token that is needed, nats]``, a loss may be null."""
 
-    def rounded(losses: np.ndarray) -> list[float | None]:
-        return [None if np.isnan(nats) else round(nats, _DIGITS) for nats in losses.tolist()]
+    def rounded(losses: pd.Series) -> list[float | None]:
+        return [None if np.isnan(loss) else round(loss, _DIGITS) for loss in losses.tolist()]
 
+    strongest = [xray.strongest(t, MOST_NEEDED) for t in range(len(xray))]
     return {
         "pieces": xray.tokens["piece"].tolist(),
-        "long": rounded(xray.tokens["loss_long_nats"].to_numpy()),
-        "short": rounded(xray.tokens["loss_short_nats"].to_numpy()),
+        "long": rounded(xray.tokens["loss_long_nats"]),
+        "short": rounded(xray.tokens["loss_short_nats"]),
         "tau": xray.about["tau_nats"],
         "needs": [
-            [
-                [i, round(nats, _DIGITS)]
-                for i, nats in xray.strongest(t, MOST_NEEDED)
-                if abs(nats) >= LEAST_NATS
-            ]
-            for t in range(len(xray))
+            [[i, round(nats, _DIGITS)] for i, nats in needed if abs(nats) >= LEAST_NATS]
+            for needed in strongest
         ],
     }
 
@@ -111,9 +104,8 @@ def _json(value: Any) -> str:
 
 def _policy(style: str, script: str) -> str:
     """Nothing may be loaded or sent, and nothing runs but this style and this script."""
-    style_hash, script_hash = (
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)
-    )
+    hashes = [hashlib.sha256(text.encode()).digest() for text in (style, script)]
+    style_hash, script_hash = (base64.b64encode(digest).decode() for digest in hashes)
     return (
         f"default-src 'none'; script-src 'sha256-{script_hash}'; style-src 'sha256-{style_hash}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"

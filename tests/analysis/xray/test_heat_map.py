@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from analysis.figures.style import COLUMN, PAGE
 from analysis.xray.figure import MOST_CELLS, map_figure
 from tests.support.xrays import M, made_map
 
@@ -39,8 +38,3 @@ def test_the_strongest_pairs_are_named_and_words_are_no_formulas() -> None:
     (said,) = [text.get_text() for text in figure.axes[0].texts if "→" in text.get_text()]
     assert said.splitlines()[1] == f"1  “$w_{best[1]}$” → “$w_{best[2]}$”: {best[0]:.1f} nats"
     assert len(said.splitlines()) == 6 and best[2] - best[1] > M
-
-
-def test_a_narrow_one_leaves_the_gains_out() -> None:
-    wide, narrow = (map_figure(made_map(60), width=width) for width in (PAGE, COLUMN))
-    assert len(wide.axes) == 3 and len(narrow.axes) == 2
