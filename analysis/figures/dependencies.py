@@ -101,29 +101,18 @@ def kinds_figure(
     titles = ("(a) Share", "(b) Gain, all targets", f"(c) Recovery, {of_k}", f"(d) Net recovery, {of_k}")
     figure = style.new_figure(width, 4 / columns * (0.42 * len(rows) + 0.5) + 1.0)
     panels = list(figure.subplots(4 // columns, columns, sharey=True, squeeze=False).flat)
-    shares, gains, recoveries, net = panels
-    _bars(shares, frame[frame["name"] == "share"], "share", _WHITE, shift=-0.19, height=0.34)
-    _bars(shares, frame[frame["name"] == "share_over_tau"], "share_over_tau", _GREY, shift=0.19, height=0.34)
-    shares.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    shares.set_xlabel("share of the targets")
-    _bars(gains, frame[frame["name"] == "gain_nats"], "gain_nats", _WHITE, height=0.5)
-    gains.set_xlabel(r"mean $L_{short} - L_{long}$ [nats per token]")
-    _plot_recoveries(recoveries, frame, shown)
-    step = 0.8 / len(shown)
-    for shift, (name, look) in zip(style.side_by_side(len(shown), step), shown.items(), strict=True):
-        of_selector = frame[(frame["selector"] == name) & (frame["far_context"] == NET)]
-        _bars(net, of_selector, name, look, shift=shift, height=0.85 * step)
-    net.set_xlabel(f"net recovery\n{style.OF_GAIN}")
-    for axes in (gains, net):
-        axes.axvline(0.0, color="0.3", linewidth=0.8)
+    _plot_shares(panels[0], frame)
+    _plot_gains(panels[1], frame)
+    _plot_recoveries(panels[2], frame, shown)
+    _plot_net(panels[3], frame, shown)
     for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, loc="left")
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         for row in np.flatnonzero(few):
             axes.axhspan(row - 0.5, row + 0.5, **_FEW_LOOKS)
-    shares.set_yticks(range(len(rows)), [_kind_label(row) for row in rows.to_dict("records")])
-    shares.set_ylim(len(rows) - 0.5, -0.5)
+    panels[0].set_yticks(range(len(rows)), [_kind_label(row) for row in rows.to_dict("records")])
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)
     handles: list[Any] = [
         Patch(facecolor="white", edgecolor="0.2", label="of all targets"),
         Patch(facecolor="0.45", edgecolor="0.2", label=r"of those over $\tau$"),
@@ -145,6 +134,19 @@ def _kind_label(row: Mapping[Any, Any]) -> str:
     )
 
 
+def _plot_shares(axes: Axes, frame: pd.DataFrame) -> None:
+    _bars(axes, frame[frame["name"] == "share"], "share", _WHITE, shift=-0.19, height=0.34)
+    _bars(axes, frame[frame["name"] == "share_over_tau"], "share_over_tau", _GREY, shift=0.19, height=0.34)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+    axes.set_xlabel("share of the targets")
+
+
+def _plot_gains(axes: Axes, frame: pd.DataFrame) -> None:
+    _bars(axes, frame[frame["name"] == "gain_nats"], "gain_nats", _WHITE, height=0.5)
+    axes.axvline(0.0, color="0.3", linewidth=0.8)
+    axes.set_xlabel(r"mean $L_{short} - L_{long}$ [nats per token]")
+
+
 def _plot_recoveries(axes: Axes, frame: pd.DataFrame, shown: Mapping[str, style.Style]) -> None:
     points = [(name, context) for name in shown for context in (TRUE, PLACEBO)]
     for shift, (name, context) in zip(style.side_by_side(len(points), 0.14), points, strict=True):
@@ -154,6 +156,15 @@ def _plot_recoveries(axes: Axes, frame: pd.DataFrame, shown: Mapping[str, style.
         places = np.arange(len(rows)) + shift
         style.draw_points(axes, places, rows, label, shown[name], hollow=hollow, across=True)
     style.recovery_axis(axes, "x")
+
+
+def _plot_net(axes: Axes, frame: pd.DataFrame, shown: Mapping[str, style.Style]) -> None:
+    step = 0.8 / len(shown)
+    for shift, (name, look) in zip(style.side_by_side(len(shown), step), shown.items(), strict=True):
+        rows = frame[(frame["selector"] == name) & (frame["far_context"] == NET)]
+        _bars(axes, rows, name, look, shift=shift, height=0.85 * step)
+    axes.axvline(0.0, color="0.3", linewidth=0.8)
+    axes.set_xlabel(f"net recovery\n{style.OF_GAIN}")
 
 
 def _bars(
