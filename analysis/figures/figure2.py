@@ -2,7 +2,8 @@
 
 (a) mean loss against k, (b) net recovery against k, (c) recovery at one k in bins of L_short - L_long, (d) with a frame
 of it, loss against position. Of one Result a curve is a selector; of several it is a Result, under its name, by one
-selector for all. The other selectors of one have a figure of their own, `selectors_figure`.
+selector for all (where they share none, the legend names each). The other selectors of one have a figure of their own,
+`selectors_figure`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import by_clusters
 from analysis.stats.measured import (
-    BEST,
     CONTROLS,
+    DEFAULT_SELECTOR,
     NET,
     PLACEBO,
     SIGNED_SELECTOR,
@@ -124,11 +125,10 @@ def _main_selectors(measured: Sequence[str], wanted: Sequence[str] | None) -> li
 
 
 def _one_selector(measured: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """The default one of those that every Result has; where they have none in common, the default one of each."""
-    first, *others = measured.values()
-    common = [name for name in first if all(name in other for other in others)]
-    common = [name for name in common if name not in (BEST, *CONTROLS)]
-    return {name: [default_selector(common or names)] for name, names in measured.items()}
+    """The target-blind selector for every Result, else its signed form; where some have neither, each its default."""
+    usual = (DEFAULT_SELECTOR, SIGNED_SELECTOR)
+    shared = [name for name in usual if all(name in names for names in measured.values())]
+    return {result: (shared or [default_selector(names)])[:1] for result, names in measured.items()}
 
 
 def _in_panels(draws: Sequence[Callable[[Axes], None]], width: float, legend_height: float = 0.0) -> Figure:
