@@ -23,6 +23,7 @@ from analysis.contexts import (
     SAME_GROUP,
     SHUFFLED,
     Contexts,
+    TextDecoder,
     Texts,
     long_contexts,
     open_texts,
@@ -30,7 +31,6 @@ from analysis.contexts import (
     sample_targets,
     shuffled_contexts,
 )
-from analysis.decode import TextDecoder
 from analysis.faithfulness import SUBSET_KEEP_RATE, Faithfulness
 from analysis.given_back import GivenBack, word_numbers
 from analysis.kinds import classify

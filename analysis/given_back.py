@@ -229,8 +229,8 @@ def accumulated_attention(
     that share a head of keys.
     """
     length, size = contexts.tokens.shape[1], contexts.targets_per_block
-    one_key = scorer.model.key_values(scorer.tensor(contexts.tokens[:1, :1]), scorer.first_ids(1, 1))
-    key_heads = one_key[0][0].shape[1]
+    two_keys = scorer.model.key_values(scorer.tensor(contexts.tokens[:1, :2]), scorer.first_ids(1, 2))
+    key_heads = two_keys[0][0].shape[1]
     ends = torch.arange(length - size, length, device=scorer.device)
 
     def read(attention: Tensor) -> Tensor:

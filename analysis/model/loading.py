@@ -26,7 +26,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from analysis.decode import TextDecoder
+from analysis.contexts import TextDecoder
 from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
 from olmo_sparsity.util.errors import UserError, first_line

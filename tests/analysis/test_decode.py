@@ -5,7 +5,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from analysis.decode import TextDecoder
+from analysis.contexts import TextDecoder
 from analysis.model.loading import TextTokenizer
 from olmo_sparsity.data.tokenizers import train_bpe
 from tests.support import tokenizers as trained_tokenizers

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import pre_tokenizers
 
-from analysis.decode import TextDecoder
+from analysis.contexts import TextDecoder
 from analysis.kinds import FUNCTION_WORDS, KINDS, KINDS_BY_THEMSELVES, classify, kinds_of_tokens
 from olmo_sparsity.data.tokenizers import train_bpe
 from tests.support import tokenizers

@@ -57,10 +57,11 @@ class PlantedModel(Adapter):
     def embedded_logits(self, embeddings, position_ids, logits_to_keep):
         return self.logits(self.present(position_ids, embeddings[..., 0]))
 
-    def last_attention(self, input_ids, position_ids, queries, read=mean_over_heads):
-        """A softmax of how far each token bears on the answer, of one head, (R, 1, L)."""
+    def attention(self, input_ids, position_ids, queries, read=mean_over_heads):
+        """A softmax of how far each token bears on the answer, of one layer and head, whatever the query."""
         weight = self.noise.abs().index_fill(0, self.planted, self.strength / len(self.planted))
-        return read(weight[position_ids].softmax(dim=-1)[:, None, None])
+        weights = weight[position_ids].softmax(dim=-1)[:, None, None]
+        return [read(weights.expand(-1, -1, queries, -1))]
 
     def present(self, position_ids, presence=1.0):
         """(R, N) presence of every column, that of tokens (R, L) or of what is read."""
