@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from analysis.figures import style
-from analysis.figures.figure2 import describe, figure2, selectors_figure
+from analysis.figures.figure2 import describe, figure2, levels_figure, selectors_figure
 from analysis.result import Result
 from analysis.stats import numbers
 from analysis.stats.bootstrap import FEW_DOCUMENTS, FEW_GROUPS
@@ -68,6 +68,7 @@ def all_figures(
     [result] = results.values()
     others = {
         "figure2-selectors": selectors_figure(result, selectors=selectors, **shown),
+        "figure2-levels": levels_figure(result, selectors=selectors, **shown),
         "kinds": kinds_figure(result, k=k, **shown),
         "distances": distances_figure(result, k=k, **shown),
         "tokens_needed": tokens_needed_figure(result, **shown),

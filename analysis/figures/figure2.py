@@ -3,7 +3,7 @@
 (a) mean loss against k, (b) net recovery against k, (c) recovery at one k in bins of L_short - L_long, (d) with a frame
 of it, loss against position. Of one Result a curve is a selector; of several it is a Result, under its name, by one
 selector for all (where they share none, the legend names each). The other selectors of one have a figure of their own,
-`selectors_figure`.
+`selectors_figure`; the ways in which tokens were given back (2.2a) stand side by side in `levels_figure`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ from analysis.stats.measured import (
     TRUE,
     choose_k,
     default_selector,
+    level_in_words,
+    levels,
+    main_level,
     nats,
 )
 from olmo_sparsity.util.errors import UserError
 
-AS_TEXT = {"level": "text", "unit": "token", "sinks": 0}
-"""How the tokens that are drawn here were given back."""
+POLICIES = ("h2o", "snapkv")
+"""Selectors that keep what an eviction policy of a KV cache keeps."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,31 @@ def selectors_figure(
     return figure
 
 
+@matplotlib.rc_context(style.STYLE)
+def levels_figure(
+    result: Result, *, selectors: Sequence[str] | None = None, width: float = style.PAGE, **bootstrap: int
+) -> Figure | None:
+    """Recovery against k, a panel for each way in which tokens were given back; None where there is one way only."""
+    if len(ways := levels(result)) < 2:
+        return None
+    recovery = numbers.recovery(result, **bootstrap)
+    names = list(recovery["selector"].unique())
+    styles = {style.selector_label(name): look for name, look in style.selector_styles(names).items()}
+    curves = [_Curve(style.selector_label(name), "", name) for name in _main_selectors(names, selectors)]
+    figure, panels = style.small_multiples(style.in_rows(len(ways), style.columns_in(width, 2.0)), width)
+    for axes, level in zip(panels, ways, strict=True):
+        frames = {"": _at(level, recovery)}
+        style.draw_curves(axes, _rows(frames, curves, PLACEBO), styles, placebo=True)
+        style.draw_curves(axes, _rows(frames, curves, TRUE), styles)
+        style.recovery_axis(axes, "y")
+        style.k_axis(axes, result.ks)
+        axes.set_title(f"as {level_in_words(**level)}", loc="left")
+    style.outer_labels(panels, "k [far tokens given back]", f"recovery\n{style.OF_GAIN}")
+    looks = {curve.label: styles[curve.label] for curve in curves}
+    style.add_legend(figure, style.selector_handles(looks, placebo=PLACEBO in result.far_contexts))
+    return figure
+
+
 def _main_selectors(measured: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
     """``wanted``, or of what was measured the default selector, its signed form, attention and the controls.
 
@@ -120,7 +148,7 @@ def _main_selectors(measured: Sequence[str], wanted: Sequence[str] | None) -> li
     """
     if unknown := [name for name in wanted or () if name not in measured]:
         raise UserError(f"{', '.join(unknown)} was not measured; choose from {', '.join(measured)}")
-    usual = (default_selector(measured), SIGNED_SELECTOR, "attention", *CONTROLS)
+    usual = (default_selector(measured), SIGNED_SELECTOR, "attention", *POLICIES, *CONTROLS)
     return list(wanted or [name for name in dict.fromkeys(usual) if name in measured])
 
 
@@ -150,8 +178,10 @@ class _Panels:
         self, results: Mapping[str, Result], selectors: Sequence[str] | None, bootstrap: Mapping[str, int]
     ):
         self.results, self.bootstrap = results, bootstrap
-        self.recovery = {name: _as_text(numbers.recovery(one, **bootstrap)) for name, one in results.items()}
-        self.losses = {name: _as_text(numbers.losses(one, **bootstrap)) for name, one in results.items()}
+        self.recovery, self.losses = (
+            {name: _at(main_level(one), frame(one, **bootstrap)) for name, one in results.items()}
+            for frame in (numbers.recovery, numbers.losses)
+        )
         self.ks = sorted({k for result in results.values() for k in result.ks})
         measured = {name: list(frame["selector"].unique()) for name, frame in self.recovery.items()}
         self.alone = len(results) == 1
@@ -255,9 +285,9 @@ def _rows(
     return rows
 
 
-def _as_text(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of tokens that were given back as text, one by one."""
-    return frame[np.all([frame[name] == value for name, value in AS_TEXT.items()], axis=0)]
+def _at(level: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows at one level, in which tokens were given back in one way."""
+    return frame[(frame[list(level)] == list(level.values())).all(axis=1)]
 
 
 def _plot_reference(axes: Axes, row: pd.DataFrame, text: str, colour: Any, place: float) -> None:

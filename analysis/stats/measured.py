@@ -44,6 +44,18 @@ def levels(result: Result) -> list[dict[str, Any]]:
     return result.choices[SELECTION[2:]].drop_duplicates().to_dict("records")
 
 
+def level_in_words(level: str, unit: str, sinks: int) -> str:
+    """Such as "cache, 4 sinks"."""
+    units = {"token": "", "word": "words", "three": "tokens with their neighbors"}
+    return ", ".join(filter(None, [level, units.get(unit, unit), f"{sinks} sinks" if sinks else ""]))
+
+
+def main_level(result: Result) -> dict[str, Any]:
+    """`AS_TEXT` where the result has it, else its first."""
+    there = levels(result)
+    return AS_TEXT if AS_TEXT in there else there[0]
+
+
 def at_level(result: Result, level: dict[str, Any]) -> Result:
     """The result with the choices of one level alone, and of their columns those that were measured at it."""
     chosen = (result.choices[list(level)] == list(level.values())).all(axis=1)
@@ -62,7 +74,7 @@ def each_level(result: Result) -> Iterator[tuple[dict[str, Any], Result]]:
 class Measured:
     """The targets over tau whose choices are finished, and what is computed from their losses at one level.
 
-    The level is `AS_TEXT` where the result has it, else its first. ``losses`` has L_k, (m, K) nats, by selector and far
+    The level is `main_level`. ``losses`` has L_k, (m, K) nats, by selector and far
     context; NaN where a target has no such far context. `BEST` is there where two or more selectors are no controls:
     the lowest L_k, taken for each target, k and far context by itself. It says that k tokens exist which recover so
     much, not how to find them without the answer; the placebo's best is what the same search finds in text that has
@@ -74,8 +86,7 @@ class Measured:
 
     def __init__(self, result: Result, k: int | None = None, **bootstrap: int):
         refuse_without_gain(result)
-        there = levels(result)
-        self.level: dict[str, Any] = AS_TEXT if AS_TEXT in there else there[0]
+        self.level = main_level(result)
         self.result, self.options = at_level(result, self.level), bootstrap
         self.ks, self.k = result.ks, choose_k(result.ks, k)
         chosen_by = self.result.choices["selector"].unique()

@@ -17,6 +17,7 @@ from analysis.stats.measured import (
     choose_k,
     default_selector,
     each_level,
+    level_in_words,
     levels,
     nats,
     refuse_without_gain,
@@ -77,7 +78,7 @@ def _recovery_in_words(level: Mapping[str, Any], result: Result) -> str:
     rows = frame[(frame["selector"] == selector) & (frame["k"] == k)].to_dict("records")
     names = ["recovery" if row["far_context"] == TRUE else row["far_context"] for row in rows]
     texts = [f"{name} {interval_text(row, percent=True)} %" for name, row in zip(names, rows, strict=True)]
-    given_back = "" if level == AS_TEXT else "".join(f", {name} {value}" for name, value in level.items())
+    given_back = "" if level == AS_TEXT else f", as {level_in_words(**level)}"
     return f"{selector}, k = {k}{given_back}: {', '.join(texts)}"
 
 

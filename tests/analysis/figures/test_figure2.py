@@ -1,9 +1,12 @@
 """Figure 2 draws the values of the frames of numbers, of one Result by selector, of several by their names."""
 
+from dataclasses import replace
+
 import numpy as np
+import pandas as pd
 import pytest
 
-from analysis.figures.figure2 import describe, figure2, selectors_figure
+from analysis.figures.figure2 import describe, figure2, levels_figure, selectors_figure
 from analysis.result import Result
 from analysis.stats import numbers
 from olmo_sparsity.util.errors import UserError
@@ -119,3 +122,22 @@ def test_what_is_missing():
 def test_a_result_draws_itself(result, tmp_path):
     result.figure2(tmp_path / "figure2.png")
     assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ways_of_giving_back_stand_side_by_side(result):
+    """A panel for each, of its own rows; Figure 2 shows the first that was measured where none is plain text."""
+    cache = result.choices.assign(level="cache", sinks=4)
+    cache["loss_nats"] = cache["loss_nats"].map(lambda values: values + 0.5)
+    both = replace(result, choices=pd.concat([cache, result.choices], ignore_index=True), trainings=[])
+    assert levels_figure(result, **FEW) is None
+    figure = levels_figure(both, **FEW)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["as cache, 4 sinks", "as text"]
+    recovery = numbers.recovery(both, **FEW)
+    for axes, level in zip(figure.axes, ("cache", "text"), strict=True):
+        _, y = line(axes, "leave-one-out")
+        of_level = recovery[recovery["level"] == level]
+        np.testing.assert_array_equal(y, values_of(of_level, "leave-one-out", "true"))
+    assert_readable(figure)
+    only = replace(result, choices=cache, trainings=[])
+    _, net = line(figure2({"": only}, **FEW).axes[1], "random")
+    np.testing.assert_array_equal(net, values_of(numbers.recovery(only, **FEW), "random", "net"))

@@ -214,7 +214,7 @@ def test_levels_by_hand_and_in_words(of_levels: dict[str, Result]) -> None:
     assert value(every[every["frame"] == "recovery"], **row) == pytest.approx(expected)
     assert set(every["sinks"][every["frame"] == "kinds"]) == {0, 4}
     text = summary(both, resamples=50)
-    assert "leave-one-out, k = 4, level cache, unit span, sinks 4: recovery" in text
+    assert "leave-one-out, k = 4, as cache, span, 4 sinks: recovery" in text
     assert "level cache" not in summary(result, resamples=50)
 
 
