@@ -71,7 +71,7 @@ class Result:
                   loss_long_nats, loss_short_nats, [selecting_gain_nats: of the selecting model], over_tau, kind,
                   placebo_text, placebo_start, [placebo_group], [same_group_text, same_group_start], [near_copy],
                   [training], [loss_short_from_0_nats, loss_of_32_nats, loss_of_96_nats, loss_of_256_nats]
-        choices   target_id, [training], selector, far_context, level ("text"), unit ("token"), sinks (0),
+        choices   target_id, [training], selector, far_context, level, unit and sinks (see `analysis.given_back`),
                   selected (k_max: position ids in 0 … F-1, most influential first), influence (k_max), loss_nats (K),
                   [comprehensiveness_nats (K), subset_loss_nats, subset_influence, leave_one_out_spearman]
         scores    target_id, selector, far_context, influence (F; NaN where the selector ranks no single tokens)
