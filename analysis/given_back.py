@@ -4,8 +4,7 @@ As *text* the model reads the subsequence: chosen tokens are read without their 
 the whole context, and only the chosen tokens' keys and values are left for the short context and the target. Either
 with the first s far tokens, the attention sinks, which are counted apart.
 Shapes: n blocks of B targets, m targets, N long and M short context length, F far tokens, j of them kept, K values of
-k, L tokens of a block, R rows of one pass, H heads of queries, G heads of keys and values (H / G queries share one), D
-head dimension.
+k, R rows of one pass, G heads of keys and values, D head dimension.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ def word_numbers(pieces: Sequence[str]) -> np.ndarray:
     return np.cumsum(starts)
 
 
-# --- the cache: what is left of it, and what eviction policies look at ---
+# --- what is left in the cache ---
 
 
 @smaller_when_memory_runs_out
@@ -216,36 +215,3 @@ def _kept_key_values(whole: KeyValues, block: Tensor, kept: Tensor) -> KeyValues
         (keys[rows, heads, columns[:, layer]], values[rows, heads, columns[:, layer]])
         for layer, (keys, values) in enumerate(whole)
     ]
-
-
-@smaller_when_memory_runs_out
-@torch.inference_mode()
-def accumulated_attention(
-    scorer: Scorer, contexts: Contexts, targets: np.ndarray, window: int | None = None
-) -> np.ndarray:
-    """Attention that far tokens get from all tokens before each target, by layer and head of keys, (m, layers, G, F).
-
-    Summed over the last ``window`` tokens of the short context (None: over all tokens), mean over the heads of queries
-    that share a head of keys.
-    """
-    length, size = contexts.tokens.shape[1], contexts.targets_per_block
-    two_keys = scorer.model.key_values(scorer.tensor(contexts.tokens[:1, :2]), scorer.first_ids(1, 2))
-    key_heads = two_keys[0][0].shape[1]
-    ends = torch.arange(length - size, length, device=scorer.device)
-
-    def read(attention: Tensor) -> Tensor:
-        """(R, G, B, F) of the attention (R, H, L, L) of a layer, maybe with a prefix before the columns."""
-        to_far = attention[..., -length:][..., : contexts.n_far].cumsum(dim=2)
-        summed = to_far[:, :, ends]
-        if window is not None:
-            summed = summed - to_far[:, :, (ends - window).clamp(min=contexts.n_far - 1)]
-        return summed.unflatten(1, (key_heads, -1)).mean(dim=2)
-
-    parts = []
-    for rows in scorer.long_parts(contexts, np.arange(len(contexts)), "attention weights"):
-        with scorer.precision():
-            layers = scorer.model.attention(
-                scorer.tensor(contexts.tokens[rows]), scorer.first_ids(len(rows), length), length, read
-            )
-        parts.append(torch.stack(layers, dim=1).cpu().numpy())  # (R, layers, G, B, F)
-    return np.concatenate(parts)[targets[:, 0], :, :, targets[:, 1]]

@@ -379,9 +379,7 @@ def h2o(given: SelectorInput) -> Selection:
 
     Its heavy hitters; beside them it keeps the recent tokens, here the short context.
     """
-    from analysis.given_back import accumulated_attention
-
-    return _of_heads(given, accumulated_attention(given.scorer, given.contexts, given.target_index))
+    return _of_heads(given, given.scorer.accumulated_attention(given.contexts, given.target_index))
 
 
 @register("snapkv", BLIND)
@@ -390,9 +388,7 @@ def snapkv(given: SelectorInput) -> Selection:
 
     The mean over `_POOLED` tokens of the sum over the last `_OBSERVED`, or over the short context if that is shorter.
     """
-    from analysis.given_back import accumulated_attention
-
-    observed = accumulated_attention(given.scorer, given.contexts, given.target_index, _OBSERVED)
+    observed = given.scorer.accumulated_attention(given.contexts, given.target_index, _OBSERVED)
     margin = _POOLED // 2  # nothing stands beyond the ends, as in the authors' pooling
     padded = np.pad(observed, [*[(0, 0)] * 3, (margin, margin)])
     pooled = np.lib.stride_tricks.sliding_window_view(padded, _POOLED, axis=-1).mean(axis=-1)

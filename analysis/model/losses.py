@@ -442,6 +442,38 @@ class Scorer(OnDevice):
             parts.append(attention[:, :, : contexts.n_far].double().cpu().numpy())
         return np.concatenate(parts)[targets[:, 0], targets[:, 1]]
 
+    @smaller_when_memory_runs_out
+    @torch.inference_mode()
+    def accumulated_attention(
+        self, contexts: Contexts, targets: np.ndarray, window: int | None = None
+    ) -> np.ndarray:
+        """Attention to far tokens from all tokens before each target, by layer and head of keys, (m, layers, G, F).
+
+        Summed over the last ``window`` tokens of the short context (None: over all tokens), mean over the heads of
+        queries that share one of the G heads of keys. ``targets``: as in `losses`.
+        """
+        length, size = contexts.tokens.shape[1], contexts.targets_per_block
+        two_keys = self.model.key_values(self.tensor(contexts.tokens[:1, :2]), self.first_ids(1, 2))
+        key_heads = two_keys[0][0].shape[1]
+        ends = torch.arange(length - size, length, device=self.device)
+
+        def read(attention: Tensor) -> Tensor:
+            """(R, G, B, F) of the attention (R, H, L, L) of a layer, maybe with a prefix before the columns."""
+            to_far = attention[..., -length:][..., : contexts.n_far].cumsum(dim=2)
+            summed = to_far[:, :, ends]
+            if window is not None:
+                summed = summed - to_far[:, :, (ends - window).clamp(min=contexts.n_far - 1)]
+            return summed.unflatten(1, (key_heads, -1)).mean(dim=2)
+
+        parts = []
+        for rows in self.long_parts(contexts, np.arange(len(contexts)), "attention weights"):
+            with self.precision():
+                layers = self.model.attention(
+                    self.tensor(contexts.tokens[rows]), self.first_ids(len(rows), length), length, read
+                )
+            parts.append(torch.stack(layers, dim=1).cpu().numpy())  # (R, layers, G, B, F)
+        return np.concatenate(parts)[targets[:, 0], :, :, targets[:, 1]]
+
     def long_parts(self, contexts: Contexts, rows: np.ndarray, kept: str = "") -> Iterator[np.ndarray]:
         """Rows in parts that are few enough for a pass that keeps what it computes on the way.
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from analysis import given_back
-from analysis.given_back import GivenBack, accumulated_attention, far_key_values, word_numbers
+from analysis.given_back import GivenBack, far_key_values, word_numbers
 from analysis.model.adapter import PrefixedAdapter, TransformersAdapter
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.result import load
@@ -159,7 +159,7 @@ def test_a_policy_keeps_its_sinks_and_the_first_tokens_of_each_head_beyond_them(
     choice = find_selector("h2o")(SelectorInput(scorer, contexts, 0, 6))
     words = np.zeros((len(targets), FAR), dtype=int)
     losses = GivenBack("cache", "token", 2).losses(scorer, contexts, targets, choice, words, (1, 3))
-    scores = accumulated_attention(scorer, contexts, targets)
+    scores = scorer.accumulated_attention(contexts, targets)
     for column, k in enumerate((1, 3)):
         kept = np.empty((len(targets), 2, 2, 2 + k), dtype=int)
         for place in np.ndindex(kept.shape[:-1]):
