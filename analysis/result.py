@@ -331,7 +331,8 @@ def load_study(folder: str | Path) -> dict[str, Result]:
             elif cell in by_cell or name in FRAMES[:2]:
                 part = frame.iloc[by_cell.get(cell, [])].drop(columns="cell").reset_index(drop=True)
                 own[name] = part.dropna(axis="columns", how="all") if len(part) else part
-        study[cell] = Result(told["settings"], provenance=told["provenance"], **own)
+        settings = {"give_back": ["text"], **told["settings"]}  # of results before there were other ways
+        study[cell] = Result(settings, provenance=told["provenance"], **own)
         try:
             study[cell].check()
         except (ValueError, KeyError) as error:

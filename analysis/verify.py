@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from analysis.engine import measure, targets_per_batch
-from analysis.result import Result, setting_differences
+from analysis.result import SELECTION, Result, setting_differences
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 
@@ -65,7 +65,8 @@ def verify(
     batch = over // targets_per_batch(settings["targets_per_block"])
     order = np.random.default_rng([Stream.VERIFIED, seed]).permutation(np.unique(batch))
     held = np.cumsum([(batch == number).sum() for number in order])
-    given_again = ("n_long", "n_short", "targets_per_block", "tau_nats", "ks", "selectors", "seed", "split")
+    given_again = ("n_long", "n_short", "targets_per_block", "tau_nats", "ks", "selectors", "give_back")
+    given_again += ("seed", "split")
     again = measure(
         model,
         texts,
@@ -98,9 +99,7 @@ def compare(result: Result, again: Result) -> Comparison:
         for name in ("loss_long", "loss_short")
     }
     # a choice of a target that was not over tau before is none of these pairs, and so counts as another
-    pairs = again.choices.merge(
-        result.choices, on=["target_id", "selector", "far_context"], suffixes=("", "_before")
-    )
+    pairs = again.choices.merge(result.choices, on=["target_id", *SELECTION], suffixes=("", "_before"))
     apart = [
         abs(float(row.loss_nats[column]) - float(row.loss_nats_before[column]))
         for row in pairs.itertuples()

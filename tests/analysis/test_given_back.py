@@ -1,5 +1,6 @@
 """Chosen tokens given back as text and as cache, as tokens and as words, against passes of the whole context."""
 
+import json
 from functools import partial
 
 import numpy as np
@@ -12,12 +13,13 @@ from analysis.model.adapter import PrefixedAdapter, TransformersAdapter
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.result import load
 from analysis.selectors import Selection, SelectorInput, find_selector
+from analysis.verify import verify
 from olmo_sparsity.attention import ATTENTIONS
 from tests.support.adapters import OURS, tiny_adapter
 from tests.support.families import FAMILIES, random_model
 from tests.support.plain import plain_loss, random_blocks
 from tests.support.refusals import refused
-from tests.support.small_measurement import F, M, model, small, small_tokens
+from tests.support.small_measurement import TEXTS, F, M, model, small, small_tokens
 
 N_LONG, N_SHORT, B = 24, 6, 3
 FAR = N_LONG - N_SHORT
@@ -224,3 +226,16 @@ def test_a_measurement_gives_back_in_several_ways(tmp_path, size):
         ].tolist()
         loss = plain_loss(inner, text, [0, 1, *sorted(beyond), *range(F, read)], target.token)
         assert result.loss_nats("leave-one-out", sinks=2)[row, -1] == pytest.approx(loss, abs=1e-4)
+
+
+def test_what_was_given_back_in_several_ways_is_verified_and_older_results_gave_back_text(tmp_path):
+    settings = {"targets_per_block": 5, "selectors": ("leave-one-out", "h2o")}
+    result = small(**settings, give_back=("text", "cache:2"))
+    comparison = verify(result, model(), TEXTS, targets=10, device="cpu")
+    assert comparison.holds and comparison.same == 1.0
+    assert comparison.choices % (2 * 2 * 2 * 3) == 0  # selectors, far contexts, ways and ks
+    small(**settings).save(tmp_path)
+    written = json.loads((tmp_path / "result.json").read_text())
+    del written["cells"][""]["settings"]["give_back"]
+    (tmp_path / "result.json").write_text(json.dumps(written))
+    assert verify(load(tmp_path), model(), TEXTS, targets=10, device="cpu").holds
