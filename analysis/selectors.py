@@ -483,8 +483,8 @@ class ResultChooser:
             raise UserError(f"the result that selects has k up to {result.k_max}; give no larger one")
         if beyond := set(settings["give_back"]) - {"text", "cache"}:
             raise UserError(
-                f"a result has k tokens of each choice and no more, so none for {', '.join(sorted(beyond))}; select with "
-                "its model"
+                f"a result has k tokens of a choice and no more, none for {', '.join(sorted(beyond))}; select with its "
+                "model"
             )
         if "text" not in there["give_back"]:
             raise UserError("the result that selects gave nothing back as text; select with its model")

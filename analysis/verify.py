@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.engine import measure, targets_per_batch
 from analysis.result import SELECTION, Result, setting_differences
+from analysis.selectors import OF_TARGETS
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 
@@ -65,8 +66,8 @@ def verify(
     batch = over // targets_per_batch(settings["targets_per_block"])
     order = np.random.default_rng([Stream.VERIFIED, seed]).permutation(np.unique(batch))
     held = np.cumsum([(batch == number).sum() for number in order])
-    given_again = ("n_long", "n_short", "targets_per_block", "tau_nats", "ks", "selectors", "give_back")
-    given_again += ("seed", "split")
+    given_again = [name for name in OF_TARGETS if name not in ("texts_sha256", "targets_requested")]
+    given_again += ["ks", "selectors", "give_back"]
     again = measure(
         model,
         texts,

@@ -77,7 +77,7 @@ def test_recorded_choices_and_those_of_a_model_are_not_mixed(first, tmp_path, mo
         ({"selectors": ("attention",)}, "lacks selectors attention; leave them out"),
         ({"placebos": ("placebo", "shuffled")}, "lacks far_contexts shuffled"),
         ({"ks": (1, 8)}, "has k up to 4; give no larger one"),
-        ({"give_back": ("text", "cache:2")}, "so none for cache:2; select with its model"),
+        ({"give_back": ("text", "cache:2")}, "none for cache:2; select with its model"),
     ],
 )
 def test_results_of_other_measurements_are_refused(first, changes, message):
