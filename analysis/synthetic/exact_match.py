@@ -1,19 +1,18 @@
 """Exact match of the synthetic tasks by length: read, saved as one frame, and pooled over training seeds.
 
-A *group* is what was trained alike but for the seed, as far as the frame tells: same task and parameters, scheme,
-rotation, family, number of weights, further options. (It does not record precision, heads or weight decay, say.) A
-*curve* is one k of a group; it has a point for every length that at least one seed of the group has.
-
 `olmo-sparsity exact_match` measures a run and leaves an exact_match.json in its folder; a study keeps all rows of its
-runs in one exact_match.parquet. Shapes: S seeds of a point.
+runs in one exact_match.parquet. A *group* is what was trained alike but for the seed, as far as the rows tell: they
+have no precision, heads or weight decay, say. A *curve* is one k of a group, with a point for every length that at
+least one seed of the group has.
+
+Shapes: S seeds of a point.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,97 +38,23 @@ SCHEME_LABELS = {
 """Position schemes in the order in which they are drawn, and their names in figures."""
 ERROR_SORTS = ("token", "id", "stop")
 """Of a response that is not exact: what its first error is."""
-WILSON, STUDENT, POOLED = "Wilson", "Student's t over seeds", "Wilson, seeds pooled"
-"""The intervals of `exact_interval`."""
-
-_FORMAT = {b"kind": b"olmo-sparsity exact match", b"version": b"3"}
-_STRINGS = ("folder", "checkpoint", "weights_sha256", "commit", "machine")
-_COUNTS = ("samples", "exact", *(f"wrong_{sort}" for sort in ERROR_SORTS))
-_FORCED = ("teacher_forced_exact", "response_tokens", "teacher_forced_tokens")
-
 
 # --- the frame ---
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What the rows of a group have in common; each field is a column of the frame."""
-
-    task: str
-    parameters: str
-    """Every parameter of the task that was measured, JSON, keys in order."""
-    trained: str
-    """Those of its training, likewise."""
-    scheme: str
-    rotate: str
-    """What RoPE rotates by; empty: the model's default."""
-    skip_probability: float | None
-    """Share of the training samples whose coupled ids jump ahead; None (NaN in a frame): it couples nothing."""
-    family: str
-    weights: int
-    """How many the model has."""
-    options: str
-    """Further options of its training by dotted name, those that are not at their default, JSON."""
-
-    @cached_property
-    def task_parameters(self) -> dict[str, Any]:
-        """Parameters of the task by name."""
-        return json.loads(self.parameters)
-
-    @cached_property
-    def trained_parameters(self) -> dict[str, Any]:
-        """Parameters of the task in training, by name."""
-        return json.loads(self.trained)
-
-    @cached_property
-    def training_options(self) -> dict[str, Any]:
-        """Further options of its training, by dotted name."""
-        return json.loads(self.options)
-
-    @property
-    def train_length(self) -> tuple[int, int]:
-        """Shortest and longest training sample, in the task's unit."""
-        shortest, longest = self.trained_parameters["train_length"]
-        return shortest, longest
-
-    @property
-    def k_train(self) -> int:
-        """K_train; 0: the task plants no tokens."""
-        return self.trained_parameters.get("k_train", 0)
-
-    @property
-    def chance(self) -> float | None:
-        """Accuracy of guessing, where all labels are equally likely whatever k; None elsewhere."""
-        if self.task == "sparse_parity":
-            return 1 / 2
-        even = {"label_function": "sum", "planted_distribution": "uniform"}
-        if self.task == "planted" and even.items() <= self.task_parameters.items():
-            return 1 / self.task_parameters["num_planted"]
-        return None
-
-    @property
-    def order(self) -> tuple[Any, ...]:
-        """Ascending in figures and tables."""
-        schemes = [*SCHEME_LABELS, self.scheme]
-        plan = (self.task, self.k_train, self.parameters, schemes.index(self.scheme), self.scheme)
-        model = (self.rotate, -(self.skip_probability or 0), self.family, self.weights)
-        return (*plan, *model, self.options != "{}", self.options, self.trained)
-
-
-_SETTINGS = [field.name for field in fields(Settings)]
-_TYPES = {
-    **dict.fromkeys((*_STRINGS, *_SETTINGS), str),
-    **dict.fromkeys(
-        ("step", "seed", "evaluation_seed", "weights", "length", "k", *_COUNTS, *_FORCED), np.int64
-    ),
-    **dict.fromkeys(
-        ("skip_probability", "teacher_forced_ids", "mean_probability", "std_probability"), np.float64
-    ),
-}
+_FORMAT = {b"kind": b"olmo-sparsity exact match", b"version": b"3"}
+_JSON = ("parameters", "trained", "options")
+_SETTINGS = ("task", *_JSON[:2], "scheme", "rotate", "skip_probability", "family", "weights", "options")
+_STRINGS = ("folder", "checkpoint", "weights_sha256", "commit", "machine", *_SETTINGS)
+_COUNTS = ("samples", "exact", *(f"wrong_{sort}" for sort in ERROR_SORTS))
+_FORCED = ("teacher_forced_exact", "response_tokens", "teacher_forced_tokens")
+_NUMBERS = ("step", "seed", "evaluation_seed", "weights", "length", "k", *_COUNTS, *_FORCED)
+_FLOATS = ("skip_probability", "teacher_forced_ids", "mean_probability", "std_probability")
+_TYPES = dict.fromkeys(_STRINGS, str) | dict.fromkeys(_NUMBERS, np.int64) | dict.fromkeys(_FLOATS, np.float64)
 COLUMNS = list(_TYPES)
 """A row per checkpoint, k and length: the checkpoint (``folder``: where it was measured, below the folder that was
-read), `Settings`, and the counts of `olmo_sparsity.evaluate.exact_match.LengthResult`. k is 0 where the task plants no
-tokens; ``teacher_forced_ids`` is NaN where the model predicts none, the probabilities where an old record had none."""
+read), the settings of its `Group`, and the counts of `olmo_sparsity.evaluate.exact_match.LengthResult`. k is 0 where
+the task plants no tokens; ``teacher_forced_ids`` is NaN where the model predicts none, the probabilities where an old
+record had none."""
 
 
 def record_frame(record: Mapping[str, Any], folder: str = "") -> pd.DataFrame:
@@ -137,19 +62,17 @@ def record_frame(record: Mapping[str, Any], folder: str = "") -> pd.DataFrame:
     options = dict(sorted(record["options"].items()))
     if record["initial_weights"]:  # its training went on from weights of another run
         options["initial_weights"] = True
-    frame = pd.DataFrame(record["rows"]).assign(
-        folder=folder,
-        task=record["task"]["name"],
-        parameters=json.dumps(record["task"]["parameters"], sort_keys=True),
-        trained=json.dumps(record["trained"], sort_keys=True),
-        rotate=record["rotate"] or "",
-        weights=record["parameters"],
-        options=json.dumps(options),
-        **{name: record[name] for name in ("checkpoint", "step", "weights_sha256", "commit", "machine")},
-        **{
-            name: record[name] for name in ("scheme", "skip_probability", "family", "seed", "evaluation_seed")
-        },
-    )
+    of_record = {name: record[name] for name in COLUMNS if name in record and name != "parameters"}
+    of_record |= {
+        "folder": folder,
+        "task": record["task"]["name"],
+        "parameters": json.dumps(record["task"]["parameters"], sort_keys=True),
+        "trained": json.dumps(record["trained"], sort_keys=True),
+        "rotate": record["rotate"] or "",
+        "weights": record["parameters"],
+        "options": json.dumps(options),
+    }
+    frame = pd.DataFrame(record["rows"]).assign(**of_record)
     frame["k"] = frame["k"].fillna(0)
     return frame.reindex(columns=COLUMNS).astype(_TYPES)
 
@@ -200,19 +123,60 @@ def _read(path: Path) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Group:
-    """Checkpoints that differ, as far as they say, in the training seed alone."""
+    """What was trained alike but for the seed, and its numbers; the settings are columns of the frame, too."""
 
-    settings: Settings
+    task: str
+    parameters: dict[str, Any]
+    """Every parameter of the task that was measured."""
+    trained: dict[str, Any]
+    """Those of its training."""
+    scheme: str
+    rotate: str
+    """What RoPE rotates by; empty: the model's default."""
+    skip_probability: float | None
+    """Share of the training samples whose coupled ids jump ahead; None (NaN in a frame): it couples nothing."""
+    family: str
+    weights: int
+    """How many the model has."""
+    options: dict[str, Any]
+    """Further options of its training by dotted name, those that are not at their default."""
     rows: pd.DataFrame
     """Theirs, of `COLUMNS`."""
     points: pd.DataFrame
     """A row for each k and length, ascending: k, length, seeds (how many), samples (of all seeds), value, low, high
-    (share of exact responses, mean over seeds, and its 95 % interval), interval (`WILSON`, `STUDENT` or `POOLED`),
-    of_seeds (that share of each), wrong_token, wrong_id, wrong_stop (share whose first error it is, mean over seeds),
-    error, error_low, error_high (`expected_error`; where rows have no probabilities, the share that is not exact),
-    is_expected (which of the two)."""
+    (`exact_interval`), of_seeds (the share of each that is exact), wrong_token, wrong_id, wrong_stop (share whose first
+    error it is, mean over seeds), error, error_low, error_high (`expected_error`; where rows have no probabilities, the
+    share that is not exact), is_expected (which of the two)."""
 
     @property
+    def train_length(self) -> tuple[int, int]:
+        """Shortest and longest training sample, in the task's unit."""
+        shortest, longest = self.trained["train_length"]
+        return shortest, longest
+
+    @property
+    def k_train(self) -> int:
+        """K_train; 0: the task plants no tokens."""
+        return self.trained.get("k_train", 0)
+
+    @property
+    def chance(self) -> float | None:
+        """Accuracy of guessing, where all labels are equally likely whatever k; None elsewhere."""
+        if self.task == "sparse_parity":
+            return 1 / 2
+        even = {"label_function": "sum", "planted_distribution": "uniform"}
+        if self.task == "planted" and even.items() <= self.parameters.items():
+            return 1 / self.parameters["num_planted"]
+        return None
+
+    @property
+    def scheme_label(self) -> str:
+        """Its position scheme as figures name it; that of the idealised transformer has no RoPE."""
+        if (self.scheme, self.rotate) == ("contiguous", "none"):
+            return "NoPE"
+        label = SCHEME_LABELS.get(self.scheme, self.scheme)
+        return label.replace("RoPE", "tuples") if self.family == "tuples" else label
+
     def curves(self) -> dict[int, pd.DataFrame]:
         """Points by k, ascending."""
         return {int(k): points for k, points in self.points.groupby("k")}
@@ -225,56 +189,73 @@ def pool(rows: pd.DataFrame) -> list[Group]:
     lengths or k of the same weights belong together.
     """
     groups = []
-    for values, members in rows.groupby(_SETTINGS, dropna=False):
-        settings = Settings(**dict(zip(_SETTINGS, values, strict=True)))
-        skips = settings.skip_probability
-        settings = replace(settings, skip_probability=None if pd.isna(skips) else skips)
-        again = members[members.duplicated(["seed", "k", "length"])]
-        weights = members.drop_duplicates(["seed", "weights_sha256"])
-        again = pd.concat([again, weights[weights.duplicated("seed")]])
-        if len(again):
-            both = members[members["seed"] == again["seed"].iloc[0]][
-                ["folder", "checkpoint"]
-            ].drop_duplicates()
-            names = " and ".join(f"{row.folder}: {row.checkpoint}" for row in both.itertuples())
-            raise UserError(
-                f"seed {again['seed'].iloc[0]} of one setting occurs twice ({names}); give it once"
-            )
+    for values, members in rows.groupby(list(_SETTINGS), dropna=False):
+        _check_seeds(members)
+        settings = dict(zip(_SETTINGS, values, strict=True))
+        settings |= {name: json.loads(settings[name]) for name in _JSON}
+        settings["skip_probability"] = next(iter(members["skip_probability"].dropna()), None)
         members = members.sort_values(["k", "length", "seed"], ignore_index=True)
         points = pd.DataFrame([_point(of_cell) for _, of_cell in members.groupby(["k", "length"])])
-        groups.append(Group(settings, members, points))
-    return sorted(groups, key=lambda group: group.settings.order)
+        groups.append(Group(**settings, rows=members, points=points))
+    return sorted(groups, key=_order)
+
+
+def _order(group: Group) -> tuple[Any, ...]:
+    """Ascending in figures and tables."""
+    schemes = [*SCHEME_LABELS, group.scheme]
+    parameters, trained, options = (json.dumps(getattr(group, name)) for name in _JSON)
+    plan = group.task, group.k_train, parameters, schemes.index(group.scheme), group.scheme, group.rotate
+    model = -(group.skip_probability or 0), group.family, group.weights
+    return *plan, *model, bool(group.options), options, trained
+
+
+def _check_seeds(rows: pd.DataFrame) -> None:
+    """Raise `UserError` where two trainings of a group have one seed, or one was measured twice at a length."""
+    weights = rows.groupby("seed")["weights_sha256"].nunique()
+    again = [*weights.index[weights > 1], *rows["seed"][rows.duplicated(["seed", "k", "length"])]]
+    if again:
+        names = " and ".join(rows["folder"][rows["seed"] == again[0]].unique())
+        raise UserError(f"seed {again[0]} of one setting occurs twice ({names}); give it once")
 
 
 def _point(rows: pd.DataFrame) -> dict[str, Any]:
     """One row of `Group.points` from the rows of its seeds."""
     samples, exact = rows["samples"].to_numpy(), rows["exact"].to_numpy()
-    share, interval = exact_interval(exact, samples)
-    error = expected_error(rows)
-    is_expected = error is not None
-    error = error or Interval(1 - share.value, 1 - share.high, 1 - share.low)
+    share, expected = exact_interval(exact, samples), expected_error(rows)
+    error = expected or Interval(1 - share.value, 1 - share.high, 1 - share.low)
     return {
         "k": int(rows["k"].iloc[0]),
         "length": int(rows["length"].iloc[0]),
         "seeds": len(rows),
         "samples": int(samples.sum()),
-        **{"value": share.value, "low": share.low, "high": share.high, "interval": interval},
+        **vars(share),
         "of_seeds": (exact / samples).tolist(),
         **{f"wrong_{sort}": float(np.mean(rows[f"wrong_{sort}"] / samples)) for sort in ERROR_SORTS},
-        **{
-            "error": error.value,
-            "error_low": error.low,
-            "error_high": error.high,
-            "is_expected": is_expected,
-        },
+        **{"error": error.value, "error_low": error.low, "error_high": error.high},
+        "is_expected": expected is not None,
     }
+
+
+def exact_interval(exact: np.ndarray, samples: np.ndarray) -> Interval:
+    """Mean over seeds of the share that is exact, and its 95 % interval [ours]: `_over_seeds`, Wilson's for one seed.
+
+    Where no sample of any seed is exact, or all are: Wilson's interval of the pooled counts. That seeds may share their
+    test samples is not accounted for.
+
+    Args:
+        exact: (S,) exact samples of each seed.
+        samples: (S,) samples of each seed, 1 or more.
+    """
+    shares = exact / samples
+    pooled = wilson(int(exact.sum()), int(samples.sum()))
+    return pooled if shares.mean() in (0.0, 1.0) else _over_seeds(shares, pooled)
 
 
 def expected_error(rows: pd.DataFrame) -> Interval | None:
     """1 - probability of the true response, mean over seeds, and its 95 % interval [ours]; None where one has none.
 
-    One seed: the normal interval of the mean of its samples. Several: `_over_seeds`. Where no sample differs from 0, or
-    from 1, that has no width: Wilson's interval of the pooled samples then.
+    `_over_seeds`; for one seed the normal interval of the mean of its samples. Where no sample differs from 0, or from
+    1, that has no width: Wilson's interval of the pooled samples then.
     """
     samples = rows["samples"].to_numpy(float)
     errors, deviations = 1 - rows["mean_probability"].to_numpy(), rows["std_probability"].to_numpy()
@@ -285,23 +266,6 @@ def expected_error(rows: pd.DataFrame) -> Interval | None:
         return wilson(round(value * samples.sum()), int(samples.sum()))
     half = student_t(np.inf) * np.sqrt((deviations**2 / samples).sum()) / len(rows)
     return _over_seeds(errors, Interval(value, value - half, value + half))
-
-
-def exact_interval(exact: np.ndarray, samples: np.ndarray) -> tuple[Interval, str]:
-    """Mean over seeds of the share that is exact, its 95 % interval, and the name of that interval [ours].
-
-    One seed: Wilson's score interval. Several: `_over_seeds`. Where no sample of any seed is exact, or all are:
-    Wilson's interval of the pooled counts. That seeds may share their test samples is not accounted for.
-
-    Args:
-        exact: (S,) exact samples of each seed.
-        samples: (S,) samples of each seed, 1 or more.
-    """
-    shares = exact / samples
-    pooled = wilson(int(exact.sum()), int(samples.sum()))
-    if len(exact) == 1 or shares.mean() in (0.0, 1.0):
-        return pooled, WILSON if len(exact) == 1 else POOLED
-    return _over_seeds(shares, pooled), STUDENT
 
 
 def _over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
@@ -319,117 +283,64 @@ def _over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
 # --- names ---
 
 
-def task_facts(settings: Settings) -> dict[str, Any]:
-    """Parameters of the task by name, and those that were others in training."""
-    parameters = settings.task_parameters
-    trained = settings.trained_parameters.items()
-    return {
-        **parameters,
-        **{f"trained {name}": value for name, value in trained if value != parameters.get(name)},
+def facts(group: Group) -> dict[str, str]:
+    """What groups of one task, K_train and scheme may differ in, by name, as text; what tells most about them first."""
+    values = {"rotate": group.rotate, "skip_probability": group.skip_probability, "family": group.family}
+    values |= group.parameters
+    values |= {
+        f"trained {name}": value
+        for name, value in group.trained.items()
+        if value != group.parameters.get(name)
     }
+    values |= group.options | {"weights": f"{group.weights:,}"}
+    words = {name: "–".join(map(str, v)) if isinstance(v, list) else v for name, v in values.items()}
+    return {name: f"{name.split('.')[-1]} {word}" for name, word in words.items()}
 
 
-def facts(settings: Settings) -> dict[str, Any]:
-    """What the settings of one task may differ in: parameters of the task, then of the model."""
-    model = {name: getattr(settings, name) for name in ("rotate", "skip_probability", "family", "weights")}
-    scheme = SCHEME_LABELS.get(settings.scheme, settings.scheme)
-    return {**task_facts(settings), "scheme": scheme, **model, **settings.training_options}
+def tell_apart(all_facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """Of each the facts that tell it from the others; a fact that tells no more apart than those before is left out."""
+    frame = pd.DataFrame(all_facts).fillna("")
+    names: list[str] = []
+    count = 1
+    for name in sorted(frame, key="weights".__eq__):  # last, as they follow from the rest
+        combinations = len(frame[[*names, name]].drop_duplicates())
+        if combinations > count:
+            names, count = [*names, name], combinations
+    return [", ".join(filter(None, known)) for known in frame[names].to_numpy().tolist()]
 
 
-def differing(all_facts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What is not the same in all of them, of each."""
-    names = dict.fromkeys(name for known in all_facts for name in known)
-    odd = [name for name in names if any(known.get(name) != all_facts[0].get(name) for known in all_facts)]
-    return [{name: known[name] for name in odd if name in known} for known in all_facts]
-
-
-def fact_text(name: str, value: Any) -> str:
-    """What is known of settings with its name, where the value does not speak for itself."""
-    if name == "weights":
-        return f"{value:,} weights"
-    text = "–".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if name == "scheme" else f"{name} {text}"
-
-
-def scheme_labels(all_settings: Sequence[Settings]) -> list[str]:
-    """A name for each of the settings after its scheme, and as much more as tells apart those of one task.
-
-    Rotation, skips and family are named only where a scheme occurs with several, further options only where it does in
-    one family and with one K_train, which is named elsewhere, and the number of weights only where settings that agree
-    in all else differ in it.
-    """
-    labels = []
-    for settings in all_settings:
-        label = _scheme_label(settings)
-        alike = [
-            other for other in all_settings if (other.task, _scheme_label(other)) == (settings.task, label)
-        ]
-        if settings.family == "tuples":
-            label = label.replace("RoPE", "tuples")
-        if len({other.rotate for other in alike}) > 1:
-            label += f", rotate {settings.rotate or 'default'}"
-        if len({other.skip_probability for other in alike}) > 1:
-            skips = settings.skip_probability
-            label += f", skips in {100 * skips:g} %" if skips else ", no skips"
-        if len({other.family for other in alike}) > 1 and settings.family not in label:
-            label += f", {settings.family}"
-        one = settings.family, settings.k_train
-        alike = [other for other in alike if (other.family, other.k_train) == one]
-        odd, *_ = differing([settings.training_options, *(other.training_options for other in alike)])
-        label += "".join(f", {name.split('.')[-1]} {value}" for name, value in odd.items())
-        if len({other.weights for other in alike if _plan(other) == _plan(settings)}) > 1:
-            label += f", {settings.weights:,} weights"
-        labels.append(label)
-    return labels
-
-
-def _scheme_label(settings: Settings) -> str:
-    if (settings.scheme, settings.rotate) == ("contiguous", "none"):
-        return "NoPE"
-    return SCHEME_LABELS.get(settings.scheme, settings.scheme)
-
-
-def _plan(settings: Settings) -> tuple[Any, ...]:
-    model = settings.rotate, settings.skip_probability, settings.options
-    return settings.task, settings.parameters, *model
+def labels(groups: Sequence[Group], facts_of: Callable[[Group], Mapping[str, str]] = facts) -> list[str]:
+    """A name for each group: its scheme, and what tells apart (`tell_apart`) those of its task, K_train and scheme."""
+    kinds = [(group.task, group.k_train, group.scheme_label) for group in groups]
+    named = [""] * len(groups)
+    for kind in dict.fromkeys(kinds):
+        places = [place for place, other in enumerate(kinds) if other == kind]
+        further = tell_apart([facts_of(groups[place]) for place in places])
+        for place, text in zip(places, further, strict=True):
+            named[place] = f"{kind[-1]}, {text}" if text else kind[-1]
+    return named
 
 
 def points_frame(groups: Sequence[Group]) -> pd.DataFrame:
-    """All points as one tidy frame: `Group.points` behind task, name of the curve, and the settings of its group.
-
-    Parameters of the task stand in the name where they alone tell curves apart.
-    """
-    all_settings = [group.settings for group in groups]
-    labels = scheme_labels(all_settings)
-    plans = [(one.task, one.k_train, label) for one, label in zip(all_settings, labels, strict=True)]
+    """All points as one tidy frame: `Group.points` behind task and name of the curve, and the model of its group."""
     frames = []
-    for group, plan in zip(groups, plans, strict=True):
-        alike = [task_facts(one) for one, other in zip(all_settings, plans, strict=True) if other == plan]
-        odd, *_ = differing([task_facts(group.settings), *alike])
-        name = "; ".join([plan[-1], *([", ".join(fact_text(*item) for item in odd.items())] if odd else [])])
-        points = group.points.assign(**asdict(group.settings))
-        planted = [f"k = {k}, K_train = {group.settings.k_train}; " if k else "" for k in points["k"]]
-        points["name"] = [prefix + name for prefix in planted]
-        frames.append(points[["task", "name", *group.points.columns, *_SETTINGS[1:]]])
+    for group, label in zip(groups, labels(groups), strict=True):
+        names = [f"k = {k}, K_train = {group.k_train}; {label}" if k else label for k in group.points["k"]]
+        frame = group.points.assign(task=group.task, name=names)[["task", "name", *group.points.columns]]
+        model = ("scheme", "rotate", "skip_probability", "family", "weights")
+        frames.append(frame.assign(**{name: getattr(group, name) for name in model}))
     return pd.concat(frames, ignore_index=True)
 
 
 def describe(groups: Sequence[Group]) -> str:
-    """One line on what was evaluated: scheme if there is one, seeds, samples, the intervals."""
+    """One line on what was evaluated: scheme if there is one, seeds, steps, samples."""
     points = pd.concat([group.points for group in groups])
-    schemes = {scheme_labels([group.settings])[0] for group in groups}
-    parts = list(schemes) if len(schemes) == 1 else []
-    seeds = _range(points["seeds"])
-    parts.append(f"{seeds} training seed{'' if seeds == '1' else 's'}")
-    last = any("initial_weights" in group.settings.training_options for group in groups)
+    schemes = {group.scheme_label for group in groups}
+    seeds, samples = _range(points["seeds"]), _range(points["samples"])
     steps = _range(pd.concat([group.rows["step"] for group in groups]))
-    parts.append(f"{steps} steps" + (" of the last stage" if last else ""))
-    parts.append(f"{_range(points['samples'])} samples a point")
-    names = {*points["interval"]}
-    words = ["Student's t over seeds"] if STUDENT in names else []
-    words += ["Wilson where all samples agree"] if POOLED in names and words else []
-    words += ["Wilson for single seeds" if words else "Wilson"] if WILSON in names or not words else []
-    return "; ".join([*parts, f"bands: 95 %, {', '.join(words)}"])
+    last = " of the last stage" if any("initial_weights" in group.options for group in groups) else ""
+    parts = [f"{seeds} training seed{'' if seeds == '1' else 's'}", f"{steps} steps{last}"]
+    return "; ".join([*(schemes if len(schemes) == 1 else ()), *parts, f"{samples} samples a point"])
 
 
 def _range(values: pd.Series) -> str:
