@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
 from olmo_sparsity.util.result_files import EXACT_MATCH
 
+Settings = Mapping[Any, Any]
+"""A row of a frame, or what of it says how a model was trained."""
 NAME = "exact_match.parquet"
 SCHEME_LABELS = {
     "contiguous": "RoPE",
@@ -36,25 +37,35 @@ SCHEME_LABELS = {
     "predicted": "Predictive Position Coupling",
 }
 """Position schemes in the order in which they are drawn, and their names in figures."""
-ERROR_SORTS = ("token", "id", "stop")
-"""Of a response that is not exact: what its first error is."""
+GROUP = ["task", "k_train", "model"]
+"""Columns of `pool` that name a group."""
 
 # --- the frame ---
 
 _FORMAT = {b"kind": b"olmo-sparsity exact match", b"version": b"3"}
-_JSON = ("parameters", "trained", "options")
-_SETTINGS = ("task", *_JSON[:2], "scheme", "rotate", "skip_probability", "family", "weights", "options")
-_STRINGS = ("folder", "checkpoint", "weights_sha256", "commit", "machine", *_SETTINGS)
-_COUNTS = ("samples", "exact", *(f"wrong_{sort}" for sort in ERROR_SORTS))
+_TASK, _MODEL = (
+    ("task", "parameters", "trained"),
+    ("scheme", "rotate", "skip_probability", "family", "weights"),
+)
+SETTINGS = (*_TASK, *_MODEL, "options")
+_STRINGS = ("folder", "checkpoint", "weights_sha256", "commit", "machine", *SETTINGS)
+_WRONG = ("wrong_token", "wrong_id", "wrong_stop")
 _FORCED = ("teacher_forced_exact", "response_tokens", "teacher_forced_tokens")
-_NUMBERS = ("step", "seed", "evaluation_seed", "weights", "length", "k", *_COUNTS, *_FORCED)
+_COUNTS = ("step", "seed", "evaluation_seed", "weights", "length", "k", "samples", "exact", *_WRONG, *_FORCED)
 _FLOATS = ("skip_probability", "teacher_forced_ids", "mean_probability", "std_probability")
-_TYPES = dict.fromkeys(_STRINGS, str) | dict.fromkeys(_NUMBERS, np.int64) | dict.fromkeys(_FLOATS, np.float64)
+_TYPES = dict.fromkeys(_STRINGS, str) | dict.fromkeys(_COUNTS, np.int64) | dict.fromkeys(_FLOATS, np.float64)
 COLUMNS = list(_TYPES)
-"""A row per checkpoint, k and length: the checkpoint (``folder``: where it was measured, below the folder that was
-read), the settings of its `Group`, and the counts of `olmo_sparsity.evaluate.exact_match.LengthResult`. k is 0 where
-the task plants no tokens; ``teacher_forced_ids`` is NaN where the model predicts none, the probabilities where an old
-record had none."""
+"""A row per checkpoint, k (0 where the task plants no tokens) and length.
+
+    folder             where it was measured, below the folder that was read; checkpoint, weights_sha256, commit, machine
+    task, parameters   every parameter of the task that was measured, JSON, keys in order; trained: those of its training
+    scheme, rotate     what RoPE rotates by; empty: the model's default
+    skip_probability   share of the training samples whose coupled ids jump ahead; NaN: it couples nothing
+    family, weights    how many the model has
+    options            further options of training by dotted name, those that are not at their default, JSON
+    step, seed, …      and the counts of `olmo_sparsity.evaluate.exact_match.LengthResult`; teacher_forced_ids is NaN where
+                       the model predicts none, the probabilities where an old record had none
+"""
 
 
 def record_frame(record: Mapping[str, Any], folder: str = "") -> pd.DataFrame:
@@ -121,92 +132,54 @@ def _read(path: Path) -> pd.DataFrame:
 # --- pooling ---
 
 
-@dataclass(frozen=True)
-class Group:
-    """What was trained alike but for the seed, and its numbers; the settings are columns of the frame, too."""
+def pool(rows: pd.DataFrame) -> pd.DataFrame:
+    """The points of the groups of these rows, a row for each k and length, in the order in which they are drawn.
 
-    task: str
-    parameters: dict[str, Any]
-    """Every parameter of the task that was measured."""
-    trained: dict[str, Any]
-    """Those of its training."""
-    scheme: str
-    rotate: str
-    """What RoPE rotates by; empty: the model's default."""
-    skip_probability: float | None
-    """Share of the training samples whose coupled ids jump ahead; None (NaN in a frame): it couples nothing."""
-    family: str
-    weights: int
-    """How many the model has."""
-    options: dict[str, Any]
-    """Further options of its training by dotted name, those that are not at their default."""
-    rows: pd.DataFrame
-    """Theirs, of `COLUMNS`."""
-    points: pd.DataFrame
-    """A row for each k and length, ascending: k, length, seeds (how many), samples (of all seeds), value, low, high
-    (`exact_interval`), of_seeds (the share of each that is exact), wrong_token, wrong_id, wrong_stop (share whose first
-    error it is, mean over seeds), error, error_low, error_high (`expected_error`; where rows have no probabilities, the
-    share that is not exact), is_expected (which of the two)."""
-
-    @property
-    def train_length(self) -> tuple[int, int]:
-        """Shortest and longest training sample, in the task's unit."""
-        shortest, longest = self.trained["train_length"]
-        return shortest, longest
-
-    @property
-    def k_train(self) -> int:
-        """K_train; 0: the task plants no tokens."""
-        return self.trained.get("k_train", 0)
-
-    @property
-    def chance(self) -> float | None:
-        """Accuracy of guessing, where all labels are equally likely whatever k; None elsewhere."""
-        if self.task == "sparse_parity":
-            return 1 / 2
-        even = {"label_function": "sum", "planted_distribution": "uniform"}
-        if self.task == "planted" and even.items() <= self.parameters.items():
-            return 1 / self.parameters["num_planted"]
-        return None
-
-    @property
-    def scheme_label(self) -> str:
-        """Its position scheme as figures name it; that of the idealised transformer has no RoPE."""
-        if (self.scheme, self.rotate) == ("contiguous", "none"):
-            return "NoPE"
-        label = SCHEME_LABELS.get(self.scheme, self.scheme)
-        return label.replace("RoPE", "tuples") if self.family == "tuples" else label
-
-    def curves(self) -> dict[int, pd.DataFrame]:
-        """Points by k, ascending."""
-        return {int(k): points for k, points in self.points.groupby("k")}
-
-
-def pool(rows: pd.DataFrame) -> list[Group]:
-    """Groups of rows of `load`, in the order in which they are drawn.
+        task, k_train, model    which group: K_train (0: it plants no tokens) and `labels`
+        k, length               length in the task's unit
+        seeds, samples, steps   how many, samples of all seeds together, the training steps of each
+        value, low, high        `exact_interval`
+        of_seeds                the share of each seed that is exact
+        wrong_token, wrong_id, wrong_stop      share whose first error it is, mean over seeds
+        error, error_low, error_high           `expected_error`; without probabilities the share that is not exact
+        is_expected             which of the two
+        chance                  accuracy of guessing, where all labels are equally likely whatever k; NaN elsewhere
+        shortest, longest       training sample, in the task's unit
+        parameters, trained, scheme, …         the settings of `COLUMNS`
 
     Raises `UserError` where a training seed occurs twice in a group, for the two would not be independent. Other
     lengths or k of the same weights belong together.
     """
     groups = []
-    for values, members in rows.groupby(list(_SETTINGS), dropna=False):
+    for values, members in rows.groupby(list(SETTINGS), dropna=False):
+        settings = dict(zip(SETTINGS, values, strict=True))
         _check_seeds(members)
-        settings = dict(zip(_SETTINGS, values, strict=True))
-        settings |= {name: json.loads(settings[name]) for name in _JSON}
-        settings["skip_probability"] = next(iter(members["skip_probability"].dropna()), None)
-        members = members.sort_values(["k", "length", "seed"], ignore_index=True)
-        points = pd.DataFrame([_point(of_cell) for _, of_cell in members.groupby(["k", "length"])])
-        groups.append(Group(**settings, rows=members, points=points))
-    return sorted(groups, key=_order)
+        cells = members.sort_values("seed").groupby(["k", "length"])
+        shortest, longest = json.loads(settings["trained"])["train_length"]
+        points = pd.DataFrame([_point(of_cell) for _, of_cell in cells]).assign(
+            k_train=json.loads(settings["trained"]).get("k_train", 0),
+            chance=_chance(settings["task"], json.loads(settings["parameters"])),
+            **{"shortest": shortest, "longest": longest, **settings},
+        )
+        groups.append(points)
+    groups.sort(key=lambda points: _order(points.iloc[0]))
+    named = zip(groups, labels([points.iloc[0] for points in groups]), strict=True)
+    points = pd.concat([points.assign(model=label) for points, label in named], ignore_index=True)
+    return points[list(dict.fromkeys([*GROUP, *points]))]
 
 
-def _order(group: Group) -> tuple[Any, ...]:
-    """Ascending in figures and tables."""
-    schemes = [*SCHEME_LABELS, group.scheme]
-    parameters, trained, options = (json.dumps(getattr(group, name)) for name in _JSON)
-    plan = group.task, group.k_train, parameters, schemes.index(group.scheme), group.scheme, group.rotate
-    model = -(group.skip_probability or 0), group.family, group.weights
-    return *plan, *model, bool(group.options), options, trained
+def _order(first: pd.Series) -> tuple[Any, ...]:
+    schemes = [*SCHEME_LABELS, first["scheme"]]
+    plan = (
+        first["task"],
+        first["k_train"],
+        first["parameters"],
+        schemes.index(first["scheme"]),
+        first["scheme"],
+    )
+    skips = 0 if np.isnan(first["skip_probability"]) else -first["skip_probability"]
+    model = first["rotate"], skips, first["family"], first["weights"]
+    return *plan, *model, first["options"] != "{}", first["options"], first["trained"]
 
 
 def _check_seeds(rows: pd.DataFrame) -> None:
@@ -218,8 +191,17 @@ def _check_seeds(rows: pd.DataFrame) -> None:
         raise UserError(f"seed {again[0]} of one setting occurs twice ({names}); give it once")
 
 
+def _chance(task: str, parameters: Mapping[str, Any]) -> float:
+    if task == "sparse_parity":
+        return 1 / 2
+    even = {"label_function": "sum", "planted_distribution": "uniform"}
+    return (
+        1 / parameters["num_planted"] if task == "planted" and even.items() <= parameters.items() else np.nan
+    )
+
+
 def _point(rows: pd.DataFrame) -> dict[str, Any]:
-    """One row of `Group.points` from the rows of its seeds."""
+    """The numbers of one k and length from the rows of its seeds."""
     samples, exact = rows["samples"].to_numpy(), rows["exact"].to_numpy()
     share, expected = exact_interval(exact, samples), expected_error(rows)
     error = expected or Interval(1 - share.value, 1 - share.high, 1 - share.low)
@@ -228,9 +210,10 @@ def _point(rows: pd.DataFrame) -> dict[str, Any]:
         "length": int(rows["length"].iloc[0]),
         "seeds": len(rows),
         "samples": int(samples.sum()),
+        "steps": rows["step"].tolist(),
         **vars(share),
         "of_seeds": (exact / samples).tolist(),
-        **{f"wrong_{sort}": float(np.mean(rows[f"wrong_{sort}"] / samples)) for sort in ERROR_SORTS},
+        **{name: float(np.mean(rows[name] / samples)) for name in _WRONG},
         **{"error": error.value, "error_low": error.low, "error_high": error.high},
         "is_expected": expected is not None,
     }
@@ -283,16 +266,43 @@ def _over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
 # --- names ---
 
 
-def facts(group: Group) -> dict[str, str]:
+def labels(
+    groups: Sequence[Settings], facts_of: Callable[[Settings], Mapping[str, str]] | None = None
+) -> list[str]:
+    """A name for each group: its scheme, and what tells apart (`tell_apart`) those of its task, K_train and scheme.
+
+    ``groups``: settings and k_train of each; ``facts_of``: what of them may be told, by default `facts`.
+    """
+    kinds = [(group["task"], group["k_train"], scheme_label(group)) for group in groups]
+    named = [""] * len(groups)
+    for kind in dict.fromkeys(kinds):
+        places = [place for place, other in enumerate(kinds) if other == kind]
+        further = tell_apart([(facts_of or facts)(groups[place]) for place in places])
+        for place, text in zip(places, further, strict=True):
+            named[place] = f"{kind[-1]}, {text}" if text else kind[-1]
+    return named
+
+
+def scheme_label(settings: Settings) -> str:
+    """A position scheme as figures name it; that of the idealised transformer has no RoPE."""
+    if (settings["scheme"], settings["rotate"]) == ("contiguous", "none"):
+        return "NoPE"
+    label = SCHEME_LABELS.get(settings["scheme"], settings["scheme"])
+    return label.replace("RoPE", "tuples") if settings["family"] == "tuples" else label
+
+
+def facts(settings: Settings) -> dict[str, str]:
     """What groups of one task, K_train and scheme may differ in, by name, as text; what tells most about them first."""
-    values = {"rotate": group.rotate, "skip_probability": group.skip_probability, "family": group.family}
-    values |= group.parameters
-    values |= {
-        f"trained {name}": value
-        for name, value in group.trained.items()
-        if value != group.parameters.get(name)
-    }
-    values |= group.options | {"weights": f"{group.weights:,}"}
+    parameters, trained = json.loads(settings["parameters"]), json.loads(settings["trained"])
+    others = {f"trained {name}": trained[name] for name in trained if trained[name] != parameters.get(name)}
+    model = {name: settings[name] for name in ("rotate", "family", "skip_probability")}
+    values = (
+        model
+        | parameters
+        | others
+        | json.loads(settings["options"])
+        | {"weights": f"{settings['weights']:,}"}
+    )
     words = {name: "–".join(map(str, v)) if isinstance(v, list) else v for name, v in values.items()}
     return {name: f"{name.split('.')[-1]} {word}" for name, word in words.items()}
 
@@ -309,39 +319,14 @@ def tell_apart(all_facts: Sequence[Mapping[str, str]]) -> list[str]:
     return [", ".join(filter(None, known)) for known in frame[names].to_numpy().tolist()]
 
 
-def labels(groups: Sequence[Group], facts_of: Callable[[Group], Mapping[str, str]] = facts) -> list[str]:
-    """A name for each group: its scheme, and what tells apart (`tell_apart`) those of its task, K_train and scheme."""
-    kinds = [(group.task, group.k_train, group.scheme_label) for group in groups]
-    named = [""] * len(groups)
-    for kind in dict.fromkeys(kinds):
-        places = [place for place, other in enumerate(kinds) if other == kind]
-        further = tell_apart([facts_of(groups[place]) for place in places])
-        for place, text in zip(places, further, strict=True):
-            named[place] = f"{kind[-1]}, {text}" if text else kind[-1]
-    return named
-
-
-def points_frame(groups: Sequence[Group]) -> pd.DataFrame:
-    """All points as one tidy frame: `Group.points` behind task and name of the curve, and the model of its group."""
-    frames = []
-    for group, label in zip(groups, labels(groups), strict=True):
-        names = [f"k = {k}, K_train = {group.k_train}; {label}" if k else label for k in group.points["k"]]
-        frame = group.points.assign(task=group.task, name=names)[["task", "name", *group.points.columns]]
-        model = ("scheme", "rotate", "skip_probability", "family", "weights")
-        frames.append(frame.assign(**{name: getattr(group, name) for name in model}))
-    return pd.concat(frames, ignore_index=True)
-
-
-def describe(groups: Sequence[Group]) -> str:
-    """One line on what was evaluated: scheme if there is one, seeds, steps, samples."""
-    points = pd.concat([group.points for group in groups])
-    schemes = {group.scheme_label for group in groups}
-    seeds, samples = _range(points["seeds"]), _range(points["samples"])
-    steps = _range(pd.concat([group.rows["step"] for group in groups]))
-    last = " of the last stage" if any("initial_weights" in group.options for group in groups) else ""
+def describe(points: pd.DataFrame) -> str:
+    """One line on what was evaluated: scheme if there is one, seeds, steps, samples, the bands."""
+    schemes = {scheme_label(row) for row in points.to_dict("records")}
+    of_scheme = [*schemes] if len(schemes) == 1 else []
+    seeds, steps, samples = (
+        " to ".join(f"{value:,}" for value in sorted({values.min(), values.max()}))
+        for values in (points["seeds"], points["steps"].explode(), points["samples"])
+    )
+    last = " of the last stage" if points["options"].str.contains("initial_weights").any() else ""
     parts = [f"{seeds} training seed{'' if seeds == '1' else 's'}", f"{steps} steps{last}"]
-    return "; ".join([*(schemes if len(schemes) == 1 else ()), *parts, f"{samples} samples a point"])
-
-
-def _range(values: pd.Series) -> str:
-    return " to ".join(f"{value:,}" for value in sorted({values.min(), values.max()}))
+    return "; ".join([*of_scheme, *parts, f"{samples} samples a point", "bands: 95 %"])

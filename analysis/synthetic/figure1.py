@@ -9,11 +9,11 @@ examples:
 Reads every exact_match.json or .parquet that it is given, or that lies in a folder it is given (no model is needed),
 pools the training seeds of one setting, prints the numbers and writes
 
-  figure1-TASK.png         a planted task: accuracy against length, a panel per K_train, a curve per k
-  figure1-TASK-bound.png   with --bound: its errors under Theorem 4.3, whose constant is taken from the shorter lengths
-                           beyond the trained ones and tried at the longer ones
-  figure1-schemes.png      tasks with coupled ids: exact match, a panel per task, a curve per position scheme
-  figure1.json             every number that is drawn, and the sort of first error of what is not exact
+  figure1-TASK.png      a planted task: accuracy against length, a panel per K_train, a curve per k
+  figure1-schemes.png   tasks with coupled ids: exact match, a panel per task, a curve per position scheme
+  figure1.json          every number, and of what is not exact the sort of first error; with --bound also the bounds of
+                        Theorem 4.3 on the errors of planted tasks, whose constants are taken from the shorter lengths
+                        beyond the trained ones and tried at the longer ones
 
 Intervals are 95 %: Wilson's for one seed, Student's t over seeds for several. What the rows do not tell, such as
 precision, heads and weight decay, is not compared.
@@ -37,15 +37,7 @@ from matplotlib.patches import Patch
 
 import analysis.figures.style as style
 from analysis.stats.show import show
-from analysis.synthetic.exact_match import (
-    Group,
-    describe,
-    labels,
-    load,
-    points_frame,
-    pool,
-    save,
-)
+from analysis.synthetic.exact_match import GROUP, describe, load, pool, save
 from olmo_sparsity.util.arguments import Parser, out_folder
 
 MULTIPLES = (3, 5, 10)
@@ -67,82 +59,81 @@ _UNTRAINED: dict[str, Any] = {"color": "0.3", "linestyle": (0, (4, 1.5)), "label
 _CHANCE: dict[str, Any] = {"color": "0.3", "linewidth": 0.8, "linestyle": ":", "label": "chance"}
 
 
-def accuracy_by_length_figure(groups: Sequence[Group]) -> Figure:
+def accuracy_by_length_figure(points: pd.DataFrame) -> Figure:
     """Accuracy against length [% of samples] of one planted task, a panel per group, a curve per tested k.
 
-    The larger a k, the lighter; dashed where it is larger than those of training. Panels are in the order of
-    ``groups``.
+    The larger a k, the lighter; dashed where it is larger than those of training. ``points``: of `pool`.
     """
-    ks = sorted({k for group in groups for k in group.curves()})
+    ks = sorted(points["k"].unique())
     looks = dict(zip(ks, shades(len(ks)), strict=True))
-    names = labels(groups) if len({*labels(groups)}) > 1 else [""] * len(groups)
-    titles = [
-        "\n".join([rf"$K_{{train}}$ = {group.k_train}", *wrap(name, 34)])
-        for group, name in zip(groups, names, strict=True)
-    ]
+    groups = dict(iter(points.groupby(GROUP, sort=False)))
+    named = points["model"].nunique() > 1
+    titles = [k_title(k_train, model if named else "") for _, k_train, model in groups]
     with matplotlib.rc_context(style.STYLE):
         places = style.in_rows(len(groups), style.columns_in(style.PAGE, 2.0))
         figure, panels = style.small_multiples(places, title_lines=style.lines_of(titles))
-        for axes, group, title in zip(panels, groups, titles, strict=True):
-            axes.axvspan(*group.train_length, **SPAN)
-            if group.chance is not None:
-                axes.axhline(100 * group.chance, zorder=1.5, **_CHANCE)
-            for k, points in group.curves().items():
-                line = _UNTRAINED["linestyle"] if k > group.k_train else "-"
-                draw_exact(axes, points["length"], points, f"k = {k}", (*looks[k], line), alpha=0.08)
+        for axes, group, title in zip(panels, groups.values(), titles, strict=True):
+            first = group.iloc[0]
+            axes.axvspan(first["shortest"], first["longest"], **SPAN)
+            axes.axhline(100 * first["chance"], zorder=1.5, **_CHANCE)  # NaN, hence none, where it is unknown
+            for k, curve in group.groupby("k"):
+                line = _UNTRAINED["linestyle"] if k > first["k_train"] else "-"
+                draw_exact(axes, curve["length"], curve, f"k = {k}", (*looks[k], line), alpha=0.08)
             axes.set_title(title, loc="left")
-        length_axis(panels[0], groups, most=5)
-        style.outer_labels(panels, TASKS[groups[0].task][1], "accuracy [% of samples]")
+        length_axis(panels[0], points["length"], most=5)
+        style.outer_labels(panels, TASKS[points["task"].iloc[0]][1], "accuracy [% of samples]")
         handles = style.line_handles({f"k = {k}": (*look, "-") for k, look in looks.items()})
-        handles += [Line2D([], [], **_UNTRAINED)] * any(
-            max(group.curves()) > group.k_train for group in groups
-        )
-        chance = [Line2D([], [], **_CHANCE)] * any(group.chance is not None for group in groups)
-        style.add_legend(figure, [*handles, Patch(**SPAN), *chance])
-        style.add_heading(figure, f"{describe(groups)}; bands: 95 %")
+        if (points["k"] > points["k_train"]).any():
+            handles.append(Line2D([], [], **_UNTRAINED))
+        style.add_legend(figure, [*handles, Patch(**SPAN), Line2D([], [], **_CHANCE)])
+        style.add_heading(figure, describe(points))
     return figure
 
 
-def scheme_comparison_figure(groups: Sequence[Group]) -> Figure:
+def k_title(k_train: int, *further: str) -> str:
+    """K_train of a panel, and below it what else is said."""
+    return "\n".join([rf"$K_{{train}}$ = {k_train}", *(line for text in further for line in wrap(text, 34))])
+
+
+def scheme_comparison_figure(points: pd.DataFrame) -> Figure:
     """Exact match against length [% of samples], a panel per task, a curve per position scheme.
 
-    Args:
-        groups: of tasks with coupled ids; those that differ in more than the position scheme are curves of their own.
+    ``points``: of tasks with coupled ids (`pool`); those that differ in more than the scheme are curves of their own.
     """
-    curves = pd.DataFrame({"task": [group.task for group in groups], "name": labels(groups), "group": groups})
-    schemes = {name: group.scheme for name, group in zip(curves["name"], groups, strict=True)}
+    schemes = dict(zip(points["model"], points["scheme"], strict=True))
     looks = style.model_styles({name: style.encoding_of(name, scheme) for name, scheme in schemes.items()})
-    tasks = dict(iter(curves.groupby("task", sort=False)))
+    tasks = dict(iter(points.groupby("task", sort=False)))
     places = style.in_rows(len(tasks), 2)
     rows, columns = (1 + max(axis) for axis in zip(*places, strict=True))
     with matplotlib.rc_context(style.STYLE):
         figure = style.new_figure(style.PAGE if columns > 1 else style.COLUMN, 2.2 * rows + 1)
         grid = figure.add_gridspec(rows, columns)
-        for place, (task, members) in zip(places, tasks.items(), strict=True):
+        for place, (task, of_task) in zip(places, tasks.items(), strict=True):
             axes = figure.add_subplot(grid[place])
-            _mark_lengths(axes, list(members["group"]))
-            for name, group in zip(members["name"], members["group"], strict=True):
-                draw_exact(axes, group.points["length"], group.points, name, looks[name], alpha=0.12)
+            _mark_lengths(axes, of_task)
+            for name, curve in of_task.groupby("model", sort=False):
+                draw_exact(axes, curve["length"], curve, name, looks[name], alpha=0.12)
             axes.set_title(TASKS[task][0], loc="left")
             axes.set(xlabel=TASKS[task][1], ylabel="exact match [% of samples]")
             axes.set(ylim=(-3, 110), yticks=range(0, 101, 20))
         style.add_legend(figure, [*style.line_handles(looks), Patch(**SPAN)])
-        style.add_heading(figure, f"{describe(groups)}; bands: 95 %")
+        style.add_heading(figure, describe(points))
     return figure
 
 
-def _mark_lengths(axes: Axes, groups: Sequence[Group]) -> None:
+def _mark_lengths(axes: Axes, points: pd.DataFrame) -> None:
     """The axis of one task's lengths, with the trained ones and multiples of the longest."""
-    for trained in sorted({group.train_length for group in groups}):
+    for trained in points[["shortest", "longest"]].drop_duplicates().to_numpy():
         axes.axvspan(*trained, **SPAN)
+    longest = points["longest"].max()
     for times in (1, *MULTIPLES):
-        if times * trained[1] <= max(lengths_of(groups)):
-            axes.axvline(times * trained[1], color="0.45", linestyle=":", linewidth=1, zorder=1.5)
-            text = f"1× = {trained[1]}" if times == 1 else f"{times}×"
+        if times * longest <= points["length"].max():
+            axes.axvline(times * longest, color="0.45", linestyle=":", linewidth=1, zorder=1.5)
+            text = f"1× = {longest}" if times == 1 else f"{times}×"
             place: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
             place |= {"ha": "right", "va": "top", "fontsize": style.SMALL}
-            axes.annotate(text, (times * trained[1], 1), (-2, -1), **place)
-    length_axis(axes, groups, most=6)
+            axes.annotate(text, (times * longest, 1), (-2, -1), **place)
+    length_axis(axes, points["length"], most=6)
 
 
 # --- what studies draw with, too ---
@@ -162,21 +153,16 @@ def shades(count: int) -> list[tuple[Any, str]]:
     return [(colour, MARKERS[place % len(MARKERS)]) for place, colour in enumerate(colours)]
 
 
-def length_axis(axes: Axes, groups: Sequence[Group], *, most: int) -> None:
+def length_axis(axes: Axes, measured: pd.Series, *, most: int) -> None:
     """A logarithmic axis that is marked at measured lengths, at no more than about ``most`` of them."""
-    lengths = lengths_of(groups)
-    least = math.log(lengths[-1] / lengths[0]) / most
-    ticks = [lengths[-1]]
-    for length in reversed(lengths):
+    lengths = sorted(measured.unique(), reverse=True)
+    least = math.log(lengths[0] / lengths[-1]) / most
+    ticks = lengths[:1]
+    for length in lengths:
         if math.log(ticks[-1] / length) >= least > 0:
             ticks.append(length)
     style.log_axis(axes, ticks[::-1])
-    axes.set_xlim(lengths[0] / 1.08, lengths[-1] * 1.08)
-
-
-def lengths_of(groups: Sequence[Group]) -> list[int]:
-    """Every length that any of them has, ascending."""
-    return sorted({int(length) for group in groups for length in group.points["length"]})
+    axes.set_xlim(lengths[-1] / 1.08, lengths[0] * 1.08)
 
 
 # --- the command ---
@@ -192,7 +178,7 @@ def parser() -> Parser:
         "--only", nargs="+", default=[], metavar="FOLDER", help="of the rows' folders, these alone"
     )
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
-    parser.add_argument("--bound", action="store_true", help="draw errors of planted tasks under the bound")
+    parser.add_argument("--bound", action="store_true", help="fit and try the bound on planted tasks")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="keep all rows that were read in one file")
     return parser
 
@@ -200,27 +186,22 @@ def parser() -> Parser:
 def main() -> None:
     """Read and pool the rows, then draw, write and print what they say."""
     options = parser().parse_args()
-    from analysis.synthetic.bound import bound_figure, errors_frame, fit_bounds, trained_frame
+    from analysis.synthetic.bound import errors_frame, fit_bounds, trained_frame
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit, library_versions
 
     # before the figures are drawn over those of a checkout
     code = {"commit": current_commit(), "versions": library_versions()}
     rows = load(options.paths, options.only)
-    groups = pool(rows)
-    planted = [group for group in groups if group.k_train]
-    tables = {"points": points_frame(groups)}
-    if options.bound and planted:
+    points = pool(rows)
+    tables = {"points": points.drop(columns=["parameters", "trained", "options"])}
+    planted = points[points["k_train"] > 0]
+    if options.bound and len(planted):
         errors = errors_frame(planted)
         tables |= {"bounds": fit_bounds(errors), "trained": trained_frame(errors)}
-    figures = {}
-    for task in dict.fromkeys(group.task for group in planted):
-        of_task = [group for group in planted if group.task == task]
-        figures[task] = accuracy_by_length_figure(of_task)
-        if options.bound:
-            figures[f"{task}-bound"] = bound_figure(of_task)
-    if coupled := [group for group in groups if not group.k_train]:
-        figures["schemes"] = scheme_comparison_figure(coupled)
+    figures = {task: accuracy_by_length_figure(rows) for task, rows in planted.groupby("task", sort=False)}
+    if len(planted) < len(points):
+        figures["schemes"] = scheme_comparison_figure(points[points["k_train"] == 0])
     for name, figure in figures.items():
         style.save_figure(figure, options.out, f"figure1-{name}")
     records = {
@@ -230,8 +211,8 @@ def main() -> None:
     write_json(options.out / "figure1.json", {**records, "provenance": code})
     if options.rows:
         save(options.rows, rows)
-    shown = tables.pop("points")[["task", "name", "length", "seeds", "samples", "value", "low", "high"]]
-    print(show(shown, title="exact match [%] with its 95 % interval"), end="\n\n")
+    shown = [*GROUP, "k", "length", "seeds", "samples", "value", "low", "high"]
+    print(show(tables.pop("points")[shown], title="exact match [%] with its 95 % interval"), end="\n\n")
     for frame in tables.values():
         print(frame.to_string(index=False), end="\n\n")
     print(f"wrote {', '.join(figures)} and figure1.json to {options.out}")

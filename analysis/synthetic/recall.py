@@ -1,14 +1,17 @@
-"""Do selectors find the tokens that an answer depends on, where they are known? (docs/method.md, 2.6)
+"""Recall of planted tokens: do selectors find what a prediction is known to depend on? (docs/method.md, 2.6)
 
-Of a model trained on a task with planted tokens (docs/method.md, 3.1 and 3.2) the context is the prompt of a test
-sample, the target its label. The short context is the last M tokens, and only samples with all of their planted tokens
-before it are measured [ours]: then the whole planted set is among the candidates, and the short context says nothing
-about the label.
+examples:
+  olmo-sparsity recall --checkpoint runs/planted --out runs/planted/recall
+  olmo-sparsity recall --checkpoint runs/parity --length 50 --ks 1,2,4 --samples 200 --out runs/parity/recall
+
+Of a model trained on sparse_parity or planted, the context is the prompt of a test sample, the target its label. The
+short context is the last M tokens, and only samples with all of their planted tokens before it are measured [ours]:
+then the whole planted set is among the candidates, and the short context says nothing about the label.
 
 A place of sparse parity is a pair (selector, bit). What is planted is the bit, but the answer depends on both of its
-tokens, so place recall counts either. In the task `planted` a place is a token, and there is no place recall.
+tokens, so place recall counts either. In the task planted a place is a token, and there is no place recall.
 
-The placebo [ours] is the far context of another test sample, as long, with as many planted tokens, and *another label*;
+The placebo [ours] is the far context of another test sample, as long, with as many planted tokens, and another label;
 the target stays the true one. (With the same label it would be no placebo but a second true context.) Placebo recall is
 the recall of the placebo's planted columns: a selector that goes by what a token does for the target has no reason
 to put them first; one that goes by how a token looks finds them as often as in the true context.
@@ -16,14 +19,17 @@ to put them first; one that goes by how a token looks finds them as often as in 
 Recall of a model that is always right need not reach 1: where it reads an absent bit as 0, nothing changes when a
 planted 0 is dropped or added. So recall is given by planted symbol, too: of the planted tokens 0 and of those 1.
 
+Writes recall.json and the figure recall.png, and prints tables.
+
 Shapes: n samples, N long and M short context length, F = N - M far tokens, p planted tokens of each sample, k_max
 selected tokens, K values of k.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,9 +38,18 @@ import pandas as pd
 from analysis.contexts import Contexts
 from analysis.selectors import check_selector
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, wilson
+from analysis.stats.measured import PLACEBO, TRUE
+from analysis.stats.numbers import CHANCE
 from analysis.stats.show import show
 from analysis.synthetic.planted import KS, chance_recall, found_at, selected_columns
-from olmo_sparsity.util import arguments
+from olmo_sparsity.util.arguments import (
+    Parser,
+    add_arguments,
+    argument,
+    out_folder,
+    seed_number,
+    settings_from,
+)
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.progress import progress
@@ -42,33 +57,29 @@ from olmo_sparsity.util.provenance import provenance
 from olmo_sparsity.util.streams import Stream
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from analysis.model.losses import Scorer
     from olmo_sparsity.tasks.sparse import SparseTask
 
 SELECTORS = ("leave-one-out", "leave-one-in", "greedy", "gradient", "attention", "random", "nearest")
-"""Whose recall is measured, where nothing else is said."""
-NAME = "recall.json"
 _DRAWS_PER_SAMPLE = 64
 
 
 @dataclass(frozen=True)
 class RecallSettings:
-    """What is measured; `checked_settings` makes one that fits the task."""
+    """What is measured; `for_task` fills in what depends on the task."""
 
-    length: int
-    """N: tokens of every prompt."""
-    planted: tuple[int, ...]
-    """Numbers of planted tokens, p: a cell for each."""
-    n_short: int
-    """M, whole places."""
-    samples: int
-    """n, of each cell."""
-    selectors: tuple[str, ...]
-    seed: int
-    """Of the samples, their placebos, selectors that draw, and the bootstrap."""
+    length: int = field(default=0, metadata=argument("N (default: the longest prompt of training)"))
+    planted: tuple[int, ...] = field(
+        default=(),
+        metadata=argument("p, a cell for each (default: powers of 2 up to training's k_train)", name="ks"),
+    )
+    n_short: int = field(default=2, metadata=argument("M in tokens, whole places"))
+    samples: int = field(default=100, metadata=argument("n, for each of --ks"))
+    selectors: tuple[str, ...] = field(default=SELECTORS, metadata=argument("comma-separated"))
+    seed: int = field(
+        default=0,
+        metadata=argument("of samples, placebos, selectors that draw, and the bootstrap", type=seed_number),
+    )
 
     @property
     def n_far(self) -> int:
@@ -79,6 +90,26 @@ class RecallSettings:
     def ks(self) -> tuple[int, ...]:
         """`KS`, as far as there are so many far tokens."""
         return tuple(k for k in KS if k <= self.n_far)
+
+    def for_task(self, task: SparseTask) -> RecallSettings:
+        """These with N and p of a task: by default those of training, as far as the far context holds them.
+
+        Raises `UserError` for a length that does not hold a p, an M without far tokens or with part of a place, and
+        selectors that do not exist or screen too few tokens.
+        """
+        fitted, unit = replace(self, length=self.length or task.train_length[1]), task.tokens_per_place
+        if not 0 < self.n_short < fitted.length or self.n_short % unit:
+            raise UserError(
+                f"--n-short {self.n_short} must be a multiple of {unit} (the tokens of one place of {task.name}), "
+                f"above 0 and below --length {fitted.length}"
+            )
+        in_training = tuple(p for p in KS if p in task.ks("train") and p * unit <= fitted.n_far)
+        fitted = replace(fitted, planted=self.planted or in_training)
+        for p in fitted.planted:
+            task.at_length(fitted.length, p)
+        for name in self.selectors:
+            check_selector(name, k_max=max(fitted.ks), n_far=fitted.n_far)
+        return fitted
 
 
 @dataclass(frozen=True)
@@ -98,38 +129,6 @@ class PlantedSamples:
     def placebos(self) -> Contexts:
         """The same targets and short contexts behind the far contexts of the donors."""
         return self.contexts.with_far(self.contexts.tokens[self.donors, : self.contexts.n_far])
-
-
-def checked_settings(
-    task: SparseTask,
-    *,
-    length: int | None = None,
-    planted: Sequence[int] | None = None,
-    n_short: int = 2,
-    samples: int = 100,
-    selectors: Sequence[str] = SELECTORS,
-    seed: int = 0,
-) -> RecallSettings:
-    """Settings that fit the task: by default N of the longest training prompt, and those of `KS` as p that training had
-    and the far context holds.
-
-    Raises `UserError` for a length that does not hold a p, an M without far tokens or with part of a place, and
-    selectors that do not exist or screen too few tokens.
-    """
-    length, unit = length or task.train_length[1], task.tokens_per_place
-    if not 0 < n_short < length or n_short % unit:
-        raise UserError(
-            f"--n-short {n_short} must be a multiple of {unit} (the tokens of one place of {task.name}), above 0 and "
-            f"below --length {length}"
-        )
-    if planted is None:
-        planted = [p for p in KS if p in task.ks("train") and p * unit <= length - n_short]
-    settings = RecallSettings(length, tuple(planted), n_short, samples, tuple(selectors), seed)
-    for p in planted:
-        task.at_length(length, p)
-    for name in selectors:
-        check_selector(name, k_max=max(settings.ks), n_far=settings.n_far)
-    return settings
 
 
 def draw_samples(task: SparseTask, settings: RecallSettings, planted: int) -> PlantedSamples:
@@ -189,47 +188,47 @@ def measure_recall(
         right = scorer.measures(contexts, contexts.all_far, ("correct",))[:, 0, 0] == 1
         counts = {"planted": planted, "samples": len(right), "samples_drawn": samples.drawn}
         accuracy.append({**counts, **vars(wilson(int(right.sum()), len(right)))})
+        bootstrap = ClusterBootstrap(np.arange(len(right)), seed=settings.seed)
         for name in settings.selectors:
             true, placebo = (
                 selected_columns(name, scorer, some, settings.seed, max(settings.ks), advance)
                 for some in (contexts, samples.placebos)
             )
-            rows = _recalls(samples, true, placebo, right, task, settings)
-            recalls += [{"planted": planted, "selector": name, **row} for row in rows]
+            ratios = dict(_ratios(samples, true, placebo, right, task, settings.ks))
+            for column, k in enumerate(settings.ks):
+                for of, (above, below) in ratios.items():
+                    interval = bootstrap.ratio_interval(above[:, column], below)
+                    which = {"planted": planted, "selector": name, "k": k, "name": of}
+                    recalls.append(which | vars(interval))
     return pd.DataFrame(accuracy), pd.DataFrame(recalls)
 
 
-def _recalls(
+def _ratios(
     samples: PlantedSamples,
     true: np.ndarray,
     placebo: np.ndarray,
     right: np.ndarray,
     task: SparseTask,
-    settings: RecallSettings,
-) -> Iterator[dict[str, Any]]:
-    """Rows k, name, value, low, high of what was selected (n, k_max) in true and placebo contexts.
+    ks: tuple[int, ...],
+) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+    """By name, what is summed over samples for each k (n, K), and what the sum is divided by (n,).
 
-    ``right``: (n,) bool, samples that the model answers correctly. Recalls are means over samples, but those of one
-    symbol are shares of all such planted tokens.
+    ``true``, ``placebo``: what was selected in either context, (n, k_max); ``right``: (n,) bool, samples that the model
+    answers correctly.
     """
-    ks, everyone = settings.ks, np.ones(len(right))
+    everyone = np.ones(len(right))
     symbols = np.take_along_axis(samples.contexts.tokens, samples.planted, axis=1)
-    ratios: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # numerators (n, K) over denominators (n,)
     for what, unit in countings(task).items():
         is_found = found_at(true, samples.planted, ks, unit)
         recall = is_found.mean(axis=2)
-        placebo_recall = found_at(placebo, samples.planted[samples.donors], ks, unit).mean(axis=2)
-        ratios[f"{what}_recall"] = recall, everyone
-        ratios[f"{what}_recall_right"] = recall * right[:, None], right
-        ratios[f"{what}_placebo_recall"] = placebo_recall, everyone
+        yield f"{what}_recall", (recall, everyone)
+        yield f"{what}_recall_right", (recall * right[:, None], right)
+        of_placebo = found_at(placebo, samples.planted[samples.donors], ks, unit).mean(axis=2)
+        yield f"{what}_placebo_recall", (of_placebo, everyone)
         for symbol in np.unique(symbols):
-            of_symbol = symbols == symbol
-            name = f"{what}_recall_of_{task.vocabulary[symbol]}"
-            ratios[name] = (is_found & of_symbol[:, None]).sum(axis=2), of_symbol.sum(axis=1)
-    bootstrap = ClusterBootstrap(np.arange(len(right)), seed=settings.seed)
-    for column, k in enumerate(ks):
-        for name, (above, below) in ratios.items():
-            yield {"k": k, "name": name, **vars(bootstrap.ratio_interval(above[:, column], below))}
+            alike = symbols == symbol
+            found = (is_found & alike[:, None]).sum(axis=2)
+            yield f"{what}_recall_of_{task.vocabulary[symbol]}", (found, alike.sum(axis=1))
 
 
 def countings(task: SparseTask) -> dict[str, int]:
@@ -238,19 +237,21 @@ def countings(task: SparseTask) -> dict[str, int]:
     return {"token": 1} if unit == 1 else {"token": 1, "place": unit}
 
 
-def recall_of_checkpoint(checkpoint: str, *, device: str | None = None, **options: Any) -> dict[str, Any]:
+def recall_of_checkpoint(
+    checkpoint: str, settings: RecallSettings, *, device: str | None = None
+) -> dict[str, Any]:
     """Measure a model that was trained on a task with planted tokens: what `recall.json` says.
 
-    ``options`` are those of `checked_settings`, and errors too. Raises `UserError` also where the task plants nothing.
+    Raises `UserError` where the task plants nothing, and as `RecallSettings.for_task`.
     """
     from analysis.model.loading import open_model
     from analysis.model.losses import Scorer
-    from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
+    from olmo_sparsity.checkpoint import config_of, load_state
     from olmo_sparsity.data.task_batches import task_of
     from olmo_sparsity.tasks.sparse import SparseTask
-    from olmo_sparsity.util.provenance import pick_device
 
-    folder = resolve_checkpoint(checkpoint)
+    loaded = open_model(checkpoint, device=device)
+    folder = Path(loaded.name)
     config = config_of(folder)
     task = None if config.task.name is None else task_of(config)
     if not isinstance(task, SparseTask):
@@ -258,14 +259,12 @@ def recall_of_checkpoint(checkpoint: str, *, device: str | None = None, **option
             f"{folder} was trained on {config.task.name or 'text'}, which has no planted tokens; give a run on "
             "sparse_parity or planted"
         )
-    settings, place = checked_settings(task, **options), pick_device(device)
-    loaded = open_model(str(folder))
+    settings = settings.for_task(task)
     loaded.check_context(settings.length)
-    scorer = Scorer(loaded.model.to(place), device=place)
     contexts = 2 * settings.samples * len(settings.selectors) * len(settings.planted)
     with progress("recall", contexts, "contexts") as advance:
+        scorer = Scorer(loaded.model, device=loaded.device)
         accuracy, recalls = measure_recall(scorer, task, settings, advance=advance)
-    recalls = recalls.astype(object).where(recalls.notna(), None)
     return {
         "run": folder.resolve().parent.name,
         "checkpoint": str(folder),
@@ -281,151 +280,53 @@ def recall_of_checkpoint(checkpoint: str, *, device: str | None = None, **option
             for what, tokens in countings(task).items()
         },
         "accuracy": accuracy.to_dict("records"),
-        "recalls": recalls.to_dict("records"),
+        "recalls": recalls.astype(object).where(recalls.notna(), None).to_dict("records"),
         "provenance": provenance(),
     }
 
 
-# --- the figure ---
-
-_COUNTINGS = {"token": "planted tokens", "place": "planted pairs, by either token"}
-_CHANCE: dict[str, Any] = {"color": "0.3", "linewidth": 1, "linestyle": ":", "zorder": 1.6}
-_MOST: dict[str, Any] = {"color": "0.75", "linewidth": 2.2, "zorder": 1.5}
-
-
-def recall_figure(result: Mapping[str, Any]) -> Figure:
-    """Recall against k of a `recall.json`: a panel for each number p of planted tokens, and for each way of counting.
-
-    A curve per selector: true far contexts solid, placebos dashed, chance dotted, and in grey the most that k tokens
-    can find. Bars: 95 % intervals.
-    """
-    import matplotlib
-    from matplotlib.lines import Line2D
-
-    from analysis.figures import style
-
-    recalls, accuracy = pd.DataFrame(result["recalls"]), result["accuracy"]
-    settings, styles = result["settings"], style.selector_styles(result["settings"]["selectors"])
-    block = style.in_rows(len(accuracy), style.columns_in(style.PAGE, 2.0))
-    rows = 1 + block[-1][0]
-    places = [
-        (row + rows * number, column) for number in range(len(result["chance"])) for row, column in block
-    ]
-    with matplotlib.rc_context(style.STYLE):
-        figure, panels = style.small_multiples(places)
-        for number, (what, chance) in enumerate(result["chance"].items()):
-            block_panels = panels[number * len(accuracy) : (number + 1) * len(accuracy)]
-            for axes, cell in zip(block_panels, accuracy, strict=True):
-                ks = settings["ks"]
-                axes.plot(ks, list(chance.values()), label="chance", **_CHANCE)
-                axes.plot(ks, [min(k, cell["planted"]) / cell["planted"] for k in ks], label="most", **_MOST)
-                of_cell = recalls[recalls["planted"] == cell["planted"]]
-                for name, is_placebo in ((f"{what}_placebo_recall", True), (f"{what}_recall", False)):
-                    _draw_curves(axes, of_cell[of_cell["name"] == name], styles, placebo=is_placebo)
-                axes.set_title(f"p = {cell['planted']} (accuracy {100 * cell['value']:.0f} %)", loc="left")
-                style.k_axis(axes, ks)
-            style.outer_labels(
-                block_panels, "k [selected far tokens]", f"recall [share of\n{_COUNTINGS[what]}]"
-            )
-        panels[0].set_ylim(-0.04, 1.04)
-        lines = [
-            Line2D([], [], label="chance", **_CHANCE),
-            Line2D([], [], label="the most that k tokens can find", **_MOST),
-        ]
-        style.add_legend(figure, [*style.selector_handles(styles), *lines])
-        style.add_heading(
-            figure,
-            f"{result['run']}, step {result['step']:,}: {result['task']['name']}, N = {settings['length']}, "
-            f"M = {settings['n_short']}; {settings['samples']:,} samples a panel, planted tokens all far; "
-            "placebo: far context of a sample with another label, recall of its own planted tokens; "
-            "bars: 95 % bootstrap by sample",
-        )
-    return figure
-
-
-def _draw_curves(axes: Axes, recalls: pd.DataFrame, styles: Mapping[str, Any], *, placebo: bool) -> None:
-    """A curve per selector. Intervals are bars, set a little apart so that none hides another."""
-    from analysis.figures import style
-
-    for number, (name, rows) in enumerate(recalls.groupby("selector", sort=False)):
-        x = rows["k"].to_numpy() * 2 ** (0.06 * (number - (recalls["selector"].nunique() - 1) / 2))
-        value, low, high = (rows[bound].to_numpy(float) for bound in ("value", "low", "high"))
-        colour, marker, line = styles[name]
-        looks = style.placebo_looks(marker) if placebo else {"linestyle": line, "marker": marker}
-        label = f"{name} {rows['name'].iloc[0]}"
-        axes.plot(x, value, color=colour, label=label, zorder=2.5 if placebo else 3.0, **looks)
-        bars: dict[str, Any] = {"elinewidth": 0.8, "alpha": 0.45 if placebo else 0.85, "zorder": 2.2}
-        # a percentile interval need not hold its value; a bar cannot be negative
-        lengths = np.maximum([value - low, high - value], 0.0)
-        axes.errorbar(x, value, lengths, fmt="none", ecolor=colour, **bars)
-
-
-# --- the command ---
-
-
-def parser() -> arguments.Parser:
-    """Of `recall`."""
-    parser = arguments.Parser(
-        prog="olmo-sparsity recall",
-        description="""Recall of planted tokens against k: do selectors find what a prediction depends on?
-
-examples:
-  olmo-sparsity recall --checkpoint runs/planted --out runs/planted/recall
-  olmo-sparsity recall --checkpoint runs/parity --length 50 --ks 1,2,4 --samples 200 --out runs/parity/recall
-
-Of a run or checkpoint trained on sparse_parity or planted. The context is the prompt of a test sample, the target its
-label, the placebo the far context of a sample with another label. Measured are samples whose planted tokens all stand
-before the last --n-short tokens. Writes recall.json and the figure recall.png. How to read them:
-docs/method.md, 2.6.""",
-    )
-    parser.add_argument(
-        "--checkpoint", required=True, metavar="RUN", help="a run (then its last checkpoint), or one"
-    )
-    parser.add_argument(
-        "--out", type=arguments.out_folder, required=True, metavar="DIR", help="where to write"
-    )
-    parser.add_argument(
-        "--length", type=arguments.whole_number, help="N (default: the longest prompt of training)"
-    )
-    parser.add_argument(
-        "--n-short", type=arguments.whole_number, default=2, help="M in tokens (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--ks",
-        dest="planted",
-        type=arguments.whole_numbers,
-        help="numbers of planted tokens of a sample (default: powers of 2 up to training's k_train)",
-    )
-    parser.add_argument(
-        "--samples", type=arguments.whole_number, default=100, help="for each of --ks (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--selectors", type=arguments.texts, default=SELECTORS, help=f"default: {','.join(SELECTORS)}"
-    )
-    parser.add_argument(
-        "--seed", type=arguments.seed_number, default=0, help="of the samples and the bootstrap (default: 0)"
-    )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
-    return parser
+def panels_of(result: Mapping[str, Any]) -> pd.DataFrame:
+    """What of a `recall.json` is drawn, as `analysis.figures.needle.recall_figure` has it: a panel for each p and
+    counting, with chance and the most that k tokens can find."""
+    recalls, frames = pd.DataFrame(result["recalls"]), []
+    for what, chance in result["chance"].items():
+        for cell in result["accuracy"]:
+            panel = f"p = {cell['planted']}, {what}s (accuracy {100 * cell['value']:.0f} %)"
+            of_cell = recalls[recalls["planted"] == cell["planted"]]
+            names = {f"{what}_recall": TRUE, f"{what}_placebo_recall": PLACEBO}
+            drawn = of_cell[of_cell["name"].isin(names)]
+            frames.append(drawn.assign(model=panel, far_context=drawn["name"].map(names)))
+            ks = np.array(result["settings"]["ks"])
+            most = np.minimum(ks, cell["planted"]) / cell["planted"]
+            for name, values in ((CHANCE, chance.values()), ("most", most)):
+                reference = pd.DataFrame({"k": ks, "value": list(values)})
+                frames.append(reference.assign(model=panel, selector=name))
+    return pd.concat(frames, ignore_index=True)
 
 
 def main() -> None:
     """Measure, write and print."""
+    parser = Parser(prog="olmo-sparsity recall", description=__doc__)
+    parser.add_argument("--checkpoint", required=True, metavar="RUN", help="a run, or one of its checkpoints")
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
+    add_arguments(parser, RecallSettings)
+    options = parser.parse_args()
+    from analysis.figures.needle import recall_figure
     from analysis.figures.style import save_figure
 
-    options = vars(parser().parse_args())
-    out = options.pop("out")
-    result = recall_of_checkpoint(options.pop("checkpoint"), **options)
-    write_json(out / NAME, result)
-    save_figure(recall_figure(result), out, "recall")
-    accuracy, recalls = pd.DataFrame(result["accuracy"]), pd.DataFrame(result["recalls"])
-    print(show(accuracy, title="samples that are answered right [%]"))
-    for what, chance in result["chance"].items():
-        shown = recalls[recalls["name"].isin([f"{what}_{kind}" for kind in _SHOWN])]
-        table = shown.pivot_table("value", ["planted", "selector", "name"], "k", sort=False)
-        print(f"\nrecall of the {_COUNTINGS[what]}\n{table.to_string(float_format='{:.2f}'.format)}")
-        print(f"chance: {', '.join(f'{share:.2f}' for share in chance.values())}")
-    print(f"\nwrote {NAME}, recall.png to {out}")
-
-
-_SHOWN = ("recall", "placebo_recall", "recall_right")
+    settings = settings_from(RecallSettings, options)
+    result = recall_of_checkpoint(options.checkpoint, settings, device=options.device)
+    write_json(options.out / "recall.json", result)
+    settings_text = (
+        f"N = {result['settings']['length']}, M = {settings.n_short}, {settings.samples:,} samples a panel"
+    )
+    heading = f"{result['run']}, step {result['step']:,}: {result['task']['name']}, {settings_text}"
+    figure = recall_figure(panels_of(result), of="planted tokens", heading=heading)
+    save_figure(figure, options.out, "recall")
+    print(show(pd.DataFrame(result["accuracy"]), title="samples that are answered right [%]"))
+    table = panels_of(result).pivot_table(
+        "value", ["model", "selector", "far_context"], "k", sort=False, dropna=False
+    )
+    print(f"\nrecall\n{table.to_string(float_format='{:.2f}'.format)}")
+    print(f"\nwrote recall.json, recall.png to {options.out}")
