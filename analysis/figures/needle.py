@@ -5,7 +5,8 @@ mean over depths), with value, low and high. Names: "exact" (exact match, a frac
 without the needle minus with it, per token). Optional: trained_window_tokens of the model.
 
 Recalls have a row per model, selector, far_context ("true", "placebo") and k (selected far tokens), with value, low and
-high: the share of the needle's tokens that are selected. Selector `CHANCE` is a random choice.
+high: of the tokens that a prediction needs the share that is selected. Selector `CHANCE` is a random choice, `MOST` the
+most that k tokens can find.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ MEASURES = {
 """What a heat map can show, and what its colours mean."""
 _SLANTED_FROM = 5  # lengths whose labels would touch
 _LEAST_TOP_NATS = 0.1
-_CHANCE_LOOKS: dict[str, Any] = {"color": "0.4", "linestyle": ":"}
+MOST = "the most that k tokens can find"
+_REFERENCES: dict[str, dict[str, Any]] = {
+    CHANCE: {"color": "0.4", "linestyle": ":"},
+    MOST: {"color": "0.75", "linewidth": 2.2, "zorder": 1.5},
+}
 
 
 def needle_figure(cells: pd.DataFrame, *, measure: str = "exact", heading: str = "") -> Figure:
@@ -109,27 +114,29 @@ def needle_lengths_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
     return figure
 
 
-def needle_recall_figure(recalls: pd.DataFrame, *, heading: str = "") -> Figure:
-    """Recall of the needle's tokens against k, a panel per model; true solid, placebo dashed, chance dotted."""
-    chosen = recalls[recalls["selector"] != CHANCE]
+def recall_figure(recalls: pd.DataFrame, *, of: str = "the needle's tokens", heading: str = "") -> Figure:
+    """Recall of these tokens against k, a panel per model; true solid, placebo dashed, chance dotted."""
+    chosen = recalls[~recalls["selector"].isin(_REFERENCES)]
     styles = style.selector_styles(chosen["selector"].unique())
+    references = {name: looks for name, looks in _REFERENCES.items() if name in {*recalls["selector"]}}
     models = list(recalls["model"].unique())
     with matplotlib.rc_context(style.STYLE):
         figure, panels = style.small_multiples(style.in_rows(len(models), style.columns_in(style.PAGE, 2.0)))
         for axes, model in zip(panels, models, strict=True):
-            of_model = chosen[chosen["model"] == model]
+            of_model = recalls[recalls["model"] == model]
             for context in (PLACEBO, TRUE):
                 rows = of_model[of_model["far_context"] == context]
                 curves = {name: rows[rows["selector"] == name] for name in styles}
                 style.draw_curves(axes, curves, styles, placebo=context == PLACEBO)
-            chance = recalls[(recalls["model"] == model) & (recalls["selector"] == CHANCE)]
-            axes.plot(chance["k"], chance["value"], label=CHANCE, **_CHANCE_LOOKS)
+            for name, looks in references.items():
+                reference = of_model[of_model["selector"] == name]
+                axes.plot(reference["k"], reference["value"], label=name, **looks)
             style.k_axis(axes, sorted(of_model["k"].unique()))
             axes.set_title(model, loc="left")
         panels[0].set_ylim(-0.03, 1.03)
-        style.outer_labels(panels, "k [selected far tokens]", "recall of the\nneedle's tokens")
-        handles = [*style.selector_handles(styles), Line2D([], [], label=CHANCE, **_CHANCE_LOOKS)]
-        style.add_legend(figure, handles)
+        style.outer_labels(panels, "k [selected far tokens]", f"recall of\n{of}")
+        lines = [Line2D([], [], label=name, **looks) for name, looks in references.items()]
+        style.add_legend(figure, [*style.selector_handles(styles), *lines])
         style.add_heading(figure, "; ".join(filter(None, [heading, "bars: 95 %"])))
     return figure
 

@@ -154,7 +154,7 @@ class Needles(ProbeResult):
     def figures(self, labels: Sequence[str] | None = None) -> dict[str, Figure]:
         """needle and needle_gain (a heat map per model and k), needle_lengths (mean over depths by length) and, of all
         models and where selectors were measured, needle_recall."""
-        from analysis.figures.needle import needle_figure, needle_lengths_figure, needle_recall_figure
+        from analysis.figures.needle import needle_figure, needle_lengths_figure, recall_figure
 
         cells, heading = self.with_training(self.cells, labels), self.heading()
         figures = {
@@ -165,7 +165,7 @@ class Needles(ProbeResult):
         if self.recalls is not None and labels is None:
             recall = self.settings["recall"]
             heading = f"{recall['samples']} contexts of {recall['length']} tokens, depth {recall['depth']:g}"
-            figures["needle_recall"] = needle_recall_figure(self.recalls, heading=heading)
+            figures["needle_recall"] = recall_figure(self.recalls, heading=heading)
         return figures
 
     def __str__(self) -> str:

@@ -1,11 +1,19 @@
-"""Which tokens of a task belong together, read off a trained model without ids (docs/method.md 3.5) [ours].
+"""Find which tokens of a task belong together, in a model that was not told them in training (docs/method.md, 3.5).
 
-For each training length, the model reads training samples of it. Of every token of the prompt that differs between them
-its *influence* on every token of the response is measured: leave-one-out-kl, or the attention that it is given. It is
+examples:
+  olmo-sparsity couple runs/parity-rope --out runs/parity-rope/coupling
+  olmo-sparsity couple runs/addition-nope --by attention --samples 128 --out runs/addition-nope/coupling
+
+For each training length, the model reads training samples of it [ours]. Of every token of the prompt that differs
+between them its influence on every token of the response is measured: leave-one-out-kl, or the attention given. It is
 coupled to the token that it influences most, and takes that token's id. Of each segment of the prompt (the stretches
 between tokens that never change) the two ways to count, from its start or its end, are tried, each with its commonest
-id of the token counted first; the better one is the segment's coupling. *Agreement*: the share of the segment's tokens,
+id of the token counted first; the better one is the segment's coupling. Agreement is the share of the segment's tokens,
 over all lengths, whose id it gives. So the coupling is known for prompts longer than any in training.
+
+Writes coupling.json and prints the coupling, its agreement, for how many tokens it is what the task itself says, and
+the options with which train takes it in the place of the task's own. Where it explains less than half of a segment,
+none was found.
 
 Shapes: S samples of a length, T tokens of each, P of the prompt, R of the response.
 """
@@ -69,28 +77,35 @@ class Layout:
 
 def lay_out(
     scorer: Scorer, task: Task, length: int, *, by: str = BY[0], samples: int = 64, seed: int = 0
-) -> tuple[Layout, set[int], set[int]]:
-    """What is coupled in samples of one length; the tokens of columns that never change, and those of the others.
-
-    Raises `UserError` where samples of a length differ in their layout, or in nothing.
-    """
-    of_length = replace(task, train_length=(length, length))
-    batch = of_length.sample("train", seed, np.arange(samples))
+) -> Layout:
+    """What is coupled in samples of one length. Raises `UserError` where they differ in their layout, or in nothing."""
+    batch = replace(task, train_length=(length, length)).sample("train", seed, np.arange(samples))
     start = int(batch.response_start[0])
-    if len(set(batch.lengths.tolist())) > 1 or (batch.response_start != start).any():
+    if len({*batch.lengths}) > 1 or (batch.response_start != start).any():
         raise UserError(
             f"{task.name}: samples of length {length} differ in their layout, so that no column is coupled"
         )
     prompt = batch.tokens[:, :start]
-    varies = (prompt != prompt[:1]).any(axis=0)
-    if not varies.any():
+    columns = np.flatnonzero((prompt != prompt[:1]).any(axis=0))
+    if not len(columns):
         raise UserError(f"{samples} samples of length {length} are all the same; raise --samples")
-    columns = np.flatnonzero(varies)
     influence = influence_on_response(scorer, batch, columns, by)
     coupled = np.zeros(batch.tokens.shape[1], dtype=np.int64)
     # The last token, which ends the response, is coupled to nothing.
     coupled[columns] = influence[:-1].argmax(axis=0) + FIRST_OF_RESPONSE
-    return Layout(batch, coupled), set(prompt[0, ~varies].tolist()), set(prompt[:, varies].ravel().tolist())
+    return Layout(batch, coupled)
+
+
+def marks_between(layouts: Sequence[Layout]) -> list[int]:
+    """The tokens that never change, which stand between the segments."""
+    fixed: set[int] = set()
+    varying: set[int] = set()
+    for layout in layouts:
+        prompt = layout.batch.tokens[:, : int(layout.batch.response_start[0])]
+        varies = layout.coupled[: prompt.shape[1]] > 0
+        fixed |= {*prompt[0, ~varies].tolist()}
+        varying |= {*prompt[:, varies].ravel().tolist()}
+    return sorted(fixed - varying)
 
 
 def fit_segments(layouts: Sequence[Layout], marks: list[int]) -> Iterator[tuple[Segment, float]]:
@@ -102,7 +117,7 @@ def fit_segments(layouts: Sequence[Layout], marks: list[int]) -> Iterator[tuple[
     numbers = {int(place.number[0].max()) for place in places}
     if len(numbers) > 1:
         raise UserError(
-            f"prompts have {sorted(numbers)} segments between the same tokens; their coupling cannot be found"
+            f"prompts have {sorted(numbers)} segments between the same tokens, hence no one coupling"
         )
     for segment in range(1, numbers.pop() + 1):
         fitted = []
@@ -118,7 +133,7 @@ def fit_segments(layouts: Sequence[Layout], marks: list[int]) -> Iterator[tuple[
                 )
             first_id, explained = firsts.most_common(1)[0]
             fitted.append((Segment(counted_from, first_id), explained / firsts.total()))
-        yield max(fitted, key=lambda each: each[1])
+        yield max(fitted, key=lambda fit: fit[1])
 
 
 def measure_coupling(checkpoint: str, *, by: str = BY[0], samples: int = 64, seed: int = 0) -> dict[str, Any]:
@@ -129,29 +144,27 @@ def measure_coupling(checkpoint: str, *, by: str = BY[0], samples: int = 64, see
     """
     from analysis.model.loading import open_model
     from analysis.model.losses import Scorer
-    from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
+    from olmo_sparsity.checkpoint import config_of, load_state
     from olmo_sparsity.data.task_batches import task_of
 
-    folder = resolve_checkpoint(checkpoint)
+    loaded = open_model(checkpoint)
+    folder = Path(loaded.name)
     config = config_of(folder)
     task = None if config.task.name is None else task_of(config)
     if task is None or task.end_id is None:
         raise UserError(
             f"{folder} was trained on {config.task.name or 'text'}, which couples no tokens; give another run"
         )
-    loaded = open_model(str(folder))
-    scorer = Scorer(loaded.model)
+    scorer = Scorer(loaded.model, device=loaded.device)
     shortest, longest = task.train_length
-    layouts, constant, varying = [], set(), set()
+    layouts = []
     with progress("coupling", longest - shortest + 1, "lengths") as advance:
         for length in range(shortest, longest + 1):
-            layout, fixed, others = lay_out(scorer, task, length, by=by, samples=samples, seed=seed)
-            layouts.append(layout)
-            constant |= fixed
-            varying |= others
+            layouts.append(lay_out(scorer, task, length, by=by, samples=samples, seed=seed))
             advance(1)
-    marks = sorted(constant - varying)
+    marks = marks_between(layouts)
     fitted = list(fit_segments(layouts, marks))
+    as_told = _same_as_the_task(layouts, marks, [segment for segment, _ in fitted], task.end_id)
     return {
         "checkpoint": str(folder),
         "step": load_state(folder).step,
@@ -160,9 +173,7 @@ def measure_coupling(checkpoint: str, *, by: str = BY[0], samples: int = 64, see
         "lengths": [shortest, longest],
         **{"samples": samples, "seed": seed, "by": by, "marks": marks},
         "segments": [{**vars(segment), "agreement": agreement} for segment, agreement in fitted],
-        "as_the_task_says": _same_as_the_task(
-            layouts, marks, [segment for segment, _ in fitted], task.end_id
-        ),
+        "as_the_task_says": as_told,
         "provenance": provenance(),
     }
 
@@ -180,48 +191,6 @@ def _same_as_the_task(
     return float(np.mean(same))
 
 
-def parser() -> Parser:
-    """Of `couple`."""
-    parser = Parser(
-        prog="olmo-sparsity couple",
-        description="""Find which tokens of a task belong together, in a model that was trained without being told.
-
-examples:
-  olmo-sparsity couple runs/parity-rope --out runs/parity-rope/coupling
-  olmo-sparsity couple runs/addition-nope --by attention --samples 128 --out runs/addition-nope/coupling
-
-For each training length it measures how much every token of the prompt bears on every token of the response: by leaving
-it out (leave-one-out-kl), or by the attention that it is given. A token of the prompt is coupled to the one of the
-response that it influences most. What is found is one rule for each segment of the prompt: whether ids are counted from
-its start or its end, and the first id. So it holds for prompts of any length; docs/method.md, 3.5.
-
-Writes coupling.json and prints the rule, how much of what was measured it explains (agreement), for how many tokens it
-is what the task itself says, and the options with which train takes it in the place of the task's own coupling.
-Where a rule explains less than half of a segment, none was found.""",
-    )
-    parser.add_argument(
-        "checkpoint", metavar="RUN", help="a run (then its last checkpoint) or checkpoint on a task"
-    )
-    parser.add_argument(
-        "--out", type=out_folder, required=True, metavar="DIR", help="where coupling.json goes"
-    )
-    parser.add_argument("--by", choices=BY, default=BY[0], help="what tells influence (default: %(default)s)")
-    parser.add_argument(
-        "--samples", type=whole_number, default=64, help="of each length (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=seed_number, default=0, help="of the samples (default: 0)")
-    return parser
-
-
-def main() -> None:
-    """Measure, write and print."""
-    options = vars(parser().parse_args())
-    path = Path(options.pop("out")) / NAME
-    coupling = measure_coupling(options.pop("checkpoint"), **options)
-    write_json(path, coupling)
-    print("\n".join([*outcome(coupling), f"wrote {path}"]))
-
-
 def outcome(coupling: Mapping[str, Any]) -> Iterator[str]:
     """The rule of each segment, how far it is the task's own, and how to train with it; or that there is none."""
     segments = coupling["segments"]
@@ -231,10 +200,7 @@ def outcome(coupling: Mapping[str, Any]) -> Iterator[str]:
             f"agreement {100 * segment['agreement']:.0f} %"
         )
     if min(segment["agreement"] for segment in segments) < LEAST_AGREEMENT:
-        yield (
-            f"no coupling was found: a rule explains less than {100 * LEAST_AGREEMENT:.0f} % of a segment; has the "
-            "model learned the task?"
-        )
+        yield f"no coupling was found: a rule explains less than {100 * LEAST_AGREEMENT:.0f} % of a segment"
         return
     if coupling["as_the_task_says"] is not None:
         yield f"{100 * coupling['as_the_task_says']:.0f} % of the tokens have the id that the task gives them"
@@ -243,7 +209,22 @@ def outcome(coupling: Mapping[str, Any]) -> Iterator[str]:
         "counted_from": [segment["counted_from"] for segment in segments],
         "first_ids": [segment["first_id"] for segment in segments],
     }
-    options = [
-        f"--positions.found.{name}=[{','.join(map(str, of_name))}]" for name, of_name in values.items()
-    ]
+    options = [f"--positions.found.{name}=[{','.join(map(str, value))}]" for name, value in values.items()]
     yield f"train with {shlex.join(options)}"
+
+
+def main() -> None:
+    """Measure, write and print."""
+    parser = Parser(prog="olmo-sparsity couple", description=__doc__)
+    parser.add_argument("checkpoint", metavar="RUN", help="a run on a task, or one of its checkpoints")
+    parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
+    parser.add_argument("--by", choices=BY, default=BY[0], help="what tells influence (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=whole_number, default=64, help="of each length (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=seed_number, default=0, help="of the samples (default: 0)")
+    options = vars(parser.parse_args())
+    path = options.pop("out") / NAME
+    coupling = measure_coupling(options.pop("checkpoint"), **options)
+    write_json(path, coupling)
+    print("\n".join([*outcome(coupling), f"wrote {path}"]))

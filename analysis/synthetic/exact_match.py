@@ -43,28 +43,28 @@ GROUP = ["task", "k_train", "model"]
 # --- the frame ---
 
 _FORMAT = {b"kind": b"olmo-sparsity exact match", b"version": b"3"}
-_TASK, _MODEL = (
-    ("task", "parameters", "trained"),
-    ("scheme", "rotate", "skip_probability", "family", "weights"),
-)
-SETTINGS = (*_TASK, *_MODEL, "options")
-_STRINGS = ("folder", "checkpoint", "weights_sha256", "commit", "machine", *SETTINGS)
-_WRONG = ("wrong_token", "wrong_id", "wrong_stop")
-_FORCED = ("teacher_forced_exact", "response_tokens", "teacher_forced_tokens")
-_COUNTS = ("step", "seed", "evaluation_seed", "weights", "length", "k", "samples", "exact", *_WRONG, *_FORCED)
-_FLOATS = ("skip_probability", "teacher_forced_ids", "mean_probability", "std_probability")
+_MODEL = ["scheme", "rotate", "skip_probability", "family", "weights"]
+SETTINGS = ["task", "parameters", "trained", *_MODEL, "options"]
+"""Columns in which groups differ."""
+_STRINGS = ["folder", "checkpoint", "weights_sha256", "commit", "machine", *SETTINGS]
+_WRONG = ["wrong_token", "wrong_id", "wrong_stop"]
+_FORCED = ["teacher_forced_exact", "response_tokens", "teacher_forced_tokens"]
+_COUNTS = ["step", "seed", "evaluation_seed", "weights", "length", "k", "samples", "exact", *_WRONG, *_FORCED]
+_FLOATS = ["skip_probability", "teacher_forced_ids", "mean_probability", "std_probability"]
 _TYPES = dict.fromkeys(_STRINGS, str) | dict.fromkeys(_COUNTS, np.int64) | dict.fromkeys(_FLOATS, np.float64)
 COLUMNS = list(_TYPES)
 """A row per checkpoint, k (0 where the task plants no tokens) and length.
 
-    folder             where it was measured, below the folder that was read; checkpoint, weights_sha256, commit, machine
-    task, parameters   every parameter of the task that was measured, JSON, keys in order; trained: those of its training
-    scheme, rotate     what RoPE rotates by; empty: the model's default
-    skip_probability   share of the training samples whose coupled ids jump ahead; NaN: it couples nothing
-    family, weights    how many the model has
-    options            further options of training by dotted name, those that are not at their default, JSON
-    step, seed, …      and the counts of `olmo_sparsity.evaluate.exact_match.LengthResult`; teacher_forced_ids is NaN where
-                       the model predicts none, the probabilities where an old record had none
+    folder               where it was measured, below the folder that was read
+    task, parameters     every parameter of the task that was measured, JSON, keys in order
+    trained              those of its training
+    scheme, rotate       what RoPE rotates by; empty: the model's default
+    skip_probability     share of the training samples whose coupled ids jump ahead; NaN: it couples nothing
+    family, weights      how many the model has
+    options              further options of training by dotted name, those that are not at their default, JSON
+    teacher_forced_ids   NaN where the model predicts none; the probabilities where an old record had none
+
+The others are of `olmo_sparsity.evaluate.exact_match.LengthResult` and the record that it stands in.
 """
 
 
@@ -151,7 +151,7 @@ def pool(rows: pd.DataFrame) -> pd.DataFrame:
     lengths or k of the same weights belong together.
     """
     groups = []
-    for values, members in rows.groupby(list(SETTINGS), dropna=False):
+    for values, members in rows.groupby(SETTINGS, dropna=False):
         settings = dict(zip(SETTINGS, values, strict=True))
         _check_seeds(members)
         cells = members.sort_values("seed").groupby(["k", "length"])
@@ -287,7 +287,7 @@ def scheme_label(settings: Settings) -> str:
     """A position scheme as figures name it; that of the idealised transformer has no RoPE."""
     if (settings["scheme"], settings["rotate"]) == ("contiguous", "none"):
         return "NoPE"
-    label = SCHEME_LABELS.get(settings["scheme"], settings["scheme"])
+    label: str = SCHEME_LABELS.get(settings["scheme"], settings["scheme"])
     return label.replace("RoPE", "tuples") if settings["family"] == "tuples" else label
 
 

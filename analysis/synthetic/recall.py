@@ -36,6 +36,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.contexts import Contexts
+from analysis.figures.needle import MOST, recall_figure
+from analysis.figures.style import save_figure
 from analysis.selectors import check_selector
 from analysis.stats.bootstrap import DEFAULT_RESAMPLES, ClusterBootstrap, wilson
 from analysis.stats.measured import PLACEBO, TRUE
@@ -286,21 +288,20 @@ def recall_of_checkpoint(
 
 
 def panels_of(result: Mapping[str, Any]) -> pd.DataFrame:
-    """What of a `recall.json` is drawn, as `analysis.figures.needle.recall_figure` has it: a panel for each p and
-    counting, with chance and the most that k tokens can find."""
+    """Recalls of a `recall.json` as `analysis.figures.needle.recall_figure` draws them, a panel per p and counting."""
     recalls, frames = pd.DataFrame(result["recalls"]), []
+    ks = np.array(result["settings"]["ks"])
     for what, chance in result["chance"].items():
+        contexts = {f"{what}_recall": TRUE, f"{what}_placebo_recall": PLACEBO}
         for cell in result["accuracy"]:
-            panel = f"p = {cell['planted']}, {what}s (accuracy {100 * cell['value']:.0f} %)"
-            of_cell = recalls[recalls["planted"] == cell["planted"]]
-            names = {f"{what}_recall": TRUE, f"{what}_placebo_recall": PLACEBO}
-            drawn = of_cell[of_cell["name"].isin(names)]
-            frames.append(drawn.assign(model=panel, far_context=drawn["name"].map(names)))
-            ks = np.array(result["settings"]["ks"])
-            most = np.minimum(ks, cell["planted"]) / cell["planted"]
-            for name, values in ((CHANCE, chance.values()), ("most", most)):
-                reference = pd.DataFrame({"k": ks, "value": list(values)})
-                frames.append(reference.assign(model=panel, selector=name))
+            planted, right = cell["planted"], f"{100 * cell['value']:.0f} %"
+            rows = recalls[(recalls["planted"] == planted) & recalls["name"].isin(contexts)]
+            references = [
+                pd.DataFrame({"selector": CHANCE, "k": ks, "value": [*chance.values()]}),
+                pd.DataFrame({"selector": MOST, "k": ks, "value": np.minimum(ks, planted) / planted}),
+            ]
+            panel = pd.concat([rows.assign(far_context=rows["name"].map(contexts)), *references])
+            frames.append(panel.assign(model=f"p = {planted}, {what}s (accuracy {right})"))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -312,21 +313,16 @@ def main() -> None:
     parser.add_argument("--device", help="cpu, cuda, cuda:1, … (default: a GPU where there is one)")
     add_arguments(parser, RecallSettings)
     options = parser.parse_args()
-    from analysis.figures.needle import recall_figure
-    from analysis.figures.style import save_figure
 
-    settings = settings_from(RecallSettings, options)
-    result = recall_of_checkpoint(options.checkpoint, settings, device=options.device)
+    given = settings_from(RecallSettings, options)
+    result = recall_of_checkpoint(options.checkpoint, given, device=options.device)
     write_json(options.out / "recall.json", result)
-    settings_text = (
-        f"N = {result['settings']['length']}, M = {settings.n_short}, {settings.samples:,} samples a panel"
-    )
-    heading = f"{result['run']}, step {result['step']:,}: {result['task']['name']}, {settings_text}"
-    figure = recall_figure(panels_of(result), of="planted tokens", heading=heading)
-    save_figure(figure, options.out, "recall")
-    print(show(pd.DataFrame(result["accuracy"]), title="samples that are answered right [%]"))
-    table = panels_of(result).pivot_table(
-        "value", ["model", "selector", "far_context"], "k", sort=False, dropna=False
-    )
-    print(f"\nrecall\n{table.to_string(float_format='{:.2f}'.format)}")
+    task, settings = result["task"]["name"], result["settings"]
+    of = f"{task}, N = {settings['length']}, M = {given.n_short}, {given.samples:,} samples a panel"
+    recalls = panels_of(result)
+    heading = f"{result['run']}, step {result['step']:,}: {of}"
+    save_figure(recall_figure(recalls, of="what is planted", heading=heading), options.out, "recall")
+    print(show(pd.DataFrame(result["accuracy"]), title="samples that are answered right [%]"), end="\n\n")
+    columns = ["model", "selector", "far_context", "k", "value", "low", "high"]
+    print(show(recalls[columns], across="k", title="recall [%] by k"))
     print(f"\nwrote recall.json, recall.png to {options.out}")

@@ -8,7 +8,7 @@ tokens with the id of the token that predicts, which decide the digit, by layer 
 bootstrap over samples.
 """
 
-import sys
+import argparse
 
 import numpy as np
 import torch
@@ -87,4 +87,10 @@ def of_run(run):
 
 
 if __name__ == "__main__":
-    write_json(sys.argv[1], {"commit": current_commit(), "runs": [of_run(run) for run in sys.argv[2:]]})
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", metavar="OUT.json")
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    given = parser.parse_args()
+    write_json(given.out, {"commit": current_commit(), "runs": [of_run(run) for run in given.runs]})

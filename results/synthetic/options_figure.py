@@ -1,21 +1,22 @@
 """Exact match against an option of training, of two parts of this study.
 
-    python results/synthetic/options_figure.py
+    python results/synthetic/options_figure.py [OUT]
 
 A panel for each option, a curve for each length: the longest trained one and multiples of it, as far as they were
 measured. The values of an option stand evenly spaced; where one varies, the others are at their defaults. Intervals are
-95 %. Writes needs/figure1-options.* and windows/figure1-options.* in this folder, from its exact_match.parquet.
+95 %. Writes needs/figure1-options.png and windows/figure1-options.png in this folder, or OUT, from exact_match.parquet.
 """
 
+import argparse
+import json
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import pandas as pd
 
 from analysis.figures import style
-from analysis.synthetic.exact_match import load, pool
-from analysis.synthetic.figure1 import K_MARKERS, MULTIPLES, axis_name, describe, draw_exact
+from analysis.synthetic.exact_match import GROUP, describe, load, pool
+from analysis.synthetic.figure1 import MULTIPLES, TASKS, draw_exact, shades
 
 HERE = Path(__file__).parent
 FIGURES = {"needs": ("positions.coupled_share", "positions.id_noise"), "windows": ("model.rope_window",)}
@@ -27,35 +28,35 @@ NAMES = {
 }
 
 
-def by_option(groups, names):
-    """Of each option its values, ascending, with their groups."""
+def by_option(points, names):
+    """Of each option its values, ascending, with the points of each."""
+    groups = [(json.loads(group["options"].iloc[0]), group) for _, group in points.groupby(GROUP, sort=False)]
     series = {}
     for name in names:
         others = {*names} - {name}
-        alone = [group for group in groups if not others & group.settings.training_options.keys()]
-        values = [(group.settings.training_options.get(name, DEFAULTS[name]), group) for group in alone]
+        values = [
+            (options.get(name, DEFAULTS[name]), group) for options, group in groups if not others & {*options}
+        ]
         series[name] = sorted(values, key=lambda item: (item[0] is None, item[0] or 0))
     return series
 
 
-def option_figure(groups, names):
-    """Exact match [% of samples] against each option."""
-    longest = groups[0].settings.train_length[1]
+def option_figure(points, names):
+    """Exact match [% of samples] against each option, from points of `pool`."""
+    longest = points["longest"].iloc[0]
+    groups = points.groupby(GROUP).ngroups
     marked = [times * longest for times in (1, *MULTIPLES)]
-    lengths = [
-        length for length in marked if all((group.points["length"] == length).any() for group in groups)
-    ]
-    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.86, len(lengths)))
-    looks = {n: (colour, marker, "-") for n, colour, marker in zip(lengths, shades, K_MARKERS, strict=False)}
-    unit = axis_name(groups[0].settings).partition("[")[2].rstrip("]")
+    lengths = [length for length in marked if (points["length"] == length).sum() == groups]
+    looks = {length: (*look, "-") for length, look in zip(lengths, shades(len(lengths)), strict=True)}
+    unit = TASKS[points["task"].iloc[0]][1].partition("[")[2].rstrip("]")
     with matplotlib.rc_context(style.STYLE):
         figure = style.new_figure(style.PAGE if len(names) > 1 else style.COLUMN, 3.2)
         panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-        for axes, (name, of_option) in zip(panels, by_option(groups, names).items(), strict=True):
+        for axes, (name, of_option) in zip(panels, by_option(points, names).items(), strict=True):
             values = [value for value, _ in of_option]
             for length, look in looks.items():
-                points = pd.concat([group.points[group.points["length"] == length] for _, group in of_option])
-                draw_exact(axes, range(len(values)), points, f"{length}", look, alpha=0.12)
+                curve = pd.concat([group[group["length"] == length] for _, group in of_option])
+                draw_exact(axes, range(len(values)), curve, f"{length}", look, alpha=0.12)
             axes.set_xticks(
                 range(len(values)), ["none" if value is None else f"{value:g}" for value in values]
             )
@@ -64,11 +65,16 @@ def option_figure(groups, names):
         panels[0].set_ylim(-3, 103)
         named = {f"{length} {unit}, {length / longest:g}×": look for length, look in looks.items()}
         style.add_legend(figure, style.line_handles(named))
-        style.add_heading(figure, describe(groups))
+        style.add_heading(figure, describe(points))
     return figure
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", nargs="?", type=Path, default=HERE)
+    out = parser.parse_args().out
     for folder, names in FIGURES.items():
-        groups = pool(load([HERE / "exact_match.parquet"], [f"{folder}/records"]))
-        style.save_figure(option_figure(groups, names), HERE / folder, "figure1-options")
+        points = pool(load([HERE / "exact_match.parquet"], [f"{folder}/records"]))
+        style.save_figure(option_figure(points, names), out / folder, "figure1-options")

@@ -5,7 +5,7 @@ import pandas as pd
 
 from analysis.figures.figure2 import figure2
 from analysis.figures.length import length_figure, lengths_figure
-from analysis.figures.needle import needle_figure, needle_lengths_figure, needle_recall_figure
+from analysis.figures.needle import needle_figure, needle_lengths_figure, recall_figure
 from tests.analysis.figures.drawn import assert_readable, legend, line, points
 from tests.support.results import made_result
 
@@ -128,7 +128,7 @@ class TestNeedle:
             {"model": "a", "selector": "chance", "far_context": "true", "k": k, "value": k / 10}
             for k in (1, 2)
         ]
-        figure = needle_recall_figure(with_interval(rows))
+        figure = recall_figure(with_interval(rows))
         assert_readable(figure)
         [axes] = figure.axes
         assert line(axes, "leave-one-out")[1].tolist() == [0.9, 0.45]
