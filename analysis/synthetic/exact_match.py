@@ -99,30 +99,26 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
     """The rows at these paths, each once; a folder stands for every `exact_match.parquet` and `.json` beneath it.
 
     ``only``: folders, as in the column ``folder``, whose rows are wanted, and those beneath them; all by default.
-    Raises `UserError` for a path without rows.
+    Raises `UserError` where there are none.
     """
     frames = []
     for path in map(Path, paths):
-        names = NAME, EXACT_MATCH.name
-        files = sorted(file for name in names for file in path.rglob(name)) if path.is_dir() else [path]
-        if not files:
-            raise UserError(f"{path} holds no {' or '.join(names)}; make one with olmo-sparsity exact_match")
-        for file in files:
+        found = sorted(path.rglob(NAME)) + sorted(path.rglob(EXACT_MATCH.name))
+        for file in found if path.is_dir() else [path]:
             below = file.parent.relative_to(path) if path.is_dir() else Path()
             frame = record_frame(EXACT_MATCH.load(file)) if file.suffix == ".json" else _read(file)
             frames.append(frame.assign(folder=[str(below / folder) for folder in frame["folder"]]))
+    if not frames:
+        raise UserError(f"no {NAME} or {EXACT_MATCH.name} in {', '.join(map(str, paths))}")
     rows = pd.concat(frames, ignore_index=True).drop_duplicates(ignore_index=True)
-    wanted = [
-        not only or any(Path(folder).is_relative_to(part) for part in only) for folder in rows["folder"]
-    ]
-    if not any(wanted):
-        raise UserError(f"no rows of {', '.join(only)}; there are {', '.join(sorted({*rows['folder']}))}")
-    return rows[wanted].reset_index(drop=True)
+    folders = sorted({*rows["folder"]})
+    wanted = [one for one in folders if not only or any(Path(one).is_relative_to(part) for part in only)]
+    if not wanted:
+        raise UserError(f"no rows of {', '.join(only)}; there are {', '.join(folders)}")
+    return rows[rows["folder"].isin(wanted)].reset_index(drop=True)
 
 
 def _read(path: Path) -> pd.DataFrame:
-    if not path.is_file():
-        raise UserError(f"{path} is missing; give an {NAME}, or a folder that holds some")
     table = pq.read_table(path, page_checksum_verification=True)
     if table.schema.metadata != _FORMAT:
         raise UserError(f"{path} is no exact match of this format; make it with olmo-sparsity figure1 --rows")
@@ -150,36 +146,26 @@ def pool(rows: pd.DataFrame) -> pd.DataFrame:
     Raises `UserError` where a training seed occurs twice in a group, for the two would not be independent. Other
     lengths or k of the same weights belong together.
     """
+    places = {scheme: place for place, scheme in enumerate(SCHEME_LABELS)}
+    keyed = rows.assign(
+        k_train=[json.loads(trained).get("k_train", 0) for trained in rows["trained"]],
+        place=rows["scheme"].map(places),
+        skips=-rows["skip_probability"].fillna(0),
+        with_options=rows["options"] != "{}",
+    )
+    order = ["task", "k_train", "parameters", "place", "scheme", "rotate", "skips", "family", "weights"]
+    order += ["with_options", "options", "trained", "skip_probability"]
     groups = []
-    for values, members in rows.groupby(SETTINGS, dropna=False):
-        settings = dict(zip(SETTINGS, values, strict=True))
+    for _, members in keyed.groupby(order, dropna=False):
         _check_seeds(members)
+        settings = members[["k_train", *SETTINGS]].iloc[0].to_dict()
         cells = members.sort_values("seed").groupby(["k", "length"])
         shortest, longest = json.loads(settings["trained"])["train_length"]
-        points = pd.DataFrame([_point(of_cell) for _, of_cell in cells]).assign(
-            k_train=json.loads(settings["trained"]).get("k_train", 0),
-            chance=_chance(settings["task"], json.loads(settings["parameters"])),
-            **{"shortest": shortest, "longest": longest, **settings},
-        )
-        groups.append(points)
-    groups.sort(key=lambda points: _order(points.iloc[0]))
+        settings |= {"shortest": shortest, "longest": longest, "chance": _chance(settings)}
+        groups.append(pd.DataFrame([_point(of_cell) for _, of_cell in cells]).assign(**settings))
     named = zip(groups, labels([points.iloc[0] for points in groups]), strict=True)
     points = pd.concat([points.assign(model=label) for points, label in named], ignore_index=True)
     return points[list(dict.fromkeys([*GROUP, *points]))]
-
-
-def _order(first: pd.Series) -> tuple[Any, ...]:
-    schemes = [*SCHEME_LABELS, first["scheme"]]
-    plan = (
-        first["task"],
-        first["k_train"],
-        first["parameters"],
-        schemes.index(first["scheme"]),
-        first["scheme"],
-    )
-    skips = 0 if np.isnan(first["skip_probability"]) else -first["skip_probability"]
-    model = first["rotate"], skips, first["family"], first["weights"]
-    return *plan, *model, first["options"] != "{}", first["options"], first["trained"]
 
 
 def _check_seeds(rows: pd.DataFrame) -> None:
@@ -191,13 +177,12 @@ def _check_seeds(rows: pd.DataFrame) -> None:
         raise UserError(f"seed {again[0]} of one setting occurs twice ({names}); give it once")
 
 
-def _chance(task: str, parameters: Mapping[str, Any]) -> float:
-    if task == "sparse_parity":
-        return 1 / 2
+def _chance(settings: Settings) -> float:
+    parameters = json.loads(settings["parameters"])
     even = {"label_function": "sum", "planted_distribution": "uniform"}
-    return (
-        1 / parameters["num_planted"] if task == "planted" and even.items() <= parameters.items() else np.nan
-    )
+    if settings["task"] == "planted" and even.items() <= parameters.items():
+        return 1 / parameters["num_planted"]
+    return 1 / 2 if settings["task"] == "sparse_parity" else np.nan
 
 
 def _point(rows: pd.DataFrame) -> dict[str, Any]:
@@ -287,7 +272,8 @@ def scheme_label(settings: Settings) -> str:
     """A position scheme as figures name it; that of the idealised transformer has no RoPE."""
     if (settings["scheme"], settings["rotate"]) == ("contiguous", "none"):
         return "NoPE"
-    label: str = SCHEME_LABELS.get(settings["scheme"], settings["scheme"])
+    scheme = str(settings["scheme"])
+    label = SCHEME_LABELS.get(scheme, scheme)
     return label.replace("RoPE", "tuples") if settings["family"] == "tuples" else label
 
 

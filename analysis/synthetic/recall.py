@@ -9,7 +9,7 @@ short context is the last M tokens, and only samples with all of their planted t
 then the whole planted set is among the candidates, and the short context says nothing about the label.
 
 A place of sparse parity is a pair (selector, bit). What is planted is the bit, but the answer depends on both of its
-tokens, so place recall counts either. In the task planted a place is a token, and there is no place recall.
+tokens, so place recall counts either. In the task planted there is no place recall.
 
 The placebo [ours] is the far context of another test sample, as long, with as many planted tokens, and another label;
 the target stays the true one. (With the same label it would be no placebo but a second true context.) Placebo recall is
@@ -140,32 +140,33 @@ def draw_samples(task: SparseTask, settings: RecallSettings, planted: int) -> Pl
     the settings. Raises `UserError` where such samples are too rare, or all have the same label.
     """
     sized = task.at_length(settings.length, planted)
-    kept = np.empty(0, dtype=np.int64)
-    for first in range(0, _DRAWS_PER_SAMPLE * settings.samples, settings.samples):
-        indices = np.arange(first, first + settings.samples)
+    kept: list[int] = []
+    drawn = 0
+    while len(kept) < settings.samples and drawn < _DRAWS_PER_SAMPLE * settings.samples:
+        indices = np.arange(drawn, drawn + settings.samples)
         columns = sized.sample("test", settings.seed, indices).planted
         assert columns is not None
-        kept = np.append(kept, indices[columns.max(axis=1) < settings.n_far])
-        if len(kept) >= settings.samples:
-            break
-    else:
+        kept += indices[columns.max(axis=1) < settings.n_far].tolist()
+        drawn += settings.samples
+    if len(kept) < settings.samples:
         raise UserError(
-            f"{task.name}: of {_DRAWS_PER_SAMPLE * settings.samples:,} samples of length {settings.length} with "
-            f"{planted} planted tokens only {len(kept):,} have none among the last {settings.n_short}; lower --ks or "
-            "--n-short, or raise --length (stretched planted positions need a locality)"
+            f"{task.name}: of {drawn:,} samples of length {settings.length} with {planted} planted tokens only "
+            f"{len(kept):,} have none among the last {settings.n_short}; lower --ks or --n-short, or raise --length "
+            "(stretched planted positions need a locality)"
         )
-    kept = kept[: settings.samples]
-    batch = sized.sample("test", settings.seed, kept)
+    indices = np.array(kept[: settings.samples])
+    batch = sized.sample("test", settings.seed, indices)
     assert batch.planted is not None and batch.label is not None
     labels = batch.label
     if (labels == labels[0]).all():
         raise UserError(
-            f"all {len(labels)} samples have the same label, so that none is a placebo for another; raise --samples"
+            "all samples have the same label, so that none is a placebo for another; raise --samples"
         )
     generator = np.random.default_rng([Stream.PLANTED_PLACEBOS, settings.seed])
     donors = np.array([generator.choice(np.flatnonzero(labels != label)) for label in labels])
-    contexts = Contexts(batch.tokens[:, : settings.length], labels[:, None], kept[:, None], settings.n_short)
-    return PlantedSamples(contexts, batch.planted, donors, int(kept[-1]) + 1)
+    tokens = batch.tokens[:, : settings.length]
+    contexts = Contexts(tokens, labels[:, None], indices[:, None], settings.n_short)
+    return PlantedSamples(contexts, batch.planted, donors, int(indices[-1]) + 1)
 
 
 def measure_recall(
