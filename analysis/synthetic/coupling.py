@@ -24,7 +24,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,17 +143,17 @@ def measure_coupling(checkpoint: str, *, by: str = BY[0], samples: int = 64, see
     """
     from analysis.model.loading import open_model
     from analysis.model.losses import Scorer
-    from olmo_sparsity.checkpoint import config_of, load_state
+    from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
     from olmo_sparsity.data.task_batches import task_of
 
-    loaded = open_model(checkpoint)
-    folder = Path(loaded.name)
+    folder = resolve_checkpoint(checkpoint)
     config = config_of(folder)
     task = None if config.task.name is None else task_of(config)
     if task is None or task.end_id is None:
         raise UserError(
             f"{folder} was trained on {config.task.name or 'text'}, which couples no tokens; give another run"
         )
+    loaded = open_model(str(folder))
     scorer = Scorer(loaded.model, device=loaded.device)
     shortest, longest = task.train_length
     layouts = []

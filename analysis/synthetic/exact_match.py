@@ -103,7 +103,7 @@ def load(paths: Sequence[str | Path], only: Sequence[str] = ()) -> pd.DataFrame:
     """
     frames = []
     for path in map(Path, paths):
-        found = sorted(path.rglob(NAME)) + sorted(path.rglob(EXACT_MATCH.name))
+        found = sorted([*path.rglob(NAME), *path.rglob(EXACT_MATCH.name)])
         for file in found if path.is_dir() else [path]:
             below = file.parent.relative_to(path) if path.is_dir() else Path()
             frame = record_frame(EXACT_MATCH.load(file)) if file.suffix == ".json" else _read(file)

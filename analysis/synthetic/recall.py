@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -249,12 +248,11 @@ def recall_of_checkpoint(
     """
     from analysis.model.loading import open_model
     from analysis.model.losses import Scorer
-    from olmo_sparsity.checkpoint import config_of, load_state
+    from olmo_sparsity.checkpoint import config_of, load_state, resolve_checkpoint
     from olmo_sparsity.data.task_batches import task_of
     from olmo_sparsity.tasks.sparse import SparseTask
 
-    loaded = open_model(checkpoint, device=device)
-    folder = Path(loaded.name)
+    folder = resolve_checkpoint(checkpoint)
     config = config_of(folder)
     task = None if config.task.name is None else task_of(config)
     if not isinstance(task, SparseTask):
@@ -263,6 +261,7 @@ def recall_of_checkpoint(
             "sparse_parity or planted"
         )
     settings = settings.for_task(task)
+    loaded = open_model(str(folder), device=device)
     loaded.check_context(settings.length)
     contexts = 2 * settings.samples * len(settings.selectors) * len(settings.planted)
     with progress("recall", contexts, "contexts") as advance:

@@ -28,7 +28,7 @@ from analysis.synthetic.exact_match import describe, load, pool
 from analysis.synthetic.figure1 import k_title
 
 LIMIT = {"marker": "v", "markerfacecolor": "white", "markersize": 3.8, "linestyle": "none"}
-FITTED = {"color": "0.45", "linestyle": ":", "linewidth": 1, "zorder": 1.5}
+FITTED = {"color": "0.45", "linestyle": ":", "linewidth": 1, "label": "c is from the lengths up to this"}
 THEOREM = {"linestyle": (0, (6, 2)), "linewidth": 1.1, "label": "Theorem 4.3: c L L′² δ"}
 IMPROVED = {"linestyle": (0, (1, 1)), "linewidth": 1.1, "label": "improved: c (L′/L)² δ"}
 
@@ -46,7 +46,7 @@ def bound_figure(points):
         figure, panels = style.small_multiples(places, title_lines=style.lines_of(titles))
         for axes, (test, of_test), title in zip(panels, tests.items(), titles, strict=True):
             axes.axhline(1, color="0.75", linewidth=0.8, zorder=1.4)
-            axes.axvline(fits.loc[(*test, "improved"), "fitted_to"], **FITTED)
+            axes.axvline(fits.loc[(*test, "improved"), "fitted_to"], zorder=1.5, **FITTED)
             for _, curve in of_test.groupby(["longest", "locality"]):
                 name = curve_name(curve.iloc[0])
                 draw_errors(axes, curve, name, looks[name])
@@ -65,9 +65,7 @@ def bound_figure(points):
         if (errors["error"] == 0).any():
             handles.append(Line2D([], [], color="0.3", label="none wrong: upper limit", **LIMIT))
         handles += [Line2D([], [], color="0.3", **THEOREM), Line2D([], [], color="black", **IMPROVED)]
-        style.add_legend(
-            figure, [*handles, Line2D([], [], label="c is from the lengths up to this", **FITTED)]
-        )
+        style.add_legend(figure, [*handles, Line2D([], [], **FITTED)])
         style.add_heading(figure, describe(points))
     return figure
 

@@ -21,12 +21,12 @@ from olmo_sparsity.sweep.slurm import words
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.metrics import read_metrics
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.files import write_json
 from olmo_sparsity.util.lock import folder_lock
+from olmo_sparsity.util.result_files import EXACT_MATCH
+from tests.analysis.synthetic.made_up import record, row
 from tests.olmo_sparsity.sweep.test_grid import TASK
 from tests.olmo_sparsity.sweep.test_slurm import check_shell
 from tests.support import local_slurm, tiny
-from tests.support.made_up_exact_match import record, row
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[2]
@@ -217,7 +217,7 @@ def test_a_finished_cell_tells_its_loss_and_exact_match(tmp_path):
     (cell.folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     exact = [(20, 4, 10), (20, 6, 9), (40, 4, 5), (400, 4, 1)]
     rows = [row(length, right, k, (10 - right, 0, 0)) for length, k, right in exact]
-    write_json(cell.folder / "exact_match.json", record(rows))
+    EXACT_MATCH.save(cell.folder / "exact_match.json", record(rows))
     line = "seed=1: finished; loss 0.5100 nats at step 8; exact match 95.0 % at 20, 10.0 % at 400"
     assert module._line(Outcome(cell, "finished")) == line
 

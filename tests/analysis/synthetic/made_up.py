@@ -1,9 +1,9 @@
-"""Frames of exact match with counts made up: what pooling, figures and the bound are tested against."""
+"""Exact match with counts made up, as records and frames: what pooling, figures and the bound are tested against."""
 
 import numpy as np
 import pandas as pd
 
-from analysis.synthetic.exact_match import Group, pool, record_frame
+from analysis.synthetic.exact_match import pool, record_frame
 
 SAMPLES = 200
 SPARSE = {
@@ -28,25 +28,30 @@ def row(
     return {"length": length, "k": k, **counts, **forced, "teacher_forced_ids": None, **probabilities}
 
 
-def rows(own: list[dict], task: str = "sparse_parity", **changes) -> pd.DataFrame:
-    """The frame of one evaluation; ``task_changes`` replaces parameters of the task, ``changes`` of the record."""
+def record(own: list[dict], task: str = "sparse_parity", **changes) -> dict:
+    """The record of one evaluation; ``task_changes`` replaces parameters of the task, ``changes`` the record's."""
     defaults = {"scratchpad_parity": PARITY, "variable_assignment": ASSIGNMENT}.get(task, SPARSE)
     parameters = {**defaults, **changes.pop("task_changes", {})}
-    record = {
+    values = {
         **{"checkpoint": "runs/made-up/step3000", "step": 3000, "weights_sha256": "a" * 64, "commit": "abc"},
         **{"machine": "none", "task": {"name": task, "parameters": parameters}, "trained": parameters},
         **{"scheme": "pose", "rotate": None, "skip_probability": None, "family": "gpt_neox", "options": {}},
         **{"initial_weights": False, "parameters": 420_000, "seed": 1, "evaluation_seed": 0, "rows": own},
     }
-    return record_frame({**record, **changes})
+    return {**values, **changes}
 
 
-def pooled(*frames: pd.DataFrame) -> list[Group]:
-    """Their groups."""
+def rows(own: list[dict], task: str = "sparse_parity", **changes) -> pd.DataFrame:
+    """The frame of a `record`."""
+    return record_frame(record(own, task, **changes))
+
+
+def pooled(*frames: pd.DataFrame) -> pd.DataFrame:
+    """Their points."""
     return pool(pd.concat(frames, ignore_index=True))
 
 
-def sparse() -> list[Group]:
+def sparse() -> pd.DataFrame:
     """K_train 4, 8, 12; seven k each; accuracy falls with length, and faster for a k beyond K_train."""
     rng = np.random.default_rng(0)
     frames = []
@@ -63,7 +68,7 @@ def sparse() -> list[Group]:
     return pooled(*frames)
 
 
-def schemes() -> list[Group]:
+def schemes() -> pd.DataFrame:
     """Two tasks with coupled ids under four schemes: PoSE breaks early, coupled ids late."""
     rng = np.random.default_rng(0)
     lengths = {

@@ -3,14 +3,21 @@
 import numpy as np
 import pytest
 
-from analysis.synthetic.bound import bounds_frames, improved_bound, theorem_bound, trained_error, try_bounds
+from analysis.synthetic.bound import errors_frame, fit_bounds, improved_bound, theorem_bound, trained_frame
 from olmo_sparsity.util.errors import UserError
 from tests.analysis.synthetic.made_up import pooled, row, rows
 from tests.analysis.synthetic.test_exact_match import Z, wilson_by_hand
 
 
 def start_of(*own, **changes):
-    return trained_error(pooled(rows(list(own), **changes))[0])
+    """What the bounds of one model start from."""
+    [start] = trained_frame(errors_frame(pooled(rows(list(own), **changes)))).itertuples()
+    return start
+
+
+def fits_of(frames):
+    """The fit of each bound, of models that share a constant."""
+    return fit_bounds(errors_frame(pooled(*frames))).itertuples()
 
 
 def starts(times=(2, 3, 4, 5), error=lambda times: 0.3 * times**2):
@@ -20,13 +27,8 @@ def starts(times=(2, 3, 4, 5), error=lambda times: 0.3 * times**2):
         wrong = [min(5000, round(error(each) * delta)) for each in times]
         own = [row(each * longest, 10_000 - n, 4, (n, 0, 0)) for each, n in zip(times, wrong, strict=True)]
         task = {"train_length": [20, longest], "test_length": [20, 500]}
-        found.append(start_of(row(longest, 10_000 - delta, 4, (delta, 0, 0)), *own, task_changes=task))
+        found.append(rows([row(longest, 10_000 - delta, 4, (delta, 0, 0)), *own], task_changes=task))
     return found
-
-
-def fits_of(starts):
-    [test] = try_bounds(starts)
-    return test.fits["theorem_4_3"], test.fits["improved"]
 
 
 def test_bounds_against_hand_arithmetic():
@@ -41,8 +43,8 @@ def test_it_starts_from_the_longest_trained_length_and_largest_trained_k():
         row(50, 100, 6, (100, 0, 0)),
         *(row(length, 199, 2, (1, 0, 0)) for length in (20, 50)),
     )
-    assert (start.k, start.trained_length, start.measured_length) == (4, 50, 50)
-    assert start.delta == pytest.approx(0.02) and not start.is_limit
+    assert (start.k, start.longest, start.measured_length) == (4, 50, 50)
+    assert start.delta == pytest.approx(0.02) and not start.delta_is_upper_limit
     assert start.error_high == pytest.approx(wilson_by_hand(4, 200)[1])
 
 
@@ -55,54 +57,54 @@ def test_it_does_not_start_from_a_k_below_the_trained_ones():
 
 
 def test_without_an_error_delta_is_the_upper_limit():
-    start = start_of(*(row(length, 200, 4) for length in (20, 40, 100, 200)))
-    assert start.is_limit and (start.measured_length, start.trained_length) == (40, 50)
+    own = [row(length, 200, 4) for length in (20, 40, 100, 200)]
+    start = start_of(*own)
+    assert start.delta_is_upper_limit and (start.measured_length, start.longest) == (40, 50)
     assert start.delta == pytest.approx(Z**2 / (200 + Z**2))
-    assert fits_of([start])[1].constant == pytest.approx(start.delta / (4 * start.delta)), "the upper limits"
+    _, improved = fits_of([rows(own)])
+    assert improved.constant == pytest.approx(start.delta / (4 * start.delta)), "the upper limits"
 
 
 def test_it_starts_from_the_worst_trained_length():
     start = start_of(row(20, 190, 4, (10, 0, 0)), row(50, 199, 4, (1, 0, 0)), row(60, 9, 4), row(70, 9, 4))
-    assert (start.measured_length, start.trained_length, start.delta) == (20, 50, pytest.approx(0.05))
+    assert (start.measured_length, start.longest, start.delta) == (20, 50, pytest.approx(0.05))
 
 
 def test_the_expected_error_comes_first_where_rows_have_it():
-    start = start_of(row(50, 200, 4, p=0.99), row(100, 200, 4, p=0.9), row(200, 200, 4, p=0.8))
-    assert start.delta == pytest.approx(0.01) and not start.is_limit
-    far, half = start.points.iloc[1], 1.96 * 0.1 / 200**0.5
+    own = [row(50, 200, 4, p=0.99), row(100, 200, 4, p=0.9), row(200, 200, 4, p=0.8)]
+    start = start_of(*own)
+    assert start.delta == pytest.approx(0.01) and not start.delta_is_upper_limit
+    far, half = errors_frame(pooled(rows(own))).iloc[1], 1.96 * 0.1 / 200**0.5
     assert (far["error"], far["error_low"]) == pytest.approx((0.1, 0.1 - half), abs=1e-5)
 
 
 def test_a_constant_is_fitted_at_the_shorter_lengths_and_tried_at_the_longer_ones():
-    [test] = try_bounds(starts())
-    theorem, improved = test.fits.values()
-    assert test.label == "RoPE + PoSE" and [start.trained_length for start in test.starts] == [50, 100]
+    theorem, improved = fits_of(starts())
+    assert improved.model == "RoPE + PoSE"
     assert (improved.fitted, improved.tested, improved.held, improved.empty) == (4, 4, 4, 0)
     assert improved.constant == pytest.approx(0.3) and improved.slack == pytest.approx(1)
     assert improved.fitted_to == 3
     assert theorem.constant == pytest.approx(0.3 / 50**3)
     # of L = 100 it is 8 times too high, and of L = 50 exact
     assert theorem.slack == pytest.approx(8**0.5) and theorem.held == 4
-    frames = bounds_frames([test])
-    assert [*frames["bounds"]["held"]] == [4, 4] and [*frames["trained"]["delta"]] == pytest.approx(
-        [0.004, 0.001]
-    )
+    trained = trained_frame(errors_frame(pooled(*starts())))
+    assert [*trained["longest"]] == [50, 100] and [*trained["delta"]] == pytest.approx([0.004, 0.001])
 
 
 def test_an_error_that_grows_faster_breaks_a_bound():
-    improved = fits_of(starts(error=lambda times: 0.05 * times**4))[1]
+    _, improved = fits_of(starts(error=lambda times: 0.05 * times**4))
     assert (improved.tested, improved.held) == (4, 0)
 
 
 def test_a_bound_is_broken_only_where_the_whole_interval_is_above_it():
-    improved = fits_of(starts(error=lambda times: 0.3 * times**2 * (1.03 if times > 3 else 1)))[1]
+    _, improved = fits_of(starts(error=lambda times: 0.3 * times**2 * (1.03 if times > 3 else 1)))
     assert improved.slack < 1 and (improved.tested, improved.held) == (4, 4)
 
 
 def test_a_bound_above_the_error_of_guessing_says_nothing():
     for fit in fits_of(starts(error=lambda times: 1e6)):  # a model that guesses at every length beyond L
         assert fit.tested < 2 and fit.empty > 2
-    improved = fits_of(starts(error=lambda times: 5.2 * times**2))[1]
+    _, improved = fits_of(starts(error=lambda times: 5.2 * times**2))
     assert (improved.tested, improved.empty) == (3, 1)  # one is 0.52
 
 
@@ -113,15 +115,16 @@ def test_of_an_odd_number_of_lengths_the_middle_one_is_fitted():
 
 def test_only_models_that_differ_in_length_and_locality_share_a_constant():
     own = [row(n, 9000, 4, (1000, 0, 0)) for n in (50, 100, 200)]
-    others = [start_of(*own, scheme="contiguous"), start_of(*own, task_changes={"tokens": 9})]
-    found = [(test.label, len(test.starts)) for test in try_bounds([*starts(), *others])]
-    assert found == [("RoPE + PoSE", 2), ("RoPE", 1), ("RoPE + PoSE, tokens 9", 1)]
+    others = [rows(own, scheme="contiguous"), rows(own, task_changes={"tokens": 9})]
+    errors = errors_frame(pooled(*starts(), *others))
+    together = errors.groupby("model")["longest"].nunique()
+    assert {*together.items()} == {("RoPE", 1), ("RoPE + PoSE", 2), ("RoPE + PoSE, tokens 9", 1)}
     tuples = []
     for longest, weights in ((50, 1000), (100, 2000)):  # their tables grow with the length
         own = [row(longest * times, 900, 4, (100, 0, 0)) for times in (1, 2, 3)]
         task = {"train_length": [20, longest], "locality": longest // 4}
         made = {"family": "tuples", "options": {"model.tuples.locality": longest // 4}, "parameters": weights}
-        tuples.append(start_of(*own, task="planted", task_changes=task, **made))
+        tuples.append(rows(own, task="planted", task_changes=task, **made))
     assert [fit.fitted + fit.tested + fit.empty for fit in fits_of(tuples)] == [4, 4]
 
 
@@ -131,5 +134,7 @@ def test_it_is_refused_where_there_is_nothing_to_start_from_or_to_try():
             start_of(*own)
     certain = [{**row(n, 200, 4, p=1.0), "std_probability": 0.0} for n in (50, 100, 200)]
     start = start_of(*certain)
-    assert start.is_limit and start.delta == pytest.approx(Z**2 / (200 + Z**2)), "no sample was wrong"
-    assert np.isfinite(fits_of([start])[1].constant)
+    assert start.delta_is_upper_limit and start.delta == pytest.approx(Z**2 / (200 + Z**2)), (
+        "no sample was wrong"
+    )
+    assert all(np.isfinite(fit.constant) for fit in fits_of([rows(certain)]))

@@ -16,6 +16,7 @@ from analysis.synthetic.coupling import (
     fit_segments,
     influence_on_response,
     lay_out,
+    marks_between,
     measure_coupling,
     outcome,
 )
@@ -87,15 +88,11 @@ class Attending(ByHand):
 @pytest.mark.parametrize("name", TASKS)
 def test_what_a_model_reads_is_coupled(name, by):
     task, (marks, expected) = small(name), TASKS[name]
-    layouts, constant = [], set()
-    for length in range(3, 7):
-        model = (Attending if by == "attention" else ByHand)(task)
-        layout, fixed, varying = lay_out(Scorer(model, share_prefixes=False), task, length, by=by)
-        layouts.append(layout)
-        constant |= fixed
-        assert not fixed & varying
-    assert constant == {1, *marks}
-    found = list(fit_segments(layouts, sorted(constant)))
+    model = (Attending if by == "attention" else ByHand)(task)
+    scorer = Scorer(model, share_prefixes=False)
+    layouts = [lay_out(scorer, task, length, by=by) for length in range(3, 7)]
+    assert marks_between(layouts) == [1, *marks]
+    found = list(fit_segments(layouts, [1, *marks]))
     assert [agreement for _, agreement in found] == [1.0] * len(expected)
     assert [segment.first_id for segment, _ in found] == [each.first_id for each in expected]
     # One digit is its own first and last: either way of counting it is right.

@@ -1,25 +1,23 @@
 """Figure 1 and that of the bound: what is drawn and written is what the rows say."""
 
 import json
+import runpy
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
 from analysis.synthetic import figure1
-from analysis.synthetic.bound import bound_figure, trained_error, try_bounds
-from analysis.synthetic.exact_match import NAME, load, save
-from analysis.synthetic.figure1 import (
-    SPAN,
-    accuracy_by_length_figure,
-    describe,
-    first_errors_figure,
-    scheme_comparison_figure,
-)
+from analysis.synthetic.exact_match import NAME, describe, load, save
+from analysis.synthetic.figure1 import SPAN, accuracy_by_length_figure, scheme_comparison_figure
 from tests.analysis.synthetic.made_up import pooled, row, rows, schemes, sparse
 from tests.support.drawn import curve, legend_names
 
+RESULTS = Path(__file__).parents[3] / "results"
+BOUND = runpy.run_path(str(RESULTS / "theory" / "bound_figure.py"))
+ERRORS = runpy.run_path(str(RESULTS / "synthetic" / "errors_figure.py"))
 SCHEMES = ["RoPE", "RoPE + PoSE", "coupled ids (oracle)", "Predictive Position Coupling"]
 
 
@@ -33,26 +31,24 @@ def is_inside(figure):
 
 
 def test_accuracy_by_length_draws_the_points_of_every_k():
-    groups = sparse()
-    figure = accuracy_by_length_figure(groups)
+    points = sparse()
+    figure = accuracy_by_length_figure(points)
     assert [axes.get_title("left") for axes in figure.axes] == [f"$K_{{train}}$ = {k}" for k in (4, 8, 12)]
-    for axes, group in zip(figure.axes, groups, strict=True):
+    for axes, (k_train, group) in zip(figure.axes, points.groupby("k_train"), strict=True):
         bands = [band for band in axes.collections if isinstance(band, PolyCollection)]
-        assert len(bands) == len(group.curves) == 7
-        for band, (k, points) in zip(bands, group.curves.items(), strict=True):
+        assert len(bands) == 7
+        for band, (k, of_k) in zip(bands, group.groupby("k"), strict=True):
             line = curve(axes, f"k = {k}")
-            assert [*line.get_xdata()] == [*points["length"]] and line.is_dashed() == (
-                k > group.settings.k_train
-            )
-            np.testing.assert_allclose(line.get_ydata(), 100 * points["value"])
+            assert [*line.get_xdata()] == [*of_k["length"]] and line.is_dashed() == (k > k_train)
+            np.testing.assert_allclose(line.get_ydata(), 100 * of_k["value"])
             drawn = np.asarray(band.get_paths()[0].vertices)[:, 1]
-            for bound in (*points["low"], *points["high"]):
+            for bound in (*of_k["low"], *of_k["high"]):
                 assert np.isclose(drawn, 100 * bound).any()
         (chance,) = [line for line in axes.lines if [*line.get_ydata()] == [50, 50]]
         assert chance.get_linestyle() == ":"
         assert sorted({x for x, _ in axes.patches[0].get_corners()}) == [20, 50]
     assert legend_names(figure)[-3:] == ["$k > K_{train}$", "trained lengths", "chance"]
-    assert describe(groups).startswith("RoPE + PoSE; 3 training seeds; 3,000 steps; 600 samples a point; ")
+    assert describe(points).startswith("RoPE + PoSE; 3 training seeds; 3,000 steps; 600 samples a point; ")
     assert is_inside(figure)
 
 
@@ -65,16 +61,16 @@ def test_chance_of_planted_labels_and_what_else_differs():
         own, "planted", task_changes={**even, "label_function": "max"}, options={"max_duration": 200}
     )
     figure = accuracy_by_length_figure(pooled(first, largest))
-    for axes, label, chance in zip(figure.axes, ("max", "sum"), ([], [[20, 20]]), strict=True):
-        assert axes.get_title("left") == f"$K_{{train}}$ = 4\nlabel_function {label}"
-        assert [[*line.get_ydata()] for line in axes.lines if line.get_linestyle() == ":"] == chance
+    for axes, label, chance in zip(figure.axes, ("max", "sum"), (np.nan, 20), strict=True):
+        assert axes.get_title("left") == f"$K_{{train}}$ = 4\nRoPE + PoSE, label_function {label}"
+        np.testing.assert_allclose(curve(axes, "chance").get_ydata(), chance)
     assert figure.axes[0].get_xlabel() == "prompt length l [tokens]"
     assert "; 3,000 steps of the last stage; " in describe(pooled(rows(own, initial_weights=True)))
 
 
 def test_schemes_are_curves_and_multiples_of_the_trained_length_are_marked():
-    groups = schemes()
-    figure = scheme_comparison_figure(groups)
+    points = schemes()
+    figure = scheme_comparison_figure(points)
     parity, assignment = figure.axes
     assert parity.get_title("left") == "Parity with scratchpad" and parity.get_xscale() == "log"
     assert (parity.get_xlabel(), assignment.get_xlabel()) == ("length n [bits]", "chain length [assignments]")
@@ -82,39 +78,32 @@ def test_schemes_are_curves_and_multiples_of_the_trained_length_are_marked():
     assert [text.get_text() for text in assignment.texts] == ["1× = 4", "3×"]
     marked = [line.get_xdata()[0] for line in parity.lines if line.get_linestyle() == ":"]
     assert marked == [20, 60, 100, 200]
-    for number, (group, axes) in enumerate(zip(groups, [parity] * 4 + [assignment] * 4, strict=True)):
-        line = curve(axes, SCHEMES[number % 4])
-        np.testing.assert_allclose(line.get_ydata(), 100 * group.points["value"])
+    for axes, task in zip(figure.axes, ("scratchpad_parity", "variable_assignment"), strict=True):
+        for name in SCHEMES:
+            of_curve = points[(points["task"] == task) & (points["model"] == name)]
+            np.testing.assert_allclose(curve(axes, name).get_ydata(), 100 * of_curve["value"])
     assert legend_names(figure) == [*SCHEMES, "trained lengths"]
     assert is_inside(figure)
 
 
 def test_bars_of_first_errors_reach_what_is_not_exact():
-    groups = schemes()
-    figure = first_errors_figure(groups)
+    points = schemes()
+    figure = ERRORS["errors_figure"](points)
     assert [axes.get_ylabel() for axes in figure.axes[::4]] == [
         "Parity with scratchpad:\nwrong [%]",
         "Variable assignment:\nwrong [%]",
     ]
     assert is_inside(figure)
-    for number, (group, axes) in enumerate(zip(groups, figure.axes, strict=True)):
-        assert axes.get_title("left").replace("\n", " ") == SCHEMES[number % 4]
+    curves = points.groupby(["task", "model"], sort=False)
+    for axes, ((_, name), of_curve) in zip(figure.axes, curves, strict=True):
+        assert axes.get_title("left").replace("\n", " ") == name
         for container, sort in zip(axes.containers, ("token", "id", "stop"), strict=True):
-            np.testing.assert_allclose(
-                [b.get_height() for b in container], 100 * group.points[f"wrong_{sort}"]
-            )
+            np.testing.assert_allclose([b.get_height() for b in container], 100 * of_curve[f"wrong_{sort}"])
         tops = [bar.get_y() + bar.get_height() for bar in axes.containers[-1]]
-        np.testing.assert_allclose(tops, 100 * (1 - group.points["value"]), atol=1e-9)
-
-
-def test_bars_are_shaded_at_trained_lengths_alone():
-    own = [row(length, 9) for length in (2, 5, 20, 40)]
-    spans = []
-    for task in ({}, {"train_length": [21, 39]}):
-        (axes,) = first_errors_figure(pooled(rows(own, "scratchpad_parity", task_changes=task))).axes
-        patches = [each for each in axes.patches if each.get_alpha() == SPAN["alpha"]]
-        spans.append([sorted({x for x, _ in each.get_corners()}) for each in patches])
-    assert spans == [[[0.5, 2.5]], []]
+        np.testing.assert_allclose(tops, 100 * (1 - of_curve["value"]), atol=1e-9)
+        [span] = [each for each in axes.patches if each.get_alpha() == SPAN["alpha"]]
+        trained = of_curve["length"].between(of_curve["shortest"], of_curve["longest"])
+        assert {x for x, _ in span.get_corners()} == {-0.5, trained.sum() - 0.5}
 
 
 def test_errors_limits_and_bounds_are_multiples():
@@ -124,39 +113,25 @@ def test_errors_limits_and_bounds_are_multiples():
         own += [row(longest * n, 400 - wrong * n, 4, (wrong * n, 0, 0)) for n in (2, 4)]
         task = {"train_length": [20, longest], "test_length": [20, 500]}
         frames.append(rows([*own, row(longest, 9, 6)], task_changes=task))
-    figure = bound_figure(try_bounds([trained_error(group) for group in pooled(*frames)]))
+    figure = BOUND["bound_figure"](pooled(*frames))
     (axes,) = figure.axes
     assert axes.get_xscale() == axes.get_yscale() == "log" and axes.get_ylabel() == "error [multiples of δ]"
-    assert axes.get_title("left") == "$K_{train}$ = 4, k = 4\nδ: 0.02, 0.005"
+    assert axes.get_title("left") == "$K_{train}$ = 4\nk = 4, δ: 0.02, 0.005"
     for longest in (50, 100):
         line = curve(axes, f"L = {longest}")
         np.testing.assert_allclose(line.get_xdata(), [0.5, 1, 2, 4])
         np.testing.assert_allclose(line.get_ydata(), [np.nan, 1, 2, 4])
         assert [*curve(axes, f"L = {longest}, none wrong").get_xdata()] == [0.5]
     improved, theorem = (
-        [line for line in axes.lines if line.get_label() == name] for name in ("improved", "Theorem 4.3")
+        [line for line in axes.lines if line.get_label().startswith(name)]
+        for name in ("improved", "Theorem 4.3")
     )
     for line in improved:  # c = 1/2: twice delta at twice L
         np.testing.assert_allclose(line.get_ydata(), np.asarray(line.get_xdata()) ** 2 / 2)
     far, near = (line.get_ydata()[-1] / line.get_xdata()[-1] ** 2 for line in theorem[::-1])
     assert far == pytest.approx(8 * near), "it grows with L³"
-    assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [2]
+    assert curve(axes, "c is from the lengths up to this").get_xdata()[0] == 2
     assert is_inside(figure)
-
-
-def test_the_heading_of_the_bound_names_the_interval_of_the_bands():
-    def heading(seeds, expected):
-        own = [row(n, 200 - n // 2, 4, (n // 2, 0, 0)) for n in (20, 50, 100, 200)]
-        own = [row(n["length"], 199, 4, (1, 0, 0), p=0.9) for n in own[:expected]] + own[expected:]
-        groups = pooled(*(rows(own, seed=seed) for seed in seeds))
-        figure = bound_figure(try_bounds([trained_error(group) for group in groups]))
-        return " ".join(figure._suptitle.get_text().split())
-
-    samples = "; 200 samples a point"
-    assert heading([1], 0).endswith(f"{samples}; bands: 95 %, Wilson")
-    assert heading([1], 2).endswith(samples)
-    assert heading([1], 4).endswith(f"{samples}; bands: 95 %, normal over samples")
-    assert heading([1, 2], 4).endswith("bands: 95 %, Student's t over seeds, normal over samples")
 
 
 def test_the_command_writes_what_it_draws_and_keeps_the_rows(tmp_path, monkeypatch, capsys):
@@ -167,7 +142,7 @@ def test_the_command_writes_what_it_draws_and_keeps_the_rows(tmp_path, monkeypat
     command = ["figure1", tmp_path / "in", "--out", out, "--bound", "--rows", kept]
     monkeypatch.setattr(sys, "argv", [str(each) for each in command])
     figure1.main()
-    names = ("sparse_parity", "sparse_parity-bound", "schemes", "errors")
+    names = ("sparse_parity", "schemes")
     drawn = {f"figure1-{name}.png" for name in names}
     assert {path.name for path in out.iterdir()} == {"figure1.json", *drawn}
     written = json.loads((out / "figure1.json").read_text())

@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 import torch
 
+from analysis.figures.needle import recall_figure
 from analysis.model.losses import Scorer
 from analysis.synthetic import recall
-from analysis.synthetic.recall import checked_settings, draw_samples, measure_recall, recall_figure
+from analysis.synthetic.recall import RecallSettings, draw_samples, measure_recall, panels_of
 from olmo_sparsity.checkpoint import TrainState, load_model, save_checkpoint
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks import make_task
@@ -67,7 +68,7 @@ class Solver:
 
 def settings_for(task, **changes):
     given = {"length": 12, "planted": (3,), "samples": 8, "selectors": ("leave-one-out",)}
-    return checked_settings(task, **{**given, **changes})
+    return RecallSettings(**{**given, **changes}).for_task(task)
 
 
 def left_out(loss, tokens, n_far):
@@ -195,22 +196,25 @@ def test_the_command_measures_a_checkpoint_and_draws_what_it_wrote(tmp_path, mon
     assert (result["run"], result["step"], result["training_seed"]) == ("run", 7, 3)
     assert result["chance"]["token"] == {str(k): pytest.approx(k / 8) for k in (1, 2, 4, 8)}
     assert (out / "recall.png").stat().st_size > 10_000
-    assert "planted pairs" in capsys.readouterr().out
-    panels = recall_figure(result).axes
+    assert "p = 2, places (accuracy " in capsys.readouterr().out
+    panels = recall_figure(panels_of(result)).axes
     assert len(panels) == 4
     for axes, planted, what in zip(panels, (1, 2, 1, 2), 2 * ["token"] + 2 * ["place"], strict=True):
         drawn = {line.get_label(): [*line.get_ydata()] for line in axes.get_lines()}
         assert drawn["chance"] == list(result["chance"][what].values())
+        assert drawn["the most that k tokens can find"] == [min(k / planted, 1) for k in settings.ks]
         for (selector, name), of_name in recalls[recalls["planted"] == planted].groupby(["selector", "name"]):
-            if name in (f"{what}_recall", f"{what}_placebo_recall"):
-                assert drawn[f"{selector} {name}"] == [*of_name["value"]]
+            if name == f"{what}_recall":
+                assert drawn[selector] == [*of_name["value"]]
+            elif name == f"{what}_placebo_recall":
+                assert drawn[f"{selector} placebo"] == [*of_name["value"]]
 
 
 def test_lengths_and_ks_default_to_those_of_training():
-    settings = settings_for(PARITY, length=None, planted=None)
+    settings = settings_for(PARITY, length=0, planted=())
     assert (settings.length, settings.planted) == (14, (1, 2))  # k_train is 3
     adjacent = {"position_distribution": "adjacent", "decoys": 0.1, "k_train_min": 2, "k_test": [2, 4]}
-    settings = settings_for(make_task("planted", adjacent), length=None, planted=None)
+    settings = settings_for(make_task("planted", adjacent), length=0, planted=())
     assert settings.planted == (2, 4)  # decoys go with no k of 1
 
 
