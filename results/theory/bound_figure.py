@@ -1,6 +1,6 @@
 """Error against length under both bounds, both axes logarithmic: a panel per K_train, a curve per L with its interval.
 
-    python results/theory/bound_figure.py ROWS FOLDER OUT      exact_match.parquet, a folder of its rows, where to write
+    python results/theory/bound_figure.py ROWS OUT [FOLDER]     exact_match.parquet, where to write, a folder of its rows
 
 Drawn as multiples: the length of L, the error of delta. So the improved bound is one line for every L, and that of
 Theorem 4.3 a line for each. Both end where they reach the error of guessing. Up to the dotted line of a panel are the
@@ -107,9 +107,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name in ("rows", "folder", "out"):
-        parser.add_argument(name)
+    parser.add_argument("rows", metavar="ROWS")
+    parser.add_argument("out", metavar="OUT")
+    parser.add_argument("folders", metavar="FOLDER", nargs="*")
     given = parser.parse_args()
-    pooled = pool(load([given.rows], [given.folder]))
+    pooled = pool(load([given.rows], given.folders))
     for task, of_task in pooled[pooled["k_train"] > 0].groupby("task", sort=False):
         style.save_figure(bound_figure(of_task), given.out, f"figure1-{task}-bound")
