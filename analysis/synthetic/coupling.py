@@ -4,16 +4,12 @@ examples:
   olmo-sparsity couple runs/parity-rope --out runs/parity-rope/coupling
   olmo-sparsity couple runs/addition-nope --by attention --samples 128 --out runs/addition-nope/coupling
 
-For each training length, the model reads training samples of it [ours]. Of every token of the prompt that differs
-between them its influence on every token of the response is measured: leave-one-out-kl, or the attention given. It is
-coupled to the token that it influences most, and takes that token's id. Of each segment of the prompt (the stretches
-between tokens that never change) the two ways to count, from its start or its end, are tried, each with its commonest
-id of the token counted first; the better one is the segment's coupling. Agreement is the share of the segment's tokens,
-over all lengths, whose id it gives. So the coupling is known for prompts longer than any in training.
-
-Writes coupling.json and prints the coupling, its agreement, for how many tokens it is what the task itself says, and
-the options with which train takes it in the place of the task's own. Where it explains less than half of a segment,
-none was found.
+In training samples of each length it measures the influence of every token of the prompt that differs between them on
+every token of the response. A token is coupled to the one that it influences most, and takes its id [ours]. Of each
+segment of the prompt (between tokens that never change) it keeps whether ids are counted from its start or its end,
+and the first id; agreement is the share of the segment's tokens whose id that gives. So the coupling is known for
+prompts of any length. Writes coupling.json and prints the coupling, for how many tokens it is what the task itself
+says, and the options with which train takes it. Where agreement is below 50 %, none was found.
 
 Shapes: S samples of a length, T tokens of each, P of the prompt, R of the response.
 """

@@ -251,23 +251,6 @@ def _over_seeds(shares: np.ndarray, of_samples: Interval) -> Interval:
 # --- names ---
 
 
-def labels(
-    groups: Sequence[Settings], facts_of: Callable[[Settings], Mapping[str, str]] | None = None
-) -> list[str]:
-    """A name for each group: its scheme, and what tells apart (`tell_apart`) those of its task, K_train and scheme.
-
-    ``groups``: settings and k_train of each; ``facts_of``: what of them may be told, by default `facts`.
-    """
-    kinds = [(group["task"], group["k_train"], scheme_label(group)) for group in groups]
-    named = [""] * len(groups)
-    for kind in dict.fromkeys(kinds):
-        places = [place for place, other in enumerate(kinds) if other == kind]
-        further = tell_apart([(facts_of or facts)(groups[place]) for place in places])
-        for place, text in zip(places, further, strict=True):
-            named[place] = f"{kind[-1]}, {text}" if text else kind[-1]
-    return named
-
-
 def scheme_label(settings: Settings) -> str:
     """A position scheme as figures name it; that of the idealised transformer has no RoPE."""
     if (settings["scheme"], settings["rotate"]) == ("contiguous", "none"):
@@ -282,13 +265,8 @@ def facts(settings: Settings) -> dict[str, str]:
     parameters, trained = json.loads(settings["parameters"]), json.loads(settings["trained"])
     others = {f"trained {name}": trained[name] for name in trained if trained[name] != parameters.get(name)}
     model = {name: settings[name] for name in ("rotate", "family", "skip_probability")}
-    values = (
-        model
-        | parameters
-        | others
-        | json.loads(settings["options"])
-        | {"weights": f"{settings['weights']:,}"}
-    )
+    values = model | parameters | others | json.loads(settings["options"])
+    values["weights"] = f"{settings['weights']:,}"
     words = {name: "–".join(map(str, v)) if isinstance(v, list) else v for name, v in values.items()}
     return {name: f"{name.split('.')[-1]} {word}" for name, word in words.items()}
 
@@ -303,6 +281,23 @@ def tell_apart(all_facts: Sequence[Mapping[str, str]]) -> list[str]:
         if combinations > count:
             names, count = [*names, name], combinations
     return [", ".join(filter(None, known)) for known in frame[names].to_numpy().tolist()]
+
+
+def labels(
+    groups: Sequence[Settings], facts_of: Callable[[Settings], Mapping[str, str]] = facts
+) -> list[str]:
+    """A name for each group: its scheme, and what tells apart (`tell_apart`) those of its task, K_train and scheme.
+
+    ``groups``: settings and k_train of each; ``facts_of``: what of them may be told, by name.
+    """
+    kinds = [(group["task"], group["k_train"], scheme_label(group)) for group in groups]
+    named = [""] * len(groups)
+    for kind in dict.fromkeys(kinds):
+        places = [place for place, other in enumerate(kinds) if other == kind]
+        further = tell_apart([facts_of(groups[place]) for place in places])
+        for place, text in zip(places, further, strict=True):
+            named[place] = f"{kind[-1]}, {text}" if text else kind[-1]
+    return named
 
 
 def describe(points: pd.DataFrame) -> str:

@@ -168,24 +168,15 @@ def length_axis(axes: Axes, measured: pd.Series, *, most: int) -> None:
 # --- the command ---
 
 
-def parser() -> Parser:
-    """Of `figure1`."""
+def main() -> None:
+    """Read and pool the rows, then draw, write and print what they say."""
     parser = Parser(prog="olmo-sparsity figure1", description=__doc__)
-    parser.add_argument(
-        "paths", nargs="+", metavar="PATH", help="exact_match.json or .parquet, or a folder that holds some"
-    )
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="FOLDER", help="of the rows' folders, these alone"
-    )
+    parser.add_argument("paths", nargs="+", metavar="PATH", help="exact_match.json, .parquet, or a folder")
+    parser.add_argument("--only", nargs="+", default=[], metavar="FOLDER", help="these of the rows' folders")
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="where to write")
     parser.add_argument("--bound", action="store_true", help="fit and try the bound on planted tasks")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="keep all rows that were read in one file")
-    return parser
-
-
-def main() -> None:
-    """Read and pool the rows, then draw, write and print what they say."""
-    options = parser().parse_args()
+    options = parser.parse_args()
     from analysis.synthetic.bound import errors_frame, fit_bounds, trained_frame
     from olmo_sparsity.util.files import write_json
     from olmo_sparsity.util.provenance import current_commit, library_versions

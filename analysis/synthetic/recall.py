@@ -4,22 +4,10 @@ examples:
   olmo-sparsity recall --checkpoint runs/planted --out runs/planted/recall
   olmo-sparsity recall --checkpoint runs/parity --length 50 --ks 1,2,4 --samples 200 --out runs/parity/recall
 
-Of a model trained on sparse_parity or planted, the context is the prompt of a test sample, the target its label. The
-short context is the last M tokens, and only samples with all of their planted tokens before it are measured [ours]:
-then the whole planted set is among the candidates, and the short context says nothing about the label.
-
-A place of sparse parity is a pair (selector, bit). What is planted is the bit, but the answer depends on both of its
-tokens, so place recall counts either. In the task planted there is no place recall.
-
-The placebo [ours] is the far context of another test sample, as long, with as many planted tokens, and another label;
-the target stays the true one. (With the same label it would be no placebo but a second true context.) Placebo recall is
-the recall of the placebo's planted columns: a selector that goes by what a token does for the target has no reason
-to put them first; one that goes by how a token looks finds them as often as in the true context.
-
-Recall of a model that is always right need not reach 1: where it reads an absent bit as 0, nothing changes when a
-planted 0 is dropped or added. So recall is given by planted symbol, too: of the planted tokens 0 and of those 1.
-
-Writes recall.json and the figure recall.png, and prints tables.
+Of a model trained on sparse_parity or planted, the context is the prompt of a test sample with all of its planted
+tokens before the last M ones, the target its label, and the placebo the far context of a sample with another label.
+Token recall is of planted tokens; place recall, of sparse parity, of planted pairs by either token. Writes recall.json
+and the figure recall.png, and prints tables.
 
 Shapes: n samples, N long and M short context length, F = N - M far tokens, p planted tokens of each sample, k_max
 selected tokens, K values of k.
@@ -95,8 +83,8 @@ class RecallSettings:
     def for_task(self, task: SparseTask) -> RecallSettings:
         """These with N and p of a task: by default those of training, as far as the far context holds them.
 
-        Raises `UserError` for a length that does not hold a p, an M without far tokens or with part of a place, and
-        selectors that do not exist or screen too few tokens.
+        Raises `UserError` for an M without far tokens or with part of a place, and selectors that do not exist or
+        screen too few tokens.
         """
         fitted, unit = replace(self, length=self.length or task.train_length[1]), task.tokens_per_place
         if not 0 < self.n_short < fitted.length or self.n_short % unit:
@@ -105,12 +93,9 @@ class RecallSettings:
                 f"above 0 and below --length {fitted.length}"
             )
         in_training = tuple(p for p in KS if p in task.ks("train") and p * unit <= fitted.n_far)
-        fitted = replace(fitted, planted=self.planted or in_training)
-        for p in fitted.planted:
-            task.at_length(fitted.length, p)
         for name in self.selectors:
             check_selector(name, k_max=max(fitted.ks), n_far=fitted.n_far)
-        return fitted
+        return replace(fitted, planted=self.planted or in_training)
 
 
 @dataclass(frozen=True)
@@ -136,7 +121,7 @@ def draw_samples(task: SparseTask, settings: RecallSettings, planted: int) -> Pl
     """The first n test samples with p planted tokens, all of them in the far context, and a placebo for each.
 
     The donor of a placebo is drawn uniformly among those of the n samples that have another label. A pure function of
-    the settings. Raises `UserError` where such samples are too rare, or all have the same label.
+    the settings. Raises `UserError` where N does not hold p, such samples are too rare, or all have the same label.
     """
     sized = task.at_length(settings.length, planted)
     kept: list[int] = []
@@ -319,8 +304,7 @@ def main() -> None:
     write_json(options.out / "recall.json", result)
     task, settings = result["task"]["name"], result["settings"]
     of = f"{task}, N = {settings['length']}, M = {given.n_short}, {given.samples:,} samples a panel"
-    recalls = panels_of(result)
-    heading = f"{result['run']}, step {result['step']:,}: {of}"
+    recalls, heading = panels_of(result), f"{result['run']}, step {result['step']:,}: {of}"
     save_figure(recall_figure(recalls, of="what is planted", heading=heading), options.out, "recall")
     print(show(pd.DataFrame(result["accuracy"]), title="samples that are answered right [%]"), end="\n\n")
     columns = ["model", "selector", "far_context", "k", "value", "low", "high"]

@@ -1,11 +1,12 @@
 """Error against length under both bounds, both axes logarithmic: a panel per K_train, a curve per L with its interval.
 
-    python results/theory/bound_figure.py ROWS OUT [FOLDER]     exact_match.parquet, where to write, a folder of its rows
+    python results/theory/bound_figure.py ROWS OUT [FOLDER...]
 
 Drawn as multiples: the length of L, the error of delta. So the improved bound is one line for every L, and that of
 Theorem 4.3 a line for each. Both end where they reach the error of guessing. Up to the dotted line of a panel are the
 lengths that the constants were taken from. Where no sample was wrong, a hollow triangle stands at the upper limit of
-the interval. Writes figure1-TASK-bound.png for each planted task.
+the interval. ROWS is an exact_match.parquet, FOLDER one of its rows' folders. Writes figure1-TASK-bound.png to OUT for
+each planted task.
 """
 
 import argparse

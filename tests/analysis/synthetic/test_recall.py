@@ -230,7 +230,7 @@ def test_lengths_and_ks_default_to_those_of_training():
 )
 def test_settings_that_do_not_go_together_are_refused(changes, said):
     with refused(said):
-        settings_for(PARITY, **changes)
+        draw_samples(PARITY, settings_for(PARITY, **changes), changes.get("planted", (3,))[0])
 
 
 def test_a_task_without_room_or_without_another_label_is_refused():
