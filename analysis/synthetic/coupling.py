@@ -199,11 +199,8 @@ def outcome(coupling: Mapping[str, Any]) -> Iterator[str]:
         return
     if coupling["as_the_task_says"] is not None:
         yield f"{100 * coupling['as_the_task_says']:.0f} % of the tokens have the id that the task gives them"
-    values = {
-        "marks": coupling["marks"],
-        "counted_from": [segment["counted_from"] for segment in segments],
-        "first_ids": [segment["first_id"] for segment in segments],
-    }
+    ends, firsts = ([segment[name] for segment in segments] for name in ("counted_from", "first_id"))
+    values = {"marks": coupling["marks"], "counted_from": ends, "first_ids": firsts}
     options = [f"--positions.found.{name}=[{','.join(map(str, value))}]" for name, value in values.items()]
     yield f"train with {shlex.join(options)}"
 

@@ -9,7 +9,7 @@ Shapes: n samples, F far tokens, p planted tokens of each sample, k_max selected
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,19 +42,9 @@ def chance_recall(k: int, n_far: int, tokens_per_place: int = 1) -> float:
     return 1 - math.comb(n_far - tokens_per_place, k) / math.comb(n_far, k)
 
 
-def selected_columns(
-    name: str,
-    scorer: Scorer,
-    contexts: Contexts,
-    seed: int,
-    k_max: int,
-    advance: Callable[[int], None] = lambda count: None,
-) -> np.ndarray:
+def selected_columns(name: str, scorer: Scorer, contexts: Contexts, seed: int, k_max: int) -> np.ndarray:
     """The far columns that a selector chooses, most influential first, (n, k_max)."""
     size = max(1, _SUBSET_ELEMENTS // (contexts.n_far * contexts.n_long))
-    chosen = []
-    for first in range(0, len(contexts), size):
-        some = contexts.take(slice(first, first + size))
-        chosen.append(find_selector(name)(SelectorInput(scorer, some, seed, k_max)).columns)
-        advance(len(some))
-    return np.concatenate(chosen)
+    parts = [contexts.take(slice(first, first + size)) for first in range(0, len(contexts), size)]
+    select = find_selector(name)
+    return np.concatenate([select(SelectorInput(scorer, part, seed, k_max)).columns for part in parts])

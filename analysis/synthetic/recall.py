@@ -15,7 +15,7 @@ selected tokens, K values of k.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ from olmo_sparsity.util.arguments import (
 )
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import write_json
-from olmo_sparsity.util.progress import progress
+from olmo_sparsity.util.progress import Advance, progress
 from olmo_sparsity.util.provenance import provenance
 from olmo_sparsity.util.streams import Stream
 
@@ -154,11 +154,7 @@ def draw_samples(task: SparseTask, settings: RecallSettings, planted: int) -> Pl
 
 
 def measure_recall(
-    scorer: Scorer,
-    task: SparseTask,
-    settings: RecallSettings,
-    *,
-    advance: Callable[[int], None] = lambda count: None,
+    scorer: Scorer, task: SparseTask, settings: RecallSettings, advance: Advance = lambda count: None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Tidy frames: accuracy of the model (a row per p), and recall of every selector.
 
@@ -167,7 +163,7 @@ def measure_recall(
 
     ``name``: token_recall, place_recall (of tasks with places), each also with _right behind it (over samples that are
     answered right) and _of_SYMBOL (share of all such planted tokens), and token_placebo_recall, place_placebo_recall.
-    ``advance`` is called with the number of contexts that a selector has finished, true and placebo.
+    ``advance`` is called when a selector is done.
     """
     accuracy, recalls = [], []
     for samples in [draw_samples(task, settings, planted) for planted in settings.planted]:
@@ -178,9 +174,10 @@ def measure_recall(
         bootstrap = ClusterBootstrap(np.arange(len(right)), seed=settings.seed)
         for name in settings.selectors:
             true, placebo = (
-                selected_columns(name, scorer, some, settings.seed, max(settings.ks), advance)
+                selected_columns(name, scorer, some, settings.seed, max(settings.ks))
                 for some in (contexts, samples.placebos)
             )
+            advance(1)
             ratios = dict(_ratios(samples, true, placebo, right, task, settings.ks))
             for column, k in enumerate(settings.ks):
                 for of, (above, below) in ratios.items():
@@ -248,10 +245,9 @@ def recall_of_checkpoint(
     settings = settings.for_task(task)
     loaded = open_model(str(folder), device=device)
     loaded.check_context(settings.length)
-    contexts = 2 * settings.samples * len(settings.selectors) * len(settings.planted)
-    with progress("recall", contexts, "contexts") as advance:
-        scorer = Scorer(loaded.model, device=loaded.device)
-        accuracy, recalls = measure_recall(scorer, task, settings, advance=advance)
+    scorer = Scorer(loaded.model, device=loaded.device)
+    with progress("recall", len(settings.selectors) * len(settings.planted), "selections") as advance:
+        accuracy, recalls = measure_recall(scorer, task, settings, advance)
     return {
         "run": folder.resolve().parent.name,
         "checkpoint": str(folder),
