@@ -119,8 +119,8 @@ def influence() -> None:
     print(f"next: olmo-sparsity figure2 {given.out}")
 
 
-def figure2() -> None:
-    """Print all numbers of a result and draw its figures."""
+def figure2_parser() -> Parser:
+    """Of `figure2`."""
     parser = Parser(
         prog="olmo-sparsity figure2",
         description="""Print and draw what influence measured: loss and recovery against k, kinds, distances and more.
@@ -132,11 +132,11 @@ examples:
   olmo-sparsity figure2 results/books --cells n128-m32-seed-1,n128-m32-seed-2 --out runs/books
   olmo-sparsity figure2 runs/demo/influence --length runs/length --format pdf --width 3.25 --no-title --out paper
 
-Writes figure2 (with --length also loss by position), figure2-selectors, kinds, distances, tokens_needed and placebos,
-those for which something was measured, and numbers.csv with every number that is drawn or printed; of several labels
-figure2 and numbers.csv. Results without
---labels are trainings of one model, measured on the same targets: intervals then also say how much trainings differ.
-The same results and seed give the same files.""",
+Writes figure2 (with --length also loss by position), figure2-selectors, figure2-levels (text beside cache), kinds,
+distances, tokens_needed and placebos, those for which something was measured, and numbers.csv with every number that is
+drawn or printed; of several labels figure2 and numbers.csv. Results without --labels are trainings of one model,
+measured on the same targets: intervals then also say how much trainings differ. The same results and seed give the same
+files.""",
     )
     parser.add_argument(
         "results", nargs="+", metavar="RESULT", help="folder that influence wrote, or of a study"
@@ -162,7 +162,12 @@ The same results and seed give the same files.""",
         "--resamples", type=whole_number, default=2000, help="of the bootstrap (default: 2000)"
     )
     parser.add_argument("--seed", type=seed_number, default=0, help="of the bootstrap (default: 0)")
-    given = parser.parse_args()
+    return parser
+
+
+def figure2() -> None:
+    """Print all numbers of a result and draw its figures."""
+    given = figure2_parser().parse_args()
     from analysis.figures.dependencies import all_figures
     from analysis.figures.style import save_figure
     from analysis.stats.summary import every_number, summary

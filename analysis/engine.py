@@ -159,14 +159,7 @@ def measure(
         loaded.check_texts(source)
         places = sample_targets(source, targets, same_group=SAME_GROUP in placebos, **drawing)
         settings = {
-            **_identity(loaded),
-            "family": loaded.family,
-            "parameters": loaded.parameters,
-            "tokenizer_sha256": loaded.tokenizer_sha256,
-            "prefix": list(loaded.prefix),
-            "dtype": loaded.dtype,
-            "texts": source.name,
-            "texts_sha256": source.sha256,
+            **_of_model_and_texts(loaded, source),
             "split": split,
             **drawing,
             "tau_nats": tau_nats,
@@ -175,13 +168,9 @@ def measure(
             "far_contexts": ["true", *(name for name in PLACEBOS if name in placebos)],
             "give_back": list(give_back),
             "targets_requested": targets,
-            "faithfulness": faithfulness,
             "scores": scores,
-            "subsets": SUBSETS if faithfulness else None,
-            "keep_rate": SUBSET_KEEP_RATE if faithfulness else None,
-            "selected_by": None,
-            "proposed_by": None,
-            "complete": False,
+            **_of_faithfulness(faithfulness),
+            **{"selected_by": None, "proposed_by": None, "complete": False},
         }
         scorer = scorer_of(loaded)
         others = {"selected_by": select_with, "proposed_by": propose_with}
@@ -514,6 +503,29 @@ def _check_tokenizer(other: LoadedModel, loaded: LoadedModel, texts: Texts) -> N
         raise UserError(
             f"{other.name} has another tokenizer than {loaded.name}; give models of the same tokenizer"
         )
+
+
+def _of_model_and_texts(loaded: LoadedModel, source: Texts) -> dict[str, Any]:
+    """Settings that say what model read what."""
+    return {
+        **_identity(loaded),
+        "family": loaded.family,
+        "parameters": loaded.parameters,
+        "tokenizer_sha256": loaded.tokenizer_sha256,
+        "prefix": list(loaded.prefix),
+        "dtype": loaded.dtype,
+        "texts": source.name,
+        "texts_sha256": source.sha256,
+    }
+
+
+def _of_faithfulness(faithfulness: bool) -> dict[str, Any]:
+    """Settings of what faithfulness measures."""
+    return {
+        "faithfulness": faithfulness,
+        "subsets": SUBSETS if faithfulness else None,
+        "keep_rate": SUBSET_KEEP_RATE if faithfulness else None,
+    }
 
 
 def _identity(loaded: LoadedModel) -> dict[str, Any]:

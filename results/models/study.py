@@ -1,7 +1,7 @@
-"""The numbers and the figure of this page: what far context gives real models, and how much of it a few tokens hold.
+"""The numbers and the figures of the study: what far context gives real models, and how much of it a few tokens hold.
 
     python results/models/study.py collect runs/models     joins the batches that are measured into this folder
-    python results/models/study.py                         prints the tables and draws recovery.png
+    python results/models/study.py                         prints the tables and draws a figure of each cell
 
 A run folder of a measurement in shards holds parts/batch-*, each a saved result; those of every fifth batch are spread
 over all texts. Intervals are 95 %, by group and text.
@@ -11,16 +11,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pandas as pd
 
 from analysis import load, load_study
+from analysis.figures.figure2 import levels_figure
 from analysis.parts import stacked
 from analysis.result import FRAMES, save_study
 from analysis.stats import numbers
 
 HERE = Path(__file__).parent
-TEXTS = {"books": "13 novels", "code": "Python source", "releases": "release notes of 2025-09 and later"}
 LEVELS = {
     "text": ("text", "token", 0),
     "cache, 4 sinks": ("cache", "token", 4),
@@ -82,43 +81,8 @@ def recovery_table(recovery, level, k):
     return table.reindex(SHOWN)[["true", "placebo", "net"]]
 
 
-def draw(study):
-    """Recovery against k: a row for each cell, a column for each level, placebos dashed."""
-    figure, axes = plt.subplots(
-        len(study),
-        len(LEVELS),
-        figsize=(9, 2.6 * len(study)),
-        sharex=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    for row, (cell, result) in zip(axes, study.items(), strict=True):
-        recovery = numbers.recovery(result)
-        for panel, (level, key) in zip(row, LEVELS.items(), strict=True):
-            of_level = recovery[(recovery[["level", "unit", "sinks"]] == key).all(axis=1)]
-            for number, selector in enumerate(SHOWN):
-                for context, style in (("true", "-"), ("placebo", "--")):
-                    line = of_level[(of_level["selector"] == selector) & (of_level["far_context"] == context)]
-                    label = selector if context == "true" else None
-                    panel.plot(line["k"], 100 * line["value"], style, color=f"C{number}", label=label)
-                    if context == "true":
-                        panel.fill_between(
-                            line["k"], 100 * line["low"], 100 * line["high"], color=f"C{number}", alpha=0.1
-                        )
-            panel.set_xscale("log", base=2)
-            panel.set_xticks(result.ks, map(str, result.ks))
-            panel.axhline(0, color="0.7", linewidth=0.8)
-            panel.axhline(100, color="0.7", linewidth=0.8)
-            panel.set_title(f"{cell}: as {level}", fontsize=9)
-        row[0].set_ylabel("recovered gain [%]")
-    for panel in axes[-1]:
-        panel.set_xlabel("k")
-    axes[0, 0].legend(fontsize=7)
-    figure.savefig(HERE / "recovery.png", dpi=200)
-
-
 def main():
-    """Print all tables of every cell, and draw the figure."""
+    """Print all tables of every cell, and draw its figure."""
     study = load_study(HERE)
     for cell, result in study.items():
         print(f"\n## {cell}: {len(result.over)} targets over 1 nat of {len(result.targets)}\n")
@@ -128,7 +92,7 @@ def main():
             for k in (4, 16, 64):
                 print(f"\nas {level}, k = {k}\n")
                 print(recovery_table(recovery, level, k).to_markdown())
-    draw(study)
+        levels_figure(result).savefig(HERE / f"{cell}.png", dpi=200)
 
 
 if __name__ == "__main__":
