@@ -18,14 +18,11 @@ from analysis.figures.figure2 import levels_figure
 from analysis.parts import stacked
 from analysis.result import FRAMES, save_study
 from analysis.stats import numbers
+from analysis.stats.show import show
 
 HERE = Path(__file__).parent
-LEVELS = {
-    "text": ("text", "token", 0),
-    "cache, 4 sinks": ("cache", "token", 4),
-    "text, words": ("text", "word", 0),
-}
-SHOWN = ("leave-one-out-kl", "attention", "h2o", "snapkv", "input-x-gradient", "nearest", "random")
+TAUS = (1, 2, 4)
+SHARES = ("share_over_tau", "share_below_minus_tau", "share_of_gain")
 
 
 def collect(runs):
@@ -41,57 +38,29 @@ def collect(runs):
     save_study(HERE, study)
 
 
-def percent(row):
-    """A share with its interval."""
-    return f"{100 * row['value']:.0f} [{100 * row['low']:.0f}, {100 * row['high']:.0f}]"
-
-
 def shares_by_tau(result):
-    """How many targets gain more than tau, and lose more, for several tau; the first is that of the choices."""
-    rows = []
-    for tau in (1, 2, 4):
-        targets = result.targets.assign(over_tau=result.gain_nats > tau)
+    """Tidy: how many targets gain more than tau, and lose more, for several tau; the first is that of the choices."""
+    of_taus = []
+    for tau in TAUS:
         at_tau = replace(
             result,
             settings={**result.settings, "tau_nats": tau},
-            targets=targets,
+            targets=result.targets.assign(over_tau=result.gain_nats > tau),
             choices=result.choices.iloc[:0],
             trainings=[],
         )
-        shares = numbers.shares(at_tau).set_index("name")
-        rows.append(
-            {
-                "tau [nats]": tau,
-                "targets": f"{targets['over_tau'].sum()} of {len(targets)}",
-                "gain > tau [%]": percent(shares.loc["share_over_tau"]),
-                "gain < -tau [%]": percent(shares.loc["share_below_minus_tau"]),
-                "of the net gain [%]": percent(shares.loc["share_of_gain"]),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def recovery_table(recovery, level, k):
-    """Recovery, placebo and net of every selector at one level and k."""
-    of_level = recovery[
-        (recovery[["level", "unit", "sinks"]] == LEVELS[level]).all(axis=1) & (recovery["k"] == k)
-    ]
-    cells = of_level.assign(text=of_level.apply(percent, axis=1))
-    table = cells.pivot(index="selector", columns="far_context", values="text")
-    return table.reindex(SHOWN)[["true", "placebo", "net"]]
+        of_taus.append(numbers.shares(at_tau).assign(tau_nats=tau))
+    shares = pd.concat(of_taus)
+    return shares[shares["name"].isin(SHARES)]
 
 
 def main():
     """Print all tables of every cell, and draw its figure."""
-    study = load_study(HERE)
-    for cell, result in study.items():
-        print(f"\n## {cell}: {len(result.over)} targets over 1 nat of {len(result.targets)}\n")
-        print(shares_by_tau(result).to_markdown(index=False))
-        recovery = numbers.recovery(result)
-        for level in LEVELS:
-            for k in (4, 16, 64):
-                print(f"\nas {level}, k = {k}\n")
-                print(recovery_table(recovery, level, k).to_markdown())
+    for cell, result in load_study(HERE).items():
+        targets = f"{len(result.over)} of {len(result.targets):,} targets over 1 nat"
+        print("\n" + show(shares_by_tau(result), across="tau_nats", title=f"{cell}: {targets}"))
+        for _, recovery in numbers.recovery(result).groupby(["level", "unit", "sinks"], sort=False):
+            print("\n" + show(recovery, across="far_context", digits=0, title=cell))
         levels_figure(result).savefig(HERE / f"{cell}.png", dpi=200)
 
 

@@ -1,18 +1,27 @@
-"""Text that was written after a date, from source distributions of packages: texts.py FOLDER OUT.jsonl [YYYY-MM-DD]
+"""The texts of the study: one of every group, so that no book or package weighs more than another.
 
-Reads change logs and release notes in the .tar.gz files of FOLDER (from the package index), keeps the sections whose
-headings carry a later date, and writes a text per file with its package as the group. A model that was trained before
-the date has not read them, as far as releases after it describe new work.
+    python results/models/texts.py releases SDISTS OUT.jsonl [YYYY-MM-DD]
+    python results/models/texts.py one-each OUT.jsonl FILE.json.gz ...
+
+The first reads change logs and release notes in the .tar.gz files of SDISTS (source distributions), keeps the sections
+whose headings carry a later date, and writes a text per file with its package as the group: a model that was trained
+before the date has not read them, as far as releases after it describe new work. The second draws one text of every
+group of at least 4,000 characters, the one whose address has the least SHA-256. A module of Python's own library is a
+group, as a package is; others are as `olmo_sparsity.corpus.groups` has them.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import re
 import sys
 import tarfile
 from datetime import date, datetime
 from pathlib import Path
+
+from olmo_sparsity.corpus.groups import group_of_url
 
 LOGS = re.compile(r"(?i)(change|news|history|release|whats?.?new).*\.(rst|md|txt)$")
 OTHERS = re.compile(r"vendor|subprojects|template|README|security")
@@ -24,6 +33,7 @@ DATES = (
 )
 HEADING_LENGTH = 120  # a date in a longer line is not a heading's
 SHORTEST_TEXT = 1500  # characters
+SHORTEST_DRAWN = 4000
 
 
 def date_of(line: str) -> date | None:
@@ -50,8 +60,8 @@ def later_part(text: str, after: date) -> str:
     return "\n".join(kept)
 
 
-def main(folder: str, out: str, after: str = "2025-09-01") -> None:
-    """Write the texts, and say how many there are."""
+def releases(folder: str, out: str, after: str = "2025-09-01") -> None:
+    """Write what was written later in the change logs of source distributions."""
     texts = []
     for path in sorted(Path(folder).glob("*.tar.gz")):
         package = path.name.rpartition("-")[0]
@@ -61,13 +71,38 @@ def main(folder: str, out: str, after: str = "2025-09-01") -> None:
                     text = archive.extractfile(member).read().decode("utf8", errors="replace")
                     later = later_part(text, date.fromisoformat(after))
                     if len(later) >= SHORTEST_TEXT:
-                        texts.append({"text": later, "group": package, "url": f"{path.name}/{member.name}"})
+                        texts.append({"text": later, "url": f"{path.name}/{member.name}", "group": package})
+    write(texts, out)
+
+
+def one_each(out: str, *files: str) -> None:
+    """Write one text of every group."""
+    drawn: dict[str, tuple[str, str, dict[str, str]]] = {}
+    for file in files:
+        with (gzip.open if file.endswith(".gz") else open)(file, "rt", encoding="utf8") as lines:
+            for line in map(json.loads, lines):
+                if len(line["text"]) >= SHORTEST_DRAWN:
+                    group = line.get("group") or group_of(line["url"])
+                    order = hashlib.sha256(line["url"].encode()).hexdigest()
+                    text = {"text": line["text"], "url": line["url"], "group": group}
+                    drawn[group] = min(drawn.get(group, (order, group, text)), (order, group, text))
+    write([text for _, _, text in sorted(drawn.values())], out)
+
+
+def group_of(url: str) -> str:
+    """The work, package or module of Python's library that a text is a part of."""
+    module = re.search(r"/cpython/.*/Lib/([^/]+)", url)
+    return module[1] if module else group_of_url(url)
+
+
+def write(texts: list[dict[str, str]], out: str) -> None:
+    """A line for each text, and say how much it is."""
     Path(out).write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf8")
-    packages = {text["group"] for text in texts}
+    groups = {text["group"] for text in texts}
     print(
-        f"{len(texts)} texts of {len(packages)} packages, {sum(len(text['text']) for text in texts):,} characters"
+        f"{len(texts)} texts of {len(groups)} groups, {sum(len(text['text']) for text in texts):,} characters"
     )
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    {"releases": releases, "one-each": one_each}[sys.argv[1]](*sys.argv[2:])

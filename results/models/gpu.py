@@ -1,0 +1,85 @@
+"""What far context gives a real model, and what a few tokens give back, within some minutes of one GPU.
+
+    python results/models/gpu.py MODEL TEXTS.jsonl OUT --n-long 1024 --minutes 8
+    python results/models/gpu.py MODEL TEXTS.jsonl OUT --n-long 4096 --minutes 8 --proposals 64
+    python results/models/gpu.py results/checkpoint TEXTS.jsonl OUT --tiny          on a CPU, to try it
+
+Batches are measured in an order that spreads them over the texts, as many as the minutes allow; OUT has what was measured
+so far after each of them: result.json, targets.parquet, choices.parquet and speed.json. `study.py` draws it.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from analysis import measure
+from analysis.model.loading import open_model
+from analysis.parts import stacked
+from analysis.result import FRAMES
+
+SELECTORS = ("leave-one-out-kl", "attention", "input-x-gradient", "h2o", "snapkv", "nearest", "random")
+GIVE_BACK = ("text", "cache:4", "text/word")
+MARGIN = 1.2  # the next batch may take longer than the longest one so far
+
+
+def settings_of(given):
+    """What `analysis.measure` is told."""
+    exact, *others = SELECTORS
+    first = exact if given.proposals is None else f"{exact}@attention:{given.proposals}"
+    if given.tiny:
+        shape = {"n_long": 64, "n_short": 8, "targets": 256, "targets_per_block": 8, "ks": (1, 4)}
+    else:
+        shape = {"n_long": given.n_long, "n_short": 32, "targets": given.targets, "targets_per_block": 32}
+        shape["ks"] = (1, 2, 4, 8, 16, 32, 64)
+    return {**shape, "selectors": (first, *others), "give_back": GIVE_BACK, "progress": False}
+
+
+def main():
+    """Measure until the minutes are gone."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--n-long", type=int, default=1024)
+    parser.add_argument("--targets", type=int, default=6400)
+    parser.add_argument("--proposals", type=int, help="screen leave-one-out-kl by attention")
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    start, settings = time.monotonic(), settings_of(given)
+    model, results, seconds = open_model(given.model), [], []
+    batches = -(-settings["targets"] // 64)
+    for batch in np.random.default_rng(0).permutation(batches).tolist():
+        before = time.monotonic()
+        if before - start + MARGIN * max(seconds, default=0) > 60 * given.minutes:
+            break
+        results.append(measure(model, [given.texts], batches=[batch], **settings))
+        seconds.append(time.monotonic() - before)
+        frames = {name: stacked([getattr(result, name) for result in results]) for name in FRAMES[:2]}
+        joined = replace(results[0], texts=None, trainings=[], **frames)
+        joined.save(given.out)
+        speed = {
+            "batches": len(results),
+            "targets": len(joined.targets),
+            "over_tau": len(joined.over),
+            "seconds": seconds,
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+            "gb": torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
+        }
+        (given.out / "speed.json").write_text(json.dumps(speed, indent=1))
+        print(
+            f"{speed['targets']} targets, {speed['over_tau']} over tau, {time.monotonic() - start:.0f} s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

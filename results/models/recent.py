@@ -1,0 +1,122 @@
+"""How much recent text predictions need: the loss given the last M tokens of N, for M from 16 up to N.
+
+    python results/models/recent.py measure MODEL TEXTS.jsonl N TARGETS OUT.parquet
+    python results/models/recent.py                         prints the tables and draws recent.png
+
+Targets stand in blocks of 16, so that target b of a block has M + b tokens. A target whose loss given M tokens is
+within 0.1 nats of its loss given N needs no more than M (compare arXiv 2512.08082).
+Shapes: T targets, C lengths of context.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from analysis.stats.bootstrap import ClusterBootstrap
+from analysis.stats.show import show
+
+HERE = Path(__file__).parent
+SHORTEST, BLOCK, NEAR_NATS = 16, 16, 0.1
+TAUS = (1, 2, 4)
+TOKENS_PER_BATCH = 4096
+
+
+def lengths_of(n_long):
+    """16, 32, … N, (C,)."""
+    return [SHORTEST * 2**i for i in range(20) if SHORTEST * 2**i <= n_long]
+
+
+def measure(model, texts, n_long, targets, out):
+    """Write the losses of sampled targets given each length of context: a row each, columns loss_16 … loss_N [nats]."""
+    from analysis.contexts import NO_FAR, long_contexts, open_texts, sample_targets
+    from analysis.model.loading import open_model
+    from analysis.model.losses import build_scorer
+
+    loaded = open_model(model)
+    source = open_texts([Path(texts)], loaded.encode)
+    scorer = build_scorer(loaded.model, loaded.device, n_long, BLOCK, tokens_per_batch=TOKENS_PER_BATCH)
+    shape = {"n_long": n_long, "n_short": SHORTEST}
+    places = sample_targets(source, targets, seed=0, targets_per_block=BLOCK, **shape)
+    columns = {length: [] for length in lengths_of(n_long)}
+    for start in range(0, len(places), BLOCK):
+        first = places.iloc[start : start + 1]
+        block = long_contexts(
+            source,
+            first["text"].to_numpy(),
+            first["position"].to_numpy(),
+            first["target_id"].to_numpy(),
+            targets_per_block=BLOCK,
+            **shape,
+        )
+        for length, losses in columns.items():
+            part = replace(block, n_short=length)
+            losses.append(scorer.losses(part, NO_FAR)[:, 0])
+        print(f"\r{start + BLOCK:,} of {len(places):,} targets", end="", file=sys.stderr, flush=True)
+    losses = {f"loss_{length}": np.concatenate(parts) for length, parts in columns.items()}
+    frame = places[["text", "group", "position"]].assign(**losses).astype(dict.fromkeys(losses, "float32"))
+    frame.to_parquet(out, compression="zstd", index=False)
+
+
+def numbers(frame):
+    """Tidy: name, context, value, low, high, with 95 % intervals by group and text."""
+    losses = frame.filter(like="loss_").astype(float)
+    lengths = [int(name.removeprefix("loss_")) for name in losses]
+    whole = losses.iloc[:, -1]
+    bootstrap = ClusterBootstrap(frame["text"].to_numpy(), groups=frame["group"].to_numpy())
+    ones = np.ones(len(frame))
+
+    def row(name, context, values):
+        interval = bootstrap.interval(bootstrap.ratio(np.asarray(values, dtype=float), ones))
+        return {"name": name, "context": context, **vars(interval)}
+
+    rows = []
+    for length, loss in zip(lengths, losses.T.to_numpy(), strict=True):
+        rows.append(row("loss_nats", length, loss))
+        rows.append(row("share_near", length, np.abs(loss - whole) <= NEAR_NATS))
+        rows.append(row("share_no_worse", length, loss - whole <= NEAR_NATS))
+        for tau in TAUS:
+            rows.append(row(f"share_gain_over_{tau}", length, loss - whole > tau))
+            rows.append(row(f"share_gain_below_-{tau}", length, loss - whole < -tau))
+    return pd.DataFrame(rows)
+
+
+def main():
+    """Print a table of every file of losses, and draw all of them."""
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+    for number, path in enumerate(sorted(HERE.glob("recent-*.parquet"))):
+        frame = pd.read_parquet(path)
+        name = path.stem.removeprefix("recent-")
+        tidy = numbers(frame)
+        print(
+            "\n"
+            + show(
+                tidy,
+                across="name",
+                title=f"{name}: {len(frame):,} targets of {frame['text'].nunique()} texts",
+            )
+        )
+        for panel, of in zip(axes, ("share_no_worse", "share_gain_over_1"), strict=True):
+            line = tidy[(tidy["name"] == of) & (tidy["context"] < tidy["context"].max())]
+            panel.plot(line["context"], 100 * line["value"], "o-", color=f"C{number}", label=name)
+            panel.fill_between(
+                line["context"], 100 * line["low"], 100 * line["high"], color=f"C{number}", alpha=0.15
+            )
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(line["context"], map(str, line["context"]))
+            panel.set_xlabel("recent tokens read")
+    axes[0].set_ylabel(f"loss at most {NEAR_NATS} nats above\nthat given N tokens [% of targets]")
+    axes[1].set_ylabel("gain of more than 1 nat\nfrom the rest of N [% of targets]")
+    axes[0].legend(fontsize=7)
+    figure.savefig(HERE / "recent.png", dpi=200)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["measure"]:
+        model, texts, n_long, targets, out = sys.argv[2:]
+        measure(model, texts, int(n_long), int(targets), out)
+    else:
+        main()
