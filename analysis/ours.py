@@ -112,23 +112,10 @@ class OlmoAdapter(Adapter):
 
     def __init__(self, model: PositionedOLMo):
         super().__init__()
-        self.model = model
-
-    @property
-    def vocabulary_size(self) -> int:
-        """See `Adapter`."""
-        return self.model.config.vocab_size
-
-    @property
-    def max_positions(self) -> int | None:
-        """See `Adapter`; only a table of learned positions ends."""
-        config = self.model.config
-        return config.max_sequence_length - len(self.prefix) if config.encoding.has_table else None
-
-    @property
-    def baseline_token(self) -> int:
-        """See `Adapter`."""
-        return self.model.config.eos_token_id
+        self.model, config = model, model.config
+        self.vocabulary_size, self.baseline_token = config.vocab_size, config.eos_token_id
+        # only a table of learned positions ends
+        self.last_position = config.max_sequence_length if config.encoding.has_table else None
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """See `Adapter`."""
@@ -136,16 +123,16 @@ class OlmoAdapter(Adapter):
 
     def read(
         self,
-        input_ids: Tensor | None,
+        inputs: Tensor,
         position_ids: Tensor,
         logits_to_keep: int,
         *,
         attention_mask: Tensor | None = None,
         bias: Tensor | None = None,
-        embeddings: Tensor | None = None,
         past: KeyValues | None = None,
     ) -> Output:
         """See `Adapter`; OLMo caches keys before it rotates them."""
+        embedded = inputs.ndim == 3
         if bias is not None:
             if not getattr(self.model.blocks()[0].mixer, "fades", True):
                 raise UserError(
@@ -155,12 +142,12 @@ class OlmoAdapter(Adapter):
             of_encoding = self.model._attention_bias(position_ids, None)
             bias = bias[:, None] + (causal_bias(bias) if of_encoding is None else of_encoding)
         output = self.model(
-            input_ids,
+            None if embedded else inputs,
+            input_embeddings=inputs if embedded else None,
             position_ids=position_ids,
             logits_to_keep=logits_to_keep,
             attention_mask=attention_mask,
             attention_bias=bias,
-            input_embeddings=embeddings,
             past_key_values=past or None,
             use_cache=past == [],
         )

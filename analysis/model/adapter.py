@@ -54,45 +54,33 @@ class Adapter(nn.Module, ABC):
 
     model: Any
     """The model itself."""
-    prefix: tuple[int, ...] = ()
-    _prefix_cache: KeyValues = []  # of one row; written by `key_values`, read by `logits_after`
+    vocabulary_size: int
+    """Number of token ids that it knows."""
+    baseline_token: int
+    """The token whose embedding stands for no token: the end of text, or 0 where the model names none."""
+    last_position: int | None
+    """The number below which position ids must stay, or stayed in training; None where the model names none."""
     caches_rotated_keys = True
     """Whether a cached key needs no position id any more, so that every head may keep tokens of its own."""
+    prefix: tuple[int, ...] = ()
+    _prefix_cache: KeyValues  # of one row; written by `key_values`, read by `logits_after`
 
     # --- what a kind of model defines ---
-
-    @property
-    @abstractmethod
-    def vocabulary_size(self) -> int:
-        """Number of token ids that the model knows."""
-
-    @property
-    @abstractmethod
-    def max_positions(self) -> int | None:
-        """The number below which ids behind the prefix must stay, or stayed in training; None where none is named."""
-
-    @property
-    @abstractmethod
-    def baseline_token(self) -> int:
-        """The token whose embedding stands for no token: the end of text, or 0 where the model names none."""
 
     @abstractmethod
     def embed(self, input_ids: Tensor) -> Tensor:
         """Embeddings of tokens, (R, L, W), before those of positions are added."""
 
     @abstractmethod
-    def read(
-        self, input_ids: Tensor | None, position_ids: Tensor, logits_to_keep: int, **options: Any
-    ) -> Output:
+    def read(self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, **options: Any) -> Output:
         """One forward pass.
 
         Args:
-            input_ids: tokens, (R, L); None: their ``embeddings`` are given, (R, L, W).
+            inputs: tokens, (R, L), or what `embed` gives of them, (R, L, W).
             position_ids: (R, P + L).
             logits_to_keep: Q; 0: logits of all L positions.
-            options: ``embeddings``; ``attention_mask``, (R, L), 0 hides a token from every query; ``bias``, (R, L, L),
-                see `biased_logits`; ``past``, keys and values of the P tokens before, where an empty list keeps those
-                of the L tokens.
+            options: ``attention_mask``, (R, L), 0 hides a token from every query; ``bias``, see `biased_logits`;
+                ``past``, keys and values of the P tokens before, where an empty list keeps those of the L tokens.
         """
 
     @abstractmethod
@@ -102,6 +90,11 @@ class Adapter(nn.Module, ABC):
         """See `attention`."""
 
     # --- what the analysis calls ---
+
+    @property
+    def max_positions(self) -> int | None:
+        """`last_position` behind the prefix."""
+        return None if self.last_position is None else self.last_position - len(self.prefix)
 
     def forward(
         self,
@@ -156,7 +149,7 @@ class Adapter(nn.Module, ABC):
         if self.prefix:
             first = self.embed(torch.tensor(self.prefix, device=embeddings.device))
             embeddings = torch.cat([first.expand(len(embeddings), -1, -1), embeddings], dim=1)
-        return self.read(None, self._ids(position_ids), logits_to_keep, embeddings=embeddings).logits
+        return self.read(embeddings, self._ids(position_ids), logits_to_keep).logits
 
     def attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
@@ -212,24 +205,15 @@ class TransformersAdapter(Adapter):
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
-
-    @property
-    def vocabulary_size(self) -> int:
-        """See `Adapter`."""
-        return len(self.model.get_input_embeddings().weight)
-
-    @property
-    def max_positions(self) -> int | None:
-        """See `Adapter`; rotary models can be read beyond it."""
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return limit - len(self.prefix) if isinstance(limit, int) else None
-
-    @property
-    def baseline_token(self) -> int:
-        """See `Adapter`; some models name several ends of text, or one that is not in their table."""
-        ends = getattr(self.model.config.get_text_config(), "eos_token_id", None)
+        config = model.config.get_text_config()
+        self.vocabulary_size = len(model.get_input_embeddings().weight)
+        limit = getattr(config, "max_position_embeddings", None)  # rotary models can be read beyond it
+        self.last_position = limit if isinstance(limit, int) else None
+        ends = getattr(
+            config, "eos_token_id", None
+        )  # there may be more than one, or one that is not in the table
         end = ends[0] if isinstance(ends, list) else ends
-        return end if end is not None and end < self.vocabulary_size else 0
+        self.baseline_token = end if end is not None and end < self.vocabulary_size else 0
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """See `Adapter`."""
@@ -237,25 +221,24 @@ class TransformersAdapter(Adapter):
 
     def read(
         self,
-        input_ids: Tensor | None,
+        inputs: Tensor,
         position_ids: Tensor,
         logits_to_keep: int,
         *,
         attention_mask: Tensor | None = None,
         bias: Tensor | None = None,
-        embeddings: Tensor | None = None,
         past: KeyValues | None = None,
         **options: Any,
     ) -> Output:
         """See `Adapter`; transformers caches keys after it rotated them. ``options``: further ones of the model."""
         from transformers import DynamicCache
 
+        # a copy: XGLM views its tokens, so that they may not be expanded, and CTRL scales embeddings in place
+        options["input_ids" if inputs.ndim == 2 else "inputs_embeds"] = inputs.clone()
+        position_ids = position_ids[:, -inputs.shape[1] :]
         cache = DynamicCache(past or None)
-        if input_ids is not None:
-            options["input_ids"] = input_ids.contiguous()
-            position_ids = position_ids[:, -input_ids.shape[1] :]
-        elif embeddings is not None:
-            options["inputs_embeds"] = embeddings.clone()  # CTRL scales it in place
+        if past is not None:
+            options["past_key_values"] = cache
         if bias is not None:
             attention_mask = (bias[:, None] + causal_bias(bias)).to(self.model.dtype)
         elif attention_mask is None:
@@ -263,10 +246,8 @@ class TransformersAdapter(Adapter):
             # attention there without a word.
             length = cache.get_seq_length() + position_ids.shape[1]
             attention_mask = position_ids.new_ones(len(position_ids), length)
-        if past is not None:
-            options["past_key_values"] = cache
         output = self.model(
-            position_ids=position_ids.contiguous(),  # XGLM views it, so that it may not be expanded
+            position_ids=position_ids.contiguous(),
             attention_mask=attention_mask,
             use_cache=past is not None,
             logits_to_keep=logits_to_keep,

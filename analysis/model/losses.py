@@ -51,8 +51,10 @@ _BACKWARD_TOKENS = 4
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Differentiate = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""From embeddings (R, L, W) to the losses of the targets, (R,), and the gradient of log p by the embeddings."""
+LogitsOf = Callable[[Tensor, Tensor, int], Tensor]
+"""Logits (R, Q, V) of some inputs (R, L, …), their position ids (R, L), and Q."""
+Differentiate = Callable[[Tensor, LogitsOf], tuple[Tensor, Tensor]]
+"""Losses of the targets, (R,), and the gradient of log p by the inputs, (R, L, …)."""
 Reading = Callable[[Tensor, Tensor, slice], Tensor]
 """What is kept of the logits (R, Q, V) that rows give for some targets of their blocks, (R, Q, …).
 
@@ -110,31 +112,6 @@ class _Passes:
         """(R, L) columns of the context, which are the position ids too."""
         behind = self.contexts.n_far + np.arange(self.length(rows) - self.far.shape[1])
         return np.concatenate([self.far[rows], np.broadcast_to(behind, (len(rows), len(behind)))], axis=1)
-
-
-@dataclass(frozen=True)
-class _LongRows:
-    """Targets that are differentiated: a row each, its long context, padded by later tokens of the text."""
-
-    rows: np.ndarray
-    """(R,) numbers of the targets among those that are asked for."""
-    tokens: Tensor
-    """(R, L)."""
-    ids: Tensor
-    """(R, L)."""
-    query: Tensor
-    """(R,) which of the last Q positions predicts the target."""
-    token: Tensor
-    """(R,) the target."""
-    queries: int
-    """Q."""
-
-    def differentiate(self, logits: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
-        """-log p of the targets in nats, (R,), from the logits (R, Q, V), and the gradient of log p by a tensor."""
-        of_target = logits[torch.arange(len(self.rows)), self.query]
-        losses = F.cross_entropy(of_target.float(), self.token, reduction="none")
-        (slope,) = torch.autograd.grad(-losses.sum(), by)
-        return losses.detach(), slope
 
 
 class Scorer(OnDevice):
@@ -309,7 +286,6 @@ class Scorer(OnDevice):
             for layer in zip(*parts, strict=True)
         ]
 
-    @smaller_when_memory_runs_out
     def presence_gradient(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
         """-∂ loss / ∂ (presence of each far token), (m, F) nats, at full presence in the long context.
 
@@ -318,15 +294,19 @@ class Scorer(OnDevice):
         (docs/method.md, 2.1), exactly [ours].
         ``targets``: (m, 2) as in `losses`.
         """
-        slopes = np.empty((len(targets), contexts.n_far))
-        for given in self._long_rows(contexts, targets):
-            others = 1.0 - torch.eye(given.tokens.shape[1], device=self.device)  # its own stream is never read
-            log_presence = torch.zeros(given.tokens.shape, device=self.device, requires_grad=True)
-            bias = log_presence[:, None, :] * others
-            logits = self.model.biased_logits(given.tokens, given.ids, bias, given.queries)
-            _, slope = given.differentiate(logits, log_presence)  # at p = 1 the slope by log p is that by p
-            slopes[given.rows] = slope[:, : contexts.n_far].double().cpu().numpy()
-        return slopes
+
+        def attribution(tokens: Tensor, differentiate: Differentiate) -> Tensor:
+            others = 1.0 - torch.eye(
+                tokens.shape[1], device=self.device
+            )  # a dropped token's own stream is never read
+
+            def logits_of(log_presence: Tensor, ids: Tensor, queries: int) -> Tensor:
+                return self.model.biased_logits(tokens, ids, log_presence[:, None, :] * others, queries)
+
+            _, slope = differentiate(torch.zeros(tokens.shape, device=self.device), logits_of)
+            return slope  # at p = 1 the slope by log p is that by p
+
+        return self._attributions(contexts, targets, attribution)
 
     def input_gradients(
         self, contexts: Contexts, targets: np.ndarray, *, times_input: bool = False
@@ -336,11 +316,12 @@ class Scorer(OnDevice):
         ``times_input``: the norm of embedding times gradient, element by element. ``targets``: as in `losses`.
         """
 
-        def attribution(embeddings: Tensor, differentiate: Differentiate) -> Tensor:
-            _, slope = differentiate(embeddings)
-            return embeddings * slope if times_input else slope
+        def attribution(tokens: Tensor, differentiate: Differentiate) -> Tensor:
+            embeddings = self.model.embed(tokens)
+            _, slope = differentiate(embeddings, self.model.embedded_logits)
+            return (embeddings * slope if times_input else slope).norm(dim=-1)
 
-        return self._gradient_norms(contexts, targets, attribution)
+        return self._attributions(contexts, targets, attribution)
 
     def integrated_gradients(
         self, contexts: Contexts, targets: np.ndarray, *, path: Sequence[tuple[float, float]]
@@ -350,50 +331,43 @@ class Scorer(OnDevice):
         x is a token's embedding, b that of the baseline token. ``path``: points a and weights w, each a pass forward
         and back. ``targets``: as in `losses`.
         """
-        baseline = self.model.embed(torch.tensor(self.model.baseline_token, device=self.device)).detach()
+        baseline = self.model.embed(torch.tensor(self.model.baseline_token, device=self.device))
 
-        def attribution(embeddings: Tensor, differentiate: Differentiate) -> Tensor:
+        def attribution(tokens: Tensor, differentiate: Differentiate) -> Tensor:
+            embeddings = self.model.embed(tokens)
             gradient = torch.zeros_like(embeddings, dtype=torch.float32)
             for point, weight in path:
-                losses, slope = differentiate(torch.lerp(baseline.expand_as(embeddings), embeddings, point))
+                between = torch.lerp(baseline.expand_as(embeddings), embeddings, point)
+                losses, slope = differentiate(between, self.model.embedded_logits)
                 gradient += weight * (-losses).exp()[:, None, None] * slope  # ∂ p = p ∂ log p
-            return (embeddings - baseline) * gradient
+            return ((embeddings - baseline) * gradient).norm(dim=-1)
 
-        return self._gradient_norms(contexts, targets, attribution)
+        return self._attributions(contexts, targets, attribution)
 
     @smaller_when_memory_runs_out
-    def _gradient_norms(
-        self,
-        contexts: Contexts,
-        targets: np.ndarray,
-        attribution: Callable[[Tensor, Differentiate], Tensor],
+    def _attributions(
+        self, contexts: Contexts, targets: np.ndarray, attribution: Callable[[Tensor, Differentiate], Tensor]
     ) -> np.ndarray:
-        """L2 norms, (m, F), of what is attributed to the embeddings of the long context, (R, L, W)."""
-        norms = np.empty((len(targets), contexts.n_far))
-        for given in self._long_rows(contexts, targets):
-            embeddings = self.model.embed(given.tokens).detach()
-            values = attribution(embeddings, partial(self._differentiate, given))
-            norms[given.rows] = values[:, : contexts.n_far].norm(dim=-1).double().cpu().numpy()
-        return norms
-
-    def _differentiate(self, given: _LongRows, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Differentiate`."""
-        inputs = embeddings.detach().requires_grad_()
-        return given.differentiate(self.model.embedded_logits(inputs, given.ids, given.queries), inputs)
-
-    def _long_rows(self, contexts: Contexts, targets: np.ndarray) -> Iterator[_LongRows]:
-        """Each target with a long context of its own, few enough at once for a pass that is differentiated."""
+        """What is attributed to far tokens of each target's long context, (m, F), by a function of tokens (R, L)."""
+        values = np.empty((len(targets), contexts.n_far))
         for rows in self.long_parts(contexts, np.argsort(-targets[:, 1], kind="stable")):
             block, place = targets[rows].T
-            length = contexts.n_long + int(place.max())
-            yield _LongRows(
-                rows,
-                self.tensor(contexts.tokens[block, :length]),
-                self.first_ids(len(rows), length),
-                self.tensor(place - place.min()),
-                self.tensor(contexts.targets[block, place]),
-                queries=int(np.ptp(place)) + 1,
-            )
+            tokens = self.tensor(contexts.tokens[block, : contexts.n_long + place.max()])
+            wanted = self.tensor(contexts.targets[block, place])
+            of_tokens = attribution(tokens, partial(self._differentiate, place, wanted))
+            values[rows] = of_tokens[:, : contexts.n_far].detach().double().cpu().numpy()
+        return values
+
+    def _differentiate(
+        self, place: np.ndarray, wanted: Tensor, inputs: Tensor, logits_of: LogitsOf
+    ) -> tuple[Tensor, Tensor]:
+        """See `Differentiate`; the targets ``wanted``, (R,), are at these places of their blocks, (R,)."""
+        inputs = inputs.detach().requires_grad_()
+        logits = logits_of(inputs, self.first_ids(*inputs.shape[:2]), int(np.ptp(place)) + 1)
+        of_target = logits[torch.arange(len(place)), self.tensor(place - place.min())]
+        losses = F.cross_entropy(of_target.float(), wanted, reduction="none")
+        (slope,) = torch.autograd.grad(-losses.sum(), inputs)
+        return losses.detach(), slope
 
     @smaller_when_memory_runs_out
     @torch.inference_mode()

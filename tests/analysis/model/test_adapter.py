@@ -90,7 +90,7 @@ def test_what_a_configuration_says_of_a_model(family):
     config = model.model.config.get_text_config()
     for ends, token in ((4, 4), ([3, 4], 3), (VOCABULARY + 1, 0), (None, 0)):
         config.eos_token_id = ends
-        assert model.baseline_token == token
+        assert TransformersAdapter(model.model).baseline_token == token
     torch.testing.assert_close(
         model.embedded_logits(model.embed(random_tokens()), torch.arange(20).expand(3, -1), 2),
         model(random_tokens(), torch.arange(20).expand(3, -1), logits_to_keep=2).logits,
