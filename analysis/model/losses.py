@@ -296,9 +296,8 @@ class Scorer(OnDevice):
         """
 
         def attribution(tokens: Tensor, differentiate: Differentiate) -> Tensor:
-            others = 1.0 - torch.eye(
-                tokens.shape[1], device=self.device
-            )  # a dropped token's own stream is never read
+            # a dropped token's own stream is never read
+            others = 1.0 - torch.eye(tokens.shape[1], device=self.device)
 
             def logits_of(log_presence: Tensor, ids: Tensor, queries: int) -> Tensor:
                 return self.model.biased_logits(tokens, ids, log_presence[:, None, :] * others, queries)
@@ -377,12 +376,12 @@ class Scorer(OnDevice):
         ``targets``: as in `losses`.
         """
         length, size = contexts.tokens.shape[1], contexts.targets_per_block
+        far = slice(-length, contexts.n_far - length)  # of the columns, which may begin with a prefix
         parts = []
         for tokens in self.long_parts(contexts, contexts.tokens):
             ids = self.first_ids(len(tokens), length)
             attention = self.model.last_attention(self.tensor(tokens), ids, size)
-            attention = attention[:, :, -length:]  # without a prefix of the model's
-            parts.append(attention[:, :, : contexts.n_far].double().cpu().numpy())
+            parts.append(attention[:, :, far].double().cpu().numpy())
         return np.concatenate(parts)[targets[:, 0], targets[:, 1]]
 
     @smaller_when_memory_runs_out
