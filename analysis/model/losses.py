@@ -376,12 +376,12 @@ class Scorer(OnDevice):
         ``targets``: as in `losses`.
         """
         length, size = contexts.tokens.shape[1], contexts.targets_per_block
-        far = slice(-length, contexts.n_far - length)  # of the columns, which may begin with a prefix
         parts = []
         for tokens in self.long_parts(contexts, contexts.tokens):
             ids = self.first_ids(len(tokens), length)
             attention = self.model.last_attention(self.tensor(tokens), ids, size)
-            parts.append(attention[:, :, far].double().cpu().numpy())
+            attention = attention[:, :, -length:]  # without a prefix of the model's
+            parts.append(attention[:, :, : contexts.n_far].double().cpu().numpy())
         return np.concatenate(parts)[targets[:, 0], targets[:, 1]]
 
     @smaller_when_memory_runs_out
