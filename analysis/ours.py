@@ -159,16 +159,11 @@ class OlmoAdapter(Adapter):
         """See `Adapter`: while a pass runs, every layer appends what ``read`` gives of its attention."""
         recorded: list[Tensor] = []
 
-        def recording(compute: Any, weights_of: Any) -> Any:
+        def record(compute: Any, weights_of: Any, *arguments: Any, **options: Any) -> Tensor:
             """``compute``, of which ``weights_of`` gives the attention from its output and its arguments."""
-
-            def compute_and_record(*arguments: Any, **options: Any) -> Tensor:
-                output = compute(*arguments, **options)
-                weights = weights_of(output, *arguments, **options)
-                recorded.append(read(weights[:, :, -queries:]))
-                return output
-
-            return compute_and_record
+            output = compute(*arguments, **options)
+            recorded.append(read(weights_of(output, *arguments, **options)[:, :, -queries:]))
+            return output
 
         with ExitStack() as restored:
             for block in self.model.blocks():
@@ -177,7 +172,7 @@ class OlmoAdapter(Adapter):
                     if block.mixer is None
                     else (block.mixer, "weights", lambda weights, *_: weights)
                 )
-                setattr(holder, name, recording(getattr(holder, name), weights_of))
+                setattr(holder, name, partial(record, getattr(holder, name), weights_of))
                 restored.callback(delattr, holder, name)  # the class's method is there again
             self.read(input_ids, position_ids, queries)
         return recorded
