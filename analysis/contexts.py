@@ -111,15 +111,9 @@ def open_texts(texts: Any, encode: Encode, *, split: str = "heldout") -> Texts:
     if isinstance(texts, Mapping):
         strings = {group: [own] if isinstance(own, str) else own for group, own in texts.items()}
         pairs = [(group, text) for group, own in strings.items() for text in own]
+    elif any(map(_is_file, texts := list(texts))):
+        return _open_files(texts, encode)
     else:
-        texts = list(texts)
-        are_files = set(map(_is_file, texts))
-        if len(are_files) > 1:
-            raise UserError(
-                "some of the texts are paths of files, and others are strings; give one or the other"
-            )
-        if True in are_files:
-            return _open_files(texts, encode)
         pairs = [(None, text) for text in texts]
     return Texts(encode, pairs, "a text" if len(pairs) == 1 else f"{len(pairs):,} texts")
 
@@ -132,17 +126,17 @@ def _open_files(paths: Sequence[str | Path], encode: Encode) -> Texts:
     names = [Path(path).name for path in paths]
     pairs: list[tuple[str | None, str]] = []
     for path, name in zip(paths, names, strict=True):
-        pairs += _texts_of_file(Path(path), name if names.count(name) == 1 else str(path))
+        pairs += _texts_of_file(path, name if names.count(name) == 1 else str(path))
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     return Texts(encode, pairs, f"{paths[0]}{more}")
 
 
-def _texts_of_file(path: Path, name: str) -> Iterator[tuple[str | None, str]]:
+def _texts_of_file(path: str | Path, name: str) -> Iterator[tuple[str | None, str]]:
     """Group and text of each text of a file; ``name``: the group of one that is a single text."""
-    opened = gzip.open if path.suffix == ".gz" else open
+    plain_name = str(path).lower().removesuffix(".gz")
     try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:
-            if not path.name.removesuffix(".gz").lower().endswith((".json", ".jsonl")):
+        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
+            if not plain_name.endswith((".json", ".jsonl")):
                 yield name, file.read()
                 return
             for line in filter(str.strip, file):
@@ -184,7 +178,7 @@ class TextDecoder:
         ends of a window that cuts one, are shown as `BROKEN`, as the tokenizer's decoder shows them, at the first
         token that has some of them.
         """
-        whole = tuple(int(token) for token in ids)
+        whole = tuple(map(int, ids))
         pieces: list[str] = []
         # A few tokens at a time, so that a long sequence costs no more per token than a short one. A group is the
         # tokens that complete a character together, mostly a single one. It is seen behind the group before it,
@@ -334,20 +328,27 @@ def _placebos_of_itself(
     log.warning(
         "there is one text only: placebos are from it, at least N tokens away; give others for better ones"
     )
-    places = np.arange(length - n_far + 1)
     starts = []
     for position in first.tolist():
-        before = places + n_far + 2 * n_long <= position
-        behind = places >= position + targets_per_block + n_long
-        offered = places[before | behind]
-        if not len(offered):
-            raise UserError(
-                f"the text has {length:,} tokens, too few for placebos from it; give a second text, or one of at least "
-                f"{3 * n_long + 2 * n_far + targets_per_block:,} tokens"
-            )
         generator = np.random.default_rng([Stream.PASSAGE_PLACEBOS, seed, position])
-        starts.append(generator.choice(offered))
+        near = position - 2 * n_long, position + targets_per_block + n_long
+        starts.append(_start_outside(*near, length, n_far, generator))
+    if min(starts) < 0:
+        raise UserError(
+            f"the text has {length:,} tokens, too few for placebos from it; give a second text, or one of at least "
+            f"{3 * n_long + 2 * n_far + targets_per_block:,} tokens"
+        )
     return np.array(starts)
+
+
+def _start_outside(first: int, end: int, length: int, n_far: int, generator: np.random.Generator) -> int:
+    """A uniform place of F tokens in a text outside its tokens ``first`` to ``end`` - 1; -1 where there is none."""
+    before = max(0, first - n_far + 1)
+    offered = before + max(0, length - n_far + 1 - end)
+    if not offered:
+        return -1
+    place = int(generator.integers(offered))
+    return place if place < before else end + place - before
 
 
 def same_group_elsewhere(
@@ -368,24 +369,21 @@ def same_group_elsewhere(
     block's text, outside of what the block reads; -1 where that leaves no F tokens either. A pure function of the seed
     and the block.
     """
-    places = np.maximum(texts.lengths - n_far + 1, 0)
-    group = np.arange(len(places)) if texts.groups is None else texts.groups
-    long_enough = np.flatnonzero(places)
+    long_enough = np.flatnonzero(texts.lengths >= n_far)
+    group = np.arange(len(texts.lengths)) if texts.groups is None else texts.groups
     by_group = {name: long_enough[group[long_enough] == name] for name in set(group[text].tolist())}
     drawn = []
     for block, (own, position) in enumerate(zip(text, first, strict=True)):
         generator = np.random.default_rng([Stream.SAME_GROUP, seed, block])
         others = by_group[group[own]]
         others = others[others != own]
-        before, end = max(0, position - n_long - n_far + 1), position + targets_per_block
         if len(others):
             other = generator.choice(others)
-            drawn.append((other, generator.integers(places[other])))
-        elif offered := before + max(0, places[own] - end):
-            place = generator.integers(offered)
-            drawn.append((own, place if place < before else end + place - before))
+            drawn.append((other, generator.integers(texts.lengths[other] - n_far + 1)))
         else:
-            drawn.append((-1, -1))
+            read = position - n_long, position + targets_per_block
+            start = _start_outside(*read, texts.lengths[own], n_far, generator)
+            drawn.append((own if start >= 0 else -1, start))
     return np.array(drawn)
 
 

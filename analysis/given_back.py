@@ -193,13 +193,12 @@ def cache_losses(
         # where heads differ, the ids of cached tokens are not read
         kept_ids = np.zeros((len(rows), kept.shape[-1]), dtype=np.int64) if by_head else kept[rows]
         ids = np.concatenate([kept_ids, np.broadcast_to(behind, (len(rows), len(behind)))], axis=1)
-        with scorer.precision():
-            logits = scorer.model.logits_after(
-                _kept_key_values(whole, scorer.tensor(block), scorer.tensor(kept[rows])),
-                scorer.tensor(contexts.tokens[block[:, None], behind]),
-                scorer.tensor(ids),
-                int(np.ptp(place)) + 1,
-            )
+        logits = scorer.model.logits_after(
+            _kept_key_values(whole, scorer.tensor(block), scorer.tensor(kept[rows])),
+            scorer.tensor(contexts.tokens[block[:, None], behind]),
+            scorer.tensor(ids),
+            int(np.ptp(place)) + 1,
+        )
         of_target = logits[torch.arange(len(rows)), scorer.tensor(place - place.min())].float()
         wanted = scorer.tensor(contexts.targets[block, place])
         losses[rows] = F.cross_entropy(of_target, wanted, reduction="none").double().cpu().numpy()

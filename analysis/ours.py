@@ -9,9 +9,9 @@ vocabulary (logits), W width, H heads, D head dimension; of a corpus D documents
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +22,10 @@ from analysis.contexts import Texts
 from analysis.model.adapter import (
     Adapter,
     KeyValues,
+    Output,
     ReadAttention,
     TransformersAdapter,
     causal_bias,
-    mean_over_heads,
 )
 from analysis.model.loading import (
     UNTRAINED,
@@ -108,115 +108,90 @@ def adapter_of(model: Any, name: str) -> Adapter:
 class OlmoAdapter(Adapter):
     """This project's OLMo, with any of its position encodings and attentions."""
 
+    caches_rotated_keys = False  # they are rotated whenever they are read
+
     def __init__(self, model: PositionedOLMo):
         super().__init__()
-        self.model = model
-
-    @property
-    def vocabulary_size(self) -> int:
-        """See `Adapter`."""
-        return self.model.config.vocab_size
-
-    @property
-    def max_positions(self) -> int | None:
-        """See `Adapter`; only a table of learned positions ends."""
-        config = self.model.config
-        return config.max_sequence_length if config.encoding.has_table else None
-
-    @property
-    def baseline_token(self) -> int:
-        """See `Adapter`."""
-        return self.model.config.eos_token_id
-
-    def forward(self, input_ids: Tensor, position_ids: Tensor | None = None, **options: Any) -> Any:
-        """As `PositionedOLMo.forward`; without ids they are 0 … L - 1."""
-        return self.model(input_ids, position_ids=position_ids, **options)
-
-    @property
-    def caches_rotated_keys(self) -> bool:
-        """See `Adapter`: they are rotated whenever they are read."""
-        return False
-
-    def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
-        """See `Adapter`; OLMo caches keys before it rotates them."""
-        return self(input_ids, position_ids, use_cache=True, logits_to_keep=1).attn_key_values
-
-    def logits_after(
-        self, past: KeyValues, input_ids: Tensor, position_ids: Tensor, logits_to_keep: int
-    ) -> Tensor:
-        """See `Adapter`."""
-        return self(input_ids, position_ids, past_key_values=past, logits_to_keep=logits_to_keep).logits
-
-    def biased_logits(
-        self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
-    ) -> Tensor:
-        """See `Adapter`."""
-        if not getattr(self.model.blocks()[0].mixer, "fades", True):
-            raise UserError(
-                f"model.attention: {self.model.config.attention} has more than its scores to drop a token from, so "
-                "that the selector gradient does not apply to it; leave it out"
-            )
-        of_encoding = self.model._attention_bias(position_ids, None)
-        bias = bias[:, None] + (causal_bias(bias) if of_encoding is None else of_encoding)
-        return self(input_ids, position_ids, attention_bias=bias, logits_to_keep=logits_to_keep).logits
+        self.model, config = model, model.config
+        self.vocabulary_size, self.baseline_token = config.vocab_size, config.eos_token_id
+        # only a table of learned positions ends
+        self.last_position = config.max_sequence_length if config.encoding.has_table else None
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """See `Adapter`."""
         return self.model.embed(input_ids)
 
-    def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
-        """See `Adapter`."""
-        options = {"input_embeddings": embeddings, "logits_to_keep": logits_to_keep}
-        return self.model(input_ids=None, position_ids=position_ids, **options).logits
+    def read(
+        self,
+        inputs: Tensor,
+        position_ids: Tensor,
+        logits_to_keep: int,
+        *,
+        attention_mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        past: KeyValues | None = None,
+    ) -> Output:
+        """See `Adapter`; OLMo caches keys before it rotates them."""
+        embedded = inputs.ndim == 3
+        if bias is not None:
+            if not getattr(self.model.blocks()[0].mixer, "fades", True):
+                raise UserError(
+                    f"model.attention: {self.model.config.attention} has more than its scores to drop a token from, "
+                    "so that the selector gradient does not apply to it; leave it out"
+                )
+            of_encoding = self.model._attention_bias(position_ids, None)
+            bias = bias[:, None] + (causal_bias(bias) if of_encoding is None else of_encoding)
+        output = self.model(
+            None if embedded else inputs,
+            input_embeddings=inputs if embedded else None,
+            position_ids=position_ids,
+            logits_to_keep=logits_to_keep,
+            attention_mask=attention_mask,
+            attention_bias=bias,
+            past_key_values=past or None,
+            use_cache=past == [],
+        )
+        return Output(output.logits, output.attn_key_values or [])
 
-    def attention(
-        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
+    def read_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention
     ) -> list[Tensor]:
-        """See `Adapter`."""
-        with _recording_attention(self.model, queries, read) as recorded:
-            self(input_ids, position_ids, logits_to_keep=queries)
+        """See `Adapter`: while a pass runs, every layer appends what ``read`` gives of its attention."""
+        recorded: list[Tensor] = []
+
+        def record(compute: Any, weights_of: Any, *arguments: Any, **options: Any) -> Tensor:
+            """``compute``, of which ``weights_of`` gives the attention from its output and its arguments."""
+            output = compute(*arguments, **options)
+            recorded.append(read(weights_of(output, *arguments, **options)[:, :, -queries:]))
+            return output
+
+        with ExitStack() as restored:
+            for block in self.model.blocks():
+                holder, name, weights_of = (
+                    (block, "_scaled_dot_product_attention", partial(_softmax_weights, queries))
+                    if block.mixer is None
+                    else (block.mixer, "weights", lambda weights, *_: weights)
+                )
+                setattr(holder, name, partial(record, getattr(holder, name), weights_of))
+                restored.callback(delattr, holder, name)  # the class's method is there again
+            self.read(input_ids, position_ids, queries)
         return recorded
 
 
-@contextmanager
-def _recording_attention(model: PositionedOLMo, queries: int, read: ReadAttention) -> Iterator[list[Tensor]]:
-    """While it runs, every layer appends what ``read`` gives of the attention of the last Q positions."""
-    recorded: list[Tensor] = []
-    wrapped: list[tuple[Any, str]] = []
-
-    def softmax_weights(
-        _output: Tensor, q: Tensor, k: Tensor, _v: Tensor, attn_mask: Tensor | None = None, **_: Any
-    ) -> Tensor:
-        """(R, H, Q, L): `scaled_dot_product_attention` keeps its weights to itself, they are computed once more."""
-        keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        scores = (q[:, :, -queries:].float() @ keys.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
-        length = keys.shape[2]
-        mask = causal_bias(scores.new_zeros(length, length)) if attn_mask is None else attn_mask
-        return (scores + mask[..., -queries:, :].float()).softmax(dim=-1)
-
-    def recording(compute: Any, weights_of: Any) -> Any:
-        """``compute``, of which ``weights_of`` gives the attention from its arguments and its output."""
-
-        def compute_and_record(*arguments: Any, **options: Any) -> Tensor:
-            output = compute(*arguments, **options)
-            recorded.append(read(weights_of(output, *arguments, **options)))
-            return output
-
-        return compute_and_record
-
-    for block in model.blocks():
-        holder, name, weights_of = (
-            (block, "_scaled_dot_product_attention", softmax_weights)
-            if block.mixer is None
-            else (block.mixer, "weights", lambda weights, *_: weights[:, :, -queries:])
-        )
-        wrapped.append((holder, name))
-        setattr(holder, name, recording(getattr(holder, name), weights_of))
-    try:
-        yield recorded
-    finally:
-        for holder, name in wrapped:
-            delattr(holder, name)  # the class's method is there again
+def _softmax_weights(
+    queries: int,
+    _output: Tensor,
+    q: Tensor,
+    k: Tensor,
+    _v: Tensor,
+    attn_mask: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """(R, H, Q, L): `scaled_dot_product_attention` keeps its weights to itself, they are computed once more."""
+    keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    scores = (q[:, :, -queries:].float() @ keys.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
+    mask = causal_bias(scores.new_zeros(keys.shape[2], keys.shape[2])) if attn_mask is None else attn_mask
+    return (scores + mask[..., -queries:, :].float()).softmax(dim=-1)
 
 
 # --- RoPE past the length that it was trained on (docs/method.md, 2.8) ---

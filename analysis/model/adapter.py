@@ -9,11 +9,14 @@ tokens of a prefix, V vocabulary (logits), W width, H heads, D head dimension.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.util.errors import UserError
@@ -29,28 +32,70 @@ def mean_over_heads(attention: Tensor) -> Tensor:
     return attention.mean(dim=1)
 
 
+@dataclass
+class Output:
+    """What a forward pass gives."""
+
+    logits: Tensor
+    """(R, Q, V)."""
+    key_values: KeyValues
+    """Of tokens, where they were to be kept."""
+    attentions: Any = None
+    """Of each layer, where a model of transformers was asked for them."""
+
+
 class Adapter(nn.Module, ABC):
-    """What every model offers to the analysis. Position ids are explicit: a token is read at the id it is given."""
+    """What every model offers to the analysis. Position ids are explicit: a token is read at the id it is given.
 
+    A model may read a prefix at ids 0 … p - 1 of every context (docs/method.md, 2.1a [ours]). What it is given stands
+    behind the prefix, at its ids plus p, and so does what it gives back: nothing of the prefix is a candidate, left out
+    or a target. `read` and `read_attention` know nothing of it.
+    """
+
+    model: Any
+    """The model itself."""
+    vocabulary_size: int
+    """Number of token ids that it knows."""
+    baseline_token: int
+    """The token whose embedding stands for no token: the end of text, or 0 where the model names none."""
+    last_position: int | None
+    """The number below which position ids must stay, or stayed in training; None where the model names none."""
+    caches_rotated_keys = True
+    """Whether a cached key needs no position id any more, so that every head may keep tokens of its own."""
     prefix: tuple[int, ...] = ()
-    """Tokens that are read before every context (docs/method.md, 2.1a [ours])."""
+    _prefix_cache: KeyValues  # of one row; written by `key_values`, read by `logits_after`
+
+    # --- what a kind of model defines ---
+
+    @abstractmethod
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Embeddings of tokens, (R, L, W), before those of positions are added."""
+
+    @abstractmethod
+    def read(self, inputs: Tensor, position_ids: Tensor, logits_to_keep: int, **options: Any) -> Output:
+        """One forward pass.
+
+        Args:
+            inputs: tokens, (R, L), or what `embed` gives of them, (R, L, W).
+            position_ids: (R, P + L).
+            logits_to_keep: Q; 0: logits of all L positions.
+            options: ``attention_mask``, (R, L), 0 hides a token from every query; ``bias``, see `biased_logits`;
+                ``past``, keys and values of the P tokens before, where an empty list keeps those of the L tokens.
+        """
+
+    @abstractmethod
+    def read_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention
+    ) -> list[Tensor]:
+        """See `attention`."""
+
+    # --- what the analysis calls ---
 
     @property
-    @abstractmethod
-    def vocabulary_size(self) -> int:
-        """Number of token ids that the model knows."""
-
-    @property
-    @abstractmethod
     def max_positions(self) -> int | None:
-        """The number below which position ids must stay, or stayed in training; None where the model names none."""
+        """`last_position` behind the prefix."""
+        return None if self.last_position is None else self.last_position - len(self.prefix)
 
-    @property
-    @abstractmethod
-    def baseline_token(self) -> int:
-        """The token whose embedding stands for no token: the end of text, or 0 where the model names none."""
-
-    @abstractmethod
     def forward(
         self,
         input_ids: Tensor,
@@ -63,18 +108,31 @@ class Adapter(nn.Module, ABC):
 
         ``input_ids`` and ``position_ids`` are (R, L). ``attention_mask``: (R, L), 0 hides a token from every query.
         """
+        if self.prefix:
+            logits_to_keep = logits_to_keep or input_ids.shape[1]
+        if attention_mask is not None:
+            attention_mask = F.pad(attention_mask, (len(self.prefix), 0), value=1)
+        ids = self._ids(position_ids)
+        return self.read(self._tokens(input_ids), ids, logits_to_keep, attention_mask=attention_mask)
 
-    @abstractmethod
     def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
-        """Keys and values of tokens (R, P) at their position ids (R, P)."""
+        """Keys and values of tokens (R, P) at their position ids (R, P); those of the prefix are kept."""
+        p = len(self.prefix)
+        layers = self.read(self._tokens(input_ids), self._ids(position_ids), 1, past=[]).key_values
+        self._prefix_cache = [(keys[:1, :, :p], values[:1, :, :p]) for keys, values in layers]
+        return [(keys[:, :, p:], values[:, :, p:]) for keys, values in layers]
 
-    @abstractmethod
     def logits_after(
         self, past: KeyValues, input_ids: Tensor, position_ids: Tensor, logits_to_keep: int
     ) -> Tensor:
         """Logits of the last Q positions, (R, Q, V), for tokens (R, L) behind ``past``; ``position_ids`` (R, P + L)."""
+        if self.prefix:
+            past = [
+                (_behind(first_keys, keys), _behind(first_values, values))
+                for (first_keys, first_values), (keys, values) in zip(self._prefix_cache, past, strict=True)
+            ]
+        return self.read(input_ids, self._ids(position_ids), logits_to_keep, past=past).logits
 
-    @abstractmethod
     def biased_logits(
         self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
     ) -> Tensor:
@@ -82,141 +140,130 @@ class Adapter(nn.Module, ABC):
 
         The causal mask is not part of ``bias``; gradients flow back to it. Raises `UserError` where they cannot.
         """
+        bias = F.pad(bias, (len(self.prefix), 0, len(self.prefix), 0))
+        tokens, ids = self._tokens(input_ids), self._ids(position_ids)
+        return self.read(tokens, ids, logits_to_keep, bias=bias).logits
 
-    @abstractmethod
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """Embeddings of tokens, (R, L, W), before those of positions are added."""
-
-    @abstractmethod
     def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
         """Logits of the last Q positions, (R, Q, V), from what `embed` gives; gradients flow back to it."""
+        if self.prefix:
+            first = self.embed(torch.tensor(self.prefix, device=embeddings.device))
+            embeddings = torch.cat([first.expand(len(embeddings), -1, -1), embeddings], dim=1)
+        return self.read(embeddings, self._ids(position_ids), logits_to_keep).logits
 
-    @abstractmethod
     def attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
     ) -> list[Tensor]:
         """What ``read`` gives of the attention of the last Q = ``queries`` positions to every token, of each layer.
 
-        (R, Q, L) by default.
+        (R, Q, p + L) by default: the prefix is the first of the tokens that ``read`` sees.
         """
+        return self.read_attention(self._tokens(input_ids), self._ids(position_ids), queries, read)
 
     def last_attention(
         self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
     ) -> Tensor:
-        """`attention`, mean over layers, (R, Q, L) by default."""
+        """`attention`, mean over layers, (R, Q, p + L) by default."""
         return torch.stack(self.attention(input_ids, position_ids, queries, read)).mean(dim=0)
 
-    @property
-    def caches_rotated_keys(self) -> bool:
-        """Whether a cached key needs no position id any more, so that every head may keep tokens of its own."""
-        return True
+    def _tokens(self, input_ids: Tensor) -> Tensor:
+        """The prefix and the tokens behind it, (R, p + L)."""
+        prefix = input_ids.new_tensor(self.prefix).expand(len(input_ids), -1)
+        return torch.cat([prefix, input_ids], dim=1)
+
+    def _ids(self, position_ids: Tensor) -> Tensor:
+        """The ids of the prefix and of the tokens behind it, (R, p + L)."""
+        first = torch.arange(len(self.prefix), device=position_ids.device)
+        return torch.cat([first.expand(len(position_ids), -1), position_ids + len(self.prefix)], dim=1)
+
+
+def with_prefix(model: Adapter, prefix: Sequence[int]) -> Adapter:
+    """The same model behind these tokens, instead of those before; the weights are shared."""
+    behind = copy.copy(model)
+    behind.prefix = tuple(prefix)
+    return behind
+
+
+def _behind(first: Tensor, rows: Tensor) -> Tensor:
+    """Keys or values of a prefix, (1, H, p, D), and of the tokens of every row behind it, (R, H, P, D)."""
+    return torch.cat([first.expand(len(rows), -1, -1, -1), rows], dim=2)
+
+
+def causal_bias(bias: Tensor) -> Tensor:
+    """(L, L) for a bias (…, L): the least number of its type where a query would see a later token, else 0."""
+    length = bias.shape[-1]
+    future = torch.ones(length, length, dtype=torch.bool, device=bias.device).triu(diagonal=1)
+    return torch.zeros(length, length, device=bias.device).masked_fill(future, torch.finfo(bias.dtype).min)
 
 
 class TransformersAdapter(Adapter):
     """A causal language model of transformers that rotates by, or looks up, the position ids it is given.
 
-    Its attention must be "eager" or "sdpa": flash attention drops a mask of ones, and with it the guard of `forward`.
+    Its attention must be "eager" or "sdpa": flash attention drops a mask of ones, and with it the guard of `read`.
     """
 
     def __init__(self, model: Any):
         super().__init__()
         self.model = model
-
-    @property
-    def vocabulary_size(self) -> int:
-        """See `Adapter`."""
-        return len(self.model.get_input_embeddings().weight)
-
-    @property
-    def max_positions(self) -> int | None:
-        """See `Adapter`; rotary models can be read beyond it."""
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return limit if isinstance(limit, int) else None
-
-    @property
-    def baseline_token(self) -> int:
-        """See `Adapter`; some models name several ends of text, or one that is not in their table."""
-        ends = getattr(self.model.config.get_text_config(), "eos_token_id", None)
+        config = model.config.get_text_config()
+        self.vocabulary_size = len(model.get_input_embeddings().weight)
+        limit = getattr(config, "max_position_embeddings", None)  # rotary models can be read beyond it
+        self.last_position = limit if isinstance(limit, int) else None
+        ends = getattr(
+            config, "eos_token_id", None
+        )  # there may be more than one, or one that is not in the table
         end = ends[0] if isinstance(ends, list) else ends
-        return end if end is not None and end < self.model.get_input_embeddings().num_embeddings else 0
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        *,
-        logits_to_keep: int = 0,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool = False,
-    ) -> Any:
-        """See `Adapter`. With cached keys ``attention_mask`` is (R, P + L); or (R, 1, L, L), added to the scores."""
-        if attention_mask is None:
-            # Without a mask transformers takes an id jump for the beginning of another packed document, and cuts
-            # attention there without a word.
-            cached = 0 if past_key_values is None else past_key_values.get_seq_length()
-            attention_mask = input_ids.new_ones(len(input_ids), cached + input_ids.shape[1])
-        return self.model(
-            input_ids=input_ids.contiguous(),
-            position_ids=position_ids.contiguous(),  # XGLM views it, so that it may not be expanded
-            attention_mask=attention_mask,
-            use_cache=use_cache,
-            logits_to_keep=logits_to_keep,
-            **({} if past_key_values is None else {"past_key_values": past_key_values}),
-        )
-
-    def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
-        """See `Adapter`; transformers caches keys after it rotated them."""
-        from transformers import DynamicCache
-
-        cache = DynamicCache()
-        self(input_ids, position_ids, logits_to_keep=1, past_key_values=cache, use_cache=True)
-        layers: Any = cache.layers
-        return [(layer.keys, layer.values) for layer in layers]
-
-    def logits_after(
-        self, past: KeyValues, input_ids: Tensor, position_ids: Tensor, logits_to_keep: int
-    ) -> Tensor:
-        """See `Adapter`."""
-        from transformers import DynamicCache
-
-        return self(
-            input_ids,
-            position_ids[:, -input_ids.shape[1] :],
-            logits_to_keep=logits_to_keep,
-            past_key_values=DynamicCache(past),
-            use_cache=True,
-        ).logits
-
-    def biased_logits(
-        self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
-    ) -> Tensor:
-        """See `Adapter`."""
-        mask = (bias[:, None] + causal_bias(bias)).to(self.model.dtype)
-        logits = self(input_ids, position_ids, logits_to_keep=logits_to_keep, attention_mask=mask).logits
-        if bias.requires_grad and not logits.requires_grad:
-            raise UserError(
-                f"the attention of {self.model.config.model_type} takes no bias, so that the selector gradient does "
-                "not apply to it; leave it out"
-            )
-        return logits
+        self.baseline_token = end if end is not None and end < self.vocabulary_size else 0
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """See `Adapter`."""
         return self.model.get_input_embeddings()(input_ids)
 
-    def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
-        """See `Adapter`."""
-        return self.model(
-            inputs_embeds=embeddings.clone(),  # CTRL scales it in place
-            position_ids=position_ids.contiguous(),
-            attention_mask=torch.ones_like(position_ids),  # see `forward`
-            use_cache=False,
-            logits_to_keep=logits_to_keep,
-        ).logits
+    def read(
+        self,
+        inputs: Tensor,
+        position_ids: Tensor,
+        logits_to_keep: int,
+        *,
+        attention_mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        past: KeyValues | None = None,
+        **options: Any,
+    ) -> Output:
+        """See `Adapter`; transformers caches keys after it rotated them. ``options``: further ones of the model."""
+        from transformers import DynamicCache
 
-    def attention(
-        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
+        # a copy: XGLM views its tokens, so that they may not be expanded, and CTRL scales embeddings in place
+        options["input_ids" if inputs.ndim == 2 else "inputs_embeds"] = inputs.clone()
+        position_ids = position_ids[:, -inputs.shape[1] :]
+        cache = DynamicCache(past or None)
+        if past is not None:
+            options["past_key_values"] = cache
+        if bias is not None:
+            attention_mask = (bias[:, None] + causal_bias(bias)).to(self.model.dtype)
+        elif attention_mask is None:
+            # Without a mask transformers takes an id jump for the beginning of another packed document, and cuts
+            # attention there without a word.
+            length = cache.get_seq_length() + position_ids.shape[1]
+            attention_mask = position_ids.new_ones(len(position_ids), length)
+        output = self.model(
+            position_ids=position_ids.contiguous(),
+            attention_mask=attention_mask,
+            use_cache=past is not None,
+            logits_to_keep=logits_to_keep,
+            **options,
+        )
+        if bias is not None and bias.requires_grad and not output.logits.requires_grad:
+            raise UserError(
+                f"the attention of {self.model.config.model_type} takes no bias, so that the selector gradient does "
+                "not apply to it; leave it out"
+            )
+        layers: Any = cache.layers if past == [] else []
+        key_values = [(layer.keys, layer.values) for layer in layers]
+        return Output(output.logits, key_values, getattr(output, "attentions", None))
+
+    def read_attention(
+        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention
     ) -> list[Tensor]:
         """See `Adapter`. Only the plain ("eager") attention of transformers gives its weights."""
 
@@ -231,142 +278,9 @@ class TransformersAdapter(Adapter):
         self.model.set_attn_implementation("eager")
         hooks = [part.register_forward_hook(keep_last, prepend=True) for part in self.model.modules()]
         try:
-            weights = self.model(
-                input_ids=input_ids,
-                position_ids=position_ids.contiguous(),
-                attention_mask=torch.ones_like(input_ids),
-                use_cache=False,
-                output_attentions=True,
-                logits_to_keep=1,
-            ).attentions
+            weights = self.read(input_ids, position_ids, 1, output_attentions=True).attentions
         finally:
             for hook in hooks:
                 hook.remove()
             self.model.set_attn_implementation(implementation)
         return [read(layer[:, :, -queries:].float()) for layer in weights]
-
-
-class PrefixedAdapter(Adapter):
-    """A model that reads a prefix at ids 0 … p - 1 of every context (docs/method.md, 2.1a [ours]).
-
-    What it is given stands behind the prefix, at its ids plus p, and so does what it gives back: nothing of the prefix
-    is a candidate, left out or a target.
-    """
-
-    def __init__(self, unprefixed: Adapter, prefix: Sequence[int]):
-        super().__init__()
-        assert not unprefixed.prefix, "one prefix"
-        self.unprefixed, self.prefix = unprefixed, tuple(prefix)
-        self._prefix_cache: KeyValues = []  # of one row; written by `key_values`, read by `logits_after`
-
-    @property
-    def model(self) -> Any:
-        """The model inside the adapter without a prefix."""
-        return self.unprefixed.model
-
-    @property
-    def vocabulary_size(self) -> int:
-        """See `Adapter`."""
-        return self.unprefixed.vocabulary_size
-
-    @property
-    def max_positions(self) -> int | None:
-        """See `Adapter`; the ids are those behind the prefix."""
-        limit = self.unprefixed.max_positions
-        return None if limit is None else limit - len(self.prefix)
-
-    @property
-    def baseline_token(self) -> int:
-        """See `Adapter`."""
-        return self.unprefixed.baseline_token
-
-    def _tokens(self, input_ids: Tensor) -> Tensor:
-        """The prefix and the tokens behind it, (R, p + L)."""
-        prefix = input_ids.new_tensor(self.prefix).expand(len(input_ids), -1)
-        return torch.cat([prefix, input_ids], dim=1)
-
-    def _ids(self, position_ids: Tensor) -> Tensor:
-        """The ids of the prefix and of the tokens behind it, (R, p + L)."""
-        first = torch.arange(len(self.prefix), device=position_ids.device)
-        return torch.cat([first.expand(len(position_ids), -1), position_ids + len(self.prefix)], dim=1)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        *,
-        logits_to_keep: int = 0,
-        attention_mask: Tensor | None = None,
-    ) -> Any:
-        """See `Adapter`."""
-        if attention_mask is not None:
-            attention_mask = nn.functional.pad(attention_mask, (len(self.prefix), 0), value=1)
-        return self.unprefixed(
-            self._tokens(input_ids),
-            position_ids=self._ids(position_ids),
-            logits_to_keep=logits_to_keep or input_ids.shape[1],
-            attention_mask=attention_mask,
-        )
-
-    def key_values(self, input_ids: Tensor, position_ids: Tensor) -> KeyValues:
-        """See `Adapter`; those of the prefix are kept for `logits_after`."""
-        p = len(self.prefix)
-        layers = self.unprefixed.key_values(self._tokens(input_ids), self._ids(position_ids))
-        self._prefix_cache = [(keys[:1, :, :p], values[:1, :, :p]) for keys, values in layers]
-        return [(keys[:, :, p:], values[:, :, p:]) for keys, values in layers]
-
-    def logits_after(
-        self, past: KeyValues, input_ids: Tensor, position_ids: Tensor, logits_to_keep: int
-    ) -> Tensor:
-        """See `Adapter`."""
-        whole = [
-            (
-                torch.cat([first_keys.expand(len(keys), -1, -1, -1), keys], dim=2),
-                torch.cat([first_values.expand(len(values), -1, -1, -1), values], dim=2),
-            )
-            for (first_keys, first_values), (keys, values) in zip(self._prefix_cache, past, strict=True)
-        ]
-        return self.unprefixed.logits_after(whole, input_ids, self._ids(position_ids), logits_to_keep)
-
-    def biased_logits(
-        self, input_ids: Tensor, position_ids: Tensor, bias: Tensor, logits_to_keep: int
-    ) -> Tensor:
-        """See `Adapter`."""
-        p = len(self.prefix)
-        bias = nn.functional.pad(bias, (p, 0, p, 0))
-        return self.unprefixed.biased_logits(
-            self._tokens(input_ids), self._ids(position_ids), bias, logits_to_keep
-        )
-
-    @property
-    def caches_rotated_keys(self) -> bool:
-        """See `Adapter`."""
-        return self.unprefixed.caches_rotated_keys
-
-    def embed(self, input_ids: Tensor) -> Tensor:
-        """See `Adapter`."""
-        return self.unprefixed.embed(input_ids)
-
-    def embedded_logits(self, embeddings: Tensor, position_ids: Tensor, logits_to_keep: int) -> Tensor:
-        """See `Adapter`."""
-        prefix = self.embed(torch.tensor(self.prefix, device=embeddings.device))
-        whole = torch.cat([prefix.expand(len(embeddings), -1, -1), embeddings], dim=1)
-        return self.unprefixed.embedded_logits(whole, self._ids(position_ids), logits_to_keep)
-
-    def attention(
-        self, input_ids: Tensor, position_ids: Tensor, queries: int, read: ReadAttention = mean_over_heads
-    ) -> list[Tensor]:
-        """See `Adapter`; the prefix is the first of the tokens that ``read`` sees: (R, Q, p + L) by default."""
-        return self.unprefixed.attention(self._tokens(input_ids), self._ids(position_ids), queries, read)
-
-
-def with_prefix(model: Adapter, prefix: Sequence[int]) -> Adapter:
-    """The model behind a prefix; itself where that is empty."""
-    return PrefixedAdapter(model, prefix) if prefix else model
-
-
-def causal_bias(bias: Tensor) -> Tensor:
-    """(L, L) for a bias (…, L): the least number of its type where a query would see a later token, else 0."""
-    length = bias.shape[-1]
-    future = torch.ones(length, length, dtype=torch.bool, device=bias.device).triu(diagonal=1)
-    return torch.zeros(length, length, device=bias.device).masked_fill(future, torch.finfo(bias.dtype).min)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analysis.model.adapter import Adapter, PrefixedAdapter, TransformersAdapter
+from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.memory import is_out_of_memory
 from olmo_sparsity.util.errors import UserError, first_line
 
@@ -40,8 +40,7 @@ def check_long_context(
         reach_factor: how many times as far its RoPE is scaled to reach.
     """
     more = targets_per_block - 1 + len(model.prefix)
-    if isinstance(model, PrefixedAdapter):
-        model = model.unprefixed
+    model = with_prefix(model, ())
     limit, what = min(_limits(model), default=(None, ""))
     if limit is not None and n_long + more > limit:
         raise UserError(

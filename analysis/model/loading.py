@@ -46,11 +46,9 @@ DTYPES: dict[str, Any] = {
 UNTRAINED, UNTRAINED_SEED = "untrained", 0
 _CHANGED = re.compile(r"(?P<path>.+)@(?P<change>untrained|[A-Za-z][\w-]*:\d+(\.\d+)?)")
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-_TOKENIZER, _INDEX = "tokenizer.json", "model.safetensors.index.json"
+_TOKENIZER = "tokenizer.json"
 _EXPORT = "olmo_sparsity.json"
 """The note in a folder that this project exported."""
-_NOT_TOKENIZATION = ("post_processor", "truncation", "padding")
-"""Parts of a tokenizer.json that texts are encoded without."""
 
 
 class TextTokenizer:
@@ -68,9 +66,9 @@ class TextTokenizer:
         self._config: dict[str, Any] = {}
         sha256 = None
         if isinstance(tokenizer, str | Path):
-            path, sha256 = Path(tokenizer), sha256_file(tokenizer)
-            tokenizer = Tokenizer.from_file(str(path))
-            if (beside := path.with_name("tokenizer_config.json")).is_file():
+            sha256, beside = sha256_file(tokenizer), Path(tokenizer).with_name("tokenizer_config.json")
+            tokenizer = Tokenizer.from_file(str(tokenizer))
+            if beside.is_file():
                 self._config = read_json(beside, "save the tokenizer again")
         self.tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not isinstance(self.tokenizer, Tokenizer):
@@ -103,17 +101,20 @@ class TextTokenizer:
         token = self.tokenizer.token_to_id(bos)
         return () if token is None else (token,)
 
-    def _rules(self) -> dict[str, Any]:
-        """What it does to text, however it was written down: vocabulary, merges, pre-tokenizer, …"""
-        parts = json.loads(self.tokenizer.to_str())
-        return {name: part for name, part in parts.items() if name not in _NOT_TOKENIZATION}
-
     def tokenizes_as(self, file: Path, sha256: str) -> bool:
-        """Whether it does to text what the tokenizer.json ``file`` does, which has had this checksum."""
+        """Whether it does to text what the tokenizer.json ``file`` does, however that was written down.
+
+        ``sha256``: the checksum that the file has had.
+        """
         if self.sha256 == sha256:
             return True
-        other = TextTokenizer(file)
-        return other.sha256 == sha256 and other._rules() == self._rules()
+        both = [
+            json.loads(tokenizer.to_str()) for tokenizer in (self.tokenizer, TextTokenizer(file).tokenizer)
+        ]
+        ours, theirs = (
+            {name: part for name, part in parts.items() if name != "post_processor"} for parts in both
+        )
+        return bool(ours == theirs)
 
 
 @dataclass
@@ -210,8 +211,8 @@ class LoadedModel:
 
     def check_texts(self, texts: Texts) -> None:
         """Raise `UserError` where texts have ids that it does not know, or a prepared corpus another tokenizer."""
-        prepared: Any = texts if hasattr(texts, "tokenizer_sha256") else None  # `analysis.ours.PreparedTexts`
-        if prepared is None:
+        prepared: Any = texts  # maybe `analysis.ours.PreparedTexts`
+        if not hasattr(texts, "tokenizer_sha256"):
             largest = max(int(texts.tokens(number).max(initial=0)) for number in range(len(texts.lengths)))
         elif self._its_tokenizer().tokenizes_as(prepared.tokenizer_file, prepared.tokenizer_sha256):
             largest = prepared.vocabulary_size - 1
@@ -281,20 +282,18 @@ def open_model(
 
 
 def _prefix_ids(prefix: str, loaded: LoadedModel) -> tuple[int, ...]:
-    if prefix == "none":
-        return ()
+    ids: tuple[int, ...] = ()
     if prefix == "auto":
-        ids = () if loaded.tokenizer is None or loaded.of_project else loaded.tokenizer.added_before
+        if loaded.tokenizer is not None and not loaded.of_project:
+            ids = loaded.tokenizer.added_before
     elif prefix in ("bos", "eos"):
-        inner: Any = loaded.model.model
-        token = getattr(inner.config, f"{prefix}_token_id", None)
-        token = token[0] if isinstance(token, list) else token
+        token = getattr(loaded.model.model.config, f"{prefix}_token_id", None)
         if token is None:
             raise UserError(f"--prefix {prefix}: {loaded.name} names no such token; give its id")
-        ids = (token,)
+        ids = (token[0] if isinstance(token, list) else token,)
     elif all(part.isdecimal() for part in prefix.split(",")):
         ids = tuple(map(int, prefix.split(",")))
-    else:
+    elif prefix != "none":
         raise UserError(f"--prefix {prefix}: give auto, none, bos, eos, or token ids such as 1 or 1,2")
     if ids and max(ids) >= loaded.model.vocabulary_size:
         raise UserError(f"--prefix {prefix}: {loaded.name} has no token {max(ids):,}; give another one")
@@ -347,47 +346,44 @@ def _open_transformers(path: Path, name: str, dtype: str, attention: str | None)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     is_gguf = path.suffix == ".gguf"
-    folder = path.parent if is_gguf else path
-    source: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    source: dict[str, Any] = {"pretrained_model_name_or_path": path.parent if is_gguf else path}
+    source |= {"local_files_only": True, "trust_remote_code": False}
     if is_gguf:
         source["gguf_file"] = path.name
     loader: Any = AutoModelForCausalLM
     model, report = loader.from_pretrained(
-        folder,
+        **source,
         dtype=DTYPES[dtype],
         use_safetensors=True,
         attn_implementation=attention,
         output_loading_info=True,
-        **source,
     )
     if absent := sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]])):
         raise UserError(  # transformers draws them at random
             f"{path} lacks {len(absent)} of its model's weights, such as {absent[0]}; save it again with "
             "save_pretrained"
         )
-    tokenizer, seed = None, None
-    if is_gguf:
-        tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(folder, **source))
-    elif (path / _TOKENIZER).is_file():
-        tokenizer = TextTokenizer(path / _TOKENIZER)
-    if (path / _EXPORT).is_file():
-        seed = read_json(path / _EXPORT, "export the checkpoint again").get("training_seed")
-    return LoadedModel(
+    tokenizer, exported = path / _TOKENIZER, path / _EXPORT
+    loaded = LoadedModel(
         model=adapter_of(model, f"{name} ({model.config.model_type})"),
         name=name,
         sha256=_sha256_of([path] if is_gguf else _weights_of(path)),
         family=model.config.model_type,
-        tokenizer=tokenizer,
-        training_seed=seed,
     )
+    if is_gguf:
+        loaded.tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(**source))
+    elif tokenizer.is_file():
+        loaded.tokenizer = TextTokenizer(tokenizer)
+    if exported.is_file():
+        loaded.training_seed = read_json(exported, "export the checkpoint again").get("training_seed")
+    return loaded
 
 
 def _weights_of(folder: Path) -> list[Path]:
     """The files of the weights that transformers reads, in order of their names."""
-    whole = folder / "model.safetensors"
-    if whole.is_file():
+    if (whole := folder / "model.safetensors").is_file():
         return [whole]
-    weight_map = read_json(folder / _INDEX, "save the model again")["weight_map"]
+    weight_map = read_json(folder / "model.safetensors.index.json", "save the model again")["weight_map"]
     return [folder / name for name in sorted(set(weight_map.values()))]
 
 

@@ -6,15 +6,15 @@ a pass predicts every target of a block. Nothing is approximated; results differ
 target by rounding only.
 Shapes: n blocks of B targets, m targets that are asked for, C subsets of each, j far tokens that a subset keeps, S
 subsets in all, R rows of one forward pass, L tokens of each and Q positions whose logits are read, N tokens of long
-context, F far tokens, T scored tokens at the end of a row, V vocabulary (logits), D width. Losses are nats.
+context, F far tokens, T scored tokens at the end of a row, V vocabulary (logits), W width. Losses are nats.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -27,7 +27,6 @@ from analysis.model.adapter import Adapter, KeyValues
 from analysis.model.memory import (
     GB,
     LOGITS_PER_SLICE,
-    MemoryGrowth,
     OnDevice,
     chunks,
     default_limit_bytes,
@@ -49,11 +48,13 @@ _MORE_TOKENS, _MORE_ANYWAY = 1.1, 16
 where that is larger."""
 _BACKWARD_TOKENS = 4
 """Memory of a pass that keeps its activations, or its attention, in multiples of one that does not."""
-_CALLS_BEFORE_MORE = 20
-"""Batches that were halved are doubled after so many calls: what else took the GPU's memory may have gone."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
+LogitsOf = Callable[[Tensor, Tensor, int], Tensor]
+"""Logits (R, Q, V) of some inputs (R, L, …), their position ids (R, L), and Q."""
+Differentiate = Callable[[Tensor, LogitsOf], tuple[Tensor, Tensor]]
+"""Losses of the targets, (R,), and the gradient of log p by the inputs, (R, L, …)."""
 Reading = Callable[[Tensor, Tensor, slice], Tensor]
 """What is kept of the logits (R, Q, V) that rows give for some targets of their blocks, (R, Q, …).
 
@@ -66,29 +67,21 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 def smaller_when_memory_runs_out(
     method: Callable[Concatenate[Scorer, P], T],
 ) -> Callable[Concatenate[Scorer, P], T]:
-    """Do it again with half the tokens in a batch when memory runs out; with twice as many after a while."""
+    """Do it again with half the tokens in a batch when memory runs out."""
 
-    @functools.wraps(method)
+    @wraps(method)
     def run(self: Scorer, *args: P.args, **kwargs: P.kwargs) -> T:
         while True:
             try:
-                values = method(self, *args, **kwargs)
-                self._calls_that_fit += 1
-                if (
-                    self.tokens_per_batch < self._most_tokens
-                    and self._calls_that_fit % _CALLS_BEFORE_MORE == 0
-                ):
-                    self.tokens_per_batch = min(2 * self.tokens_per_batch, self._most_tokens)
-                return values
+                return method(self, *args, **kwargs)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if self.tokens_per_batch < 2:
-                    raise UserError(
-                        "the device has no memory for a single context; lower n_long, or take a smaller model"
-                    ) from None
-                self._most_tokens = max(self._most_tokens, self.tokens_per_batch)
-                self.tokens_per_batch, self._calls_that_fit = self.tokens_per_batch // 2, 0
+            if self.tokens_per_batch < 2:
+                raise UserError(
+                    "the device has no memory for a single context; lower n_long, or take a smaller model"
+                )
+            self.tokens_per_batch //= 2
             torch.cuda.empty_cache()
             log.warning("memory ran out: going on with %d tokens in a batch", self.tokens_per_batch)
 
@@ -121,40 +114,15 @@ class _Passes:
         return np.concatenate([self.far[rows], np.broadcast_to(behind, (len(rows), len(behind)))], axis=1)
 
 
-@dataclass(frozen=True)
-class _LongRows:
-    """Targets that are differentiated: a row each, its long context, padded by later tokens of the text."""
-
-    rows: np.ndarray
-    """(R,) numbers of the targets among those that are asked for."""
-    tokens: Tensor
-    """(R, L)."""
-    ids: Tensor
-    """(R, L)."""
-    query: Tensor
-    """(R,) which of the last Q positions predicts the target."""
-    token: Tensor
-    """(R,) the target."""
-    queries: int
-    """Q."""
-
-    def losses(self, logits: Tensor) -> Tensor:
-        """-log p of the targets in nats, (R,), from the logits (R, Q, V)."""
-        of_target = logits[torch.arange(len(self.rows)), self.query]
-        return F.cross_entropy(of_target.float(), self.token, reduction="none")
-
-
 class Scorer(OnDevice):
     """Computes loss(t | S), see docs/method.md, 2.1: the model reads only the kept tokens, each at its own position id.
 
     Args:
         model: what is measured.
         device: cpu or cuda, where the model is.
-        bf16: run the forward passes under bf16 autocast.
-        tokens_per_batch: tokens of one forward pass; by default `memory.TOKENS_PER_BATCH`. It is halved for a while
-            whenever memory runs out.
+        tokens_per_batch: tokens of one forward pass; by default `memory.TOKENS_PER_BATCH`. It is halved whenever memory
+            runs out.
         share_prefixes: turn off to read every subset from its first token on (the same losses, slower).
-        limit_bytes: what a pass for attention or gradients may take, which is tried; None: whatever it takes.
     """
 
     def __init__(
@@ -162,17 +130,11 @@ class Scorer(OnDevice):
         model: Adapter,
         *,
         device: str | torch.device = "cpu",
-        bf16: bool = False,
         tokens_per_batch: int | None = None,
         share_prefixes: bool = True,
-        limit_bytes: float | None = None,
     ):
-        super().__init__(torch.device(device), bf16, tokens_per_batch)
-        self.model = model
+        super().__init__(model, torch.device(device), tokens_per_batch)
         self.share_prefixes = share_prefixes
-        self.limit_bytes = limit_bytes
-        self._rows_that_fit: dict[tuple[str, int], int] = {}
-        self._most_tokens = self._calls_that_fit = 0
 
     def losses(self, contexts: Contexts, far: np.ndarray, targets: np.ndarray | None = None) -> np.ndarray:
         """loss(t | S and the short context) in nats, (m, C) float64.
@@ -307,26 +269,23 @@ class Scorer(OnDevice):
         common = int(passes.shared[rows].min())
         tokens = self.tensor(passes.contexts.tokens[block[:, None], columns[:, common:]])
         ids = self.tensor(columns)
-        with self.precision():
-            if not common:
-                return self.model(tokens, position_ids=ids, logits_to_keep=queries).logits
-            at = self.tensor(block)
-            past = [(k[:, :, :common][at], v[:, :, :common][at]) for k, v in prefixes]
-            return self.model.logits_after(past, tokens, ids, queries)
+        if not common:
+            return self.model(tokens, position_ids=ids, logits_to_keep=queries).logits
+        at = self.tensor(block)
+        past = [(k[:, :, :common][at], v[:, :, :common][at]) for k, v in prefixes]
+        return self.model.logits_after(past, tokens, ids, queries)
 
     def prefixes(self, contexts: Contexts, length: int) -> KeyValues:
         """Keys and values of the first ``length`` tokens of every block's long context."""
-        parts = []
-        for rows in chunks(np.arange(len(contexts)), self.tokens_per_batch // length):
-            tokens, ids = self.tensor(contexts.tokens[rows, :length]), self.first_ids(len(rows), length)
-            with self.precision():
-                parts.append(self.model.key_values(tokens, ids))
+        parts = [
+            self.model.key_values(self.tensor(tokens), self.first_ids(len(tokens), length))
+            for tokens in chunks(contexts.tokens[:, :length], self.tokens_per_batch // length)
+        ]
         return [
             (torch.cat([k for k, _ in layer]), torch.cat([v for _, v in layer]))
             for layer in zip(*parts, strict=True)
         ]
 
-    @smaller_when_memory_runs_out
     def presence_gradient(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
         """-∂ loss / ∂ (presence of each far token), (m, F) nats, at full presence in the long context.
 
@@ -335,20 +294,19 @@ class Scorer(OnDevice):
         (docs/method.md, 2.1), exactly [ours].
         ``targets``: (m, 2) as in `losses`.
         """
-        slopes = np.empty((len(targets), contexts.n_far))
-        for given in self._long_rows(contexts, targets, "gradients by presence"):
-            length = given.tokens.shape[1]
-            others = 1.0 - torch.eye(length, device=self.device)  # a dropped token's own stream is never read
-            log_presence = torch.zeros(given.tokens.shape, device=self.device, requires_grad=True)
-            with self.precision():
-                bias = log_presence[:, None, :] * others
-                logits = self.model.biased_logits(given.tokens, given.ids, bias, given.queries)
-            # at p = 1 the slope by log p is that by p
-            (slope,) = torch.autograd.grad(given.losses(logits).sum(), log_presence)
-            slopes[given.rows] = -slope[:, : contexts.n_far].double().cpu().numpy()
-        return slopes
 
-    @smaller_when_memory_runs_out
+        def attribution(tokens: Tensor, differentiate: Differentiate) -> Tensor:
+            # a dropped token's own stream is never read
+            others = 1.0 - torch.eye(tokens.shape[1], device=self.device)
+
+            def logits_of(log_presence: Tensor, ids: Tensor, queries: int) -> Tensor:
+                return self.model.biased_logits(tokens, ids, log_presence[:, None, :] * others, queries)
+
+            _, slope = differentiate(torch.zeros(tokens.shape, device=self.device), logits_of)
+            return slope  # at p = 1 the slope by log p is that by p
+
+        return self._attributions(contexts, targets, attribution)
+
     def input_gradients(
         self, contexts: Contexts, targets: np.ndarray, *, times_input: bool = False
     ) -> np.ndarray:
@@ -357,13 +315,13 @@ class Scorer(OnDevice):
         ``times_input``: the norm of embedding times gradient, element by element. ``targets``: as in `losses`.
         """
 
-        def attribution(given: _LongRows, embeddings: Tensor) -> Tensor:
-            _, slope = self._differentiate(given, embeddings)
-            return embeddings * slope if times_input else slope
+        def attribution(tokens: Tensor, differentiate: Differentiate) -> Tensor:
+            embeddings = self.model.embed(tokens)
+            _, slope = differentiate(embeddings, self.model.embedded_logits)
+            return (embeddings * slope if times_input else slope).norm(dim=-1)
 
-        return self._norms_of(attribution, contexts, targets)
+        return self._attributions(contexts, targets, attribution)
 
-    @smaller_when_memory_runs_out
     def integrated_gradients(
         self, contexts: Contexts, targets: np.ndarray, *, path: Sequence[tuple[float, float]]
     ) -> np.ndarray:
@@ -372,56 +330,43 @@ class Scorer(OnDevice):
         x is a token's embedding, b that of the baseline token. ``path``: points a and weights w, each a pass forward
         and back. ``targets``: as in `losses`.
         """
-        token = torch.tensor(self.model.baseline_token, device=self.device)
-        baseline = self.model.embed(token).detach()
+        baseline = self.model.embed(torch.tensor(self.model.baseline_token, device=self.device))
 
-        def attribution(given: _LongRows, embeddings: Tensor) -> Tensor:
+        def attribution(tokens: Tensor, differentiate: Differentiate) -> Tensor:
+            embeddings = self.model.embed(tokens)
             gradient = torch.zeros_like(embeddings, dtype=torch.float32)
             for point, weight in path:
                 between = torch.lerp(baseline.expand_as(embeddings), embeddings, point)
-                losses, slope = self._differentiate(given, between)
+                losses, slope = differentiate(between, self.model.embedded_logits)
                 gradient += weight * (-losses).exp()[:, None, None] * slope  # ∂ p = p ∂ log p
-            return (embeddings - baseline) * gradient
+            return ((embeddings - baseline) * gradient).norm(dim=-1)
 
-        return self._norms_of(attribution, contexts, targets)
+        return self._attributions(contexts, targets, attribution)
 
-    def _differentiate(self, given: _LongRows, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses of the targets, (R,), given embeddings (R, L, D), and the gradient of log p by these."""
-        inputs = embeddings.detach().requires_grad_()
-        with self.precision():
-            logits = self.model.embedded_logits(inputs, given.ids, given.queries)
-        losses = given.losses(logits)
+    @smaller_when_memory_runs_out
+    def _attributions(
+        self, contexts: Contexts, targets: np.ndarray, attribution: Callable[[Tensor, Differentiate], Tensor]
+    ) -> np.ndarray:
+        """What is attributed to far tokens of each target's long context, (m, F), by a function of tokens (R, L)."""
+        values = np.empty((len(targets), contexts.n_far))
+        for rows in self.long_parts(contexts, np.argsort(-targets[:, 1], kind="stable")):
+            block, place = targets[rows].T
+            tokens = self.tensor(contexts.tokens[block, : contexts.n_long + place.max()])
+            wanted = self.tensor(contexts.targets[block, place])
+            of_tokens = attribution(tokens, partial(self._differentiate, place, wanted))
+            values[rows] = of_tokens[:, : contexts.n_far].detach().double().cpu().numpy()
+        return values
+
+    def _differentiate(
+        self, place: np.ndarray, wanted: Tensor, inputs: Tensor, logits_of: LogitsOf
+    ) -> tuple[Tensor, Tensor]:
+        """See `Differentiate`; the targets ``wanted``, (R,), are at these places of their blocks, (R,)."""
+        inputs = inputs.detach().requires_grad_()
+        logits = logits_of(inputs, self.first_ids(*inputs.shape[:2]), int(np.ptp(place)) + 1)
+        of_target = logits[torch.arange(len(place)), self.tensor(place - place.min())]
+        losses = F.cross_entropy(of_target.float(), wanted, reduction="none")
         (slope,) = torch.autograd.grad(-losses.sum(), inputs)
         return losses.detach(), slope
-
-    def _norms_of(
-        self,
-        attribution: Callable[[_LongRows, Tensor], Tensor],
-        contexts: Contexts,
-        targets: np.ndarray,
-    ) -> np.ndarray:
-        """L2 norms, (m, F), of what is attributed to the embeddings of the long context, (R, L, D)."""
-        norms = np.empty((len(targets), contexts.n_far))
-        for given in self._long_rows(contexts, targets):
-            values = attribution(given, self.model.embed(given.tokens).detach())
-            norms[given.rows] = values[:, : contexts.n_far].norm(dim=-1).double().cpu().numpy()
-        return norms
-
-    def _long_rows(
-        self, contexts: Contexts, targets: np.ndarray, kept: str = "gradients"
-    ) -> Iterator[_LongRows]:
-        """Each target with a long context of its own, few enough at once for a pass that is differentiated."""
-        for rows in self.long_parts(contexts, np.argsort(-targets[:, 1], kind="stable"), kept):
-            block, place = targets[rows].T
-            length = contexts.n_long + int(place.max())
-            yield _LongRows(
-                rows,
-                self.tensor(contexts.tokens[block, :length]),
-                self.first_ids(len(rows), length),
-                self.tensor(place - place.min()),
-                self.tensor(contexts.targets[block, place]),
-                queries=int(np.ptp(place)) + 1,
-            )
 
     @smaller_when_memory_runs_out
     @torch.inference_mode()
@@ -430,15 +375,12 @@ class Scorer(OnDevice):
 
         ``targets``: as in `losses`.
         """
+        length, size = contexts.tokens.shape[1], contexts.targets_per_block
         parts = []
-        for rows in self.long_parts(contexts, np.arange(len(contexts)), "attention weights"):
-            with self.precision():
-                attention = self.model.last_attention(
-                    self.tensor(contexts.tokens[rows]),
-                    self.first_ids(len(rows), contexts.tokens.shape[1]),
-                    contexts.targets_per_block,
-                )
-            attention = attention[:, :, -contexts.tokens.shape[1] :]  # without a prefix of the model's
+        for tokens in self.long_parts(contexts, contexts.tokens):
+            ids = self.first_ids(len(tokens), length)
+            attention = self.model.last_attention(self.tensor(tokens), ids, size)
+            attention = attention[:, :, -length:]  # without a prefix of the model's
             parts.append(attention[:, :, : contexts.n_far].double().cpu().numpy())
         return np.concatenate(parts)[targets[:, 0], targets[:, 1]]
 
@@ -466,40 +408,15 @@ class Scorer(OnDevice):
             return summed.unflatten(1, (key_heads, -1)).mean(dim=2)
 
         parts = []
-        for rows in self.long_parts(contexts, np.arange(len(contexts)), "attention weights"):
-            with self.precision():
-                layers = self.model.attention(
-                    self.tensor(contexts.tokens[rows]), self.first_ids(len(rows), length), length, read
-                )
+        for tokens in self.long_parts(contexts, contexts.tokens):
+            ids = self.first_ids(len(tokens), length)
+            layers = self.model.attention(self.tensor(tokens), ids, length, read)
             parts.append(torch.stack(layers, dim=1).cpu().numpy())  # (R, layers, G, B, F)
         return np.concatenate(parts)[targets[:, 0], :, :, targets[:, 1]]
 
-    def long_parts(self, contexts: Contexts, rows: np.ndarray, kept: str = "") -> Iterator[np.ndarray]:
-        """Rows in parts that are few enough for a pass that keeps what it computes on the way.
-
-        ``kept``: what that is. Where memory has a limit the first part is one row, and twice as many follow as long as
-        they are expected to fit. Raises `UserError` where one does not.
-        """
-        length = contexts.tokens.shape[1]
-        most = max(1, self.tokens_per_batch // (_BACKWARD_TOKENS * length))
-        if self.limit_bytes is None or not kept:
-            yield from chunks(rows, most)
-            return
-        while len(rows):
-            fit = self._rows_that_fit.setdefault((kept, length), 1)
-            some, rows = np.split(rows, [min(fit, most)])
-            memory = MemoryGrowth(self.device)
-            yield some
-            used = memory.growth_bytes()
-            if used > self.limit_bytes and len(some) == 1:
-                raise UserError(
-                    f"{kept} of one context of {length:,} tokens take {used / GB:.2g} GB, more than the limit of "
-                    f"{self.limit_bytes / GB:.2g} GB; raise the memory limit, lower n_long or leave the selector out"
-                )
-            if used > self.limit_bytes:
-                self._rows_that_fit[kept, length] = len(some) // 2
-            elif len(some) == fit and 2.5 * used <= self.limit_bytes:  # memory that is used again is not seen
-                self._rows_that_fit[kept, length] = 2 * fit
+    def long_parts(self, contexts: Contexts, rows: np.ndarray) -> Iterator[np.ndarray]:
+        """Rows in parts that are few enough for a pass that keeps what it computes on the way."""
+        return chunks(rows, self.tokens_per_batch // (_BACKWARD_TOKENS * contexts.tokens.shape[1]))
 
     def first_ids(self, rows: int, length: int) -> Tensor:
         """Position ids 0 … length - 1 of every row, (rows, length)."""
@@ -537,7 +454,6 @@ def build_scorer(
     n_long: int,
     targets_per_block: int = 1,
     *,
-    bf16: bool = False,
     tokens_per_batch: int | None = None,
     memory_limit_gb: float | None = None,
 ) -> Scorer:
@@ -545,9 +461,9 @@ def build_scorer(
 
     A limit of None means half the memory, or 80 % of what is free on the GPU.
     """
-    model, limit = model.to(device), None
+    model = model.to(device)
     if tokens_per_batch is None:
         limit = default_limit_bytes(device) if memory_limit_gb is None else memory_limit_gb * GB
         length = n_long + targets_per_block - 1
         tokens_per_batch = tokens_that_fit(model, device, length, limit, n_targets=targets_per_block)
-    return Scorer(model, device=device, bf16=bf16, tokens_per_batch=tokens_per_batch, limit_bytes=limit)
+    return Scorer(model, device=device, tokens_per_batch=tokens_per_batch)

@@ -1,4 +1,4 @@
-"""Where a model is run: the device, its precision, and how many tokens fit one forward pass.
+"""Where a model is run: the device, and how many tokens fit one forward pass.
 
 Shapes: R rows, N tokens of long context.
 """
@@ -9,7 +9,6 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -28,16 +27,12 @@ _SHARE_OF_HOST, _SHARE_OF_DEVICE = 0.5, 0.8
 
 
 class OnDevice:
-    """What every forward pass needs: the device, the precision, and the size of a batch."""
+    """What every forward pass needs: the model, the device where it is, and the size of a batch."""
 
-    def __init__(self, device: torch.device, bf16: bool, tokens_per_batch: int | None):
+    def __init__(self, model: Adapter, device: torch.device, tokens_per_batch: int | None):
+        self.model = model
         self.device = device
-        self.bf16 = bf16
         self.tokens_per_batch = tokens_per_batch or TOKENS_PER_BATCH[device.type]
-
-    def precision(self) -> AbstractContextManager:
-        """bf16 autocast where it is asked for."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
 
     def tensor(self, array: np.ndarray) -> Tensor:
         """An array of whole numbers as a tensor on the device, int64."""

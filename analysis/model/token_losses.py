@@ -26,11 +26,9 @@ class TokenLosses(OnDevice):
         model: Adapter,
         *,
         device: str | torch.device = "cpu",
-        bf16: bool = False,
         tokens_per_batch: int | None = None,
     ):
-        super().__init__(torch.device(device), bf16, tokens_per_batch)
-        self.model = model
+        super().__init__(model, torch.device(device), tokens_per_batch)
         self.vocabulary = self._logits(np.zeros((1, 1)), 1).shape[-1]
 
     def batches(self, count: int, length: int, scored: int) -> Iterator[np.ndarray]:
@@ -59,10 +57,9 @@ class TokenLosses(OnDevice):
         ``tokens``: (R, L) ids. Both of the tokens up to the query, means over heads, layers and queries.
         """
         ids = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-        with self.precision():
-            by_query = self.model.last_attention(
-                self.tensor(tokens), self.tensor(ids), queries, entropy_and_zeros
-            )
+        by_query = self.model.last_attention(
+            self.tensor(tokens), self.tensor(ids), queries, entropy_and_zeros
+        )
         return by_query.double().mean(dim=1).cpu().numpy()
 
     @torch.inference_mode()
@@ -88,9 +85,7 @@ class TokenLosses(OnDevice):
         """Logits at the last T positions of rows (R, L), (R, T, V); ``first_ids`` as in `last_losses`."""
         first_ids = np.zeros(len(tokens)) if first_ids is None else first_ids
         ids = first_ids[:, None] + np.arange(tokens.shape[1])
-        with self.precision():
-            output = self.model(self.tensor(tokens), position_ids=self.tensor(ids), logits_to_keep=scored)
-        return output.logits
+        return self.model(self.tensor(tokens), position_ids=self.tensor(ids), logits_to_keep=scored).logits
 
 
 def entropy_and_zeros(attention: Tensor) -> Tensor:

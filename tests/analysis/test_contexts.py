@@ -332,8 +332,8 @@ def test_a_group_may_have_any_name():
 
 
 def test_paths_and_strings_are_not_mixed_and_a_text_is_no_path(tmp_path):
-    with refused("some of the texts are paths"):
-        open_texts(["a.txt", "a text"], words)
+    with refused("a text cannot be read"):
+        open_texts(["a text", "a.txt"], words)
     with refused("is no prepared corpus"):
         open_texts("a long text " * 1000, words)
     (tmp_path / "page.md").write_text("w1 w2 w3")

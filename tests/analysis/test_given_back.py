@@ -9,7 +9,7 @@ import torch
 
 from analysis import given_back
 from analysis.given_back import GivenBack, far_key_values, word_numbers
-from analysis.model.adapter import PrefixedAdapter, TransformersAdapter
+from analysis.model.adapter import TransformersAdapter, with_prefix
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.result import load
 from analysis.selectors import Selection, SelectorInput, find_selector
@@ -71,7 +71,7 @@ def test_the_cache_with_nothing_is_the_short_context_and_with_everything_the_lon
 @torch.no_grad()
 def test_the_cache_with_some_tokens_is_a_mask_behind_the_far_context(name, prefix):
     inner, contexts = tiny_adapter(name), make_blocks()
-    adapter = PrefixedAdapter(inner, prefix) if prefix else inner
+    adapter = with_prefix(inner, prefix)
     targets = contexts.all_targets
     kept = random_subsets(len(targets))
     losses = cache_losses(Scorer(adapter, tokens_per_batch=60), contexts, kept, targets)
@@ -130,7 +130,7 @@ def test_policies_score_each_head_as_their_authors_do(prefix):
     """H2O: the sum over all queries. SnapKV: over the last ones, mean over five neighbours, ends padded by zeros."""
     inner, contexts = random_model("llama"), make_blocks()
     adapter = TransformersAdapter(inner).requires_grad_(False)
-    scorer = Scorer(PrefixedAdapter(adapter, prefix) if prefix else adapter)
+    scorer = Scorer(with_prefix(adapter, prefix))
     h2o, snapkv = (
         find_selector(name)(SelectorInput(scorer, contexts, 0, 5)).by_head for name in ("h2o", "snapkv")
     )

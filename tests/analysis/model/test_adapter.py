@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from analysis.contexts import NO_FAR
-from analysis.model.adapter import Adapter, PrefixedAdapter, TransformersAdapter, with_prefix
+from analysis.model.adapter import Adapter, TransformersAdapter, with_prefix
 from analysis.model.check import check_long_context
 from analysis.model.loading import adapter_of
 from analysis.model.losses import Scorer
@@ -90,7 +90,7 @@ def test_what_a_configuration_says_of_a_model(family):
     config = model.model.config.get_text_config()
     for ends, token in ((4, 4), ([3, 4], 3), (VOCABULARY + 1, 0), (None, 0)):
         config.eos_token_id = ends
-        assert model.baseline_token == token
+        assert TransformersAdapter(model.model).baseline_token == token
     torch.testing.assert_close(
         model.embedded_logits(model.embed(random_tokens()), torch.arange(20).expand(3, -1), 2),
         model(random_tokens(), torch.arange(20).expand(3, -1), logits_to_keep=2).logits,
@@ -123,7 +123,7 @@ def with_prefix_in_the_text(contexts):
 def test_every_number_is_that_of_a_text_that_begins_so(name, targets_per_block):
     contexts, model = random_blocks(N, M, targets_per_block, count=3), tiny_adapter(name)
     wide = with_prefix_in_the_text(contexts)
-    ours, theirs = Scorer(PrefixedAdapter(model, PREFIX), tokens_per_batch=100), Scorer(model)
+    ours, theirs = Scorer(with_prefix(model, PREFIX), tokens_per_batch=100), Scorer(model)
     columns = np.arange(FAR - 1)
     without = columns + (columns >= np.arange(FAR)[:, None])
     for far in (without, contexts.all_far, np.arange(FAR)[:, None], NO_FAR):
@@ -145,7 +145,6 @@ def test_every_number_is_that_of_a_text_that_begins_so(name, targets_per_block):
 @torch.no_grad()
 def test_a_prefixed_model_is_an_adapter_like_any_other():
     model = tiny_adapter("llama")
-    assert with_prefix(model, ()) is model
     behind = with_prefix(model, PREFIX)
     assert isinstance(behind, Adapter) and behind.prefix == PREFIX
     assert (behind.vocabulary_size, behind.max_positions) == (VOCABULARY, REACH - P)
@@ -154,8 +153,7 @@ def test_a_prefixed_model_is_an_adapter_like_any_other():
     mask[:, KEPT] = 1
     hidden = behind(tokens, ids, attention_mask=mask).logits[:, KEPT]
     torch.testing.assert_close(behind(tokens[:, KEPT], ids[:, KEPT]).logits, hidden, rtol=0, atol=1e-4)
-    with pytest.raises(AssertionError, match="one prefix"):
-        with_prefix(behind, PREFIX)
+    assert torch.equal(with_prefix(behind, ())(tokens, ids).logits, model(tokens, ids).logits)
 
 
 def test_losses_of_last_tokens_are_behind_the_prefix_too():

@@ -26,17 +26,12 @@ def without_backward_passes(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "bf16"),
-    slow_but(
-        [(name, False) for name in (*ENCODINGS, "gpt_neox", "llama")]
-        + [(name, True) for name in WITH_ALL_SELECTORS],
-        *[(name, False) for name in ("rope", "alibi", "fox", "gpt_neox")],
-    ),
+    "name", slow_but([*ENCODINGS, "gpt_neox", "llama"], "rope", "alibi", "fox", "gpt_neox")
 )
-def test_scoring_stays_on_the_device(name, bf16):
+def test_scoring_stays_on_the_device(name):
     model, contexts = tiny_adapter(name), random_blocks(20, 4, 2, count=3)
     with fake_cuda():
-        scorer = Scorer(on_fake_cuda(model).requires_grad_(False), device=DEVICE, bf16=bf16)
+        scorer = Scorer(on_fake_cuda(model).requires_grad_(False), device=DEVICE)
         for selector in SELECTORS if name in WITH_ALL_SELECTORS else WAYS_TO_SCORE:
             if selector == "gradient" and name in ATTENTIONS and not ATTENTIONS[name].fades:
                 continue  # refused by name

@@ -1,14 +1,13 @@
 """Exact selectors find every token that a hand-built model depends on (docs/method.md 2.6), and recall is right."""
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from analysis.contexts import Contexts
-from analysis.model.adapter import Adapter, mean_over_heads
+from analysis.model.adapter import Adapter, Output
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.selectors import SelectorInput, find_selector
 from analysis.synthetic.planted import chance_recall, found_at
@@ -35,29 +34,18 @@ class PlantedModel(Adapter):
         noise[list(planted)] = 0
         self.noise = torch.from_numpy(noise).float()
 
-    def forward(self, input_ids, position_ids, **options):
-        return SimpleNamespace(logits=self.logits(self.present(position_ids)))
-
-    def key_values(self, input_ids, position_ids):
-        """Nothing is worth caching: only the position ids decide, and those come with every call."""
-        empty = torch.zeros(*position_ids.shape, 1)[:, None]
-        return [(empty, empty)]
-
-    def logits_after(self, past, input_ids, position_ids, logits_to_keep):
-        return self.logits(self.present(position_ids))
-
-    def biased_logits(self, input_ids, position_ids, bias, logits_to_keep):
-        """A bias of log p is presence p."""
-        return self.logits(bias[:, -1].exp())
-
     def embed(self, input_ids):
         """The presence of each token, (R, L, 1): all that the model reads of it."""
         return (input_ids >= 0).float()[..., None]
 
-    def embedded_logits(self, embeddings, position_ids, logits_to_keep):
-        return self.logits(self.present(position_ids, embeddings[..., 0]))
+    def read(self, inputs, position_ids, logits_to_keep, *, bias=None, **options):
+        """Nothing is worth caching: only the position ids decide. A bias of log p is presence p."""
+        empty = torch.zeros(*position_ids.shape, 1)[:, None]
+        presence = inputs[..., 0] if inputs.ndim == 3 else 1.0
+        present = self.present(position_ids, presence) if bias is None else bias[:, -1].exp()
+        return Output(self.logits(present), [(empty, empty)])
 
-    def attention(self, input_ids, position_ids, queries, read=mean_over_heads):
+    def read_attention(self, input_ids, position_ids, queries, read):
         """A softmax of how far each token bears on the answer, of one layer and head, whatever the query."""
         weight = self.noise.abs().index_fill(0, self.planted, self.strength / len(self.planted))
         weights = weight[position_ids].softmax(dim=-1)[:, None, None]
