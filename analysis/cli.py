@@ -39,13 +39,12 @@ examples:
 
 Of sampled targets it measures L_long (given N tokens) and L_short (given the last M of them). Where L_short - L_long
 is more than tau, every selector ranks the F = N - M far tokens, and L_k is measured with the short context and the
-first k of them; the same in a placebo, the far context of another text. Targets stand in blocks of B that share a far
-context, so that one forward pass serves all of them. The same command goes on after an interruption. With --shard i/n,
-n jobs measure a share each; the same command without --shard puts them together. Draw the result with figure2.
+first k of them; the same in a placebo, the far context of another text. The same command goes on after an interruption.
+With --shard i/n, n jobs measure a share each; the same command without --shard puts them together. Draw the result
+with figure2.
 
-With --select-with A, A chooses targets and tokens, and MODEL, trained from another seed, measures them (cross-fitting):
-what A chose by chance does not count. A screened selector EXACT@PROPOSER:m lets EXACT decide among the m tokens that
-PROPOSER puts first; with --propose-with SMALL a smaller model proposes.
+With --select-with A, A chooses, and MODEL, trained from another seed, measures (cross-fitting). A screened selector
+EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts first.
 
 selectors, by what they look at (docs/method.md, 2.2):
 """

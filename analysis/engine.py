@@ -232,15 +232,13 @@ class Engine:
         """The frames of a `Result`, by name, of the targets of one batch; ``advance`` is told how many are done."""
         targets = self.targets(places)
         over = targets[targets["over_tau"]]
-        rounds = self._rounds(over)
-        steps = np.diff(np.linspace(0, len(places), len(rounds) + 2).astype(int)).tolist()
-        advance(steps[0])
+        advance(len(places) - len(over))
         choices: list[dict[str, Any]] = []
         scores: list[dict[str, Any]] = []
-        for together, step in zip(rounds, steps[1:], strict=True):
+        for together in self._rounds(over):
             for far_context in self.settings["far_contexts"]:
                 self._choose(together, far_context, choices, scores)
-            advance(step)
+            advance(len(together))
         frames = {"targets": targets, "choices": pd.DataFrame(choices), "texts": self._texts(over)}
         return frames | ({"scores": pd.DataFrame(scores)} if self.settings["scores"] else {})
 
@@ -411,10 +409,9 @@ def check_options(
         )
     if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_long - n_short:
         raise UserError(f"ks must ascend from 1 to at most the {n_long - n_short} far tokens, not {list(ks)}")
-    if not selectors or len(set(selectors)) < len(selectors):
-        raise UserError(f"name at least one selector, and each once, not {list(selectors)}")
-    if not give_back or len(set(give_back)) < len(give_back):
-        raise UserError(f"name at least one way to give tokens back, and each once, not {list(give_back)}")
+    for what, names in {"selector": selectors, "way to give tokens back": give_back}.items():
+        if not names or len(set(names)) < len(names):
+            raise UserError(f"name at least one {what}, and each once, not {list(names)}")
     # sinks are counted apart: a choice ranks so many tokens more than k
     k_max = ks[-1] + max(GivenBack.parse(text).sinks for text in give_back)
     for name in selectors:

@@ -219,14 +219,8 @@ class Result:
         save_study(folder, {"": without})
 
     def check(self) -> None:
-        """Raise `ValueError` where the frames cannot be those of one measurement."""
+        """Raise `ValueError` where the frames are not those of one measurement, such as files of two in a folder."""
         targets, choices = self.targets, self.choices
-        if targets["target_id"].duplicated().any():
-            raise ValueError("target ids repeat")
-        losses = [targets[name] for name in targets if name.endswith("_nats")]
-        losses += [np.concatenate(choices["loss_nats"].to_list())] if len(choices) else []
-        if not all(np.isfinite(values).all() for values in losses):
-            raise ValueError("a loss is not finite")
         gain = targets.get("selecting_gain_nats", self.gain_nats)
         if (np.where(targets["over_tau"], 1, -1) * (gain - self.settings["tau_nats"]) < -1e-4).any():
             raise ValueError("over_tau does not follow from the losses")
@@ -241,9 +235,6 @@ class Result:
         }.items():
             if set(choices[name].map(len)) != {width}:
                 raise ValueError(f"{name} is not {width} long in every row")
-        selected = np.sort(np.stack(choices["selected"].to_numpy()), axis=1)
-        if selected[:, 0].min() < 0 or selected[:, -1].max() >= self.n_far or not np.diff(selected).all():
-            raise ValueError("a token is selected twice, or is not in the far context")
 
     def figure2(self, path: str | Path | None = None) -> Any:
         """Figure 2 of this result alone; see `analysis.figures.figure2`."""
@@ -340,7 +331,8 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
     table = pa.table(
         {name: pa.array(list(frame[name]), _type(name, frame[name]), from_pandas=True) for name in frame}
     )
-    floats, others = [], []
+    floats: list[str] = []
+    others: list[str] = []
     for column in table.schema:
         is_list = pa.types.is_list(column.type)
         of_floats = (column.type.value_type if is_list else column.type) == pa.float32()
