@@ -50,8 +50,6 @@ TARGETS_PER_BATCH = 64
 """Targets of a batch, in whole blocks. A batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
 """Targets that selectors choose for at once where B = 1; otherwise those of one block."""
-GIVE_BACK = ("text",)
-"""How chosen tokens are given back, see `analysis.given_back`."""
 TOKENS_AFTER = 12
 """Tokens behind a target that are read to complete its word, and shown."""
 _IDENTITY = ("model", "model_sha256", "training_seed", "rope_scaling")
@@ -70,7 +68,7 @@ def measure(
     ks: Sequence[int] = (1, 2, 4, 8),
     selectors: Sequence[str] = SELECTORS,
     placebos: Sequence[str] = PLACEBOS[:1],
-    give_back: Sequence[str] = GIVE_BACK,
+    give_back: Sequence[str] = ("text",),
     prefix: str = "auto",
     seed: int = 0,
     tokenizer: Any = None,
@@ -400,7 +398,7 @@ def check_options(
     ks: Sequence[int],
     selectors: Sequence[str] = SELECTORS,
     placebos: Sequence[str] = PLACEBOS[:1],
-    give_back: Sequence[str] = GIVE_BACK,
+    give_back: Sequence[str] = ("text",),
 ) -> None:
     """Raise `UserError` for options of `measure` that do not go together, before a model is opened."""
     if not 0 < n_short < n_long:

@@ -175,11 +175,9 @@ class Result:
     @cached_property
     def over_of_choice(self) -> np.ndarray:
         """Of every row of `choices`, the place of its target in `over`, (rows,)."""
-        keys = ["training", "target_id"] if "training" in self.choices else ["target_id"]
-        place = pd.Series(
-            np.arange(len(self.over)), pd.MultiIndex.from_frame(self.targets.iloc[self.over][keys])
-        )
-        return place.reindex(pd.MultiIndex.from_frame(self.choices[keys])).to_numpy(dtype=np.int64)
+        keys = [name for name in ("training", "target_id") if name in self.choices]
+        over = self.targets.iloc[self.over][keys].assign(place=np.arange(len(self.over)))
+        return self.choices[keys].merge(over, how="left")["place"].to_numpy(dtype=np.int64)
 
     @classmethod
     def join(cls, results: Sequence[Result]) -> Result:
@@ -213,10 +211,9 @@ class Result:
             first, targets=joined("targets"), choices=joined("choices"), scores=None, trainings=list(results)
         )
 
-    def save(self, folder: str | Path, *, texts: bool = True, scores: bool = True) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write the result into a folder, each file whole or not at all; `load` reads it."""
-        without = replace(self, texts=self.texts if texts else None, scores=self.scores if scores else None)
-        save_study(folder, {"": without})
+        save_study(folder, {"": self})
 
     def check(self) -> None:
         """Raise `ValueError` where the frames are not those of one measurement, such as files of two in a folder."""
@@ -228,11 +225,8 @@ class Result:
             return
         if not choices["target_id"].isin(targets["target_id"][targets["over_tau"]]).all():
             raise ValueError("there are choices of what is no target over tau")
-        for name, width in {
-            "loss_nats": len(self.ks),
-            "selected": self.k_max,
-            "influence": self.k_max,
-        }.items():
+        widths = {"loss_nats": len(self.ks), "selected": self.k_max, "influence": self.k_max}
+        for name, width in widths.items():
             if set(choices[name].map(len)) != {width}:
                 raise ValueError(f"{name} is not {width} long in every row")
 

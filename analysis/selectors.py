@@ -321,15 +321,13 @@ def _without_spans(candidates: np.ndarray, starts: np.ndarray, width: int, n_far
 @register_influence("gradient", SIGNED)
 def gradient(given: SelectorInput) -> np.ndarray:
     """-∂ loss / ∂ (presence of i) in the long context, (m, C) nats: `Scorer.presence_gradient`, one backward pass."""
-    slopes = given.scorer.presence_gradient(given.contexts, given.target_index)
-    return given.at_candidates(slopes)
+    return given.at_candidates(given.scorer.presence_gradient(given.contexts, given.target_index))
 
 
 @register_influence("saliency", ABSOLUTE)
 def saliency(given: SelectorInput) -> np.ndarray:
     """L2 norm of ∂ log p(x_t) / ∂ (embedding of i) in the long context, (m, C); Simonyan et al., arXiv 1312.6034."""
-    norms = given.scorer.input_gradients(given.contexts, given.target_index)
-    return given.at_candidates(norms)
+    return given.at_candidates(given.scorer.input_gradients(given.contexts, given.target_index))
 
 
 @register_influence("input-x-gradient", ABSOLUTE)
@@ -355,8 +353,7 @@ def integrated_gradients(given: SelectorInput) -> np.ndarray:
 @register_influence("attention", BLIND)
 def attention(given: SelectorInput) -> np.ndarray:
     """Attention of the last position to i in the long context, mean over heads and layers, (m, C)."""
-    weights = given.scorer.last_attention(given.contexts, given.target_index)
-    return given.at_candidates(weights)
+    return given.at_candidates(given.scorer.last_attention(given.contexts, given.target_index))
 
 
 @register("h2o", BLIND)
