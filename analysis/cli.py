@@ -37,14 +37,10 @@ examples:
   olmo-sparsity influence runs/demo --corpus data/books --out runs/demo/on-books --shard 3/8
   olmo-sparsity influence runs/books-2 --select-with runs/books --out runs/books/crossfit
 
-Of sampled targets it measures L_long (given N tokens) and L_short (given the last M of them). Where L_short - L_long
-is more than tau, every selector ranks the F = N - M far tokens, and L_k is measured with the short context and the
-first k of them; the same in a placebo, the far context of another text. The same command goes on after an interruption.
-With --shard i/n, n jobs measure a share each; the same command without --shard puts them together. Draw the result
-with figure2.
-
-With --select-with A, A chooses, and MODEL, trained from another seed, measures (cross-fitting). A screened selector
-EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts first.
+Of sampled targets it measures the loss given N tokens, given the last M, and, where the difference is more than tau,
+given the last M and k far tokens of every selector; the same in a placebo far context. The same command goes on after
+an interruption, and puts shards together. EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts
+first; with --select-with A, A chooses and MODEL, trained from another seed, measures. More: docs/analysis.md.
 
 selectors, by what they look at (docs/method.md, 2.2):
 """
@@ -105,11 +101,9 @@ examples:
   olmo-sparsity figure2 results/books --cells n128-m32-seed-1,n128-m32-seed-2 --out runs/books
   olmo-sparsity figure2 runs/demo/influence --length runs/length --format pdf --width 3.25 --no-title --out paper
 
-Writes figure2 (with --length also loss by position), figure2-selectors, figure2-levels (text beside cache), kinds,
-distances, tokens_needed and placebos, those for which something was measured, and numbers.csv with every number that is
-drawn or printed; of several labels figure2 and numbers.csv. Results without --labels are trainings of one model,
-measured on the same targets: intervals then also say how much trainings differ. The same results and seed give the same
-files."""
+Writes figure2 (with --length also loss by position), figure2-selectors, figure2-levels, kinds, distances, tokens_needed
+and placebos, those for which something was measured, and numbers.csv; of several labels figure2 and numbers.csv.
+Results without --labels are trainings of one model, measured on the same targets."""
 
 
 def figure2() -> None:
@@ -201,9 +195,8 @@ examples:
   olmo-sparsity xray model-Q4_K_M.gguf --text chapter.txt --out runs/xray --n-long 256 --n-short 32 --tau 0.5
 
 Every token of a window is left out once, and the loss of all later ones is measured without it: exact leave-one-out
-influence, in nats, of every token on every later one but the next M. A text longer than N tokens is read in windows
-that overlap by half. Writes xray.html, in which pointing at a word lights up what it needs and what it serves (it opens
-in any browser and loads nothing), xray.png (a heat map), and xray.parquet with xray.json (all numbers)."""
+influence, in nats. A text longer than N tokens is read in windows that overlap by half. Writes xray.html, to open in
+any browser, xray.png (a heat map), and xray.parquet with xray.json (all numbers)."""
 
 
 def xray() -> None:
