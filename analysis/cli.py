@@ -5,7 +5,7 @@ Probes and synthetic tasks have theirs beside what they measure.
 
 from __future__ import annotations
 
-import argparse
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,11 @@ from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.files import atomic_path
 from olmo_sparsity.util.provenance import command_line
 
+PLACEBOS = "of placebo, same-group (elsewhere in the target's group) and shuffled (default: placebo)"
+GIVE_BACK = """how chosen tokens are given back: text; or cache (read in the whole context, their keys and values are
+left), maybe with sinks or in words: cache:4, text/word (default: text; docs/method.md, 2.2a)"""
 
-def influence_parser() -> Parser:
-    """Of `influence`."""
-    from analysis.selectors import FAMILIES
-
-    families = "\n".join(f"  {family + ':':<14}{', '.join(names)}" for family, names in FAMILIES.items())
-    parser = Parser(
-        prog="olmo-sparsity influence",
-        description=f"""How much far context helps a model, and what k influential far tokens give back (Eq. 20).
+INFLUENCE = """How much far context helps a model, and what k influential far tokens give back (Eq. 20).
 
 examples:
   olmo-sparsity influence HuggingFaceTB/SmolLM2-135M --text books/*.txt --n-long 1024 --n-short 32 --out runs/smol
@@ -41,76 +37,53 @@ examples:
   olmo-sparsity influence runs/demo --corpus data/books --out runs/demo/on-books --shard 3/8
   olmo-sparsity influence runs/books-2 --select-with runs/books --out runs/books/crossfit
 
-Of sampled targets it measures L_long (given N tokens) and L_short (given the last M of them). Where L_short - L_long
-is more than tau, every selector ranks the F = N - M far tokens, and L_k is measured with the short context and the
-first k of them; the same in a placebo, the far context of another text. Targets stand in blocks of B that share a far
-context, so that one forward pass serves all of them. The same command goes on after an interruption. With --shard i/n,
-n jobs measure a share each; the same command without --shard puts them together. Draw the result with figure2.
-
-With --select-with A, A chooses targets and tokens, and MODEL, trained from another seed, measures them (cross-fitting):
-what A chose by chance does not count. A may be a finished result. A screened selector EXACT@PROPOSER:m lets EXACT
-decide among the m tokens that PROPOSER puts first; with --propose-with SMALL a smaller model proposes.
+Of sampled targets it measures the loss given N tokens, given the last M, and, where the difference is more than tau,
+given the last M and k far tokens of every selector; the same in a placebo far context. The same command goes on after
+an interruption, and puts shards together. EXACT@PROPOSER:m lets EXACT decide among the m tokens that PROPOSER puts
+first; with --select-with A, A chooses and MODEL, trained from another seed, measures. More: docs/analysis.md.
 
 selectors, by what they look at (docs/method.md, 2.2):
-{families}""",
-    )
+"""
+
+
+def influence_parser() -> Parser:
+    """Of `influence`; options are named as the arguments of `analysis.measure`."""
+    from analysis.selectors import FAMILIES
+
+    families = (f"  {family + ':':<14}{', '.join(names)}" for family, names in FAMILIES.items())
+    parser = Parser(prog="olmo-sparsity influence", description=INFLUENCE + "\n".join(families))
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     parser.add_argument("--out", type=out_folder, required=True, metavar="DIR", help="folder of the result")
     add_text_options(parser)
-    group = parser.add_argument_group("what is measured")
-    group.add_argument("--n-long", type=whole_number, default=128, help="N, tokens (default: %(default)s)")
-    group.add_argument("--n-short", type=whole_number, default=16, help="M, tokens (default: %(default)s)")
-    group.add_argument("--targets", type=whole_number, default=1000, help="to sample (default: %(default)s)")
-    group.add_argument(
-        "--targets-per-block", type=whole_number, default=16, metavar="B", help="default: %(default)s"
-    )
-    group.add_argument(
-        "--tau", dest="tau_nats", type=finite_number, default=1.0, help="in nats (default: %(default)s)"
-    )
-    group.add_argument("--k", dest="ks", type=whole_numbers, default=(1, 2, 4, 8), help="default: 1,2,4,8")
-    group.add_argument(
-        "--selectors", type=texts, help="default: leave-one-out, -kl, leave-one-in, random, nearest"
-    )
-    group.add_argument(
-        "--placebos",
-        type=texts,
-        default=("placebo",),
-        help="of placebo, same-group (elsewhere in the target's group) and shuffled (default: placebo)",
-    )
-    group.add_argument(
-        "--give-back",
-        type=texts,
-        default=("text",),
-        metavar="WAYS",
-        help="how chosen tokens are given back: text; or cache (read in the whole context, their keys and values are "
-        "left), maybe with sinks or in words: cache:4, text/word (default: text; docs/method.md, 2.2a)",
-    )
-    group.add_argument("--seed", type=seed_number, default=0, help="of all that is drawn (default: 0)")
-    group.add_argument("--select-with", metavar="A", help="the model, or result, that chooses")
-    group.add_argument(
-        "--propose-with", metavar="SMALL", help="the model that proposes for screened selectors"
-    )
-    group.add_argument(
-        "--faithfulness", action="store_true", help="also comprehensiveness and LDS (docs/method.md, 2.8)"
-    )
-    group.add_argument("--scores", action="store_true", help="also keep the influence of every far token")
-    group.add_argument("--shard", metavar="i/n", help="measure one of n shares")
+    add = parser.add_argument_group("what is measured").add_argument
+    add("--n-long", type=whole_number, default=128, help="N, tokens (default: 128)")
+    add("--n-short", type=whole_number, default=16, help="M, tokens (default: 16)")
+    add("--targets", type=whole_number, default=1000, help="to sample (default: 1000)")
+    add("--targets-per-block", type=whole_number, default=16, metavar="B", help="default: 16")
+    add("--tau", dest="tau_nats", type=finite_number, default=1.0, help="in nats (default: 1)")
+    add("--k", dest="ks", type=whole_numbers, default=(1, 2, 4, 8), help="default: 1,2,4,8")
+    add("--selectors", type=texts, help="default: leave-one-out, -kl, leave-one-in, random, nearest")
+    add("--placebos", type=texts, default=("placebo",), help=PLACEBOS)
+    add("--give-back", type=texts, default=("text",), metavar="WAYS", help=GIVE_BACK)
+    add("--seed", type=seed_number, default=0, help="of all that is drawn (default: 0)")
+    add("--select-with", metavar="A", help="the model that chooses")
+    add("--propose-with", metavar="SMALL", help="the model that proposes for screened selectors")
+    add("--faithfulness", action="store_true", help="also comprehensiveness and LDS (docs/method.md, 2.8)")
+    add("--scores", action="store_true", help="also keep the influence of every far token")
+    add("--shard", metavar="i/n", help="measure one of n shares")
     add_model_options(parser)
     return parser
 
 
 def influence() -> None:
     """Measure, and say what was found."""
-    options = vars(influence_parser().parse_args())
+    given = influence_parser().parse_args()
     show_log("analysis")
     from analysis.engine import measure
 
-    given = argparse.Namespace(**options)
-    read = texts_of(given, options.pop("model"))
-    for name in ("text", "corpus"):
-        del options[name]
-    if options["selectors"] is None:
-        del options["selectors"]
+    read = texts_of(given, given.model)
+    apart = ("model", "text", "corpus")
+    options = {name: value for name, value in vars(given).items() if value is not None and name not in apart}
     result = measure(given.model, read, **options)
     if given.shard:
         print(f"shard {given.shard} is measured; next, when all are: the same command without --shard")
@@ -119,11 +92,7 @@ def influence() -> None:
     print(f"next: olmo-sparsity figure2 {given.out}")
 
 
-def figure2_parser() -> Parser:
-    """Of `figure2`."""
-    parser = Parser(
-        prog="olmo-sparsity figure2",
-        description="""Print and draw what influence measured: loss and recovery against k, kinds, distances and more.
+FIGURE2 = """Print and draw what influence measured: loss and recovery against k, kinds, distances and more.
 
 examples:
   olmo-sparsity figure2 runs/demo/influence
@@ -132,42 +101,28 @@ examples:
   olmo-sparsity figure2 results/books --cells n128-m32-seed-1,n128-m32-seed-2 --out runs/books
   olmo-sparsity figure2 runs/demo/influence --length runs/length --format pdf --width 3.25 --no-title --out paper
 
-Writes figure2 (with --length also loss by position), figure2-selectors, figure2-levels (text beside cache), kinds,
-distances, tokens_needed and placebos, those for which something was measured, and numbers.csv with every number that is
-drawn or printed; of several labels figure2 and numbers.csv. Results without --labels are trainings of one model,
-measured on the same targets: intervals then also say how much trainings differ. The same results and seed give the same
-files.""",
-    )
-    parser.add_argument(
-        "results", nargs="+", metavar="RESULT", help="folder that influence wrote, or of a study"
-    )
-    parser.add_argument("--cells", type=texts, help="of the studies among them, comma-separated")
-    parser.add_argument("--labels", type=texts, help="a name for each; those with the same name are joined")
-    parser.add_argument(
-        "--out", type=out_folder, metavar="DIR", help="where to write (default: the first RESULT)"
-    )
-    parser.add_argument("--length", type=Path, metavar="DIR", help="what the command length wrote")
-    parser.add_argument(
-        "--selectors", type=texts, help="of figure2 (default: the target-blind, signed and controls)"
-    )
-    parser.add_argument(
-        "--k", type=whole_number, help="of what is shown at one k (default: 4, or the closest)"
-    )
-    parser.add_argument(
-        "--width", type=positive_number, default=6.75, help="inches; a column is 3.25 (default: 6.75)"
-    )
-    parser.add_argument("--format", default="png", choices=("png", "pdf", "svg"), help="default: %(default)s")
-    parser.add_argument("--no-title", dest="heading", action="store_false", help="without what was measured")
-    parser.add_argument(
-        "--resamples", type=whole_number, default=2000, help="of the bootstrap (default: 2000)"
-    )
-    parser.add_argument("--seed", type=seed_number, default=0, help="of the bootstrap (default: 0)")
-    return parser
+Writes figure2 (with --length also loss by position), figure2-selectors, figure2-levels, kinds, distances, tokens_needed
+and placebos, those for which something was measured, and numbers.csv; of several labels figure2 and numbers.csv.
+Results without --labels are trainings of one model, measured on the same targets."""
 
 
 def figure2() -> None:
     """Print all numbers of a result and draw its figures."""
-    given = figure2_parser().parse_args()
+    parser = Parser(prog="olmo-sparsity figure2", description=FIGURE2)
+    add = parser.add_argument
+    add("results", nargs="+", metavar="RESULT", help="folder that influence wrote, or of a study")
+    add("--cells", type=texts, help="of the studies among them, comma-separated")
+    add("--labels", type=texts, help="a name for each; those with the same name are joined")
+    add("--out", type=out_folder, metavar="DIR", help="where to write (default: the first RESULT)")
+    add("--length", type=Path, metavar="DIR", help="what the command length wrote")
+    add("--selectors", type=texts, help="of figure2 (default: the target-blind, signed and controls)")
+    add("--k", type=whole_number, help="of what is shown at one k (default: 4, or the closest)")
+    add("--width", type=positive_number, default=6.75, help="inches; a column is 3.25 (default: 6.75)")
+    add("--format", default="png", choices=("png", "pdf", "svg"), help="default: png")
+    add("--no-title", dest="heading", action="store_false", help="without what was measured")
+    add("--resamples", type=whole_number, default=2000, help="of the bootstrap (default: 2000)")
+    add("--seed", type=seed_number, default=0, help="of the bootstrap (default: 0)")
+    given = parser.parse_args()
     from analysis.figures.dependencies import all_figures
     from analysis.figures.style import save_figure
     from analysis.stats.summary import every_number, summary
@@ -176,13 +131,7 @@ def figure2() -> None:
         raise UserError(f"--resamples {given.resamples} are too few for 95 % intervals; give 1000 or more")
     results = _joined_by_label(given.results, given.cells, given.labels)
     bootstrap = {"resamples": given.resamples, "seed": given.seed}
-    looks = {
-        "selectors": given.selectors,
-        "k": given.k,
-        "width": given.width,
-        "heading": given.heading,
-        **bootstrap,
-    }
+    looks = {name: getattr(given, name) for name in ("selectors", "k", "width", "heading")}
     if given.length:
         from analysis.probes.length import LossByPosition
 
@@ -192,7 +141,7 @@ def figure2() -> None:
     folder = given.out or Path(given.results[0])
     written = [
         path
-        for name, figure in all_figures(results, **looks).items()
+        for name, figure in all_figures(results, **looks, **bootstrap).items()
         for path in save_figure(figure, folder, f"{name}.{given.format}")
     ]
     with atomic_path(folder / "numbers.csv") as temporary:
@@ -222,55 +171,44 @@ def _joined_by_label(
 
 def check_influence(arguments: list[str], *, shards: int, read_texts: bool) -> None:
     """Raise `UserError` for what `influence` would refuse before it loads a model, in so many ``shards``."""
-    from analysis.engine import check_options, targets_per_batch
+    from analysis.engine import SELECTORS, check_options, targets_per_batch
 
     given = influence_parser().parse_args(arguments)
-    options = {} if given.selectors is None else {"selectors": given.selectors}
+    sizes = {"n_long": given.n_long, "n_short": given.n_short}
     ways = {"placebos": given.placebos, "give_back": given.give_back}
-    check_options(given.n_long, given.n_short, given.ks, **ways, **options)
+    check_options(**sizes, ks=given.ks, selectors=given.selectors or SELECTORS, **ways)
     if read_texts:
-        from importlib import import_module
-
         from analysis.contexts import sample_targets
 
-        sampled = sample_targets(
-            import_module("analysis.ours").PreparedTexts(given.corpus, given.split),
-            given.targets,
-            n_long=given.n_long,
-            n_short=given.n_short,
-            seed=given.seed,
-            targets_per_block=given.targets_per_block,
-        )
-        batches = -(-len(sampled.position) // targets_per_batch(given.targets_per_block))
+        texts = import_module("analysis.ours").PreparedTexts(given.corpus, given.split)
+        drawing = {"seed": given.seed, "targets_per_block": given.targets_per_block}
+        places = sample_targets(texts, given.targets, **sizes, **drawing)
+        batches = -(-len(places) // targets_per_batch(given.targets_per_block))
         if batches < shards:
-            raise UserError(
-                f"{len(sampled.position)} targets are {batches} batches, too few for {shards} shards"
-            )
+            raise UserError(f"{len(places)} targets are {batches} batches, too few for {shards} shards")
 
 
-def xray() -> None:
-    """Measure the influence map of a text, and draw it."""
-    parser = Parser(
-        prog="olmo-sparsity xray",
-        description="""X-ray a text: for every token, which earlier tokens it needs and by how much.
+XRAY = """X-ray a text: for every token, which earlier tokens it needs and by how much.
 
 examples:
   olmo-sparsity xray runs/demo --text README.md --out runs/demo/xray
   olmo-sparsity xray model-Q4_K_M.gguf --text chapter.txt --out runs/xray --n-long 256 --n-short 32 --tau 0.5
 
 Every token of a window is left out once, and the loss of all later ones is measured without it: exact leave-one-out
-influence, in nats, of every token on every later one but the next M. A text longer than N tokens is read in windows
-that overlap by half. Writes xray.html, in which pointing at a word lights up what it needs and what it serves (it opens
-in any browser and loads nothing), xray.png (a heat map), and xray.parquet with xray.json (all numbers).""",
-    )
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
-    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text")
-    parser.add_argument("--out", type=out_folder, metavar="DIR", help="default: TEXT-xray")
-    parser.add_argument(
-        "--n-long", type=whole_number, help="N (default: what the model reads, at most 1,024)"
-    )
-    parser.add_argument("--n-short", type=whole_number, default=16, help="M (default: %(default)s)")
-    parser.add_argument("--tau", dest="tau_nats", type=finite_number, default=1.0, help="nats (default: 1)")
+influence, in nats. A text longer than N tokens is read in windows that overlap by half. Writes xray.html, to open in
+any browser, xray.png (a heat map), and xray.parquet with xray.json (all numbers)."""
+
+
+def xray() -> None:
+    """Measure the influence map of a text, and draw it."""
+    parser = Parser(prog="olmo-sparsity xray", description=XRAY)
+    add = parser.add_argument
+    add("model", metavar="MODEL", help=MODEL)
+    add("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text")
+    add("--out", type=out_folder, metavar="DIR", help="default: TEXT-xray")
+    add("--n-long", type=whole_number, help="N (default: what the model reads, at most 1,024)")
+    add("--n-short", type=whole_number, default=16, help="M (default: 16)")
+    add("--tau", dest="tau_nats", type=finite_number, default=1.0, help="nats (default: 1)")
     add_model_options(parser)
     options = vars(parser.parse_args())
     show_log("analysis")
@@ -289,22 +227,22 @@ in any browser and loads nothing), xray.png (a heat map), and xray.parquet with 
     print(f"{measured}\nwrote {folder / 'xray.html'}, xray.png, xray.parquet and xray.json")
 
 
-def verify() -> None:
-    """Measure recorded targets again and compare; exit code 1 where the result does not hold."""
-    parser = Parser(
-        prog="olmo-sparsity verify",
-        description="""Measure some targets of a result again, and compare losses and choices with what it says.
+VERIFY = """Measure some targets of a result again, and compare losses and choices with what it says.
 
 example:
   olmo-sparsity verify results/checkpoint/influence --model results/checkpoint --corpus runs/verify/data
 
-Losses may differ by rounding between machines, by at most 0.001 nats; at least 95 % of the choices must be the
-same.""",
-    )
-    parser.add_argument("result", type=Path, metavar="RESULT", help="folder that influence wrote")
-    parser.add_argument("--model", help="default: where it was when it was measured")
-    parser.add_argument("--targets", type=whole_number, default=100, help="over tau, at least (default: 100)")
-    parser.add_argument("--seed", type=seed_number, default=0, help="of their choice (default: 0)")
+Losses may differ by rounding between machines, by at most 0.001 nats; at least 95 % of the choices must be the same."""
+
+
+def verify() -> None:
+    """Measure recorded targets again and compare; exit code 1 where the result does not hold."""
+    parser = Parser(prog="olmo-sparsity verify", description=VERIFY)
+    add = parser.add_argument
+    add("result", type=Path, metavar="RESULT", help="folder that influence wrote")
+    add("--model", help="default: where it was when it was measured")
+    add("--targets", type=whole_number, default=100, help="over tau, at least (default: 100)")
+    add("--seed", type=seed_number, default=0, help="of their choice (default: 0)")
     add_text_options(parser)
     add_model_options(parser)
     given = parser.parse_args()

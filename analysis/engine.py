@@ -9,8 +9,7 @@ of k, k_max the largest of them. Losses are nats.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,14 +30,14 @@ from analysis.contexts import (
     sample_targets,
     shuffled_contexts,
 )
-from analysis.faithfulness import SUBSET_KEEP_RATE, Faithfulness
+from analysis.faithfulness import SUBSET_KEEP_RATE, SUBSETS, Faithfulness
 from analysis.given_back import GivenBack, word_numbers
 from analysis.kinds import classify
 from analysis.model.loading import LoadedModel, open_model
 from analysis.model.losses import Scorer, build_scorer, long_and_short_losses
-from analysis.parts import Run, stacked
-from analysis.result import RESULT_NAME, Result, load, read_frame, rounded, write_frame
-from analysis.selectors import ModelChooser, ResultChooser, Selection, check_selector
+from analysis.parts import Run
+from analysis.result import Result, rounded
+from analysis.selectors import Selection, SelectorInput, check_selector, select_all
 from olmo_sparsity.util.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -51,13 +50,10 @@ TARGETS_PER_BATCH = 64
 """Targets of a batch, in whole blocks. A batch of another size could differ in the last bits of a loss."""
 TARGETS_PER_ROUND = 4
 """Targets that selectors choose for at once where B = 1; otherwise those of one block."""
-GIVE_BACK = ("text",)
-"""How chosen tokens are given back, see `analysis.given_back`."""
-SUBSETS = 32
-"""Random subsets of the far tokens on which summed influence is compared with the loss (LDS)."""
 TOKENS_AFTER = 12
 """Tokens behind a target that are read to complete its word, and shown."""
-SECONDS_WORTH_KEEPING = 1.0  # a round of choices that took longer is kept until its batch is finished
+_IDENTITY = ("model", "model_sha256", "training_seed", "rope_scaling")
+"""What settings say of another model that takes part."""
 
 
 def measure(
@@ -72,7 +68,7 @@ def measure(
     ks: Sequence[int] = (1, 2, 4, 8),
     selectors: Sequence[str] = SELECTORS,
     placebos: Sequence[str] = PLACEBOS[:1],
-    give_back: Sequence[str] = GIVE_BACK,
+    give_back: Sequence[str] = ("text",),
     prefix: str = "auto",
     seed: int = 0,
     tokenizer: Any = None,
@@ -124,7 +120,7 @@ def measure(
             memory, and an interrupt gives the result of the finished batches.
         shard: "i/n", measure this share of the batches; ``out`` is the same for all, and whole once all are finished.
         split: of a prepared corpus.
-        select_with: cross-fitting: the model that chooses targets and tokens, or its `Result`, or the folder of one.
+        select_with: cross-fitting: the model that chooses targets and tokens, trained from another seed.
         propose_with: a smaller model of the same tokenizer, which proposes the tokens for screened selectors.
         faithfulness: also measure comprehensiveness, random subsets (LDS) and shorter contexts (docs/method.md, 2.8).
         scores: also keep the influence of every far token.
@@ -141,7 +137,7 @@ def measure(
     if min(targets, targets_per_block) < 1:
         raise UserError(f"targets ({targets}) and targets_per_block ({targets_per_block}) must be at least 1")
     drawing = {"n_long": n_long, "n_short": n_short, "seed": seed, "targets_per_block": targets_per_block}
-    opening = {"tokenizer": tokenizer, "prefix": prefix, "dtype": dtype, "device": device}
+    opening: Any = {"tokenizer": tokenizer, "prefix": prefix, "dtype": dtype, "device": device}
     limits: Any = {"tokens_per_batch": tokens_per_batch, "memory_limit_gb": memory_limit_gb}
     with ExitStack() as given_back:
 
@@ -158,9 +154,9 @@ def measure(
         source = open_texts(texts, loaded.encode, split=split)
         loaded.check_texts(source)
         places = sample_targets(source, targets, same_group=SAME_GROUP in placebos, **drawing)
-        settings = {
-            **_of_model_and_texts(loaded, source),
-            "split": split,
+        settings: dict[str, Any] = {
+            **loaded.describe(),
+            **{"texts": source.name, "texts_sha256": source.sha256, "split": split},
             **drawing,
             "tau_nats": tau_nats,
             "ks": list(ks),
@@ -169,80 +165,36 @@ def measure(
             "give_back": list(give_back),
             "targets_requested": targets,
             "scores": scores,
-            **_of_faithfulness(faithfulness),
+            "faithfulness": faithfulness,
+            "subsets": SUBSETS if faithfulness else None,
+            "keep_rate": SUBSET_KEEP_RATE if faithfulness else None,
             **{"selected_by": None, "proposed_by": None, "complete": False},
         }
         scorer = scorer_of(loaded)
-        others = {"selected_by": select_with, "proposed_by": propose_with}
-        chooser = _chooser(others, opened, scorer_of, loaded, source, scorer, settings)
-        selected_by = settings["selected_by"]
+        scorers = {}
+        for role, name in {"selected_by": select_with, "proposed_by": propose_with}.items():
+            if name is not None:
+                other = opened(name)
+                _check_tokenizer(other, loaded, source)
+                settings[role] = {named: other.describe()[named] for named in _IDENTITY}
+                settings[role]["untrained"] = other.untrained
+                scorers[role] = scorer_of(other)
+        if settings["selected_by"] and settings["selected_by"]["model_sha256"] == loaded.sha256:
+            raise UserError(
+                f"{loaded.name} would select and evaluate (the weights are the same); cross-fitting takes "
+                "models trained from two seeds"
+            )
         engine = Engine(
-            texts=source,
-            decoder=loaded.decoder,
-            scorer=scorer,
-            chooser=chooser,
-            n_long=n_long,
-            n_short=n_short,
-            targets_per_block=targets_per_block,
-            tau_nats=tau_nats,
-            ks=ks,
-            selectors=selectors,
-            far_contexts=settings["far_contexts"],
-            give_back=[GivenBack.parse(text) for text in give_back],
-            seed=seed,
-            # untrained weights gain nothing: the targets are those of the model that measures
-            crossfit=bool(selected_by) and not selected_by["untrained"],
-            faithfulness=Faithfulness(scorer, ks, SUBSETS, seed) if faithfulness else None,
-            keeps_scores=scores,
+            settings,
+            source,
+            loaded.decoder,
+            scorer,
+            selecting=scorers.get("selected_by", scorer),
+            proposing=scorers.get("proposed_by"),
         )
         log.info("%s targets; %s tokens a batch fit", f"{len(places):,}", f"{scorer.tokens_per_batch:,}")
         size, folder = targets_per_batch(targets_per_block), None if out is None else Path(out)
         return Run(engine.measure, size, places, settings, folder, progress).measure(shard, batches)
-
-
-def _chooser(
-    others: Mapping[str, Any],
-    opened: Callable[[Any], LoadedModel],
-    scorer_of: Callable[[LoadedModel], Scorer],
-    loaded: LoadedModel,
-    source: Texts,
-    scorer: Scorer,
-    settings: dict[str, Any],
-) -> ModelChooser | ResultChooser:
-    """Who chooses for the ``loaded`` model, and in ``settings`` who that is; ``others`` by what settings call them.
-
-    Raises `UserError` where another model reads other tokens, or has the same weights.
-    """
-    chooser: ModelChooser | ResultChooser
-    if (chosen := _opened_result(others["selected_by"])) is not None:
-        chooser = ResultChooser(chosen, settings)
-        names = ("model", "model_sha256", "training_seed", "rope_scaling")
-        recorded = {name: chosen.settings[name] for name in names}
-        settings["selected_by"] = recorded | {"untrained": False, "recorded": True}
-        settings["proposed_by"] = chosen.settings["proposed_by"]
-    else:
-        scorers: dict[str, Scorer] = {}
-        for role, name in others.items():
-            if name is not None:
-                other = opened(name)
-                _check_tokenizer(other, loaded, source)
-                settings[role] = _identity(other) | {"untrained": other.untrained}
-                scorers[role] = scorer_of(other)
-        chooser = ModelChooser(
-            scorers.get("selected_by", scorer),
-            seed=settings["seed"],
-            k_max=min(
-                settings["ks"][-1] + _most_sinks(settings["give_back"]),
-                settings["n_long"] - settings["n_short"],
-            ),
-            proposing=scorers.get("proposed_by"),
-        )
-    if settings["selected_by"] and settings["selected_by"]["model_sha256"] == loaded.sha256:
-        raise UserError(
-            f"{loaded.name} would select and evaluate (the weights are the same); cross-fitting takes models "
-            "trained from two seeds"
-        )
-    return chooser
 
 
 def targets_per_batch(targets_per_block: int) -> int:
@@ -250,70 +202,43 @@ def targets_per_batch(targets_per_block: int) -> int:
     return targets_per_block * max(1, TARGETS_PER_BATCH // targets_per_block)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Engine:
-    """Measures targets, given as rows of a frame: ``target_id, text, position``, and the places of their placebos."""
+    """Measures targets, given as rows of a frame: ``target_id, text, position``, and the places of their placebos.
 
+    Targets whose ids have the same quotient by B are one block, and the remainder is the place in it.
+    """
+
+    settings: dict[str, Any]
+    """Of `Result`: what is measured."""
     texts: Texts
     decoder: TextDecoder
     scorer: Scorer
     """Computes L_long, L_short and L_k."""
-    chooser: ModelChooser | ResultChooser
-    n_long: int
-    n_short: int
-    targets_per_block: int
-    """B. Targets whose ids have the same quotient by B are one block, and the remainder is the place in it."""
-    tau_nats: float
-    ks: Sequence[int]
-    selectors: Sequence[str]
-    far_contexts: Sequence[str]
-    give_back: Sequence[GivenBack]
-    seed: int
-    crossfit: bool = False
-    """Whether the gains that decide which targets are over tau are the chooser's."""
-    faithfulness: Faithfulness | None = None
-    """What measures further columns; None: there are none."""
-    keeps_scores: bool = False
+    selecting: Scorer
+    """Chooses tokens: the same one, or, cross-fitted, that of another model."""
+    proposing: Scorer | None = None
+    """Of a smaller model that proposes for screened selectors; None: ``selecting`` does."""
 
-    def measure(
-        self,
-        places: pd.DataFrame,
-        folder: Path | None = None,
-        advance: Callable[[int], Any] = lambda _: None,
-    ) -> dict[str, pd.DataFrame]:
-        """The frames of a `Result`, by name, of the targets of one batch; long rounds are kept in ``folder``."""
+    def __post_init__(self) -> None:
+        s = self.settings
+        self.n_long, self.n_far, self.size = s["n_long"], s["n_long"] - s["n_short"], s["targets_per_block"]
+        self.give_back = [GivenBack.parse(text) for text in s["give_back"]]
+        self.faithfulness = Faithfulness(self.scorer, s["ks"], s["seed"]) if s["faithfulness"] else None
+
+    def measure(self, places: pd.DataFrame, advance: Callable[[int], Any]) -> dict[str, pd.DataFrame]:
+        """The frames of a `Result`, by name, of the targets of one batch; ``advance`` is told how many are done."""
         targets = self.targets(places)
         over = targets[targets["over_tau"]]
-        frames = {"targets": targets, "texts": self._texts(over)}
-        names = ("scores", "choices") if self.keeps_scores else ("choices",)
-        parts: dict[str, list[pd.DataFrame]] = {name: [] for name in names}
-        rounds = self._rounds(over)
-        steps = np.diff(np.linspace(0, len(places), len(rounds) + 2).astype(int)).tolist()
-        advance(steps[0])
-        for number, together in enumerate(rounds):
-            paths = {name: folder / f"{name}-{number:03d}.parquet" for name in names} if folder else {}
-            if paths and paths["choices"].is_file():  # written last
-                found = {name: read_frame(path) for name, path in paths.items()}
-            else:
-                began = time.monotonic()
-                found = self._choose_in_all(together)
-                for name, path in paths.items():
-                    if time.monotonic() - began > SECONDS_WORTH_KEEPING:
-                        write_frame(path, found[name])
-            for name in names:
-                parts[name].append(found[name])
-            advance(steps[1 + number])
-        return frames | {
-            name: stacked(frames) if frames else pd.DataFrame() for name, frames in parts.items()
-        }
-
-    def _choose_in_all(self, targets: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """Choices and scores of some targets of a batch in every far context."""
+        advance(len(places) - len(over))
         choices: list[dict[str, Any]] = []
         scores: list[dict[str, Any]] = []
-        for far_context in self.far_contexts:
-            self._choose(targets, far_context, choices, scores)
-        return {"choices": pd.DataFrame(choices), "scores": pd.DataFrame(scores)}
+        for together in self._rounds(over):
+            for far_context in self.settings["far_contexts"]:
+                self._choose(together, far_context, choices, scores)
+            advance(len(together))
+        frames = {"targets": targets, "choices": pd.DataFrame(choices), "texts": self._texts(over)}
+        return frames | ({"scores": pd.DataFrame(scores)} if self.settings["scores"] else {})
 
     def targets(self, places: pd.DataFrame) -> pd.DataFrame:
         """The same rows with L_long and L_short, whether they are over tau, and their kinds of dependency."""
@@ -325,10 +250,12 @@ class Engine:
             "loss_short_nats": short,
         }
         gain = short - long
-        if self.crossfit:
-            gain = self.chooser.gains_nats(contexts, index)
+        selected_by = self.settings["selected_by"]
+        if selected_by and not selected_by["untrained"]:  # untrained weights gain nothing
+            long, short = map(rounded, long_and_short_losses(self.selecting, contexts, index))
+            gain = short - long
             columns["selecting_gain_nats"] = rounded(gain)
-        columns |= {"over_tau": gain > self.tau_nats, "kind": self._kinds(places)}
+        columns |= {"over_tau": gain > self.settings["tau_nats"], "kind": self._kinds(places)}
         if self.faithfulness:
             further = self.faithfulness.of_targets(contexts, index)
             columns |= {name: rounded(losses) for name, losses in further.items()}
@@ -353,39 +280,53 @@ class Engine:
             place = (blocks[f"{elsewhere}_{what}"].to_numpy() for what in ("text", "start"))
             contexts = placebo_contexts(self.texts, contexts, *place)
         elif far_context == SHUFFLED:
-            contexts = shuffled_contexts(contexts, self.seed)
-        chosen = self.chooser.select(self.selectors, contexts, index, far_context)
+            contexts = shuffled_contexts(contexts, self.settings["seed"])
+        k_max = min(self.settings["ks"][-1] + max(how.sinks for how in self.give_back), self.n_far)
+        chosen = select_all(
+            SelectorInput(
+                self.selecting,
+                contexts,
+                self.settings["seed"],
+                k_max,
+                targets=index,
+                names=tuple(self.settings["selectors"]),
+                proposing=self.proposing,
+            )
+        )
         further = self.faithfulness.of_choices(contexts, index, chosen) if self.faithfulness else {}
         words = self._words(contexts)[index[:, 0]]
         for name, choice in chosen.items():
+            keys = [
+                {"target_id": target_id, "selector": name, "far_context": far_context}
+                for target_id in targets["target_id"]
+            ]
             for how in self.give_back:
-                rows = self._given_back(how, choice, contexts, index, words)
+                columns = self._given_back(how, choice, contexts, index, words)
                 if how == GivenBack():
-                    rows |= {
+                    columns |= {
                         column: rounded(values) if column.endswith("_nats") else values
                         for column, values in further.get(name, {}).items()
                     }
-                for row, target_id in enumerate(targets["target_id"]):
-                    key = {"target_id": target_id, "selector": name, "far_context": far_context}
-                    choices.append(
-                        key | how.columns | {column: values[row] for column, values in rows.items()}
-                    )
-            if self.keeps_scores and choice.scores is not None:
-                for row, target_id in enumerate(targets["target_id"]):
-                    key = {"target_id": target_id, "selector": name, "far_context": far_context}
-                    scores.append(key | {"influence": choice.scores[row].astype(np.float32)})
+                choices += [
+                    key | how.columns | {column: values[row] for column, values in columns.items()}
+                    for row, key in enumerate(keys)
+                ]
+            if self.settings["scores"] and choice.scores is not None:
+                influence = choice.scores.astype(np.float32)
+                scores += [key | {"influence": influence[row]} for row, key in enumerate(keys)]
 
     def _given_back(
         self, how: GivenBack, choice: Selection, contexts: Contexts, index: np.ndarray, words: np.ndarray
     ) -> dict[str, np.ndarray]:
         """Columns of `Result.choices` of one choice given back in one way."""
-        first = how.first(choice, words, self.ks[-1])
+        ks = self.settings["ks"]
+        first = how.first(choice, words, ks[-1])
         if choice.scores is None:
             place = (choice.columns[:, None] == first[:, :, None]).argmax(axis=-1)
             influence = np.take_along_axis(choice.influence, place, axis=1)
         else:
             influence = np.take_along_axis(choice.scores, first, axis=1)
-        losses = how.losses(self.scorer, contexts, index, choice, words, self.ks)
+        losses = how.losses(self.scorer, contexts, index, choice, words, ks)
         return {
             "selected": first.astype(np.int32),
             "influence": influence.astype(np.float32),
@@ -401,14 +342,14 @@ class Engine:
 
     def _rounds(self, over: pd.DataFrame) -> list[pd.DataFrame]:
         """The targets that selectors choose for at once."""
-        if self.targets_per_block > 1:
-            return [block for _, block in over.groupby(over["target_id"] // self.targets_per_block)]
+        if self.size > 1:
+            return [block for _, block in over.groupby(over["target_id"] // self.size)]
         return [over[start : start + TARGETS_PER_ROUND] for start in range(0, len(over), TARGETS_PER_ROUND)]
 
     def _contexts(self, targets: pd.DataFrame) -> tuple[Contexts, np.ndarray]:
         """The blocks that hold some targets, and where each target stands in them, (m, 2)."""
         target_id = targets["target_id"].to_numpy()
-        place = target_id % self.targets_per_block
+        place = target_id % self.size
         first_id, first, block = np.unique(target_id - place, return_index=True, return_inverse=True)
         contexts = long_contexts(
             self.texts,
@@ -416,43 +357,37 @@ class Engine:
             targets["position"].to_numpy()[first] - place[first],
             first_id,
             n_long=self.n_long,
-            n_short=self.n_short,
-            targets_per_block=self.targets_per_block,
+            n_short=self.settings["n_short"],
+            targets_per_block=self.size,
         )
         return contexts, np.stack([block, place], axis=1)
+
+    def _pieces(self, text: int, start: int, end: int) -> list[str]:
+        """The text of some tokens of a text, in pieces."""
+        return self.decoder.pieces(self.texts.tokens(text)[start:end].tolist())
 
     def _kinds(self, targets: pd.DataFrame) -> list[str]:
         """Kind of dependency of every target."""
         kinds = []
         for target_id, text, position in targets[["target_id", "text", "position"]].itertuples(index=False):
-            read = self.n_long + target_id % self.targets_per_block
-            tokens = self.texts.tokens(text)[position - read : position + 1 + TOKENS_AFTER]
-            pieces = self.decoder.pieces(tokens.tolist())
-            n_far = self.n_long - self.n_short
-            far, short, after = (
-                "".join(part) for part in (pieces[:n_far], pieces[n_far:read], pieces[read + 1 :])
-            )
+            read = self.n_long + target_id % self.size
+            pieces = self._pieces(text, position - read, position + 1 + TOKENS_AFTER)
+            parts = pieces[: self.n_far], pieces[self.n_far : read], pieces[read + 1 :]
+            far, short, after = map("".join, parts)
             kinds.append(classify(far, short, pieces[read], after))
         return kinds
 
     def _texts(self, over: pd.DataFrame) -> pd.DataFrame:
         """The text of the blocks of some targets, for people to read."""
         rows = []
-        size, n_far = self.targets_per_block, self.n_long - self.n_short
-        for block, targets in over.groupby(over["target_id"] // size):
+        for block, targets in over.groupby(over["target_id"] // self.size):
             target = targets.iloc[0]
-            first = target["position"] - target["target_id"] % size
-            tokens = self.texts.tokens(target["text"])[first - self.n_long : first + size + TOKENS_AFTER]
-            row = {
-                "block": block,
-                "text": target["text"],
-                "first_position": first,
-                "pieces": self.decoder.pieces(tokens.tolist()),
-            }
-            if PLACEBOS[0] in self.far_contexts:
+            text, first = target["text"], target["position"] - target["target_id"] % self.size
+            pieces = self._pieces(text, first - self.n_long, first + self.size + TOKENS_AFTER)
+            row = {"block": block, "text": text, "first_position": first, "pieces": pieces}
+            if PLACEBOS[0] in self.settings["far_contexts"]:
                 start = target["placebo_start"]
-                placebo = self.texts.tokens(target["placebo_text"])[start : start + n_far]
-                row["placebo_pieces"] = self.decoder.pieces(placebo.tolist())
+                row["placebo_pieces"] = self._pieces(target["placebo_text"], start, start + self.n_far)
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -463,7 +398,7 @@ def check_options(
     ks: Sequence[int],
     selectors: Sequence[str] = SELECTORS,
     placebos: Sequence[str] = PLACEBOS[:1],
-    give_back: Sequence[str] = GIVE_BACK,
+    give_back: Sequence[str] = ("text",),
 ) -> None:
     """Raise `UserError` for options of `measure` that do not go together, before a model is opened."""
     if not 0 < n_short < n_long:
@@ -472,28 +407,15 @@ def check_options(
         )
     if not ks or list(ks) != sorted(set(ks)) or not 1 <= ks[0] <= ks[-1] <= n_long - n_short:
         raise UserError(f"ks must ascend from 1 to at most the {n_long - n_short} far tokens, not {list(ks)}")
-    if not selectors or len(set(selectors)) < len(selectors):
-        raise UserError(f"name at least one selector, and each once, not {list(selectors)}")
-    if not give_back or len(set(give_back)) < len(give_back):
-        raise UserError(f"name at least one way to give tokens back, and each once, not {list(give_back)}")
-    k_max = ks[-1] + _most_sinks(give_back)
+    for what, names in {"selector": selectors, "way to give tokens back": give_back}.items():
+        if not names or len(set(names)) < len(names):
+            raise UserError(f"name at least one {what}, and each once, not {list(names)}")
+    # sinks are counted apart: a choice ranks so many tokens more than k
+    k_max = ks[-1] + max(GivenBack.parse(text).sinks for text in give_back)
     for name in selectors:
         check_selector(name, k_max=k_max, n_far=n_long - n_short)
     if unknown := [name for name in placebos if name not in PLACEBOS]:
         raise UserError(f"{unknown[0]!r} is no placebo; choose among {', '.join(PLACEBOS)}")
-
-
-def _most_sinks(give_back: Sequence[str]) -> int:
-    """The largest number of sinks: a choice ranks so many tokens more than k, since sinks are counted apart."""
-    return max(GivenBack.parse(text).sinks for text in give_back)
-
-
-def _opened_result(select_with: Any) -> Result | None:
-    """The result that selects; None where a model does, or nothing was given."""
-    if isinstance(select_with, Result):
-        return select_with
-    is_folder = isinstance(select_with, str | Path) and (Path(select_with) / RESULT_NAME).is_file()
-    return load(select_with) if is_folder else None
 
 
 def _check_tokenizer(other: LoadedModel, loaded: LoadedModel, texts: Texts) -> None:
@@ -503,36 +425,3 @@ def _check_tokenizer(other: LoadedModel, loaded: LoadedModel, texts: Texts) -> N
         raise UserError(
             f"{other.name} has another tokenizer than {loaded.name}; give models of the same tokenizer"
         )
-
-
-def _of_model_and_texts(loaded: LoadedModel, source: Texts) -> dict[str, Any]:
-    """Settings that say what model read what."""
-    return {
-        **_identity(loaded),
-        "family": loaded.family,
-        "parameters": loaded.parameters,
-        "tokenizer_sha256": loaded.tokenizer_sha256,
-        "prefix": list(loaded.prefix),
-        "dtype": loaded.dtype,
-        "texts": source.name,
-        "texts_sha256": source.sha256,
-    }
-
-
-def _of_faithfulness(faithfulness: bool) -> dict[str, Any]:
-    """Settings of what faithfulness measures."""
-    return {
-        "faithfulness": faithfulness,
-        "subsets": SUBSETS if faithfulness else None,
-        "keep_rate": SUBSET_KEEP_RATE if faithfulness else None,
-    }
-
-
-def _identity(loaded: LoadedModel) -> dict[str, Any]:
-    """What settings say of any model that takes part."""
-    return {
-        "model": loaded.name,
-        "model_sha256": loaded.sha256,
-        "training_seed": loaded.training_seed,
-        "rope_scaling": loaded.rope_scaling,
-    }

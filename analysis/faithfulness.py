@@ -21,6 +21,8 @@ from olmo_sparsity.util.streams import Stream
 if TYPE_CHECKING:  # its correlations are read without torch
     from analysis.model.losses import Scorer
 
+SUBSETS = 32
+"""n, random subsets of the far tokens on which summed influence is compared with the loss (LDS)."""
 SUBSET_KEEP_RATE = 0.5
 """Share of the far tokens that a random subset keeps, rounded to a whole number of them."""
 CONTEXT_LENGTHS = (32, 96, 256)
@@ -36,8 +38,6 @@ class Faithfulness:
     scorer: Scorer
     """Of the model that evaluates."""
     ks: Sequence[int]
-    subsets: int
-    """n; 0: none are measured."""
     seed: int
     """Of the subsets."""
 
@@ -69,17 +69,14 @@ class Faithfulness:
         agreement = score_agreement(chosen)
         for name in chosen if agreement else ():
             columns[name]["leave_one_out_spearman"] = agreement.get(name, np.full(len(targets), np.nan))
-        if self.subsets:
-            block = contexts.target_id[targets[:, 0], 0] // contexts.targets_per_block
-            subsets = np.stack(
-                [far_subsets(contexts.n_far, self.subsets, seed=self.seed, block=b) for b in block.tolist()]
-            )
-            losses = self._subset_losses(contexts, targets, subsets)
-            for name, choice in chosen.items():
-                sums = np.full(losses.shape, np.nan)
-                if choice.scores is not None:
-                    sums = subset_influence(choice.scores, subsets)
-                columns[name] |= {"subset_loss_nats": losses, "subset_influence": sums}
+        block = contexts.target_id[targets[:, 0], 0] // contexts.targets_per_block
+        subsets = np.stack([far_subsets(contexts.n_far, SUBSETS, seed=self.seed, block=b) for b in block])
+        losses = self._subset_losses(contexts, targets, subsets)
+        for name, choice in chosen.items():
+            sums = np.full(losses.shape, np.nan)
+            if choice.scores is not None:
+                sums = subset_influence(choice.scores, subsets)
+            columns[name] |= {"subset_loss_nats": losses, "subset_influence": sums}
         return columns
 
     def _comprehensiveness(self, contexts: Contexts, targets: np.ndarray, selected: np.ndarray) -> np.ndarray:

@@ -36,8 +36,8 @@ MAY_DIFFER = ("model", "texts", "training_seed", "complete")
 class Run:
     """One run over batches of targets, with the parts that it and other runs have written."""
 
-    measure_batch: Callable[[pd.DataFrame, Path | None, Callable[[int], Any]], dict[str, pd.DataFrame]]
-    """The frames of some places, by name; it may keep files in the folder, and tells how many targets are done."""
+    measure_batch: Callable[[pd.DataFrame, Callable[[int], Any]], dict[str, pd.DataFrame]]
+    """The frames of some places, by name; it tells how many targets are done."""
     size: int
     """Targets of a batch, in whole blocks."""
     places: pd.DataFrame
@@ -51,89 +51,58 @@ class Run:
         """Measure the batches that are not finished, and return all that are."""
         mine = _batches_of(shard, -(-len(self.places) // self.size)) if batches is None else sorted(batches)
         if self.out is None:
-            parts: list[Result] = []
-            try:
-                self._measure(mine, parts.append)
-            except KeyboardInterrupt:
-                if not parts:
-                    raise
-                log.warning("interrupted: the result is that of the first targets")
-            return self._joined(parts)
+            return self._in_memory(mine)
+        parts, begun = self.out / PARTS, self.out / PARTS / "settings.json"
         with lock(self.out, shard or "all"):
-            if (whole := self._whole()) is not None:
+            if (whole := self._whole(self.out)) is not None:
                 log.info("%s is complete already", self.out)
                 return whole
-            finished = self._finished()
-            begun = self.out / PARTS / "settings.json"
             if begun.is_file():
                 self._check(read_json(begun, "remove the folder, or give another"))
             write_json(begun, self.settings)
-            self._measure([batch for batch in mine if batch not in finished], self._save)
+            # without its result.json, written last, a part was left by a killed process
+            todo = [batch for batch in mine if not (parts / f"batch-{batch:06d}" / RESULT_NAME).is_file()]
+            for batch, part in self._measured(todo):
+                part.save(parts / f"batch-{batch:06d}")
             with lock(self.out, "merging", waits=True):  # the last shards may be finished at the same time
-                if (whole := self._whole()) is not None:
+                if (whole := self._whole(self.out)) is not None:
                     return whole
-                result = self._joined([load(self._part(batch)) for batch in self._finished()])
+                finished = sorted(parts.glob(f"batch-*/{RESULT_NAME}"))
+                result = self._joined([load(path.parent) for path in finished])
                 if result.settings["complete"]:
                     result.save(self.out)
-                    remove(self.out / PARTS)
+                    remove(parts)
                 return result
 
-    def _measure(self, batches: Sequence[int], keep: Callable[[Result], None]) -> None:
-        """Measure batches and hand each over when it is finished."""
+    def _in_memory(self, batches: Sequence[int]) -> Result:
+        parts: list[Result] = []
+        try:
+            for _, part in self._measured(batches):
+                parts.append(part)
+        except KeyboardInterrupt:
+            if not parts:
+                raise
+            log.warning("interrupted: the result is that of the first targets")
+        return self._joined(parts)
+
+    def _measured(self, batches: Sequence[int]) -> Iterator[tuple[int, Result]]:
+        """Measure batches, and give each when it is finished."""
         made = provenance()
         made["created"] = made.pop("started")
         frames_of = [self.places[batch * self.size : (batch + 1) * self.size] for batch in batches]
-        total, estimated = sum(map(len, frames_of)), False
+        total = sum(map(len, frames_of))
         with show_progress("targets measured", total, "targets", enabled=self.progress) as advance:
             for batch, places in zip(batches, frames_of, strict=True):
                 began = time.monotonic()
+                frames = self.measure_batch(places, advance)
+                seconds = time.monotonic() - began
+                yield batch, Result(self.settings, provenance={**made, "seconds": seconds}, **frames)
 
-                def report(count: int, began: float = began, first: bool = batch == batches[0]) -> None:
-                    nonlocal estimated
-                    if (
-                        first and not estimated
-                    ):  # the losses of the first targets are measured, nothing is chosen yet
-                        self._estimate(time.monotonic() - began, total)
-                        estimated = True
-                    advance(count)
-
-                frames = self.measure_batch(places, self.out and self._part(batch), report)
-                keep(
-                    Result(self.settings, provenance={**made, "seconds": time.monotonic() - began}, **frames)
-                )
-
-    def _estimate(self, seconds: float, total: int) -> None:
-        """Say how long choosing will take, by how long the losses of the targets of one batch took."""
-        s = self.settings
-        block, far = s["targets_per_block"], s["n_long"] - s["n_short"]
-        # a pass without each far token, of half of the others on average, beside one long and one short
-        passes = far / 2 * (s["n_long"] + block) / (s["n_long"] + s["n_short"] + 2 * block)
-        if not any(name.startswith("leave-one") and "@" not in name for name in s["selectors"]):
-            passes = 4
-        of_block = seconds / (self.size / block) * passes * len(s["far_contexts"])
-        log.info(
-            "a block with targets over tau takes about %.1f s; all %s targets at most %.0f s",
-            *(of_block, f"{total:,}", of_block * total / block),
-        )
-
-    def _part(self, batch: int) -> Path:
-        assert self.out is not None
-        return self.out / PARTS / f"batch-{batch:06d}"
-
-    def _save(self, part: Result) -> None:
-        part.save(self._part(part.targets["target_id"].iloc[0] // self.size))
-
-    def _finished(self) -> list[int]:
-        """Batches that have a part; one without its `result.json`, written last, was left by a killed process."""
-        names = self._part(0).parent.glob(f"batch-*/{RESULT_NAME}")
-        return sorted(int(path.parent.name.removeprefix("batch-")) for path in names)
-
-    def _whole(self) -> Result | None:
+    def _whole(self, out: Path) -> Result | None:
         """The finished result in ``out``, if there is one."""
-        assert self.out is not None
-        if not (self.out / RESULT_NAME).is_file():
+        if not (out / RESULT_NAME).is_file():
             return None
-        there = load(self.out)
+        there = load(out)
         self._check(there.settings)
         return there
 
@@ -147,11 +116,8 @@ class Run:
         frames = {name: stacked([getattr(part, name) for part in parts]) for name in FRAMES}
         complete = len(frames["targets"]) == len(self.places)
         seconds = sum(part.provenance["seconds"] for part in parts)
-        result = Result(
-            {**self.settings, "complete": complete},
-            provenance={**parts[0].provenance, "seconds": seconds},
-            **frames,
-        )
+        provenance = {**parts[0].provenance, "seconds": seconds}
+        result = Result({**self.settings, "complete": complete}, provenance=provenance, **frames)
         if complete and not len(result.over):
             if self.out is not None:
                 remove(self.out / PARTS)  # so that the next try may have other settings

@@ -175,11 +175,9 @@ class Result:
     @cached_property
     def over_of_choice(self) -> np.ndarray:
         """Of every row of `choices`, the place of its target in `over`, (rows,)."""
-        keys = ["training", "target_id"] if "training" in self.choices else ["target_id"]
-        place = pd.Series(
-            np.arange(len(self.over)), pd.MultiIndex.from_frame(self.targets.iloc[self.over][keys])
-        )
-        return place.reindex(pd.MultiIndex.from_frame(self.choices[keys])).to_numpy(dtype=np.int64)
+        keys = [name for name in ("training", "target_id") if name in self.choices]
+        over = self.targets.iloc[self.over][keys].assign(place=np.arange(len(self.over)))
+        return self.choices[keys].merge(over, how="left")["place"].to_numpy(dtype=np.int64)
 
     @classmethod
     def join(cls, results: Sequence[Result]) -> Result:
@@ -213,38 +211,24 @@ class Result:
             first, targets=joined("targets"), choices=joined("choices"), scores=None, trainings=list(results)
         )
 
-    def save(self, folder: str | Path, *, texts: bool = True, scores: bool = True) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write the result into a folder, each file whole or not at all; `load` reads it."""
-        without = replace(self, texts=self.texts if texts else None, scores=self.scores if scores else None)
-        save_study(folder, {"": without})
+        save_study(folder, {"": self})
 
     def check(self) -> None:
-        """Raise `ValueError` where the frames cannot be those of one measurement."""
+        """Raise `ValueError` where the frames are not those of one measurement, such as files of two in a folder."""
         targets, choices = self.targets, self.choices
-        if targets[[name for name in ("training", "target_id") if name in targets]].duplicated().any():
-            raise ValueError("target ids repeat")
-        losses = [targets[name] for name in targets if name.endswith("_nats")]
-        losses += [
-            pd.Series(np.concatenate(choices["loss_nats"].to_list())) for _ in range(min(1, len(choices)))
-        ]
-        if not all(np.isfinite(values).all() for values in losses):
-            raise ValueError("a loss is not finite")
         gain = targets.get("selecting_gain_nats", self.gain_nats)
         if (np.where(targets["over_tau"], 1, -1) * (gain - self.settings["tau_nats"]) < -1e-4).any():
             raise ValueError("over_tau does not follow from the losses")
-        if len(choices):
-            if not choices["target_id"].isin(targets["target_id"][targets["over_tau"]]).all():
-                raise ValueError("there are choices of what is no target over tau")
-            for name, width in (
-                ("loss_nats", len(self.ks)),
-                ("selected", self.k_max),
-                ("influence", self.k_max),
-            ):
-                if set(choices[name].map(len)) != {width}:
-                    raise ValueError(f"{name} is not {width} long in every row")
-            selected = np.sort(np.stack(choices["selected"].to_numpy()), axis=1)
-            if selected[:, 0].min() < 0 or selected[:, -1].max() >= self.n_far or not np.diff(selected).all():
-                raise ValueError("a token is selected twice, or is not in the far context")
+        if len(choices) == 0:
+            return
+        if not choices["target_id"].isin(targets["target_id"][targets["over_tau"]]).all():
+            raise ValueError("there are choices of what is no target over tau")
+        widths = {"loss_nats": len(self.ks), "selected": self.k_max, "influence": self.k_max}
+        for name, width in widths.items():
+            if set(choices[name].map(len)) != {width}:
+                raise ValueError(f"{name} is not {width} long in every row")
 
     def figure2(self, path: str | Path | None = None) -> Any:
         """Figure 2 of this result alone; see `analysis.figures.figure2`."""
@@ -314,25 +298,19 @@ def load_study(folder: str | Path) -> dict[str, Result]:
             f"{folder} holds a {head.get('kind')} of version {head.get('version')}, this code reads {KIND} {VERSION}; "
             "measure again"
         )
-    frames = {name: read_frame(folder / f"{name}.parquet") for name in FRAMES[:2]}
-    frames |= {
-        name: read_frame(path) for name in FRAMES[2:] if (path := folder / f"{name}.parquet").is_file()
-    }
-    rows = {
-        name: frame.groupby("cell").indices if "cell" in frame else None for name, frame in frames.items()
-    }
+    paths = {name: folder / f"{name}.parquet" for name in FRAMES}
+    frames = {name: read_frame(path) for name, path in paths.items() if name in FRAMES[:2] or path.is_file()}
+    by_cell = {name: frame.groupby("cell").indices for name, frame in frames.items() if "cell" in frame}
     study = {}
-    for cell, told in head["cells"].items():
-        own = {}
-        for name, frame in frames.items():
-            by_cell = rows[name]
-            if by_cell is None:
-                own[name] = frame
-            elif cell in by_cell or name in FRAMES[:2]:
-                part = frame.iloc[by_cell.get(cell, [])].drop(columns="cell").reset_index(drop=True)
-                own[name] = part.dropna(axis="columns", how="all") if len(part) else part
-        settings = {"give_back": ["text"], **told["settings"]}  # of results before there were other ways
-        study[cell] = Result(settings, provenance=told["provenance"], **own)
+    for cell, saved in head["cells"].items():
+        of_cell = dict(frames)
+        for name, rows in by_cell.items():
+            part = frames[name].iloc[rows.get(cell, [])].drop(columns="cell").reset_index(drop=True)
+            of_cell[name] = part.dropna(axis="columns", how="all") if len(part) else part
+            if name not in FRAMES[:2] and part.empty:
+                del of_cell[name]
+        settings = {"give_back": ["text"], **saved["settings"]}  # of results before there were other ways
+        study[cell] = Result(settings, provenance=saved["provenance"], **of_cell)
         try:
             study[cell].check()
         except (ValueError, KeyError) as error:
@@ -347,16 +325,13 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
     table = pa.table(
         {name: pa.array(list(frame[name]), _type(name, frame[name]), from_pandas=True) for name in frame}
     )
-    of_lists = {name: ".list.element" if pa.types.is_list(table[name].type) else "" for name in frame}
-    floats = [
-        name
-        for name in frame
-        if pa.float32() in (table[name].type, getattr(table[name].type, "value_type", None))
-    ]
-    encodings: dict[str, Any] = {
-        "use_dictionary": [name + of_lists[name] for name in frame if name not in floats],
-        "use_byte_stream_split": [name + of_lists[name] for name in floats],  # a third smaller
-    }
+    floats: list[str] = []
+    others: list[str] = []
+    for column in table.schema:
+        is_list = pa.types.is_list(column.type)
+        of_floats = (column.type.value_type if is_list else column.type) == pa.float32()
+        (floats if of_floats else others).append(column.name + ".list.element" * is_list)
+    encodings: Any = {"use_dictionary": others, "use_byte_stream_split": floats}  # a third smaller
     with atomic_path(path) as temporary:
         pq.write_table(
             table, temporary, compression="zstd", compression_level=9, write_page_checksum=True, **encodings

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import pandas as pd
 
 from analysis.contexts import NO_FAR, Contexts
-from analysis.result import Result, rounded, setting_differences
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 
@@ -41,9 +39,11 @@ class SelectorInput:
     columns: np.ndarray | None = None
     """Candidates, (m, C) columns of the far context, ascending; None means all of it."""
     screen: str = ""
-    """Who proposed them and how many, as the selector's name has it behind its @; empty: nobody."""
-    passes: SharedPasses | None = None
-    """What selectors of the same input read off the same passes; None: nothing is shared."""
+    """Who proposed them and how many, as it ends the selector's name, such as ``@gradient:32``; empty: nobody."""
+    names: tuple[str, ...] = ()
+    """Of all selectors that will run on this input: what they read off the same passes is computed once."""
+    shared: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    """What was read off such passes, (m, C) by selector and measure, and proposals, (m, C) columns by screen."""
     proposing: Scorer | None = None
     """Of the smaller model that proposes for screened selectors; None: ``scorer`` does."""
 
@@ -70,34 +70,16 @@ class SelectorInput:
 
     def shared_measure(self, base: str, name: str, far: np.ndarray) -> np.ndarray:
         """`measure` of the subsets ``far``, which are those of the selector ``base`` for each candidate."""
-        return self.measure(name, far) if self.passes is None else self.passes.measure(self, base, name, far)
+        forms = {base + form + self.screen: measure for form, (_, measure) in FORMS.items()}
+        if (base + self.screen, name) not in self.shared:
+            names = sorted({name, *(measure for form, measure in forms.items() if form in self.names)})
+            read = self.scorer.measures(self.contexts, far, tuple(names), self.target_index)
+            self.shared.update({(base + self.screen, names[i]): read[..., i] for i in range(len(names))})
+        return self.shared[base + self.screen, name]
 
     def at_candidates(self, values: np.ndarray) -> np.ndarray:
         """Values of the far tokens, (m, F), at the candidates, (m, C)."""
         return np.take_along_axis(values, self.candidates, axis=1)
-
-
-@dataclass(frozen=True)
-class SharedPasses:
-    """What is computed once for all selectors of an input: signed, absolute and target-blind forms read one pass for
-    each candidate, and screened ones one proposal."""
-
-    selectors: tuple[str, ...]
-    """Names of all that will run."""
-    values: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
-    """By base, with the screen behind it, and measure, (m, C)."""
-    proposals: dict[str, np.ndarray] = field(default_factory=dict)
-    """By screen, (m, C) columns."""
-
-    def measure(self, given: SelectorInput, base: str, name: str, far: np.ndarray) -> np.ndarray:
-        """What was read off the passes of ``base`` before, or is now, with what else will be read off them."""
-        at = f"@{given.screen}" if given.screen else ""
-        if (base + at, name) not in self.values:
-            measures = {measure for form, (_, measure) in FORMS.items() if base + form + at in self.selectors}
-            names = tuple(sorted({name, *measures}))
-            read = given.scorer.measures(given.contexts, far, names, given.target_index)
-            self.values.update({(base + at, names[i]): read[..., i] for i in range(len(names))})
-        return self.values[base + at, name]
 
 
 @dataclass(frozen=True)
@@ -193,7 +175,7 @@ def find_selector(name: str) -> Selector:
             raise UserError(
                 f"{name!r} is no screened selector; write EXACT@PROPOSER:m, such as leave-one-out@gradient:32"
             )
-        return screened(_registered(exact), _registered(proposer), int(count), screen)
+        return screened(_registered(exact), _registered(proposer), int(count), at + screen)
     return _registered(name)
 
 
@@ -221,15 +203,19 @@ def screened(exact: Selector, proposer: Selector, count: int, screen: str) -> Se
     """
 
     def select(given: SelectorInput) -> Selection:
-        proposal = replace(given, k=count)
-        if given.proposing is not None:
-            proposal = replace(proposal, scorer=given.proposing, passes=None)
-        proposals = {} if given.passes is None else given.passes.proposals
-        if screen not in proposals:
-            proposals[screen] = np.sort(proposer(proposal).columns, axis=1)
-        return exact(replace(given, columns=proposals[screen], screen=screen))
+        if (screen, "columns") not in given.shared:
+            proposal = replace(given, k=count)
+            if given.proposing is not None:
+                proposal = replace(proposal, scorer=given.proposing, names=(), shared={})
+            given.shared[screen, "columns"] = np.sort(proposer(proposal).columns, axis=1)
+        return exact(replace(given, columns=given.shared[screen, "columns"], screen=screen))
 
     return select
+
+
+def select_all(given: SelectorInput) -> dict[str, Selection]:
+    """What each of the ``names`` of an input chooses, by name."""
+    return {name: find_selector(name)(given) for name in given.names}
 
 
 @register_forms("leave-one-out")
@@ -335,15 +321,13 @@ def _without_spans(candidates: np.ndarray, starts: np.ndarray, width: int, n_far
 @register_influence("gradient", SIGNED)
 def gradient(given: SelectorInput) -> np.ndarray:
     """-∂ loss / ∂ (presence of i) in the long context, (m, C) nats: `Scorer.presence_gradient`, one backward pass."""
-    slopes = given.scorer.presence_gradient(given.contexts, given.target_index)
-    return given.at_candidates(slopes)
+    return given.at_candidates(given.scorer.presence_gradient(given.contexts, given.target_index))
 
 
 @register_influence("saliency", ABSOLUTE)
 def saliency(given: SelectorInput) -> np.ndarray:
     """L2 norm of ∂ log p(x_t) / ∂ (embedding of i) in the long context, (m, C); Simonyan et al., arXiv 1312.6034."""
-    norms = given.scorer.input_gradients(given.contexts, given.target_index)
-    return given.at_candidates(norms)
+    return given.at_candidates(given.scorer.input_gradients(given.contexts, given.target_index))
 
 
 @register_influence("input-x-gradient", ABSOLUTE)
@@ -369,8 +353,7 @@ def integrated_gradients(given: SelectorInput) -> np.ndarray:
 @register_influence("attention", BLIND)
 def attention(given: SelectorInput) -> np.ndarray:
     """Attention of the last position to i in the long context, mean over heads and layers, (m, C)."""
-    weights = given.scorer.last_attention(given.contexts, given.target_index)
-    return given.at_candidates(weights)
+    return given.at_candidates(given.scorer.last_attention(given.contexts, given.target_index))
 
 
 @register("h2o", BLIND)
@@ -415,96 +398,3 @@ def random(given: SelectorInput) -> np.ndarray:
 def nearest(given: SelectorInput) -> np.ndarray:
     """The later the more, (m, C): the far tokens closest to the short context come first."""
     return given.candidates.astype(float)
-
-
-# --- who chooses: a model, or what another measurement chose (cross-fitting) ---
-
-OF_TARGETS = (
-    "n_long",
-    "n_short",
-    "targets_per_block",
-    "targets_requested",
-    "seed",
-    "split",
-    "texts_sha256",
-    "tau_nats",
-)
-"""Settings that decide which targets are measured, and which of them are over tau."""
-
-
-@dataclass(frozen=True)
-class ModelChooser:
-    """A model chooses targets and tokens by the losses that its scorer computes."""
-
-    scorer: Scorer
-    seed: int
-    k_max: int
-    proposing: Scorer | None = None
-    """Of the model that proposes for screened selectors; None: the same one."""
-
-    def gains_nats(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
-        """L_short - L_long of the model that selects, (m,); ``targets``: (m, 2) as in `Scorer.losses`."""
-        from analysis.model.losses import long_and_short_losses
-
-        long, short = map(rounded, long_and_short_losses(self.scorer, contexts, targets))
-        return short - long
-
-    def select(
-        self, selectors: Sequence[str], contexts: Contexts, targets: np.ndarray, far_context: str
-    ) -> dict[str, Selection]:
-        """S_k of every target, by selector."""
-        passes = SharedPasses(tuple(selectors))
-        given = SelectorInput(
-            self.scorer, contexts, self.seed, self.k_max, targets, passes=passes, proposing=self.proposing
-        )
-        return {name: find_selector(name)(given) for name in selectors}
-
-
-class ResultChooser:
-    """What another measurement of the same targets chose, looked up in its result.
-
-    Raises `UserError` where that is unfinished, or has other targets or selectors than ``settings`` name.
-    """
-
-    def __init__(self, result: Result, settings: Mapping[str, Any]):
-        there = result.settings
-        if result.crossfit or not there["complete"] or there["model"].endswith("@untrained"):
-            raise UserError(
-                "select with a model, or with its finished result, neither cross-fitted nor of untrained weights"
-            )
-        other = [name for name in settings if name not in OF_TARGETS]
-        differing = setting_differences(there, settings, ignore=other)
-        if differing:
-            raise UserError(f"the result that selects has other settings: {differing}; give the same here")
-        for name in ("selectors", "far_contexts"):
-            if absent := [value for value in settings[name] if value not in there[name]]:
-                raise UserError(f"the result that selects lacks {name} {', '.join(absent)}; leave them out")
-        if settings["ks"][-1] > result.k_max:
-            raise UserError(f"the result that selects has k up to {result.k_max}; give no larger one")
-        if beyond := set(settings["give_back"]) - {"text", "cache"}:
-            raise UserError(
-                f"a result has k tokens of a choice and no more, none for {', '.join(sorted(beyond))}; select with its "
-                "model"
-            )
-        if "text" not in there["give_back"]:
-            raise UserError("the result that selects gave nothing back as text; select with its model")
-        self.result = result
-        ids = result.targets["target_id"].to_numpy()
-        self._gains = pd.Series(result.gain_nats, ids)
-        self._place = pd.Series(np.arange(len(result.over)), ids[result.over])
-
-    def gains_nats(self, contexts: Contexts, targets: np.ndarray) -> np.ndarray:
-        """See `ModelChooser.gains_nats`."""
-        return self._gains[contexts.target_id[tuple(targets.T)]].to_numpy()
-
-    def select(
-        self, selectors: Sequence[str], contexts: Contexts, targets: np.ndarray, far_context: str
-    ) -> dict[str, Selection]:
-        """See `ModelChooser.select`; there are no scores, and so no LDS."""
-        rows = self._place[contexts.target_id[tuple(targets.T)]].to_numpy()
-        return {
-            name: Selection(
-                self.result.selected(name, far_context)[rows], self.result.influence(name, far_context)[rows]
-            )
-            for name in selectors
-        }

@@ -12,7 +12,6 @@ import numpy as np
 
 from analysis.engine import measure, targets_per_batch
 from analysis.result import SELECTION, Result, setting_differences
-from analysis.selectors import OF_TARGETS
 from olmo_sparsity.util.errors import UserError
 from olmo_sparsity.util.streams import Stream
 
@@ -25,6 +24,12 @@ NOT_COMPARED = (
     *("complete", "faithfulness", "subsets", "keep_rate"),
 )
 """Settings that may differ: where files lie, and the training text of a corpus: only what was measured counts."""
+
+GIVEN_AGAIN = (
+    *("n_long", "n_short", "targets_per_block", "seed", "split"),
+    *("tau_nats", "ks", "selectors", "give_back"),
+)
+"""Settings that are arguments of `measure` by the same name."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,6 @@ def verify(
     batch = over // targets_per_batch(settings["targets_per_block"])
     order = np.random.default_rng([Stream.VERIFIED, seed]).permutation(np.unique(batch))
     held = np.cumsum([(batch == number).sum() for number in order])
-    given_again = [name for name in OF_TARGETS if name not in ("texts_sha256", "targets_requested")]
-    given_again += ["ks", "selectors", "give_back"]
     again = measure(
         model,
         texts,
@@ -76,7 +79,7 @@ def verify(
         dtype=settings["dtype"].removesuffix("-weights"),
         prefix=",".join(map(str, settings["prefix"])) or "none",
         batches=order[: np.searchsorted(held, targets) + 1].tolist(),
-        **{name: settings[name] for name in given_again},
+        **{name: settings[name] for name in GIVEN_AGAIN},
         **options,
     )
     if differing := setting_differences(settings, again.settings, ignore=NOT_COMPARED):

@@ -140,32 +140,12 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(whole, tmp_path, st
     assert not (tmp_path / "parts").exists()
 
 
-def test_a_killed_batch_goes_on_with_the_rounds_that_it_has_not_finished(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "SECONDS_WORTH_KEEPING", 0.0)
-    original, done = engine.Engine._choose_in_all, []
-
-    def choose(self, targets):
-        if len(done) == 3:
-            raise KeyboardInterrupt
-        done.append(1)
-        return original(self, targets)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.Engine, "_choose_in_all", choose)
-        with pytest.raises(KeyboardInterrupt):
-            again(whole, out=tmp_path)
-    with refused("measured with other settings"):
-        again(whole, out=tmp_path, tau_nats=0.5)
-    rounds = []
-    monkeypatch.setattr(
-        engine.Engine, "_choose_in_all", lambda *inputs: rounds.append(1) or original(*inputs)
-    )
-    assert_same(again(whole, out=tmp_path), whole)
-    per_block = whole.settings["targets_per_block"]
-    over = whole.targets["target_id"].to_numpy()[whole.over]
-    blocks = len(np.unique(over // per_block)) if per_block > 1 else len(rounds) + 3
-    assert len(rounds) == blocks - 3
-    assert not (tmp_path / "parts").exists()
+def test_other_settings_are_refused_before_all_is_measured(tmp_path, stops_after):
+    with pytest.raises(KeyboardInterrupt):
+        stops_after(1)
+        small(out=tmp_path)
+    with refused("measured with other settings: tau_nats 1.5 -> 0.5"):
+        small(out=tmp_path, tau_nats=0.5)
 
 
 def test_an_interrupt_in_memory_gives_the_first_targets(stops_after):

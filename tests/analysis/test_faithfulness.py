@@ -5,8 +5,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from analysis.contexts import Contexts
-from analysis.engine import SUBSETS
-from analysis.faithfulness import Faithfulness, far_subsets, score_agreement, subset_influence
+from analysis.faithfulness import SUBSETS, Faithfulness, far_subsets, score_agreement, subset_influence
 from analysis.selectors import Selection
 from tests.support.plain import plain_loss, selected_losses
 from tests.support.small_measurement import KS, F, model, read, small, small_tokens, window
@@ -132,7 +131,7 @@ def test_definitions_of_eraser_and_contextcite_by_hand():
     )
     targets, columns = np.array([[0, 0]]), np.array([ranked])
     chosen = {"leave-one-out": Selection(columns, columns * 1.0, np.array([[0.0, 0.0, 0.0, 0.4]]))}
-    found = Faithfulness(scorer, ks, 5, 0).of_choices(contexts, targets, chosen)["leave-one-out"]
+    found = Faithfulness(scorer, ks, seed=0).of_choices(contexts, targets, chosen)["leave-one-out"]
     drops = [np.log(p(everything)) - np.log(p(everything - {*ranked[:k]})) for k in ks]
     assert drops == pytest.approx([0.0, np.log(1.5), np.log(9)])  # the first is not missed: 2 says the same
     assert found["comprehensiveness_nats"][0].tolist() == pytest.approx(drops)
@@ -140,7 +139,7 @@ def test_definitions_of_eraser_and_contextcite_by_hand():
     assert lacks == pytest.approx([np.log(1.5), 0.0, 0.0])
     losses = selected_losses(scorer, contexts, targets, columns, ks)
     assert (losses - scorer.losses(contexts, np.arange(4)[None], targets))[0].tolist() == pytest.approx(lacks)
-    kept = [frozenset(subset) for subset in far_subsets(4, 5, seed=0, block=0).tolist()]
+    kept = [frozenset(subset) for subset in far_subsets(4, SUBSETS, seed=0, block=0).tolist()]
     assert found["subset_loss_nats"][0].tolist() == pytest.approx([-np.log(p(subset)) for subset in kept])
     assert found["subset_influence"][0].tolist() == pytest.approx([0.4 * (3 in subset) for subset in kept])
 

@@ -14,12 +14,11 @@ from analysis.selectors import (
     BLIND,
     FAMILIES,
     SELECTORS,
-    ModelChooser,
     SelectorInput,
-    SharedPasses,
     check_selector,
     find_selector,
     leave_one_out,
+    select_all,
 )
 from tests.support import plain
 from tests.support.families import random_model
@@ -193,9 +192,7 @@ def test_screened_decides_exactly_among_what_was_proposed(model):
 def test_a_smaller_model_proposes_and_the_model_decides(model):
     contexts = make_contexts()
     small = Scorer(build(num_hidden_layers=1))
-    alone = replace(
-        given(Scorer(model), contexts, k=2), passes=SharedPasses(("leave-one-out@leave-one-out:4",))
-    )
+    alone = replace(given(Scorer(model), contexts, k=2), names=("leave-one-out@leave-one-out:4",))
     influence, passes = leave_one_out(alone), choose("leave-one-out", small, contexts, k=4).columns
     found = find_selector("leave-one-out@leave-one-out:4")(replace(alone, proposing=small))
     for row in range(len(contexts)):
@@ -258,10 +255,9 @@ def test_forms_of_one_selector_share_their_passes_and_choose_what_they_choose_al
         Scorer, "_read", lambda self, *args: passes.append(len(args[0].far)) or read(self, *args)
     )
     scorer = Scorer(model)
-    chooser = ModelChooser(scorer, seed=0, k_max=4)
     for contexts in (make_contexts(3), make_contexts(2, seed=7)):
         passes.clear(), proposals.clear()
-        shared = chooser.select(names, contexts, contexts.all_targets, "true")
+        shared = select_all(SelectorInput(scorer, contexts, seed=0, k=4, names=names))
         # without each token; beside each; and beside each for what proposes alone
         assert passes.count(FAR * len(contexts)) == 3
         assert passes.count(4 * len(contexts)) == passes.count(6 * len(contexts)) == 1
