@@ -303,8 +303,8 @@ def draw_points(
     x, y = (frame["value"], places) if across else (places, frame["value"])
     looks: dict[str, Any] = {"linestyle": "none", "marker": marker, "color": colour, "capsize": 1.5}
     looks |= {"markerfacecolor": "white" if placebo else colour, "elinewidth": 0.8}
-    looks["label"] = f"{label} placebo" if placebo else label
-    axes.errorbar(x, y, **{"xerr" if across else "yerr": bar_lengths(frame)}, **looks)
+    looks |= {"xerr" if across else "yerr": bar_lengths(frame)}
+    axes.errorbar(x, y, label=f"{label} placebo" if placebo else label, **looks)
 
 
 def side_by_side(count: int, step: float) -> np.ndarray:

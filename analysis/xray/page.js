@@ -15,7 +15,10 @@
   const fixed = (value) => value.toFixed(2).replace('-', '−');
   const signed = (nats) => (nats < 0 ? '' : '+') + fixed(nats);
   const isBlank = (piece) => piece.trim() === '';
-  const visible = (piece) => piece.replaceAll('\n', '↵').replaceAll('\t', '⇥') || '◌'; // ◌: part of a character only
+  const visible = (piece) => {
+    const marked = piece.replaceAll('\n', '↵').replaceAll('\t', '⇥') || '◌'; // a part of a character only
+    return isBlank(piece) ? marked.replaceAll(' ', '␣') : marked;
+  };
 
   const STEPS = [0, 0.1, 0.3, 1, 3]; // nats above which the next stronger shade begins
   const LISTED = 12;
@@ -32,15 +35,15 @@
 
   function makeToken(piece, t) {
     const start = piece.length - piece.trimStart().length; // the space that a token begins with stays outside its box
-    const [before, inside] = isBlank(piece) ? ['', piece.includes('\n') ? visible(piece) : piece || visible(piece)] : [piece.slice(0, start), piece.slice(start)];
-    const token = make('span', isBlank(piece) ? 'token blank' : 'token', inside);
+    const blank = isBlank(piece);
+    const token = make('span', blank ? 'token blank' : 'token', blank ? visible(piece) : piece.slice(start));
     token.id = `t${t}`;
     token.dataset.at = t;
     if (gain(t) > data.tau) {
       token.classList.add('over');
       token.tabIndex = 0;
     }
-    text.append(before, token, isBlank(piece) && piece.includes('\n') ? piece : '');
+    text.append(blank ? '' : piece.slice(0, start), token, blank ? piece.replaceAll(/[^\n]/g, '') : '');
     return token;
   }
 
@@ -68,14 +71,16 @@
     byId('which').textContent = `${visible(data.pieces[t])} at place ${t}`;
     byId('facts').textContent = data.long[t] === null ? 'Its loss was not measured.'
       : `loss ${fixed(data.short[t])} short, ${fixed(data.long[t])} long: gain ${fixed(gain(t))} nats`;
-    fill('needs', data.needs[t], t);
-    fill('serves', serves[t], t);
+    fill('needs', 'need', data.needs[t], t);
+    fill('serves', 'serve', serves[t], t);
   }
 
-  function fill(id, rows, t) {
+  function fill(id, kind, rows, t) {
     byId(id).replaceChildren(...rows.slice(0, LISTED).map(([other, nats]) => {
       const place = make('small', '', `${Math.abs(t - other)} ${other < t ? 'before' : 'behind'}`);
-      const button = make('button', `${id.slice(0, -1)} ${shade(nats)}`, make('b', '', signed(nats)), visible(data.pieces[other]), place);
+      const looks = kind === 'need' || nats < 0 ? shade(nats) : '';
+      const word = make('span', '', visible(data.pieces[other]));
+      const button = make('button', `${kind} ${looks}`, make('b', '', signed(nats)), word, place);
       button.dataset.at = other;
       return make('li', '', button);
     }));
