@@ -289,46 +289,32 @@ def _plot_reference(axes: Axes, row: pd.DataFrame, text: str, colour: Any, place
 
 
 def describe(results: Mapping[str, Result]) -> str:
-    """What was measured, for headings: context lengths, targets, documents, tau; of several Results the main counts."""
-    if len(results) == 1:
-        return _describe_one(*results.values())
-    parts = [
-        f"{name}: {_sizes(result)}; {len(result.over):,} of {len(result.targets):,} over "
-        f"$\\tau$ = {nats(result.settings['tau_nats'])}"
-        for name, result in results.items()
-    ]
-    return "; ".join([*parts, "bars: 95 %"])
+    """What was measured, for headings: context lengths, targets, documents, tau, and how intervals are made."""
+    names = [f"{name}: " if len(results) > 1 else "" for name in results]
+    parts = [name + _describe_one(result) for name, result in zip(names, results.values(), strict=True)]
+    by = {by_clusters(numbers.counts(result), "_over_tau") for result in results.values()}
+    return "; ".join([*parts, f"bars: 95 %, {', '.join(sorted(by))}"])
 
 
 def _describe_one(result: Result) -> str:
-    counts, tau = numbers.counts(result), nats(result.settings["tau_nats"])
+    settings, counts = result.settings, numbers.counts(result)
     share = numbers.shares(result, resamples=2).set_index("name")["value"]
+    sizes = f"N = {settings['n_long']}, M = {settings['n_short']}"
+    if settings.get("targets_per_block", 1) > 1:
+        sizes += f", B = {settings['targets_per_block']}"
+    if settings.get("prefix"):
+        sizes += f", prefix {' '.join(map(str, settings['prefix']))}"
     trainings = f"{counts['trainings']} trainings × " if counts["trainings"] > 1 else ""
-    targets = f"{counts['targets'] // counts['trainings']:,} targets of {counts['documents']:,} documents"
-    over = rf"{counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {tau}"
-    tails = [
-        f"{100 * share['share_over_tau']:.1f} %",
-        rf"{100 * share['share_below_minus_tau']:.1f} % below $-\tau$",
+    said = [
+        f"{sizes}; {trainings}{counts['targets'] // counts['trainings']:,} targets of {counts['documents']:,} "
+        rf"documents, {counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {nats(settings['tau_nats'])} "
+        rf"({100 * share['share_over_tau']:.1f} %; {100 * share['share_below_minus_tau']:.1f} % below $-\tau$)"
     ]
     if np.isfinite(held := share["share_of_gain"]):
-        tails.append(f"{100 * held:.0f} % of the net gain{', as others lose' if held > 1 else ''}")
-    said = [_sizes(result), f"{trainings}{targets}, {over} ({'; '.join(tails)})"]
+        said.append(f"{100 * held:.0f} % of the net gain{', as others lose' if held > 1 else ''}")
     if counts["targets_measured"] < counts["targets_over_tau"]:
         said.append(f"{counts['targets_measured']:,} measured so far")
     if result.crossfit:
-        untrained = result.settings["selected_by"].get("untrained")
-        said.append(
-            "sanity check: chosen with untrained weights"
-            if untrained
-            else "cross-fit: chosen by another model"
-        )
-    return "; ".join([*said, f"bars: 95 %, {by_clusters(counts, '_over_tau')}"])
-
-
-def _sizes(result: Result) -> str:
-    """N, M, and what is not as usual: B, and the prefix (docs/method.md, 2.1)."""
-    settings = result.settings
-    size, prefix = settings.get("targets_per_block", 1), settings.get("prefix")
-    blocks = f", B = {size}" if size > 1 else ""
-    before = f", prefix {' '.join(map(str, prefix))}" if prefix else ""
-    return f"N = {settings['n_long']}, M = {settings['n_short']}{blocks}{before}"
+        untrained = settings["selected_by"].get("untrained")
+        said.append(f"cross-fit: chosen {'with untrained weights' if untrained else 'by another model'}")
+    return "; ".join(said)
