@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FixedLocator, PercentFormatter
 
 from analysis.figures import style
 from analysis.figures.figure2 import describe, figure2, levels_figure, selectors_figure
@@ -158,7 +158,7 @@ def _selector_panels(
 ) -> tuple[Figure, list[tuple[Axes, pd.DataFrame, style.Style]]]:
     """A figure with its labels and legend, and the panel, rows and look of each selector."""
     styles = style.selector_styles(frame["selector"].unique())
-    places = style.in_rows(len(styles), style.columns_in(width, 1.6))
+    places = style.in_rows(len(styles), style.columns_in(width, 2.0))
     figure, panels = style.small_multiples(places, width, 2)
     style.outer_labels(panels, x, y)
     style.add_legend(figure, [*style.selector_handles({"true far context": ("0.2", "o", "-")}), *further])
@@ -198,6 +198,7 @@ def distances_figure(
             bars = style.bar_lengths(rows)
             axes.errorbar(centres, rows["value"], bars, color=colour, elinewidth=0.8, label=context, **looks)
         axes.set_yscale("symlog", linthresh=1, linscale=0.5)
+        axes.yaxis.set_major_locator(FixedLocator([0, 0.5, 1, 2, 4, 8, 16, 32]))
         axes.yaxis.set_major_formatter("{x:g}")
         style.log_axis(axes, edges[:: max(1, (len(edges) - 1) // 4)])
         axes.grid(visible=False, axis="x")

@@ -289,24 +289,32 @@ def _plot_reference(axes: Axes, row: pd.DataFrame, text: str, colour: Any, place
 
 
 def describe(results: Mapping[str, Result]) -> str:
-    """What was measured, for headings: context lengths, targets, documents, tau, and how intervals are made."""
-    names = [f"{name}: " if len(results) > 1 else "" for name in results]
-    parts = [name + _describe_one(result) for name, result in zip(names, results.values(), strict=True)]
-    by = {by_clusters(numbers.counts(result), "_over_tau") for result in results.values()}
-    return "; ".join([*parts, f"bars: 95 %, {', '.join(sorted(by))}"])
+    """What was measured, for headings: context lengths, targets, documents, tau; of several Results the main counts."""
+    if len(results) == 1:
+        return _describe_one(*results.values())
+    parts = [
+        f"{name}: {_sizes(result)}; {len(result.over):,} of {len(result.targets):,} over "
+        f"$\\tau$ = {nats(result.settings['tau_nats'])}"
+        for name, result in results.items()
+    ]
+    return "; ".join([*parts, "bars: 95 %"])
+
+
+def _sizes(result: Result) -> str:
+    """N, M, and what is not as usual: B, and the prefix (docs/method.md, 2.1)."""
+    settings = result.settings
+    size, prefix = settings.get("targets_per_block", 1), settings.get("prefix")
+    blocks = f", B = {size}" if size > 1 else ""
+    before = f", prefix {' '.join(map(str, prefix))}" if prefix else ""
+    return f"N = {settings['n_long']}, M = {settings['n_short']}{blocks}{before}"
 
 
 def _describe_one(result: Result) -> str:
     settings, counts = result.settings, numbers.counts(result)
     share = numbers.shares(result, resamples=2).set_index("name")["value"]
-    sizes = f"N = {settings['n_long']}, M = {settings['n_short']}"
-    if settings.get("targets_per_block", 1) > 1:
-        sizes += f", B = {settings['targets_per_block']}"
-    if settings.get("prefix"):
-        sizes += f", prefix {' '.join(map(str, settings['prefix']))}"
     trainings = f"{counts['trainings']} trainings × " if counts["trainings"] > 1 else ""
     said = [
-        f"{sizes}; {trainings}{counts['targets'] // counts['trainings']:,} targets of {counts['documents']:,} "
+        f"{_sizes(result)}; {trainings}{counts['targets'] // counts['trainings']:,} targets of {counts['documents']:,} "
         rf"documents, {counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {nats(settings['tau_nats'])} "
         rf"({100 * share['share_over_tau']:.1f} %; {100 * share['share_below_minus_tau']:.1f} % below $-\tau$)"
     ]
@@ -317,4 +325,4 @@ def _describe_one(result: Result) -> str:
     if result.crossfit:
         untrained = settings["selected_by"].get("untrained")
         said.append(f"cross-fit: chosen {'with untrained weights' if untrained else 'by another model'}")
-    return "; ".join(said)
+    return "; ".join([*said, f"bars: 95 %, {by_clusters(counts, '_over_tau')}"])

@@ -211,7 +211,8 @@ def outer_labels(panels: Sequence[Axes], x: str, y: str) -> None:
 def add_heading(figure: Figure, *texts: str) -> None:
     """Small letters above all panels, from the left edge; of ``texts`` those that are not empty."""
     letters = int(_LETTERS * figure.get_figwidth())
-    lines = wrap("; ".join(filter(None, texts)), letters, break_long_words=False, break_on_hyphens=False)
+    text = "; ".join(filter(None, texts)).replace(" %", "\N{NO-BREAK SPACE}%")
+    lines = wrap(text, letters, break_long_words=False, break_on_hyphens=False)
     figure.suptitle("\n".join(lines), fontsize=SMALL, color="0.25", x=0.01, ha="left")
 
 
