@@ -65,7 +65,7 @@ def all_figures(
         return {"figure2": first}
     [result] = results.values()
     others = {
-        "figure2-selectors": selectors_figure(result, selectors=selectors, **shown),
+        "figure2-selectors": selectors_figure(result, selectors=selectors, k=k, heading=False, **shown),
         "figure2-levels": levels_figure(result, selectors=selectors, **shown),
         "kinds": kinds_figure(result, k=k, **shown),
         "distances": distances_figure(result, k=k, **shown),

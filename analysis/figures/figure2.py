@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,36 +76,27 @@ def figure2(
     Raises `UserError` where recovery is undefined, and for a selector that was not measured.
     """
     panels = _Panels(results, selectors, bootstrap)
-    draws: list[Callable[[Axes], None]] = [panels.plot_loss, panels.plot_net_recovery]
-    draws.append(partial(panels.plot_gain_bins, k=k))
-    legend_height = 0.0  # of panel (d) in inches
-    if length is not None:
-        draws.append(partial(plot_length, frame=length))
-        legend_height = 0.16 * length["model"].nunique()
-    figure = _in_panels(draws, width, legend_height)
-    style.add_legend(figure, panels.handles({**panels.curves, **panels.in_bins}))
+    figure, axes = _new_panels(3 if length is None else 4, width)
+    panels.plot_loss(axes[0])
+    panels.plot_net_recovery(axes[1])
+    panels.plot_gain_bins(axes[2], k)
+    models = [] if length is None else plot_length(axes[3], length)
+    style.add_legend(figure, [*panels.handles(), *models])
     if heading:
         style.add_heading(figure, describe(results))
-    figure.draw_without_rendering()  # panel (d) has a legend of its own: the layout takes two passes
     if path is not None:
         style.save_figure(figure, path)
     return figure
 
 
-@matplotlib.rc_context(style.STYLE)
 def selectors_figure(
-    result: Result, *, selectors: Sequence[str] | None = None, width: float = style.PAGE, **bootstrap: int
+    result: Result, *, selectors: Sequence[str] | None = None, **options: Any
 ) -> Figure | None:
-    """Panels (a) and (b) of the selectors that `figure2` leaves out, beside the default one; None without any."""
+    """`figure2` of the selectors that it leaves out, beside the default one; None without any."""
     names = numbers.Measured(result).names
     main = [default_selector(names), *_main_selectors(names, selectors)]
     others = [name for name in names if name not in main]
-    if not others:
-        return None
-    panels = _Panels({"": result}, [main[0], *others], bootstrap)
-    figure = _in_panels([panels.plot_loss, panels.plot_net_recovery], width)
-    style.add_legend(figure, panels.handles(panels.curves))
-    return figure
+    return figure2({"": result}, selectors=[main[0], *others], **options) if others else None
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -169,16 +159,14 @@ def _curves_of_several(
     return curves, style.model_styles({label: style.encoding_of(of[0]) for label, of in curves.items()})
 
 
-def _in_panels(draws: Sequence[Callable[[Axes], None]], width: float, legend_height: float = 0.0) -> Figure:
-    """A figure with a panel for each of ``draws``, up to two in a row; the last one fills its row."""
-    letters = "abcd"[: len(draws)]
-    columns = min(style.columns_in(width, 3.2), len(draws))
-    rows = [letters[first : first + columns] for first in range(0, len(letters), columns)]
-    figure = style.new_figure(width, 2.6 * len(rows) + 0.9 + legend_height)
+def _new_panels(count: int, width: float) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, up to two in a row; the last one fills its row."""
+    letters = "abcd"[:count]
+    columns = min(style.columns_in(width, 3.2), 2)
+    rows = [letters[first : first + columns] for first in range(0, count, columns)]
+    figure = style.new_figure(width, 2.6 * len(rows) + 0.9)
     panels = figure.subplot_mosaic(";".join(row.ljust(columns, letters[-1]) for row in rows))
-    for letter, draw in zip(letters, draws, strict=True):
-        draw(panels[letter])
-    return figure
+    return figure, [panels[letter] for letter in letters]
 
 
 class _Panels:
@@ -203,10 +191,11 @@ class _Panels:
             self.curves, self.styles = _curves_of_several(measured, selectors)
             self.in_bins = self.curves
 
-    def handles(self, curves: Curves) -> list[Line2D]:
+    def handles(self) -> list[Line2D]:
         """For the legend: what each colour stands for, and the placebo where there is one."""
         has_placebo = any(PLACEBO in result.far_contexts for result in self.results.values())
-        return style.selector_handles({label: self.styles[label] for label in curves}, placebo=has_placebo)
+        looks = {label: self.styles[label] for label in {**self.curves, **self.in_bins}}
+        return style.selector_handles(looks, placebo=has_placebo)
 
     def plot_loss(self, axes: Axes) -> None:
         """Panel (a): L_k against k, the placebo dashed, between L_short and L_long [nats per token]."""
@@ -235,7 +224,7 @@ class _Panels:
         axes.set_ylabel(f"{'net ' if net else ''}recovery\n{style.OF_GAIN}")
         axes.set_title("(b) Net recovery (recovery − placebo$^+$)" if net else "(b) Recovery", loc="left")
 
-    def plot_gain_bins(self, axes: Axes, k: int | None = None) -> None:
+    def plot_gain_bins(self, axes: Axes, k: int | None) -> None:
         """Panel (c): recovery at one k in bins of L_short - L_long, true and placebo far context.
 
         A point without a bar comes from too few documents for an interval.

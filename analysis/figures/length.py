@@ -42,17 +42,15 @@ _TRAINED_LINES: dict[str, tuple[Any, str]] = {
 }
 
 
-def plot_length(axes: Axes, frame: pd.DataFrame) -> None:
-    """Panel (d): mean loss per bin of positions against the bin's centre [nats per token], with its own legend."""
+def plot_length(axes: Axes, frame: pd.DataFrame) -> list[Line2D]:
+    """Panel (d): mean loss per bin of positions against its centre [nats per token]; for the legend."""
     styles = style.model_styles(_encodings(frame))
     _plot_models(axes, frame, styles)
     lines = _plot_trained(axes, frame)
     _position_axis(axes)
-    axes.set_xlabel("position [tokens before it]")
-    axes.set_ylabel("held-out loss [nats per token]")
+    axes.set(xlabel="position [tokens before it]", ylabel="held-out loss [nats per token]")
     axes.set_title("(d) Loss by position", loc="left")
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.26), "borderaxespad": 0.0}
-    axes.legend(handles=[*style.line_handles(styles), *lines], frameon=False, handlelength=2.6, **place)
+    return [*style.line_handles(styles), *lines]
 
 
 def length_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
