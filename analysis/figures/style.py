@@ -211,9 +211,10 @@ def outer_labels(panels: Sequence[Axes], x: str, y: str) -> None:
 def add_heading(figure: Figure, *texts: str) -> None:
     """Small letters above all panels, from the left edge; of ``texts`` those that are not empty."""
     letters = int(_LETTERS * figure.get_figwidth())
-    text = "; ".join(filter(None, texts)).replace(" %", "\N{NO-BREAK SPACE}%")
+    text = "; ".join(filter(None, texts)).replace(" %", "~%").replace(" = ", "~=~")
     lines = wrap(text, letters, break_long_words=False, break_on_hyphens=False)
-    figure.suptitle("\n".join(lines), fontsize=SMALL, color="0.25", x=0.01, ha="left")
+    heading = "\n".join(lines).replace("~", " ")
+    figure.suptitle(heading, fontsize=SMALL, color="0.25", x=0.01, ha="left")
 
 
 def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
