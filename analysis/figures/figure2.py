@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,6 @@ from analysis.stats.measured import (
     default_selector,
     level_in_words,
     levels,
-    main_level,
     nats,
 )
 from olmo_sparsity.util.errors import UserError
@@ -47,13 +44,8 @@ POLICIES = ("h2o", "snapkv")
 """Selectors that keep what an eviction policy of a KV cache keeps."""
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """What one colour stands for: a selector of a Result."""
-
-    label: str
-    result: str
-    selector: str
+Curves = dict[str, tuple[str, str]]
+"""What a colour stands for: by label, the name of a Result and of a selector of it."""
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -84,36 +76,27 @@ def figure2(
     Raises `UserError` where recovery is undefined, and for a selector that was not measured.
     """
     panels = _Panels(results, selectors, bootstrap)
-    draws: list[Callable[[Axes], None]] = [panels.plot_loss, panels.plot_net_recovery]
-    draws.append(partial(panels.plot_gain_bins, k=k))
-    legend_height = 0.0  # of panel (d) in inches
-    if length is not None:
-        draws.append(partial(plot_length, frame=length))
-        legend_height = 0.16 * length["model"].nunique()
-    figure = _in_panels(draws, width, legend_height)
-    style.add_legend(figure, panels.handles([*panels.curves, *panels.in_bins]))
+    figure, axes = _new_panels(3 if length is None else 4, width)
+    panels.plot_loss(axes[0])
+    panels.plot_net_recovery(axes[1])
+    panels.plot_gain_bins(axes[2], k)
+    models = [] if length is None else plot_length(axes[3], length)
+    style.add_legend(figure, [*panels.handles(), *models])
     if heading:
         style.add_heading(figure, describe(results))
-    figure.draw_without_rendering()  # panel (d) has a legend of its own: the layout takes two passes
     if path is not None:
         style.save_figure(figure, path)
     return figure
 
 
-@matplotlib.rc_context(style.STYLE)
 def selectors_figure(
-    result: Result, *, selectors: Sequence[str] | None = None, width: float = style.PAGE, **bootstrap: int
+    result: Result, *, selectors: Sequence[str] | None = None, **options: Any
 ) -> Figure | None:
-    """Panels (a) and (b) of the selectors that `figure2` leaves out, beside the default one; None without any."""
+    """`figure2` of the selectors that it leaves out, beside the default one; None without any."""
     names = numbers.Measured(result).names
     main = [default_selector(names), *_main_selectors(names, selectors)]
     others = [name for name in names if name not in main]
-    if not others:
-        return None
-    panels = _Panels({"": result}, [main[0], *others], bootstrap)
-    figure = _in_panels([panels.plot_loss, panels.plot_net_recovery], width)
-    style.add_legend(figure, panels.handles(panels.curves))
-    return figure
+    return figure2({"": result}, selectors=[main[0], *others], **options) if others else None
 
 
 @matplotlib.rc_context(style.STYLE)
@@ -123,20 +106,19 @@ def levels_figure(
     """Recovery against k, a panel for each way in which tokens were given back; None where there is one way only."""
     if len(ways := levels(result)) < 2:
         return None
-    recovery = numbers.recovery(result, **bootstrap)
-    names = list(recovery["selector"].unique())
-    styles = {style.selector_label(name): look for name, look in style.selector_styles(names).items()}
-    curves = [_Curve(style.selector_label(name), "", name) for name in _main_selectors(names, selectors)]
+    recovery = numbers.recovery(result, **bootstrap).assign(result="")
+    curves, styles = _curves_of_one("", list(recovery["selector"].unique()), selectors)
     figure, panels = style.small_multiples(style.in_rows(len(ways), style.columns_in(width, 2.0)), width)
     for axes, level in zip(panels, ways, strict=True):
-        frames = {"": _at(level, recovery)}
-        style.draw_curves(axes, _rows(frames, curves, PLACEBO), styles, placebo=True)
-        style.draw_curves(axes, _rows(frames, curves, TRUE), styles)
+        at_level = recovery[(recovery[list(level)] == list(level.values())).all(axis=1)]
+        for context in (PLACEBO, TRUE):
+            rows = _rows(at_level, curves, context)
+            style.draw_curves(axes, rows, styles, placebo=context == PLACEBO)
         style.recovery_axis(axes, "y")
         style.k_axis(axes, result.ks)
         axes.set_title(f"as {level_in_words(**level)}", loc="left")
     style.outer_labels(panels, "k [far tokens given back]", f"recovery\n{style.OF_GAIN}")
-    looks = {curve.label: styles[curve.label] for curve in curves}
+    looks = {label: styles[label] for label in curves}
     style.add_legend(figure, style.selector_handles(looks, placebo=PLACEBO in result.far_contexts))
     return figure
 
@@ -152,23 +134,39 @@ def _main_selectors(measured: Sequence[str], wanted: Sequence[str] | None) -> li
     return list(wanted or [name for name in dict.fromkeys(usual) if name in measured])
 
 
-def _one_selector(measured: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """The target-blind selector for every Result, else its signed form; where some have neither, each its default."""
+def _curves_of_one(
+    result: str, measured: Sequence[str], wanted: Sequence[str] | None
+) -> tuple[Curves, dict[str, style.Style]]:
+    """The main selectors of the one Result that is drawn, and the look of every one that was measured, by label."""
+    styles = {style.selector_label(name): look for name, look in style.selector_styles(measured).items()}
+    main = _main_selectors(measured, wanted)
+    return {style.selector_label(name): (result, name) for name in main}, styles
+
+
+def _curves_of_several(
+    measured: Mapping[str, Sequence[str]], wanted: Sequence[str] | None
+) -> tuple[Curves, dict[str, style.Style]]:
+    """Of each Result the ``wanted`` selectors, or the one that they share (else its default), and their looks."""
     usual = (DEFAULT_SELECTOR, SIGNED_SELECTOR)
-    shared = [name for name in usual if all(name in names for names in measured.values())]
-    return {result: (shared or [default_selector(names)])[:1] for result, names in measured.items()}
+    shared = [name for name in usual if all(name in names for names in measured.values())][:1]
+    chosen = [
+        (result, name)
+        for result, names in measured.items()
+        for name in (_main_selectors(names, wanted) if wanted else shared or [default_selector(names)])
+    ]
+    alike = len({name for _, name in chosen}) == 1
+    curves = {result if alike else f"{result}, {name}": (result, name) for result, name in chosen}
+    return curves, style.model_styles({label: style.encoding_of(of[0]) for label, of in curves.items()})
 
 
-def _in_panels(draws: Sequence[Callable[[Axes], None]], width: float, legend_height: float = 0.0) -> Figure:
-    """A figure with a panel for each of ``draws``, up to two in a row; the last one fills its row."""
-    letters = "abcd"[: len(draws)]
-    columns = min(style.columns_in(width, 3.2), len(draws))
-    rows = [letters[first : first + columns] for first in range(0, len(letters), columns)]
-    figure = style.new_figure(width, 2.6 * len(rows) + 0.9 + legend_height)
+def _new_panels(count: int, width: float) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, up to two in a row; the last one fills its row."""
+    letters = "abcd"[:count]
+    columns = min(style.columns_in(width, 3.2), 2)
+    rows = [letters[first : first + columns] for first in range(0, count, columns)]
+    figure = style.new_figure(width, 2.6 * len(rows) + 0.9)
     panels = figure.subplot_mosaic(";".join(row.ljust(columns, letters[-1]) for row in rows))
-    for letter, draw in zip(letters, draws, strict=True):
-        draw(panels[letter])
-    return figure
+    return figure, [panels[letter] for letter in letters]
 
 
 class _Panels:
@@ -178,54 +176,40 @@ class _Panels:
         self, results: Mapping[str, Result], selectors: Sequence[str] | None, bootstrap: Mapping[str, int]
     ):
         self.results, self.bootstrap = results, bootstrap
-        self.recovery, self.losses = (
-            {name: _at(main_level(one), frame(one, **bootstrap)) for name, one in results.items()}
-            for frame in (numbers.recovery, numbers.losses)
-        )
+        at_main_level = {name: numbers.Measured(result).result for name, result in results.items()}
+        self.recovery = _together(numbers.recovery, at_main_level, **bootstrap)
+        self.losses = _together(numbers.losses, at_main_level, **bootstrap)
         self.ks = sorted({k for result in results.values() for k in result.ks})
-        measured = {name: list(frame["selector"].unique()) for name, frame in self.recovery.items()}
+        by_result = self.recovery.groupby("result", sort=False)["selector"]
+        measured = {str(name): list(names.unique()) for name, names in by_result}
         self.alone = len(results) == 1
         if self.alone:
             [(result, names)] = measured.items()
-            labels = {name: style.selector_label(name) for name in names}
-            self.styles = {labels[name]: look for name, look in style.selector_styles(names).items()}
-            main, in_bins = _main_selectors(names, selectors), style.shown_selectors(names)
-            self.curves = [_Curve(labels[name], result, name) for name in main]
-            self.in_bins = [_Curve(labels[name], result, name) for name in in_bins]
-            return
-        chosen = _one_selector(measured)
-        if selectors is not None:
-            chosen = {result: _main_selectors(names, selectors) for result, names in measured.items()}
-        alike = len({name for names in chosen.values() for name in names}) == 1
-        self.curves = self.in_bins = [
-            _Curve(result if alike else f"{result}, {name}", result, name)
-            for result, names in chosen.items()
-            for name in names
-        ]
-        encodings = {curve.label: style.encoding_of(curve.result) for curve in self.curves}
-        self.styles = style.model_styles(encodings)
+            self.curves, self.styles = _curves_of_one(result, names, selectors)
+            self.in_bins: Curves = {name: (result, name) for name in style.shown_selectors(names)}
+        else:
+            self.curves, self.styles = _curves_of_several(measured, selectors)
+            self.in_bins = self.curves
 
-    def handles(self, curves: Sequence[_Curve]) -> list[Line2D]:
+    def handles(self) -> list[Line2D]:
         """For the legend: what each colour stands for, and the placebo where there is one."""
         has_placebo = any(PLACEBO in result.far_contexts for result in self.results.values())
-        looks = {curve.label: self.styles[curve.label] for curve in curves}
+        looks = {label: self.styles[label] for label in {**self.curves, **self.in_bins}}
         return style.selector_handles(looks, placebo=has_placebo)
 
     def plot_loss(self, axes: Axes) -> None:
         """Panel (a): L_k against k, the placebo dashed, between L_short and L_long [nats per token]."""
-        style.draw_curves(axes, _rows(self.losses, self.curves, PLACEBO), self.styles, placebo=True)
-        style.draw_curves(axes, _rows(self.losses, self.curves, TRUE), self.styles)
+        for context in (PLACEBO, TRUE):
+            rows = _rows(self.losses, self.curves, context)
+            style.draw_curves(axes, rows, self.styles, placebo=context == PLACEBO)
+        looks = {result: self.styles[label] for label, (result, _) in self.curves.items()}
         for number, (name, result) in enumerate(self.results.items()):
-            rows = numbers.shares(result, **self.bootstrap).set_index("name")
-            short, long = (rows.loc[[f"loss_{which}_over_tau_nats"]] for which in ("short", "long"))
-            look = next(self.styles[curve.label] for curve in self.curves if curve.result == name)
-            colour = "black" if self.alone else look[0]
-            # where both intervals overlap, and of every further result, they stand beside each other
-            place = 1.03 + 0.025 * number
-            beside = 0.025 * bool(long["high"].iloc[0] >= short["low"].iloc[0])
-            last = number == len(self.results) - 1
-            _plot_reference(axes, short, r"$L_{short}$" if last else "", colour, place)
-            _plot_reference(axes, long, r"$L_{long}$" if last else "", colour, place + beside)
+            shares = numbers.shares(result, **self.bootstrap).set_index("name")
+            colour = "black" if self.alone else looks[name][0]
+            for which, place in (("short", 1.03), ("long", 1.05)):  # intervals may overlap
+                text = f"$L_{{{which}}}$" if number == len(self.results) - 1 else ""
+                row = shares.loc[[f"loss_{which}_over_tau_nats"]]
+                _plot_reference(axes, row, text, colour, place + 0.04 * number)
         style.k_axis(axes, self.ks)
         axes.margins(y=0.08)
         axes.set_ylabel("mean loss [nats per token]")
@@ -240,54 +224,48 @@ class _Panels:
         axes.set_ylabel(f"{'net ' if net else ''}recovery\n{style.OF_GAIN}")
         axes.set_title("(b) Net recovery (recovery − placebo$^+$)" if net else "(b) Recovery", loc="left")
 
-    def plot_gain_bins(self, axes: Axes, k: int | None = None) -> None:
+    def plot_gain_bins(self, axes: Axes, k: int | None) -> None:
         """Panel (c): recovery at one k in bins of L_short - L_long, true and placebo far context.
 
         A point without a bar comes from too few documents for an interval.
         """
-        frames = {name: numbers.gain_bins(one, k, **self.bootstrap) for name, one in self.results.items()}
-        frames = {name: frame.set_index(["from_nats", "to_nats"]) for name, frame in frames.items()}
-        bins = sorted(set().union(*(frame.index for frame in frames.values())))
+        frame = _together(numbers.gain_bins, self.results, k=k, **self.bootstrap)
+        place = frame.groupby(["from_nats", "to_nats"]).ngroup()
+        bins = frame.groupby(place)[["from_nats", "to_nats", "n_targets"]].first().to_numpy()
         shifts = iter(style.side_by_side(2 * len(self.in_bins), min(0.13, 0.4 / len(self.in_bins))))
-        for curve in self.in_bins:
-            for context, label in ((TRUE, curve.label), (PLACEBO, f"{curve.label} placebo")):
+        for label, of in self.in_bins.items():
+            for context in (TRUE, PLACEBO):
                 shift = next(shifts)
-                for rows in _rows(frames, [curve], context).values():
-                    places = [bins.index(one) + shift for one in rows.index]
-                    hollow = context == PLACEBO
-                    style.draw_points(axes, places, rows, label, self.styles[curve.label], hollow=hollow)
-        labels = [f"> {low:g}" if math.isinf(high) else f"{low:g}–{high:g}" for low, high in bins]
+                for rows in _rows(frame, {label: of}, context).values():
+                    places, look = place[rows.index] + shift, self.styles[label]
+                    style.draw_points(axes, places, rows, label, look, placebo=context == PLACEBO)
+        labels = [f"> {low:g}" if math.isinf(high) else f"{low:g}–{high:g}" for low, high, _ in bins]
         if self.alone:
-            [frame] = frames.values()
-            counts = frame["n_targets"].groupby(level=[0, 1]).first()
-            labels = [f"{text}\nn={counts[one]:,}" for text, one in zip(labels, bins, strict=True)]
+            labels = [f"{text}\nn={n:,.0f}" for text, (_, _, n) in zip(labels, bins, strict=True)]
         axes.set_xticks(range(len(bins)), labels)
         axes.set_xlim(-0.5, len(bins) - 0.5)
         axes.grid(visible=False, axis="x")
         axes.set_xlabel(r"$L_{short} - L_{long}$ of the target [nats]")
         style.recovery_axis(axes, "y")
         ks = sorted({choose_k(result.ks, k) for result in self.results.values()})
-        selectors = dict.fromkeys(curve.selector for curve in self.in_bins)
+        selectors = dict.fromkeys(selector for _, selector in self.in_bins.values())
         title = f"(c) Recovery by size of the gain, k = {', '.join(map(str, ks))}\n{', '.join(selectors)}"
         axes.set_title(title, loc="left")
 
 
-def _rows(
-    frames: Mapping[str, pd.DataFrame], curves: Sequence[_Curve], far_context: str
-) -> dict[str, pd.DataFrame]:
+def _together(
+    frame_of: Callable[..., pd.DataFrame], results: Mapping[str, Result], **options: Any
+) -> pd.DataFrame:
+    """Frames of all results as one, with the column ``result``."""
+    frames = [frame_of(result, **options).assign(result=name) for name, result in results.items()]
+    return pd.concat(frames, ignore_index=True)
+
+
+def _rows(frame: pd.DataFrame, curves: Curves, far_context: str) -> dict[str, pd.DataFrame]:
     """The rows of each curve in one far context, by label; not of what has none."""
-    rows = {}
-    for curve in curves:
-        frame = frames[curve.result]
-        of_curve = frame[(frame["selector"] == curve.selector) & (frame["far_context"] == far_context)]
-        if len(of_curve):
-            rows[curve.label] = of_curve
-    return rows
-
-
-def _at(level: Mapping[str, Any], frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows at one level, in which tokens were given back in one way."""
-    return frame[(frame[list(level)] == list(level.values())).all(axis=1)]
+    groups = dict(iter(frame.groupby(["result", "selector", "far_context"], sort=False)))
+    keys = {label: (*of, far_context) for label, of in curves.items()}
+    return {label: groups[key] for label, key in keys.items() if key in groups}
 
 
 def _plot_reference(axes: Axes, row: pd.DataFrame, text: str, colour: Any, place: float) -> None:
@@ -304,34 +282,11 @@ def describe(results: Mapping[str, Result]) -> str:
     if len(results) == 1:
         return _describe_one(*results.values())
     parts = [
-        f"{name}: {_sizes(result)}; {numbers.counts(result)['targets_over_tau']:,} of {len(result.targets):,} over "
+        f"{name}: {_sizes(result)}; {len(result.over):,} of {len(result.targets):,} over "
         f"$\\tau$ = {nats(result.settings['tau_nats'])}"
         for name, result in results.items()
     ]
     return "; ".join([*parts, "bars: 95 %"])
-
-
-def _describe_one(result: Result) -> str:
-    settings, counts = result.settings, numbers.counts(result)
-    share = numbers.shares(result, resamples=2).set_index("name")["value"]
-    targets = f"{counts['targets'] // counts['trainings']:,} targets of {counts['documents']:,} documents"
-    if counts["trainings"] > 1:
-        targets = f"{counts['trainings']} trainings × {targets}"
-    tails = rf"{100 * share['share_below_minus_tau']:.1f} % below $-\tau$"
-    held = share["share_of_gain"]
-    if np.isfinite(held):
-        tails += f"; {100 * held:.0f} % of the net gain{', as others lose' if held > 1 else ''}"
-    missing = counts["targets_over_tau"] - counts["targets_measured"]
-    unfinished = f" ({counts['targets_measured']:,} measured so far)" if missing else ""
-    chosen = "; cross-fit: chosen by one model, measured by another" if result.crossfit else ""
-    if result.crossfit and settings["selected_by"].get("untrained"):
-        chosen = "; sanity check: chosen with untrained weights"
-    return (
-        f"{_sizes(result)}; {targets}, {counts['targets_over_tau']:,} with "
-        rf"$L_{{short}} - L_{{long}} > \tau$ = {nats(settings['tau_nats'])} "
-        f"({100 * share['share_over_tau']:.1f} %; {tails}){unfinished}{chosen}; "
-        f"bars: 95 %, {by_clusters(counts, '_over_tau')}"
-    )
 
 
 def _sizes(result: Result) -> str:
@@ -341,3 +296,22 @@ def _sizes(result: Result) -> str:
     blocks = f", B = {size}" if size > 1 else ""
     before = f", prefix {' '.join(map(str, prefix))}" if prefix else ""
     return f"N = {settings['n_long']}, M = {settings['n_short']}{blocks}{before}"
+
+
+def _describe_one(result: Result) -> str:
+    settings, counts = result.settings, numbers.counts(result)
+    share = numbers.shares(result, resamples=2).set_index("name")["value"]
+    trainings = f"{counts['trainings']} trainings × " if counts["trainings"] > 1 else ""
+    said = [
+        f"{_sizes(result)}; {trainings}{counts['targets'] // counts['trainings']:,} targets of {counts['documents']:,} "
+        rf"documents, {counts['targets_over_tau']:,} with $L_{{short}}-L_{{long}}>\tau$ = {nats(settings['tau_nats'])} "
+        rf"({100 * share['share_over_tau']:.1f} %; {100 * share['share_below_minus_tau']:.1f} % below $-\tau$)"
+    ]
+    if np.isfinite(held := share["share_of_gain"]):
+        said.append(f"{100 * held:.0f} % of the net gain{', as others lose' if held > 1 else ''}")
+    if counts["targets_measured"] < counts["targets_over_tau"]:
+        said.append(f"{counts['targets_measured']:,} measured so far")
+    if result.crossfit:
+        untrained = settings["selected_by"].get("untrained")
+        said.append(f"cross-fit: chosen {'with untrained weights' if untrained else 'by another model'}")
+    return "; ".join([*said, f"bars: 95 %, {by_clusters(counts, '_over_tau')}"])

@@ -15,8 +15,7 @@ A model has the colour and marker of its position encoding. Many models have a p
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib
@@ -43,17 +42,15 @@ _TRAINED_LINES: dict[str, tuple[Any, str]] = {
 }
 
 
-def plot_length(axes: Axes, frame: pd.DataFrame) -> None:
-    """Panel (d): mean loss per bin of positions against the bin's centre [nats per token], with its own legend."""
+def plot_length(axes: Axes, frame: pd.DataFrame) -> list[Line2D]:
+    """Panel (d): mean loss per bin of positions against its centre [nats per token]; for the legend."""
     styles = style.model_styles(_encodings(frame))
     _plot_models(axes, frame, styles)
     lines = _plot_trained(axes, frame)
-    _position_axis(axes, frame, most=6)
-    axes.set_xlabel("position [tokens before it]")
-    axes.set_ylabel("held-out loss [nats per token]")
+    _position_axis(axes)
+    axes.set(xlabel="position [tokens before it]", ylabel="held-out loss [nats per token]")
     axes.set_title("(d) Loss by position", loc="left")
-    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.26), "borderaxespad": 0.0}
-    axes.legend(handles=[*style.line_handles(styles), *lines], frameon=False, handlelength=2.6, **place)
+    return [*style.line_handles(styles), *lines]
 
 
 def length_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
@@ -64,21 +61,21 @@ def length_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
     styles, first = style.model_styles(_encodings(frame)), frame["model"].iloc[0]
     families = _families(frame) if len(styles) > MOST_CURVES else {"Loss by position": list(styles)}
     with matplotlib.rc_context(style.STYLE):
-        places = style.in_rows(len(families), style.columns_in(style.PAGE, 2.2))
-        figure, panels = style.small_multiples(places)
-        if len(families) == 1:
-            figure.set_size_inches(4.6, 3.6)
+        width = style.PAGE if len(families) > 1 else 4.6
+        figure, panels = style.small_multiples(
+            style.in_rows(len(families), style.columns_in(width, 2.2)), width
+        )
         trained: dict[Any, Line2D] = {}
         for axes, (family, members) in zip(panels, families.items(), strict=True):
             shown = frame[frame["model"].isin([first, *members])]
             _plot_models(axes, shown, styles)
             trained |= {line.get_label(): line for line in _plot_trained(axes, shown)}
-            _position_axis(axes, frame, most=5 if len(families) > 1 else 12)
+            _position_axis(axes)
             axes.set_title(family, loc="left")
         style.outer_labels(panels, "position [tokens before it]", "held-out loss\n[nats per token]")
         style.add_legend(figure, [*style.line_handles(styles), *trained.values()])
         in_all = f"in every panel: {first}" if len(families) > 1 else ""
-        style.add_heading(figure, "; ".join(filter(None, [heading, in_all, "bands: 95 %"])))
+        style.add_heading(figure, heading, in_all, "bands: 95 %")
     return figure
 
 
@@ -102,8 +99,7 @@ def lengths_figure(frame: pd.DataFrame, *, heading: str = "") -> Figure:
         panels[0].set_yticks(range(len(models)), models)
         panels[0].set_ylim(len(models) - 0.5, -0.5)  # the first model on top
         figure.supxlabel("held-out loss [nats per token]", fontsize=style.STYLE["axes.labelsize"])
-        dotted = f"bars: 95 %; dotted: {models[0]} at {lengths[0]:,} tokens"
-        style.add_heading(figure, "; ".join(filter(None, [heading, dotted])))
+        style.add_heading(figure, heading, f"bars: 95 %; dotted: {models[0]} at {lengths[0]:,} tokens")
     return figure
 
 
@@ -123,27 +119,17 @@ def _families(frame: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def _plot_models(axes: Axes, frame: pd.DataFrame, styles: Mapping[str, style.Style]) -> None:
-    """The loss of every model in bins of positions, with its band, against their centres."""
+    """The loss of every model in bins of positions, with its band, against their geometric centres."""
     for model, rows in frame[frame["name"] == OF_BIN].groupby("model", sort=False):
+        centres = np.sqrt(rows["from_tokens"] * (rows["to_tokens"] - 1.0)).to_numpy()
         interval = rows[["value", "low", "high"]].to_numpy(dtype=float).T
-        style.draw_band(axes, _centres(rows), list(interval), str(model), styles[str(model)], alpha=0.13)
+        style.draw_band(axes, centres, list(interval), str(model), styles[str(model)], alpha=0.13)
 
 
-def _centres(rows: pd.DataFrame) -> np.ndarray:
-    """Geometric centres of the bins' positions, on a logarithmic axis their middle."""
-    return np.sqrt(rows["from_tokens"] * (rows["to_tokens"] - 1.0)).to_numpy()
-
-
-def _position_axis(axes: Axes, frame: pd.DataFrame, most: int) -> None:
-    """Powers of two below the lengths, and the lengths; every second one where they would be more than ``most``."""
-    bins = frame[frame["name"] == OF_BIN]
-    lengths: Sequence[float] = sorted(frame["to_tokens"][frame["name"] == OF_LENGTH].unique())
-    ticks = list(lengths) or [float(bins["to_tokens"].max())]
-    first = _centres(bins).min()
-    while ticks[0] / 2 >= first:
-        ticks.insert(0, ticks[0] / 2)
-    style.log_axis(axes, ticks[:: -math.ceil(len(ticks) / most)][::-1])
-    axes.set_xlim(first / 1.2, ticks[-1] * 1.1)
+def _position_axis(axes: Axes) -> None:
+    """Positions on a logarithmic axis, marked at powers of two as plain numbers."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.margins(y=0.08)
 
 

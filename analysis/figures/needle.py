@@ -11,6 +11,7 @@ most that k tokens can find.
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import matplotlib
@@ -55,18 +56,15 @@ def needle_figure(cells: pd.DataFrame, *, measure: str = "exact", heading: str =
         figure = style.new_figure(width, height)
         panels = figure.subplots(len(models), len(ks), squeeze=False, sharex=True, sharey=True)
         for (model, k), rows in of_measure.groupby(["model", "value_tokens"]):
+            axes = panels[models.index(model), ks.index(k)]
             grid = scale * rows.pivot(index="depth", columns="length", values="value")
-            image = _heat_map(panels[models.index(model), ks.index(k)], grid, top)
-        for axes, k in zip(panels[0], ks, strict=True):
+            image = _heat_map(axes, grid, top)
             axes.set_title(f"k = {k}", loc="left")
-        for axes in panels[-1]:
-            axes.set_xlabel("context [tokens]")
-        for axes, model in zip(panels[:, 0], models, strict=True):
-            axes.set_ylabel(f"{_title(cells, model)}\ndepth of the needle")
-        meaning = MEASURES[measure]
-        figure.colorbar(image, ax=panels, label=meaning, location="bottom", shrink=0.5, aspect=40, pad=0.02)
-        if heading:
-            style.add_heading(figure, heading)
+            axes.set(xlabel="context [tokens]", ylabel=f"{_title(cells, model)}\ndepth of the needle")
+            axes.label_outer()
+        bar: dict[str, Any] = {"location": "bottom", "shrink": 0.5, "aspect": 40, "pad": 0.02}
+        figure.colorbar(image, ax=panels, label=MEASURES[measure], **bar)
+        style.add_heading(figure, heading)
     return figure
 
 
@@ -91,11 +89,8 @@ def needle_lengths_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
     means = cells[(cells["name"] == "exact") & cells["depth"].isna()]
     models, ks = list(means["model"].unique()), sorted(means["value_tokens"].unique())
     colours = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.8, len(ks)))
-    markers = "os^DvPX<>"
-    styles: dict[str, style.Style] = {
-        f"k = {k}": (matplotlib.colors.to_hex(colour), markers[number % len(markers)], "-")
-        for number, (k, colour) in enumerate(zip(ks, colours, strict=True))
-    }
+    looks = zip(ks, map(tuple, colours), cycle("os^DvPX<>"), strict=False)
+    styles: dict[str, style.Style] = {f"k = {k}": (colour, marker, "-") for k, colour, marker in looks}
     with matplotlib.rc_context(style.STYLE):
         places = style.in_rows(len(models), style.columns_in(style.PAGE, 1.6))
         figure, panels = style.small_multiples(places, title_lines=2)
@@ -110,7 +105,7 @@ def needle_lengths_figure(cells: pd.DataFrame, *, heading: str = "") -> Figure:
             axes.set_title(_title(cells, model), loc="left")
         style.outer_labels(panels, "context [tokens]", "exact match,\nmean over depths")
         style.add_legend(figure, style.line_handles(styles))
-        style.add_heading(figure, "; ".join(filter(None, [heading, "bars: 95 %; dotted: trained window"])))
+        style.add_heading(figure, heading, "bars: 95 %; dotted: trained window")
     return figure
 
 
@@ -137,7 +132,7 @@ def recall_figure(recalls: pd.DataFrame, *, of: str = "the needle's tokens", hea
         style.outer_labels(panels, "k [selected far tokens]", f"recall of\n{of}")
         lines = [Line2D([], [], label=name, **looks) for name, looks in references.items()]
         style.add_legend(figure, [*style.selector_handles(styles), *lines])
-        style.add_heading(figure, "; ".join(filter(None, [heading, "bars: 95 %"])))
+        style.add_heading(figure, heading, "bars: 95 %")
     return figure
 
 

@@ -8,10 +8,10 @@ hollow. Figures are drawn at the width at which they are printed, with text of 7
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, Literal
 
 import matplotlib
@@ -56,6 +56,8 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,  # text stays text in the PDF
 }
 _DPI = 200
+_LETTERS = 17
+"""Of the smallest text in an inch."""
 _UNDATED: dict[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 """What keeps the date out of a file, so that the same numbers give the same bytes."""
 
@@ -94,16 +96,10 @@ _ENCODINGS: dict[str | None, tuple[str, str]] = {
 }
 """Colour and marker by position scheme, encoding or extension of RoPE."""
 _IN_LABELS = ("alibi", "nope", "yarn", "ntk", "linear", "pose", "random start", "random float")
-# of models that name no encoding, such as the runs of a sweep
-_OTHERS = (
-    ("#0077BB", "o"),
-    ("#EE7733", "s"),
-    ("#009988", "^"),
-    ("#CC3311", "D"),
-    ("#EE3377", "v"),
-    ("#777777", "P"),
-    ("#000000", "X"),
+_OTHERS = tuple(
+    zip(("#0077BB", "#EE7733", "#009988", "#CC3311", "#EE3377", "#777777", "#000000"), "os^DvPX", strict=True)
 )
+"""Of models that name no encoding, such as the runs of a sweep."""
 _LINES = ("-", (0, (5, 1.5)), (0, (1, 1)), "-.")
 
 
@@ -144,21 +140,20 @@ def model_styles(encodings: dict[str, str | None]) -> dict[str, Style]:
     Models of one encoding share its colour and marker. They differ by line style, and each is lighter than the last.
     """
     styles: dict[str, Style] = {}
-    others = [label for label, encoding in encodings.items() if encoding is None]
-    for number, label in enumerate(others):
-        colour, marker = _OTHERS[number % len(_OTHERS)]
-        styles[label] = (colour, marker, _LINES[(number + number // len(_OTHERS)) % len(_LINES)])
-    for encoding in {encoding for encoding in encodings.values() if encoding is not None}:
-        colour, marker = _ENCODINGS[encoding]
-        alike = [label for label, other in encodings.items() if other == encoding]
-        for number, label in enumerate(alike):
+    for label, encoding in encodings.items():
+        alike = [other for other in encodings if encodings[other] == encoding]
+        number = alike.index(label)
+        if encoding is None:
+            colour, marker = _OTHERS[number % len(_OTHERS)]
+            line = number + number // len(_OTHERS)
+        else:
+            pure, marker = _ENCODINGS[encoding]
             lighter = 0.5 * number / max(len(alike) - 1, 2)
-            mixed = (1 - lighter) * np.array(matplotlib.colors.to_rgb(colour)) + lighter
-            line = _LINES[
-                (number + (encoding == "random_start")) % len(_LINES)
-            ]  # else it would cover plain RoPE
-            styles[label] = (matplotlib.colors.to_hex(tuple(mixed)), marker, line)
-    return {label: styles[label] for label in encodings}
+            mixed = (1 - lighter) * np.array(matplotlib.colors.to_rgb(pure)) + lighter
+            colour = matplotlib.colors.to_hex(tuple(mixed))
+            line = number + (encoding == "random_start")  # else it would cover plain RoPE
+        styles[label] = (colour, marker, _LINES[line % len(_LINES)])
+    return styles
 
 
 # --- figures and panels ---
@@ -204,45 +199,30 @@ def lines_of(titles: Sequence[str]) -> int:
 
 def outer_labels(panels: Sequence[Axes], x: str, y: str) -> None:
     """Name the axes of panels that share them: below the lowest of each column, left of the first of each row."""
-    lowest: dict[int, Axes] = {}
-    first: dict[int, Axes] = {}
+    lowest = {axes.get_subplotspec().colspan.start: axes for axes in panels}  # type: ignore[union-attr]
     for axes in panels:  # row by row
-        spec = axes.get_subplotspec()
-        assert spec is not None
-        lowest[spec.colspan.start] = axes
-        first.setdefault(spec.rowspan.start, axes)
-    for axes in panels:
-        is_lowest, is_first = axes in lowest.values(), axes in first.values()
-        axes.tick_params(labelbottom=is_lowest, labelleft=is_first)
-        axes.set(xlabel=x if is_lowest else "", ylabel=y if is_first else "")
+        axes.set(xlabel=x, ylabel=y)
+        axes.label_outer()
+    for axes in lowest.values():  # also above a place without a panel
+        axes.set_xlabel(x)
+        axes.tick_params(labelbottom=True)
 
 
-def add_heading(figure: Figure, text: str) -> None:
-    """Small letters above all panels, from the left edge; broken between phrases where the figure is narrow."""
-    lines = [""]
-    for phrase in re.split(r"(?<=[;,]) ", text):
-        joined = f"{lines[-1]} {phrase}".strip()
-        if lines[-1] and _letters(joined) > 16 * figure.get_figwidth():
-            lines.append(phrase)
-        else:
-            lines[-1] = joined
-    figure.suptitle("\n".join(lines), fontsize=SMALL, color="0.25", x=0.01, ha="left")
+def add_heading(figure: Figure, *texts: str) -> None:
+    """Small letters above all panels, from the left edge; of ``texts`` those that are not empty."""
+    letters = int(_LETTERS * figure.get_figwidth())
+    text = "; ".join(filter(None, texts)).replace(" %", "~%").replace(" = ", "~=~")
+    lines = wrap(text, letters, break_long_words=False, break_on_hyphens=False)
+    heading = "\n".join(lines).replace("~", " ")
+    figure.suptitle(heading, fontsize=SMALL, color="0.25", x=0.01, ha="left")
 
 
 def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
-    """One legend below all panels, in as few rows as its names fit into."""
-    letters = [_letters(handle.get_label()) + 8 for handle in handles]  # 8: the line before a name
-    for rows in range(1, len(handles) + 1):
-        widths = [max(letters[first : first + rows]) for first in range(0, len(letters), rows)]
-        if sum(widths) <= 16 * figure.get_figwidth():
-            break
+    """One legend below all panels, with as many columns as its longest name allows."""
+    longest = max(len(handle.get_label()) for handle in handles) + 7  # the line before a name
+    columns = max(1, int(_LETTERS * figure.get_figwidth()) // longest)
     looks: dict[str, Any] = {"frameon": False, "handlelength": 3, "columnspacing": 1.2}
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(widths), **looks)
-
-
-def _letters(text: str) -> int:
-    """How many are seen, without the marks of formulas."""
-    return len(re.sub(r"[\\${}_]", "", text))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)), **looks)
 
 
 def line_handles(styles: Mapping[str, Style]) -> list[Line2D]:
@@ -257,18 +237,12 @@ def selector_handles(
     styles: Mapping[str, Style], *, placebo: bool = True, joined: bool = True
 ) -> list[Line2D]:
     """A line for each selector, and one for the placebo; of points that are not ``joined``, their markers."""
-    looks = {selector_label(name): look if joined else (*look[:2], "none") for name, look in styles.items()}
-    handles = line_handles(looks)
-    if placebo and joined:
-        handles.append(Line2D([], [], label="placebo: dashed, hollow", color="0.2", **placebo_looks("o")))
-    elif placebo:
-        hollow: dict[str, Any] = {
-            "color": "0.2",
-            "marker": "o",
-            "markerfacecolor": "white",
-            "linestyle": "none",
-        }
-        handles.append(Line2D([], [], label="placebo: hollow", **hollow))
+    handles = line_handles({selector_label(name): look for name, look in styles.items()})
+    if placebo:
+        label = "placebo: dashed, hollow" if joined else "placebo: hollow"
+        handles.append(Line2D([], [], label=label, color="0.2", **placebo_looks("o")))
+    for handle in () if joined else handles:
+        handle.set_linestyle("none")
     return handles
 
 
@@ -319,21 +293,21 @@ def draw_band(
 
 def draw_points(
     axes: Axes,
-    places: Sequence[float] | np.ndarray,
+    places: Sequence[float] | np.ndarray | pd.Series,
     frame: pd.DataFrame,
     label: str,
     style: Style,
     *,
-    hollow: bool = False,
+    placebo: bool = False,
     across: bool = False,
 ) -> None:
-    """The values of a frame as points with bars at ``places``; ``hollow``: of a placebo; ``across``: along x."""
+    """The values of a frame as points with bars at ``places``, hollow of a ``placebo``; ``across``: along x."""
     colour, marker, _ = style
     x, y = (frame["value"], places) if across else (places, frame["value"])
-    looks: dict[str, Any] = {"linestyle": "none", "capsize": 1.5, "elinewidth": 0.8}
-    looks |= {"xerr" if across else "yerr": bar_lengths(frame), "label": label}
-    fill = "white" if hollow else colour
-    axes.errorbar(x, y, marker=marker, markerfacecolor=fill, color=colour, **looks)
+    looks: dict[str, Any] = {"linestyle": "none", "marker": marker, "color": colour, "capsize": 1.5}
+    looks |= {"markerfacecolor": "white" if placebo else colour, "elinewidth": 0.8}
+    looks |= {"xerr" if across else "yerr": bar_lengths(frame)}
+    axes.errorbar(x, y, label=f"{label} placebo" if placebo else label, **looks)
 
 
 def side_by_side(count: int, step: float) -> np.ndarray:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -174,16 +175,16 @@ class Measured:
         """``keys``, selector, far_context, k, value, low and high; no bound of `NET` exceeds that of the recovery."""
         for selector in selectors:
             recoveries = self.recoveries(selector, members)
-            for k in ks:
+            for k, (context, draws) in product(ks, recoveries.items()):
                 column = self.ks.index(k)
-                intervals = {
-                    context: self.interval(draws[:, column]) for context, draws in recoveries.items()
-                }
-                for bound in ("low", "high") if NET in intervals else ():
-                    lower = np.minimum(intervals[NET][bound], intervals[TRUE][bound])  # NaN where one is
-                    intervals[NET][bound] = float(lower)
-                for context, interval in intervals.items():
-                    yield {**keys, "selector": selector, "far_context": context, "k": k, **interval}
+                interval = self.interval(draws[:, column])
+                if context == NET:
+                    of_true = self.interval(recoveries[TRUE][:, column])
+                    for bound in ("low", "high"):
+                        interval[bound] = float(
+                            np.minimum(interval[bound], of_true[bound])
+                        )  # NaN where one is
+                yield {**keys, "selector": selector, "far_context": context, "k": k, **interval}
 
 
 def bootstrap_of(result: Result, **options: Any) -> ClusterBootstrap:
@@ -234,10 +235,10 @@ def refuse_without_gain(result: Result) -> None:
         )
     if result.choices.empty:
         raise UserError(f"no tokens were chosen yet for the {len(over):,} targets over tau; go on measuring")
-    if gain[over].sum() <= 0:
+    if (total := gain[over].sum()) <= 0:
         raise UserError(
-            f"recovery is undefined: the gains of the {len(over):,} targets over tau sum to {gain[over].sum():.3g} nats"
-            f"{' under the evaluating model' if result.crossfit else ''}; measure with more targets, or tau >= 0"
+            f"recovery is undefined: the gains of the {len(over):,} targets over tau sum to {total:.3g} nats under the "
+            "model that evaluates; measure with more targets, or tau >= 0"
         )
 
 

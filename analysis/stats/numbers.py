@@ -118,13 +118,11 @@ def recovery(measured: Measured) -> Iterator[Row]:
 @frame_of(*SELECTION, "k")
 def losses(measured: Measured) -> Iterator[Row]:
     """Mean L_k in nats over the targets over tau; far_context "true" and "placebo"."""
-    for selector in measured.names:
-        means = {
-            context: measured.draws(measured.losses[selector, context]) for context in measured.far_contexts
-        }
-        for (column, k), (context, draws) in product(enumerate(measured.ks), means.items()):
+    for selector, context in product(measured.names, measured.far_contexts):
+        draws = measured.draws(measured.losses[selector, context])
+        for k, of_k in zip(measured.ks, draws.T, strict=True):
             keys = {"selector": selector, "far_context": context, "k": k}
-            yield keys | measured.interval(draws[:, column])
+            yield keys | measured.interval(of_k)
 
 
 def shares(result: Result, **bootstrap: int) -> pd.DataFrame:
@@ -141,18 +139,18 @@ def shares(result: Result, **bootstrap: int) -> pd.DataFrame:
     if len(result.choices):
         finished = np.zeros(len(targets))
         finished[result.over[result.over_of_choice]] = 1.0
-    ratios: Ratios = {
-        ("loss_short_nats",): (short, one),
-        ("loss_long_nats",): (long, one),
-        ("gain_nats",): (gain, one),
-        ("absolute_gain_nats",): (np.abs(gain), one),
-        ("share_over_tau",): (over, one),
-        ("share_below_minus_tau",): (selecting_gain_nats(result) < -result.settings["tau_nats"], one),
-        ("share_of_gain",): (gain * over, gain),
-        ("loss_short_over_tau_nats",): (short * finished, finished),
-        ("loss_long_over_tau_nats",): (long * finished, finished),
+    ratios = {
+        "loss_short_nats": (short, one),
+        "loss_long_nats": (long, one),
+        "gain_nats": (gain, one),
+        "absolute_gain_nats": (np.abs(gain), one),
+        "share_over_tau": (over, one),
+        "share_below_minus_tau": (selecting_gain_nats(result) < -result.settings["tau_nats"], one),
+        "share_of_gain": (gain * over, gain),
+        "loss_short_over_tau_nats": (short * finished, finished),
+        "loss_long_over_tau_nats": (long * finished, finished),
     }
-    return _of_targets(result, ratios, "name", **bootstrap)
+    return _of_targets(result, ratios, **bootstrap)
 
 
 def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
@@ -161,26 +159,23 @@ def persistence(result: Result, **bootstrap: int) -> pd.DataFrame:
     name, value, low, high. Names: selecting_gain_nats, gain_nats (means over the targets over tau, under the model that
     selects and the one that evaluates), share_still_over_tau (under the one that evaluates).
     """
-    over, gain, ratios = over_tau_column(result), result.gain_nats, {}
-    if result.crossfit:
-        still_over = gain > result.settings["tau_nats"]
-        ratios = {
-            ("selecting_gain_nats",): (over * selecting_gain_nats(result), over),
-            ("gain_nats",): (over * gain, over),
-            ("share_still_over_tau",): (over * still_over, over),
-        }
-    return _of_targets(result, ratios, "name", **bootstrap)
+    over, gain = over_tau_column(result), result.gain_nats
+    ratios = {
+        "selecting_gain_nats": (over * selecting_gain_nats(result), over),
+        "gain_nats": (over * gain, over),
+        "share_still_over_tau": (over * (gain > result.settings["tau_nats"]), over),
+    }
+    return _of_targets(result, ratios if result.crossfit else {}, **bootstrap)
 
 
 @frame_of("first", "second", "far_context", "k")
 def differences(measured: Measured) -> Iterator[Row]:
     """Recovery of the default selector minus that of every other, paired; far_context "net" and "true"."""
-    first = default_selector(measured.names)
+    first, column = default_selector(measured.names), measured.ks.index(measured.k)
     of_first = measured.recoveries(first)
-    column = measured.ks.index(measured.k)
-    for second in measured.names if NET in of_first else ():
-        of_second = measured.recoveries(second)
-        for context in (NET, TRUE) if second != first else ():
+    others = [name for name in measured.names if name != first and NET in of_first]
+    for second, of_second in ((name, measured.recoveries(name)) for name in others):
+        for context in (NET, TRUE):
             draws = of_first[context][:, column] - of_second[context][:, column]
             keys = {"first": first, "second": second, "far_context": context, "k": measured.k}
             yield keys | measured.interval(draws)
@@ -350,16 +345,11 @@ def placebos(measured: Measured) -> Iterator[Row]:
     if set(contexts) <= {TRUE, PLACEBO} or not comparable.any():
         return
 
-    def rows(
-        name: str, selector: str, context: str, draws: np.ndarray, blind: str | None = None
-    ) -> Iterator[Row]:
-        keys = {"name": name, "selector": selector, "blind": blind, "far_context": context}
-        for k, of_k in zip(measured.ks, draws.T, strict=True):
-            yield {**keys, "k": k, "n_targets": int(comparable.sum()), **measured.interval(of_k)}
-
     recoveries = {name: measured.recoveries(name, comparable, contexts) for name in measured.names}
-    for selector, context in product(recoveries, contexts):
-        yield from rows("recovery", selector, context, recoveries[selector][context])
+    parts: list[tuple[str, str, str | None, str, np.ndarray]] = [
+        ("recovery", selector, None, context, recoveries[selector][context])
+        for selector, context in product(recoveries, contexts)
+    ]
     for signed, form in product(selectors, BLIND_FORMS):
         blind = f"{signed}-{form}"
         if blind in recoveries:
@@ -367,10 +357,13 @@ def placebos(measured: Measured) -> Iterator[Row]:
             bias = recoveries[signed][PLACEBO] - common[PLACEBO]
             common[LARGEST] = np.maximum(np.max(list(common.values()), axis=0), 0.0)
             specific = recoveries[blind][TRUE] - common[LARGEST]
-            yield from rows("selection_bias", signed, PLACEBO, bias, blind)
-            for context, draws in common.items():
-                yield from rows("common_context", signed, context, draws, blind)
-            yield from rows("specific", signed, TRUE, specific, blind)
+            parts.append(("selection_bias", signed, blind, PLACEBO, bias))
+            parts += [("common_context", signed, blind, context, draws) for context, draws in common.items()]
+            parts.append(("specific", signed, blind, TRUE, specific))
+    for *of_part, draws in parts:
+        keys = dict(zip(("name", "selector", "blind", "far_context"), of_part, strict=True))
+        for k, of_k in zip(measured.ks, draws.T, strict=True):
+            yield {**keys, "k": k, "n_targets": int(comparable.sum()), **measured.interval(of_k)}
 
 
 # --- faithfulness, as the attribution field measures it (docs/method.md, 2.8) ---
@@ -390,12 +383,10 @@ def faithfulness(measured: Measured) -> Iterator[Row]:
     """
     least = {"overlap": 0.0, "r2": 0.0, "lds": -1.0, "spearman": -1.0}  # which no mean leaves, nor 1
     for selector in measured.names:
-        of_contexts = {
-            context: _measures_of(measured, selector, context) for context in measured.far_contexts
-        }
-        for context, measures in of_contexts.items():
-            for (name, k), values in measures.items():
-                if not np.isfinite(of_contexts[TRUE][name, k]).any():
+        of_true = _measures_of(measured, selector, TRUE)
+        for context in measured.far_contexts:
+            for (name, k), values in _measures_of(measured, selector, context).items():
+                if not np.isfinite(of_true[name, k]).any():
                     continue
                 defined = np.isfinite(values)
                 row = measured.interval(measured.draws(np.where(defined, values, 0.0), defined))
@@ -443,31 +434,30 @@ def contexts(result: Result, **bootstrap: int) -> pd.DataFrame:
     L_long).
     """
     targets, over = result.targets, over_tau_column(result)
-    ratios: Ratios = {}
-    one = np.ones(len(targets))
+    of_all, one = bootstrap_of(result, **bootstrap), np.ones(len(targets))
+    rows: list[Row] = []
     if "loss_short_from_0_nats" in targets:
         cost = (targets["loss_short_nats"] - targets["loss_short_from_0_nats"]).to_numpy()
-        ratios["gap_cost_nats", None] = (cost, one)
-        ratios["gap_cost_over_tau_nats", None] = (cost * over, over)
+        rows.append({"name": "gap_cost_nats"} | asdict(of_all.ratio_interval(cost, one)))
+        rows.append({"name": "gap_cost_over_tau_nats"} | asdict(of_all.ratio_interval(cost * over, over)))
     for length in CONTEXT_LENGTHS:
         if (name := f"loss_of_{length}_nats") in targets:
-            enough = targets[name] <= targets["loss_long_nats"] + ENOUGH_NATS
-            ratios["share_enough", length] = (enough.to_numpy(), one)
-    return _of_targets(result, ratios, "name", "length", **bootstrap)
+            enough = (targets[name] <= targets["loss_long_nats"] + ENOUGH_NATS).to_numpy()
+            keys = {"name": "share_enough", "length": length}
+            rows.append(keys | asdict(of_all.ratio_interval(enough, one)))
+    return _frame(rows, "name", "length")
 
 
-Ratios = dict[tuple[Any, ...], tuple[np.ndarray, np.ndarray]]
-"""Numerator and denominator of each number, (n,) both, by the values of its keys."""
+Ratios = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Numerator and denominator of each number, (n,) both, by its name."""
 
 
-def _of_targets(result: Result, ratios: Ratios, *names: str, **bootstrap: int) -> pd.DataFrame:
-    """Keys of these ``names``, value, low and high of sums over all targets divided by others."""
+def _of_targets(result: Result, ratios: Ratios, **bootstrap: int) -> pd.DataFrame:
+    """name, value, low and high of sums over all targets divided by others."""
     of_all = bootstrap_of(result, **bootstrap)
-    rows = [
-        {**dict(zip(names, keys, strict=True)), **asdict(of_all.ratio_interval(*pair))}
-        for keys, pair in ratios.items()
-    ]
-    return _frame(rows, *names)
+    return _frame(
+        ({"name": name} | asdict(of_all.ratio_interval(*pair)) for name, pair in ratios.items()), "name"
+    )
 
 
 def _frame(rows: Iterable[Mapping[str, Any]], *names: str) -> pd.DataFrame:

@@ -39,13 +39,12 @@ IN_NATS = ("losses", "faithfulness")
 def findings(result: Result) -> str:
     """The main numbers in a few lines, and what to call next: what `print(result)` shows."""
     settings, size = result.settings, numbers.counts(result)
-    block = settings.get("targets_per_block", 1)
+    block, trainings = settings.get("targets_per_block", 1), size["trainings"]
     said = [
         f"{settings['model']} on {settings['texts']}: N {settings['n_long']}, M {settings['n_short']}, B {block}; "
         f"{size['targets']:,} targets of {size['documents']:,} documents"
+        f"{f', {trainings} trainings together' if trainings > 1 else ''}"
     ]
-    if size["trainings"] > 1:
-        said[0] += f", {size['trainings']} trainings together"
     if len(result.targets) == 0:
         return said[0]
     of_targets = pd.concat([numbers.shares(result), numbers.persistence(result)])
@@ -64,11 +63,10 @@ def findings(result: Result) -> str:
         said += [_recovery_in_words(*level) for level in each_level(result)]
     except UserError as error:
         return "\n".join([*said, str(error)])
-    by = by_clusters(size, "_over_tau")
-    said.append(f"[95 % interval] {by}; net: recovery minus the placebo, where positive")
-    said.append(
-        'next: .recovery(), .kinds(), .distances() and more are frames; .figure2("figure2.png"); .xray(0)'
-    )
+    said += [
+        f"[95 % interval] {by_clusters(size, '_over_tau')}; net: recovery minus the placebo, where positive",
+        'next: .recovery(), .kinds(), .distances() and more are frames; .figure2("figure2.png"); .xray(0)',
+    ]
     return "\n".join(said)
 
 

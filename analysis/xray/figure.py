@@ -29,24 +29,17 @@ def map_figure(xray: InfluenceMap) -> Figure:
     top = max(1.0, float(np.nanmax(np.abs(matrix), initial=0.0)))
     figure = style.new_figure(style.PAGE, 0.92 * style.PAGE)
     axes, beside = figure.subplots(1, 2, sharey=True, width_ratios=(5, 1))
-    image = axes.imshow(
-        matrix,
-        cmap="PuOr_r",
-        norm=SymLogNorm(LINEAR_NATS, vmin=-top, vmax=top, base=10),
-        extent=(0, len(matrix) * step, len(matrix) * step, 0),
-        interpolation="nearest",
-        aspect="auto",
-    )
+    extent = (0, len(matrix) * step, len(matrix) * step, 0)
+    norm = SymLogNorm(LINEAR_NATS, vmin=-top, vmax=top, base=10)
+    looks: dict[str, Any] = {"cmap": "PuOr_r", "interpolation": "nearest", "aspect": "auto"}
+    image = axes.imshow(matrix, norm=norm, extent=extent, **looks)
     axes.set(facecolor="0.93", xlim=(0, len(xray)), ylim=(len(xray), 0))
     axes.set_xlabel("token that is left out [place in the text]")
     axes.set_ylabel("token that is predicted [place in the text]")
     axes.grid(False)
     cell = "" if step == 1 else f"; strongest of {step} × {step}"
-    powers = LINEAR_NATS * 10.0 ** np.arange(1 + int(math.log10(top / LINEAR_NATS)))
-    ticks = [*-powers[::-1], 0.0, *powers]
-    bar = figure.colorbar(image, ax=[axes, beside], location="bottom", aspect=40, shrink=0.7, pad=0.02)
-    bar.set_ticks(ticks, labels=[f"{tick:+g}".replace("-", "−") if tick else "0" for tick in ticks])
-    bar.set_label(f"influence [nats]{cell}")
+    bar: dict[str, Any] = {"location": "bottom", "aspect": 40, "shrink": 0.7, "pad": 0.02, "format": "{x:g}"}
+    figure.colorbar(image, ax=[axes, beside], label=f"influence [nats]{cell}", **bar)
     _name_strongest(axes, xray, 5)
     _draw_gains(beside, xray)
     measured = f"N = {xray.about['n_long']}, M = {xray.about['n_short']}"
@@ -69,14 +62,8 @@ def _pooled(matrix: np.ndarray, most: int) -> tuple[np.ndarray, int]:
 
 def _draw_gains(axes: Axes, xray: InfluenceMap) -> None:
     """A line for the gain of each token, and one at tau."""
-    axes.stairs(
-        np.nan_to_num(xray.gain_nats),
-        np.arange(len(xray) + 1),
-        orientation="horizontal",
-        fill=True,
-        color="#0072B2",
-        linewidth=0,
-    )
+    looks: dict[str, Any] = {"orientation": "horizontal", "fill": True, "color": "#0072B2", "linewidth": 0}
+    axes.stairs(np.nan_to_num(xray.gain_nats), np.arange(len(xray) + 1), **looks)
     tau = xray.about["tau_nats"]
     axes.axvline(tau, color="0.2", linewidth=0.8, linestyle=":")
     axes.set_title(f"dotted: tau, {nats(tau)}", fontsize=style.SMALL, loc="left")

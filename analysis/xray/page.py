@@ -10,15 +10,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import matplotlib
-import numpy as np
-import pandas as pd
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
@@ -38,35 +35,33 @@ _DISPLAY_HEIGHT = 720
 
 def page(xray: InfluenceMap, path: str | Path | None = None, *, command: str | None = None) -> str:
     """The page of a map, as HTML; written to ``path`` where one is given."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("analysis", "xray"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = jinja2.PackageLoader("analysis", "xray")
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     here = Path(__file__).parent
     style, script = (here.joinpath(name).read_text(encoding="utf8") for name in ("page.css", "page.js"))
     html = environment.get_template("page.html").render(
         style=Markup(style),
         script=Markup(script),
-        policy=_policy(style, script),
-        name=Path(xray.about["text"]).name if xray.about["text"] else "",
+        policy=f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:",
+        name=Path(xray.about["text"] or "").name,
         about=xray.about,
         tau=nats(xray.about["tau_nats"]),
         tokens=len(xray),
         over=len(xray.over),
         most=MOST_NEEDED,
         least=LEAST_NATS,
-        heat_map="Influence of each earlier token on each token, on a symmetric scale.",
         picture=_image(map_figure(xray)),
-        settings={name.replace("_", " "): str(value) for name, value in xray.about.items()},
         command=command,
-        data=Markup(_json(page_data(xray))),
+        data=page_data(xray),
     )
     if path is not None:
         write_text(path, html)
     return html
+
+
+def _hash(text: str) -> str:
+    """What the policy knows the style and the script by: nothing else runs, and nothing may be loaded or sent."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def in_notebook(html: str) -> str:
@@ -79,37 +74,22 @@ def in_notebook(html: str) -> str:
 
 def page_data(xray: InfluenceMap) -> dict[str, Any]:
     """All that page.js reads; an influence is ``[place of the token that is needed, nats]``, a loss may be null."""
-
-    def rounded(losses: pd.Series) -> list[float | None]:
-        return [None if np.isnan(loss) else round(loss, _DIGITS) for loss in losses.tolist()]
-
-    strongest = [xray.strongest(t, MOST_NEEDED) for t in range(len(xray))]
+    losses = xray.tokens[["loss_long_nats", "loss_short_nats"]].round(_DIGITS).astype(object)
+    losses = losses.where(losses.notna(), None)
     return {
         "pieces": xray.tokens["piece"].tolist(),
-        "long": rounded(xray.tokens["loss_long_nats"]),
-        "short": rounded(xray.tokens["loss_short_nats"]),
+        "long": losses["loss_long_nats"].tolist(),
+        "short": losses["loss_short_nats"].tolist(),
         "tau": xray.about["tau_nats"],
         "needs": [
-            [[i, round(nats, _DIGITS)] for i, nats in needed if abs(nats) >= LEAST_NATS]
-            for needed in strongest
+            [
+                [i, round(nats, _DIGITS)]
+                for i, nats in xray.strongest(t, MOST_NEEDED)
+                if abs(nats) >= LEAST_NATS
+            ]
+            for t in range(len(xray))
         ],
     }
-
-
-def _json(value: Any) -> str:
-    """JSON that cannot end the element that it stands in."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return "".join(f"\\u{ord(sign):04x}" if sign in "&<>\u2028\u2029" else sign for sign in text)
-
-
-def _policy(style: str, script: str) -> str:
-    """Nothing may be loaded or sent, and nothing runs but this style and this script."""
-    hashes = [hashlib.sha256(text.encode()).digest() for text in (style, script)]
-    style_hash, script_hash = (base64.b64encode(digest).decode() for digest in hashes)
-    return (
-        f"default-src 'none'; script-src 'sha256-{script_hash}'; style-src 'sha256-{style_hash}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def _image(figure: Figure) -> str:

@@ -88,10 +88,7 @@ class TestLength:
         assert len(figure.axes) == 4
         axes = figure.axes[3]
         assert line(axes, "b")[1].tolist() == [5.1, 4.1, 3.1]
-        names = [text.get_text() for text in axes.get_legend().get_texts()]
-        assert names == ["a", "b", "trained window: 64", "reach of trained ids: 128"]
-        label, first = axes.xaxis.label.get_window_extent(), axes.get_legend().get_window_extent()
-        assert first.y1 <= label.y0 + 1  # the legend is below the name of the axis
+        assert legend(figure)[-4:] == ["a", "b", "trained window: 64", "reach of trained ids: 128"]
 
 
 class TestNeedle:

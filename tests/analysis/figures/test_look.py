@@ -56,10 +56,10 @@ def test_rows_are_as_full_as_they_can_be():
     assert len(panels) == len(figure.axes) == 5
 
 
-def test_a_heading_breaks_between_phrases():
+def test_a_heading_breaks_where_the_figure_ends():
     figure = small_figure()
-    style.add_heading(figure, "a first part that is long; a second one, and a third")
-    assert figure.get_suptitle().split("\n") == ["a first part that is long;", "a second one, and a third"]
+    style.add_heading(figure, "", "a first part that is long", "a second one, and a third")
+    assert figure.get_suptitle().split("\n") == ["a first part that is long; a", "second one, and a third"]
 
 
 class TestFiles:

@@ -63,14 +63,12 @@ def points_and_clicks(page: Browser, xray: InfluenceMap) -> None:
     assert_shows(page, xray, t)
     first = next(iter(needed(xray, t)))
     # the strongest have their nats beside them, and shades follow the size
-    script = """const [t, rank] = arguments, token = document.getElementById(`t${t}`);
-      const label = document.querySelectorAll('#labels span')[rank] ?? token;
-      const [a, b] = [token, label].map((each) => each.getBoundingClientRect());
-      const distance = Math.hypot(a.left - b.left, (a.top + a.bottom - b.top - b.bottom) / 2);
-      return [token.className, label.textContent, distance];"""
+    script = """const token = document.getElementById(`t${arguments[0]}`);
+      return [token.className, getComputedStyle(token, '::after').content];"""
     for rank, (place, nats) in enumerate(needed(xray, t).items()):
-        looks, said, distance = page.run(script, place, rank)
-        assert rank >= 6 or (said == f"{round(nats, 3):+.2f}".replace("-", "−") and distance < 25)
+        looks, said = page.run(script, place)
+        label = f"{round(nats, 3):+.2f}".replace("-", "−")
+        assert said == (f'"{label}"' if rank < 6 else "none")
         steps = sum(nats > step for step in (0, 0.1, 0.3, 1, 3))
         assert (f"shade{steps}" if nats > 0 else "harm") in looks
     page.point(f"#t{first}")
