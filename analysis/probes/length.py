@@ -16,8 +16,7 @@ all, and for a model of several trainings by training too. [ours: also the bins,
 
 Every length is an edge of bins: give the training length and its multiples. Models must read text as the same tokens.
 MODEL@SCHEME:FACTOR reads MODEL with its RoPE scaled, without training, so that it reaches FACTOR times the ids that it
-was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN), log-n (sharper scores instead), mesa
-(Mesa-Extrapolation: in chunks, at woven ids).
+was trained on: linear (position interpolation), ntk (NTK-aware), yarn (YaRN), log-n (sharper scores instead).
 
 Writes length.json (mean loss in bins of positions and its paired difference to the first model, with 95 % intervals),
 length.parquet (sums per model, text and bin), length.png (loss by position) and lengths.png (loss at each length), and
@@ -29,7 +28,7 @@ Shapes: n windows, L tokens of each, D texts, B bins of positions, C models with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -37,14 +36,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from analysis.probes.models import check_reach
-from analysis.probes.probe import Means, Probe, ProbeResult, Sample, run_probe
+from analysis.probes.probe import (
+    Frames,
+    Probe,
+    ProbeResult,
+    Sample,
+    check_reach,
+    draws_of_means,
+    intervals_frame,
+    run_probe,
+)
 from analysis.segments import sample_segments
-from analysis.stats.bootstrap import Interval
 from analysis.stats.show import show
 from olmo_sparsity.util.arguments import argument
 from olmo_sparsity.util.errors import UserError
-from olmo_sparsity.util.progress import Advance
 from olmo_sparsity.util.progress import progress as show_progress
 
 if TYPE_CHECKING:
@@ -125,11 +130,10 @@ class LossByPosition(ProbeResult):
             del by_name[DIFFERENCE]
         tables = []
         for name, title in titles.items():
-            if name in (OF_BIN, DIFFERENCE) and name in by_name:
-                tables.append(show(by_name[name], across="model", title=title))
-            elif name in by_name:
-                ends = by_name[name].drop(columns="from_tokens")
-                tables.append(show(ends, across="to_tokens", title=title))
+            if name in by_name:
+                by_bin = name in (OF_BIN, DIFFERENCE)
+                shown = by_name[name] if by_bin else by_name[name].drop(columns="from_tokens")
+                tables.append(show(shown, across="model" if by_bin else "to_tokens", title=title))
         return "\n\n".join([f"{self.heading()}; intervals 95 %; losses in nats per token", *tables])
 
 
@@ -156,32 +160,36 @@ class LengthProbe(Probe):
     def check(self, loaded: LoadedModel) -> None:
         """See `Probe`, as for all methods below."""
         check_reach(loaded, self.lengths[-1])
-        if self.attention and (loaded.rope_scaling or "").startswith("mesa"):
-            raise UserError(
-                f"{loaded.name} is read in chunks, and its attention is no single row; leave --attention out"
-            )
 
     def draw_sample(self, source: Texts) -> Sample:
         segments = sample_segments(source, self.windows, length=self.lengths[-1], seed=self.seed)
         return Sample(segments, segments.read(source), {"windows_measured": len(segments)})
 
-    def measure_model(
-        self, token_losses: TokenLosses, sample: Sample, label: str, progress: bool
-    ) -> dict[str, pd.DataFrame]:
-        edges = position_edges(self.lengths)
-        what = f"loss by position, {label}"
-        with show_progress(what, len(sample), "windows", enabled=progress) as advance:
-            sums = _losses_by_bin(token_losses, sample.tokens, edges, advance)
-        frames = [_rows_by_text(OF_BIN, sample, list(pairwise(edges)), sums, np.diff(edges))]
+    def measure_model(self, token_losses: TokenLosses, sample: Sample, label: str, progress: bool) -> Frames:
+        tokens, edges = sample.tokens, position_edges(self.lengths)
+        losses = np.empty((len(tokens), len(edges) - 1))
+        with show_progress(f"loss by position, {label}", len(tokens), "windows", enabled=progress) as advance:
+            scored = tokens.shape[1] - 1
+            for rows in token_losses.batches(len(tokens), scored, scored):
+                by_position = token_losses.last_losses(tokens[rows], scored)  # column c is position c + 1
+                losses[rows] = np.add.reduceat(by_position, np.array(edges[:-1]) - 1, axis=1)
+                advance(len(rows))
+        frames = [_rows_by_text(OF_BIN, sample, list(pairwise(edges)), losses, np.diff(edges))]
         if self.attention:
+            what = f"attention, {label}"
             spans = [(length - min(ATTENTION_QUERIES, length), length) for length in self.lengths]
-            with show_progress(f"attention, {label}", len(spans), "lengths", enabled=progress) as advance:
-                statistics = _attention_at_lengths(token_losses, sample.tokens, spans, advance)
+            statistics = np.empty((2, len(tokens), len(spans)))
+            with show_progress(what, len(spans), "lengths", enabled=progress) as advance:
+                for number, (start, length) in enumerate(spans):
+                    for rows in token_losses.batches(len(tokens), ATTENTION_MEMORY * length, length - start):
+                        of_rows = token_losses.attention_statistics(tokens[rows, :length], length - start)
+                        statistics[:, rows, number] = of_rows.T
+                    advance(1)
             for name, means in zip((ENTROPY, ZEROS), statistics, strict=True):
                 frames.append(_rows_by_text(name, sample, spans, means, np.ones(len(spans), dtype=int)))
         return {"rows": pd.concat(frames)}
 
-    def numbers(self, frames: dict[str, pd.DataFrame], labels: Sequence[str]) -> dict[str, Any]:
+    def numbers(self, frames: Frames, labels: Sequence[str]) -> dict[str, Any]:
         numbers = self.numbers_of(frames["rows"], labels)
         alone = self.numbers_of(frames["rows"], [str(number) for number in range(len(labels))])
         alone = alone[~alone["name"].isin([OF_BIN, DIFFERENCE])]
@@ -191,15 +199,28 @@ class LengthProbe(Probe):
 
     def numbers_of(self, rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
         """The frame `LossByPosition.numbers`, from ``rows`` of the models with these C ``labels``."""
-        key = ["name", "from_tokens", "to_tokens"]
-        means = Means(rows, key, "text", labels, self.resamples, self.seed)
-        return pd.DataFrame(
-            [
-                {"model": model, "name": name, "from_tokens": start, "to_tokens": end, **vars(interval)}
-                for model in means.numbers
-                for name, (_, start, end), interval in _intervals(means, model, self.lengths)
-            ]
+        bootstrap, draws, trials = draws_of_means(
+            rows,
+            ["name", "from_tokens", "to_tokens"],
+            labels,
+            unit="text",
+            resamples=self.resamples,
+            seed=self.seed,
         )
+        numbers = []
+        for model in dict.fromkeys(labels):
+            of_model, of_bins = draws[model], draws[model][OF_BIN]
+            at_lengths = of_bins.loc[:, of_bins.columns.isin(self.lengths, level="to_tokens")]
+            named: list[tuple[str, pd.DataFrame, pd.Series | None]] = [
+                (OF_BIN, of_bins, None),
+                (DIFFERENCE, of_bins - draws[labels[0]][OF_BIN], None),
+                (OF_LENGTH, at_lengths, None),
+                (RISE, at_lengths.sub(at_lengths.iloc[:, 0], axis=0), None),
+            ]
+            if ENTROPY in of_model:
+                named += [(ENTROPY, of_model[ENTROPY], None), (ZEROS, of_model[ZEROS], trials[ZEROS])]
+            numbers.append(intervals_frame(model, bootstrap, named))
+        return pd.concat(numbers, ignore_index=True)
 
 
 def position_edges(lengths: Sequence[int]) -> list[int]:
@@ -213,32 +234,6 @@ def position_edges(lengths: Sequence[int]) -> list[int]:
         steps = math.ceil(BINS_PER_OCTAVE * math.log2(high / low) - 1e-9)
         edges |= set(np.geomspace(low, high, steps + 1).round().astype(int).tolist())
     return sorted(edges)
-
-
-def _losses_by_bin(
-    token_losses: TokenLosses, tokens: np.ndarray, edges: list[int], advance: Advance
-) -> np.ndarray:
-    """Sums of the losses of windows (n, L) in bins of positions, (n, B)."""
-    scored = tokens.shape[1] - 1
-    sums = np.empty((len(tokens), len(edges) - 1))
-    for rows in token_losses.batches(len(tokens), scored, scored):
-        by_position = token_losses.last_losses(tokens[rows], scored)  # column c is position c + 1
-        sums[rows] = np.add.reduceat(by_position, np.array(edges[:-1]) - 1, axis=1)
-        advance(len(rows))
-    return sums
-
-
-def _attention_at_lengths(
-    token_losses: TokenLosses, tokens: np.ndarray, spans: Sequence[tuple[int, int]], advance: Advance
-) -> np.ndarray:
-    """Entropy and share of zeros at the end of the first tokens of windows (n, L), (2, n, lengths)."""
-    statistics = np.empty((2, len(tokens), len(spans)))
-    for number, (start, length) in enumerate(spans):
-        queries = length - start
-        for rows in token_losses.batches(len(tokens), ATTENTION_MEMORY * length, queries):
-            statistics[:, rows, number] = token_losses.attention_statistics(tokens[rows, :length], queries).T
-        advance(1)
-    return statistics
 
 
 def _rows_by_text(
@@ -258,28 +253,6 @@ def _rows_by_text(
     )
     by = [column for column in rows if column not in ("sum", "count")]
     return rows.groupby(by, as_index=False).sum()
-
-
-def _intervals(
-    means: Means, model: str, lengths: Sequence[int]
-) -> Iterator[tuple[str, tuple[Any, ...], Interval]]:
-    """Name, name and span of the means, and interval of the numbers of a model."""
-    first = next(iter(means.numbers))
-    bins = [key for key in means.counts if key[0] == OF_BIN]
-    at_lengths = [key for key in bins if key[2] in lengths]
-    for key in bins:
-        loss = means.mean(model, key)
-        yield OF_BIN, key, means.interval(loss)
-        yield DIFFERENCE, key, means.interval(loss - means.mean(first, key))
-    for key in at_lengths:
-        loss = means.mean(model, key)
-        yield OF_LENGTH, key, means.interval(loss)
-        yield RISE, key, means.interval(loss - means.mean(model, at_lengths[0]))
-    for key in means.counts:
-        if key[0] == ENTROPY:
-            yield ENTROPY, key, means.interval(means.mean(model, key))
-        if key[0] == ZEROS:
-            yield ZEROS, key, means.share_of(means.mean(model, key), key)
 
 
 def main() -> None:
