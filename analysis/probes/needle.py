@@ -180,7 +180,7 @@ class Needles(ProbeResult):
         exact = self.cells[self.cells["name"].isin(["exact", "absent_exact"])]
         depth = exact["depth"].map("{:g}".format).where(exact["depth"].notna(), "mean")
         shown = exact.assign(depth=depth.where(exact["name"] == "exact", "absent"))
-        shown = shown.drop(columns=["name", "distance_tokens"])
+        shown = shown.drop(columns=["name", "distance_tokens"]).sort_values("value_tokens", kind="stable")
         tables = [f"{self.heading()}; in per cent, intervals 95 %, {self.intervals_by()}"]
         for model, rows in shown.groupby("model", sort=False):
             title = f"{model}: exact match by context"

@@ -339,8 +339,8 @@ class ProbeResult:
     """What the numbers were made from."""
     provenance: dict[str, Any]
 
-    def save(self, folder: str | Path) -> None:
-        """Write the JSON file and the Parquet file."""
+    def save(self, folder: str | Path) -> Path:
+        """Write the JSON file and the Parquet file; returns the path of the first."""
         path = Path(folder) / f"{self.NAME}.json"
         with atomic_path(path.with_suffix(".parquet")) as temporary:
             self.rows.to_parquet(temporary, compression="zstd", index=False)
@@ -349,6 +349,7 @@ class ProbeResult:
             if isinstance(value, pd.DataFrame):
                 content[name] = value.astype(object).where(value.notna(), None).to_dict("records")
         write_json(path, {"kind": self.KIND, "version": 1, **content})
+        return path
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

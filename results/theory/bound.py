@@ -37,6 +37,7 @@ from analysis.figures import style
 from analysis.synthetic.exact_match import GROUP, describe, labels, load, pool
 from analysis.synthetic.figure1 import k_title, write_tables
 from olmo_sparsity.util.errors import UserError
+from olmo_sparsity.util.files import read_json
 
 TESTED = ["task", "k_train", "model", "k"]
 """Models that are alike in these differ in L (and L_local with it) alone: one constant for all of them."""
@@ -250,7 +251,8 @@ def main():
     planted = points[points["k_train"] > 0]
     errors = errors_frame(planted)
     tables = {"bounds": fit_bounds(errors), "trained": trained_frame(errors)}
-    write_tables(given.out, tables)
+    path = given.out / "figure1.json"
+    write_tables(path, tables, read_json(path, "remove it") if path.is_file() else {})
     for task, of_task in planted.groupby("task", sort=False):
         style.save_figure(bound_figure(of_task), given.out, f"figure1-{task}-bound")
     for table in tables.values():

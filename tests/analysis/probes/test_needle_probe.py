@@ -14,7 +14,6 @@ from analysis.model.loading import open_model
 from analysis.model.token_losses import TokenLosses
 from analysis.probes import needle as probe
 from analysis.probes.needle import NeedleProbe, Needles, measure_cell
-from analysis.probes.needle_recall import needle_contexts
 from olmo_sparsity.checkpoint import TrainState, config_of, save_checkpoint
 from olmo_sparsity.data.needles import is_held_out
 from olmo_sparsity.model.build import build_model
