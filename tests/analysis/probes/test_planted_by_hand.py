@@ -11,7 +11,7 @@ from analysis.contexts import Contexts
 from analysis.model.adapter import Adapter, mean_over_heads
 from analysis.model.losses import Scorer, long_and_short_losses
 from analysis.selectors import SelectorInput, find_selector
-from analysis.synthetic.planted import chance_recall, found_at
+from analysis.probes.planted import chance_recall, found_at
 
 N, M = 40, 8
 COLUMNS = [3, 4, 11, 17, 20, 26, 30, 31]
